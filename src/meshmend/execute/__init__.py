@@ -1,0 +1,1 @@
+"""Do it: run a schedule on real arrays."""

@@ -1,0 +1,1 @@
+"""The logical shapes laid over a mesh: rings, row pairs, blue and yellow rings."""

@@ -1,0 +1,1 @@
+"""Show it: SVG pictures of meshes, rings, routes and loads, and the figures of the paper."""

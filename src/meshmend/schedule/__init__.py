@@ -1,0 +1,1 @@
+"""Who sends what, when: the schedule table, its hazards, and one builder per algorithm."""

@@ -1,0 +1,1 @@
+"""How long: links, contention and latency, next to the physical limit."""

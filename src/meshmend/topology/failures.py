@@ -1,0 +1,161 @@
+"""What can fail, as a value and as text: a block of chips, or one link.
+
+Knows the grammar of `--fail` and nothing of any mesh: whether a block lies inside is the
+mesh's to say.
+
+    4x2@6,8        the block of shape 4x2 whose first chip is (6, 8)
+    3,4            one chip
+    link:3,4-3,5   one link, both directions
+    board:3,4      the 2x2 board that holds chip (3, 4)
+    host:3,4       the 4x2 host that holds chip (3, 4)
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from meshmend.errors import TopologyError
+
+Chip = tuple[int, ...]  # coordinates, one per axis
+
+# The parts that fail together on TPU-like machines; further axes have extent 1.
+REGION_SHAPES: dict[str, tuple[int, int]] = {"board": (2, 2), "host": (4, 2)}
+
+_HOW_TO_WRITE = "write 4x2@6,8 (block), 3,4 (chip), link:3,4-3,5, board:3,4 or host:3,4"
+
+
+@dataclass(frozen=True, order=True)
+class Block:
+    """A box of chips: `shape` chips from `origin` on, axis by axis."""
+
+    shape: tuple[int, ...]
+    origin: Chip
+
+    def __post_init__(self) -> None:
+        if len(self.shape) != len(self.origin) or min(self.shape, default=0) < 1:
+            raise TopologyError(
+                f"Block needs a positive extent and a start for each axis, but got shape "
+                f"{self.shape} at {self.origin}"
+            )
+
+    def chips(self) -> Iterator[Chip]:
+        """Yield the chips of the block in row-major order."""
+        spans = zip(self.origin, self.shape, strict=True)
+        return itertools.product(*(range(first, first + size) for first, size in spans))
+
+    def __str__(self) -> str:
+        at = ",".join(map(str, self.origin))
+        return at if math.prod(self.shape) == 1 else f"{format_shape(self.shape)}@{at}"
+
+
+@dataclass(frozen=True, order=True)
+class Link:
+    """The link between two chips, both directions; `first` sorts before `second`."""
+
+    first: Chip
+    second: Chip
+
+    def __post_init__(self) -> None:
+        if not self.first < self.second:
+            raise TopologyError(
+                f"Link needs two different chips in order, but got {self.first} and {self.second}; "
+                "use Link.between"
+            )
+
+    @classmethod
+    def between(cls, one: Chip, other: Chip) -> "Link":
+        """Return the link between two chips named in any order."""
+        return cls(min(one, other), max(one, other))
+
+    def __str__(self) -> str:
+        return f"link:{','.join(map(str, self.first))}-{','.join(map(str, self.second))}"
+
+
+Failure = Block | Link
+
+
+def region(kind: str, chip: Chip) -> Block:
+    """Return the board or host that holds a chip; regions tile the mesh from chip 0 on.
+
+    Raises:
+        TopologyError: an unknown kind, or a chip with fewer than two axes.
+    """
+    if kind not in REGION_SHAPES:
+        raise TopologyError(f"region needs one of {sorted(REGION_SHAPES)}, but got {kind!r}")
+    if len(chip) < 2:
+        raise TopologyError(f"a {kind} needs a mesh of two axes or more, but got chip {chip}")
+    shape = REGION_SHAPES[kind] + (1,) * (len(chip) - 2)
+    return Block(shape, tuple(at - at % size for at, size in zip(chip, shape, strict=True)))
+
+
+def parse_failure(text: str) -> Failure:
+    """Return the failure that a `--fail` argument names.
+
+    Raises:
+        TopologyError: the text follows none of the forms above.
+    """
+    word = text.strip()
+    try:
+        if word.startswith("link:"):
+            one, other = word.removeprefix("link:").split("-")
+            return Link.between(_chip(one), _chip(other))
+        kind, colon, at = word.partition(":")
+        if colon:
+            return region(kind, _chip(at))
+        shape, at_sign, origin = word.rpartition("@")
+        chip = _chip(origin)
+        return Block(parse_shape(shape) if at_sign else (1,) * len(chip), chip)
+    except ValueError:
+        raise TopologyError(f"--fail cannot read {text!r}; {_HOW_TO_WRITE}") from None
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """Return the extents that `16x32` names.
+
+    Raises:
+        ValueError: not positive whole numbers joined by `x`.
+    """
+    if not re.fullmatch(r"\d+(x\d+)*", text.strip()):
+        raise ValueError(text)
+    shape = tuple(int(part) for part in text.strip().split("x"))
+    if 0 in shape:
+        raise ValueError(text)
+    return shape
+
+
+def format_shape(shape: tuple[int, ...]) -> str:
+    """Return a shape as `--mesh` writes it: `16x32`."""
+    return "x".join(map(str, shape))
+
+
+def blocks_of(chips: Collection[Chip]) -> tuple[Block, ...]:
+    """Return disjoint blocks that cover exactly these chips, each grown as far as it goes.
+
+    Grows from the first chip left, along the last axis first, so that a single failed
+    block comes back as itself.
+    """
+    left = set(chips)
+    blocks = []
+    for chip in sorted(chips):
+        if chip not in left:
+            continue
+        block = Block((1,) * len(chip), chip)
+        for axis in reversed(range(len(chip))):
+            while left.issuperset((grown := _longer(block, axis)).chips()):
+                block = grown
+        left.difference_update(block.chips())
+        blocks.append(block)
+    return tuple(blocks)
+
+
+def _longer(block: Block, axis: int) -> Block:
+    shape = block.shape
+    return Block((*shape[:axis], shape[axis] + 1, *shape[axis + 1 :]), block.origin)
+
+
+def _chip(text: str) -> Chip:
+    if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text):
+        raise ValueError(text)
+    return tuple(int(part) for part in text.split(","))

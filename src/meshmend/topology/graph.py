@@ -1,0 +1,99 @@
+"""The live part of a mesh as a graph: distances, connected parts, diameter.
+
+Works on ranks and the mesh's `neighbor_ranks` table; knows nothing of routes.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from meshmend.topology.failures import Chip
+from meshmend.topology.mesh import Mesh
+
+
+@njit(cache=True)
+def breadth_first(
+    neighbors: NDArray[np.int32], start: int, distance: NDArray[np.int32], queue: NDArray[np.int32]
+) -> int:
+    """Fill `distance` with hops from `start` (-1: not reached) and return how many are reached.
+
+    `queue` is scratch; its first entries end as the reached ranks in order of distance.
+    """
+    distance[:] = -1
+    distance[start] = 0
+    queue[0] = start
+    head, tail = 0, 1
+    while head < tail:
+        here = queue[head]
+        head += 1
+        for port in range(neighbors.shape[1]):
+            there = neighbors[here, port]
+            if there >= 0 and distance[there] < 0:
+                distance[there] = distance[here] + 1
+                queue[tail] = there
+                tail += 1
+    return tail
+
+
+def distances_from(mesh: Mesh, rank: int) -> NDArray[np.int32]:
+    """Return the hops from one rank to every rank over live links, -1 where there is no way."""
+    distance, queue = np.empty((2, mesh.n_live), dtype=np.int32)
+    breadth_first(mesh.neighbor_ranks, rank, distance, queue)
+    return distance
+
+
+def components(mesh: Mesh) -> tuple[tuple[Chip, ...], ...]:
+    """Return the connected parts of the live chips, largest first, ties by first chip."""
+    part = np.full(mesh.n_live, -1)
+    n_parts = 0
+    for rank in range(mesh.n_live):
+        if part[rank] < 0:
+            part[distances_from(mesh, rank) >= 0] = n_parts
+            n_parts += 1
+    sizes = np.bincount(part)
+    order = np.lexsort((np.arange(n_parts), -sizes))
+    return tuple(tuple(mesh.live[rank] for rank in np.nonzero(part == k)[0]) for k in order)
+
+
+def stranded(mesh: Mesh) -> tuple[Chip, ...]:
+    """Return the live chips that are cut off from the largest connected part."""
+    reached = distances_from(mesh, 0) >= 0
+    if reached.all():
+        return ()
+    return tuple(sorted(chip for part in components(mesh)[1:] for chip in part))
+
+
+def largest_part(mesh: Mesh) -> Mesh:
+    """Return the mesh in which the stranded chips count as failed: it is connected."""
+    cut_off = stranded(mesh)
+    return replace(mesh, failed=mesh.failed | set(cut_off)) if cut_off else mesh
+
+
+@njit(cache=True)
+def _eccentricities(neighbors: NDArray[np.int32]) -> NDArray[np.int32]:
+    n_ranks = neighbors.shape[0]
+    result = np.empty(n_ranks, dtype=np.int32)
+    distance = np.empty(n_ranks, dtype=np.int32)
+    queue = np.empty(n_ranks, dtype=np.int32)
+    for start in range(n_ranks):
+        reached = breadth_first(neighbors, start, distance, queue)
+        result[start] = distance[queue[reached - 1]]
+    return result
+
+
+def eccentricities(mesh: Mesh) -> NDArray[np.int32]:
+    """Return each rank's hops to the rank farthest from it within its connected part."""
+    result: NDArray[np.int32] = _eccentricities(mesh.neighbor_ranks)
+    return result
+
+
+def diameter(mesh: Mesh) -> int:
+    """Return the most hops between two live chips of one connected part."""
+    return int(eccentricities(mesh).max())
+
+
+def radius(mesh: Mesh) -> int:
+    """Return the fewest hops within which one chip reaches all of a connected mesh."""
+    return int(eccentricities(mesh).min())

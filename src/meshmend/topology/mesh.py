@@ -1,0 +1,230 @@
+"""The physical mesh: which chips exist, which are alive, which links join them.
+
+Nothing here knows about collectives. A `Mesh` is a value: two meshes with the same shape,
+wrap, failed chips and failed links are equal, and either may key a cache.
+
+A live chip's **rank** is its number in row-major order of the live chips. A chip's **port**
+`2 * axis` leads down that axis, `2 * axis + 1` leads up.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.errors import TopologyError
+from meshmend.topology.failures import (
+    Block,
+    Chip,
+    Failure,
+    Link,
+    blocks_of,
+    format_shape,
+    parse_failure,
+)
+
+_Number = TypeVar("_Number", bound=np.generic)
+
+MAX_CHIPS = 1 << 20  # beyond this the tables of ranks and links no longer fit a workstation
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """An n-D mesh, some of whose axes may wrap around, some of whose chips or links failed.
+
+    An axis that wraps joins its last chip to its first; on an axis of one or two chips that
+    would double a link or join a chip to itself, so there it adds nothing.
+    """
+
+    shape: tuple[int, ...]
+    wrap: tuple[bool, ...] = ()
+    failed: frozenset[Chip] = frozenset()
+    failed_links: frozenset[Link] = frozenset()
+
+    def __post_init__(self) -> None:
+        if not self.shape or min(self.shape) < 1:
+            raise TopologyError(
+                f"Mesh needs at least one axis and positive extents, but got shape {self.shape}"
+            )
+        if np.prod(self.shape, dtype=float) > MAX_CHIPS:
+            raise TopologyError(
+                f"Mesh needs at most {MAX_CHIPS} chips, but got {format_shape(self.shape)}"
+            )
+        if not self.wrap:  # spelt out, so that equal meshes compare equal
+            object.__setattr__(self, "wrap", (False,) * len(self.shape))
+        if len(self.wrap) != len(self.shape):
+            raise TopologyError(
+                f"Mesh needs one wrap flag per axis of {self.shape}, but got {self.wrap}"
+            )
+        if outside := sorted(chip for chip in self.failed if chip not in self):
+            raise TopologyError(
+                f"Mesh needs failed chips inside its shape {format_shape(self.shape)}, but got "
+                f"{_some(outside)}"
+            )
+        if strange := sorted(link for link in self.failed_links if not self._has_link(link)):
+            raise TopologyError(
+                f"Mesh {format_shape(self.shape)} has no {_some([str(link) for link in strange])}; "
+                "a link joins two neighbouring chips"
+            )
+        if len(self.failed) == self.n_chips:
+            raise TopologyError(
+                f"Mesh {format_shape(self.shape)} needs at least one live chip, but all "
+                f"{self.n_chips} failed"
+            )
+
+    def __contains__(self, chip: object) -> bool:
+        """Whether the chip lies inside the shape, alive or not."""
+        return (
+            isinstance(chip, tuple)
+            and len(chip) == len(self.shape)
+            and all(0 <= at < size for at, size in zip(chip, self.shape, strict=True))
+        )
+
+    def without(self, *failures: Failure | str) -> "Mesh":
+        """Return this mesh with more failures, given as values or as `--fail` writes them."""
+        chips, links = set(self.failed), set(self.failed_links)
+        for failure in failures:
+            part = parse_failure(failure) if isinstance(failure, str) else failure
+            if isinstance(part, Link):
+                links.add(part)
+            else:
+                self._check_inside(part)
+                chips.update(part.chips())
+        return replace(self, failed=frozenset(chips), failed_links=frozenset(links))
+
+    def repaired(self, *failures: Failure | str) -> "Mesh":
+        """Return this mesh with failures taken back; what was alive stays alive."""
+        chips, links = set(self.failed), set(self.failed_links)
+        for failure in failures:
+            part = parse_failure(failure) if isinstance(failure, str) else failure
+            if isinstance(part, Link):
+                links.discard(part)
+            else:
+                self._check_inside(part)
+                chips.difference_update(part.chips())
+        return replace(self, failed=frozenset(chips), failed_links=frozenset(links))
+
+    @property
+    def n_chips(self) -> int:
+        """How many chips the shape has, failed ones included."""
+        return int(np.prod(self.shape))
+
+    @property
+    def n_live(self) -> int:
+        """How many chips are alive."""
+        return self.n_chips - len(self.failed)
+
+    @cached_property
+    def live(self) -> tuple[Chip, ...]:
+        """The live chips in row-major order: `live[rank]` is that rank's chip."""
+        return tuple(map(tuple, self.coordinates.tolist()))
+
+    @cached_property
+    def rank_of(self) -> Mapping[Chip, int]:
+        """The rank of each live chip."""
+        return MappingProxyType({chip: rank for rank, chip in enumerate(self.live)})
+
+    @cached_property
+    def coordinates(self) -> NDArray[np.int64]:
+        """The chips of all ranks as an array (ranks, axes)."""
+        return _frozen(np.argwhere(self._alive))
+
+    @cached_property
+    def neighbor_ranks(self) -> NDArray[np.int32]:
+        """The rank behind each port of each rank, or -1, as an array (ranks, 2 x axes)."""
+        rank = np.full(self.shape, -1, dtype=np.int32)
+        rank[self._alive] = np.arange(self.n_live, dtype=np.int32)
+        ports = np.full((*self.shape, 2 * len(self.shape)), -1, dtype=np.int32)
+        for axis, size in enumerate(self.shape):
+            down, up = np.roll(rank, 1, axis), np.roll(rank, -1, axis)
+            if not (self.wrap[axis] and size > 2):
+                down[_at(axis, 0)] = -1
+                up[_at(axis, size - 1)] = -1
+            ports[..., 2 * axis], ports[..., 2 * axis + 1] = down, up
+        for link in self.failed_links:
+            first, second = rank[link.first], rank[link.second]
+            for one, other in ((link.first, second), (link.second, first)):
+                ports[one][ports[one] == other] = -1
+        return _frozen(ports[self._alive])
+
+    @cached_property
+    def links(self) -> NDArray[np.int32]:
+        """The live links as pairs of ranks (links, 2), each once, smaller rank first."""
+        here, port = np.nonzero(self.neighbor_ranks > np.arange(self.n_live)[:, None])
+        there = self.neighbor_ranks[here, port]
+        return _frozen(np.stack([here.astype(np.int32), there], axis=1))
+
+    def neighbors(self, chip: Chip) -> tuple[Chip, ...]:
+        """Return the live chips that a live link joins to this one."""
+        if chip not in self.rank_of:
+            raise TopologyError(f"neighbors needs a live chip of {self}, but got {chip}")
+        ranks = self.neighbor_ranks[self.rank_of[chip]]
+        return tuple(self.live[rank] for rank in ranks if rank >= 0)
+
+    def failures(self) -> tuple[Failure, ...]:
+        """Return the failures as few values: blocks that cover the failed chips, then links."""
+        return (*blocks_of(self.failed), *sorted(self.failed_links))
+
+    def __str__(self) -> str:
+        parts = [format_shape(self.shape)]
+        if any(self.wrap):
+            parts.append(f"wrap {format_wrap(self.wrap)}")
+        if failures := self.failures():
+            parts.append(f"less {', '.join(map(str, failures))}")
+        return " ".join(parts)
+
+    def _repr_svg_(self) -> str:
+        """Draw the mesh in a notebook."""
+        from meshmend.report.mesh_picture import mesh_svg
+
+        return mesh_svg(self)
+
+    @cached_property
+    def _alive(self) -> NDArray[np.bool_]:
+        alive = np.ones(self.shape, dtype=np.bool_)
+        if self.failed:
+            alive[tuple(np.array(sorted(self.failed)).T)] = False
+        return _frozen(alive)
+
+    def _check_inside(self, block: Block) -> None:
+        last = tuple(at + size - 1 for at, size in zip(block.origin, block.shape, strict=True))
+        if block.origin not in self or last not in self:
+            raise TopologyError(
+                f"a failure needs to lie inside the mesh {format_shape(self.shape)}, but "
+                f"{block} reaches from {block.origin} to {last}"
+            )
+
+    def _has_link(self, link: Link) -> bool:
+        if link.first not in self or link.second not in self:
+            return False
+        apart = [axis for axis in range(len(self.shape)) if link.first[axis] != link.second[axis]]
+        if len(apart) != 1:
+            return False
+        (axis,) = apart
+        step, size = link.second[axis] - link.first[axis], self.shape[axis]
+        return step == 1 or (self.wrap[axis] and size > 2 and step == size - 1)
+
+
+def format_wrap(wrap: tuple[bool, ...]) -> str:
+    """Return wrap flags as `--wrap` writes them: `none`, `all`, or axes such as `0,1`."""
+    if not any(wrap):
+        return "none"
+    return "all" if all(wrap) else ",".join(str(axis) for axis, on in enumerate(wrap) if on)
+
+
+def _at(axis: int, index: int) -> tuple[slice | int, ...]:
+    return (*(slice(None),) * axis, index)
+
+
+def _frozen(array: NDArray[_Number]) -> NDArray[_Number]:
+    array.flags.writeable = False
+    return array
+
+
+def _some(values: list[object] | list[Chip] | list[str]) -> str:
+    shown = ", ".join(map(str, values[:4]))
+    return shown if len(values) <= 4 else f"{shown} and {len(values) - 4} more"

@@ -1,0 +1,50 @@
+"""A mesh as the command line writes it, and back.
+
+`parse_mesh("16x32", wrap="none", fail=["4x2@6,8"])` and `mesh_arguments(mesh)` undo each other.
+"""
+
+import re
+from collections.abc import Iterable
+
+from meshmend.errors import TopologyError
+from meshmend.topology.failures import format_shape, parse_shape
+from meshmend.topology.mesh import Mesh, format_wrap
+
+
+def parse_mesh(text: str, *, wrap: str = "none", fail: Iterable[str] = ()) -> Mesh:
+    """Return the mesh that `--mesh`, `--wrap` and the `--fail` arguments describe.
+
+    Raises:
+        TopologyError: a text that cannot be read, or a failure outside the mesh.
+    """
+    try:
+        shape = parse_shape(text)
+    except ValueError:
+        raise TopologyError(
+            f"--mesh needs positive extents joined by x, such as 16x32, but got {text!r}"
+        ) from None
+    return Mesh(shape, parse_wrap(wrap, len(shape))).without(*fail)
+
+
+def parse_wrap(text: str, n_axes: int) -> tuple[bool, ...]:
+    """Return one flag per axis for `none`, `all`, or axes such as `0,1`."""
+    word = text.strip().lower()
+    if word in {"none", "all"}:
+        return (word == "all",) * n_axes
+    if re.fullmatch(r"\d+(,\d+)*", word):
+        axes = {int(part) for part in word.split(",")}
+        if max(axes) < n_axes:
+            return tuple(axis in axes for axis in range(n_axes))
+    raise TopologyError(
+        f"--wrap needs none, all, or axes from 0 to {n_axes - 1} such as 0, but got {text!r}"
+    )
+
+
+def mesh_arguments(mesh: Mesh) -> list[str]:
+    """Return the command-line arguments that describe a mesh."""
+    arguments = ["--mesh", format_shape(mesh.shape)]
+    if any(mesh.wrap):
+        arguments += ["--wrap", format_wrap(mesh.wrap)]
+    for failure in mesh.failures():
+        arguments += ["--fail", str(failure)]
+    return arguments

@@ -1,0 +1,1 @@
+"""Is it right: counts every contribution, and walks every hop."""
