@@ -1,0 +1,195 @@
+"""The schedule: a table of transfers between ranks. Everything else is derived from it.
+
+A row says: rank `src` sends chunks `lo` to `hi - 1` of its buffer to rank `dst`, which adds
+them to its own (REDUCE) or overwrites its own (COPY). Executed one row after another the
+table is correct: that is its meaning. What may overlap is computed by `hazards`, never
+written by hand. A schedule knows nothing of chips, routes, bytes or time.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.errors import InputError
+
+REDUCE: Final = 0
+COPY: Final = 1
+
+Index = NDArray[np.uint16] | NDArray[np.uint32]  # 16 bits while they are enough for all
+
+
+class Collective(StrEnum):
+    """What the ranks hold at the end.
+
+    ALLREDUCE: every rank the sum of all. REDUCE_SCATTER: each chunk's owner the sum of all.
+    ALL_GATHER: every rank what each chunk's owner held at the start.
+    """
+
+    ALLREDUCE = "allreduce"
+    REDUCE_SCATTER = "reduce-scatter"
+    ALL_GATHER = "all-gather"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A named run of rows, for reports; it orders nothing."""
+
+    name: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """A table of transfers; row order is program order.
+
+    The payload is cut at the sorted fractions `cuts` (from 0 to 1) into chunks. `owners[chunk]`
+    is the rank that holds the chunk's sum between the reduce-scatter and the all-gather half.
+    Pipelining is a number, not more rows: with S slices the payload is cut in S pieces that
+    all run this table.
+    """
+
+    algorithm: str
+    collective: Collective
+    n_ranks: int
+    cuts: NDArray[np.float64]
+    owners: NDArray[np.int32]
+    src: Index
+    dst: Index
+    lo: Index
+    hi: Index
+    op: NDArray[np.uint8]
+    phases: tuple[Phase, ...] = ()
+
+    def __post_init__(self) -> None:
+        columns = (self.src, self.dst, self.lo, self.hi)
+        if len({len(column) for column in (*columns, self.op)}) != 1:
+            raise InputError("Schedule needs columns of one length")
+        if any(column.dtype != self.index_dtype for column in columns):
+            raise InputError(f"Schedule needs its columns as {self.index_dtype}")
+        if not (self.cuts[0] == 0 and self.cuts[-1] == 1 and np.all(np.diff(self.cuts) >= 0)):
+            raise InputError("Schedule needs cuts that rise from 0 to 1")
+        if len(self.owners) != self.n_chunks or np.any(
+            (self.owners < 0) | (self.owners >= self.n_ranks)
+        ):
+            raise InputError(f"Schedule needs an owner below {self.n_ranks} for each chunk")
+        if self.n_rows:
+            self._check_rows()
+        for array in (*columns, self.op, self.cuts, self.owners):
+            array.flags.writeable = False
+
+    def _check_rows(self) -> None:
+        checks = (
+            (self.src >= self.n_ranks, f"a source below {self.n_ranks}"),
+            (self.dst >= self.n_ranks, f"a destination below {self.n_ranks}"),
+            (self.src == self.dst, "two different ranks"),
+            (self.lo >= self.hi, "at least one chunk"),
+            (self.hi > self.n_chunks, f"chunks up to {self.n_chunks}"),
+            (self.op > COPY, "an op of 0 (REDUCE) or 1 (COPY)"),
+        )
+        for bad, needed in checks:
+            if bad.any():
+                row = int(np.argmax(bad))
+                raise InputError(f"Schedule row {row} needs {needed}, but got {self.row(row)}")
+
+    @property
+    def n_rows(self) -> int:
+        return len(self.src)
+
+    @property
+    def n_chunks(self) -> int:
+        return len(self.cuts) - 1
+
+    @property
+    def index_dtype(self) -> type[np.uint16] | type[np.uint32]:
+        """The type of the columns that hold ranks and chunks."""
+        return index_dtype(self.n_ranks, self.n_chunks)
+
+    def row(self, row: int) -> str:
+        """Return one row in words."""
+        verb = "adds to" if self.op[row] == REDUCE else "overwrites"
+        return (
+            f"rank {self.src[row]} chunks [{self.lo[row]}, {self.hi[row]}) {verb} "
+            f"rank {self.dst[row]}"
+        )
+
+    def row_fractions(self) -> NDArray[np.float64]:
+        """Return the fraction of the payload that each row moves."""
+        fractions: NDArray[np.float64] = self.cuts[self.hi] - self.cuts[self.lo]
+        return fractions
+
+    def phase_of_rows(self) -> NDArray[np.int16]:
+        """Return the number of each row's phase, -1 where it has none."""
+        result = np.full(self.n_rows, -1, dtype=np.int16)
+        for number, phase in enumerate(self.phases):
+            result[phase.start : phase.stop] = number
+        return result
+
+
+def index_dtype(n_ranks: int, n_chunks: int) -> type[np.uint16] | type[np.uint32]:
+    """Return the smallest type that holds every rank and every chunk bound."""
+    return np.uint16 if max(n_ranks, n_chunks) <= np.iinfo(np.uint16).max else np.uint32
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """A run of rows under construction: what a phase builder returns."""
+
+    src: NDArray[np.integer]
+    dst: NDArray[np.integer]
+    lo: NDArray[np.integer]
+    hi: NDArray[np.integer]
+    op: int
+
+    @property
+    def n_rows(self) -> int:
+        return self.src.size
+
+
+def even_cuts(n_chunks: int) -> NDArray[np.float64]:
+    """Return the cuts of a payload into equal chunks."""
+    return np.arange(n_chunks + 1) / n_chunks
+
+
+def schedule_of(
+    phases: Iterable[tuple[str, Rows]],
+    *,
+    algorithm: str,
+    collective: Collective,
+    owners: NDArray[np.integer],
+    n_ranks: int,
+    cuts: NDArray[np.float64] | None = None,
+) -> Schedule:
+    """Return the schedule whose program is these phases one after another, empty ones left out."""
+    parts = [(name, rows) for name, rows in phases if rows.n_rows]
+    cuts = even_cuts(len(owners)) if cuts is None else cuts
+    dtype = index_dtype(n_ranks, len(owners))
+    n_rows = sum(rows.n_rows for _, rows in parts)
+    src, dst, lo, hi = (np.empty(n_rows, dtype=dtype) for _ in range(4))
+    op = np.empty(n_rows, dtype=np.uint8)
+    spans, start = [], 0
+    for name, rows in parts:
+        stop = start + rows.n_rows
+        for column, values in ((src, rows.src), (dst, rows.dst), (lo, rows.lo), (hi, rows.hi)):
+            # Rows may be broadcast views of any shape: written straight into place, no copy.
+            column[start:stop].reshape(values.shape)[...] = values
+        op[start:stop] = rows.op
+        spans.append(Phase(name, start, stop))
+        start = stop
+    return Schedule(
+        algorithm=algorithm,
+        collective=collective,
+        n_ranks=n_ranks,
+        cuts=cuts,
+        owners=owners.astype(np.int32),
+        src=src,
+        dst=dst,
+        lo=lo,
+        hi=hi,
+        op=op,
+        phases=tuple(spans),
+    )
