@@ -19,7 +19,7 @@ from meshmend.errors import InputError
 REDUCE: Final = 0
 COPY: Final = 1
 
-Index = NDArray[np.uint16] | NDArray[np.uint32]  # 16 bits while they are enough for all
+Index = NDArray[np.unsignedinteger]  # uint16 while that is enough for all ranks and chunks, else uint32
 
 
 class Collective(StrEnum):
