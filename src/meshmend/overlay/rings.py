@@ -1,0 +1,189 @@
+"""Rings through all live chips of a 2-D mesh, neighbour to neighbour (figures 3 and 8).
+
+Knows shapes, not data: which chip comes after which, not what is sent.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+
+from meshmend.errors import UnsupportedError
+from meshmend.topology.failures import Chip
+from meshmend.topology.mesh import Mesh
+
+Ring = tuple[Chip, ...]  # each chip sends to the next, the last to the first
+
+Block2x2 = tuple[int, int]  # the block of chips (2 i, 2 j) to (2 i + 1, 2 j + 1)
+
+# Where a walk around the block tree goes from each corner of a block: out of the block when a
+# tree edge leads there, else on to the next corner, clockwise. Keys are (row % 2, col % 2).
+_OUTWARD = {(0, 0): (-1, 0), (0, 1): (0, 1), (1, 1): (1, 0), (1, 0): (0, -1)}
+_CLOCKWISE = {(0, 0): (0, 1), (0, 1): (1, 0), (1, 1): (0, -1), (1, 0): (-1, 0)}
+
+
+def hamiltonian_ring(mesh: Mesh) -> Ring:
+    """Return a ring through every live chip, each hop over one live link.
+
+    Takes the first that avoids the failed links: the snake of figure 3, the same with rows and
+    columns exchanged, the walk around the live 2x2 blocks of figure 8.
+
+    Raises:
+        UnsupportedError: the mesh is not 2-D, both sides are odd, a failed region is not made of
+            aligned 2x2 blocks, or failed links leave none of the three.
+    """
+    need_two_axes(mesh, "a Hamiltonian ring")
+    reasons = []
+    for build in (snake_ring, _transposed_snake_ring, block_ring):
+        try:
+            ring = build(mesh)
+        except UnsupportedError as error:
+            reasons.append(str(error))
+            continue
+        if not (dead := _dead_hop(mesh, ring)):
+            return ring
+        reasons.append(f"{build.__name__.strip('_')} crosses the failed link {dead[0]}-{dead[1]}")
+    raise UnsupportedError(reasons[-1])
+
+
+def snake_ring(mesh: Mesh) -> Ring:
+    """Return the ring of figure 3 on a full mesh: column 0 is the way back, a snake fills the rest.
+
+    Raises:
+        UnsupportedError: chips failed, the number of rows is odd, or there is one column only.
+    """
+    rows, cols = mesh.shape
+    if mesh.failed:
+        raise UnsupportedError(f"snake_ring needs a full mesh, but got {mesh}")
+    if rows % 2 or (cols < 2 and rows > 2):
+        raise UnsupportedError(
+            f"snake_ring needs an even number of rows and two columns, but got {rows}x{cols}"
+        )
+    snake = [
+        (row, col)
+        for row in range(rows)
+        for col in (range(1, cols) if row % 2 == 0 else range(cols - 1, 0, -1))
+    ]
+    return (*snake, *((row, 0) for row in reversed(range(rows))))
+
+
+def _transposed_snake_ring(mesh: Mesh) -> Ring:
+    rows, cols = mesh.shape
+    if mesh.failed:
+        raise UnsupportedError(f"snake_ring needs a full mesh, but got {mesh}")
+    return tuple((row, col) for col, row in snake_ring(Mesh((cols, rows))))
+
+
+def block_ring(mesh: Mesh) -> Ring:
+    """Return a ring through every live chip of a 2-D mesh that lost whole aligned 2x2 blocks.
+
+    Walks once around a spanning tree of the live blocks, as one walks around a hedge, so it
+    takes time linear in the chips.
+
+    Raises:
+        UnsupportedError: a side is odd, a block is half dead, or live blocks are cut off.
+    """
+    tree = _spanning_tree(live_blocks(mesh, "block_ring"))
+    first = mesh.live[0]
+    ring = [first]
+    while (chip := _after(ring[-1], tree)) != first:
+        ring.append(chip)
+    if len(ring) != mesh.n_live:
+        raise UnsupportedError(
+            f"block_ring needs the live 2x2 blocks connected, but only {len(ring)} of "
+            f"{mesh.n_live} chips are reached from {first}"
+        )
+    return tuple(ring)
+
+
+def live_blocks(mesh: Mesh, who: str) -> frozenset[Block2x2]:
+    """Return the aligned 2x2 blocks that are alive, where every block is whole or gone.
+
+    Raises:
+        UnsupportedError: a side is odd, or a block is half dead.
+    """
+    if any(size % 2 for size in mesh.shape):
+        raise UnsupportedError(
+            f"{who} needs even sides to split the mesh into 2x2 blocks, but got "
+            f"{mesh.shape[0]}x{mesh.shape[1]}"
+        )
+    dead = {(row // 2, col // 2) for row, col in mesh.failed}
+    for block in sorted(dead):
+        if alive := [chip for chip in _block_chips(block) if chip not in mesh.failed]:
+            raise UnsupportedError(
+                f"{who} needs failed regions made of whole 2x2 blocks on even rows and columns, "
+                f"but the block at ({2 * block[0]}, {2 * block[1]}) still has {alive} alive; "
+                "fail them too"
+            )
+    rows, cols = mesh.shape
+    blocks = ((i, j) for i in range(rows // 2) for j in range(cols // 2))
+    return frozenset(block for block in blocks if block not in dead)
+
+
+def folded(n: int) -> tuple[int, ...]:
+    """Return 0, 2, 4, ..., 5, 3, 1: the ring over a line of n whose hops are at most 2 long.
+
+    Closing the ring 0, 1, ..., n-1 by one hop back loads every link alike, but that hop is
+    n - 1 long, and a ring is as slow as its longest hop.
+    """
+    return (*range(0, n, 2), *reversed(range(1, n, 2)))
+
+
+def line_rings(mesh: Mesh, axis: int) -> tuple[Ring, ...]:
+    """Return one ring per line of a full 2-D mesh along an axis (figure 4).
+
+    Along an axis that wraps the ring is the line itself; elsewhere it is folded.
+
+    Raises:
+        UnsupportedError: the mesh is not 2-D, or chips failed.
+    """
+    need_two_axes(mesh, "rings along rows and columns")
+    if mesh.failed:
+        raise UnsupportedError(f"rings along rows and columns need a full mesh, but got {mesh}")
+    size = mesh.shape[axis]
+    order = range(size) if mesh.wrap[axis] else folded(size)
+    lines = range(mesh.shape[1 - axis])
+    return tuple(tuple((line, at) if axis else (at, line) for at in order) for line in lines)
+
+
+def need_two_axes(mesh: Mesh, who: str) -> None:
+    """Raise UnsupportedError unless the mesh is 2-D."""
+    if len(mesh.shape) != 2:
+        raise UnsupportedError(f"{who} needs a 2-D mesh, but got {len(mesh.shape)} axes: {mesh}")
+
+
+def hops(ring: Ring) -> Iterator[tuple[Chip, Chip]]:
+    """Yield each chip of a ring with the one after it."""
+    return zip(ring, (*ring[1:], ring[0]), strict=True)
+
+
+def _dead_hop(mesh: Mesh, ring: Ring) -> tuple[Chip, Chip] | None:
+    if not mesh.failed_links:
+        return None
+    return next((hop for hop in hops(ring) if hop[1] not in mesh.neighbors(hop[0])), None)
+
+
+def _block_chips(block: Block2x2) -> tuple[Chip, ...]:
+    row, col = 2 * block[0], 2 * block[1]
+    return (row, col), (row, col + 1), (row + 1, col), (row + 1, col + 1)
+
+
+def _spanning_tree(blocks: frozenset[Block2x2]) -> frozenset[tuple[Block2x2, Block2x2]]:
+    """Return the tree edges in both directions; rows hang off the first column like a comb."""
+    first = min(blocks)
+    seen, queue, edges = {first}, deque([first]), set()
+    while queue:
+        i, j = here = queue.popleft()
+        for there in ((i + 1, j), (i - 1, j), (i, j + 1), (i, j - 1)):
+            if there in blocks and there not in seen:
+                seen.add(there)
+                queue.append(there)
+                edges |= {(here, there), (there, here)}
+    return frozenset(edges)
+
+
+def _after(chip: Chip, tree: frozenset[tuple[Block2x2, Block2x2]]) -> Chip:
+    row, col = chip
+    corner, block = (row % 2, col % 2), (row // 2, col // 2)
+    down, right = _OUTWARD[corner]
+    if (block, (block[0] + down, block[1] + right)) not in tree:
+        down, right = _CLOCKWISE[corner]
+    return row + down, col + right
