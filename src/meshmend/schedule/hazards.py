@@ -3,9 +3,9 @@
 A row reads chunks at its source and writes them at its destination, so every dependency is
 local to one rank and one chunk:
 
-- `send_after`: rows that wrote what this row sends (read after write). They gate its sending.
-- `write_after`: rows that read or wrote what this row will change at its destination (write
-  after read, write after write). They gate only the change there, not the sending.
+- **send**: rows that wrote what this row sends (read after write). They gate its sending.
+- **write**: rows that read or wrote what this row will change at its destination (write after
+  read, write after write). They gate only the change there, not the sending.
 
 REDUCE rows that add to one cell with no read between them commute: they do not wait for each
 other, and whoever reads the cell next waits for all of them. An executor that wants bitwise
@@ -13,19 +13,203 @@ repeatable sums adds them in row order; a simulator may take them as they come.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
+
+from meshmend.schedule.table import COPY, Schedule
+
+NONE: Final = np.uint32(0xFFFFFFFF)
+MANY: Final = np.uint32(0x80000000)
 
 
 @dataclass(frozen=True, eq=False)
 class Hazards:
-    """Dependencies as two lists of lists: row r waits for `send_after[send_ptr[r]:send_ptr[r+1]]`
-    before it is sent, and for `write_after[write_ptr[r]:write_ptr[r+1]]` before its data are
-    put in place. Each list is sorted, without repeats, and names smaller rows only.
+    """For each row the rows that its sending, and its writing, wait for.
+
+    Most rows wait for one other at most, so an entry of `send` or `write` is `NONE`, a row, or
+    `MANY + at`, where `more[at]` counts the rows that follow it in `more`. Lists are without
+    repeats and name smaller rows only.
     """
 
-    send_ptr: NDArray[np.uint32]
-    send_after: NDArray[np.uint32]
-    write_ptr: NDArray[np.uint32]
-    write_after: NDArray[np.uint32]
+    send: NDArray[np.uint32]
+    write: NDArray[np.uint32]
+    more: NDArray[np.uint32]
+
+    def before_send(self, row: int) -> list[int]:
+        """Return the rows whose writes must be in place before this row is sent, sorted."""
+        return self._rows(self.send[row])
+
+    def before_write(self, row: int) -> list[int]:
+        """Return the rows that must be done at the destination before this row writes, sorted."""
+        return self._rows(self.write[row])
+
+    def _rows(self, entry: np.uint32) -> list[int]:
+        if entry == NONE:
+            return []
+        if entry < MANY:
+            return [int(entry)]
+        at = int(entry - MANY)
+        return sorted(self.more[at + 1 : at + 1 + int(self.more[at])].tolist())
+
+
+def hazards_of(schedule: Schedule) -> Hazards:
+    """Return the dependencies between the rows of a schedule.
+
+    Every dependency is local to a rank, so ranks are analysed one after another, each with the
+    few kilobytes of state that its chunks need, in time about linear in the rows.
+    """
+    send, write = (np.full(schedule.n_rows, NONE, dtype=np.uint32) for _ in range(2))
+    more = np.empty(1024, dtype=np.uint32)
+    n_more = 0
+    for first, last in _batches(schedule):
+        ptr, events = _events_of(
+            schedule.src, schedule.dst, schedule.lo, schedule.hi, schedule.op, first, last
+        )
+        more, n_more = _analyse(ptr, events, schedule.n_chunks, send, write, more, n_more)
+    more = more[:n_more].copy()
+    for array in (send, write, more):
+        array.flags.writeable = False
+    return Hazards(send, write, more)
+
+
+# Each row is an event at two ranks; a batch of ranks lists about this many events at a time.
+_EVENTS_PER_BATCH = 1 << 24
+
+
+def _batches(schedule: Schedule) -> list[tuple[int, int]]:
+    """Split the ranks so that the event lists of a batch stay small next to the table."""
+    n_batches = min(schedule.n_ranks, 1 + 2 * schedule.n_rows // _EVENTS_PER_BATCH)
+    bounds = np.linspace(0, schedule.n_ranks, n_batches + 1).astype(int).tolist()
+    return list(pairwise(bounds))
+
+
+@njit(cache=True)
+def _events_of(src, dst, lo, hi, op, first, last):  # type: ignore[no-untyped-def]
+    """Return for ranks first..last-1 the rows that touch each, in program order.
+
+    An event is (row, first chunk, end chunk, kind): kind 0 reads, 1 adds, 2 overwrites.
+    """
+    ptr = np.zeros(last - first + 1, dtype=np.int64)
+    for row in range(len(src)):
+        if first <= src[row] < last:
+            ptr[src[row] - first + 1] += 1
+        if first <= dst[row] < last:
+            ptr[dst[row] - first + 1] += 1
+    for rank in range(last - first):
+        ptr[rank + 1] += ptr[rank]
+    fill = ptr.copy()
+    rows = np.empty(ptr[-1], dtype=np.uint32)
+    chunks = np.empty((ptr[-1], 2), dtype=lo.dtype)
+    kinds = np.empty(ptr[-1], dtype=np.uint8)
+    for row in range(len(src)):
+        for side in range(2):
+            rank = dst[row] if side else src[row]
+            if first <= rank < last:
+                at = fill[rank - first]
+                fill[rank - first] = at + 1
+                rows[at] = row
+                chunks[at, 0] = lo[row]
+                chunks[at, 1] = hi[row]
+                kinds[at] = side * (1 + (op[row] == COPY))
+    return ptr, (rows, chunks, kinds)
+
+
+@njit(cache=True)
+def _to_segments(chunks, start, stop, segment_of):  # type: ignore[no-untyped-def]
+    """Renumber the chunks of a rank's events so that only bounds that occur there count.
+
+    Return how many (event, segment) pairs the rank has: a rank whose rows move wide ranges has
+    few segments, and the analysis works on those.
+    """
+    segment_of[:] = 0
+    for event in range(start, stop):
+        segment_of[chunks[event, 0]] = 1
+        segment_of[chunks[event, 1]] = 1
+    n_segments = -1
+    for chunk in range(len(segment_of)):
+        n_segments += segment_of[chunk]
+        segment_of[chunk] = n_segments
+    pairs = 0
+    for event in range(start, stop):
+        chunks[event, 0] = segment_of[chunks[event, 0]]
+        chunks[event, 1] = segment_of[chunks[event, 1]]
+        pairs += np.int64(chunks[event, 1]) - np.int64(chunks[event, 0])
+    return pairs
+
+
+@njit(cache=True)
+def _analyse(ptr, events, n_chunks, send, write, more, n_more):  # type: ignore[no-untyped-def]
+    """Enter the dependencies of all events of some ranks; return the lists `more`, grown."""
+    rows, chunks, kinds = events
+    segment_of = np.empty(n_chunks + 1, dtype=np.int32)
+    most_events, most_nodes = 1, 1
+    for rank in range(len(ptr) - 1):
+        most_nodes = max(most_nodes, _to_segments(chunks, ptr[rank], ptr[rank + 1], segment_of))
+        most_events = max(most_events, ptr[rank + 1] - ptr[rank])
+    cells = np.empty((n_chunks, 4), dtype=np.int32)
+    nodes = np.empty((most_nodes, 2), dtype=np.int32)
+    stamp = np.empty(most_events, dtype=np.int32)
+    found = np.empty(most_events, dtype=np.uint32)
+    for rank in range(len(ptr) - 1):
+        start, stop = ptr[rank], ptr[rank + 1]
+        cells[:] = -1
+        stamp[: stop - start] = -1
+        n_nodes = 0
+        for event in range(stop - start):
+            kind = kinds[start + event]
+            lo, hi = chunks[start + event, 0], chunks[start + event, 1]
+            n_found = 0
+            for segment in range(lo, hi):
+                node = _enter(cells, segment, nodes, n_nodes, event, kind)
+                n_nodes += 1
+                while node >= 0:
+                    earlier = nodes[node, 0]
+                    if stamp[earlier] != event:
+                        stamp[earlier] = event
+                        found[n_found] = rows[start + earlier]
+                        n_found += 1
+                    node = nodes[node, 1]
+            if n_found == 1:
+                (write if kind else send)[rows[start + event]] = found[0]
+            elif n_found > 1:
+                (write if kind else send)[rows[start + event]] = MANY + np.uint32(n_more)
+                more, n_more = _append(more, n_more, found, n_found)
+    return more, n_more
+
+
+@njit(cache=True)
+def _enter(cells, segment, nodes, n_nodes, event, kind):  # type: ignore[no-untyped-def]
+    """Enter an event into a cell's state; return the list of events that it waits for.
+
+    A cell is (writers, readers, base, is copy): the last group of commuting writes, the reads
+    since, and what that group itself waited for, as heads of linked lists. An overwrite, and an
+    addition after a read or after an overwrite, start a new group.
+    """
+    nodes[n_nodes, 0] = event
+    if kind == 0:
+        nodes[n_nodes, 1] = cells[segment, 1]
+        cells[segment, 1] = n_nodes
+        return cells[segment, 0]
+    if kind == 2 or cells[segment, 1] >= 0 or cells[segment, 3] == 1:
+        cells[segment, 2] = cells[segment, 1] if cells[segment, 1] >= 0 else cells[segment, 0]
+        cells[segment, 0] = -1
+        cells[segment, 1] = -1
+        cells[segment, 3] = kind == 2
+    nodes[n_nodes, 1] = cells[segment, 0]
+    cells[segment, 0] = n_nodes
+    return cells[segment, 2]
+
+
+@njit(cache=True)
+def _append(more, n_more, found, n_found):  # type: ignore[no-untyped-def]
+    if n_more + n_found + 1 > len(more):
+        grown = np.empty(2 * (len(more) + n_found), dtype=np.uint32)
+        grown[:n_more] = more[:n_more]
+        more = grown
+    more[n_more] = n_found
+    more[n_more + 1 : n_more + 1 + n_found] = found[:n_found]
+    return more, n_more + 1 + n_found

@@ -19,7 +19,9 @@ from meshmend.errors import InputError
 REDUCE: Final = 0
 COPY: Final = 1
 
-Index = NDArray[np.unsignedinteger]  # uint16 while that is enough for all ranks and chunks, else uint32
+Index = NDArray[
+    np.unsignedinteger
+]  # uint16 while that is enough for all ranks and chunks, else uint32
 
 
 class Collective(StrEnum):

@@ -1,0 +1,167 @@
+"""Counts contributions: who ends with whose data, and how often.
+
+Runs the table row after row, as its meaning says, on counters instead of numbers. At the start
+rank r holds its own contribution once. At the end every cell that the collective promises must
+hold what it promises exactly once, and nothing else: a contribution that arrives twice is as
+wrong as one that is missing.
+
+Small schedules are counted exactly. Large ones are counted modulo the prime 2^61 - 1 with a
+random weight per rank: a wrong cell passes with probability 1 / (2^61 - 1), so that a wrong
+schedule passes with at most (cells that are wrong) / (2^61 - 1); see `Proof`.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from meshmend.errors import VerificationError
+from meshmend.schedule.table import COPY, Collective, Schedule
+
+PRIME: Final = (1 << 61) - 1
+EXACT_COUNTERS: Final = 1 << 25  # ranks x chunks x ranks up to which counting exactly is quick
+_SATURATED: Final = 255
+
+
+@dataclass(frozen=True)
+class Proof:
+    """How a schedule was found right, and the probability that a wrong one would pass."""
+
+    method: str  # "exact" or "fingerprint"
+    error_probability: float
+
+
+def check_contributions(schedule: Schedule, *, exact: bool | None = None, seed: int = 0) -> Proof:
+    """Return the proof that the schedule keeps its collective's promise.
+
+    Counts exactly or by fingerprint as asked, or else exactly where that is quick. The weights
+    of the fingerprint come from `seed`.
+
+    Raises:
+        VerificationError: names a rank, a chunk, and what is missing or there too often.
+    """
+    n_cells = schedule.n_ranks * schedule.n_chunks
+    if exact is None:
+        exact = n_cells * schedule.n_ranks <= EXACT_COUNTERS
+    wrong = _wrong_cell_exactly(schedule) if exact else _wrong_cell_by_fingerprint(schedule, seed)
+    if wrong is not None:
+        raise VerificationError(_diagnosis(schedule, *wrong))
+    return Proof("exact", 0.0) if exact else Proof("fingerprint", n_cells / PRIME)
+
+
+def contribution_counts(schedule: Schedule, chunk: int) -> NDArray[np.uint8]:
+    """Return how often each rank (first axis) ends with each rank's data of one chunk.
+
+    Counts of 255 mean 255 or more.
+    """
+    counts = np.eye(schedule.n_ranks, dtype=np.uint8)[:, None, :]
+    _count(*_columns(schedule), chunk, counts)
+    return counts[:, 0]
+
+
+def _columns(schedule: Schedule) -> tuple[NDArray[np.unsignedinteger], ...]:
+    return schedule.src, schedule.dst, schedule.lo, schedule.hi, schedule.op
+
+
+def _promised(schedule: Schedule, rank: int, chunk: int) -> NDArray[np.uint8] | None:
+    """Return how often a cell must hold each rank's data at the end; None: it may hold anything."""
+    owner = schedule.owners[chunk]
+    if schedule.collective is Collective.ALL_GATHER:
+        return (np.arange(schedule.n_ranks) == owner).astype(np.uint8)
+    if schedule.collective is Collective.REDUCE_SCATTER and rank != owner:
+        return None
+    return np.ones(schedule.n_ranks, dtype=np.uint8)
+
+
+def _wrong_cell_exactly(schedule: Schedule) -> tuple[int, int] | None:
+    n_ranks, n_chunks = schedule.n_ranks, schedule.n_chunks
+    counts = np.zeros((n_ranks, n_chunks, n_ranks), dtype=np.uint8)
+    counts[np.arange(n_ranks), :, np.arange(n_ranks)] = 1
+    _count(*_columns(schedule), 0, counts)
+    if schedule.collective is Collective.ALL_GATHER:
+        wanted = schedule.owners[:, None] == np.arange(n_ranks)
+        wrong = np.any(counts != wanted, axis=2)
+    else:
+        wrong = np.any(counts != 1, axis=2)
+    return _first_promised(schedule, wrong)
+
+
+def _wrong_cell_by_fingerprint(schedule: Schedule, seed: int) -> tuple[int, int] | None:
+    weights = np.random.default_rng(seed).integers(PRIME, size=schedule.n_ranks, dtype=np.uint64)
+    cells = np.empty((schedule.n_ranks, schedule.n_chunks), dtype=np.uint64)
+    cells[:] = weights[:, None]
+    _fingerprint(*_columns(schedule), cells)
+    if schedule.collective is Collective.ALL_GATHER:
+        wanted = weights[schedule.owners]
+    else:
+        wanted = np.full(schedule.n_chunks, sum(weights.tolist()) % PRIME, dtype=np.uint64)
+    return _first_promised(schedule, cells != wanted)
+
+
+def _first_promised(schedule: Schedule, wrong: NDArray[np.bool_]) -> tuple[int, int] | None:
+    """Return the first wrong cell that the collective makes a promise about."""
+    if schedule.collective is Collective.REDUCE_SCATTER:
+        wrong = wrong & (schedule.owners == np.arange(schedule.n_ranks)[:, None])
+    if not wrong.any():
+        return None
+    rank, chunk = np.unravel_index(np.argmax(wrong), wrong.shape)
+    return int(rank), int(chunk)
+
+
+def _diagnosis(schedule: Schedule, rank: int, chunk: int) -> str:
+    counts = contribution_counts(schedule, chunk)[rank]
+    promised = _promised(schedule, rank, chunk)
+    assert promised is not None, "only promised cells are found wrong"
+    missing = np.nonzero(counts < promised)[0]
+    double = np.nonzero((counts > promised) & (promised > 0))[0]
+    strange = np.nonzero((counts > 0) & (promised == 0))[0]
+    faults = [
+        f"{what} {_listed(ranks)}"
+        for what, ranks in (
+            ("misses the data of", missing),
+            ("counts more than once", double),
+            ("has data that do not belong there, of", strange),
+        )
+        if len(ranks)
+    ]
+    return (
+        f"{schedule.algorithm} {schedule.collective} is wrong: rank {rank}, chunk {chunk} of "
+        f"{schedule.n_chunks} {' and '.join(faults)}"
+    )
+
+
+def _listed(ranks: NDArray[np.intp]) -> str:
+    shown = ", ".join(map(str, ranks[:6]))
+    rest = f" and {len(ranks) - 6} more" if len(ranks) > 6 else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{rest}"
+
+
+@njit(cache=True)
+def _count(src, dst, lo, hi, op, first, counts):  # type: ignore[no-untyped-def]
+    """Run the table on counters (rank, chunk from `first` on, contributor), saturating."""
+    n_chunks, n_ranks = counts.shape[1], counts.shape[2]
+    for row in range(len(src)):
+        here, there = src[row], dst[row]
+        for chunk in range(max(np.int64(lo[row]), first), min(np.int64(hi[row]), first + n_chunks)):
+            for rank in range(n_ranks):
+                value = counts[here, chunk - first, rank]
+                if op[row] != COPY:
+                    value = min(value + counts[there, chunk - first, rank], _SATURATED)
+                counts[there, chunk - first, rank] = value
+
+
+@njit(cache=True)
+def _fingerprint(src, dst, lo, hi, op, cells):  # type: ignore[no-untyped-def]
+    """Run the table on cells (rank, chunk) of integers modulo PRIME."""
+    prime = np.uint64(PRIME)
+    for row in range(len(src)):
+        here, there = src[row], dst[row]
+        if op[row] == COPY:
+            for chunk in range(lo[row], hi[row]):
+                cells[there, chunk] = cells[here, chunk]
+        else:
+            for chunk in range(lo[row], hi[row]):
+                value = cells[there, chunk] + cells[here, chunk]
+                cells[there, chunk] = value - prime if value >= prime else value
