@@ -49,8 +49,7 @@ def row_pair_layout(mesh: Mesh) -> PairLayout:
         if mesh.shape[axis] % 2 == 0:
             return _layout(mesh, axis, broken=frozenset())
     raise UnsupportedError(
-        f"row-pair needs an even number of rows or columns, but got "
-        f"{mesh.shape[0]}x{mesh.shape[1]}"
+        f"row-pair needs an even number of rows or columns, but got {mesh.shape[0]}x{mesh.shape[1]}"
     )
 
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from meshmend.errors import UnsupportedError
-from meshmend.topology.failures import Chip
+from meshmend.topology.failures import Chip, Link
 from meshmend.topology.mesh import Mesh
 
 Ring = tuple[Chip, ...]  # each chip sends to the next, the last to the first
@@ -30,7 +30,12 @@ def hamiltonian_ring(mesh: Mesh) -> Ring:
         UnsupportedError: the mesh is not 2-D, both sides are odd, a failed region is not made of
             aligned 2x2 blocks, or failed links leave none of the three.
     """
-    need_two_axes(mesh, "a Hamiltonian ring")
+    need_two_axes(mesh, "ring-1d")
+    if all(size % 2 for size in mesh.shape):
+        raise UnsupportedError(
+            f"ring-1d needs an even side, but got {mesh.shape[0]}x{mesh.shape[1]}: no ring of "
+            "neighbours passes all chips of an odd by odd mesh"
+        )
     reasons = []
     for build in (snake_ring, _transposed_snake_ring, block_ring):
         try:
@@ -40,7 +45,7 @@ def hamiltonian_ring(mesh: Mesh) -> Ring:
             continue
         if not (dead := _dead_hop(mesh, ring)):
             return ring
-        reasons.append(f"{build.__name__.strip('_')} crosses the failed link {dead[0]}-{dead[1]}")
+        reasons.append(f"ring-1d needs live links, but its ring crosses {Link.between(*dead)}")
     raise UnsupportedError(reasons[-1])
 
 
@@ -52,10 +57,10 @@ def snake_ring(mesh: Mesh) -> Ring:
     """
     rows, cols = mesh.shape
     if mesh.failed:
-        raise UnsupportedError(f"snake_ring needs a full mesh, but got {mesh}")
+        raise UnsupportedError(f"the snake of ring-1d needs a full mesh, but got {mesh}")
     if rows % 2 or (cols < 2 and rows > 2):
         raise UnsupportedError(
-            f"snake_ring needs an even number of rows and two columns, but got {rows}x{cols}"
+            f"the snake of ring-1d needs even rows and two columns, but got {rows}x{cols}"
         )
     snake = [
         (row, col)
@@ -68,7 +73,7 @@ def snake_ring(mesh: Mesh) -> Ring:
 def _transposed_snake_ring(mesh: Mesh) -> Ring:
     rows, cols = mesh.shape
     if mesh.failed:
-        raise UnsupportedError(f"snake_ring needs a full mesh, but got {mesh}")
+        raise UnsupportedError(f"the snake of ring-1d needs a full mesh, but got {mesh}")
     return tuple((row, col) for col, row in snake_ring(Mesh((cols, rows))))
 
 
@@ -81,14 +86,14 @@ def block_ring(mesh: Mesh) -> Ring:
     Raises:
         UnsupportedError: a side is odd, a block is half dead, or live blocks are cut off.
     """
-    tree = _spanning_tree(live_blocks(mesh, "block_ring"))
+    tree = _spanning_tree(live_blocks(mesh, "ring-1d"))
     first = mesh.live[0]
     ring = [first]
     while (chip := _after(ring[-1], tree)) != first:
         ring.append(chip)
     if len(ring) != mesh.n_live:
         raise UnsupportedError(
-            f"block_ring needs the live 2x2 blocks connected, but only {len(ring)} of "
+            f"ring-1d needs the live 2x2 blocks connected, but only {len(ring)} of "
             f"{mesh.n_live} chips are reached from {first}"
         )
     return tuple(ring)
@@ -135,9 +140,9 @@ def line_rings(mesh: Mesh, axis: int) -> tuple[Ring, ...]:
     Raises:
         UnsupportedError: the mesh is not 2-D, or chips failed.
     """
-    need_two_axes(mesh, "rings along rows and columns")
+    need_two_axes(mesh, "two-d")
     if mesh.failed:
-        raise UnsupportedError(f"rings along rows and columns need a full mesh, but got {mesh}")
+        raise UnsupportedError(f"two-d needs a full mesh, but got {mesh}")
     size = mesh.shape[axis]
     order = range(size) if mesh.wrap[axis] else folded(size)
     lines = range(mesh.shape[1 - axis])

@@ -1,0 +1,62 @@
+"""What commands print: results on standard output, everything else on standard error."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from meshmend.errors import InputError
+
+_COMPILING = "compiling for the first use on this machine; this takes some seconds, once ..."
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON object on standard output."""
+    json.dump(value, sys.stdout)
+    sys.stdout.write("\n")
+
+
+def note(line: str) -> None:
+    """Print a line on standard error."""
+    print(line, file=sys.stderr)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, or say in one line why not."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}") from None
+
+
+@contextmanager
+def progress(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """Show which step is under way on a terminal; the caller names each step as it begins."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda step: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("starting") as status:
+        yield lambda step: status.update(step)
+
+
+def announce_compilation() -> None:
+    """Say on standard error, once, when Numba compiles instead of loading its cache."""
+    import numba.core.event as event
+
+    said: list[bool] = []
+
+    class Announcer(event.Listener):  # type: ignore[misc]  # Numba ships no types
+        def on_start(self, event: Any) -> None:
+            if not said:
+                said.append(True)
+                note(f"meshmend: {_COMPILING}")
+
+        def on_end(self, event: Any) -> None:
+            pass
+
+    event.register("numba:compile", Announcer())

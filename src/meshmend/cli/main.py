@@ -1,0 +1,75 @@
+"""The command line: arguments in, exit code out.
+
+0: done. 2: bad input, one line on standard error. 1: anything else, a wrong plan included.
+Commands import what they need when they run, so that `--help` answers at once.
+"""
+
+import sys
+from typing import Annotated
+
+import typer
+from typer.exceptions import TyperException
+
+from meshmend import __version__
+from meshmend.cli import figures, plan, show
+from meshmend.errors import InputError, MeshmendError
+
+app = typer.Typer(
+    name="meshmend",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="Keep data-parallel training running on mesh-connected chips when chips fail.",
+    epilog="Start with: meshmend plan --mesh 8x8 --fail 2x2@2,2",
+)
+app.command("plan")(plan.plan_command)
+app.command("verify")(plan.verify_command)
+app.command("algorithms")(plan.algorithms_command)
+app.command("show")(show.show_command)
+app.command("figures")(figures.figures_command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"meshmend {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+def run(arguments: list[str]) -> int:
+    """Run a command line and return its exit code."""
+    try:
+        result = app(args=arguments or ["--help"], prog_name="meshmend", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except TyperException as error:
+        return _failed(f"{error.format_message()} (see meshmend --help)", 2)
+    except InputError as error:
+        return _failed(str(error), 2)
+    except MeshmendError as error:
+        return _failed(str(error), 1)
+    except BrokenPipeError:  # the reader went away, as `head` does
+        sys.stderr.close()
+        return 1
+    except (KeyboardInterrupt, typer.Abort):
+        return _failed("interrupted", 130)
+
+
+def _failed(message: str, code: int) -> int:
+    print(f"meshmend: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    sys.exit(run(sys.argv[1:]))

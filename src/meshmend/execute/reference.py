@@ -1,0 +1,90 @@
+"""The NumPy reference: all ranks in one process, real arrays, any dtype.
+
+Runs the table one row after another, which is what a schedule means. Slow and plain on
+purpose: faster executors are compared with it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.errors import InputError
+from meshmend.schedule.table import COPY, Collective, Schedule
+
+Arrays = list[NDArray[Any]]  # the element type is the caller's
+
+
+def element_bounds(schedule: Schedule, n_elements: int) -> NDArray[np.int64]:
+    """Return where each chunk starts in a payload of so many elements, and where the last ends."""
+    return np.rint(schedule.cuts * n_elements).astype(np.int64)
+
+
+def run(
+    schedule: Schedule, arrays: Sequence[NDArray[Any]], *, combine: np.ufunc = np.add
+) -> Arrays:
+    """Return what each rank holds after the collective; the inputs are left as they are.
+
+    An allreduce takes one array per rank, all of one shape and dtype, and returns the combined
+    array for each rank. A reduce-scatter returns each rank's own chunks as one flat array; an
+    all-gather takes such arrays and returns the whole for each rank. `combine` is any
+    commutative and associative ufunc.
+
+    Raises:
+        InputError: too few arrays, or arrays that do not fit together.
+    """
+    if len(arrays) != schedule.n_ranks:
+        raise InputError(
+            f"{schedule.algorithm} needs one array per rank, {schedule.n_ranks}, but got "
+            f"{len(arrays)}"
+        )
+    gathers = schedule.collective is Collective.ALL_GATHER
+    buffers = _gathered(schedule, arrays) if gathers else _stacked(arrays)
+    bounds = element_bounds(schedule, buffers.shape[1])
+    columns = (schedule.src, schedule.dst, bounds[schedule.lo], bounds[schedule.hi], schedule.op)
+    for src, dst, start, stop, op in zip(*(column.tolist() for column in columns), strict=True):
+        sent, kept = buffers[src, start:stop], buffers[dst, start:stop]
+        if op == COPY:
+            kept[...] = sent
+        else:
+            combine(kept, sent, out=kept)
+    if schedule.collective is Collective.REDUCE_SCATTER:
+        mine = [_owned(schedule, rank, bounds) for rank in range(schedule.n_ranks)]
+        return [buffer[index] for buffer, index in zip(buffers, mine, strict=True)]
+    if gathers:
+        return list(buffers)
+    return [buffer.reshape(arrays[0].shape) for buffer in buffers]
+
+
+def _stacked(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    first = arrays[0]
+    for rank, array in enumerate(arrays):
+        if array.shape != first.shape or array.dtype != first.dtype:
+            raise InputError(
+                f"a collective needs arrays alike, but rank 0 has {first.dtype} {first.shape} and "
+                f"rank {rank} has {array.dtype} {array.shape}"
+            )
+    return np.stack([array.reshape(-1) for array in arrays])
+
+
+def _gathered(schedule: Schedule, shards: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Return buffers in which each rank holds its own chunks, and nothing of the others'."""
+    n_elements = sum(shard.size for shard in shards)
+    bounds = element_bounds(schedule, n_elements)
+    buffers = np.zeros((schedule.n_ranks, n_elements), dtype=shards[0].dtype)
+    for rank, shard in enumerate(shards):
+        index = _owned(schedule, rank, bounds)
+        if shard.shape != index.shape or shard.dtype != shards[0].dtype:
+            raise InputError(
+                f"all-gather of {n_elements} elements needs {index.size} of {shards[0].dtype} "
+                f"from rank {rank}, but got {shard.dtype} {shard.shape}"
+            )
+        buffers[rank, index] = shard
+    return buffers
+
+
+def _owned(schedule: Schedule, rank: int, bounds: NDArray[np.int64]) -> NDArray[np.int64]:
+    chunks = np.nonzero(schedule.owners == rank)[0]
+    parts = [np.arange(bounds[chunk], bounds[chunk + 1]) for chunk in chunks]
+    return np.concatenate([np.empty(0, dtype=np.int64), *parts])

@@ -1,0 +1,206 @@
+"""A plan: a schedule for a broken mesh, placed, analysed and proved.
+
+`plan(mesh)` builds one; nothing is returned that was not proved right and free of deadlock.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.errors import InputError, PlanFileError, UnsupportedError
+from meshmend.execute import reference
+from meshmend.planning.files import read_plan, write_plan
+from meshmend.routing.deadlock import check_deadlock_free
+from meshmend.routing.stretch import stretch_of
+from meshmend.schedule.algorithms import ALGORITHMS, Algorithm, algorithm
+from meshmend.schedule.hazards import Hazards, hazards_of
+from meshmend.schedule.placement import Placement, channel_loads, placed
+from meshmend.schedule.table import Collective, Schedule
+from meshmend.topology.failures import Chip
+from meshmend.topology.graph import largest_part, stranded
+from meshmend.topology.mesh import Mesh
+from meshmend.verify.contributions import Proof, check_contributions
+from meshmend.verify.hops import check_hops
+
+AUTO = "auto"
+
+OnStep = Callable[[str], None]
+
+
+def _silent(step: str) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A schedule that was proved right on the connected part of a mesh.
+
+    `mesh` is what was asked for; `stranded` names its live chips that are cut off and take no
+    part; ranks are the chips of `placement.mesh`. `seconds` says how long each step took.
+    """
+
+    mesh: Mesh
+    stranded: tuple[Chip, ...]
+    schedule: Schedule
+    placement: Placement
+    hazards: Hazards
+    proof: Proof
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def run(self, arrays: Sequence[NDArray[Any]], *, combine: np.ufunc = np.add) -> list[Any]:
+        """Return what each rank holds after the collective, computed in this process."""
+        return reference.run(self.schedule, arrays, combine=combine)
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as a file that `load_plan` and `meshmend verify` read back."""
+        write_plan(Path(path), self.mesh, self.schedule)
+
+    @cached_property
+    def channel_loads(self) -> NDArray[np.float64]:
+        """What each directed link carries as a fraction of the payload."""
+        return channel_loads(self.schedule, self.placement.routes)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the figures of the plan as a JSON value."""
+        routes = self.placement.routes
+        stretch = stretch_of(self.placement.mesh, routes)
+        return {
+            "mesh": mesh_summary(self.mesh, self.stranded),
+            "algorithm": self.schedule.algorithm,
+            "collective": str(self.schedule.collective),
+            "ranks": self.schedule.n_ranks,
+            "rows": self.schedule.n_rows,
+            "chunks": self.schedule.n_chunks,
+            "verified": True,
+            "proof": self.proof.method,
+            "error_probability": self.proof.error_probability,
+            "deadlock_free": True,
+            "virtual_channels": routes.n_virtual_channels,
+            "max_hops": routes.max_hops,
+            "max_stretch": stretch.max,
+            "max_link_load": float(self.channel_loads.max(initial=0.0)),
+            "seconds": self.seconds,
+        }
+
+
+def mesh_summary(mesh: Mesh, cut_off: Sequence[Chip]) -> dict[str, Any]:
+    """Return a mesh's figures as a JSON value; `links` counts live links, each once."""
+    return {
+        "shape": list(mesh.shape),
+        "wrap": list(mesh.wrap),
+        "live": mesh.n_live,
+        "failed": len(mesh.failed),
+        "links": len(mesh.links),
+        "stranded": [list(chip) for chip in cut_off],
+    }
+
+
+def plan(
+    mesh: Mesh,
+    algorithm: str = AUTO,
+    *,
+    collective: str | Collective = Collective.ALLREDUCE,
+    on_step: OnStep = _silent,
+) -> Plan:
+    """Return a proved plan for the largest connected part of a mesh.
+
+    `on_step` is called with the name of each step as it begins.
+
+    Raises:
+        InputError: an unknown algorithm or collective, or a mesh that the algorithm does not do;
+            the message then names one that will.
+    """
+    wanted = _collective(collective)
+    steps = _Steps(on_step)
+    part = largest_part(mesh)
+    with steps.timed("build"):
+        schedule = _built(part, algorithm, wanted)
+    return _proved(mesh, part, schedule, steps)
+
+
+def load_plan(path: str | Path, *, mesh: Mesh | None = None, on_step: OnStep = _silent) -> Plan:
+    """Return the plan of a file, proved anew; given a mesh, it must be the plan's own.
+
+    Raises:
+        PlanFileError: a file that cannot be read, or that is for another mesh.
+        ProofError: the plan is wrong.
+    """
+    steps = _Steps(on_step)
+    with steps.timed("read"):
+        own, schedule = read_plan(Path(path))
+    if mesh is not None and mesh != own:
+        raise PlanFileError(f"{path} is a plan for the mesh {own}, but got {mesh}; plan again")
+    part = largest_part(own)
+    if part.n_live != schedule.n_ranks:
+        raise PlanFileError(
+            f"{path} is damaged: it has {schedule.n_ranks} ranks, but its mesh {own} has "
+            f"{part.n_live} connected live chips"
+        )
+    return _proved(own, part, schedule, steps)
+
+
+def supported(mesh: Mesh, collective: Collective = Collective.ALLREDUCE) -> Iterator[str]:
+    """Yield the names of the algorithms that do a connected mesh, in the order to prefer."""
+    for candidate in ALGORITHMS.values():
+        try:
+            candidate.build(mesh, collective)
+        except UnsupportedError:
+            continue
+        yield candidate.name
+
+
+def _built(part: Mesh, name: str, collective: Collective) -> Schedule:
+    chosen = _first_that_works(part) if name == AUTO else algorithm(name)
+    try:
+        return chosen.build(part, collective)
+    except UnsupportedError as error:
+        other = next(supported(part))
+        raise UnsupportedError(f"{error}; '{other}' will do it") from None
+
+
+def _first_that_works(part: Mesh) -> Algorithm:
+    return ALGORITHMS[next(supported(part))]
+
+
+def _proved(mesh: Mesh, part: Mesh, schedule: Schedule, steps: "_Steps") -> Plan:
+    with steps.timed("hazards"):
+        hazards = hazards_of(schedule)
+    with steps.timed("route"):
+        placement = placed(part, schedule)
+    with steps.timed("verify"):
+        proof = check_contributions(schedule)
+        check_hops(schedule, placement)
+    with steps.timed("deadlock"):
+        check_deadlock_free(part, placement.routes)
+    return Plan(mesh, stranded(mesh), schedule, placement, hazards, proof, steps.seconds)
+
+
+def _collective(name: str | Collective) -> Collective:
+    try:
+        return Collective(name)
+    except ValueError:
+        raise InputError(
+            f"there is no collective {name!r}; choose one of {', '.join(Collective)}"
+        ) from None
+
+
+class _Steps:
+    """Names each step to whoever listens, and keeps how long it took."""
+
+    def __init__(self, on_step: OnStep) -> None:
+        self.seconds: dict[str, float] = {}
+        self._on_step = on_step
+
+    @contextmanager
+    def timed(self, step: str) -> Iterator[None]:
+        self._on_step(step)
+        start = time.perf_counter()
+        yield
+        self.seconds[step] = time.perf_counter() - start

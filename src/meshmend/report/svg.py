@@ -1,0 +1,216 @@
+"""SVG in plain text: marks, panels that compose, and the finished document.
+
+A **mark** is the text of one SVG element; a **panel** is a box of marks that can be put beside
+or above others. Nothing here knows of meshes. No mark carries an id or a style sheet: pictures
+in one notebook page share those, and would change each other.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from xml.sax.saxutils import escape, quoteattr
+
+Point = tuple[float, float]
+Attributes = Mapping[str, str | float]
+
+BACKGROUND = "#ffffff"
+INK = "#1f2933"
+SOFT_INK = "#616e7c"
+FONT = "Helvetica, Arial, DejaVu Sans, sans-serif"
+# Estimated advance of a sans-serif letter over its font size; generous, so that text fits.
+_LETTER = 0.56
+_MAX_SHOWN_WIDTH = 1200
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A box of marks whose coordinates run from (0, 0) to (width, height)."""
+
+    width: float
+    height: float
+    marks: tuple[str, ...] = ()
+
+    def plus(self, marks: Iterable[str]) -> "Panel":
+        """Return this panel with more marks on top."""
+        return Panel(self.width, self.height, (*self.marks, *marks))
+
+
+def number(value: float) -> str:
+    """Return a coordinate with at most two decimals and no trailing zeros."""
+    text = f"{value:.2f}".rstrip("0").rstrip(".")
+    return "0" if text in {"-0", ""} else text
+
+
+def mark(tag: str, attributes: Attributes, text: str | None = None) -> str:
+    """Return one element; attribute values and text are escaped, numbers kept short."""
+    words = _written(attributes)
+    return f"<{tag}{words}/>" if text is None else f"<{tag}{words}>{escape(text)}</{tag}>"
+
+
+def group(marks: Iterable[str], attributes: Attributes) -> str:
+    """Return a `g` element around marks."""
+    return f"<g{_written(attributes)}>{''.join(marks)}</g>"
+
+
+def _written(attributes: Attributes) -> str:
+    return "".join(
+        f" {name}={quoteattr(value if isinstance(value, str) else number(value))}"
+        for name, value in attributes.items()
+    )
+
+
+def label(
+    at: Point, words: str, *, size: float = 12, anchor: str = "start", colour: str = INK
+) -> str:
+    """Return text whose vertical middle lies at a point."""
+    return mark(
+        "text",
+        # The baseline is set by hand: not every viewer knows dominant-baseline.
+        {
+            "x": at[0],
+            "y": at[1] + 0.35 * size,
+            "font-size": size,
+            "text-anchor": anchor,
+            "fill": colour,
+        },
+        words,
+    )
+
+
+def text_width(words: str, size: float) -> float:
+    """Return an upper estimate of the width of a text."""
+    return _LETTER * size * len(words)
+
+
+def clipped(words: str, width: float, size: float) -> str:
+    """Return the text, cut with an ellipsis where it would be wider than `width`."""
+    room = max(1, int(width / (_LETTER * size)))
+    return words if len(words) <= room else words[: room - 1].rstrip() + "…"
+
+
+def wrapped(words: str, width: float, size: float) -> list[str]:
+    """Return the text broken at spaces into lines that fit `width`."""
+    lines = [""]
+    for word in words.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and text_width(longer, size) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
+
+
+def text_block(words: str, width: float, *, size: float = 12, colour: str = INK) -> Panel:
+    """Return a panel of wrapped text, left-aligned."""
+    lines = wrapped(words, width, size)
+    step = 1.4 * size
+    marks = tuple(
+        label((0, (i + 0.5) * step), line, size=size, colour=colour) for i, line in enumerate(lines)
+    )
+    return Panel(max(text_width(line, size) for line in lines), step * len(lines), marks)
+
+
+def line_path(points: Sequence[Point], *, radius: float = 0, closed: bool = False) -> str:
+    """Return path data through the points, its corners rounded by at most `radius`."""
+    around = [*points[-1:], *points, *points[:1]] if closed else list(points)
+    triples = zip(around, around[1:], around[2:], strict=False)
+    corners = [_corner(before, here, after, radius) for before, here, after in triples]
+    if not closed:
+        corners = [(points[0],) * 3, *corners, (points[-1],) * 3]
+    data = [f"M{_pair(corners[0][2])}"]
+    for enter, corner, leave in corners[1:] + (corners[:1] if closed else []):
+        data.append(f"L{_pair(enter)}")
+        if enter != leave:
+            data.append(f"Q{_pair(corner)} {_pair(leave)}")
+    return "".join(data) + ("Z" if closed else "")
+
+
+def _corner(before: Point, corner: Point, after: Point, radius: float) -> tuple[Point, ...]:
+    """Return where a rounded corner begins, its control point, and where it ends."""
+    reach = min(radius, math.dist(before, corner) / 2, math.dist(corner, after) / 2)
+    return towards(corner, before, reach), corner, towards(corner, after, reach)
+
+
+def towards(start: Point, goal: Point, distance: float) -> Point:
+    """Return the point at a distance from `start` on the way to `goal`."""
+    whole = math.dist(start, goal)
+    share = distance / whole if whole else 0
+    return start[0] + share * (goal[0] - start[0]), start[1] + share * (goal[1] - start[1])
+
+
+def _pair(point: Point) -> str:
+    return f"{number(point[0])} {number(point[1])}"
+
+
+def arrow_head(tip: Point, direction: Point, size: float) -> str:
+    """Return path data of a triangle whose tip looks along a direction."""
+    length = math.hypot(*direction) or 1
+    ux, uy = direction[0] / length * size, direction[1] / length * size
+    to_wing = -ux - 0.55 * uy, -uy + 0.55 * ux
+    to_other = 1.1 * uy, -1.1 * ux
+    return f"M{_pair(tip)}l{_pair(to_wing)}l{_pair(to_other)}z"
+
+
+def moved(panel: Panel, x: float, y: float) -> str:
+    """Return the marks of a panel shifted, as one mark."""
+    return group(panel.marks, {"transform": f"translate({number(x)} {number(y)})"})
+
+
+def beside(panels: Sequence[Panel], *, gap: float = 24) -> Panel:
+    """Return panels side by side, their tops aligned."""
+    lefts = [sum(p.width for p in panels[:i]) + gap * i for i in range(len(panels))]
+    return Panel(
+        lefts[-1] + panels[-1].width,
+        max(panel.height for panel in panels),
+        tuple(moved(panel, left, 0) for panel, left in zip(panels, lefts, strict=True)),
+    )
+
+
+def stacked(panels: Sequence[Panel], *, gap: float = 8, centred: bool = False) -> Panel:
+    """Return panels below each other, their left sides or their middles aligned."""
+    width = max(panel.width for panel in panels)
+    tops = [sum(p.height for p in panels[:i]) + gap * i for i in range(len(panels))]
+    return Panel(
+        width,
+        tops[-1] + panels[-1].height,
+        tuple(
+            moved(panel, (width - panel.width) / 2 if centred else 0, top)
+            for panel, top in zip(panels, tops, strict=True)
+        ),
+    )
+
+
+def tiled(panels: Sequence[Panel], n_columns: int, *, gap: float = 24) -> Panel:
+    """Return panels in rows of `n_columns`."""
+    rows = [panels[i : i + n_columns] for i in range(0, len(panels), n_columns)]
+    return stacked([beside(row, gap=gap) for row in rows], gap=gap)
+
+
+def document(panel: Panel, *, title: str, description: str, padding: float = 16) -> str:
+    """Return a panel as a complete SVG document on a light background."""
+    width, height = panel.width + 2 * padding, panel.height + 2 * padding
+    shown = min(1, _MAX_SHOWN_WIDTH / width)
+    head = mark(
+        "svg",
+        {
+            "xmlns": "http://www.w3.org/2000/svg",
+            "viewBox": f"0 0 {number(width)} {number(height)}",
+            "width": shown * width,
+            "height": shown * height,
+            "role": "img",
+            "aria-label": title,
+            "font-family": FONT,
+            "style": "max-width:100%;height:auto",
+        },
+    )
+    ground: Attributes = {"width": width, "height": height, "fill": BACKGROUND, "rx": 6}
+    return "\n".join(
+        [
+            head.removesuffix("/>") + ">",
+            mark("title", {}, title),
+            mark("desc", {}, description),
+            mark("rect", {"class": "background", "x": 0, "y": 0, **ground}),
+            moved(panel, padding, padding),
+            "</svg>\n",
+        ]
+    )

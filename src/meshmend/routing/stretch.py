@@ -1,0 +1,49 @@
+"""How much longer routes are than the shortest live path."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.routing.layers import RoutingTables
+from meshmend.routing.routes import Routes
+from meshmend.routing.tables import Demand, demand_of, shortest_ports, table_hops
+from meshmend.topology.mesh import Mesh
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Hops over the hops of a shortest live path: over all pairs the mean, and the worst."""
+
+    mean: float
+    max: float
+
+
+def stretch_of(mesh: Mesh, routes: Routes) -> Stretch:
+    """Return the stretch of routes; without pairs it is 1."""
+    by_goal = np.argsort(routes.dst, kind="stable")
+    demand = demand_of(routes.src[by_goal], routes.dst[by_goal])
+    return _stretch(routes.hops[by_goal], _shortest_hops(mesh, demand))
+
+
+def table_stretch(mesh: Mesh, tables: RoutingTables) -> Stretch:
+    """Return the stretch of the routes that tables give to those who demanded them."""
+    demand, shortest = tables.demand, _shortest_hops(mesh, tables.demand)
+    hops = np.empty_like(shortest)
+    for layer, ports in enumerate(tables.ports):
+        here = tables.virtual_channel == layer
+        table = table_hops(mesh, demand.destinations, ports)
+        hops[here] = table[demand.rows[here], demand.sources[here]]
+    return _stretch(hops[shortest > 0], shortest[shortest > 0])
+
+
+def _shortest_hops(mesh: Mesh, demand: Demand) -> NDArray[np.int32]:
+    hops = table_hops(mesh, demand.destinations, shortest_ports(mesh, demand))
+    return hops[demand.rows, demand.sources]
+
+
+def _stretch(hops: NDArray[np.integer], shortest: NDArray[np.integer]) -> Stretch:
+    if not hops.size:
+        return Stretch(1.0, 1.0)
+    ratio = hops / shortest
+    return Stretch(float(ratio.mean()), float(ratio.max()))

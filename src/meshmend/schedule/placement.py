@@ -1,0 +1,101 @@
+"""Where a schedule's ranks sit and how its pairs are routed: a schedule laid over a mesh.
+
+A schedule speaks of ranks alone. Its placement is the mesh (rank i is the i-th live chip) and
+one route for each pair of ranks that exchange data.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from meshmend.errors import InputError
+from meshmend.routing.routes import Routes, routes_for
+from meshmend.schedule.table import Schedule
+from meshmend.topology.mesh import Mesh
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """A mesh and routes between its ranks for every pair that a schedule uses."""
+
+    mesh: Mesh
+    routes: Routes
+
+
+def placed(mesh: Mesh, schedule: Schedule) -> Placement:
+    """Return the schedule's placement on a connected mesh, over routes that cannot deadlock.
+
+    Raises:
+        InputError: the mesh has more or fewer live chips than the schedule has ranks.
+    """
+    if mesh.n_live != schedule.n_ranks:
+        raise InputError(
+            f"a schedule for {schedule.n_ranks} ranks needs as many live chips, but {mesh} has "
+            f"{mesh.n_live}"
+        )
+    return Placement(mesh, routes_for(mesh, *distinct_pairs(schedule)))
+
+
+def distinct_pairs(schedule: Schedule) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the sources and destinations of the pairs of ranks that exchange data, each once."""
+    src, dst = _distinct_pairs(schedule.src, schedule.dst, schedule.n_ranks)
+    return src, dst
+
+
+def channel_loads(schedule: Schedule, routes: Routes) -> NDArray[np.float64]:
+    """Return what each channel carries as a fraction of the payload.
+
+    A channel is a directed link, numbered rank x ports + port.
+    """
+    per_pair = _pair_loads(
+        schedule.src,
+        schedule.dst,
+        schedule.lo,
+        schedule.hi,
+        schedule.cuts,
+        routes.pair_ptr,
+        routes.dst,
+    )
+    loads = np.zeros(routes.n_ranks * routes.n_ports)
+    np.add.at(loads, routes.channels, np.repeat(per_pair, routes.hops))
+    return loads
+
+
+@njit(cache=True)
+def _distinct_pairs(src, dst, n_ranks):  # type: ignore[no-untyped-def]
+    """Return each pair (src, dst) that occurs, once; a source's few targets are a linked list."""
+    head = np.full(n_ranks, -1, dtype=np.int64)
+    targets = np.empty((4 * n_ranks, 2), dtype=np.int64)  # target, next in the list
+    n_pairs = 0
+    for row in range(len(src)):
+        pair = head[src[row]]
+        while pair >= 0 and targets[pair, 0] != dst[row]:
+            pair = targets[pair, 1]
+        if pair < 0:
+            if n_pairs == len(targets):
+                targets = np.concatenate((targets, np.empty_like(targets)))
+            targets[n_pairs, 0] = dst[row]
+            targets[n_pairs, 1] = head[src[row]]
+            head[src[row]] = n_pairs
+            n_pairs += 1
+    sources = np.empty(n_pairs, dtype=np.int64)
+    for rank in range(n_ranks):
+        pair = head[rank]
+        while pair >= 0:
+            sources[pair] = rank
+            pair = targets[pair, 1]
+    return sources, targets[:n_pairs, 0].copy()
+
+
+@njit(cache=True)
+def _pair_loads(src, dst, lo, hi, cuts, pair_ptr, pair_dst):  # type: ignore[no-untyped-def]
+    """Return the fraction of the payload that each pair exchanges."""
+    loads = np.zeros(len(pair_dst))
+    for row in range(len(src)):
+        pair = pair_ptr[src[row]]
+        while pair_dst[pair] != dst[row]:
+            pair += 1
+        loads[pair] += cuts[hi[row]] - cuts[lo[row]]
+    return loads

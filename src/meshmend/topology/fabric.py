@@ -1,0 +1,162 @@
+"""The fabric: how fast the links of a machine are, and presets for machines people have.
+
+Knows four figures a machine and where each comes from; nothing of meshes or schedules. A
+preset's `source` says in words how far to trust it. The figures that machines differ in most,
+latency and overhead, are hardly published anywhere: where a preset assumes them, it says so.
+Override what you have measured: `fabric("tpu-v3").with_(...)`.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from meshmend.errors import InputError
+from meshmend.units import format_bandwidth, format_time
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """What a link and a chip can do.
+
+    A link carries `link_bandwidth_bytes_per_s` in each direction at once, a message's head
+    takes `hop_latency_s` over a link, and each message holds a link for `message_overhead_s`
+    beyond its bytes. A chip adds up `chip_bandwidth_bytes_per_s`; None is without limit.
+    """
+
+    name: str
+    link_bandwidth_bytes_per_s: float
+    hop_latency_s: float
+    message_overhead_s: float
+    chip_bandwidth_bytes_per_s: float | None = None
+    source: str = "given by the caller"
+    usual_mesh: str = ""  # for the reader, such as "16x16 torus"
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise InputError("Fabric needs a name, but got an empty one; results are printed by it")
+        self._check("link_bandwidth_bytes_per_s", self.link_bandwidth_bytes_per_s, "a positive")
+        self._check("hop_latency_s", self.hop_latency_s, "zero or a positive")
+        self._check("message_overhead_s", self.message_overhead_s, "zero or a positive")
+        if self.chip_bandwidth_bytes_per_s is not None:
+            self._check("chip_bandwidth_bytes_per_s", self.chip_bandwidth_bytes_per_s, "a positive")
+
+    def with_(
+        self,
+        *,
+        link_bandwidth_bytes_per_s: float | None = None,
+        hop_latency_s: float | None = None,
+        message_overhead_s: float | None = None,
+        chip_bandwidth_bytes_per_s: float | None = None,
+    ) -> "Fabric":
+        """Return this fabric with the figures that are given, its name starred if any changes.
+
+        The star, `tpu-v3*`, keeps a printed time from passing for the preset's.
+        """
+        given = {
+            "link_bandwidth_bytes_per_s": link_bandwidth_bytes_per_s,
+            "hop_latency_s": hop_latency_s,
+            "message_overhead_s": message_overhead_s,
+            "chip_bandwidth_bytes_per_s": chip_bandwidth_bytes_per_s,
+        }
+        changes: dict[str, float] = {
+            figure: value
+            for figure, value in given.items()
+            if value is not None and value != getattr(self, figure)
+        }
+        if not changes:
+            return self
+        starred = self.name.removesuffix("*") + "*"
+        return replace(self, name=starred, **changes)  # type: ignore[arg-type]  # floats only
+
+    def __str__(self) -> str:
+        parts = [
+            f"{self.name}: {format_bandwidth(self.link_bandwidth_bytes_per_s)} a link",
+            f"{format_time(self.hop_latency_s)} a hop",
+            f"{format_time(self.message_overhead_s)} a message",
+        ]
+        if self.chip_bandwidth_bytes_per_s is not None:
+            parts.append(f"{format_bandwidth(self.chip_bandwidth_bytes_per_s)} a chip")
+        return ", ".join(parts)
+
+    def _check(self, figure: str, value: float, needed: str) -> None:
+        if not (math.isfinite(value) and (value > 0 or (value == 0 and "zero" in needed))):
+            raise InputError(f"fabric {self.name} needs {needed} {figure}, but got {value}")
+
+
+_PUBLIC = "Link bandwidth from public descriptions of the machine, not measured by us."
+_ASSUMED = "Hop latency and message overhead are assumed."
+
+
+def _tpu(version: str, link_gb_per_s: float, usual_mesh: str, source: str) -> Fabric:
+    return Fabric(
+        name=f"tpu-{version}",
+        link_bandwidth_bytes_per_s=link_gb_per_s * 1e9,
+        hop_latency_s=1e-6,
+        message_overhead_s=50e-9,
+        source=source,
+        usual_mesh=usual_mesh,
+    )
+
+
+def _other(name: str, link_gb_per_s: float, usual_mesh: str, source: str) -> Fabric:
+    return Fabric(
+        name=name,
+        link_bandwidth_bytes_per_s=link_gb_per_s * 1e9,
+        hop_latency_s=0.5e-6,
+        message_overhead_s=50e-9,
+        source=source,
+        usual_mesh=usual_mesh,
+    )
+
+
+_LIKE_V3 = f"{_PUBLIC} Hop latency (as for tpu-v3) and message overhead are assumed."
+
+_PRESETS = (
+    _other(
+        "reference",
+        70,
+        "any mesh",
+        "No machine: round figures near a TPU v3, to compare algorithms.",
+    ),
+    _tpu("v2", 62, "16x16 torus", _LIKE_V3),
+    _tpu(
+        "v3",
+        82,
+        "32x32 torus, slices are meshes; 2x2 boards, 4x2 hosts",
+        "Public descriptions differ, from 70 to 100 GB/s a link. 82 GB/s and 1 us a hop fit the "
+        "all-reduce times that published training tables imply for 512 and 1024 chips. Message "
+        "overhead is assumed.",
+    ),
+    _tpu("v4", 45, "3-D torus of 4x4x4 cubes", _LIKE_V3),
+    _tpu(
+        "v5e",
+        50,
+        "16x16, a torus only along full sides; 4x2 hosts",
+        f"{_PUBLIC} 1 us a hop fits public texts. Message overhead is assumed.",
+    ),
+    _tpu(
+        "v5p",
+        100,
+        "3-D torus",
+        "Cloud TPU documentation, page v5p: 1200 GB/s a chip, both directions of six links. "
+        "Hop latency (as for tpu-v3) and message overhead are assumed.",
+    ),
+    _tpu("v6e", 90, "16x16", f"Low confidence: sources range from 90 to 100 GB/s. {_ASSUMED}"),
+    _tpu("v7", 100, "3-D torus", _LIKE_V3),
+    _other("trainium2", 160, "4x4 torus", f"Low confidence: about 160 GB/s. {_ASSUMED}"),
+    _other("wormhole-galaxy", 50, "4x8 mesh", f"{_PUBLIC} {_ASSUMED}"),
+    _other("dojo", 1000, "mesh of D1 dies", f"Low confidence: about 1 TB/s an edge. {_ASSUMED}"),
+)
+FABRICS: Mapping[str, Fabric] = MappingProxyType({preset.name: preset for preset in _PRESETS})
+
+
+def fabric(name: str) -> Fabric:
+    """Return the preset of this name.
+
+    Raises:
+        InputError: there is none; the message lists those there are.
+    """
+    if name not in FABRICS:
+        raise InputError(f"--fabric needs one of {', '.join(FABRICS)}, but got {name!r}")
+    return FABRICS[name]

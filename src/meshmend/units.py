@@ -1,0 +1,170 @@
+"""Quantities as people write them: bytes, bandwidths, times, and back.
+
+Knows units and nothing of what is measured. Decimal units count in thousands (`KB`, `MB`),
+binary ones in 1024 (`KiB`, `MiB`), `bit` is an eighth of a byte. Upper and lower case matter
+where they would change the meaning: `Mb` is refused, because it may be read as bits or bytes.
+
+    102.4MB   64KiB   4 MiB   1e6                  bytes
+    70GB/s    50Mbit/s   50Mbit   400Gbps   7e10   bytes a second
+    0.5us     50ns   1ms   2s   1e-6               seconds
+    1KB..1GB                                       payloads for a sweep: 1 KB, 10 KB, ..., 1 GB
+    1KB..1GB:3                                     the same with three payloads a decade
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from fractions import Fraction
+
+from meshmend.errors import UnitError
+
+_NUMBER_AND_UNIT = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\D*)", re.ASCII)
+_MAX_EXPONENT = 30  # refuse 1e999999999 instead of computing it
+_MAX_PER_DECADE = 100
+_MAX_PAYLOADS = 1000
+
+_BYTES: Mapping[str, Fraction] = {
+    "": Fraction(1),
+    "B": Fraction(1),
+    "kB": Fraction(1000),
+    **{f"{prefix}B": Fraction(1000**power) for power, prefix in enumerate("KMGTP", 1)},
+    **{f"{prefix}iB": Fraction(1024**power) for power, prefix in enumerate("KMGTP", 1)},
+}
+_BITS: Mapping[str, Fraction] = {
+    "bit": Fraction(1, 8),
+    **{f"{prefix}bit": Fraction(1000**power, 8) for power, prefix in enumerate("kMGT", 1)},
+    "Kbit": Fraction(1000, 8),
+}
+_BANDWIDTHS: Mapping[str, Fraction] = {
+    **_BYTES,
+    **_BITS,
+    **{f"{unit}/s": factor for unit, factor in {**_BYTES, **_BITS}.items() if unit},
+    **{f"{prefix}bps": Fraction(1000**power, 8) for power, prefix in enumerate("kMGT", 1)},
+}
+_TIMES: Mapping[str, Fraction] = {
+    "": Fraction(1),
+    "s": Fraction(1),
+    "ms": Fraction(1, 10**3),
+    "us": Fraction(1, 10**6),
+    "µs": Fraction(1, 10**6),  # micro sign
+    "μs": Fraction(1, 10**6),  # Greek mu
+    "ns": Fraction(1, 10**9),
+}
+
+
+def parse_bytes(text: str) -> int:
+    """Return the whole number of bytes nearest to what `102.4MB`, `64KiB` or `1e6` names.
+
+    Raises:
+        UnitError: no number, an unknown unit, or less than nothing.
+    """
+    return round(_quantity(text, _BYTES, "a size", "102.4MB, 64KiB or 1e6"))
+
+
+def parse_bandwidth(text: str) -> float:
+    """Return the bytes a second that `70GB/s`, `50Mbit/s` or `50Mbit` names.
+
+    Raises:
+        UnitError: no number, an unknown unit, or nothing a second.
+    """
+    example = "70GB/s or 50Mbit/s"
+    value = float(_quantity(text, _BANDWIDTHS, "a bandwidth", example))
+    if value == 0:
+        raise UnitError(f"a bandwidth needs to be positive, but got {text!r}; write {example}")
+    return value
+
+
+def parse_time(text: str) -> float:
+    """Return the seconds that `0.5us`, `50ns`, `1ms` or `2s` names.
+
+    Raises:
+        UnitError: no number, an unknown unit, or less than nothing.
+    """
+    return float(_quantity(text, _TIMES, "a time", "0.5us, 50ns or 2s"))
+
+
+def parse_payloads(text: str) -> tuple[int, ...]:
+    """Return the payloads in bytes, rising, that one payload or a range such as `1KB..1GB` names.
+
+    A range starts at its first payload, goes up in factors of ten, or in as many equal ratios a
+    decade as a `:3` at its end asks for, and always ends with its last payload.
+
+    Raises:
+        UnitError: a payload that cannot be read, or a range that does not rise from above zero.
+    """
+    span, colon, per_decade = text.partition(":")
+    low_text, dots, high_text = span.partition("..")
+    if not dots and not colon:
+        return (parse_bytes(text),)
+    low, high = parse_bytes(low_text), parse_bytes(high_text)
+    steps = _steps_per_decade(per_decade, text) if colon else 1
+    if not 0 < low < high:
+        raise UnitError(
+            f"a payload range needs to rise from above zero, but got {text!r}; write 1KB..1GB"
+        )
+    n_steps = math.ceil(steps * math.log10(high / low)) + 1
+    if n_steps > _MAX_PAYLOADS:
+        raise UnitError(
+            f"a payload range needs at most {_MAX_PAYLOADS} payloads, but got {text!r}; "
+            "write fewer a decade"
+        )
+    # Whole decades stay exact; only the payloads between them are rounded.
+    grid = (
+        round(low * 10 ** (step // steps) * 10 ** (step % steps / steps)) for step in range(n_steps)
+    )
+    return (*sorted({payload for payload in grid if payload < high}), high)
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Return a size with three significant digits and a decimal unit: `102 MB`."""
+    return _format(size_bytes, ((1.0, "B"), (1e3, "KB"), (1e6, "MB"), (1e9, "GB"), (1e12, "TB")))
+
+
+def format_bandwidth(bandwidth_bytes_per_s: float) -> str:
+    """Return a bandwidth with three significant digits and a decimal unit: `70 GB/s`."""
+    return f"{format_bytes(bandwidth_bytes_per_s)}/s"
+
+
+def format_time(time_s: float) -> str:
+    """Return a time with three significant digits, in ns, us, ms or s: `1.86 ms`."""
+    return _format(time_s, ((1e-9, "ns"), (1e-6, "us"), (1e-3, "ms"), (1.0, "s")))
+
+
+def _quantity(text: str, units: Mapping[str, Fraction], what: str, example: str) -> Fraction:
+    """Return the exact value in the base unit; decimals are not squeezed through a float."""
+    match = _NUMBER_AND_UNIT.fullmatch(text.strip())
+    if match is None:
+        raise UnitError(f"{what} needs a number and a unit, but got {text!r}; write {example}")
+    number, unit = Decimal(match[1]), match[2].strip()
+    if unit not in units:
+        known = ", ".join(unit for unit in units if unit)
+        raise UnitError(f"{what} needs one of the units {known}, but got {text!r}")
+    if number < 0 or abs(number.adjusted()) > _MAX_EXPONENT:
+        raise UnitError(
+            f"{what} needs a number from zero to 1e{_MAX_EXPONENT}, but got {text!r}; "
+            f"write {example}"
+        )
+    return Fraction(number) * units[unit]
+
+
+def _steps_per_decade(word: str, text: str) -> int:
+    if not re.fullmatch(r"\d{1,3}", word) or not 1 <= int(word) <= _MAX_PER_DECADE:
+        raise UnitError(
+            f"a payload range needs 1 to {_MAX_PER_DECADE} payloads a decade after its colon, but "
+            f"got {text!r}; write 1KB..1GB:3"
+        )
+    return int(word)
+
+
+def _format(value: float, units: tuple[tuple[float, str], ...]) -> str:
+    """Return the value in the largest unit in which it is one or more, else in the smallest."""
+    rounded = float(f"{value:.3g}")
+    # Dividing before comparing would call 1e-6 s less than one microsecond.
+    size, unit = next(
+        ((size, unit) for size, unit in reversed(units) if abs(rounded) >= size), units[0]
+    )
+    if rounded == 0:
+        size, unit = units[0] if units[0][0] == 1.0 else units[-1]
+    digits = f"{Decimal(f'{rounded / size:.3g}').normalize():f}"
+    return f"{digits} {unit}"

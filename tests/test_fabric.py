@@ -1,0 +1,74 @@
+"""Fabrics: the presets are there, and any figure can be replaced."""
+
+from typing import Any
+
+import pytest
+
+from meshmend.errors import InputError
+from meshmend.topology.fabric import FABRICS, Fabric, fabric
+
+
+def test_every_machine_of_the_list_has_a_preset_with_a_source() -> None:
+    assert list(FABRICS) == [
+        "reference",
+        *(f"tpu-{version}" for version in ("v2", "v3", "v4", "v5e", "v5p", "v6e", "v7")),
+        "trainium2",
+        "wormhole-galaxy",
+        "dojo",
+    ]
+    assert all(preset.source and preset.usual_mesh for preset in FABRICS.values())
+    assert all(fabric(name).name == name for name in FABRICS)
+
+
+def test_the_reference_has_the_figures_that_results_are_compared_by() -> None:
+    reference = fabric("reference")
+
+    assert reference.link_bandwidth_bytes_per_s == 70e9
+    assert reference.hop_latency_s == 0.5e-6
+    assert reference.message_overhead_s == 50e-9
+    assert reference.chip_bandwidth_bytes_per_s is None
+    assert str(reference) == "reference: 70 GB/s a link, 500 ns a hop, 50 ns a message"
+
+
+def test_an_override_stars_the_name_once_and_keeps_the_rest() -> None:
+    faster = fabric("tpu-v3").with_(link_bandwidth_bytes_per_s=100e9)
+
+    assert faster.name == "tpu-v3*"
+    assert faster.link_bandwidth_bytes_per_s == 100e9
+    assert faster.hop_latency_s == fabric("tpu-v3").hop_latency_s
+    assert faster.with_(chip_bandwidth_bytes_per_s=1e12).name == "tpu-v3*"
+    assert str(faster.with_(chip_bandwidth_bytes_per_s=1e12)).endswith(", 1 TB/s a chip")
+
+
+def test_an_override_that_changes_nothing_is_the_preset() -> None:
+    assert fabric("tpu-v3").with_() is fabric("tpu-v3")
+    assert fabric("tpu-v3").with_(hop_latency_s=1e-6) is fabric("tpu-v3")
+
+
+@pytest.mark.parametrize(
+    ("figures", "message"),
+    [
+        ({"name": ""}, "Fabric needs a name"),
+        ({"link_bandwidth_bytes_per_s": 0.0}, "fabric x needs a positive link_bandwidth"),
+        ({"link_bandwidth_bytes_per_s": float("inf")}, "needs a positive link_bandwidth"),
+        ({"hop_latency_s": -1e-6}, "needs zero or a positive hop_latency_s, but got -1e-06"),
+        ({"message_overhead_s": float("nan")}, "needs zero or a positive message_overhead_s"),
+        ({"chip_bandwidth_bytes_per_s": 0.0}, "needs a positive chip_bandwidth_bytes_per_s"),
+    ],
+)
+def test_impossible_figures_are_refused(figures: dict[str, Any], message: str) -> None:
+    good: dict[str, Any] = {
+        "name": "x",
+        "link_bandwidth_bytes_per_s": 1e9,
+        "hop_latency_s": 0.0,
+        "message_overhead_s": 0.0,
+    }
+    assert Fabric(**good).name == "x"
+
+    with pytest.raises(InputError, match=message):
+        Fabric(**(good | figures))
+
+
+def test_an_unknown_fabric_is_refused_with_the_names_there_are() -> None:
+    with pytest.raises(InputError, match=r"needs one of reference, tpu-v2, .* but got 'tpu-v9'"):
+        fabric("tpu-v9")
