@@ -116,7 +116,7 @@ def tree_towards(mesh: Mesh, root: int) -> NDArray[np.int32]:
 
 
 @given(meshes())
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=50)
 def test_a_mesh_of_any_kind_shows_every_chip_and_failed_link_once(mesh: Mesh) -> None:
     svg = mesh_svg(mesh)
 
@@ -128,7 +128,7 @@ def test_a_mesh_of_any_kind_shows_every_chip_and_failed_link_once(mesh: Mesh) ->
 
 
 @given(meshes(), st.randoms(use_true_random=False))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 def test_a_ring_over_any_chips_has_one_arrow_for_every_hop(mesh: Mesh, random: Random) -> None:
     chips = list(mesh.live)
     random.shuffle(chips)
@@ -142,7 +142,7 @@ def test_a_ring_over_any_chips_has_one_arrow_for_every_hop(mesh: Mesh, random: R
 
 
 @given(meshes(), st.integers(0, 1 << 30))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 def test_trees_and_loads_are_drawn_on_any_connected_mesh(mesh: Mesh, seed: int) -> None:
     part = largest_part(mesh)
     random = np.random.default_rng(seed)
