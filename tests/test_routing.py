@@ -21,23 +21,12 @@ from meshmend.routing.tables import (
     up_down_order,
     up_down_ports,
 )
-from meshmend.topology.failures import Chip, Link
-from meshmend.topology.graph import distances_from, largest_part
+from meshmend.topology.failures import Chip
+from meshmend.topology.graph import distances_from
 from meshmend.topology.mesh import Mesh
+from strategies import connected_meshes
 
 HOLE = Mesh((8, 8)).without("2x2@2,2")
-
-
-@st.composite
-def connected_meshes(draw: st.DrawFn) -> Mesh:
-    """Meshes and tori of one to three axes that lost chips and links, cut down to one part."""
-    shape = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=3)))
-    wrap = tuple(draw(st.lists(st.booleans(), min_size=len(shape), max_size=len(shape))))
-    mesh = Mesh(shape, wrap)
-    failed = draw(st.sets(st.sampled_from(mesh.live), max_size=mesh.n_chips // 3))
-    links = [Link.between(mesh.live[one], mesh.live[two]) for one, two in mesh.links]
-    cut = draw(st.sets(st.sampled_from(links), max_size=len(links) // 4)) if links else set()
-    return largest_part(replace(mesh, failed=frozenset(failed), failed_links=frozenset(cut)))
 
 
 @st.composite

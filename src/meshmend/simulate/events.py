@@ -85,7 +85,7 @@ def run(tables: Tables, state: State, until_done: int) -> int:
     scalars = state.scalars
     while True:
         _choose_all(tables, state)
-        if state.delays[RELEASE + N_KINDS - 1] >= 0:
+        if state.delays[ADDED] >= 0:
             _add_up(tables, state)
         if scalars[N_POSTED] == 0 or scalars[N_DONE] >= until_done:
             return scalars[N_DONE]
@@ -138,7 +138,7 @@ def _release(tables, state, channel, key):  # type: ignore[no-untyped-def]
     row = key & 0xFFFFFFFF
     if state.nodes[channel, HOP] == tables.rows[row, FIRST_HOP]:
         for at in range(tables.left_ptr[row], tables.left_ptr[row + 1]):
-            _count_down(tables, state, key >> 32, tables.left_next[at] >> 2, False)
+            _count_down(tables, state, key >> 32, np.int64(tables.left_next[at]) >> 2, False)
         _settle(tables, state)
 
 

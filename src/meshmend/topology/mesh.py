@@ -7,6 +7,7 @@ A live chip's **rank** is its number in row-major order of the live chips. A chi
 `2 * axis` leads down that axis, `2 * axis + 1` leads up.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -50,7 +51,7 @@ class Mesh:
             raise TopologyError(
                 f"Mesh needs at least one axis and positive extents, but got shape {self.shape}"
             )
-        if np.prod(self.shape, dtype=float) > MAX_CHIPS:
+        if math.prod(self.shape) > MAX_CHIPS:
             raise TopologyError(
                 f"Mesh needs at most {MAX_CHIPS} chips, but got {format_shape(self.shape)}"
             )
@@ -111,7 +112,7 @@ class Mesh:
     @property
     def n_chips(self) -> int:
         """How many chips the shape has, failed ones included."""
-        return int(np.prod(self.shape))
+        return math.prod(self.shape)
 
     @property
     def n_live(self) -> int:

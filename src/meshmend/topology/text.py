@@ -31,7 +31,7 @@ def parse_wrap(text: str, n_axes: int) -> tuple[bool, ...]:
     word = text.strip().lower()
     if word in {"none", "all"}:
         return (word == "all",) * n_axes
-    if re.fullmatch(r"\d+(,\d+)*", word):
+    if re.fullmatch(r"\d{1,9}(,\d{1,9})*", word):
         axes = {int(part) for part in word.split(",")}
         if max(axes) < n_axes:
             return tuple(axis in axes for axis in range(n_axes))

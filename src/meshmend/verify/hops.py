@@ -1,10 +1,10 @@
 """Walks the routes: every transfer of a schedule must cross live links all the way."""
 
-import numpy as np
+from numba import njit
 
 from meshmend.errors import VerificationError
 from meshmend.routing.routes import check_paths
-from meshmend.schedule.placement import Placement, distinct_pairs
+from meshmend.schedule.placement import Placement
 from meshmend.schedule.table import Schedule
 
 
@@ -14,14 +14,22 @@ def check_hops(schedule: Schedule, placement: Placement) -> None:
     Raises:
         VerificationError: a pair without a route, or a route with a dead hop.
     """
-    check_paths(placement.mesh, placement.routes)
     routes = placement.routes
-    src, dst = distinct_pairs(schedule)
-    wanted = src * schedule.n_ranks + dst
-    routed = routes.src.astype(np.int64) * routes.n_ranks + routes.dst
-    lost = np.setdiff1d(wanted, routed, assume_unique=True)
-    if len(lost):
-        sender, receiver = divmod(int(lost[0]), schedule.n_ranks)
+    check_paths(placement.mesh, routes)
+    row = _first_unrouted(schedule.src, schedule.dst, routes.pair_ptr, routes.dst)
+    if row >= 0:
         raise VerificationError(
-            f"every row needs a route, but rank {sender} sends to rank {receiver} and there is none"
+            f"every row needs a route, but there is none for row {row}: {schedule.row(row)}"
         )
+
+
+@njit(cache=True)
+def _first_unrouted(src, dst, pair_ptr, pair_dst):  # type: ignore[no-untyped-def]
+    """Return the first row whose pair of ranks has no route, or -1."""
+    for row in range(len(src)):
+        pair, stop = pair_ptr[src[row]], pair_ptr[src[row] + 1]
+        while pair < stop and pair_dst[pair] != dst[row]:
+            pair += 1
+        if pair == stop:
+            return row
+    return -1

@@ -1,0 +1,34 @@
+"""Result files of the benchmarks: dated JSON with the machine and the versions beside the figures."""
+
+import datetime
+import json
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def record(name: str, figures: dict[str, Any]) -> Path:
+    """Write `results/NAME-DATE.json` and return its path."""
+    today = datetime.date.today().isoformat()
+    document = {
+        "benchmark": name,
+        "date": today,
+        "machine": {
+            "cores": os.cpu_count(),
+            "processor": platform.machine(),
+            "system": f"{platform.system()} {platform.release()}",
+        },
+        "versions": {
+            "python": platform.python_version(),
+            **{package: version(package) for package in ("meshmend", "numba", "numpy", "scipy")},
+        },
+        **figures,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}-{today}.json"
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return path

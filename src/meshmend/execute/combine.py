@@ -1,0 +1,145 @@
+"""Adding up what arrives: element by element, in place, on bytes, without the interpreter.
+
+Knows element types and operations by number, so that one compiled function serves every payload.
+Half-precision values are combined in single precision and rounded to nearest even after each
+step, as torch does.
+"""
+
+from typing import Final
+
+import numpy as np
+from numba import njit
+
+from meshmend.errors import InputError
+
+DTYPES: Final = (
+    "float32",
+    "float64",
+    "bfloat16",
+    "float16",
+    "int64",
+    "int32",
+    "uint8",
+)
+OPS: Final = ("sum", "product", "min", "max")
+
+_SUM, _PRODUCT, _MIN = 0, 1, 2
+
+
+def combine_code(dtype: str, op: str = "sum") -> int:
+    """Return the number under which `combine` knows an element type and an operation.
+
+    Raises:
+        InputError: a type or an operation that it does not do; the message lists those it does.
+    """
+    if dtype not in DTYPES or op not in OPS:
+        raise InputError(
+            f"combine needs a type of {', '.join(DTYPES)} and an operation of {', '.join(OPS)}, "
+            f"but got {dtype!r} and {op!r}"
+        )
+    return len(OPS) * DTYPES.index(dtype) + OPS.index(op)
+
+
+def describe_code(code: int) -> str:
+    """Return a code of `combine_code` in words."""
+    return f"{OPS[code % len(OPS)]} of {DTYPES[code // len(OPS) % len(DTYPES)]}"
+
+
+@njit(cache=True, nogil=True)
+def combine(code, kept, sent):  # type: ignore[no-untyped-def]
+    """Combine the values that the bytes `sent` hold into those that the bytes `kept` hold."""
+    dtype, op = code // 4, code % 4
+    if dtype == 0:
+        _fold(op, kept.view(np.float32), sent.view(np.float32))
+    elif dtype == 1:
+        _fold(op, kept.view(np.float64), sent.view(np.float64))
+    elif dtype == 2 or dtype == 3:
+        _fold_half(dtype == 3, op, kept.view(np.uint16), sent.view(np.uint16))
+    elif dtype == 4:
+        _fold(op, kept.view(np.int64), sent.view(np.int64))
+    elif dtype == 5:
+        _fold(op, kept.view(np.int32), sent.view(np.int32))
+    else:
+        _fold(op, kept, sent)
+
+
+@njit(cache=True, nogil=True)
+def _fold(op, kept, sent):  # type: ignore[no-untyped-def]
+    """Combine elementwise; a value that is not a number wins every comparison."""
+    if op == _SUM:
+        for at in range(len(kept)):
+            kept[at] += sent[at]
+    elif op == _PRODUCT:
+        for at in range(len(kept)):
+            kept[at] *= sent[at]
+    elif op == _MIN:
+        for at in range(len(kept)):
+            if sent[at] < kept[at] or sent[at] != sent[at]:
+                kept[at] = sent[at]
+    else:
+        for at in range(len(kept)):
+            if sent[at] > kept[at] or sent[at] != sent[at]:
+                kept[at] = sent[at]
+
+
+@njit(cache=True, nogil=True)
+def _fold_half(ieee, op, kept, sent):  # type: ignore[no-untyped-def]
+    """Combine 16-bit floats: IEEE halves, or the upper halves of single-precision values."""
+    wide_kept = np.empty(len(kept), dtype=np.uint32)
+    wide_sent = np.empty(len(kept), dtype=np.uint32)
+    if ieee:
+        _widen_ieee(kept, wide_kept)
+        _widen_ieee(sent, wide_sent)
+    else:
+        for at in range(len(kept)):
+            wide_kept[at] = np.uint32(kept[at]) << np.uint32(16)
+            wide_sent[at] = np.uint32(sent[at]) << np.uint32(16)
+    _fold(op, wide_kept.view(np.float32), wide_sent.view(np.float32))
+    if ieee:
+        _narrow_ieee(wide_kept, kept)
+    else:
+        _narrow_bfloat(wide_kept, kept)
+
+
+@njit(cache=True, nogil=True)
+def _narrow_bfloat(wide, halves):  # type: ignore[no-untyped-def]
+    for at in range(len(wide)):
+        bits = np.int64(wide[at])
+        if bits & 0x7FFFFFFF > 0x7F800000:  # not a number: stays so, whatever is cut off
+            halves[at] = np.uint16((bits >> 16) | 0x40)
+        else:
+            halves[at] = np.uint16((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
+
+
+@njit(cache=True, nogil=True)
+def _widen_ieee(halves, wide):  # type: ignore[no-untyped-def]
+    values = wide.view(np.float32)
+    for at in range(len(halves)):
+        half = np.int64(halves[at])
+        sign, rest = half & 0x8000, half & 0x7FFF
+        if rest < 0x0400:  # below the normal numbers: a multiple of 2^-24
+            values[at] = np.float32(rest) * np.float32(2.0**-24)
+            wide[at] = np.uint32(np.int64(wide[at]) | (sign << 16))
+        else:
+            bias = (255 - 31) << 23 if rest >= 0x7C00 else (127 - 15) << 23
+            wide[at] = np.uint32(((rest << 13) + bias) | (sign << 16))
+
+
+@njit(cache=True, nogil=True)
+def _narrow_ieee(wide, halves):  # type: ignore[no-untyped-def]
+    one = np.empty(1, dtype=np.uint32)
+    value = one.view(np.float32)
+    for at in range(len(wide)):
+        bits = np.int64(wide[at])
+        sign, rest = (bits >> 16) & 0x8000, bits & 0x7FFFFFFF
+        if rest > 0x7F800000:
+            half = 0x7E00
+        elif rest >= 0x47800000:  # 65536 and more
+            half = 0x7C00
+        elif rest < 0x38800000:  # below 2^-14: adding 0.5 rounds to a multiple of 2^-24
+            one[0] = np.uint32(rest)
+            value[0] += np.float32(0.5)
+            half = np.int64(one[0]) - 0x3F000000
+        else:
+            half = (rest - ((127 - 15) << 23) + 0xFFF + ((rest >> 13) & 1)) >> 13
+        halves[at] = np.uint16(half | sign)

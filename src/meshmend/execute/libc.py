@@ -1,0 +1,53 @@
+"""The few calls of the C library that the event loop makes, callable from compiled code.
+
+They are bound by name, so compiled code that uses them can be kept on disk. Linux, 64 bits.
+Addresses are passed as integers.
+"""
+
+from typing import Final
+
+import numpy as np
+from numba import carray, njit, types
+
+EAGAIN: Final = 11
+EINTR: Final = 4
+POLLIN: Final = 1
+POLLOUT: Final = 4
+_DONTWAIT: Final = 0x40
+_DONTWAIT_NOSIGNAL: Final = 0x4040
+
+_recv = types.ExternalFunction(
+    "recv", types.intp(types.int32, types.intp, types.uintp, types.int32)
+)
+_sendmsg = types.ExternalFunction("sendmsg", types.intp(types.int32, types.intp, types.int32))
+_poll = types.ExternalFunction("poll", types.int32(types.intp, types.uintp, types.int32))
+_errno_location = types.ExternalFunction("__errno_location", types.CPointer(types.int32)())
+
+
+@njit(cache=True, nogil=True)
+def receive(fd, address, n_bytes):  # type: ignore[no-untyped-def]
+    """Return how many bytes were read without waiting, 0 at the end, or minus the error."""
+    result = _recv(np.int32(fd), address, np.uintp(n_bytes), np.int32(_DONTWAIT))
+    return result if result >= 0 else -np.int64(carray(_errno_location(), 1)[0])
+
+
+@njit(cache=True, nogil=True)
+def send_two(fd, message, parts):  # type: ignore[no-untyped-def]
+    """Return how many bytes of two parts were sent without waiting, or minus the error.
+
+    `parts` is (address, length) twice; `message` is scratch of seven words (a struct msghdr).
+    """
+    message[:] = 0
+    message[2] = parts.ctypes.data
+    message[3] = 2
+    result = _sendmsg(np.int32(fd), message.ctypes.data, np.int32(_DONTWAIT_NOSIGNAL))
+    return result if result >= 0 else -np.int64(carray(_errno_location(), 1)[0])
+
+
+@njit(cache=True, nogil=True)
+def wait(waits, timeout_ms):  # type: ignore[no-untyped-def]
+    """Wait until one of the descriptors is ready; `waits` is (descriptor, events) per line.
+
+    Returns what poll returns; the events that happened are in the upper half of the second word.
+    """
+    return _poll(waits.ctypes.data, np.uintp(len(waits)), np.int32(timeout_ms))

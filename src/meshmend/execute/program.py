@@ -1,0 +1,144 @@
+"""What one rank does of a schedule: its moves, what each waits for, and where its bytes lie.
+
+A **move** is a row that this rank sends or receives; moves are numbered in row order. A program
+is made once per schedule and rank. A **layout** adds the sizes: it is made once per payload size,
+element size and number of slices. With S slices every move runs S times, on S disjoint parts of
+the payload; `slice x moves + move` is the **key** of one of them, and smaller keys go first.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.errors import InputError
+from meshmend.schedule.hazards import Hazards
+from meshmend.schedule.table import COPY, Schedule
+
+SEND: Final = 0
+ADD: Final = 1
+PUT: Final = 2
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class RankProgram:
+    """The moves of one rank: `kind` is SEND, ADD or PUT, `peer` the rank at the other end.
+
+    When a move is done, each move of `following[following_ptr[m]:following_ptr[m + 1]]` waits
+    for one thing less; `needs[m]` counts what it waits for at the start. What a move waits for is
+    what the hazards say, and additions to one cell wait for each other in row order, so that sums
+    are the same bit for bit whatever arrives first.
+    """
+
+    schedule: Schedule
+    rank: int
+    row: Numbers
+    peer: Numbers
+    kind: Numbers
+    needs: Numbers
+    following_ptr: Numbers
+    following: Numbers
+
+    @property
+    def n_moves(self) -> int:
+        return len(self.row)
+
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """The ranks that this one exchanges data with, sorted."""
+        return tuple(np.unique(self.peer).tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Where the bytes of each key lie: `start` and `size` in the payload.
+
+    A receive that may come too early to be written waits in an arena at `shelf` (-1: it never
+    does).
+    """
+
+    n_slices: int
+    start: Numbers
+    size: Numbers
+    shelf: Numbers
+    arena_bytes: int
+
+
+def rank_program(schedule: Schedule, hazards: Hazards, rank: int) -> RankProgram:
+    """Return what one rank does of a schedule, in time linear in its rows and what they touch.
+
+    Raises:
+        InputError: a rank that the schedule does not have.
+    """
+    if not 0 <= rank < schedule.n_ranks:
+        raise InputError(
+            f"{schedule.algorithm} has ranks 0 to {schedule.n_ranks - 1}, but got rank {rank}"
+        )
+    sends = schedule.src == rank
+    row = np.flatnonzero(sends | (schedule.dst == rank))
+    sends = sends[row]
+    kind = np.where(sends, SEND, np.where(schedule.op[row] == COPY, PUT, ADD))
+    peer = np.where(sends, schedule.dst[row], schedule.src[row]).astype(np.int64)
+    before = _before(schedule, hazards, row, kind)
+    needs = np.array([len(rows) for rows in before], dtype=np.int64)
+    earlier = np.array([move for rows in before for move in sorted(rows)], dtype=np.int64)
+    order = np.argsort(earlier, kind="stable")
+    return RankProgram(
+        schedule=schedule,
+        rank=rank,
+        row=row,
+        peer=peer,
+        kind=kind.astype(np.int64),
+        needs=needs,
+        following_ptr=np.searchsorted(earlier[order], np.arange(len(row) + 1)),
+        following=np.repeat(np.arange(len(row)), needs)[order],
+    )
+
+
+def _before(
+    schedule: Schedule, hazards: Hazards, row: Numbers, kind: NDArray[Any]
+) -> list[set[int]]:
+    """Return the moves that each move waits for."""
+    move_of = dict(zip(row.tolist(), range(len(row)), strict=True))
+    last_writer = np.full(schedule.n_chunks, -1, dtype=np.int64)
+    spans = zip(row.tolist(), schedule.lo[row].tolist(), schedule.hi[row].tolist(), strict=True)
+    result = []
+    for move, (number, lo, hi) in enumerate(spans):
+        if kind[move] == SEND:
+            result.append({move_of[earlier] for earlier in hazards.before_send(number)})
+            continue
+        waits = {move_of[earlier] for earlier in hazards.before_write(number)}
+        if kind[move] == ADD:
+            waits.update(set(last_writer[lo:hi].tolist()) - {-1})
+        last_writer[lo:hi] = move
+        result.append(waits)
+    return result
+
+
+def layout_of(
+    program: RankProgram, n_elements: int, *, itemsize: int, n_slices: int = 1
+) -> Layout:
+    """Return where the bytes of a payload of so many elements lie, cut in so many slices.
+
+    If every row moves one chunk, each chunk is cut in slices, so that a chunk stays where it is
+    however many slices there are; otherwise the payload is.
+    """
+    schedule, row = program.schedule, program.row
+    lo, hi = schedule.lo[row].astype(np.int64), schedule.hi[row].astype(np.int64)
+    part = np.arange(n_slices + 1, dtype=np.int64)[:, None]
+    if np.all(schedule.hi.astype(np.int64) - schedule.lo == 1):
+        bounds = np.rint(schedule.cuts * n_elements).astype(np.int64)
+        edge = bounds[lo] + (bounds[hi] - bounds[lo]) * part // n_slices
+        start, stop = edge[:-1], edge[1:]
+    else:
+        edges = n_elements * part // n_slices
+        bounds = edges[:-1] + np.rint(schedule.cuts * np.diff(edges, axis=0)).astype(np.int64)
+        start, stop = bounds[:, lo], bounds[:, hi]
+    size = (stop - start).reshape(-1) * itemsize
+    gated = np.tile((program.kind != SEND) & (program.needs > 0), n_slices) & (size > 0)
+    room = np.where(gated, -(-size // 64) * 64, 0)
+    shelf = np.where(gated, np.cumsum(room) - room, -1)
+    return Layout(n_slices, start.reshape(-1) * itemsize, size, shelf, int(room.sum()))

@@ -1,0 +1,231 @@
+"""K spanning trees of one graph as flat arrays, and the moves that keep each of them a tree.
+
+Decides nothing about which move is worth making (`tree_exchange` does), and knows nothing of
+meshes beyond their ports. The kernels share three arrays, changed in place and private to one
+packing, so few and so plain because that is what Numba compiles and runs fast:
+
+    ways[v, p]    what lies behind port p of rank v: [NEIGHBOR] and [LINK], both -1: nothing
+    state[v, k]   rank v in tree k: [PORT] to its parent (-1: v is the root), [DEPTH] hops to
+                  the root, [HEIGHT] hops to the deepest rank below
+    load[e]       how many trees use link e
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from meshmend.topology.graph import breadth_first
+from meshmend.topology.mesh import Mesh
+
+NEIGHBOR: Final = 0
+LINK: Final = 1
+PORT: Final = 0
+DEPTH: Final = 1
+HEIGHT: Final = 2
+
+Ints = NDArray[np.int32]
+Words = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, eq=False)
+class Forest:
+    """Trees under construction; the arrays change, as the module says."""
+
+    ways: Ints  # (ranks, ports, 2)
+    ends: Ints  # (links, 2): the ranks that a link joins
+    state: Ints  # (ranks, trees, 3)
+    load: Ints  # (links,)
+    random: Words  # the state of the random numbers, one word
+
+
+def empty_forest(mesh: Mesh, n_trees: int, seed: int) -> Forest:
+    """Return `n_trees` trees without links, every rank its own root."""
+    neighbors = mesh.neighbor_ranks
+    here, out = np.nonzero(neighbors > np.arange(mesh.n_live)[:, None])
+    there, number = neighbors[here, out], np.arange(len(here), dtype=np.int32)
+    ways = np.full((*neighbors.shape, 2), -1, dtype=np.int32)
+    ways[..., NEIGHBOR] = neighbors
+    ways[here, out, LINK] = number
+    ways[there, out ^ 1, LINK] = number  # ports come in pairs: down and up an axis
+    state = np.zeros((mesh.n_live, n_trees, 3), dtype=np.int32)
+    state[..., PORT] = -1
+    return Forest(
+        ways=ways,
+        ends=np.stack([here, there], axis=1).astype(np.int32),
+        state=state,
+        load=np.zeros(len(here), dtype=np.int32),
+        random=np.array([(2 * seed + 1) * 0x9E3779B97F4A7C15 % (1 << 64)], dtype=np.uint64),
+    )
+
+
+@njit(cache=True)
+def random_below(random: Words, bound: int) -> int:
+    """Return a number from 0 to `bound - 1` (xorshift), and step the state."""
+    x = random[0]
+    x ^= x << np.uint64(13)
+    x ^= x >> np.uint64(7)
+    x ^= x << np.uint64(17)
+    random[0] = x
+    return np.int64(x >> np.uint64(33)) % bound
+
+
+@njit(cache=True)
+def grow(ways: Ints, state: Ints, load: Ints, random: Words, roots: Ints) -> None:
+    """Make each tree a shortest-path tree from its root that favours links of low load."""
+    n_ranks, n_ports = ways.shape[:2]
+    neighbors = ways[:, :, NEIGHBOR].copy()
+    near, order = np.empty(n_ranks, np.int32), np.empty(n_ranks, np.int32)
+    for k in range(len(roots)):
+        breadth_first(neighbors, roots[k], near, order)
+        state[roots[k], k, DEPTH] = 0
+        for i in range(1, n_ranks):
+            v = order[i]
+            best, lowest = -1, 1 << 30
+            for p in range(n_ports):
+                w = neighbors[v, p]
+                if w >= 0 and near[w] < near[v]:
+                    key = (load[ways[v, p, LINK]] << 8) + random_below(random, 256)
+                    if key < lowest:
+                        best, lowest = p, key
+            state[v, k, PORT] = best
+            state[v, k, DEPTH] = near[v]
+            load[ways[v, best, LINK]] += 1
+        fill_heights(ways, state, k, order)
+
+
+@njit(cache=True)
+def fill_heights(ways: Ints, state: Ints, k: int, order: Ints) -> None:
+    """Set the heights of tree k; `order` holds all ranks, parents before children."""
+    for i in range(len(order)):
+        state[order[i], k, HEIGHT] = 0
+    for i in range(len(order) - 1, 0, -1):
+        v = order[i]
+        up = ways[v, state[v, k, PORT], NEIGHBOR]
+        state[up, k, HEIGHT] = max(state[up, k, HEIGHT], state[v, k, HEIGHT] + 1)
+
+
+@njit(cache=True)
+def may_move(ways: Ints, state: Ints, v: int, k: int, p: int, cap: int) -> bool:
+    """Whether tree k stays a tree of depth `cap` at most if v hangs below its port p instead."""
+    w = ways[v, p, NEIGHBOR]
+    if w < 0 or state[w, k, DEPTH] + 1 + state[v, k, HEIGHT] > cap:
+        return False
+    depth = state[v, k, DEPTH]
+    while state[w, k, DEPTH] > depth:
+        w = ways[w, state[w, k, PORT], NEIGHBOR]
+    return bool(w != v)  # otherwise port p leads below v: a circle
+
+
+@njit(cache=True)
+def move(ways: Ints, state: Ints, v: int, k: int, p: int, stack: Ints) -> None:
+    """Hang v, with all below it, on its port p in tree k; `stack` is scratch for all ranks."""
+    old, new = ways[v, state[v, k, PORT], NEIGHBOR], ways[v, p, NEIGHBOR]
+    state[v, k, PORT] = p
+    _sink(ways, state, v, k, state[new, k, DEPTH] + 1 - state[v, k, DEPTH], stack)
+    x = old
+    while True:
+        height = 0
+        for q in range(ways.shape[1]):
+            y = ways[x, q, NEIGHBOR]
+            if y >= 0 and state[y, k, PORT] == q ^ 1:
+                height = max(height, state[y, k, HEIGHT] + 1)
+        if height == state[x, k, HEIGHT]:
+            break
+        state[x, k, HEIGHT] = height
+        if state[x, k, PORT] < 0:
+            break
+        x = ways[x, state[x, k, PORT], NEIGHBOR]
+    x, height = new, state[v, k, HEIGHT] + 1
+    while state[x, k, HEIGHT] < height:
+        state[x, k, HEIGHT] = height
+        if state[x, k, PORT] < 0:
+            break
+        x, height = ways[x, state[x, k, PORT], NEIGHBOR], height + 1
+
+
+@njit(cache=True)
+def _sink(ways: Ints, state: Ints, v: int, k: int, by: int, stack: Ints) -> None:
+    """Add `by` to the depth of v and of all below it."""
+    stack[0], top = v, int(by != 0)
+    while top > 0:
+        top -= 1
+        x = stack[top]
+        state[x, k, DEPTH] += by
+        for q in range(ways.shape[1]):
+            y = ways[x, q, NEIGHBOR]
+            if y >= 0 and state[y, k, PORT] == q ^ 1:
+                stack[top] = y
+                top += 1
+
+
+@njit(cache=True)
+def walk(
+    ways: Ints, state: Ints, k: int, start: int, without: int, near: Ints, order: Ints
+) -> int:
+    """Fill `near` with hops from `start` in tree k less one link, return how many are reached.
+
+    `order` begins with the reached ranks, nearest first; `near` is -1 elsewhere.
+    """
+    near[:] = -1
+    near[start] = 0
+    order[0] = start
+    head, tail = 0, 1
+    while head < tail:
+        x = order[head]
+        head += 1
+        for q in range(ways.shape[1]):
+            y = ways[x, q, NEIGHBOR]
+            if y < 0 or near[y] >= 0 or ways[x, q, LINK] == without:
+                continue
+            if state[x, k, PORT] == q or state[y, k, PORT] == q ^ 1:
+                near[y] = near[x] + 1
+                order[tail] = y
+                tail += 1
+    return tail
+
+
+@njit(cache=True)
+def hang(ways: Ints, state: Ints, a: int, p: int, top: int, k: int) -> None:
+    """Hang the part of tree k below `top` on port p of its rank a, which comes to head it.
+
+    Leaves depths and heights to the caller.
+    """
+    v, out = a, p
+    while True:
+        up = state[v, k, PORT]
+        state[v, k, PORT] = out
+        if v == top:
+            return
+        v, out = ways[v, up, NEIGHBOR], up ^ 1
+
+
+@njit(cache=True)
+def root_at_center(ways: Ints, state: Ints, k: int, near: Ints, order: Ints) -> None:
+    """Root tree k in the middle of its longest path, which makes it as shallow as it can be."""
+    walk(ways, state, k, 0, -1, near, order)
+    v = order[-1]
+    for half in range(2):
+        root = v
+        if half == 1:
+            for _ in range(state[v, k, DEPTH] // 2):
+                root = ways[root, state[root, k, PORT], NEIGHBOR]
+        top = root
+        while state[top, k, PORT] >= 0:
+            top = ways[top, state[top, k, PORT], NEIGHBOR]
+        hang(ways, state, root, -1, top, k)
+        walk(ways, state, k, root, -1, near, order)
+        for rank in range(len(near)):
+            state[rank, k, DEPTH] = near[rank]
+        v = order[-1]
+    fill_heights(ways, state, k, order)
+
+
+@njit(cache=True)
+def root_all(ways: Ints, state: Ints) -> None:
+    """Root every tree in the middle of its longest path."""
+    near, order = np.empty(len(ways), np.int32), np.empty(len(ways), np.int32)
+    for k in range(state.shape[1]):
+        root_at_center(ways, state, k, near, order)

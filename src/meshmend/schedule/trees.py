@@ -1,0 +1,109 @@
+"""The schedule `trees`: sum up many spanning trees at once, and broadcast down them.
+
+Each tree carries its own chunk. Up and down overlap: while later slices are still summed
+towards the roots, earlier ones already come down, over the other direction of the same links.
+Rows are ordered by what is left to do after them, so that a busy link serves the longest way
+first.
+"""
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from meshmend.overlay.tree_packing import TreePacking
+from meshmend.schedule.ring_builders import NamedRows, halves
+from meshmend.schedule.table import COPY, REDUCE, Collective, Rows, Schedule, schedule_of
+
+
+def tree_schedule(
+    packing: TreePacking, collective: Collective, *, algorithm: str = "trees"
+) -> Schedule:
+    """Return the schedule over the trees of a packing; a tree's root owns its chunk."""
+    n_trees, n_ranks = packing.parents.shape
+    depth, height = _depths_and_heights(packing.parents)
+    tree, child = np.nonzero(packing.parents >= 0)
+    parent = packing.parents[tree, child]
+    # Up: a parent comes after its children. Down: a child comes after its parent.
+    up = np.argsort(-depth[tree, child], kind="stable")
+    down = np.argsort(-height[tree, child], kind="stable")
+    reduce_up: list[NamedRows] = [
+        ("reduce up", Rows(child[up], parent[up], tree[up], tree[up] + 1, REDUCE))
+    ]
+    broadcast_down: list[NamedRows] = [
+        ("broadcast down", Rows(parent[down], child[down], tree[down], tree[down] + 1, COPY))
+    ]
+    cuts = np.concatenate([[0.0], np.cumsum(packing.weights)])
+    cuts[-1] = 1.0
+    return schedule_of(
+        halves(collective, reduce_up, broadcast_down),
+        algorithm=algorithm,
+        collective=collective,
+        owners=packing.roots,
+        n_ranks=n_ranks,
+        cuts=np.minimum(cuts, 1.0),
+    )
+
+
+def spread_tree_schedule(packing: TreePacking, collective: Collective) -> Schedule:
+    """Return the schedule in which every rank owns an equal chunk, in rank order.
+
+    Rank r's chunk goes up and down the links of one of the trees, hung from r: a tree takes as
+    many ranks as its weight asks for. For the halves of an allreduce, where each rank shall own
+    its share of the optimizer's work.
+    """
+    n_trees, n_ranks = packing.parents.shape
+    tree_of_rank = np.searchsorted(
+        np.cumsum(packing.weights), (np.arange(n_ranks) + 0.5) / n_ranks
+    ).clip(max=n_trees - 1)
+    # Neighbouring ranks hang from different trees, so that their traffic parts.
+    tree_of_rank = tree_of_rank[np.argsort(np.arange(n_ranks) * 7919 % n_ranks, kind="stable")]
+    parents = _rehung(packing.parents, tree_of_rank)
+    weights = np.full(n_ranks, 1 / n_ranks)
+    spread = TreePacking(np.arange(n_ranks, dtype=np.int32), parents, weights)
+    return tree_schedule(spread, collective)
+
+
+@njit(cache=True)
+def _depths_and_heights(parents):  # type: ignore[no-untyped-def]
+    """Return for each tree and rank the hops to the root, and to the farthest rank below."""
+    n_trees, n_ranks = parents.shape
+    depth = np.full((n_trees, n_ranks), -1, dtype=np.int32)
+    height = np.zeros((n_trees, n_ranks), dtype=np.int32)
+    for tree in range(n_trees):
+        for rank in range(n_ranks):
+            steps, here = 0, rank
+            while parents[tree, here] >= 0 and depth[tree, here] < 0:
+                steps += 1
+                here = parents[tree, here]
+            if depth[tree, here] < 0:
+                depth[tree, here] = 0
+            total = depth[tree, here] + steps
+            here = rank
+            while depth[tree, here] < 0:
+                depth[tree, here] = total
+                total -= 1
+                here = parents[tree, here]
+        for rank in range(n_ranks):
+            below, here = 0, rank
+            while parents[tree, here] >= 0 and height[tree, parents[tree, here]] <= below:
+                below += 1
+                here = parents[tree, here]
+                height[tree, here] = below
+    return depth, height
+
+
+@njit(cache=True)
+def _rehung(parents, tree_of_root):  # type: ignore[no-untyped-def]
+    """Return for each rank r the tree `tree_of_root[r]`, hung from r."""
+    n_ranks = parents.shape[1]
+    result = np.empty((n_ranks, n_ranks), dtype=np.int32)
+    for root in range(n_ranks):
+        tree = tree_of_root[root]
+        result[root] = parents[tree]
+        # Turn round the way from the new root to the old one.
+        before, here = -1, root
+        while here >= 0:
+            after = parents[tree, here]
+            result[root, here] = before
+            before, here = here, after
+    return result

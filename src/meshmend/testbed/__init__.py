@@ -1,0 +1,1 @@
+"""A real mesh network out of Linux network namespaces."""

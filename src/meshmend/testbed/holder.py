@@ -1,0 +1,166 @@
+"""The process that keeps a testbed's network namespaces: without it they are gone.
+
+Run by path, so it imports the standard library only and starts in some 20 ms:
+
+    python -I -S holder.py N_CHIPS OWNER RECORD
+
+It makes one network namespace per chip, keeps namespace k open as file descriptor
+`FIRST_NAMESPACE + k`, prints `ready root` or `ready user` (the latter if it had to make a user
+namespace first) or why it cannot, and waits. Nothing is mounted and nothing is named, so when
+it ends, however it ends, the kernel takes back namespaces, interfaces, routes and queues.
+
+It ends on SIGTERM and with its owner, and takes along what still runs in its namespaces, and
+the testbed's record. SIGUSR1 makes it its own owner.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+FIRST_NAMESPACE = 100  # file descriptors below are Python's own
+_CLONE_NEWUSER = 0x1000_0000
+_CLONE_NEWNET = 0x4000_0000
+
+# X-Y routes are asymmetric, hence no reverse-path filter; IPv6 would only chatter on the links.
+_SETTINGS = {
+    "ipv4/ip_forward": "1",
+    "ipv4/conf/all/rp_filter": "0",
+    "ipv4/conf/default/rp_filter": "0",
+    "ipv4/tcp_slow_start_after_idle": "0",
+    "ipv6/conf/all/disable_ipv6": "1",
+    "ipv6/conf/default/disable_ipv6": "1",
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Keep the namespaces of one testbed until told to stop or until its owner is gone."""
+    n_chips, owner, record = int(arguments[0]), int(arguments[1]), Path(arguments[2])
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    try:
+        alive = os.pidfd_open(owner)
+        is_user = _leave_network()
+        _keep_namespaces(n_chips)
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        print(f"{error.strerror}{where}", flush=True)
+        return 1
+    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGUSR1, _disown)
+    try:
+        if os.getppid() == owner:
+            print("ready user" if is_user else "ready root", flush=True)
+            _let_go_of_terminal()
+            _wait_for(alive)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        _end_members(n_chips)
+        _remove(record)
+    return 0
+
+
+class _DisownedError(Exception):
+    """The owner has said that the testbed outlives it."""
+
+
+def _stop(_signal: int, _frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+def _disown(_signal: int, _frame: FrameType | None) -> None:
+    raise _DisownedError
+
+
+def _wait_for(owner: int) -> None:
+    """Wait until the owner is gone, or for ever once it has let go."""
+    poller = select.poll()
+    poller.register(owner, select.POLLIN)
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+        poller.poll()
+    except _DisownedError:
+        while True:
+            signal.pause()
+
+
+def _leave_network() -> bool:
+    """Leave the machine's network; return whether that took a user namespace."""
+    try:
+        _unshare(_CLONE_NEWNET)
+    except PermissionError:
+        user, group = os.geteuid(), os.getegid()
+        _unshare(_CLONE_NEWUSER)
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+        Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+        return True
+    return False
+
+
+def _keep_namespaces(n_chips: int) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    for chip in range(n_chips):
+        _unshare(_CLONE_NEWNET)
+        namespace = os.open("/proc/self/ns/net", os.O_RDONLY)
+        os.dup2(namespace, FIRST_NAMESPACE + chip)
+        os.close(namespace)
+        for name, value in _SETTINGS.items():
+            setting = Path("/proc/sys/net") / name  # those of the namespace just made
+            if setting.exists():
+                setting.write_text(value)
+
+
+def _let_go_of_terminal() -> None:
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
+def _end_members(n_chips: int) -> None:
+    """Kill every process whose network is one of the chips', until none is left."""
+    ours = {os.fstat(FIRST_NAMESPACE + chip).st_ino for chip in range(n_chips)}
+    deadline = time.monotonic() + 5
+    while (members := _members(ours)) and time.monotonic() < deadline:
+        for process in members:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _members(namespaces: set[int]) -> list[int]:
+    members = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) != os.getpid():
+            with contextlib.suppress(OSError):
+                if os.stat(f"/proc/{entry}/ns/net").st_ino in namespaces:
+                    members.append(int(entry))
+    return members
+
+
+def _remove(record: Path) -> None:
+    """Remove the record, and its folder if that is empty and nobody is about to write there."""
+    record.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder = os.open(record.parent, os.O_RDONLY)
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        record.parent.rmdir()
+
+
+def _unshare(what: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(what):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,169 @@
+"""A mesh as commands for `ip` and `tc`: addresses, links, rates, and routes.
+
+Pure: returns text, runs nothing. Chips are numbered in row-major order of the whole shape,
+failed ones included, so that a number, an address and a namespace stay the same when chips
+fail. The interface behind a port is named for where it leads: `up1` leads up axis 1.
+
+Routes are the shortest tables of `routing` (figures 1 and 2): which way a packet takes depends
+on its destination alone, as the kernel needs it. A kernel drops where a mesh of chips would
+wait, so there are no virtual channels here.
+"""
+
+import ipaddress
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.routing.tables import next_ports
+from meshmend.topology.failures import Chip
+from meshmend.topology.graph import components
+from meshmend.topology.mesh import Mesh
+
+CHIP_INTERFACE = "chip"
+MTU_BYTES = 9000
+# A burst is free bytes after idle: it holds one packet and no more. The limit avoids drops.
+_SHAPER = "burst 10kb limit 1mb"
+_FIRST_ADDRESS = ipaddress.IPv4Address("10.0.0.1")
+
+
+@dataclass(frozen=True, eq=False)
+class Wiring:
+    """What one state of a mesh means to the kernel, for all chips of the shape.
+
+    `is_up[chip, port]` says which ends of links are up; `ports[chip, destination]` is the port
+    that a chip sends to a destination on, or -1.
+    """
+
+    is_up: NDArray[np.bool_]
+    ports: NDArray[np.int8]
+
+
+def whole(mesh: Mesh) -> Mesh:
+    """Return the mesh with nothing failed: its ranks are the numbers of the chips."""
+    return Mesh(mesh.shape, mesh.wrap)
+
+
+def number_of(mesh: Mesh, chip: Chip) -> int:
+    """Return the number of a chip among all chips of the shape."""
+    return int(np.ravel_multi_index(chip, mesh.shape))
+
+
+def address_of(number: int) -> str:
+    """Return the address of a chip by its number."""
+    return str(_FIRST_ADDRESS + number)
+
+
+def interface_of(port: int) -> str:
+    """Return the name of the interface behind a port."""
+    return f"{'up' if port % 2 else 'down'}{port // 2}"
+
+
+def wiring(mesh: Mesh) -> Wiring:
+    """Return which links are up and the routes within each connected part of the live chips."""
+    number = np.array([number_of(mesh, chip) for chip in mesh.live])
+    is_up = np.zeros((mesh.n_chips, mesh.neighbor_ranks.shape[1]), dtype=np.bool_)
+    is_up[number] = mesh.neighbor_ranks >= 0
+    ports = np.full((mesh.n_chips, mesh.n_chips), -1, dtype=np.int8)
+    for chips in components(mesh):
+        part = replace(mesh, failed=mesh.failed | (set(mesh.live) - set(chips)))
+        inside = np.array([number_of(mesh, chip) for chip in part.live])
+        ports[np.ix_(inside, inside)] = next_ports(part, np.arange(part.n_live)).T
+    return Wiring(is_up, ports)
+
+
+def link_commands(mesh: Mesh, namespace: Callable[[int], str]) -> str:
+    """Return the `ip` commands that make every link of the shape, failed or not, still down."""
+    full = whole(mesh)
+    lines = []
+    for one, other in full.links.tolist():
+        ends = [
+            f"name {interface_of(port)} mtu {MTU_BYTES} netns {namespace(chip)}"
+            for chip, port in ((one, _port(full, one, other)), (other, _port(full, other, one)))
+        ]
+        lines.append(f"link add {ends[0]} type veth peer {ends[1]}")
+    return _batch(lines)
+
+
+def chip_commands(number: int) -> str:
+    """Return the `ip` commands that give a chip its address, on a bridge without ports."""
+    return _batch(
+        [
+            "link set dev lo up",
+            f"link add name {CHIP_INTERFACE} mtu {MTU_BYTES} type bridge",
+            f"link set dev {CHIP_INTERFACE} up",
+            f"address add {address_of(number)}/32 dev {CHIP_INTERFACE}",
+        ]
+    )
+
+
+def rate_commands(mesh: Mesh, link_bytes_per_s: float) -> Mapping[int, str]:
+    """Return for each chip the `tc` commands that hold its ends of links to a rate."""
+    rate_bits = round(8 * link_bytes_per_s)
+    commands = {}
+    for chip, neighbors in enumerate(whole(mesh).neighbor_ranks.tolist()):
+        commands[chip] = _batch(
+            [
+                f"qdisc add dev {interface_of(port)} root tbf rate {rate_bits}bit {_SHAPER}"
+                for port, there in enumerate(neighbors)
+                if there >= 0
+            ]
+        )
+    return commands
+
+
+def change_commands(before: Mesh | None, after: Mesh) -> Mapping[int, str]:
+    """Return for each chip that it concerns the `ip` commands from one state to the next.
+
+    Without `before` nothing is assumed of links and routes. Taking an interface down makes the
+    kernel forget the routes over it, so those are not removed again.
+    """
+    full = whole(after).neighbor_ranks
+    new = wiring(after)
+    old = wiring(before) if before is not None else Wiring(~new.is_up, np.full_like(new.ports, -1))
+    commands = {}
+    for chip in range(after.n_chips):
+        lines = [] if before is not None else ["route flush table main"]
+        changed = np.flatnonzero((old.is_up[chip] != new.is_up[chip]) & (full[chip] >= 0))
+        lines += [
+            f"link set dev {interface_of(port)} {'up' if new.is_up[chip, port] else 'down'}"
+            for port in changed
+        ]
+        there = np.where(_crosses(old, new, chip), -1, old.ports[chip])
+        lines += _route_lines(chip, there, new.ports[chip], full[chip])
+        if lines:
+            commands[chip] = _batch(lines)
+    return commands
+
+
+def _crosses(old: Wiring, new: Wiring, chip: int) -> NDArray[np.bool_]:
+    """Return for each destination whether the old route left over an interface that goes down."""
+    goes_down = np.append(old.is_up[chip] & ~new.is_up[chip], False)  # the last is port -1
+    gone: NDArray[np.bool_] = goes_down[old.ports[chip]]
+    return gone
+
+
+def _route_lines(
+    chip: int, old: NDArray[np.int8], new: NDArray[np.int8], neighbors: NDArray[np.int32]
+) -> list[str]:
+    lines = []
+    for goal in np.flatnonzero(old != new).tolist():
+        port = int(new[goal])
+        if port < 0:
+            lines.append(f"route del {address_of(goal)}/32")
+            continue
+        via, interface = address_of(int(neighbors[port])), interface_of(port)
+        lines.append(
+            f"route replace {address_of(goal)}/32 via {via} dev {interface} onlink "
+            f"src {address_of(chip)}"
+        )
+    return lines
+
+
+def _port(full: Mesh, here: int, there: int) -> int:
+    return int(np.flatnonzero(full.neighbor_ranks[here] == there)[0])
+
+
+def _batch(lines: list[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,203 @@
+"""Which testbeds there are: one small file each, and one lock for all.
+
+A record names the holder process by its number and its start time, so a number that the system
+gave to another process is never mistaken for it. A record whose holder is gone is a leftover;
+the kernel has already taken back everything else.
+
+Records live in `$MESHMEND_RUN_DIR`, else in `/run/meshmend` for root, else in
+`$XDG_RUNTIME_DIR/meshmend`, else in a folder of the user's own under the temporary folder.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from meshmend.errors import InputError
+from meshmend.topology.failures import format_shape
+from meshmend.topology.mesh import Mesh, format_wrap
+from meshmend.topology.text import parse_mesh
+
+
+class TestbedError(InputError):
+    """A testbed that does not exist, or that this machine cannot make."""
+
+    __test__ = False  # its name looks like a test class to pytest
+
+
+@dataclass(frozen=True)
+class Record:
+    """What there is to know of a testbed from outside.
+
+    `settled` is false while its network is being changed; a record found unlocked and unsettled
+    was left by a change that died half-way.
+    """
+
+    name: str
+    mesh: str
+    wrap: str
+    fail: tuple[str, ...]
+    link_bytes_per_s: float
+    holder: int
+    holder_start: int
+    owner: int | None
+    is_user: bool
+    settled: bool = False
+
+    def value(self) -> Mesh:
+        """Return the mesh as it is now."""
+        return parse_mesh(self.mesh, wrap=self.wrap, fail=self.fail)
+
+    def with_mesh(self, mesh: Mesh, *, settled: bool) -> "Record":
+        """Return this record with another state of its mesh."""
+        return replace(self, **mesh_fields(mesh), settled=settled)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the holder still runs."""
+        return start_time(self.holder) == self.holder_start
+
+
+def mesh_fields(mesh: Mesh) -> dict[str, object]:
+    """Return a mesh as the fields of a record."""
+    return {
+        "mesh": format_shape(mesh.shape),
+        "wrap": format_wrap(mesh.wrap),
+        "fail": tuple(map(str, mesh.failures())),
+    }
+
+
+def start_time(process: int) -> int | None:
+    """Return when a process started, in clock ticks since boot, or None if it has ended."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return None
+    state, *fields = text.rpartition(")")[2].split()
+    return None if state in "ZX" else int(fields[18])
+
+
+def run_dir() -> Path:
+    """Return the folder of the records; it need not exist."""
+    if chosen := os.environ.get("MESHMEND_RUN_DIR"):
+        return Path(chosen)
+    if os.geteuid() == 0:
+        return Path("/run/meshmend")
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(runtime) / "meshmend"
+    return Path(tempfile.gettempdir()) / f"meshmend-{os.geteuid()}"
+
+
+def record_path(name: str) -> Path:
+    """Return where the record of a testbed is kept.
+
+    Raises:
+        TestbedError: a name that is no plain word.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", name):
+        raise TestbedError(
+            f"a testbed's name needs 1 to 64 letters, digits, dots, dashes, but got {name!r}"
+        )
+    return run_dir() / f"{name}.json"
+
+
+@contextmanager
+def locked() -> Iterator[None]:
+    """Hold the lock on all records; afterwards remove their folder if it is empty."""
+    folder = _locked_folder()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            run_dir().rmdir()
+        os.close(folder)
+
+
+def _locked_folder() -> int:
+    """Return an open, locked folder that nobody has removed while we waited for the lock."""
+    path = run_dir()
+    while True:
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise TestbedError(
+                f"testbeds need the folder {path}, but: {error.strerror}; "
+                "set MESHMEND_RUN_DIR to a folder of yours"
+            ) from None
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        held = os.fstat(folder)
+        if held.st_uid != os.geteuid() or stat.S_IMODE(held.st_mode) & 0o022:
+            os.close(folder)
+            raise TestbedError(
+                f"testbeds need the folder {path} to be writable by you alone, but it is not; "
+                "set MESHMEND_RUN_DIR to a folder of yours"
+            )
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_ino == held.st_ino:
+                return folder
+        os.close(folder)
+
+
+def save(record: Record) -> None:
+    """Write a record in one go; call it under the lock."""
+    path = record_path(record.name)
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(asdict(record)), encoding="utf-8")
+    draft.replace(path)
+
+
+def load(name: str) -> Record:
+    """Return the record of a live testbed.
+
+    Raises:
+        TestbedError: there is none.
+    """
+    record = _read(record_path(name))
+    if record is None or not record.is_alive:
+        raise TestbedError(
+            f"there is no testbed {name!r}; there is {listed(live_records())}; "
+            "make one with: meshmend testbed up"
+        )
+    return record
+
+
+def live_records() -> tuple[Record, ...]:
+    """Return the records of the testbeds whose holder runs, by name."""
+    found = (_read(path) for path in sorted(run_dir().glob("*.json")))
+    return tuple(record for record in found if record is not None and record.is_alive)
+
+
+def sweep() -> tuple[str, ...]:
+    """Remove records without a holder and return their names; call it under the lock."""
+    swept = []
+    for path in sorted(run_dir().glob("*.json")):
+        record = _read(path)
+        if record is None or not record.is_alive:
+            path.unlink(missing_ok=True)
+            swept.append(path.stem)
+    for draft in run_dir().glob("*.draft"):
+        draft.unlink(missing_ok=True)
+    return tuple(swept)
+
+
+def listed(records: tuple[Record, ...]) -> str:
+    """Return the names of testbeds for a message."""
+    return ", ".join(record.name for record in records) or "none"
+
+
+def _read(path: Path) -> Record | None:
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        return Record(**fields | {"fail": tuple(fields["fail"])})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
