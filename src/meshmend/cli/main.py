@@ -4,6 +4,7 @@
 Commands import what they need when they run, so that `--help` answers at once.
 """
 
+import os
 import sys
 from typing import Annotated
 
@@ -51,6 +52,7 @@ def run(arguments: list[str]) -> int:
     """Run a command line and return its exit code."""
     try:
         result = app(args=arguments or ["--help"], prog_name="meshmend", standalone_mode=False)
+        sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except TyperException as error:
         return _failed(f"{error.format_message()} (see meshmend --help)", 2)
@@ -58,8 +60,8 @@ def run(arguments: list[str]) -> int:
         return _failed(str(error), 2)
     except MeshmendError as error:
         return _failed(str(error), 1)
-    except BrokenPipeError:  # the reader went away, as `head` does
-        sys.stderr.close()
+    except BrokenPipeError:  # the reader went away, as `head` does: what is left goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (KeyboardInterrupt, typer.Abort):
         return _failed("interrupted", 130)

@@ -3,11 +3,13 @@
 Imported at start-up: only what argument parsing needs.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from meshmend.topology.fabric import Fabric
     from meshmend.topology.mesh import Mesh
 
 MeshOption = Annotated[
@@ -35,3 +37,47 @@ def mesh_of(mesh: str, wrap: str, fail: list[str] | None) -> "Mesh":
     from meshmend.topology.text import parse_mesh
 
     return parse_mesh(mesh, wrap=wrap, fail=fail or ())
+
+
+FabricOption = Annotated[
+    str,
+    typer.Option("--fabric", metavar="NAME", help="The machine: 'meshmend fabrics' lists them."),
+]
+LinkBandwidthOption = Annotated[
+    str | None,
+    typer.Option("--link-bandwidth", metavar="70GB/s", help="One way, instead of the fabric's."),
+]
+HopLatencyOption = Annotated[
+    str | None, typer.Option("--hop-latency", metavar="0.5us", help="Instead of the fabric's.")
+]
+MessageOverheadOption = Annotated[
+    str | None,
+    typer.Option("--message-overhead", metavar="50ns", help="Instead of the fabric's."),
+]
+ChipBandwidthOption = Annotated[
+    str | None,
+    typer.Option("--chip-bandwidth", metavar="1TB/s", help="What a chip can add; else unlimited."),
+]
+
+
+def fabric_of(
+    name: str,
+    *,
+    link_bandwidth: str | None,
+    hop_latency: str | None,
+    message_overhead: str | None,
+    chip_bandwidth: str | None,
+) -> "Fabric":
+    """Return the fabric that the shared options describe."""
+    from meshmend.topology.fabric import fabric
+    from meshmend.units import parse_bandwidth, parse_time
+
+    def given(text: str | None, parse: Callable[[str], float]) -> float | None:
+        return None if text is None else parse(text)
+
+    return fabric(name).with_(
+        link_bandwidth_bytes_per_s=given(link_bandwidth, parse_bandwidth),
+        hop_latency_s=given(hop_latency, parse_time),
+        message_overhead_s=given(message_overhead, parse_time),
+        chip_bandwidth_bytes_per_s=given(chip_bandwidth, parse_bandwidth),
+    )

@@ -1,14 +1,18 @@
 """Adding up what arrives: element by element, in place, on bytes, without the interpreter.
 
 Knows element types and operations by number, so that one compiled function serves every payload.
+Compiled code calls it by its symbol, so that its loops are compiled once and not into each caller.
 Half-precision values are combined in single precision and rounded to nearest even after each
 step, as torch does.
 """
 
-from typing import Final
+from functools import cache
+from typing import Any, Final
 
+import llvmlite.binding
 import numpy as np
-from numba import njit
+from numba import carray, cfunc, njit, types
+from numpy.typing import NDArray
 
 from meshmend.errors import InputError
 
@@ -24,6 +28,23 @@ DTYPES: Final = (
 OPS: Final = ("sum", "product", "min", "max")
 
 _SUM, _PRODUCT, _MIN = 0, 1, 2
+
+_SYMBOL: Final = "meshmend_combine"
+
+# combine_at(code, address of what is kept, address of what was sent, bytes), for compiled code;
+# `bind_combine` must have been called before that is compiled or loaded.
+combine_at = types.ExternalFunction(
+    _SYMBOL, types.void(types.int64, types.intp, types.intp, types.int64)
+)
+
+
+@cache
+def bind_combine() -> Any:
+    """Compile, or load, the function behind `combine_at` and make its symbol known."""
+    signature = types.void(types.int64, types.voidptr, types.voidptr, types.int64)
+    compiled = cfunc(signature, cache=True)(_combine_at)
+    llvmlite.binding.add_symbol(_SYMBOL, compiled.address)
+    return compiled
 
 
 def combine_code(dtype: str, op: str = "sum") -> int:
@@ -45,22 +66,9 @@ def describe_code(code: int) -> str:
     return f"{OPS[code % len(OPS)]} of {DTYPES[code // len(OPS) % len(DTYPES)]}"
 
 
-@njit(cache=True, nogil=True)
-def combine(code, kept, sent):  # type: ignore[no-untyped-def]
+def combine(code: int, kept: NDArray[np.uint8], sent: NDArray[np.uint8]) -> None:
     """Combine the values that the bytes `sent` hold into those that the bytes `kept` hold."""
-    dtype, op = code // 4, code % 4
-    if dtype == 0:
-        _fold(op, kept.view(np.float32), sent.view(np.float32))
-    elif dtype == 1:
-        _fold(op, kept.view(np.float64), sent.view(np.float64))
-    elif dtype == 2 or dtype == 3:
-        _fold_half(dtype == 3, op, kept.view(np.uint16), sent.view(np.uint16))
-    elif dtype == 4:
-        _fold(op, kept.view(np.int64), sent.view(np.int64))
-    elif dtype == 5:
-        _fold(op, kept.view(np.int32), sent.view(np.int32))
-    else:
-        _fold(op, kept, sent)
+    bind_combine().ctypes(code, kept.ctypes.data, sent.ctypes.data, kept.nbytes)
 
 
 @njit(cache=True, nogil=True)
@@ -143,3 +151,20 @@ def _narrow_ieee(wide, halves):  # type: ignore[no-untyped-def]
         else:
             half = (rest - ((127 - 15) << 23) + 0xFFF + ((rest >> 13) & 1)) >> 13
         halves[at] = np.uint16(half | sign)
+
+
+def _combine_at(code, kept_at, sent_at, n_bytes):  # type: ignore[no-untyped-def]
+    kept, sent = carray(kept_at, n_bytes, np.uint8), carray(sent_at, n_bytes, np.uint8)
+    dtype, op = code // 4, code % 4
+    if dtype == 0:
+        _fold(op, kept.view(np.float32), sent.view(np.float32))
+    elif dtype == 1:
+        _fold(op, kept.view(np.float64), sent.view(np.float64))
+    elif dtype == 2 or dtype == 3:
+        _fold_half(dtype == 3, op, kept.view(np.uint16), sent.view(np.uint16))
+    elif dtype == 4:
+        _fold(op, kept.view(np.int64), sent.view(np.int64))
+    elif dtype == 5:
+        _fold(op, kept.view(np.int32), sent.view(np.int32))
+    else:
+        _fold(op, kept, sent)

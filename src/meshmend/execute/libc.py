@@ -21,6 +21,7 @@ _recv = types.ExternalFunction(
 )
 _sendmsg = types.ExternalFunction("sendmsg", types.intp(types.int32, types.intp, types.int32))
 _poll = types.ExternalFunction("poll", types.int32(types.intp, types.uintp, types.int32))
+_memcpy = types.ExternalFunction("memcpy", types.intp(types.intp, types.intp, types.uintp))
 _errno_location = types.ExternalFunction("__errno_location", types.CPointer(types.int32)())
 
 
@@ -51,3 +52,9 @@ def wait(waits, timeout_ms):  # type: ignore[no-untyped-def]
     Returns what poll returns; the events that happened are in the upper half of the second word.
     """
     return _poll(waits.ctypes.data, np.uintp(len(waits)), np.int32(timeout_ms))
+
+
+@njit(cache=True, nogil=True)
+def copy_memory(target, source, n_bytes):  # type: ignore[no-untyped-def]
+    """Copy bytes from one address to another; the two do not overlap."""
+    _memcpy(target, source, np.uintp(n_bytes))

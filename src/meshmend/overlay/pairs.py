@@ -45,12 +45,7 @@ def row_pair_layout(mesh: Mesh) -> PairLayout:
     need_two_axes(mesh, "row-pair")
     if mesh.failed:
         raise UnsupportedError(f"row-pair needs a full mesh, but got {mesh}")
-    for axis in (0, 1):
-        if mesh.shape[axis] % 2 == 0:
-            return _layout(mesh, axis, broken=frozenset())
-    raise UnsupportedError(
-        f"row-pair needs an even number of rows or columns, but got {mesh.shape[0]}x{mesh.shape[1]}"
-    )
+    return _full_layout(mesh, "row-pair")
 
 
 def fault_tolerant_layout(mesh: Mesh) -> PairLayout:
@@ -64,7 +59,7 @@ def fault_tolerant_layout(mesh: Mesh) -> PairLayout:
     """
     need_two_axes(mesh, "ft-two-d")
     if not mesh.failed:
-        return row_pair_layout(mesh)
+        return _full_layout(mesh, "ft-two-d")
     live_blocks(mesh, "ft-two-d")
     broken = [frozenset(chip[axis] // 2 for chip in mesh.failed) for axis in (0, 1)]
     axes = [axis for axis in (0, 1) if len(broken[axis]) < mesh.shape[axis] // 2]
@@ -75,6 +70,15 @@ def fault_tolerant_layout(mesh: Mesh) -> PairLayout:
         )
     axis = min(axes, key=lambda axis: len(broken[axis]))
     return _layout(mesh, axis, broken=broken[axis])
+
+
+def _full_layout(mesh: Mesh, who: str) -> PairLayout:
+    for axis in (0, 1):
+        if mesh.shape[axis] % 2 == 0:
+            return _layout(mesh, axis, broken=frozenset())
+    raise UnsupportedError(
+        f"{who} needs an even number of rows or columns, but got {mesh.shape[0]}x{mesh.shape[1]}"
+    )
 
 
 def _layout(mesh: Mesh, axis: int, *, broken: frozenset[int]) -> PairLayout:

@@ -36,17 +36,17 @@ def hamiltonian_ring(mesh: Mesh) -> Ring:
             f"ring-1d needs an even side, but got {mesh.shape[0]}x{mesh.shape[1]}: no ring of "
             "neighbours passes all chips of an odd by odd mesh"
         )
-    reasons = []
+    refused = crossed = ""
     for build in (snake_ring, _transposed_snake_ring, block_ring):
         try:
             ring = build(mesh)
         except UnsupportedError as error:
-            reasons.append(str(error))
+            refused = str(error)
             continue
         if not (dead := _dead_hop(mesh, ring)):
             return ring
-        reasons.append(f"ring-1d needs live links, but its ring crosses {Link.between(*dead)}")
-    raise UnsupportedError(reasons[-1])
+        crossed = f"ring-1d needs live links, but its ring crosses {Link.between(*dead)}"
+    raise UnsupportedError(crossed or refused)
 
 
 def snake_ring(mesh: Mesh) -> Ring:

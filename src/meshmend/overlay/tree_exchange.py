@@ -1,23 +1,25 @@
 """Even out the loads of a forest's links by exchanging links of its trees.
 
-Two exchanges, both within a cap on depth. A **chain** moves one rank to another parent in one
+Three changes, all within a cap on depth. A **chain** moves one rank to another parent in one
 tree, a neighbouring rank in another tree, and so on, from an overloaded link to one with room:
 the augmenting path of a matroid union, restricted to steps that cost next to nothing. A
 **kick**, for links that no chain relieves, takes a link out of a tree and joins the two parts
-by any other link between them (the general exchange; costs a few walks over the tree).
+by any other link between them (the general exchange; costs a few walks over the tree). Where
+kicks bring nothing either, one tree is **grown anew** from another root.
 """
 
 from typing import Final
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from meshmend.overlay.tree_forest import (
     LINK,
     PORT,
+    Forest,
     Ints,
     Words,
+    grow,
     hang,
     may_move,
     move,
@@ -36,46 +38,60 @@ _RANK: Final = 4
 _TREE: Final = 5
 _OUT: Final = 6
 
-_PATIENCE: Final = 3  # rounds without progress before giving up
+
+def balanced(
+    forest: Forest,
+    goal: int,
+    cap: int,
+    *,
+    patience: int,
+    hopeless: int = 1 << 30,
+    central: Ints | None = None,
+) -> int:
+    """Even out a forest in place, as `_balance` does, and return the load left above the goal."""
+    arrays = (forest.ways, forest.ends, forest.state, forest.load, forest.random)
+    roots = np.empty(0, dtype=np.int32) if central is None else central
+    return int(_balance(*arrays, roots, goal, cap, patience, hopeless))
 
 
 @njit(cache=True)
-def balance(
-    ways: Ints, ends: Ints, state: Ints, load: Ints, random: Words, goal: int, cap: int
+def _balance(
+    ways: Ints,
+    ends: Ints,
+    state: Ints,
+    load: Ints,
+    random: Words,
+    central: Ints,
+    goal: int,
+    cap: int,
+    patience: int,
+    hopeless: int,
 ) -> int:
     """Bring every link's load down to `goal` if it can, and return how much is left above it.
 
     No tree becomes deeper than `cap`, if none was. Rounds of chains, with kicks between, until
-    some rounds in a row bring nothing.
+    `patience` rounds in a row bring nothing, or more than `hopeless` is left after one. After a
+    round that brought nothing a tree is grown anew from one of the ranks `central`, if any.
     """
-    n_ranks = len(ways)
     trail = np.empty((len(load), 7), np.int32)
-    near, order = np.empty(n_ranks, np.int32), np.empty(n_ranks, np.int32)
-    eccentricity, side = np.empty(n_ranks, np.int32), np.empty(n_ranks, np.bool_)
-    least, patience = np.int64(1) << 60, _PATIENCE
+    scratch = np.empty((3, len(ways)), np.int32)
+    least, rounds_left = np.int64(1) << 60, patience
     while True:
-        while _chains(ways, ends, state, load, trail, goal, cap, order) > 0:
+        while _chains(ways, ends, state, load, trail, goal, cap, scratch[0]) > 0:
             pass
         left = np.int64(0)
         for e in range(len(load)):
             left += max(0, load[e] - goal)
-        patience = _PATIENCE if left < least else patience - 1
+        rounds_left = patience if left < least else rounds_left - 1
         least = min(least, left)
-        if left == 0 or patience == 0:
+        if left == 0 or left > hopeless or rounds_left == 0:
             return int(left)
+        if len(central) > 0 and rounds_left < patience:
+            _regrow(ways, ends, state, load, random, goal, central, scratch)
         for e in range(len(load)):
             for _ in range(2 * (load[e] - goal)):
                 if load[e] > goal:
-                    k = _user(ways, ends, state, e, random)
-                    f = _crossing(
-                        ways, ends, state, load, e, k, goal, cap, random, near, order,
-                        eccentricity, side,
-                    )  # fmt: skip
-                    if f >= 0:
-                        _exchange(ways, ends, state, e, f, k, side)
-                        load[e] -= 1
-                        load[f] += 1
-                        root_at_center(ways, state, k, near, order)
+                    _kick(ways, ends, state, load, random, e, goal, cap, scratch)
 
 
 @njit(cache=True)
@@ -104,9 +120,8 @@ def _chains(
                     f = ways[v, p, LINK]
                     if f < 0 or trail[f, _SEEN] or not may_move(ways, state, v, k, p, cap):
                         continue
-                    trail[f, _SEEN], trail[f, _SOURCE], trail[f, _BEFORE] = (
-                        1, trail[e, _SOURCE], e,
-                    )  # fmt: skip
+                    trail[f, _SEEN] = 1
+                    trail[f, _SOURCE], trail[f, _BEFORE] = trail[e, _SOURCE], e
                     trail[f, _RANK], trail[f, _TREE], trail[f, _OUT] = v, k, p
                     if load[f] < goal:
                         n_chains += _follow(ways, state, load, trail, f, cap, stack)
@@ -139,6 +154,34 @@ def _follow(
 
 
 @njit(cache=True)
+def _regrow(
+    ways: Ints,
+    ends: Ints,
+    state: Ints,
+    load: Ints,
+    random: Words,
+    goal: int,
+    central: Ints,
+    scratch: Ints,
+) -> None:
+    """Grow one tree that uses an overloaded link anew, from a random central rank."""
+    e, lowest = -1, 1 << 30
+    for f in range(len(load)):
+        if load[f] > goal:
+            key = random_below(random, 1 << 16)
+            if key < lowest:
+                e, lowest = f, key
+    if e < 0:
+        return
+    k = _user(ways, ends, state, e, random)
+    for v in range(len(ways)):
+        if state[v, k, PORT] >= 0:
+            load[ways[v, state[v, k, PORT], LINK]] -= 1
+    root = central[random_below(random, len(central))]
+    grow(ways, state, load, random, k, root, scratch[0], scratch[1])
+
+
+@njit(cache=True)
 def _user(ways: Ints, ends: Ints, state: Ints, e: int, random: Words) -> int:
     """Return a random tree that uses link e."""
     k = random_below(random, state.shape[1])
@@ -151,38 +194,37 @@ def _user(ways: Ints, ends: Ints, state: Ints, e: int, random: Words) -> int:
 
 
 @njit(cache=True)
-def _crossing(
+def _kick(
     ways: Ints,
     ends: Ints,
     state: Ints,
     load: Ints,
+    random: Words,
     e: int,
-    k: int,
     goal: int,
     cap: int,
-    random: Words,
-    near: Ints,
-    order: Ints,
-    eccentricity: Ints,
-    side: NDArray[np.bool_],
-) -> int:
-    """Return a random link that can replace link e in tree k, one with room if any has, or -1.
-
-    Leaves marked in `side` the part of the tree on the side of e's second end.
-    """
+    scratch: Ints,
+) -> None:
+    """Take some tree off link e, onto a random link that has room if any such link can serve."""
+    near, order, eccentricity = scratch[0], scratch[1], scratch[2]
+    k = _user(ways, ends, state, e, random)
     for end in range(2):
         _measure(ways, state, k, ends[e, end], e, near, order, eccentricity)
-    side[:] = near >= 0
     best, lowest = -1, 1 << 30
     for f in range(len(load)):
         x, y = ends[f, 0], ends[f, 1]
-        if f == e or load[f] > goal or side[x] == side[y]:
+        # Now `near` is 0 or more on the side of e's second end, and -1 on the other.
+        if f == e or load[f] > goal or (near[x] < 0) == (near[y] < 0):
             continue
         if eccentricity[x] + eccentricity[y] + 1 <= 2 * cap:
             key = random_below(random, 1 << 16) + (int(load[f] >= goal) << 16)
             if key < lowest:
                 best, lowest = f, key
-    return best
+    if best >= 0:
+        _exchange(ways, ends, state, e, best, k, near)
+        load[e] -= 1
+        load[best] += 1
+        root_at_center(ways, state, k, near, order)
 
 
 @njit(cache=True)
@@ -209,14 +251,12 @@ def _measure(
 
 
 @njit(cache=True)
-def _exchange(
-    ways: Ints, ends: Ints, state: Ints, e: int, f: int, k: int, side: NDArray[np.bool_]
-) -> None:
-    """Replace link e by link f in tree k; `side` marks the part that holds e's second end."""
+def _exchange(ways: Ints, ends: Ints, state: Ints, e: int, f: int, k: int, near: Ints) -> None:
+    """Replace link e by link f in tree k; `near` is -1 on the side of e's first end only."""
     top = ends[e, 0]
     if state[top, k, PORT] < 0 or ways[top, state[top, k, PORT], LINK] != e:
         top = ends[e, 1]
-    a = ends[f, 0] if side[ends[f, 0]] == side[top] else ends[f, 1]
+    a = ends[f, 0] if (near[ends[f, 0]] < 0) == (near[top] < 0) else ends[f, 1]
     for p in range(ways.shape[1]):
         if ways[a, p, LINK] == f:
             hang(ways, state, a, p, top, k)

@@ -69,31 +69,45 @@ def random_below(random: Words, bound: int) -> int:
     x ^= x >> np.uint64(7)
     x ^= x << np.uint64(17)
     random[0] = x
-    return np.int64(x >> np.uint64(33)) % bound
+    return int(np.int64(x >> np.uint64(33)) % bound)
 
 
 @njit(cache=True)
-def grow(ways: Ints, state: Ints, load: Ints, random: Words, roots: Ints) -> None:
+def grow_all(ways: Ints, state: Ints, load: Ints, random: Words, roots: Ints) -> None:
     """Make each tree a shortest-path tree from its root that favours links of low load."""
-    n_ranks, n_ports = ways.shape[:2]
-    neighbors = ways[:, :, NEIGHBOR].copy()
-    near, order = np.empty(n_ranks, np.int32), np.empty(n_ranks, np.int32)
+    near, order = np.empty(len(ways), np.int32), np.empty(len(ways), np.int32)
     for k in range(len(roots)):
-        breadth_first(neighbors, roots[k], near, order)
-        state[roots[k], k, DEPTH] = 0
-        for i in range(1, n_ranks):
-            v = order[i]
-            best, lowest = -1, 1 << 30
-            for p in range(n_ports):
-                w = neighbors[v, p]
-                if w >= 0 and near[w] < near[v]:
-                    key = (load[ways[v, p, LINK]] << 8) + random_below(random, 256)
-                    if key < lowest:
-                        best, lowest = p, key
-            state[v, k, PORT] = best
-            state[v, k, DEPTH] = near[v]
-            load[ways[v, best, LINK]] += 1
-        fill_heights(ways, state, k, order)
+        grow(ways, state, load, random, k, roots[k], near, order)
+
+
+@njit(cache=True)
+def grow(
+    ways: Ints,
+    state: Ints,
+    load: Ints,
+    random: Words,
+    k: int,
+    root: int,
+    near: Ints,
+    order: Ints,
+) -> None:
+    """Make tree k, so far without links, a shortest-path tree that favours links of low load."""
+    breadth_first(ways[:, :, NEIGHBOR], root, near, order)
+    state[root, k, PORT] = -1
+    state[root, k, DEPTH] = 0
+    for i in range(1, len(order)):
+        v = order[i]
+        best, lowest = -1, 1 << 30
+        for p in range(ways.shape[1]):
+            w = ways[v, p, NEIGHBOR]
+            if w >= 0 and near[w] < near[v]:
+                key = (load[ways[v, p, LINK]] << 8) + random_below(random, 256)
+                if key < lowest:
+                    best, lowest = p, key
+        state[v, k, PORT] = best
+        state[v, k, DEPTH] = near[v]
+        load[ways[v, best, LINK]] += 1
+    fill_heights(ways, state, k, order)
 
 
 @njit(cache=True)
@@ -162,9 +176,7 @@ def _sink(ways: Ints, state: Ints, v: int, k: int, by: int, stack: Ints) -> None
 
 
 @njit(cache=True)
-def walk(
-    ways: Ints, state: Ints, k: int, start: int, without: int, near: Ints, order: Ints
-) -> int:
+def walk(ways: Ints, state: Ints, k: int, start: int, without: int, near: Ints, order: Ints) -> int:
     """Fill `near` with hops from `start` in tree k less one link, return how many are reached.
 
     `order` begins with the reached ranks, nearest first; `near` is -1 elsewhere.

@@ -9,7 +9,6 @@ Latency costs twice the depth. Knows nothing of bytes, slices or time.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,13 +17,10 @@ from numba import njit
 from numpy.typing import NDArray
 
 from meshmend.errors import TopologyError
-from meshmend.overlay.tree_exchange import balance
-from meshmend.overlay.tree_forest import NEIGHBOR, PORT, Forest, empty_forest, grow, root_all
+from meshmend.overlay.tree_forest import NEIGHBOR, PORT, Forest, root_all
+from meshmend.overlay.tree_search import Search, evenest_forest, forest_within, least_load
 from meshmend.topology.graph import distances_from, eccentricities
 from meshmend.topology.mesh import Mesh
-
-_ATTEMPTS_WORK = 100_000  # ranks x trees tried over all attempts: small packings get more of them
-_MAX_ATTEMPTS = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,12 +60,12 @@ class TreePacking:
 
     @property
     def n_ranks(self) -> int:
-        return self.parents.shape[1]
+        return len(self.parents[0])
 
     @cached_property
     def hops(self) -> NDArray[np.int32]:
         """Each rank's hops to the root in each tree (trees, ranks)."""
-        hops: NDArray[np.int32] = _hops(self.roots, self.parents)
+        hops: NDArray[np.int32] = _hops(self.roots, np.ascontiguousarray(self.parents))
         hops.flags.writeable = False
         return hops
 
@@ -85,20 +81,19 @@ class TreePacking:
         return int(self.hops.max())
 
     @cached_property
-    def edges(self) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-        """The links in use as pairs of ranks (links, 2), smaller first, and their loads."""
-        tree, child = np.nonzero(self.parents >= 0)
-        parent = self.parents[tree, child].astype(np.int64)
-        number = np.minimum(child, parent) * self.n_ranks + np.maximum(child, parent)
-        used, which = np.unique(number, return_inverse=True)
-        loads = np.bincount(which, weights=self.weights[tree], minlength=len(used))
-        pairs = np.stack(np.divmod(used, self.n_ranks), axis=1).astype(np.int32)
-        return pairs, loads
-
-    @property
     def edge_loads(self) -> NDArray[np.float64]:
-        """The part of the payload that each link in use carries, each way, in order of `edges`."""
-        return self.edges[1]
+        """The part of the payload that each link of `edges` carries, each way."""
+        tree, child = np.nonzero(self.parents >= 0)
+        weights = self.weights[tree]
+        used, which = np.unique(self._number(child, self.parents[tree, child]), return_inverse=True)
+        return np.bincount(which, weights, len(used)).astype(np.float64)
+
+    @cached_property
+    def edges(self) -> NDArray[np.int32]:
+        """The links in use as pairs of ranks (links, 2), smaller first, in rising order."""
+        tree, child = np.nonzero(self.parents >= 0)
+        used = np.unique(self._number(child, self.parents[tree, child]))
+        return np.stack(np.divmod(used, self.n_ranks), axis=1).astype(np.int32)
 
     @property
     def max_load(self) -> float:
@@ -107,10 +102,17 @@ class TreePacking:
 
     def link_loads(self, mesh: Mesh) -> NDArray[np.float64]:
         """Return the part of the payload on each of `mesh.links`, each way."""
-        pairs, loads = self.edges
-        place = {tuple(pair): at for at, pair in enumerate(pairs.tolist())}
-        at = [place.get(tuple(link), -1) for link in mesh.links.tolist()]
-        return np.append(loads, 0.0)[at]
+        used = self._number(self.edges[:, 0], self.edges[:, 1])
+        number = self._number(mesh.links[:, 0], mesh.links[:, 1])
+        place = np.searchsorted(used, number)
+        in_use = np.append(used, -1)[place] == number
+        return np.where(in_use, np.append(self.edge_loads, 0.0)[place], 0.0)
+
+    def _number(self, one: NDArray[np.integer], other: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Return a number for each pair of ranks that sorts as the pairs do."""
+        low, high = np.minimum(one, other).astype(np.int64), np.maximum(one, other)
+        number: NDArray[np.int64] = low * self.n_ranks + high
+        return number
 
 
 @njit(cache=True)
@@ -135,31 +137,35 @@ def _hops(roots: NDArray[np.int32], parents: NDArray[np.int32]) -> NDArray[np.in
 
 
 def tree_packing(
-    mesh: Mesh, *, n_trees: int, depth_slack: int | None = None, seed: int = 0
+    mesh: Mesh, *, n_trees: int, depth_slack: int | None = None, effort: int = 1, seed: int = 0
 ) -> TreePacking:
     """Return `n_trees` spanning trees of equal weight with even loads on the links.
 
     With `depth_slack` no tree is deeper than the mesh's radius plus that, and the loads are as
     even as that allows; without, the loads come first and the depth is the least that was
-    found for them. Trees start as shortest-path trees from central roots and are then evened
-    out by exchanges; time grows about as chips x trees, plus chips squared for the radius.
+    found for them. A single tree is as shallow as can be. Trees start as shortest-path trees
+    from central roots and are then evened out by exchanges; time grows about as chips x trees,
+    plus chips squared for the radius. More `effort` takes that many times as long and may find
+    evener or shallower trees. Deterministic for a seed.
 
     Raises:
         TopologyError: the mesh is not connected, or a count is out of range.
     """
-    if n_trees < 1 or (depth_slack is not None and depth_slack < 0):
+    if min(n_trees, effort) < 1 or (depth_slack is not None and depth_slack < 0):
         raise TopologyError(
-            f"tree_packing needs at least one tree and a slack from 0 on, but got "
-            f"{n_trees} trees and slack {depth_slack}"
+            f"tree_packing needs at least one tree, an effort from 1 on and a slack from 0 on, but "
+            f"got {n_trees} trees, effort {effort} and slack {depth_slack}"
         )
     if distances_from(mesh, 0).min() < 0:
         raise TopologyError(
             f"tree_packing needs a connected mesh, but {mesh} falls into parts; use largest_part"
         )
-    from_center = eccentricities(mesh)
+    from_center, search = eccentricities(mesh), Search(effort, seed)
+    if n_trees == 1:
+        depth_slack = 0  # one tree loads its links alike, however deep it is
     if depth_slack is not None:
-        return _packing(_within(mesh, n_trees, from_center, depth_slack, seed))
-    return _packing(_evenest(mesh, n_trees, from_center, seed))
+        return packing_of(forest_within(mesh, n_trees, from_center, depth_slack, search))
+    return packing_of(evenest_forest(mesh, n_trees, from_center, search))
 
 
 def tree_counts(mesh: Mesh, most: int) -> tuple[int, ...]:
@@ -171,89 +177,20 @@ def tree_counts(mesh: Mesh, most: int) -> tuple[int, ...]:
     """
     counts, least = [], math.inf
     for n_trees in range(1, most + 1):
-        load = _least_load(mesh, n_trees) / n_trees
+        load = least_load(mesh, n_trees) / n_trees
         if load < least:
             counts.append(n_trees)
             least = load
     return tuple(counts)
 
 
-def _least_load(mesh: Mesh, n_trees: int) -> int:
-    """Return a number of trees that some link must carry, whatever the trees."""
-    if mesh.n_live == 1:
-        return 0
-    degrees = (mesh.neighbor_ranks >= 0).sum(axis=1)
-    n_uses = n_trees * (mesh.n_live - 1)
-    return max(-(-n_uses // len(mesh.links)), -(-n_trees // int(degrees.min())))
-
-
-def _within(
-    mesh: Mesh, n_trees: int, from_center: NDArray[np.int32], slack: int, seed: int
-) -> Forest:
-    """Return the evenest of a few forests within the depth."""
-    cap, goal = int(from_center.min()) + slack, _least_load(mesh, n_trees)
-    n_attempts = max(1, min(_MAX_ATTEMPTS, _ATTEMPTS_WORK // (mesh.n_live * n_trees)))
-    best = None
-    for attempt in range(n_attempts):
-        forest = _grown(mesh, n_trees, from_center <= cap - attempt % (slack + 1), (seed, attempt))
-        load = goal
-        while _balanced(forest, load, cap) > 0:
-            load += 1
-            if best is not None and load >= best.load.max():
-                break
-        if best is None or forest.load.max(initial=0) < best.load.max():
-            best = forest
-        if best.load.max(initial=0) <= goal:
-            break
-    assert best is not None
-    return best
-
-
-def _evenest(mesh: Mesh, n_trees: int, from_center: NDArray[np.int32], seed: int) -> Forest:
-    """Return the shallowest forest found among those of the least load found."""
-    radius, load = int(from_center.min()), _least_load(mesh, n_trees)
-    while True:
-        for attempt, slack in enumerate(_slacks(radius)):
-            cap = radius + slack
-            central = from_center <= cap - slack // 3
-            forest = _grown(mesh, n_trees, central, (seed, attempt))
-            if not _balanced(forest, load, cap):
-                return forest
-        load += 1
-
-
-def _slacks(radius: int) -> Iterator[int]:
-    """Yield depths above the radius to try, ever wider, up to twice the radius and more."""
-    slack = radius // 16
-    while slack <= radius + 8:
-        yield slack
-        slack += max(1, slack // 4)
-
-
-def _grown(
-    mesh: Mesh, n_trees: int, central: NDArray[np.bool_], seed: tuple[int, int]
-) -> Forest:
-    """Return shortest-path trees from roots drawn from the central ranks, each about as often."""
-    roots = np.random.default_rng(seed).permutation(np.nonzero(central)[0])
-    forest = empty_forest(mesh, n_trees, seed[0] + seed[1])
-    starts = np.resize(roots, n_trees).astype(np.int32)
-    grow(forest.ways, forest.state, forest.load, forest.random, starts)
-    return forest
-
-
-def _balanced(forest: Forest, goal: int, cap: int) -> int:
-    """Even out a forest in place and return the load left above the goal."""
-    return int(
-        balance(forest.ways, forest.ends, forest.state, forest.load, forest.random, goal, cap)
-    )
-
-
-def _packing(forest: Forest) -> TreePacking:
+def packing_of(forest: Forest) -> TreePacking:
+    """Return the trees of a forest, rooted in their middles, with equal weights."""
     root_all(forest.ways, forest.state)
     port = forest.state[:, :, PORT].T
     above = forest.ways[np.arange(port.shape[1]), port, NEIGHBOR]
     return TreePacking(
         roots=np.argmin(port, axis=1).astype(np.int32),
-        parents=np.where(port >= 0, above, np.int32(-1)),
+        parents=np.ascontiguousarray(np.where(port >= 0, above, np.int32(-1))),
         weights=np.full(len(port), 1 / len(port)),
     )

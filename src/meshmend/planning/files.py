@@ -6,14 +6,17 @@ The columns of the table are plain lists, so that any program can read them. Wha
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshmend.errors import InputError, PlanFileError
 from meshmend.schedule.table import Collective, Phase, Schedule, index_dtype
 from meshmend.topology.mesh import Mesh, format_wrap
 from meshmend.topology.text import parse_mesh
+
+_Integer = TypeVar("_Integer", bound=np.integer)
 
 FORMAT = "meshmend-plan"
 VERSION = 1
@@ -49,11 +52,15 @@ def write_plan(path: Path, mesh: Mesh, schedule: Schedule) -> None:
     Raises:
         PlanFileError: the file cannot be written.
     """
-    text = json.dumps(plan_document(mesh, schedule), separators=(",", ":"))
-    draft = path.with_name(path.name + ".part")
+    text = json.dumps(plan_document(mesh, schedule), separators=(",", ":")) + "\n"
     try:
-        draft.write_text(text + "\n", encoding="utf-8")
-        draft.replace(path)
+        if path.exists() and not path.is_file():  # a pipe or a terminal has nothing to keep whole
+            path.write_text(text, encoding="utf-8")
+            return
+        file = path.resolve()  # a link stays a link
+        draft = file.with_name(file.name + ".part")
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(file)
     except OSError as error:
         raise PlanFileError(f"cannot write the plan to {path}: {error.strerror}") from None
 
@@ -68,7 +75,7 @@ def read_plan(path: Path) -> tuple[Mesh, Schedule]:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise PlanFileError(f"cannot read the plan {path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PlanFileError(f"{path} is not a plan file: not JSON ({error})") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise PlanFileError(f'{path} is not a plan file: it lacks "format": "{FORMAT}"')
@@ -86,28 +93,64 @@ def read_plan(path: Path) -> tuple[Mesh, Schedule]:
 
 
 def _mesh(document: dict[str, Any]) -> Mesh:
-    return parse_mesh(document["shape"], wrap=document["wrap"], fail=document["fail"])
+    shape, wrap, fail = document["shape"], document["wrap"], document["fail"]
+    if not isinstance(fail, list) or not all(
+        isinstance(text, str) for text in (shape, wrap, *fail)
+    ):
+        raise ValueError("the mesh needs its shape, wrap and failures as text")
+    return parse_mesh(shape, wrap=wrap, fail=fail)
 
 
 def _schedule(document: dict[str, Any]) -> Schedule:
-    n_ranks, cuts = document["ranks"], np.array(document["cuts"], dtype=np.float64)
-    if not isinstance(n_ranks, int) or n_ranks < 1:
+    n_ranks, cuts, algorithm = document["ranks"], document["cuts"], document["algorithm"]
+    if type(n_ranks) is not int or n_ranks < 1:
         raise ValueError(f"ranks need to be a positive number, but got {n_ranks!r}")
-    if cuts.ndim != 1 or len(cuts) < 2:
+    if not isinstance(algorithm, str):
+        raise ValueError(f"algorithm needs to be a name, but got {algorithm!r}")
+    cuts = _numbers("cuts", cuts, kinds="iuf").astype(np.float64)
+    if len(cuts) < 2:
         raise ValueError("cuts need to be a list of two numbers or more")
     dtype = index_dtype(n_ranks, len(cuts) - 1)
+    src = _column(document, "src", dtype)
     return Schedule(
-        algorithm=str(document["algorithm"]),
+        algorithm=algorithm,
         collective=Collective(document["collective"]),
         n_ranks=n_ranks,
         cuts=cuts,
-        owners=np.array(document["owners"], dtype=np.int32),
-        src=np.array(document["src"], dtype=dtype),
-        dst=np.array(document["dst"], dtype=dtype),
-        lo=np.array(document["lo"], dtype=dtype),
-        hi=np.array(document["hi"], dtype=dtype),
-        op=np.array(document["op"], dtype=np.uint8),
-        phases=tuple(
-            Phase(str(name), int(start), int(stop)) for name, start, stop in document["phases"]
-        ),
+        owners=_column(document, "owners", np.int32),
+        src=src,
+        dst=_column(document, "dst", dtype),
+        lo=_column(document, "lo", dtype),
+        hi=_column(document, "hi", dtype),
+        op=_column(document, "op", np.uint8),
+        phases=tuple(_phase(phase, len(src)) for phase in document["phases"]),
     )
+
+
+def _phase(entry: Any, n_rows: int) -> Phase:
+    name, start, stop = entry
+    if not isinstance(name, str) or {type(start), type(stop)} != {int}:
+        raise ValueError(f"a phase needs a name and two rows, but got {entry!r}")
+    if not 0 <= start <= stop <= n_rows:
+        raise ValueError(f"phase {name!r} needs rows from 0 to {n_rows}, but got {start} to {stop}")
+    return Phase(name, start, stop)
+
+
+def _column(document: dict[str, Any], name: str, dtype: type[_Integer]) -> NDArray[_Integer]:
+    """Return a column as an array, refusing what a conversion would round or wrap around."""
+    values = _numbers(name, document[name], kinds="iu")
+    most = np.iinfo(dtype).max
+    if values.size and (values.min() < 0 or values.max() > most):
+        raise ValueError(f"{name} needs numbers from 0 to {most}")
+    return values.astype(dtype)
+
+
+def _numbers(name: str, values: Any, *, kinds: str) -> NDArray[Any]:
+    array = np.array(values)
+    if (
+        not isinstance(values, list)
+        or array.ndim != 1
+        or (values and array.dtype.kind not in kinds)
+    ):
+        raise ValueError(f"{name} needs a list of {'whole ' * ('f' not in kinds)}numbers")
+    return array

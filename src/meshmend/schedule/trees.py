@@ -8,7 +8,6 @@ first.
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from meshmend.overlay.tree_packing import TreePacking
 from meshmend.schedule.ring_builders import NamedRows, halves
@@ -19,8 +18,7 @@ def tree_schedule(
     packing: TreePacking, collective: Collective, *, algorithm: str = "trees"
 ) -> Schedule:
     """Return the schedule over the trees of a packing; a tree's root owns its chunk."""
-    n_trees, n_ranks = packing.parents.shape
-    depth, height = _depths_and_heights(packing.parents)
+    depth, height = packing.hops, _heights(packing.parents)
     tree, child = np.nonzero(packing.parents >= 0)
     parent = packing.parents[tree, child]
     # Up: a parent comes after its children. Down: a child comes after its parent.
@@ -39,7 +37,7 @@ def tree_schedule(
         algorithm=algorithm,
         collective=collective,
         owners=packing.roots,
-        n_ranks=n_ranks,
+        n_ranks=packing.n_ranks,
         cuts=np.minimum(cuts, 1.0),
     )
 
@@ -64,32 +62,17 @@ def spread_tree_schedule(packing: TreePacking, collective: Collective) -> Schedu
 
 
 @njit(cache=True)
-def _depths_and_heights(parents):  # type: ignore[no-untyped-def]
-    """Return for each tree and rank the hops to the root, and to the farthest rank below."""
-    n_trees, n_ranks = parents.shape
-    depth = np.full((n_trees, n_ranks), -1, dtype=np.int32)
-    height = np.zeros((n_trees, n_ranks), dtype=np.int32)
-    for tree in range(n_trees):
-        for rank in range(n_ranks):
-            steps, here = 0, rank
-            while parents[tree, here] >= 0 and depth[tree, here] < 0:
-                steps += 1
-                here = parents[tree, here]
-            if depth[tree, here] < 0:
-                depth[tree, here] = 0
-            total = depth[tree, here] + steps
-            here = rank
-            while depth[tree, here] < 0:
-                depth[tree, here] = total
-                total -= 1
-                here = parents[tree, here]
-        for rank in range(n_ranks):
-            below, here = 0, rank
-            while parents[tree, here] >= 0 and height[tree, parents[tree, here]] <= below:
+def _heights(parents):  # type: ignore[no-untyped-def]
+    """Return for each tree and rank the hops to the farthest rank below it."""
+    height = np.zeros(parents.shape, dtype=np.int32)
+    for tree in range(parents.shape[0]):
+        for rank in range(parents.shape[1]):
+            below, here = 0, parents[tree, rank]
+            while here >= 0 and height[tree, here] <= below:
                 below += 1
-                here = parents[tree, here]
                 height[tree, here] = below
-    return depth, height
+                here = parents[tree, here]
+    return height
 
 
 @njit(cache=True)

@@ -17,9 +17,9 @@ The rules, which fix every time that comes out:
 - All that happens at one time is taken in before any channel or chip chooses. What a choice
   brings about at that same time (where latency or holding time is zero) makes another round.
 
-Time runs in whole ticks, a power of two of a second and far below 10^-9 of any delay that
-matters: times that are equal by arithmetic are equal here, not almost, so ties are decided by
-the rules and not by rounding.
+Time runs in whole ticks, a power of two of a second and far below 10^-9 of the longest delay:
+the same delays in another order come to the same time, not almost, so ties are decided by the
+rules and not by rounding.
 """
 
 import math
@@ -109,6 +109,7 @@ def simulate(
         raise InputError(f"simulate needs one slice or more, but got {slices}")
     delays, tick_s = _delays(program, fabric, payload_bytes, slices)
     state = _start_state(program, delays, slices, n_traced=program.n_hops * slices * trace)
+    state.clock[events.CHIPS_LIMIT] = fabric.chip_bandwidth_bytes_per_s is not None
     _run(program, state, slices, progress)
     return Simulation(
         schedule=program.schedule,
@@ -120,7 +121,7 @@ def simulate(
             PhaseTime(phase.name, float(first * tick_s), float(last * tick_s))
             for phase, (first, last) in zip(program.schedule.phases, state.phases[:-1], strict=True)
         ),
-        channel_busy_s=state.busy * tick_s,
+        channel_busy_s=state.channels[:, events.BUSY_TICKS].astype(np.float64) * tick_s,
         trace=_trace_of(program, state, tick_s) if trace else None,
     )
 
@@ -142,8 +143,6 @@ def _delays(
     delays[:, events.RELEASE] = np.rint(hold_s / tick_s)
     delays[:, events.ARRIVE] = hop + delays[:, events.RELEASE]
     delays[:, events.ADDED] = np.rint(add_s / tick_s)
-    if fabric.chip_bandwidth_bytes_per_s is None:
-        delays[:, events.ADDED] = events.NOTHING
     return np.append(delays, hop), tick_s
 
 
@@ -151,34 +150,31 @@ def _start_state(
     program: Program, delays: NDArray[np.int64], slices: int, *, n_traced: int
 ) -> State:
     """Return the state at time 0: every channel is free and chooses."""
-    n_channels, n_ranks = program.n_channels, program.schedule.n_ranks
     starts = program.tables.start_ptr
-    begin = np.nonzero(np.diff(starts))[0].astype(np.int32)
-    scalars = np.zeros(events.N_SCALARS, dtype=np.int64)
-    scalars[events.N_SLICES] = slices
-    scalars[events.N_NODES] = n_channels
-    for empty in (events.FREE_NODES, events.IN_PLACE, events.TO_ADD):
-        scalars[empty] = events.NOTHING
-    scalars[events.N_TO_CHOOSE] = len(begin)
-    to_choose = np.zeros(n_channels, dtype=np.int32)
-    to_choose[: len(begin)] = begin
-    channel_state = np.full(n_channels, events.IDLE, dtype=np.int8)
-    channel_state[begin] = events.CHOOSING
+    begin = np.nonzero(np.diff(starts))[0]
+    clock = np.zeros(events.N_CLOCK, dtype=np.int64)
+    clock[events.N_SLICES] = slices
+    clock[events.N_NODES] = program.n_channels
+    clock[[events.FREE_NODES, events.IN_PLACE, events.TO_ADD]] = events.NOTHING
+    clock[events.N_TO_CHOOSE] = len(begin)
+    channels = np.zeros((program.n_channels, 8), dtype=np.int64)
+    channels[:, events.WAITING] = events.NOTHING
+    channels[begin, events.DOING] = events.CHOOSING
+    channels[: len(begin), events.TO_CHOOSE] = begin
+    channels[:, events.START_AT] = channels[:, events.CURSOR] = starts[:-1]
+    channels[:, events.START_STOP] = starts[1:]
+    queues = np.full((delays.size, 4), events.NOTHING, dtype=np.int64)
+    queues[:, events.TICKS] = delays
+    chips = np.full((program.schedule.n_ranks, 4), events.NOTHING, dtype=np.int64)
+    chips[:, events.ADDING] = 0
     return State(
-        scalars=scalars,
-        delays=delays,
-        posted=np.full((len(delays), 2), events.NOTHING, dtype=np.int64),
-        heads=np.empty(len(delays), dtype=np.int64),
+        clock=clock,
         # Every message may be in flight at once, few ever are: pages never used cost nothing.
-        nodes=np.empty((n_channels + program.n_rows * slices, 4), dtype=np.int64),
-        channel_state=channel_state,
-        waiting=np.full(n_channels, events.NOTHING, dtype=np.int64),
-        cursor=np.stack([starts[:-1], np.zeros(n_channels, dtype=np.int64)], axis=1),
-        to_choose=to_choose,
-        counters=np.tile(program.tables.slot_needs, slices),
-        chips=np.tile(np.array([events.NOTHING, events.NOTHING, 0]), (n_ranks, 1)),
-        freed_chips=np.empty(n_ranks, dtype=np.int32),
-        busy=np.zeros(n_channels, dtype=np.int64),
+        nodes=np.empty((program.n_channels + program.n_rows * slices, 4), dtype=np.int64),
+        delays=queues,
+        channels=channels,
+        chips=chips,
+        counters=np.concatenate([program.tables.slot_needs] * slices),
         phases=np.tile(np.array([events.NOTHING, 0]), (len(program.schedule.phases) + 1, 1)),
         trace=np.empty((n_traced, 3), dtype=np.int64),
     )
@@ -196,13 +192,14 @@ def _run(program: Program, state: State, slices: int, progress: Progress | None)
 
 
 def _trace_of(program: Program, state: State, tick_s: float) -> Trace:
-    key, hop, start = state.trace.T
+    key, channel, start = state.trace.T
     row = (key & 0xFFFFFFFF).astype(np.int32)
-    held = state.delays[events.N_KINDS * program.tables.rows[row, SIZE_CLASS] + events.RELEASE]
+    release = events.N_KINDS * program.tables.rows[row, SIZE_CLASS] + events.RELEASE
+    held = state.delays[release, events.TICKS]
     return Trace(
         row=row,
         slice=(key >> 32).astype(np.int32),
-        channel=program.tables.hops[hop],
+        channel=channel.astype(np.int32),
         start_s=start * tick_s,
         end_s=(start + held) * tick_s,
     )

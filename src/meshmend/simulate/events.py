@@ -2,9 +2,14 @@
 
 Every delay that occurs is one of few: to hold a channel, to hold it and travel, to travel, to
 add up, each for a handful of message sizes. Events of one delay are posted in order of time,
-so each delay has a queue, first in first out, and the only heap is one over their heads. What
-waits for a channel is a pairing heap. Queues, heaps and lists are linked through one pool of
-nodes, of which a message in flight has one; node c is channel c's own, for its release.
+so each delay has a queue, first in first out, and the only heap of events is one over the
+delays. What waits for a channel is a pairing heap. Queues, heaps and lists are linked through
+one pool of nodes, of which a message in flight has one; node c is channel c's own, for its
+release.
+
+Nothing here makes an array, so Numba need not count references to them: `_nrt=False` says so,
+and the loop takes a fifth of the time. Kernels take arrays one by one, many as they are: whole
+tuples of them would be copied at every call.
 """
 
 from typing import Final, NamedTuple
@@ -14,375 +19,386 @@ from numba import njit
 from numpy.typing import NDArray
 
 from meshmend.simulate.program import (
-    COUNTED_SEND,
+    COUNTED_WRITE,
+    DONE_AT,
+    DONE_STOP,
     FIRST_HOP,
-    LAST_HOP,
+    LEFT_AT,
     PHASE,
     REDUCE_AT,
     SEND,
     SIZE_CLASS,
     WRITE_SLOT,
     Tables,
+    channel_of,
 )
+
+_kernel = njit(cache=True, _nrt=False)  # type: ignore[call-overload]  # not in Numba's stubs
+
+NOTHING: Final = -1  # no node
+ROW_BITS: Final = 0xFFFFFFFF
 
 # Columns of State.nodes. A node is posted with a time, or sits in a heap with a child.
 TIME: Final = 0
 CHILD: Final = 0
-KEY: Final = 1  # slice << 32 | row: what sorts first goes first
+KEY: Final = 1  # slice << 32 | row: the smaller goes first
 HOP: Final = 2
+LEAVING: Final = 2  # of a channel's own node: what its release sets off, start << 32 | stop
 NEXT: Final = 3
-NOTHING: Final = -1
 
-# Kinds of delays, in this order for each size class; TRAVEL is the last delay of all.
+# Columns of State.delays: a delay, its queue of events, and one place of the heap of delays.
+TICKS: Final = 0
+FIRST: Final = 1
+LAST: Final = 2
+HEAP: Final = 3
+
+# Kinds of delays, in this order for each size class; a hop's travel is the last delay of all.
 RELEASE: Final = 0
 ARRIVE: Final = 1
 ADDED: Final = 2
 N_KINDS: Final = 3
 
-# Places in State.scalars.
-NOW: Final = 0
-N_SLICES: Final = 1
-N_DONE: Final = 2
-N_NODES: Final = 3
-FREE_NODES: Final = 4  # a list of nodes given back
-IN_PLACE: Final = 5  # a list of messages whose successors are to be set off
-TO_ADD: Final = 6  # a heap of messages that wait to be added up from now on
-N_TO_CHOOSE: Final = 7
-N_FREED_CHIPS: Final = 8
-N_POSTED: Final = 9  # delays with an event
-N_TRACED: Final = 10
-N_SCALARS: Final = 11
-
-# States of a channel.
+# Columns of State.channels. Rows that wait for nothing are ready at once in all slices: a
+# cursor walks through them from START_AT to START_STOP, slice after slice.
+WAITING: Final = 0  # the heap of what else waits
+DOING: Final = 1  # IDLE, CHOOSING or BUSY
+BUSY_TICKS: Final = 2
+CURSOR: Final = 3
+CURSOR_SLICE: Final = 4
+START_AT: Final = 5
+START_STOP: Final = 6
+TO_CHOOSE: Final = 7  # one place of the list of channels that are to choose
 IDLE: Final = 0
 CHOOSING: Final = 1
 BUSY: Final = 2
 
+# Columns of State.chips: the queue of what waits to be added up (FIRST and LAST as above),
+# whether the chip adds, and one place of the list of chips just freed.
+ADDING: Final = 0
+FREED: Final = 3
+
+# Places in State.clock.
+NOW: Final = 0
+N_SLICES: Final = 1
+N_DONE: Final = 2
+N_NODES: Final = 3
+FREE_NODES: Final = 4  # the list of nodes given back
+IN_PLACE: Final = 5  # the list of messages whose successors are to be set off
+TO_ADD: Final = 6  # the heap of messages that are to be added up as of now
+N_TO_CHOOSE: Final = 7
+N_FREED: Final = 8
+N_POSTED: Final = 9  # how many delays have events
+N_TRACED: Final = 10
+CHIPS_LIMIT: Final = 11  # whether adding up takes time
+N_CLOCK: Final = 12
+
 
 class State(NamedTuple):
-    """What the event loop changes; `delays` alone is constant."""
+    """What the event loop changes."""
 
-    scalars: NDArray[np.int64]
-    delays: NDArray[np.int64]
-    posted: NDArray[np.int64]  # (delays, 2): first and last node of each delay's queue
-    heads: NDArray[np.int64]  # heap of the delays that have events
+    clock: NDArray[np.int64]
     nodes: NDArray[np.int64]
-    channel_state: NDArray[np.int8]
-    waiting: NDArray[np.int64]  # by channel: the heap of what waits for it
-    cursor: NDArray[np.int64]  # by channel: place and slice of the next row that waits for nothing
-    to_choose: NDArray[np.int32]
-    counters: NDArray[np.int32]  # (slices x slots)
-    chips: NDArray[np.int64]  # (ranks, 3): first and last node that wait; whether it is adding
-    freed_chips: NDArray[np.int32]
-    busy: NDArray[np.int64]
-    phases: NDArray[np.int64]  # (phases + 1, 2): first start and last end; the last row is no phase
-    trace: NDArray[np.int64]  # (hops or none, 3): key, hop, start
+    delays: NDArray[np.int64]
+    channels: NDArray[np.int64]
+    chips: NDArray[np.int64]
+    counters: NDArray[np.int32]  # what each slot of each slice still waits for
+    phases: NDArray[np.int64]  # first start and last end; the last row is for rows of no phase
+    trace: NDArray[np.int64]  # key, channel and start of every hop, or empty: not wanted
 
 
-@njit(cache=True)
+@_kernel
 def run(tables: Tables, state: State, until_done: int) -> int:
-    """Go on until this many messages are done, or nothing moves any more; return how many are."""
-    scalars = state.scalars
+    """Go on until this many messages are done; return how many are."""
+    rows, hops, after = tables.rows, tables.hops, tables.after
+    slot_row, start_rows = tables.slot_row, tables.start_rows
+    clock, nodes, delays, channels = state.clock, state.nodes, state.delays, state.channels
+    chips, counters, phases, trace = state.chips, state.counters, state.phases, state.trace
     while True:
-        _choose_all(tables, state)
-        if state.delays[ADDED] >= 0:
-            _add_up(tables, state)
-        if scalars[N_POSTED] == 0 or scalars[N_DONE] >= until_done:
-            return scalars[N_DONE]
-        scalars[NOW] = state.nodes[state.posted[state.heads[0], 0], TIME]
-        _take_in(tables, state)
-
-
-@njit(cache=True)
-def _take_in(tables, state):  # type: ignore[no-untyped-def]
-    """Take in every event that is posted for now."""
-    scalars, nodes, posted = state.scalars, state.nodes, state.posted
-    now, travel = scalars[NOW], len(state.delays) - 1
-    while scalars[N_POSTED] > 0 and nodes[posted[state.heads[0], 0], TIME] == now:
-        delay = _pop_head(state)
-        kind = delay % N_KINDS
-        node = posted[delay, 0]
-        while node != NOTHING and nodes[node, TIME] == now:
-            following = nodes[node, NEXT]
-            key = nodes[node, KEY]
-            if delay == travel:
-                _wait(tables, state, node)
-            elif kind == RELEASE:
-                _release(tables, state, node, key)
+        for at in range(clock[N_TO_CHOOSE]):
+            channel = channels[at, TO_CHOOSE]
+            node = _first_waiting(clock, nodes, channels, rows, start_rows, channel)
+            if node == NOTHING:
+                channels[channel, DOING] = IDLE
             else:
-                _give_back(state, node)
-                row = key & 0xFFFFFFFF
-                if kind == ADDED:
-                    chip = tables.rows[row, REDUCE_AT]
-                    state.chips[chip, 2] = 0
-                    state.freed_chips[scalars[N_FREED_CHIPS]] = chip
-                    scalars[N_FREED_CHIPS] += 1
-                    _list_in_place(state, key)
-                elif tables.rows[row, WRITE_SLOT] < 0:
-                    _arrived(tables, state, key)
+                channels[channel, DOING] = BUSY
+                _start(clock, nodes, delays, channels, rows, hops, phases, trace, channel, node)
+        clock[N_TO_CHOOSE] = 0
+        if clock[CHIPS_LIMIT]:
+            _add_up(clock, nodes, delays, chips, rows)
+        if clock[N_POSTED] == 0 or clock[N_DONE] >= until_done:
+            n_done: int = clock[N_DONE]
+            return n_done
+        now = nodes[delays[delays[0, HEAP], FIRST], TIME]
+        clock[NOW] = now
+        while clock[N_POSTED] > 0 and nodes[delays[delays[0, HEAP], FIRST], TIME] == now:
+            delay = _pop_delay(clock, nodes, delays)
+            node = delays[delay, FIRST]
+            while node != NOTHING and nodes[node, TIME] == now:
+                following = nodes[node, NEXT]
+                if delay == len(delays) - 1:
+                    _wait(clock, nodes, channels, hops, node)
+                elif delay % N_KINDS == ARRIVE:
+                    _arrive(clock, nodes, counters, rows, len(slot_row), node)
+                elif delay % N_KINDS == ADDED:
+                    _added(clock, nodes, chips, rows, node)
                 else:
-                    _count_down(tables, state, key >> 32, tables.rows[row, WRITE_SLOT], False)
-                _settle(tables, state)
-            node = following
-        posted[delay, 0] = node
-        if node != NOTHING:
-            _push_head(state, delay)
+                    _list_to_choose(clock, channels, node)
+                    if nodes[node, LEAVING]:
+                        _set_off(
+                            clock, nodes, channels, counters, rows, hops, after, slot_row,
+                            nodes[node, LEAVING] >> 32, nodes[node, LEAVING] & ROW_BITS,
+                            nodes[node, KEY] >> 32,
+                        )  # fmt: skip
+                while clock[IN_PLACE] != NOTHING:
+                    key = _next_in_place(clock, nodes, phases, rows)
+                    row = key & ROW_BITS
+                    _set_off(
+                        clock, nodes, channels, counters, rows, hops, after, slot_row,
+                        rows[row, DONE_AT], rows[row, DONE_STOP], key >> 32,
+                    )  # fmt: skip
+                node = following
+            delays[delay, FIRST] = node
+            if node != NOTHING:
+                _push_delay(clock, nodes, delays, delay)
 
 
-@njit(cache=True)
-def _release(tables, state, channel, key):  # type: ignore[no-untyped-def]
-    """Free a channel; if this was a message's first one, it has left its source."""
-    state.channel_state[channel] = CHOOSING
-    state.to_choose[state.scalars[N_TO_CHOOSE]] = channel
-    state.scalars[N_TO_CHOOSE] += 1
-    row = key & 0xFFFFFFFF
-    if state.nodes[channel, HOP] == tables.rows[row, FIRST_HOP]:
-        for at in range(tables.left_ptr[row], tables.left_ptr[row + 1]):
-            _count_down(tables, state, key >> 32, np.int64(tables.left_next[at]) >> 2, False)
-        _settle(tables, state)
-
-
-@njit(cache=True)
-def _settle(tables, state):  # type: ignore[no-untyped-def]
-    """Set off what the messages that are now in place set off, and so on."""
-    scalars = state.scalars
-    while scalars[IN_PLACE] != NOTHING:
-        node = scalars[IN_PLACE]
-        scalars[IN_PLACE] = state.nodes[node, NEXT]
-        key = state.nodes[node, KEY]
-        _give_back(state, node)
-        row, part = key & 0xFFFFFFFF, key >> 32
-        state.phases[tables.rows[row, PHASE], 1] = scalars[NOW]
-        scalars[N_DONE] += 1
-        for at in range(tables.done_ptr[row], tables.done_ptr[row + 1]):
-            code = np.int64(tables.done_next[at])
-            if code & 3 == SEND:
-                _send(tables, state, (part << 32) | (code >> 2))
-            else:
-                _count_down(tables, state, part, code >> 2, code & 3 == COUNTED_SEND)
-
-
-@njit(cache=True)
-def _count_down(tables, state, part, slot, sends):  # type: ignore[no-untyped-def]
-    counter = part * len(tables.slot_row) + slot
-    state.counters[counter] -= 1
-    if state.counters[counter] == 0:
-        key = (part << 32) | np.int64(tables.slot_row[slot])
-        if sends:
-            _send(tables, state, key)
+@_kernel
+def _set_off(  # type: ignore[no-untyped-def]
+    clock, nodes, channels, counters, rows, hops, after, slot_row, first, stop, part
+):
+    """Set off in a slice what `after` names: sendings, and writings that waited."""
+    for at in range(first, stop):
+        code = np.int64(after[at])
+        row = code >> 2
+        if code & 3 != SEND:
+            counter = part * len(slot_row) + row
+            counters[counter] -= 1
+            if counters[counter] > 0:
+                continue
+            row = np.int64(slot_row[row])
+        node = _new_node(clock, nodes, part << 32 | row)
+        if code & 3 == COUNTED_WRITE:
+            _may_write(clock, nodes, rows, node)
         else:
-            _arrived(tables, state, key)
+            nodes[node, HOP] = rows[row, FIRST_HOP]
+            _wait(clock, nodes, channels, hops, node)
 
 
-@njit(cache=True)
-def _arrived(tables, state, key):  # type: ignore[no-untyped-def]
-    """Note a message that has arrived and may be written, or must be added up first."""
-    if state.delays[ADDED] >= 0 and tables.rows[key & 0xFFFFFFFF, REDUCE_AT] >= 0:
-        node = _new_node(state, key)
-        state.scalars[TO_ADD] = _meld(state.nodes, state.scalars[TO_ADD], node)
-    else:
-        _list_in_place(state, key)
-
-
-@njit(cache=True)
-def _list_in_place(state, key):  # type: ignore[no-untyped-def]
-    node = _new_node(state, key)
-    state.nodes[node, NEXT] = state.scalars[IN_PLACE]
-    state.scalars[IN_PLACE] = node
-
-
-@njit(cache=True)
-def _send(tables, state, key):  # type: ignore[no-untyped-def]
-    """Let a message wait for its first channel."""
-    node = _new_node(state, key)
-    state.nodes[node, HOP] = tables.rows[key & 0xFFFFFFFF, FIRST_HOP]
-    _wait(tables, state, node)
-
-
-@njit(cache=True)
-def _wait(tables, state, node):  # type: ignore[no-untyped-def]
+@_kernel
+def _wait(clock, nodes, channels, hops, node):  # type: ignore[no-untyped-def]
     """Let a message wait for the channel of its hop."""
-    channel = tables.hops[state.nodes[node, HOP]]
-    state.nodes[node, CHILD] = NOTHING
-    state.waiting[channel] = _meld(state.nodes, state.waiting[channel], node)
-    if state.channel_state[channel] == IDLE:
-        state.channel_state[channel] = CHOOSING
-        state.to_choose[state.scalars[N_TO_CHOOSE]] = channel
-        state.scalars[N_TO_CHOOSE] += 1
+    channel = channel_of(hops[nodes[node, HOP]])
+    nodes[node, CHILD] = NOTHING
+    channels[channel, WAITING] = _meld(nodes, channels[channel, WAITING], node)
+    if channels[channel, DOING] == IDLE:
+        _list_to_choose(clock, channels, channel)
 
 
-@njit(cache=True)
-def _choose_all(tables, state):  # type: ignore[no-untyped-def]
-    """Let every channel that is free start the first of what waits for it."""
-    for at in range(state.scalars[N_TO_CHOOSE]):
-        channel = state.to_choose[at]
-        node = _first_waiting(tables, state, channel)
-        if node == NOTHING:
-            state.channel_state[channel] = IDLE
-        else:
-            state.channel_state[channel] = BUSY
-            _start(tables, state, channel, node)
-    state.scalars[N_TO_CHOOSE] = 0
+@_kernel
+def _list_to_choose(clock, channels, channel):  # type: ignore[no-untyped-def]
+    channels[channel, DOING] = CHOOSING
+    channels[clock[N_TO_CHOOSE], TO_CHOOSE] = channel
+    clock[N_TO_CHOOSE] += 1
 
 
-@njit(cache=True)
-def _first_waiting(tables, state, channel):  # type: ignore[no-untyped-def]
-    """Take the node of the first message that waits for a channel, or NOTHING.
+@_kernel
+def _arrive(clock, nodes, counters, rows, n_slots, node):  # type: ignore[no-untyped-def]
+    """Let a message be written if nothing else keeps it from that; else drop its node."""
+    key = nodes[node, KEY]
+    slot = rows[key & ROW_BITS, WRITE_SLOT]
+    if slot >= 0:
+        counter = (key >> 32) * n_slots + slot
+        counters[counter] -= 1
+        if counters[counter] > 0:
+            _give_back(clock, nodes, node)
+            return
+    _may_write(clock, nodes, rows, node)
 
-    Rows that wait for nothing are ready at once in all slices: a cursor walks through them.
-    """
-    node, at = state.waiting[channel], state.cursor[channel, 0]
-    if at < tables.start_ptr[channel + 1]:
-        key = (state.cursor[channel, 1] << 32) | np.int64(tables.start_rows[at])
-        if node == NOTHING or key < state.nodes[node, KEY]:
+
+@_kernel
+def _may_write(clock, nodes, rows, node):  # type: ignore[no-untyped-def]
+    """Note a message as in place, or as one to be added up first."""
+    if clock[CHIPS_LIMIT] and rows[nodes[node, KEY] & ROW_BITS, REDUCE_AT] >= 0:
+        nodes[node, CHILD] = NOTHING
+        clock[TO_ADD] = _meld(nodes, clock[TO_ADD], node)
+    else:
+        nodes[node, NEXT] = clock[IN_PLACE]
+        clock[IN_PLACE] = node
+
+
+@_kernel
+def _added(clock, nodes, chips, rows, node):  # type: ignore[no-untyped-def]
+    """Note a message as in place and its chip as free."""
+    chip = rows[nodes[node, KEY] & ROW_BITS, REDUCE_AT]
+    chips[chip, ADDING] = 0
+    chips[clock[N_FREED], FREED] = chip
+    clock[N_FREED] += 1
+    nodes[node, NEXT] = clock[IN_PLACE]
+    clock[IN_PLACE] = node
+
+
+@_kernel
+def _next_in_place(clock, nodes, phases, rows):  # type: ignore[no-untyped-def]
+    """Count one of the messages that are in place as done; return its key."""
+    node = clock[IN_PLACE]
+    clock[IN_PLACE] = nodes[node, NEXT]
+    key = nodes[node, KEY]
+    _give_back(clock, nodes, node)
+    phases[rows[key & ROW_BITS, PHASE], 1] = clock[NOW]
+    clock[N_DONE] += 1
+    return key
+
+
+@_kernel
+def _first_waiting(clock, nodes, channels, rows, start_rows, channel):  # type: ignore[no-untyped-def]
+    """Take the first message that waits for a channel from its heap or its cursor."""
+    node, at = channels[channel, WAITING], channels[channel, CURSOR]
+    if at < channels[channel, START_STOP]:
+        row = np.int64(start_rows[at])
+        key = channels[channel, CURSOR_SLICE] << 32 | row
+        if node == NOTHING or key < nodes[node, KEY]:
             at += 1
-            if at == tables.start_ptr[channel + 1]:
-                state.cursor[channel, 1] += 1
-                if state.cursor[channel, 1] < state.scalars[N_SLICES]:
-                    at = tables.start_ptr[channel]
-            state.cursor[channel, 0] = at
-            node = _new_node(state, key)
-            state.nodes[node, HOP] = tables.rows[key & 0xFFFFFFFF, FIRST_HOP]
+            if at == channels[channel, START_STOP]:
+                channels[channel, CURSOR_SLICE] += 1
+                if channels[channel, CURSOR_SLICE] < clock[N_SLICES]:
+                    at = channels[channel, START_AT]
+            channels[channel, CURSOR] = at
+            node = _new_node(clock, nodes, key)
+            nodes[node, HOP] = rows[row, FIRST_HOP]
             return node
     if node != NOTHING:
-        state.waiting[channel] = _without_top(state.nodes, node)
+        channels[channel, WAITING] = _without_top(nodes, node)
     return node
 
 
-@njit(cache=True)
-def _start(tables, state, channel, node):  # type: ignore[no-untyped-def]
-    """Start a message on a channel now; post the channel's release and where its head goes."""
-    nodes, scalars = state.nodes, state.scalars
-    key, hop, now = nodes[node, KEY], nodes[node, HOP], scalars[NOW]
-    row = key & 0xFFFFFFFF
-    base = N_KINDS * tables.rows[row, SIZE_CLASS]
-    state.busy[channel] += state.delays[base + RELEASE]
+@_kernel
+def _start(clock, nodes, delays, channels, rows, hops, phases, trace, channel, node):  # type: ignore[no-untyped-def]
+    """Start a message on a channel; post the channel's release, and where the message goes."""
+    key, hop = nodes[node, KEY], nodes[node, HOP]
+    row = key & ROW_BITS
+    base = N_KINDS * np.int64(rows[row, SIZE_CLASS])
+    channels[channel, BUSY_TICKS] += delays[base + RELEASE, TICKS]
     nodes[channel, KEY] = key
-    nodes[channel, HOP] = hop
-    _post(state, base + RELEASE, channel)
-    if hop == tables.rows[row, FIRST_HOP]:
-        phase = tables.rows[row, PHASE]
-        if state.phases[phase, 0] < 0:
-            state.phases[phase, 0] = now
-    if len(state.trace):
-        at = scalars[N_TRACED]
-        state.trace[at, 0], state.trace[at, 1], state.trace[at, 2] = key, hop, now
-        scalars[N_TRACED] += 1
-    if hop == tables.rows[row, LAST_HOP]:
-        _post(state, base + ARRIVE, node)
+    nodes[channel, LEAVING] = 0
+    if hop == rows[row, FIRST_HOP]:
+        if rows[row, LEFT_AT] < rows[row, DONE_AT]:
+            nodes[channel, LEAVING] = np.int64(rows[row, LEFT_AT]) << 32 | rows[row, DONE_AT]
+        if phases[rows[row, PHASE], 0] < 0:
+            phases[rows[row, PHASE], 0] = clock[NOW]
+    _post(clock, nodes, delays, base + RELEASE, channel)
+    if len(trace) > 0:
+        at = clock[N_TRACED]
+        trace[at, 0], trace[at, 1], trace[at, 2] = key, channel, clock[NOW]
+        clock[N_TRACED] += 1
+    if hops[hop] < 0:
+        _post(clock, nodes, delays, base + ARRIVE, node)
     else:
         nodes[node, HOP] = hop + 1
-        _post(state, len(state.delays) - 1, node)
+        _post(clock, nodes, delays, len(delays) - 1, node)
 
 
-@njit(cache=True)
-def _add_up(tables, state):  # type: ignore[no-untyped-def]
-    """Let chips that are free add up the first that came; what came just now queues by key."""
-    scalars, nodes, chips = state.scalars, state.nodes, state.chips
-    for at in range(scalars[N_FREED_CHIPS]):
-        _add_next(tables, state, state.freed_chips[at])
-    scalars[N_FREED_CHIPS] = 0
-    while scalars[TO_ADD] != NOTHING:
-        node = scalars[TO_ADD]
-        scalars[TO_ADD] = _without_top(nodes, node)
-        chip = tables.rows[nodes[node, KEY] & 0xFFFFFFFF, REDUCE_AT]
+@_kernel
+def _add_up(clock, nodes, delays, chips, rows):  # type: ignore[no-untyped-def]
+    """Let chips that are free add up what came first; what comes now queues by key."""
+    for at in range(clock[N_FREED]):
+        _add_next(clock, nodes, delays, chips, rows, chips[at, FREED])
+    clock[N_FREED] = 0
+    while clock[TO_ADD] != NOTHING:
+        node = clock[TO_ADD]
+        clock[TO_ADD] = _without_top(nodes, node)
+        chip = rows[nodes[node, KEY] & ROW_BITS, REDUCE_AT]
         nodes[node, NEXT] = NOTHING
-        if chips[chip, 0] == NOTHING:
-            chips[chip, 0] = node
+        if chips[chip, FIRST] == NOTHING:
+            chips[chip, FIRST] = node
         else:
-            nodes[chips[chip, 1], NEXT] = node
-        chips[chip, 1] = node
-        if chips[chip, 2] == 0:
-            _add_next(tables, state, chip)
+            nodes[chips[chip, LAST], NEXT] = node
+        chips[chip, LAST] = node
+        if not chips[chip, ADDING]:
+            _add_next(clock, nodes, delays, chips, rows, chip)
 
 
-@njit(cache=True)
-def _add_next(tables, state, chip):  # type: ignore[no-untyped-def]
-    node = state.chips[chip, 0]
+@_kernel
+def _add_next(clock, nodes, delays, chips, rows, chip):  # type: ignore[no-untyped-def]
+    node = chips[chip, FIRST]
     if node != NOTHING:
-        state.chips[chip, 0] = state.nodes[node, NEXT]
-        state.chips[chip, 2] = 1
-        row = state.nodes[node, KEY] & 0xFFFFFFFF
-        _post(state, N_KINDS * tables.rows[row, SIZE_CLASS] + ADDED, node)
+        chips[chip, FIRST] = nodes[node, NEXT]
+        chips[chip, ADDING] = 1
+        size_class = np.int64(rows[nodes[node, KEY] & ROW_BITS, SIZE_CLASS])
+        _post(clock, nodes, delays, N_KINDS * size_class + ADDED, node)
 
 
-@njit(cache=True)
-def _new_node(state, key):  # type: ignore[no-untyped-def]
-    """Return a node without a child or a hop for a message, used ones first."""
-    node = state.scalars[FREE_NODES]
+@_kernel
+def _new_node(clock, nodes, key):  # type: ignore[no-untyped-def]
+    """Return a node for a message, one that was given back if there is any."""
+    node = clock[FREE_NODES]
     if node == NOTHING:
-        node = state.scalars[N_NODES]
-        state.scalars[N_NODES] += 1
+        node = clock[N_NODES]
+        clock[N_NODES] += 1
     else:
-        state.scalars[FREE_NODES] = state.nodes[node, NEXT]
-    state.nodes[node, KEY] = key
-    state.nodes[node, CHILD] = NOTHING
+        clock[FREE_NODES] = nodes[node, NEXT]
+    nodes[node, KEY] = key
     return node
 
 
-@njit(cache=True)
-def _give_back(state, node):  # type: ignore[no-untyped-def]
-    state.nodes[node, NEXT] = state.scalars[FREE_NODES]
-    state.scalars[FREE_NODES] = node
+@_kernel
+def _give_back(clock, nodes, node):  # type: ignore[no-untyped-def]
+    nodes[node, NEXT] = clock[FREE_NODES]
+    clock[FREE_NODES] = node
 
 
-@njit(cache=True)
-def _post(state, delay, node):  # type: ignore[no-untyped-def]
+@_kernel
+def _post(clock, nodes, delays, delay, node):  # type: ignore[no-untyped-def]
     """Post an event that comes after one of the delays."""
-    state.nodes[node, TIME] = state.scalars[NOW] + state.delays[delay]
-    state.nodes[node, NEXT] = NOTHING
-    if state.posted[delay, 0] == NOTHING:
-        state.posted[delay, 0] = node
-        _push_head(state, delay)
+    nodes[node, TIME] = clock[NOW] + delays[delay, TICKS]
+    nodes[node, NEXT] = NOTHING
+    if delays[delay, FIRST] == NOTHING:
+        delays[delay, FIRST] = node
+        _push_delay(clock, nodes, delays, delay)
     else:
-        state.nodes[state.posted[delay, 1], NEXT] = node
-    state.posted[delay, 1] = node
+        nodes[delays[delay, LAST], NEXT] = node
+    delays[delay, LAST] = node
 
 
-@njit(cache=True)
-def _push_head(state, delay):  # type: ignore[no-untyped-def]
-    """Add a delay to the heap by the time of its first event."""
-    heads, nodes, posted = state.heads, state.nodes, state.posted
-    time = nodes[posted[delay, 0], TIME]
-    at = state.scalars[N_POSTED]
-    state.scalars[N_POSTED] += 1
+@_kernel
+def _push_delay(clock, nodes, delays, delay):  # type: ignore[no-untyped-def]
+    """Add a delay to the heap, by the time of its first event."""
+    time = nodes[delays[delay, FIRST], TIME]
+    at = clock[N_POSTED]
+    clock[N_POSTED] += 1
     while at > 0:
         parent = (at - 1) >> 1
-        if nodes[posted[heads[parent], 0], TIME] <= time:
+        if nodes[delays[delays[parent, HEAP], FIRST], TIME] <= time:
             break
-        heads[at] = heads[parent]
+        delays[at, HEAP] = delays[parent, HEAP]
         at = parent
-    heads[at] = delay
+    delays[at, HEAP] = delay
 
 
-@njit(cache=True)
-def _pop_head(state):  # type: ignore[no-untyped-def]
+@_kernel
+def _pop_delay(clock, nodes, delays):  # type: ignore[no-untyped-def]
     """Take the delay with the earliest event from the heap."""
-    heads, nodes, posted = state.heads, state.nodes, state.posted
-    top = heads[0]
-    size = state.scalars[N_POSTED] - 1
-    state.scalars[N_POSTED] = size
-    if size == 0:
-        return top
-    last = heads[size]
-    time = nodes[posted[last, 0], TIME]
+    top = delays[0, HEAP]
+    clock[N_POSTED] -= 1
+    size = clock[N_POSTED]
+    last = delays[size, HEAP]
+    time = nodes[delays[last, FIRST], TIME]
     at = 0
     while 2 * at + 1 < size:
         child = 2 * at + 1
-        child_time = nodes[posted[heads[child], 0], TIME]
+        child_time = nodes[delays[delays[child, HEAP], FIRST], TIME]
         if child + 1 < size:
-            other_time = nodes[posted[heads[child + 1], 0], TIME]
+            other_time = nodes[delays[delays[child + 1, HEAP], FIRST], TIME]
             if other_time < child_time:
                 child, child_time = child + 1, other_time
         if time <= child_time:
             break
-        heads[at] = heads[child]
+        delays[at, HEAP] = delays[child, HEAP]
         at = child
-    heads[at] = last
+    delays[at, HEAP] = last
     return top
 
 
-@njit(cache=True)
+@_kernel
 def _meld(nodes, one, other):  # type: ignore[no-untyped-def]
     """Return the top of two pairing heaps made one."""
     if one == NOTHING:
@@ -394,7 +410,7 @@ def _meld(nodes, one, other):  # type: ignore[no-untyped-def]
     return one
 
 
-@njit(cache=True)
+@_kernel
 def _without_top(nodes, top):  # type: ignore[no-untyped-def]
     """Return the top of a pairing heap without its top: meld children in pairs, then all."""
     pairs = NOTHING

@@ -5,6 +5,7 @@ depends on no figure of the fabric, no payload and no number of slices, so it is
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -18,12 +19,14 @@ from meshmend.schedule.table import REDUCE, Schedule
 
 # Columns of Tables.rows.
 FIRST_HOP: Final = 0  # where its channels begin in Tables.hops
-LAST_HOP: Final = 1
-SIZE_CLASS: Final = 2
-PHASE: Final = 3  # -1: none
-WRITE_SLOT: Final = 4  # -1: its writing waits for its arrival only
-REDUCE_AT: Final = 5  # the rank that adds it up, -1: it overwrites
-N_COLUMNS: Final = 6
+SIZE_CLASS: Final = 1
+PHASE: Final = 2  # -1: none
+WRITE_SLOT: Final = 3  # -1: its writing waits for its arrival only
+REDUCE_AT: Final = 4  # the rank that adds it up, -1: it overwrites
+LEFT_AT: Final = 5  # where what its leaving sets off begins in Tables.after,
+DONE_AT: Final = 6  # where that ends and what its being in place sets off begins,
+DONE_STOP: Final = 7  # and where that ends
+N_COLUMNS: Final = 8  # half a cache line: the event loop waits for memory more than for anything
 
 # What a row sets off: the two lowest bits say how, those above are a row (SEND) or a slot.
 SEND: Final = 0
@@ -39,23 +42,20 @@ _SAME_FRACTION: Final = 2.0**-50
 class Tables(NamedTuple):
     """What the event loop reads.
 
-    A row's message takes `hops[first .. last]`. When it has left its source it sets off
-    `left_next[left_ptr[row]:left_ptr[row + 1]]`, and when it is in place at its destination the
-    same of `done`. A sending that waits for one row only is set off by it at once; what waits
-    for more owns a slot, which counts down from `slot_needs`. Rows that wait for nothing are
-    listed by the channel they start on, in row order.
+    A row's message takes the channels of `hops` from its first hop on; the last one stands there
+    as its complement `~channel`. `after` lists what rows set off. A sending that waits for one
+    row only is set off by it at once; what waits for more owns a slot, which counts down from
+    `slot_needs`. Rows that wait for nothing are listed by the channel they start on, in row
+    order.
     """
 
     rows: NDArray[np.int32]
     hops: NDArray[np.int32]
-    left_ptr: NDArray[np.int64]
-    left_next: NDArray[np.uint32]
-    done_ptr: NDArray[np.int64]
-    done_next: NDArray[np.uint32]
-    slot_row: NDArray[np.uint32]
+    after: NDArray[np.uint32]
+    slot_row: NDArray[np.int32]
     slot_needs: NDArray[np.int32]
     start_ptr: NDArray[np.int64]
-    start_rows: NDArray[np.uint32]
+    start_rows: NDArray[np.int32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,11 +77,11 @@ class Program:
     @property
     def n_hops(self) -> int:
         """How many hops all rows take together."""
-        rows = self.tables.rows
-        return int((rows[:, LAST_HOP] - rows[:, FIRST_HOP] + 1).sum(dtype=np.int64))
+        return int(self.channel_loads[0].sum())
 
+    @cached_property
     def channel_loads(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return how many rows cross each channel, and how many payloads that makes in all."""
+        """How many rows cross each channel, and how many payloads that makes in all."""
         counts = np.zeros(self.n_channels, dtype=np.int64)
         loads = np.zeros(self.n_channels)
         _add_loads(self.tables.rows, self.tables.hops, self.fractions, counts, loads)
@@ -109,15 +109,14 @@ def program_of(schedule: Schedule, hazards: Hazards, routes: Routes) -> Program:
     fractions = _enter_sizes(rows, schedule.lo, schedule.hi, schedule.cuts)
     slot_row, slot_needs = _enter_slots(rows, hazards.send, hazards.write, hazards.more)
     dependencies = (hazards.send, hazards.write, hazards.more, schedule.src, schedule.dst)
-    left_ptr, left_next, done_ptr, done_next = _successors(*dependencies)
-    start_ptr, start_rows = _starts(hazards.send, rows, routes.channels, n_channels)
+    after = _enter_successors(rows, *dependencies)
+    hops = routes.channels.copy()
+    hops[routes.hop_ptr[1:] - 1] = ~hops[routes.hop_ptr[1:] - 1]
+    start_ptr, start_rows = _starts(hazards.send, rows, hops, n_channels)
     tables = Tables(
         rows=rows,
-        hops=routes.channels,
-        left_ptr=left_ptr,
-        left_next=left_next,
-        done_ptr=done_ptr,
-        done_next=done_next,
+        hops=hops,
+        after=after,
         slot_row=slot_row,
         slot_needs=slot_needs,
         start_ptr=start_ptr,
@@ -135,13 +134,16 @@ def _check_fit(schedule: Schedule, hazards: Hazards, routes: Routes) -> None:
             f"{schedule.n_ranks} ranks, but got {len(hazards.send)} and {routes.n_ranks}; "
             "make both for this schedule"
         )
-    if schedule.n_rows >= MAX_ROWS:
-        raise InputError(f"program_of needs fewer than {MAX_ROWS} rows, got {schedule.n_rows}")
+    if schedule.n_rows + len(hazards.more) >= MAX_ROWS:
+        raise InputError(
+            f"program_of needs fewer than {MAX_ROWS} rows and hazards, but got "
+            f"{schedule.n_rows + len(hazards.more)}"
+        )
 
 
 @njit(cache=True)
 def _enter_hops(rows, src, dst, pair_ptr, pair_dst, hop_ptr):  # type: ignore[no-untyped-def]
-    """Enter each row's first and last hop; -1 where its pair has no route."""
+    """Enter each row's first hop; -1 where its pair has no route."""
     for row in range(len(rows)):
         rows[row, FIRST_HOP] = -1
         low, stop = pair_ptr[src[row]], pair_ptr[np.int64(src[row]) + 1]
@@ -154,7 +156,6 @@ def _enter_hops(rows, src, dst, pair_ptr, pair_dst, hop_ptr):  # type: ignore[no
                 high = middle
         if low < stop and pair_dst[low] == dst[row]:
             rows[row, FIRST_HOP] = hop_ptr[low]
-            rows[row, LAST_HOP] = hop_ptr[low + 1] - 1
 
 
 @njit(cache=True)
@@ -212,7 +213,7 @@ def _enter_slots(rows, send, write, more):  # type: ignore[no-untyped-def]
     n_slots = 0
     for row in range(len(rows)):
         n_slots += (_n_before(send[row], more) > 1) + (_n_before(write[row], more) > 0)
-    slot_row = np.empty(n_slots, dtype=np.uint32)
+    slot_row = np.empty(n_slots, dtype=np.int32)
     slot_needs = np.empty(n_slots, dtype=np.int32)
     slot = 0
     for row in range(len(rows)):
@@ -229,43 +230,52 @@ def _enter_slots(rows, send, write, more):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _successors(send, write, more, src, dst):  # type: ignore[no-untyped-def]
-    """Return for each row what its leaving, and what its being in place, sets off."""
-    n_rows = len(send)
-    left_ptr, done_ptr = np.zeros(n_rows + 1, np.int64), np.zeros(n_rows + 1, np.int64)
-    for row in range(n_rows):
+def _enter_successors(rows, send, write, more, src, dst):  # type: ignore[no-untyped-def]
+    """Return what each row's leaving, and its being in place, set off; enter where to find it."""
+    rows[:, LEFT_AT:] = 0
+    for row in range(len(rows)):
         for which in range(_n_before(send[row], more)):
-            done_ptr[_before(send[row], more, which) + 1] += 1
+            rows[_before(send[row], more, which), DONE_AT] += 1
         for which in range(_n_before(write[row], more)):
             before = _before(write[row], more, which)
-            (left_ptr if src[before] == dst[row] else done_ptr)[before + 1] += 1
-    for row in range(n_rows):
-        left_ptr[row + 1] += left_ptr[row]
-        done_ptr[row + 1] += done_ptr[row]
-    left_next = np.empty(left_ptr[n_rows], dtype=np.uint32)
-    done_next = np.empty(done_ptr[n_rows], dtype=np.uint32)
+            rows[before, LEFT_AT if src[before] == dst[row] else DONE_AT] += 1
+    n_after = np.int64(0)
+    for row in range(len(rows)):
+        n_left, n_done = rows[row, LEFT_AT], rows[row, DONE_AT]
+        rows[row, LEFT_AT], rows[row, DONE_AT] = n_after, n_after + n_left
+        n_after += np.int64(n_left) + np.int64(n_done)
+        rows[row, DONE_STOP] = n_after
+    after = np.empty(n_after, dtype=np.uint32)
     slot = 0
-    for row in range(n_rows):
+    for row in range(len(rows)):
         n_send, n_write = _n_before(send[row], more), _n_before(write[row], more)
         code = slot << 2 | COUNTED_SEND if n_send > 1 else row << 2 | SEND
         for which in range(n_send):
-            before = _before(send[row], more, which)
-            done_next[done_ptr[before]] = code
-            done_ptr[before] += 1
+            _append(rows, after, _before(send[row], more, which), DONE_AT, code)
         slot += n_send > 1
         for which in range(n_write):
             before = _before(write[row], more, which)
-            ptr, following = (left_ptr, left_next) if src[before] == dst[row] else (
-                done_ptr,
-                done_next,
-            )
-            following[ptr[before]] = slot << 2 | COUNTED_WRITE
-            ptr[before] += 1
+            column = LEFT_AT if src[before] == dst[row] else DONE_AT
+            _append(rows, after, before, column, slot << 2 | COUNTED_WRITE)
         slot += n_write > 0
-    for ptr in (left_ptr, done_ptr):  # each start has moved to its end: move all back by one
-        ptr[1:] = ptr[:-1].copy()
-        ptr[0] = 0
-    return left_ptr, left_next, done_ptr, done_next
+    at = 0
+    for row in range(len(rows)):  # starts have moved to where their lists end: set them back
+        rows[row, DONE_AT] = rows[row, LEFT_AT]
+        rows[row, LEFT_AT] = at
+        at = rows[row, DONE_STOP]
+    return after
+
+
+@njit(cache=True)
+def _append(rows, after, row, column, code):  # type: ignore[no-untyped-def]
+    after[rows[row, column]] = code
+    rows[row, column] += 1
+
+
+@njit(cache=True)
+def channel_of(hop):  # type: ignore[no-untyped-def]
+    """Return the channel that an entry of `hops` stands for."""
+    return ~hop if hop < 0 else hop
 
 
 @njit(cache=True)
@@ -274,14 +284,14 @@ def _starts(send, rows, hops, n_channels):  # type: ignore[no-untyped-def]
     ptr = np.zeros(n_channels + 1, dtype=np.int64)
     for row in range(len(rows)):
         if send[row] == NONE:
-            ptr[hops[rows[row, FIRST_HOP]] + 1] += 1
+            ptr[channel_of(hops[rows[row, FIRST_HOP]]) + 1] += 1
     for channel in range(n_channels):
         ptr[channel + 1] += ptr[channel]
     fill = ptr.copy()
-    listed = np.empty(ptr[n_channels], dtype=np.uint32)
+    listed = np.empty(ptr[n_channels], dtype=np.int32)
     for row in range(len(rows)):
         if send[row] == NONE:
-            channel = hops[rows[row, FIRST_HOP]]
+            channel = channel_of(hops[rows[row, FIRST_HOP]])
             listed[fill[channel]] = row
             fill[channel] += 1
     return ptr, listed
@@ -290,6 +300,12 @@ def _starts(send, rows, hops, n_channels):  # type: ignore[no-untyped-def]
 @njit(cache=True)
 def _add_loads(rows, hops, fractions, counts, loads):  # type: ignore[no-untyped-def]
     for row in range(len(rows)):
-        for hop in range(rows[row, FIRST_HOP], rows[row, LAST_HOP] + 1):
-            counts[hops[hop]] += 1
-            loads[hops[hop]] += fractions[rows[row, SIZE_CLASS]]
+        hop = rows[row, FIRST_HOP]
+        fraction = fractions[rows[row, SIZE_CLASS]]
+        while True:
+            channel = channel_of(hops[hop])
+            counts[channel] += 1
+            loads[channel] += fraction
+            if hops[hop] < 0:
+                break
+            hop += 1

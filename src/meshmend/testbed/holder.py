@@ -44,6 +44,8 @@ def main(arguments: list[str]) -> int:
     """Keep the namespaces of one testbed until told to stop or until its owner is gone."""
     n_chips, owner, record = int(arguments[0]), int(arguments[1]), Path(arguments[2])
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # whoever waits for these is not to wait for us
+    os.chdir("/")
     try:
         alive = os.pidfd_open(owner)
         is_user = _leave_network()
@@ -126,7 +128,7 @@ def _let_go_of_terminal() -> None:
 
 
 def _end_members(n_chips: int) -> None:
-    """Kill every process whose network is one of the chips', until none is left."""
+    """Kill every process whose network is one of the chips', but not an owner still alive."""
     ours = {os.fstat(FIRST_NAMESPACE + chip).st_ino for chip in range(n_chips)}
     deadline = time.monotonic() + 5
     while (members := _members(ours)) and time.monotonic() < deadline:
@@ -137,12 +139,13 @@ def _end_members(n_chips: int) -> None:
 
 
 def _members(namespaces: set[int]) -> list[int]:
+    spared = {os.getpid(), os.getppid()}
     members = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and int(entry) != os.getpid():
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) not in spared:
             with contextlib.suppress(OSError):
-                if os.stat(f"/proc/{entry}/ns/net").st_ino in namespaces:
-                    members.append(int(entry))
+                if (entry / "ns/net").stat().st_ino in namespaces:
+                    members.append(int(entry.name))
     return members
 
 

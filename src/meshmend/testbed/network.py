@@ -1,15 +1,12 @@
 """A mesh as commands for `ip` and `tc`: addresses, links, rates, and routes.
 
-Pure: returns text, runs nothing. Chips are numbered in row-major order of the whole shape,
-failed ones included, so that a number, an address and a namespace stay the same when chips
-fail. The interface behind a port is named for where it leads: `up1` leads up axis 1.
+Pure: returns text, runs nothing. Chips are numbers here, as `names` gives them.
 
 Routes are the shortest tables of `routing` (figures 1 and 2): which way a packet takes depends
 on its destination alone, as the kernel needs it. A kernel drops where a mesh of chips would
 wait, so there are no virtual channels here.
 """
 
-import ipaddress
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -17,15 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.routing.tables import next_ports
-from meshmend.topology.failures import Chip
+from meshmend.testbed.names import CHIP_INTERFACE, address_of, interface_of, number_of, whole
 from meshmend.topology.graph import components
 from meshmend.topology.mesh import Mesh
 
-CHIP_INTERFACE = "chip"
 MTU_BYTES = 9000
 # A burst is free bytes after idle: it holds one packet and no more. The limit avoids drops.
 _SHAPER = "burst 10kb limit 1mb"
-_FIRST_ADDRESS = ipaddress.IPv4Address("10.0.0.1")
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,26 +33,6 @@ class Wiring:
 
     is_up: NDArray[np.bool_]
     ports: NDArray[np.int8]
-
-
-def whole(mesh: Mesh) -> Mesh:
-    """Return the mesh with nothing failed: its ranks are the numbers of the chips."""
-    return Mesh(mesh.shape, mesh.wrap)
-
-
-def number_of(mesh: Mesh, chip: Chip) -> int:
-    """Return the number of a chip among all chips of the shape."""
-    return int(np.ravel_multi_index(chip, mesh.shape))
-
-
-def address_of(number: int) -> str:
-    """Return the address of a chip by its number."""
-    return str(_FIRST_ADDRESS + number)
-
-
-def interface_of(port: int) -> str:
-    """Return the name of the interface behind a port."""
-    return f"{'up' if port % 2 else 'down'}{port // 2}"
 
 
 def wiring(mesh: Mesh) -> Wiring:
@@ -128,7 +103,7 @@ def change_commands(before: Mesh | None, after: Mesh) -> Mapping[int, str]:
         changed = np.flatnonzero((old.is_up[chip] != new.is_up[chip]) & (full[chip] >= 0))
         lines += [
             f"link set dev {interface_of(port)} {'up' if new.is_up[chip, port] else 'down'}"
-            for port in changed
+            for port in changed.tolist()
         ]
         there = np.where(_crosses(old, new, chip), -1, old.ports[chip])
         lines += _route_lines(chip, there, new.ports[chip], full[chip])

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from meshmend.errors import InputError
 from meshmend.topology.failures import format_shape
@@ -56,8 +57,8 @@ class Record:
         return parse_mesh(self.mesh, wrap=self.wrap, fail=self.fail)
 
     def with_mesh(self, mesh: Mesh, *, settled: bool) -> "Record":
-        """Return this record with another state of its mesh."""
-        return replace(self, **mesh_fields(mesh), settled=settled)
+        """Return this record with other failures."""
+        return replace(self, fail=_written(mesh), settled=settled)
 
     @property
     def is_alive(self) -> bool:
@@ -65,13 +66,14 @@ class Record:
         return start_time(self.holder) == self.holder_start
 
 
-def mesh_fields(mesh: Mesh) -> dict[str, object]:
-    """Return a mesh as the fields of a record."""
-    return {
-        "mesh": format_shape(mesh.shape),
-        "wrap": format_wrap(mesh.wrap),
-        "fail": tuple(map(str, mesh.failures())),
-    }
+def record_of(mesh: Mesh, **fields: Any) -> Record:
+    """Return the record of a testbed of this mesh; its other fields are given by name."""
+    shape, wrap = format_shape(mesh.shape), format_wrap(mesh.wrap)
+    return Record(mesh=shape, wrap=wrap, fail=_written(mesh), **fields)
+
+
+def _written(mesh: Mesh) -> tuple[str, ...]:
+    return tuple(map(str, mesh.failures()))
 
 
 def start_time(process: int) -> int | None:

@@ -5,9 +5,10 @@ rank r holds its own contribution once. At the end every cell that the collectiv
 hold what it promises exactly once, and nothing else: a contribution that arrives twice is as
 wrong as one that is missing.
 
-Small schedules are counted exactly. Large ones are counted modulo the prime 2^61 - 1 with a
-random weight per rank: a wrong cell passes with probability 1 / (2^61 - 1), so that a wrong
-schedule passes with at most (cells that are wrong) / (2^61 - 1); see `Proof`.
+Small schedules are counted exactly. In large ones each cell holds how many contributions it
+has, and their sum modulo the prime 2^61 - 1 with a random weight per rank. A cell with the
+right number has no count that wraps around, so that one whose counts are wrong passes with
+probability 1 / (2^61 - 1), and a wrong schedule, which has such a cell, with no more.
 """
 
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from meshmend.schedule.table import COPY, Collective, Schedule
 PRIME: Final = (1 << 61) - 1
 EXACT_COUNTERS: Final = 1 << 25  # ranks x chunks x ranks up to which counting exactly is quick
 _SATURATED: Final = 255
+_MANY: Final = 1 << 31  # contributions in one cell: more than there are ranks
 
 
 @dataclass(frozen=True)
@@ -42,13 +44,12 @@ def check_contributions(schedule: Schedule, *, exact: bool | None = None, seed: 
     Raises:
         VerificationError: names a rank, a chunk, and what is missing or there too often.
     """
-    n_cells = schedule.n_ranks * schedule.n_chunks
     if exact is None:
-        exact = n_cells * schedule.n_ranks <= EXACT_COUNTERS
+        exact = schedule.n_ranks * schedule.n_chunks * schedule.n_ranks <= EXACT_COUNTERS
     wrong = _wrong_cell_exactly(schedule) if exact else _wrong_cell_by_fingerprint(schedule, seed)
     if wrong is not None:
         raise VerificationError(_diagnosis(schedule, *wrong))
-    return Proof("exact", 0.0) if exact else Proof("fingerprint", n_cells / PRIME)
+    return Proof("exact", 0.0) if exact else Proof("fingerprint", 1 / PRIME)
 
 
 def contribution_counts(schedule: Schedule, chunk: int) -> NDArray[np.uint8]:
@@ -92,12 +93,14 @@ def _wrong_cell_by_fingerprint(schedule: Schedule, seed: int) -> tuple[int, int]
     weights = np.random.default_rng(seed).integers(PRIME, size=schedule.n_ranks, dtype=np.uint64)
     cells = np.empty((schedule.n_ranks, schedule.n_chunks), dtype=np.uint64)
     cells[:] = weights[:, None]
-    _fingerprint(*_columns(schedule), cells)
+    totals = np.ones(cells.shape, dtype=np.uint32)
+    _fingerprint(*_columns(schedule), cells, totals)
     if schedule.collective is Collective.ALL_GATHER:
-        wanted = weights[schedule.owners]
+        wanted, n_wanted = weights[schedule.owners], 1
     else:
         wanted = np.full(schedule.n_chunks, sum(weights.tolist()) % PRIME, dtype=np.uint64)
-    return _first_promised(schedule, cells != wanted)
+        n_wanted = schedule.n_ranks
+    return _first_promised(schedule, (cells != wanted) | (totals != n_wanted))
 
 
 def _first_promised(schedule: Schedule, wrong: NDArray[np.bool_]) -> tuple[int, int] | None:
@@ -153,15 +156,18 @@ def _count(src, dst, lo, hi, op, first, counts):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _fingerprint(src, dst, lo, hi, op, cells):  # type: ignore[no-untyped-def]
-    """Run the table on cells (rank, chunk) of integers modulo PRIME."""
+def _fingerprint(src, dst, lo, hi, op, cells, totals):  # type: ignore[no-untyped-def]
+    """Run the table on cells (rank, chunk) of integers modulo PRIME, and on saturating totals."""
     prime = np.uint64(PRIME)
     for row in range(len(src)):
         here, there = src[row], dst[row]
         if op[row] == COPY:
             for chunk in range(lo[row], hi[row]):
                 cells[there, chunk] = cells[here, chunk]
+                totals[there, chunk] = totals[here, chunk]
         else:
             for chunk in range(lo[row], hi[row]):
                 value = cells[there, chunk] + cells[here, chunk]
                 cells[there, chunk] = value - prime if value >= prime else value
+                total = np.int64(totals[there, chunk]) + np.int64(totals[here, chunk])
+                totals[there, chunk] = min(total, _MANY)

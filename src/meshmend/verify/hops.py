@@ -16,6 +16,10 @@ def check_hops(schedule: Schedule, placement: Placement) -> None:
     """
     routes = placement.routes
     check_paths(placement.mesh, routes)
+    if schedule.n_ranks != routes.n_ranks:
+        raise VerificationError(
+            f"these routes are for {routes.n_ranks} ranks, but the schedule has {schedule.n_ranks}"
+        )
     row = _first_unrouted(schedule.src, schedule.dst, routes.pair_ptr, routes.dst)
     if row >= 0:
         raise VerificationError(

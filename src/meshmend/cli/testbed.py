@@ -1,0 +1,276 @@
+"""`meshmend testbed`: a real mesh network on this machine, to break and to mend."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from meshmend.cli.console import announce_compilation, print_json
+from meshmend.cli.options import FailOption, JsonOption, MeshOption, WrapOption, mesh_of
+from meshmend.errors import InputError
+
+if TYPE_CHECKING:
+    from meshmend.testbed.bed import Testbed
+    from meshmend.topology.failures import Chip
+
+app = typer.Typer(
+    rich_markup_mode="markdown",
+    help="A real mesh network out of Linux network namespaces: make it, break it, mend it.",
+    epilog="Start with: meshmend testbed up --mesh 4x4 --link 50Mbit",
+)
+
+NameArgument = Annotated[
+    str | None, typer.Argument(metavar="[NAME]", help="Which testbed; needed if there are several.")
+]
+NameOption = Annotated[
+    str | None, typer.Option("--name", help="Which testbed; needed if there are several.")
+]
+WhatArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="WHAT...",
+        help="4x2@6,8 (block), 3,4 (chip), link:3,4-3,5, board:3,4 or host:3,4.",
+    ),
+]
+
+
+@app.callback(invoke_without_command=True)
+def _help(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command("up")
+def up_command(
+    mesh: MeshOption,
+    link: Annotated[
+        str,
+        typer.Option("--link", metavar="RATE", help="Rate of a link, each direction: 50Mbit."),
+    ],
+    wrap: WrapOption = "none",
+    fail: FailOption = None,
+    name: Annotated[str | None, typer.Option("--name", help="What to call it: bed1, ...")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a mesh network: a namespace per chip, a rate-limited link between neighbours.
+
+    Routes are those of 'meshmend show --route', around every hole. It stays until 'meshmend
+    testbed down', or until the machine restarts. Needs root or user namespaces, and iproute2.
+
+    **Examples**
+
+    - meshmend testbed up --mesh 4x4 --fail 2x2@0,2 --link 50Mbit
+
+    - meshmend testbed exec 0,0 ping -c 3 10.0.0.16
+    """
+    announce_compilation()
+    from meshmend.testbed.bed import Testbed
+    from meshmend.units import parse_bandwidth
+
+    bandwidth = parse_bandwidth(link)
+    bed = Testbed.up(
+        mesh_of(mesh, wrap, fail), link_bandwidth=bandwidth, name=name, persistent=True
+    )
+    _print_bed(bed, as_json=as_json)
+
+
+@app.command("down")
+def down_command(
+    name: NameArgument = None,
+    everything: Annotated[bool, typer.Option("--all", help="All that are up.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Take a testbed down, end what runs in it, and leave nothing behind."""
+    from meshmend.testbed import records
+    from meshmend.testbed.bed import Testbed
+
+    if everything and name is not None:
+        raise InputError(f"down needs a name or --all, but got both: {name!r} and --all")
+    with records.locked():
+        leftovers = records.sweep()
+    if everything:
+        beds = [Testbed.of(record) for record in records.live_records()]
+    else:
+        beds = [] if name in leftovers else [Testbed.attach(name)]
+    for bed in beds:
+        bed.down()
+    if as_json:
+        print_json({"down": [bed.name for bed in beds], "leftovers": list(leftovers)})
+        return
+    for bed in beds:
+        print(f"down         {bed.name}")
+    for leftover in leftovers:
+        print(f"down         {leftover} (its holder was gone already)")
+    if not beds and not leftovers:
+        print("no testbed is up")
+
+
+@app.command("status")
+def status_command(name: NameArgument = None, as_json: JsonOption = False) -> None:
+    """Show the testbeds: which chips and links are up, at which rate, at which addresses."""
+    from meshmend.testbed import records
+    from meshmend.testbed.bed import Testbed
+
+    found = records.live_records() if name is None else (records.load(name),)
+    beds = [Testbed.of(record) for record in found]
+    if as_json:
+        print_json({"testbeds": [_facts(bed) for bed in beds]})
+        return
+    for bed in beds:
+        _print_bed(bed, as_json=False)
+    if not beds:
+        print("no testbed is up")
+
+
+@app.command(
+    "exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+def exec_command(
+    chip: Annotated[str, typer.Argument(metavar="CHIP", help="Where: 3,4.")],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="What to run.")],
+    name: NameOption = None,
+) -> None:
+    """Run a command on a chip; its exit code becomes ours.
+
+    **Examples**
+
+    - meshmend testbed exec 0,0 ip route
+
+    - meshmend testbed exec --name bed2 0,0 ping -c 3 10.0.0.16
+    """
+    from meshmend.testbed.bed import Testbed
+
+    place = _chip_of(chip)
+    code = Testbed.attach(name).run(place, command).returncode
+    raise typer.Exit(code if code >= 0 else 128 - code)
+
+
+@app.command("fail")
+def fail_command(what: WhatArgument, name: NameOption = None, as_json: JsonOption = False) -> None:
+    """Take chips, boards or links out of the live network and route around them.
+
+    Links go down; what runs on a failed chip lives on, cut off. To see how a job takes it, kill
+    its workers there too.
+    """
+    from meshmend.testbed.bed import Testbed
+
+    bed = Testbed.attach(name)
+    bed.fail(*what)
+    _print_bed(bed, as_json=as_json)
+
+
+@app.command("repair")
+def repair_command(
+    what: WhatArgument, name: NameOption = None, as_json: JsonOption = False
+) -> None:
+    """Bring chips, boards or links back into the live network."""
+    from meshmend.testbed.bed import Testbed
+
+    bed = Testbed.attach(name)
+    bed.repair(*what)
+    _print_bed(bed, as_json=as_json)
+
+
+@app.command("check")
+def check_command(
+    name: NameArgument = None,
+    between: Annotated[
+        str | None,
+        typer.Option("--between", metavar="A-B", help="Which link: 0,0-0,1; else the first."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure one link with a TCP transfer of half a second and compare with what was asked."""
+    from meshmend.testbed.bed import Testbed
+    from meshmend.testbed.measure import link_rate
+    from meshmend.topology.failures import Link, parse_failure
+    from meshmend.units import format_bandwidth
+
+    bed = Testbed.attach(name)
+    chosen = None if between is None else parse_failure(f"link:{between}")
+    assert chosen is None or isinstance(chosen, Link)
+    rate = link_rate(bed, chosen)
+    if as_json:
+        print_json(
+            {
+                "name": bed.name,
+                "link": str(rate.link),
+                "asked_bytes_per_s": rate.asked_bytes_per_s,
+                "measured_bytes_per_s": rate.measured_bytes_per_s,
+                "ratio": rate.ratio,
+            }
+        )
+        return
+    print(f"link         {rate.link} of {bed.name}, one way")
+    print(f"asked        {format_bandwidth(rate.asked_bytes_per_s)}")
+    print(f"measured     {format_bandwidth(rate.measured_bytes_per_s)}, TCP payload")
+    print(f"ratio        {rate.ratio:.3f} (headers take 0.007)")
+
+
+def _chip_of(text: str) -> "Chip":
+    from meshmend.topology.failures import Block, parse_failure
+
+    place = parse_failure(text) if text[:1].isdigit() else None
+    if not isinstance(place, Block) or set(place.shape) != {1}:
+        raise InputError(f"exec needs a chip such as 3,4, but got {text!r}")
+    return place.origin
+
+
+def _facts(bed: "Testbed") -> dict[str, Any]:
+    from meshmend.testbed.names import whole
+    from meshmend.topology.failures import Link
+
+    record = bed.record
+    mesh = record.value()
+    full = whole(mesh)
+    up = {Link.between(mesh.live[a], mesh.live[b]) for a, b in mesh.links.tolist()}
+    every = [Link.between(full.live[a], full.live[b]) for a, b in full.links.tolist()]
+    return {
+        "name": bed.name,
+        "mesh": str(mesh),
+        "link_bytes_per_s": bed.link_bandwidth,
+        "holder": bed.holder,
+        "owner": record.owner,
+        "user_namespace": bed.is_user,
+        "settled": record.settled,
+        "chips": [
+            {
+                "chip": list(chip),
+                "address": bed.address(chip),
+                "namespace": bed.namespace(chip),
+                "up": chip in mesh.rank_of,
+            }
+            for chip in full.live
+        ],
+        "links": [{"link": str(link), "up": link in up} for link in every],
+    }
+
+
+def _print_bed(bed: "Testbed", *, as_json: bool) -> None:
+    from meshmend.report.mesh_text import mesh_text
+    from meshmend.units import format_bandwidth
+
+    facts = _facts(bed)
+    if as_json:
+        print_json(facts)
+        return
+    chips, links = facts["chips"], facts["links"]
+    chips_up, links_up = (sum(part["up"] for part in parts) for parts in (chips, links))
+    megabits = f"{8e-6 * bed.link_bandwidth:g} Mbit/s"
+    until = f"process {facts['owner']} ends" if facts["owner"] else "taken down"
+    owner = "root" if not bed.is_user else "a user namespace"
+    first, last = (
+        f"{chip['address']} ({','.join(map(str, chip['chip']))})" for chip in (chips[0], chips[-1])
+    )
+    lines = {
+        "testbed": f"{bed.name}, made by {owner}, up until {until} (holder: {bed.holder})",
+        "mesh": facts["mesh"],
+        "chips": f"{chips_up} up, {len(chips) - chips_up} down",
+        "addresses": f"{first} to {last}, in row-major order",
+        "links": f"{links_up} up, {len(links) - links_up} down; "
+        f"{format_bandwidth(bed.link_bandwidth)} ({megabits}) each way",
+    }
+    if not facts["settled"]:
+        lines["unsettled"] = "a change died half-way; the next fail or repair sets all anew"
+    print(mesh_text(bed.mesh))
+    for name, text in lines.items():
+        print(f"{name:<12} {text}")

@@ -1,0 +1,126 @@
+"""Two ends of a new connection prove to each other that they know the secret.
+
+Challenge and response with HMAC-SHA256; the secret itself never crosses the wire, and both ends
+prove it, so neither a stranger who dials nor one who listens gets in. Every message has a fixed
+length; nothing is unpickled.
+
+    dialler    magic, its rank, the rank it wants, 32 random bytes
+    listener   32 random bytes, proof over all of that
+    dialler    proof over all of that
+    listener   one byte: welcome
+"""
+
+import hmac
+import os
+import select
+import socket
+import struct
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from meshmend.execute.transport import HandshakeError, PeerLostError, StoppedError
+
+_MAGIC: Final = b"meshmend/1"
+_HELLO: Final = struct.Struct(">10sII32s")
+_NONCE_BYTES: Final = 32
+_PROOF_BYTES: Final = 32
+_WELCOME: Final = b"\x01"
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to wait, and the descriptor that ends all waiting when it can be read."""
+
+    deadline: float
+    stop_fd: int
+
+    def wait(self, connection: socket.socket, event: int) -> None:
+        """Return when the event happens on the connection.
+
+        Raises:
+            StoppedError: the descriptor could be read. PeerLostError: the time is up.
+        """
+        poll = select.poll()
+        poll.register(connection, event)
+        poll.register(self.stop_fd, select.POLLIN)
+        ready = dict(poll.poll(max(0.0, self.deadline - time.monotonic()) * 1e3))
+        if self.stop_fd in ready:
+            raise StoppedError("told to stop while a connection was being made")
+        if not ready:
+            raise PeerLostError("the other end does not answer")
+
+
+def dial(
+    address: tuple[str, int], secret: bytes, ranks: tuple[int, int], patience: Patience
+) -> socket.socket:
+    """Return a proved connection from `ranks[0]`, this one, to `ranks[1]` at an address.
+
+    Raises:
+        HandshakeError: the other end does not know the secret, or does not believe that we do.
+        PeerLostError: there is nobody, or it hung up.
+    """
+    connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        connection.setblocking(False)
+        if connection.connect_ex(address) != 0:
+            patience.wait(connection, select.POLLOUT)
+        if code := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise PeerLostError(f"cannot connect to {address[0]}:{address[1]}: {os.strerror(code)}")
+        hello = _HELLO.pack(_MAGIC, *ranks, os.urandom(_NONCE_BYTES))
+        connection.sendall(hello)
+        answer = _read(connection, _NONCE_BYTES + _PROOF_BYTES, patience)
+        nonce, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
+        if not hmac.compare_digest(proof, _proof(secret, b"listener", hello, nonce)):
+            raise HandshakeError("the listener does not know the secret")
+        connection.sendall(_proof(secret, b"dialler", hello, nonce))
+        _read(connection, len(_WELCOME), patience)
+    except OSError as error:
+        connection.close()
+        raise PeerLostError(f"the other end hung up: {error.strerror or error}") from None
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def welcome(connection: socket.socket, secret: bytes, rank: int, patience: Patience) -> int:
+    """Return the rank of a dialler that proved to know the secret; `rank` is this one.
+
+    Raises:
+        HandshakeError: it did not, or wants another rank. PeerLostError: it hung up or is silent.
+    """
+    hello = _read(connection, _HELLO.size, patience)
+    magic, caller, wanted, _ = _HELLO.unpack(hello)
+    if magic != _MAGIC:
+        raise HandshakeError(f"a stranger, whose first bytes are {hello[:10]!r}")
+    if wanted != rank:
+        raise HandshakeError(f"rank {caller} wants rank {wanted}, but this is rank {rank}")
+    nonce = os.urandom(_NONCE_BYTES)
+    connection.sendall(nonce + _proof(secret, b"listener", hello, nonce))
+    proof = _read(connection, _PROOF_BYTES, patience)
+    if not hmac.compare_digest(proof, _proof(secret, b"dialler", hello, nonce)):
+        raise HandshakeError(f"one who claims to be rank {caller} does not know the secret")
+    connection.sendall(_WELCOME)
+    return int(caller)
+
+
+def _proof(secret: bytes, side: bytes, hello: bytes, nonce: bytes) -> bytes:
+    return hmac.digest(secret, side + hello + nonce, "sha256")
+
+
+def _read(connection: socket.socket, n_bytes: int, patience: Patience) -> bytes:
+    """Return exactly so many bytes."""
+    parts = b""
+    while len(parts) < n_bytes:
+        patience.wait(connection, select.POLLIN)
+        try:
+            part = connection.recv(n_bytes - len(parts))
+        except BlockingIOError:
+            continue
+        except ConnectionResetError:
+            part = b""
+        if not part:
+            raise PeerLostError("the other end hung up before it was let in")
+        parts += part
+    return parts

@@ -1,0 +1,113 @@
+"""What every way of moving bytes offers, what it is asked to do, and how it fails.
+
+A transport sends and receives what a task says, and stops waiting at once when told to.
+
+    TransportError              a collective did not finish on this rank
+    ├── PeerLostError           the connection to a rank broke, or it never came up
+    ├── MismatchError           ranks do not agree on what they are doing
+    ├── StoppedError            `interrupt` was called
+    ├── StalledError            nothing moved for the time allowed
+    └── HandshakeError          the other end did not prove that it knows the secret
+"""
+
+import zlib
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.errors import MeshmendError
+from meshmend.execute.combine import DTYPES, OPS, combine_code, describe_code
+from meshmend.execute.program import Layout, RankProgram, layout_of
+
+Bytes = NDArray[np.uint8]
+
+ITEMSIZES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "uint8": 1}
+_HALF_BYTES = 2
+
+
+class TransportError(MeshmendError):
+    """A collective did not finish; `rank` is the peer at fault, where one is known."""
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class PeerLostError(TransportError):
+    """The connection to a rank broke, or it never came up."""
+
+
+class MismatchError(TransportError):
+    """Ranks do not agree on what they are doing."""
+
+
+class StoppedError(TransportError):
+    """`interrupt` was called."""
+
+
+class StalledError(TransportError):
+    """Nothing moved for the time allowed."""
+
+
+class HandshakeError(TransportError):
+    """The other end did not prove that it knows the secret."""
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One rank's part in a collective on payloads of one size and type; may be run many times.
+
+    The fingerprint says what the collective is; all ranks must have the same.
+    """
+
+    program: RankProgram
+    layout: Layout
+    code: int
+    n_bytes: int
+    fingerprint: int
+
+
+def task_of(
+    program: RankProgram,
+    n_elements: int,
+    *,
+    dtype: str = "float32",
+    op: str = "sum",
+    n_slices: int = 1,
+) -> Task:
+    """Return one rank's part in a collective on so many elements of a type.
+
+    Raises:
+        InputError: a type or an operation that `combine` does not do.
+    """
+    code = combine_code(dtype, op)
+    itemsize = ITEMSIZES.get(dtype, _HALF_BYTES)
+    layout = layout_of(program, n_elements, itemsize=itemsize, n_slices=n_slices)
+    schedule = program.schedule
+    identity = f"{schedule.algorithm} {schedule.collective} {n_slices} {schedule.owners.tolist()}"
+    n_bytes = n_elements * itemsize
+    fingerprint = n_bytes << 24 | code << 16 | zlib.crc32(identity.encode()) & 0xFFFF
+    return Task(program, layout, code, n_bytes, fingerprint)
+
+
+def describe_fingerprint(fingerprint: int) -> str:
+    """Return what a fingerprint says in words."""
+    code = fingerprint >> 16 & 0xFF
+    known = code < len(DTYPES) * len(OPS)
+    what = describe_code(code) if known else "something unknown"
+    return f"{what} over {fingerprint >> 24} bytes (plan {fingerprint & 0xFFFF:04x})"
+
+
+class Transport(Protocol):
+    """Moves the bytes of tasks between this rank and its peers."""
+
+    def run(self, task: Task, payload: Any, *, timeout_s: float) -> None:
+        """Send and receive what the task says; the payload ends as the collective leaves it."""
+
+    def interrupt(self) -> None:
+        """Stop waiting now: a run under way, or the next one, raises StoppedError."""
+
+    def close(self) -> None:
+        """Give up all connections."""

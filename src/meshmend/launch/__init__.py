@@ -1,0 +1,1 @@
+"""One worker process per live chip on this machine: what `meshmend run` does."""

@@ -1,0 +1,29 @@
+"""The output of many workers on one terminal: whole lines, each with the chip it came from."""
+
+import os
+from typing import IO
+
+_LONGEST_LINE = 1 << 16
+_READ_BYTES = 1 << 16
+
+
+class Lines:
+    """One worker's stream on its way to a stream of ours."""
+
+    def __init__(self, fd: int, prefix: str, target: IO[str]) -> None:
+        self.fd = fd
+        self._prefix = prefix
+        self._target = target
+        self._rest = b""
+
+    def read(self) -> bool:
+        """Print the whole lines that have come; return whether more may follow."""
+        data = os.read(self.fd, _READ_BYTES)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if self._rest and (not data or len(self._rest) > _LONGEST_LINE):
+            lines, self._rest = [*lines, self._rest], b""
+        for line in lines:
+            self._target.write(f"{self._prefix}{line.decode(errors='replace')}\n")
+        if lines:
+            self._target.flush()
+        return bool(data)

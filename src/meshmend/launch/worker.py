@@ -1,0 +1,156 @@
+"""What a worker does between being forked and its script: its place, its output, its end.
+
+Runs in the child. The child dies with its parent, prints into pipes, finds the other workers
+through a file, and tells the parent of an exception before it exits.
+"""
+
+import atexit
+import ctypes
+import io
+import json
+import os
+import random
+import runpy
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+from meshmend.topology.failures import Chip
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Script:
+    """What a worker runs: a file, or a module by name, and its arguments."""
+
+    name: str
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+
+
+@dataclass(frozen=True)
+class Place:
+    """A worker's place in the job. `enter(chip)` is called first, in the worker."""
+
+    rank: int
+    chip: Chip
+    world_size: int
+    store: Path
+    enter: Callable[[Chip], None] | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Pipes:
+    """The writing ends of a worker's pipes to its parent."""
+
+    out: int
+    err: int
+    report: int
+
+
+def work(script: Script, place: Place, pipes: Pipes, parent: int) -> None:
+    """Run the script as this worker and end the process; never returns."""
+    code = 1
+    try:
+        die_with(parent)
+        _redirect(pipes)
+        os.environ.update(place.environment)
+        if place.enter is not None:
+            place.enter(place.chip)
+        meet_in(place)
+        random.seed()
+        np.random.seed()
+        code = _run(script, pipes.report)
+    except BaseException as error:
+        _tell(pipes.report, error, script.name)
+    finally:
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies, and leave its terminal's group."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
+    os.setpgid(0, 0)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def meet_in(place: Place) -> None:
+    """Make `init_process_group` find the other workers through a file.
+
+    A TCP store looks up names, which can take seconds with many workers on one machine.
+    """
+    meetings = count()
+
+    def rendezvous_by_file(url: str, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
+        store = dist.FileStore(str(place.store), place.world_size)
+        yield (
+            dist.PrefixStore(f"meeting-{next(meetings)}", store),
+            place.rank,
+            place.world_size,
+        )
+
+    # torch.distributed.rendezvous is a function that hides the module of that name.
+    handlers = import_module("torch.distributed.rendezvous")._rendezvous_handlers
+    handlers["env"] = rendezvous_by_file
+
+
+def _redirect(pipes: Pipes) -> None:
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(pipes.out, 1)
+    os.dup2(pipes.err, 2)
+    sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", 0), write_through=True)
+    sys.stderr = io.TextIOWrapper(os.fdopen(2, "wb", 0), write_through=True)
+
+
+def _run(script: Script, report: int) -> int:
+    """Run the script and return its exit code."""
+    sys.argv = [script.name, *script.arguments]
+    try:
+        if script.is_module:
+            sys.path.insert(0, str(Path.cwd()))
+            runpy.run_module(script.name, run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, str(Path(script.name).resolve().parent))
+            runpy.run_path(script.name, run_name="__main__")
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            return int(error.code or 0) & 0xFF
+        _tell(report, error, script.name)
+        return 1
+    except BaseException as error:
+        _tell(report, error, script.name)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def _tell(report: int, error: BaseException, script: str) -> None:
+    """Send the parent an exception as text, from the script's own frame on, and when it was."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != script:
+        trace = trace.tb_next
+    frames = trace or error.__traceback__
+    text = "".join(traceback.format_exception(type(error), error, frames))
+    if isinstance(error, SystemExit):
+        text = f"{error.code}\n"
+    message = json.dumps({"time": time.monotonic(), "traceback": text}).encode()
+    while message:
+        message = message[os.write(report, message) :]

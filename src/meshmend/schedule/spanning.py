@@ -1,0 +1,67 @@
+"""Schedules over one spanning tree: a broadcast from any rank, and a sum for short payloads.
+
+One tree of fewest hops moves the whole payload: a broadcast in slices keeps every link of the
+tree busy, and a sum too short to be worth cutting takes twice the radius in hops.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.errors import InputError
+from meshmend.schedule.table import COPY, REDUCE, Collective, Rows, Schedule, schedule_of
+from meshmend.topology.graph import breadth_first, eccentricities
+from meshmend.topology.mesh import Mesh
+
+Ranks = NDArray[np.int32]
+
+
+def broadcast(mesh: Mesh, root: int) -> Schedule:
+    """Return a schedule after which every rank holds what the root held.
+
+    It is an all-gather of one chunk that the root owns.
+
+    Raises:
+        InputError: the mesh has no such rank.
+    """
+    parents, children = _tree(mesh, root)
+    return schedule_of(
+        [("broadcast", _rows(parents, children, COPY))],
+        algorithm=f"broadcast from rank {root}",
+        collective=Collective.ALL_GATHER,
+        owners=np.array([root]),
+        n_ranks=mesh.n_live,
+    )
+
+
+def tree_sum(mesh: Mesh) -> Schedule:
+    """Return an allreduce up and down one tree of fewest hops from a rank in the middle."""
+    root = int(np.argmin(eccentricities(mesh)))
+    parents, children = _tree(mesh, root)
+    return schedule_of(
+        [
+            ("reduce", _rows(children[::-1], parents[::-1], REDUCE)),
+            ("broadcast", _rows(parents, children, COPY)),
+        ],
+        algorithm="one-tree",
+        collective=Collective.ALLREDUCE,
+        owners=np.array([root]),
+        n_ranks=mesh.n_live,
+    )
+
+
+def _tree(mesh: Mesh, root: int) -> tuple[Ranks, Ranks]:
+    """Return the parents and children of a tree of fewest hops, nearest to the root first."""
+    if not 0 <= root < mesh.n_live:
+        raise InputError(f"a tree on {mesh} needs a root below {mesh.n_live}, but got {root}")
+    distance, order = np.empty((2, mesh.n_live), dtype=np.int32)
+    breadth_first(mesh.neighbor_ranks, root, distance, order)
+    children = order[1:]
+    beside = mesh.neighbor_ranks[children]
+    is_nearer = (beside >= 0) & (distance[beside] < distance[children][:, None])
+    parents = np.take_along_axis(beside, np.argmax(is_nearer, axis=1)[:, None], axis=1)[:, 0]
+    return parents, children
+
+
+def _rows(src: Ranks, dst: Ranks, op: int) -> Rows:
+    zero = np.zeros(len(src), dtype=np.int32)
+    return Rows(src=src, dst=dst, lo=zero, hi=zero + np.int32(1), op=op)

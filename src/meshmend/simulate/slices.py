@@ -1,0 +1,97 @@
+"""How many slices: the number that makes a schedule fastest on a fabric, found by trying.
+
+More slices overlap more of a schedule with itself and pay the overhead of more messages, so
+time first falls and then rises with their number, apart from small bumps.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from meshmend.errors import InputError
+from meshmend.simulate.engine import Progress, Simulation, simulate
+from meshmend.simulate.program import Program
+from meshmend.topology.fabric import Fabric
+
+MAX_SLICES = 512
+MAX_MESSAGES = 24_000_000
+
+_WORTH_WHILE = 0.999  # twice the messages for less gain than this does not count as a gain
+
+
+@dataclass
+class _Search:
+    """One search: what it is for, the best so far, and how many messages it may still send."""
+
+    program: Program
+    fabric: Fabric
+    payload_bytes: float
+    messages_left: int
+    progress: Progress | None
+    tried: dict[int, float] = field(default_factory=dict)
+    best: Simulation | None = None
+
+    def may_try(self, slices: int) -> bool:
+        """Whether this number is new, affordable, and could beat the best."""
+        if slices < 1 or slices > MAX_SLICES or slices in self.tried:
+            return False
+        if self.best is None:
+            return True
+        cost = self.program.n_rows * slices
+        return cost <= self.messages_left and self.least_time(slices) < self.best.time_s
+
+    def least_time(self, slices: int) -> float:
+        """Return a time that this number of slices cannot beat: its busiest channel's work."""
+        n_rows, payloads = self.program.channel_loads
+        work_s = (
+            n_rows * (slices * self.fabric.message_overhead_s)
+            + payloads * (self.payload_bytes / self.fabric.link_bandwidth_bytes_per_s)
+        ) * (1 - 1e-9)  # ticks round
+        return float(np.max(work_s, initial=0.0)) + self.fabric.hop_latency_s
+
+    def attempt(self, slices: int) -> bool:
+        """Simulate; keep the result if it is the best; return whether it is so by a margin."""
+        result = simulate(
+            self.program,
+            self.fabric,
+            payload_bytes=self.payload_bytes,
+            slices=slices,
+            progress=self.progress,
+        )
+        self.tried[slices] = result.time_s
+        self.messages_left -= result.n_messages
+        before = self.best
+        if before is None or result.time_s < before.time_s:
+            self.best = result
+        return before is None or result.time_s < _WORTH_WHILE * before.time_s
+
+
+def best_slices(
+    program: Program,
+    fabric: Fabric,
+    *,
+    payload_bytes: float,
+    max_messages: int = MAX_MESSAGES,
+    progress: Progress | None = None,
+) -> Simulation:
+    """Return the fastest simulation among those of 1, 2, 4, ... slices and between.
+
+    Doubles until two numbers in a row bring nothing, until no further number can win by the
+    work of the busiest channel, or until `max_messages` are simulated; then tries three
+    quarters and three halves of the best. The first attempt, one slice, is always made.
+
+    Raises:
+        InputError: a payload that is negative or not finite, or no messages allowed.
+    """
+    if max_messages < 1:
+        raise InputError(f"best_slices needs max_messages of 1 or more, but got {max_messages}")
+    search = _Search(program, fabric, payload_bytes, max_messages, progress)
+    slices, misses = 1, 0
+    while misses < 2 and search.may_try(slices):
+        misses = 0 if search.attempt(slices) else misses + 1
+        slices *= 2
+    assert search.best is not None, "one slice is always tried"
+    for nearby in (search.best.slices * 3 // 4, search.best.slices * 3 // 2):
+        if search.may_try(nearby):
+            search.attempt(nearby)
+    return search.best

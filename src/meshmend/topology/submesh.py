@@ -1,0 +1,131 @@
+"""What people do today with a broken mesh: use an intact part of it and leave the rest idle.
+
+Two such parts: the largest box without a failure, and what is left when every row (or every
+column) that holds a failure is dropped. Knows nothing of collectives.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.errors import TopologyError, UnsupportedError
+from meshmend.topology.failures import Block, Chip
+from meshmend.topology.mesh import Mesh
+
+Range = tuple[int, int]  # from, up to
+
+
+@dataclass(frozen=True, eq=False)
+class IntactPart:
+    """An intact mesh within a broken one: rank i of `mesh` is rank `ranks[i]` of the broken one.
+
+    After dropped lines, neighbours in `mesh` may be several hops apart in the broken one.
+    """
+
+    mesh: Mesh
+    ranks: NDArray[np.int32]
+    what: str
+
+
+def largest_box(mesh: Mesh) -> IntactPart:
+    """Return the box of most chips that holds no failed chip and no failed link.
+
+    Among equals the one whose first chip comes first. An axis that wraps still does if the box
+    spans it; boxes across the seam are not tried. Takes time in the square of all extents but
+    the last.
+    """
+    best: tuple[int, tuple[Range, ...]] = (0, ())
+    for outer in itertools.product(*map(_ranges, mesh.shape[:-1])):
+        n_outer = int(np.prod([stop - start for start, stop in outer], dtype=int))
+        if n_outer * mesh.shape[-1] < best[0]:
+            continue
+        for start, stop in _clear_runs(mesh, outer):
+            box = (*outer, (start, stop))
+            size = n_outer * (stop - start)
+            if size > best[0] or (size == best[0] and _origin(box) < _origin(best[1])):
+                best = (size, box)
+    spans = best[1]
+    block = Block(tuple(stop - start for start, stop in spans), _origin(spans))
+    wrap = tuple(
+        on and size == whole
+        for on, size, whole in zip(mesh.wrap, block.shape, mesh.shape, strict=True)
+    )
+    ranks = np.array([mesh.rank_of[chip] for chip in block.chips()], dtype=np.int32)
+    return IntactPart(Mesh(block.shape, wrap), ranks, f"the intact box {block}")
+
+
+def without_lines(mesh: Mesh, axis: int | None = None) -> IntactPart:
+    """Return what is left when every line across an axis that holds a failure is dropped.
+
+    Axis 0 drops rows, axis 1 columns; if none is given, the one that keeps most chips, rows
+    first. Live chips of dropped lines compute nothing, but they forward: the lines left form
+    one smaller mesh, whose neighbours across a gap are routed over the broken one. A failed
+    link counts where its first chip is.
+
+    Raises:
+        TopologyError: no such axis.
+        UnsupportedError: every line holds a failure.
+    """
+    if axis is None:
+        kept = [len(_clear_lines(mesh, each)) / size for each, size in enumerate(mesh.shape)]
+        axis = int(np.argmax(kept))
+    if not 0 <= axis < len(mesh.shape):
+        raise TopologyError(f"without_lines needs an axis of {mesh}, but got {axis}")
+    lines = _clear_lines(mesh, axis)
+    if not lines:
+        raise UnsupportedError(
+            f"without_lines needs a line across axis {axis} without failures, but every one of "
+            f"{mesh} holds one; try largest_box"
+        )
+    shape = (*mesh.shape[:axis], len(lines), *mesh.shape[axis + 1 :])
+    chips = itertools.product(
+        *(lines if each == axis else range(size) for each, size in enumerate(mesh.shape))
+    )
+    ranks = np.array([mesh.rank_of[chip] for chip in chips], dtype=np.int32)
+    dropped = mesh.shape[axis] - len(lines)
+    name = ("rows", "columns")[axis] if len(shape) == 2 else f"lines across axis {axis}"
+    return IntactPart(Mesh(shape, mesh.wrap), ranks, f"all but {dropped} {name}")
+
+
+def _ranges(size: int) -> list[Range]:
+    return [(start, stop) for start in range(size) for stop in range(start + 1, size + 1)]
+
+
+def _origin(box: tuple[Range, ...]) -> Chip:
+    return tuple(start for start, _ in box)
+
+
+def _clear_runs(mesh: Mesh, outer: tuple[Range, ...]) -> Iterator[Range]:
+    """Yield the runs along the last axis that are free of failures over these ranges."""
+    last = len(mesh.shape) - 1
+    alive = np.ones(mesh.shape[-1], dtype=bool)
+    breaks = np.zeros(mesh.shape[-1] + 1, dtype=bool)  # before each chip, and after the last
+    for chip in mesh.failed:
+        if _within(chip, outer):
+            alive[chip[last]] = False
+    for link in mesh.failed_links:
+        if _within(link.first, outer) and _within(link.second, outer):
+            if link.first[last] == link.second[last]:
+                alive[link.first[last]] = False
+            else:
+                breaks[link.second[last]] = True
+    start = 0
+    for at in range(mesh.shape[-1] + 1):
+        dead = at == mesh.shape[-1] or not alive[at]
+        if dead or breaks[at]:
+            if at > start:
+                yield start, at
+            start = at + 1 if dead else at
+
+
+def _within(chip: Chip, outer: tuple[Range, ...]) -> bool:
+    return all(start <= at < stop for at, (start, stop) in zip(chip, outer, strict=False))
+
+
+def _clear_lines(mesh: Mesh, axis: int) -> list[int]:
+    hit = {chip[axis] for chip in mesh.failed}
+    hit |= {link.first[axis] for link in mesh.failed_links}
+    return [line for line in range(mesh.shape[axis]) if line not in hit]

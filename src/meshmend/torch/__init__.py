@@ -1,0 +1,42 @@
+"""The c10d backend: `import meshmend.torch`, then `dist.init_process_group("meshmend")`.
+
+Importing this package registers the backend with torch.distributed and does nothing else: what
+runs it is imported when a process group is made.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from meshmend.torch.group import MeshmendGroup
+    from meshmend.torch.settings import Settings
+
+__all__ = ["MeshmendGroup", "Settings", "register"]
+
+_HOME = {"MeshmendGroup": "meshmend.torch.group", "Settings": "meshmend.torch.settings"}
+
+
+def register() -> None:
+    """Make the backend known to torch.distributed; again does nothing."""
+    if "MESHMEND" not in dist.Backend._plugins:
+        dist.Backend.register_backend(
+            "meshmend", _create, extended_api=True, devices=["cpu", "cuda"]
+        )
+
+
+def _create(options: Any, settings: Any = None) -> Any:
+    from meshmend.torch.group import create_group
+
+    return create_group(options, settings)
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name on first use (PEP 562)."""
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'meshmend.torch' has no attribute {name!r}")
+
+
+register()

@@ -1,0 +1,112 @@
+"""Which schedule serves which collective on a mesh, and the tasks of one rank, made once each.
+
+Every schedule is proved before it is used. Reduce-scatter and all-gather need rank i to own part
+i of the payload, as torch cuts it: a ring gives that.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from meshmend.errors import UnsupportedError
+from meshmend.execute.engine import load_engine
+from meshmend.execute.program import RankProgram, rank_program
+from meshmend.execute.transport import ITEMSIZES, Task, task_of
+from meshmend.planning.plan import AUTO, plan
+from meshmend.schedule.hazards import Hazards, hazards_of
+from meshmend.schedule.spanning import broadcast, tree_sum
+from meshmend.schedule.table import Collective, Schedule
+from meshmend.topology.mesh import Mesh
+from meshmend.verify.contributions import check_contributions
+
+SHORT_BYTES = 1 << 15  # up to here one tree is quicker than any way to cut the payload up
+RING_MESSAGE_BYTES = 1 << 18
+TREE_MESSAGE_BYTES = 1 << 13
+MOST_SLICES = 16
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a collective is, apart from the tensor: `root` counts for a broadcast only."""
+
+    name: str  # "allreduce", "reduce-scatter", "all-gather", "broadcast"
+    root: int = 0
+
+
+@lru_cache(maxsize=64)
+def proved_schedule(mesh: Mesh, algorithm: str, kind: Kind, *, is_short: bool) -> tuple[
+    Schedule, Hazards
+]:
+    """Return a proved schedule for a collective, and its hazards."""
+    if kind.name == "broadcast":
+        return _proved(broadcast(mesh, kind.root))
+    if kind.name == "allreduce":
+        if is_short and algorithm == AUTO:
+            return _proved(tree_sum(mesh))
+        made = plan(mesh, algorithm)
+        return made.schedule, made.hazards
+    try:
+        made = plan(mesh, "ring-1d", collective=kind.name)
+    except UnsupportedError:
+        made = plan(mesh, "rank-ring", collective=kind.name)
+    return made.schedule, made.hazards
+
+
+def _proved(schedule: Schedule) -> tuple[Schedule, Hazards]:
+    check_contributions(schedule)
+    return schedule, hazards_of(schedule)
+
+
+def prepare(mesh: Mesh, algorithm: str) -> None:
+    """Plan what most jobs need and load the compiled code, so that forked workers have it."""
+    for kind in (Kind("allreduce"), Kind("broadcast"), Kind("all-gather"), Kind("reduce-scatter")):
+        proved_schedule(mesh, algorithm, kind, is_short=False)
+    proved_schedule(mesh, algorithm, Kind("allreduce"), is_short=True)
+    load_engine()
+
+
+class Catalogue:
+    """The tasks of one rank of a mesh."""
+
+    def __init__(self, mesh: Mesh, algorithm: str, n_slices: int, rank: int) -> None:
+        self._mesh = mesh
+        self._algorithm = algorithm
+        self._n_slices = n_slices
+        self._rank = rank
+        self._programs: dict[tuple[Kind, bool], RankProgram] = {}
+        self._tasks: dict[tuple[Kind, int, str, str], Task] = {}
+
+    def task(self, kind: Kind, n_elements: int, dtype: str, op: str = "sum") -> Task:
+        """Return this rank's part in a collective on so many elements."""
+        key = (kind, n_elements, dtype, op)
+        if key not in self._tasks:
+            self._tasks[key] = self._made(kind, n_elements, dtype, op)
+        return self._tasks[key]
+
+    def _made(self, kind: Kind, n_elements: int, dtype: str, op: str) -> Task:
+        n_bytes = n_elements * ITEMSIZES.get(dtype, 2)
+        is_short = n_bytes <= SHORT_BYTES
+        if (kind, is_short) not in self._programs:
+            schedule, hazards = proved_schedule(
+                self._mesh, self._algorithm, kind, is_short=is_short
+            )
+            self._programs[kind, is_short] = rank_program(schedule, hazards, self._rank)
+        program = self._programs[kind, is_short]
+        n_slices = self._n_slices or default_slices(program.schedule, n_bytes)
+        return task_of(program, n_elements, dtype=dtype, op=op, n_slices=n_slices)
+
+
+def default_slices(schedule: Schedule, n_bytes: int) -> int:
+    """Return how many slices to cut a payload in, so that its largest message is of good size.
+
+    A schedule that shares the payload out over all ranks is a pipeline by itself and wants few
+    slices; one that sends it down trees wants many.
+    """
+    if not schedule.n_rows:
+        return 1
+    largest = float(schedule.row_fractions().max()) * n_bytes
+    shares_out = schedule.collective is not Collective.ALL_GATHER or schedule.n_chunks > 1
+    is_ring = shares_out and len(np.unique(schedule.owners)) == schedule.n_ranks
+    wanted = RING_MESSAGE_BYTES if is_ring else TREE_MESSAGE_BYTES
+    return int(np.clip(round(largest / wanted), 1, MOST_SLICES))

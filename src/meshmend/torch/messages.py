@@ -1,0 +1,193 @@
+"""Point-to-point messages of torch.distributed as a transport: Gloo, and NCCL by the same code.
+
+Messages between two ranks go in one fixed order, by key, because NCCL matches them by order
+alone. That cannot block: the smallest key that is not done waits for nothing. What goes to higher
+ranks and what goes to lower ones use two groups, so that neither waits for the other. A thread
+per peer and direction waits for messages; the caller's thread does all the rest.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from meshmend.execute.combine import OPS
+from meshmend.execute.program import ADD, PUT, SEND
+from meshmend.execute.transport import PeerLostError, StalledError, StoppedError, Task
+
+Post = Callable[[list[torch.Tensor], int, int], Any]  # send or recv of a process group
+
+_FOLDS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "sum": torch.Tensor.add_,
+    "product": torch.Tensor.mul_,
+    "min": lambda kept, sent: torch.minimum(kept, sent, out=kept),
+    "max": lambda kept, sent: torch.maximum(kept, sent, out=kept),
+}
+
+
+class MessageTransport:
+    """The messages of one rank; `up` carries what goes to higher ranks, `down` the rest.
+
+    After `interrupt` the groups are of no use: they cannot be told to drop what they wait for.
+    """
+
+    def __init__(self, rank: int, up: Any, down: Any, *, device_type: str = "cpu") -> None:
+        self.device_type = device_type
+        self._rank = rank
+        self._up = up
+        self._down = down
+        self._events: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+
+    def run(self, task: Task, flat: torch.Tensor, *, timeout_s: float = 1800.0) -> None:
+        """Send and receive what the task says, in place in a flat tensor.
+
+        Raises:
+            PeerLostError: a message failed. StoppedError: `interrupt` was called.
+            StalledError: nothing came for the time allowed.
+        """
+        walk = _Walk(task, flat, self._events)
+        for peer in task.program.peers:
+            out, back = (self._up, self._down) if peer > self._rank else (self._down, self._up)
+            walk.start(peer, out.send, back.recv)
+        walk.begin()
+        while walk.n_left > 0:
+            try:
+                key, what = self._events.get(timeout=timeout_s)
+            except queue.Empty:
+                raise StalledError(f"rank {self._rank} saw nothing move for {timeout_s:g} s") from None
+            if key == _STOP:
+                raise StoppedError(f"rank {self._rank} was told to stop")
+            if isinstance(what, Exception):
+                raise PeerLostError(f"a message of rank {self._rank} failed: {what}")
+            walk.happened(key, what)
+
+    def interrupt(self) -> None:
+        """Stop waiting now: a run under way, or the next one, raises StoppedError."""
+        self._events.put((_STOP, None))
+
+    def close(self) -> None:
+        """Give up both groups."""
+        self._up = self._down = None
+
+
+_STOP = -1
+
+
+class _Walk:
+    """One run of a task: which keys wait for what, and what was received too early."""
+
+    def __init__(
+        self, task: Task, flat: torch.Tensor, events: "queue.SimpleQueue[tuple[int, Any]]"
+    ) -> None:
+        program, layout = task.program, task.layout
+        itemsize = flat.element_size()
+        self._program = program
+        self._flat = flat
+        self._events = events
+        self._start = (layout.start // itemsize).tolist()
+        self._stop = ((layout.start + layout.size) // itemsize).tolist()
+        self._needs = np.tile(program.needs, layout.n_slices).tolist()
+        self._kind = np.tile(program.kind, layout.n_slices)
+        self._peer = np.tile(program.peer, layout.n_slices)
+        self._fold = _FOLDS[OPS[task.code % len(OPS)]]
+        self._early: dict[int, torch.Tensor] = {}
+        self.n_left = len(self._needs)
+        self._sized = layout.size > 0
+        sends = self._kind == SEND
+        self._unsent = {
+            peer: np.flatnonzero(sends & (self._peer == peer)).tolist()[::-1]
+            for peer in program.peers
+        }
+        self._outboxes: dict[int, queue.SimpleQueue[int]] = {
+            peer: queue.SimpleQueue() for peer in program.peers
+        }
+        for key in np.flatnonzero(~sends & ~self._sized).tolist():
+            self._early[key] = flat[:0]
+
+    def start(self, peer: int, send: Post, receive: Post) -> None:
+        """Start the threads that exchange messages with one peer."""
+        owed = (self._peer == peer) & (self._kind != SEND) & self._sized
+        jobs = (
+            (self._send_all, send, len(self._unsent[peer])),
+            (self._receive_all, receive, np.flatnonzero(owed).tolist()),
+        )
+        for job, post, what in jobs:
+            threading.Thread(target=job, args=(peer, post, what), daemon=True).start()
+
+    def begin(self) -> None:
+        """Let everything go that waits for nothing."""
+        n_moves = self._program.n_moves
+        for key in range(len(self._needs)):
+            if self._program.needs[key % n_moves] == 0 and self._released(key):
+                self._finish(key)
+
+    def happened(self, key: int, received: torch.Tensor | None) -> None:
+        """Take in that a key was sent, or what was received for it."""
+        if received is not None:
+            self._early[key] = received
+            if self._needs[key] > 0:
+                return
+            self._apply(key)
+        self._finish(key)
+
+    def _finish(self, key: int) -> None:
+        program = self._program
+        done = [key]
+        while done:
+            key = done.pop()
+            self.n_left -= 1
+            move = key % program.n_moves
+            span = slice(program.following_ptr[move], program.following_ptr[move + 1])
+            for following in program.following[span].tolist():
+                freed = key - move + following
+                self._needs[freed] -= 1
+                if self._needs[freed] == 0 and self._released(freed):
+                    done.append(freed)
+
+    def _released(self, key: int) -> bool:
+        """Let a key go that waits for nothing more; return whether it is done by that."""
+        if self._kind[key] == SEND:
+            unsent = self._unsent[int(self._peer[key])]
+            while unsent and self._needs[unsent[-1]] == 0:
+                self._outboxes[int(self._peer[key])].put(unsent.pop())
+            return False
+        if key not in self._early:
+            return False
+        self._apply(key)
+        return True
+
+    def _apply(self, key: int) -> None:
+        part = self._flat[self._start[key] : self._stop[key]]
+        received = self._early.pop(key)
+        if self._kind[key] == ADD:
+            self._fold(part, received)
+        elif received.data_ptr() != part.data_ptr():
+            part.copy_(received)
+
+    def _send_all(self, peer: int, send: Post, n_keys: int) -> None:
+        for _ in range(n_keys):
+            key = self._outboxes[peer].get()
+            if not self._sized[key]:
+                self._events.put((key, None))
+                continue
+            self._attempt(key, send, self._flat[self._start[key] : self._stop[key]], peer, None)
+
+    def _receive_all(self, peer: int, receive: Post, keys: list[int]) -> None:
+        for key in keys:
+            part = self._flat[self._start[key] : self._stop[key]]
+            is_free = self._kind[key] == PUT and self._needs[key] == 0
+            target = part if is_free else torch.empty_like(part)
+            self._attempt(key, receive, target, peer, target)
+
+    def _attempt(
+        self, key: int, post: Post, tensor: torch.Tensor, peer: int, what: torch.Tensor | None
+    ) -> None:
+        try:
+            post([tensor], peer, 0).wait()
+        except Exception as error:
+            self._events.put((key, error))
+        else:
+            self._events.put((key, what))

@@ -1,0 +1,182 @@
+"""A second simulator, slow and plain, to check the fast one against.
+
+Written from the rules alone: at each moment it looks at every message again and asks what
+holds now. Time is an exact fraction. Knows no queues, no counters, no events. What is in place
+holds nothing any more, so it looks at the others only.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+Message = tuple[int, int]  # slice, row
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the rules need to know of a row."""
+
+    src: int
+    dst: int
+    fraction: Fraction
+    reduces: bool
+    path: Sequence[int]
+    before_send: Sequence[int]
+    before_write: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A fabric and a payload in exact numbers."""
+
+    bandwidth: Fraction
+    latency: Fraction
+    overhead: Fraction
+    chip_bandwidth: Fraction | None
+    payload: Fraction
+
+
+@dataclass
+class SlowSimulation:
+    """Everything that has happened so far."""
+
+    rows: Sequence[Row]
+    figures: Figures
+    slices: int
+    now: Fraction = Fraction(0)
+    round: int = 0
+    holds: dict[Message, Fraction] = field(default_factory=dict)
+    starts: dict[Message, list[Fraction]] = field(default_factory=dict)
+    came_to_chip: dict[Message, int] = field(default_factory=dict)  # in which round
+    adding_since: dict[Message, Fraction] = field(default_factory=dict)
+    in_place: dict[Message, Fraction] = field(default_factory=dict)
+
+    def run(self) -> "SlowSimulation":
+        """Play everything until all messages are in place."""
+        everything = [(s, r) for s in range(self.slices) for r in range(len(self.rows))]
+        self.starts = {message: [] for message in everything}
+        self.holds = {message: self._hold(message) for message in everything}
+        while left := [message for message in everything if message not in self.in_place]:
+            while self._look(left) | self._choose(left):
+                self.round += 1
+            if len(self.in_place) < len(everything):
+                self.now = min(time for time in self._moments(left) if time > self.now)
+        return self
+
+    @property
+    def time(self) -> Fraction:
+        return max(self.in_place.values(), default=Fraction(0))
+
+    def _hold(self, message: Message) -> Fraction:
+        return self.figures.overhead + self._bytes(message) / self.figures.bandwidth
+
+    def _bytes(self, message: Message) -> Fraction:
+        return self.figures.payload * self.rows[message[1]].fraction / self.slices
+
+    def _add_time(self, message: Message) -> Fraction:
+        assert self.figures.chip_bandwidth is not None
+        return self._bytes(message) / self.figures.chip_bandwidth
+
+    def _moments(self, left: Sequence[Message]) -> list[Fraction]:
+        """Return every time at which something may come to hold, past ones too."""
+        moments = []
+        for message in left:
+            hold, latency = self.holds[message], self.figures.latency
+            for start in self.starts[message]:
+                moments += [start + hold, start + latency, start + latency + hold]
+            if message in self.adding_since:
+                moments.append(self.adding_since[message] + self._add_time(message))
+        return moments
+
+    def _has_left(self, message: Message) -> bool:
+        starts = self.starts[message]
+        return bool(starts) and starts[0] + self.holds[message] <= self.now
+
+    def _has_arrived(self, message: Message) -> bool:
+        starts = self.starts[message]
+        if len(starts) < len(self.rows[message[1]].path):
+            return False
+        return starts[-1] + self.figures.latency + self.holds[message] <= self.now
+
+    def _may_write(self, message: Message) -> bool:
+        part, row = message[0], self.rows[message[1]]
+        for number in row.before_write:
+            reads_there = self.rows[number].src == row.dst
+            earlier = (part, number)
+            if not (self._has_left(earlier) if reads_there else earlier in self.in_place):
+                return False
+        return self._has_arrived(message)
+
+    def _look(self, left: Sequence[Message]) -> bool:
+        """Take in all that is so by now; return whether anything is new."""
+        anything, more = False, True
+        while more:
+            more = False
+            for message in left:
+                if message in self.in_place:
+                    continue
+                limited = self.figures.chip_bandwidth is not None
+                if message in self.adding_since:
+                    done = self.adding_since[message] + self._add_time(message) <= self.now
+                elif limited and self.rows[message[1]].reduces:
+                    done = False
+                    if message not in self.came_to_chip and self._may_write(message):
+                        self.came_to_chip[message] = self.round
+                        more = True
+                else:
+                    done = self._may_write(message)
+                if done:
+                    self.in_place[message] = self.now
+                    more = True
+            anything |= more
+        return anything
+
+    def _waits_for(self, message: Message) -> int | None:
+        """Return the channel that a message could start on now."""
+        part, row = message[0], self.rows[message[1]]
+        starts = self.starts[message]
+        if len(starts) == len(row.path):
+            return None
+        if starts and starts[-1] + self.figures.latency > self.now:
+            return None
+        if not starts and any((part, number) not in self.in_place for number in row.before_send):
+            return None
+        return row.path[len(starts)]
+
+    def _choose(self, left: Sequence[Message]) -> bool:
+        """Let all free channels and chips choose at once; return whether any starts."""
+        taken = {
+            self.rows[message[1]].path[hop]
+            for message in left
+            for hop, start in enumerate(self.starts[message])
+            if start + self.holds[message] > self.now
+        }
+        adding = {
+            self.rows[message[1]].dst
+            for message, since in self.adding_since.items()
+            if message not in self.in_place and since + self._add_time(message) > self.now
+        }
+        on_channel: dict[int, Message] = {}
+        for message in left:
+            channel = self._waits_for(message)
+            if channel is not None and channel not in taken:
+                on_channel[channel] = min(message, on_channel.get(channel, message))
+        at_chip: dict[int, tuple[int, Message]] = {}
+        for message, came in self.came_to_chip.items():
+            chip = self.rows[message[1]].dst
+            if message not in self.adding_since and chip not in adding:
+                at_chip[chip] = min((came, message), at_chip.get(chip, (came, message)))
+        for message in on_channel.values():
+            self.starts[message].append(self.now)
+        for _, message in at_chip.values():
+            self.adding_since[message] = self.now
+        return bool(on_channel or at_chip)
+
+
+def busy_of(simulation: SlowSimulation) -> Mapping[int, Fraction]:
+    """Return how long each channel that was used was busy."""
+    busy: dict[int, Fraction] = {}
+    for message, starts in simulation.starts.items():
+        for channel in simulation.rows[message[1]].path[: len(starts)]:
+            busy[channel] = busy.get(channel, Fraction(0)) + simulation.holds[message]
+    return busy

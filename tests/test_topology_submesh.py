@@ -1,0 +1,88 @@
+"""Intact parts of broken meshes: by hand, and against trying every box."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshmend.errors import TopologyError, UnsupportedError
+from meshmend.topology.failures import Block, Link
+from meshmend.topology.mesh import Mesh
+from meshmend.topology.submesh import largest_box, without_lines
+from meshmend.topology.text import parse_mesh
+
+
+@st.composite
+def broken_meshes(draw: st.DrawFn) -> Mesh:
+    shape = draw(st.sampled_from([(1, 5), (4, 4), (3, 6), (2, 3, 3), (7,)]))
+    mesh = Mesh(shape)
+    chips = draw(st.sets(st.sampled_from(mesh.live), max_size=4))
+    links = draw(st.sets(st.sampled_from(mesh.links.tolist()).map(tuple), max_size=3))
+    cut = [Link.between(mesh.live[one], mesh.live[other]) for one, other in links]
+    return Mesh(shape, (), frozenset(chips), frozenset(cut))
+
+
+def is_clear(mesh: Mesh, block: Block) -> bool:
+    chips = set(block.chips())
+    cut = any({link.first, link.second} <= chips for link in mesh.failed_links)
+    return not chips & mesh.failed and not cut
+
+
+@settings(max_examples=60)
+@given(broken_meshes())
+def test_the_largest_box_is_clear_and_none_is_larger(mesh: Mesh) -> None:
+    box = largest_box(mesh)
+
+    chips = [mesh.live[rank] for rank in box.ranks]
+    block = Block(box.mesh.shape, chips[0])
+    assert chips == list(block.chips())
+    assert is_clear(mesh, block)
+    spans = [
+        [(size, start) for size in range(1, whole + 1) for start in range(whole - size + 1)]
+        for whole in mesh.shape
+    ]
+    blocks = (
+        Block(tuple(size for size, _ in span), tuple(start for _, start in span))
+        for span in itertools.product(*spans)
+    )
+    assert max(len(list(b.chips())) for b in blocks if is_clear(mesh, b)) == len(chips)
+
+
+@settings(max_examples=60)
+@given(broken_meshes(), st.data())
+def test_without_lines_keeps_every_line_that_is_whole_and_no_other(
+    mesh: Mesh, data: st.DataObject
+) -> None:
+    axis = data.draw(st.integers(0, len(mesh.shape) - 1))
+    hit = {chip[axis] for chip in mesh.failed} | {link.first[axis] for link in mesh.failed_links}
+    if len(hit) == mesh.shape[axis]:
+        with pytest.raises(UnsupportedError, match=f"a line across axis {axis} without failures"):
+            without_lines(mesh, axis)
+        return
+
+    part = without_lines(mesh, axis)
+
+    assert [mesh.live[rank] for rank in part.ranks] == [c for c in mesh.live if c[axis] not in hit]
+    assert part.mesh.n_live == len(part.ranks)
+
+
+def test_a_block_in_the_middle_leaves_the_larger_side_or_six_rows() -> None:
+    mesh = parse_mesh("8x8", fail=["4x2@2,2"])
+
+    box, lines = largest_box(mesh), without_lines(mesh)
+
+    assert (box.mesh, box.what) == (parse_mesh("8x4"), "the intact box 8x4@0,4")
+    assert (lines.mesh, lines.what) == (parse_mesh("8x6"), "all but 2 columns")
+    assert without_lines(mesh, axis=0).what == "all but 4 rows"
+
+
+def test_a_box_that_spans_an_axis_keeps_its_wrap() -> None:
+    mesh = parse_mesh("8x8", wrap="all", fail=["0,0"])
+
+    assert largest_box(mesh).mesh == parse_mesh("8x7", wrap="0")
+
+
+def test_an_axis_that_is_not_there_is_refused() -> None:
+    with pytest.raises(TopologyError, match="needs an axis of 2x2, but got 2"):
+        without_lines(parse_mesh("2x2"), axis=2)
