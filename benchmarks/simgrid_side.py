@@ -13,7 +13,15 @@ import json
 import sys
 from typing import Any
 
-from simgrid import Actor, Engine, LinkInRoute, Mailbox, NetZone, Semaphore, this_actor
+from simgrid import (  # type: ignore[import-not-found]  # belongs to the system's Python
+    Actor,
+    Engine,
+    LinkInRoute,
+    Mailbox,
+    NetZone,
+    Semaphore,
+    this_actor,
+)
 
 CONFIG = (
     "network/model:CM02",
@@ -31,7 +39,7 @@ class Play:
 
     def __init__(self, case: dict[str, Any]) -> None:
         self.case = case
-        self.pairs = sorted({(src, dst) for src, dst in zip(case["src"], case["dst"])})
+        self.pairs = sorted(set(zip(case["src"], case["dst"], strict=True)))
         self.ready: dict[tuple[int, int], list[Message]] = {pair: [] for pair in self.pairs}
         self.signal = {pair: Semaphore(0) for pair in self.pairs}
         n_rows, parts = len(case["src"]), range(case["slices"])
@@ -48,7 +56,7 @@ class Play:
             for before in case["before_write"][row]:
                 reads = case["src"][before] == case["dst"][row]
                 (self.after_left if reads else self.after_write)[before].append(row)
-        self.n_on = {pair: 0 for pair in self.pairs}
+        self.n_on = dict.fromkeys(self.pairs, 0)
         for row in range(n_rows):
             self.n_on[self.pair_of(row)] += case["slices"]
         self.end = 0.0

@@ -19,9 +19,9 @@ from typing import Any
 import numba
 import numpy as np
 
-from meshmend.routing.routes import routes_for
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.hazards import hazards_of
+from meshmend.schedule.placement import placed
 from meshmend.schedule.table import Collective
 from meshmend.simulate.engine import simulate
 from meshmend.simulate.program import Program, program_of
@@ -56,8 +56,7 @@ CASES: tuple[tuple[str, str, str, int], ...] = (
 
 def program_named(name: str, mesh: Mesh) -> Program:
     schedule = algorithm(name).build(mesh, Collective.ALLREDUCE)
-    routes = routes_for(mesh, schedule.src, schedule.dst)
-    return program_of(schedule, hazards_of(schedule), routes)
+    return program_of(schedule, hazards_of(schedule), placed(mesh, schedule).routes)
 
 
 def measure(name: str, mesh: Mesh, slices: int) -> dict[str, Any]:

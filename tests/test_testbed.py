@@ -162,10 +162,31 @@ def test_a_flow_across_a_failed_chip_lives_on(bed: Testbed) -> None:
     assert size_bytes - (1 << 16) <= int(received) < size_bytes  # the first piece is not counted
 
 
+def test_a_live_change_leaves_the_very_routes_of_a_fresh_start(bed: Testbed) -> None:
+    bed.fail("link:0,1-0,2")
+    bed.fail("2,0")
+    with Testbed.up(bed.mesh, link_bandwidth=BANDWIDTH) as fresh:
+        for chip in Mesh(bed.shape).live:
+            assert routes_text(bed, chip) == routes_text(fresh, chip)
+
+
+def routes_text(bed: Testbed, chip: Chip) -> list[str]:
+    shown = bed.run(chip, ["ip", "-details", "route"], capture_output=True, text=True, check=True)
+    return sorted(shown.stdout.splitlines())
+
+
+def test_a_change_that_the_kernel_refuses_is_quoted(bed: Testbed) -> None:
+    with pytest.raises(TestbedError, match=r"route del 10\.0\.0\.99/32: No such process"):
+        kernel.run_change(bed.holder, {0: "route del 10.0.0.99/32\n"}, is_user=bed.is_user)
+
+
 def test_a_change_that_died_half_way_is_made_good_by_the_next(bed: Testbed) -> None:
     before = bed.record
     kernel.run_batches(
-        bed.holder, "ip", {0: "route flush table main\nlink set dev up1 down\n"}, is_user=False
+        bed.holder,
+        "ip",
+        {0: "route flush table main\nlink set dev up1 down\n"},
+        is_user=bed.is_user,
     )
     records.save(before.with_mesh(bed.mesh, settled=False))
 

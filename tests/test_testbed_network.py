@@ -67,7 +67,7 @@ def fresh(mesh: Mesh) -> Kernel:
     return kernel
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(whole_meshes().flatmap(broken))
 def test_routes_follow_the_paths_of_the_routing_layer_within_each_part(mesh: Mesh) -> None:
     ports = wiring(mesh).ports
@@ -86,7 +86,7 @@ def test_routes_follow_the_paths_of_the_routing_layer_within_each_part(mesh: Mes
         assert tuple(path) == expected.path(part, 0, part.n_live - 1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(whole_meshes().flatmap(lambda full: st.tuples(broken(full), broken(full))))
 def test_a_change_leads_to_the_same_kernel_state_as_a_fresh_start(
     change: tuple[Mesh, Mesh],

@@ -56,7 +56,6 @@ def main() -> None:
         mean = accelerator.gather(loss.detach()).mean().item()
         accelerator.print(f"step {step} loss {mean:.6f}")
     accelerator.end_training()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,9 @@ CONTEXT = {"allow_interspersed_args": False}
 
 
 def run_command(
-    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="The script, or with -m a module.")],
+    script: Annotated[
+        str, typer.Argument(metavar="SCRIPT", help="The script, or with -m a module.")
+    ],
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="ARGS", help="Its arguments.")
     ] = None,

@@ -4,23 +4,74 @@ Sends what is ready, the smallest key first; reads whichever peer has data; writ
 soon as what it waits for is done, else shelves it. Never waits for one peer while another has
 data. Knows descriptors and bytes; who the peers are and how they were let in is not its business.
 
-A frame is a header of four words and the payload:
-
-    generation << 32 | sequence    of the membership, of the collective
-    slice << 32 | row              which bytes these are; -1: the sender gave up, a text follows
-    length                         of what follows, in bytes
-    fingerprint                    what the sender takes the collective for
-
 A frame of an older generation is read and dropped. A frame of a later collective waits until
 this rank gets there, which is safe: its sender has sent all that it owes to this one.
 """
-
-from typing import Final, NamedTuple
 
 import numpy as np
 from numba import njit
 
 from meshmend.execute.combine import bind_combine, combine_at
+from meshmend.execute.frames import (
+    ARENA,
+    BEGUN,
+    BLOCKED,
+    BLOCK_BYTES,
+    CALL,
+    CALL_WORD,
+    CLOSED,
+    CODE,
+    DIRECT_ADD,
+    DIRECT_PUT,
+    DONE,
+    DROP,
+    FD,
+    FINGERPRINT,
+    FINGERPRINT_WORD,
+    FIRST_NEEDS,
+    FOLLOWING,
+    FREE,
+    GAVE_UP,
+    HEADER_BYTES,
+    HEAP_BASE,
+    HEAP_SIZE,
+    INTERRUPTED,
+    IN_DONE,
+    IN_EXPECTED,
+    IN_HEADER,
+    IN_KEY,
+    IN_MODE,
+    IN_PARKED,
+    IN_WORDS,
+    KIND,
+    LEFT,
+    LENGTH_WORD,
+    LOST,
+    MISMATCH,
+    NEEDS,
+    NONE,
+    NONSENSE,
+    N_LINK_COLUMNS,
+    N_MOVES,
+    OUT_DONE,
+    OUT_KEY,
+    OUT_WORDS,
+    PAYLOAD,
+    PEER,
+    ROW,
+    ROW_WORD,
+    SCRATCH,
+    SHELF,
+    SHELVE,
+    SHELVED,
+    SIZE,
+    START,
+    STATE,
+    TAIL,
+    TIMED_OUT,
+    TOLD,
+    Engine,
+)
 from meshmend.execute.libc import (
     EAGAIN,
     EINTR,
@@ -31,64 +82,9 @@ from meshmend.execute.libc import (
     send_two,
     wait,
 )
-from meshmend.execute.program import ADD, SEND, Numbers
+from meshmend.execute.program import ADD, SEND
 
-HEADER_BYTES: Final = 32
-BLOCK_BYTES: Final = 1 << 17  # what is added at a time: small enough to stay in the cache
-GAVE_UP: Final = -1
-TURN: Final = 64  # calls of the system in a row for one peer while others may have data
-
-# Columns of `links`, one line per peer.
-FD: Final = 0  # -1: no connection
-CLOSED: Final = 1  # the other end has closed
-IN_HEADER: Final = 2  # bytes of the header read so far
-IN_KEY: Final = 3
-IN_MODE: Final = 4
-IN_DONE: Final = 5  # bytes of the payload read so far
-IN_PARKED: Final = 6  # the header read is of a later collective
-IN_EXPECTED: Final = 7  # frames still to come in this collective
-OUT_KEY: Final = 8  # NONE: nothing under way
-OUT_DONE: Final = 9  # bytes sent so far, header included
-HEAP_BASE: Final = 10  # where the keys that are ready for this peer begin in `heap`
-HEAP_SIZE: Final = 11
-IN_WORDS: Final = 12  # the header that is being read
-OUT_WORDS: Final = 16  # the header that is being sent
-N_LINK_COLUMNS: Final = 20
-
-# The words of a header.
-CALL_WORD, ROW_WORD, LENGTH_WORD, FINGERPRINT_WORD = 0, 1, 2, 3
-
-# Lines of `moves`, one column per move, and one more to end FOLLOWING.
-KIND, ROW, PEER, FIRST_NEEDS, FOLLOWING = 0, 1, 2, 3, 4
-
-# Lines of `keys`, one column per key.
-START, SIZE, SHELF, NEEDS, STATE = 0, 1, 2, 3, 4
-
-# Entries of `numbers`; the last three are addresses.
-LEFT, CALL, FINGERPRINT, CODE, N_MOVES, PAYLOAD, ARENA, SCRATCH = 0, 1, 2, 3, 4, 5, 6, 7
-
-NONE: Final = -1
-TAIL: Final = -2  # the rest of a frame that was given up: the length must be kept
-
-DIRECT_PUT, DIRECT_ADD, SHELVE, DROP = 0, 1, 2, 3
-
-# What `progress` returns, and with it the peer that caused it.
-DONE, INTERRUPTED, TIMED_OUT, LOST, MISMATCH, TOLD, NONSENSE, _BLOCKED = 0, 1, 2, 3, 4, 5, 6, 7
-
-_FREE, _BEGUN, _SHELVED = 0, 1, 2
-
-
-class Engine(NamedTuple):
-    """All that one run of a program reads and writes, as few arrays of one type: what is compiled
-    stays small. `links` outlives the run; `stack` is scratch, and all of it is as long as keys."""
-
-    moves: Numbers
-    following: Numbers
-    keys: Numbers
-    heap: Numbers
-    stack: Numbers
-    links: Numbers
-    numbers: Numbers
+TURN = 64  # calls of the system in a row for one peer while others may have data
 
 
 def load_engine() -> None:
@@ -191,7 +187,7 @@ def _release(e, key):  # type: ignore[no-untyped-def]
     if e.moves[KIND, move] == SEND:
         _heap_push(e, e.moves[PEER, move], key)
         return False
-    if e.keys[STATE, key] != _SHELVED:
+    if e.keys[STATE, key] != SHELVED:
         return False
     _take_from_shelf(e, key)
     return True
@@ -230,7 +226,7 @@ def _push(e, peer, message, parts):  # type: ignore[no-untyped-def]
         if n_sent < 0:
             if n_sent == -EINTR:
                 continue
-            return _BLOCKED if n_sent == -EAGAIN else LOST
+            return BLOCKED if n_sent == -EAGAIN else LOST
         e.links[peer, OUT_DONE] += n_sent
         if e.links[peer, OUT_DONE] == HEADER_BYTES + length:
             e.links[peer, OUT_KEY] = NONE
@@ -316,7 +312,7 @@ def _open_frame(e, peer):  # type: ignore[no-untyped-def]
     key = _key_of(e, peer) if call == e.numbers[CALL] else np.int64(-1)
     if key < 0:
         return NONSENSE
-    e.keys[STATE, key] = _BEGUN
+    e.keys[STATE, key] = BEGUN
     e.links[peer, IN_KEY] = key
     if e.keys[NEEDS, key] > 0:
         e.links[peer, IN_MODE] = SHELVE
@@ -342,7 +338,7 @@ def _key_of(e, peer):  # type: ignore[no-untyped-def]
     if part < 0 or low == e.numbers[N_MOVES] or key >= e.keys.shape[1]:
         return np.int64(-1)
     is_mine = e.moves[ROW, low] == row and e.moves[KIND, low] != SEND
-    is_owed = e.moves[PEER, low] == peer and e.keys[STATE, key] == _FREE
+    is_owed = e.moves[PEER, low] == peer and e.keys[STATE, key] == FREE
     fits = e.links[peer, IN_WORDS + LENGTH_WORD] == e.keys[SIZE, key]
     return key if is_mine and is_owed and fits else np.int64(-1)
 
@@ -383,7 +379,7 @@ def _absorb(e, peer, n_read):  # type: ignore[no-untyped-def]
         return
     e.links[peer, IN_EXPECTED] -= 1
     if mode == SHELVE:
-        e.keys[STATE, key] = _SHELVED
+        e.keys[STATE, key] = SHELVED
         if e.keys[NEEDS, key] > 0:
             return
         _take_from_shelf(e, key)

@@ -118,9 +118,7 @@ def _before(
     return result
 
 
-def layout_of(
-    program: RankProgram, n_elements: int, *, itemsize: int, n_slices: int = 1
-) -> Layout:
+def layout_of(program: RankProgram, n_elements: int, *, itemsize: int, n_slices: int = 1) -> Layout:
     """Return where the bytes of a payload of so many elements lie, cut in so many slices.
 
     If every row moves one chunk, each chunk is cut in slices, so that a chunk stays where it is

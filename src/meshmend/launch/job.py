@@ -30,6 +30,9 @@ _GRACE_S = 1.0  # for the cause of a failure to show itself, and for others to s
 _TERMINATION_S = 3.0
 _SIGNAL_BASE = 128
 
+# What DistributedDataParallel imports when it is first used: seconds, which no worker should pay.
+_PRELOAD = ("torch._dynamo.utils", "torch.distributed.rpc")
+
 
 @dataclass(frozen=True)
 class Job:
@@ -83,7 +86,7 @@ def run_job(job: Job) -> int:
     """
     if not job.script.is_module and not Path(job.script.name).is_file():
         raise InputError(f"meshmend run needs a script, but there is no file {job.script.name}")
-    for name in job.preload:
+    for name in (*_PRELOAD, *job.preload):
         _import(name)
     mesh = job.settings.mesh
     prepare(mesh, job.settings.algorithm)
@@ -189,7 +192,9 @@ class _Watch:
         how = f"exit code {code}"
         if code > _SIGNAL_BASE:
             how = f"killed by {signal.Signals(code - _SIGNAL_BASE).name}"
-        print(f"meshmend: chip {first.chip} (rank {first.rank}) failed first: {how}", file=sys.stderr)
+        print(
+            f"meshmend: chip {first.chip} (rank {first.rank}) failed first: {how}", file=sys.stderr
+        )
         if first.report:
             print(json.loads(first.report)["traceback"], file=sys.stderr, end="")
         return code

@@ -5,20 +5,28 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from meshmend.errors import InputError
+from meshmend.overlay.pairs import fault_tolerant_layout, row_pair_layout
+from meshmend.overlay.rings import hamiltonian_ring, line_rings
 from meshmend.schedule.ft_two_d import ft_two_d
 from meshmend.schedule.ring_builders import rank_ring, ring_1d, row_pair, two_d
 from meshmend.schedule.table import Collective, Schedule
+from meshmend.schedule.trees import trees
 from meshmend.topology.mesh import Mesh
 
 Builder = Callable[[Mesh, Collective], Schedule]
+Check = Callable[[Mesh], object]  # raises UnsupportedError, cheaply
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A named way to build a schedule; `needs` and `gives` are sentences for users."""
+    """A named way to build a schedule; `needs` and `gives` are sentences for users.
+
+    `check` raises what `build` would for a mesh that the algorithm does not do, without building.
+    """
 
     name: str
     build: Builder
+    check: Check
     figures: str
     needs: str
     gives: str
@@ -29,8 +37,17 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
         algorithm.name: algorithm
         for algorithm in (
             Algorithm(
+                "trees",
+                trees,
+                lambda mesh: None,
+                "",
+                "any connected mesh or torus, any failures",
+                "reduces up and broadcasts down many spanning trees at once: near the limit",
+            ),
+            Algorithm(
                 "ring-1d",
                 ring_1d,
+                hamiltonian_ring,
                 "3, 8",
                 "2-D; one even side, or even sides and holes of whole aligned 2x2 blocks",
                 "every hop a neighbour; bandwidth near D/B; latency grows with the chips",
@@ -38,6 +55,7 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
             Algorithm(
                 "two-d",
                 two_d,
+                lambda mesh: line_rings(mesh, 0),
                 "4, 5",
                 "2-D; no failed chips, any sides",
                 "latency grows with the sides; rows and columns share links",
@@ -45,6 +63,7 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
             Algorithm(
                 "row-pair",
                 row_pair,
+                row_pair_layout,
                 "6, 7",
                 "2-D; no failed chips, one even side",
                 "latency grows with the sides; no link shared in the large phase",
@@ -52,6 +71,7 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
             Algorithm(
                 "ft-two-d",
                 ft_two_d,
+                fault_tolerant_layout,
                 "9, 10",
                 "2-D; even sides and holes of whole aligned 2x2 blocks that leave one pair of "
                 "rows or columns whole",
@@ -60,6 +80,7 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
             Algorithm(
                 "rank-ring",
                 rank_ring,
+                lambda mesh: None,
                 "",
                 "any connected mesh or torus, any failures",
                 "a ring in rank order, blind to the mesh: what a topology-blind library does",

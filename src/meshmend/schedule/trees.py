@@ -9,9 +9,24 @@ first.
 import numpy as np
 from numba import njit
 
-from meshmend.overlay.tree_packing import TreePacking
+from meshmend.overlay.tree_packing import TreePacking, tree_counts, tree_packing
 from meshmend.schedule.ring_builders import NamedRows, halves
 from meshmend.schedule.table import COPY, REDUCE, Collective, Rows, Schedule, schedule_of
+from meshmend.topology.mesh import Mesh
+
+
+_TYPICAL_TREES = 15
+
+
+def trees(mesh: Mesh, collective: Collective) -> Schedule:
+    """Return the schedule over a packing that suits long payloads.
+
+    In the halves every rank owns an equal chunk. `auto` picks packings by payload instead.
+    """
+    packing = tree_packing(mesh, n_trees=max(tree_counts(mesh, _TYPICAL_TREES)))
+    if collective is Collective.ALLREDUCE:
+        return tree_schedule(packing, collective)
+    return spread_tree_schedule(packing, collective)
 
 
 def tree_schedule(

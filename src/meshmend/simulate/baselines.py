@@ -9,16 +9,16 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.routing.routes import routes_for
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.hazards import hazards_of
+from meshmend.schedule.placement import placed
 from meshmend.schedule.table import Collective, Schedule, index_dtype
 from meshmend.simulate.program import Program, program_of
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.submesh import IntactPart
 
 
-def placed(schedule: Schedule, ranks: NDArray[np.int32], n_ranks: int) -> Schedule:
+def on_ranks(schedule: Schedule, ranks: NDArray[np.int32], n_ranks: int) -> Schedule:
     """Return a schedule whose rank i is rank `ranks[i]` of n_ranks; the others take no part."""
     dtype = index_dtype(n_ranks, schedule.n_chunks)
     return replace(
@@ -38,6 +38,5 @@ def program_on_part(part: IntactPart, mesh: Mesh, name: str, collective: Collect
     Raises:
         UnsupportedError: the algorithm does not do meshes of the part's shape.
     """
-    schedule = placed(algorithm(name).build(part.mesh, collective), part.ranks, mesh.n_live)
-    routes = routes_for(mesh, schedule.src, schedule.dst)
-    return program_of(schedule, hazards_of(schedule), routes)
+    schedule = on_ranks(algorithm(name).build(part.mesh, collective), part.ranks, mesh.n_live)
+    return program_of(schedule, hazards_of(schedule), placed(mesh, schedule).routes)

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from meshmend.errors import InputError
 from meshmend.schedule.table import Schedule
-from meshmend.simulate import events
+from meshmend.simulate import events, nodes
 from meshmend.simulate.events import State
 from meshmend.simulate.program import SIZE_CLASS, Program
 from meshmend.topology.fabric import Fabric
@@ -109,7 +109,7 @@ def simulate(
         raise InputError(f"simulate needs one slice or more, but got {slices}")
     delays, tick_s = _delays(program, fabric, payload_bytes, slices)
     state = _start_state(program, delays, slices, n_traced=program.n_hops * slices * trace)
-    state.clock[events.CHIPS_LIMIT] = fabric.chip_bandwidth_bytes_per_s is not None
+    state.clock[nodes.CHIPS_LIMIT] = fabric.chip_bandwidth_bytes_per_s is not None
     _run(program, state, slices, progress)
     return Simulation(
         schedule=program.schedule,
@@ -152,20 +152,20 @@ def _start_state(
     """Return the state at time 0: every channel is free and chooses."""
     starts = program.tables.start_ptr
     begin = np.nonzero(np.diff(starts))[0]
-    clock = np.zeros(events.N_CLOCK, dtype=np.int64)
-    clock[events.N_SLICES] = slices
-    clock[events.N_NODES] = program.n_channels
-    clock[[events.FREE_NODES, events.IN_PLACE, events.TO_ADD]] = events.NOTHING
-    clock[events.N_TO_CHOOSE] = len(begin)
+    clock = np.zeros(nodes.N_CLOCK, dtype=np.int64)
+    clock[nodes.N_SLICES] = slices
+    clock[nodes.N_NODES] = program.n_channels
+    clock[[nodes.FREE_NODES, nodes.IN_PLACE, nodes.TO_ADD]] = nodes.NOTHING
+    clock[nodes.N_TO_CHOOSE] = len(begin)
     channels = np.zeros((program.n_channels, 8), dtype=np.int64)
-    channels[:, events.WAITING] = events.NOTHING
+    channels[:, events.WAITING] = nodes.NOTHING
     channels[begin, events.DOING] = events.CHOOSING
     channels[: len(begin), events.TO_CHOOSE] = begin
     channels[:, events.START_AT] = channels[:, events.CURSOR] = starts[:-1]
     channels[:, events.START_STOP] = starts[1:]
-    queues = np.full((delays.size, 4), events.NOTHING, dtype=np.int64)
-    queues[:, events.TICKS] = delays
-    chips = np.full((program.schedule.n_ranks, 4), events.NOTHING, dtype=np.int64)
+    queues = np.full((delays.size, 4), nodes.NOTHING, dtype=np.int64)
+    queues[:, nodes.TICKS] = delays
+    chips = np.full((program.schedule.n_ranks, 4), nodes.NOTHING, dtype=np.int64)
     chips[:, events.ADDING] = 0
     return State(
         clock=clock,
@@ -175,7 +175,7 @@ def _start_state(
         channels=channels,
         chips=chips,
         counters=np.concatenate([program.tables.slot_needs] * slices),
-        phases=np.tile(np.array([events.NOTHING, 0]), (len(program.schedule.phases) + 1, 1)),
+        phases=np.tile(np.array([nodes.NOTHING, 0]), (len(program.schedule.phases) + 1, 1)),
         trace=np.empty((n_traced, 3), dtype=np.int64),
     )
 
@@ -195,7 +195,7 @@ def _trace_of(program: Program, state: State, tick_s: float) -> Trace:
     key, channel, start = state.trace.T
     row = (key & 0xFFFFFFFF).astype(np.int32)
     release = events.N_KINDS * program.tables.rows[row, SIZE_CLASS] + events.RELEASE
-    held = state.delays[release, events.TICKS]
+    held = state.delays[release, nodes.TICKS]
     return Trace(
         row=row,
         slice=(key >> 32).astype(np.int32),

@@ -14,8 +14,9 @@ from meshmend.simulate.program import Program
 from meshmend.topology.fabric import Fabric
 
 MAX_SLICES = 512
-MAX_MESSAGES = 24_000_000
+MAX_MESSAGES = 16_000_000
 
+_UNSTEADY = 8  # up to this number time goes up and down: one that brings nothing says little
 _WORTH_WHILE = 0.999  # twice the messages for less gain than this does not count as a gain
 
 
@@ -76,9 +77,10 @@ def best_slices(
 ) -> Simulation:
     """Return the fastest simulation among those of 1, 2, 4, ... slices and between.
 
-    Doubles until two numbers in a row bring nothing, until no further number can win by the
-    work of the busiest channel, or until `max_messages` are simulated; then tries three
-    quarters and three halves of the best. The first attempt, one slice, is always made.
+    Doubles until a number brings nothing (of the first few, where times go up and down, two in
+    a row), until no further number can win by the work of the busiest channel, or until
+    `max_messages` are simulated; then tries three quarters and three halves of the best. The
+    first attempt, one slice, is always made.
 
     Raises:
         InputError: a payload that is negative or not finite, or no messages allowed.
@@ -87,7 +89,7 @@ def best_slices(
         raise InputError(f"best_slices needs max_messages of 1 or more, but got {max_messages}")
     search = _Search(program, fabric, payload_bytes, max_messages, progress)
     slices, misses = 1, 0
-    while misses < 2 and search.may_try(slices):
+    while misses < (2 if slices <= _UNSTEADY else 1) and search.may_try(slices):
         misses = 0 if search.attempt(slices) else misses + 1
         slices *= 2
     assert search.best is not None, "one slice is always tried"

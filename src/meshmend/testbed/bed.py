@@ -198,9 +198,13 @@ class Testbed:
             after = change(before)
             if after == before and record.settled:
                 return after
-            batches = network.change_commands(before if record.settled else None, after)
             records.save(record.with_mesh(before, settled=False))
-            kernel.run_batches(self.holder, "ip", batches, is_user=self.is_user)
+            if record.settled:
+                batches = network.change_commands(before, after)
+                kernel.run_change(self.holder, batches, is_user=self.is_user)
+            else:
+                batches = network.change_commands(None, after)
+                kernel.run_batches(self.holder, "ip", batches, is_user=self.is_user)
             records.save(record.with_mesh(after, settled=True))
             return after
 

@@ -6,6 +6,7 @@ kept open by the holder, and reached through `/proc`.
 
 import contextlib
 import ctypes
+import json
 import os
 import re
 import select
@@ -14,8 +15,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from meshmend.testbed import agent
 from meshmend.testbed import holder as holder_module
 from meshmend.testbed.holder import FIRST_NAMESPACE
 from meshmend.testbed.records import TestbedError
@@ -107,13 +110,8 @@ def namespace_path(holder: int, chip: int) -> str:
 def inside(holder: int, chip: int, *, is_user: bool, argv: Sequence[str]) -> list[str]:
     """Return the command line that runs a command on a chip."""
     user = ["--preserve-credentials", f"--user=/proc/{holder}/ns/user"] if is_user else []
-    return [
-        command_path("nsenter"),
-        *user,
-        f"--net={namespace_path(holder, chip)}",
-        "--",
-        *argv,
-    ]
+    network = f"--net={namespace_path(holder, chip)}"
+    return [command_path("nsenter"), *user, network, "--", *argv]
 
 
 def enter(holder: int, chip: int, *, is_user: bool) -> None:
@@ -156,6 +154,25 @@ def run_batches(holder: int, tool: str, batches: Mapping[int, str], *, is_user: 
         for errors, process, batch in results:
             if process.returncode:
                 raise TestbedError(_complaint(tool, errors, batch))
+
+
+def run_change(holder: int, batches: Mapping[int, str], *, is_user: bool) -> None:
+    """Change links and routes of a live network from one thread, however many chips it has.
+
+    Raises:
+        TestbedError: the kernel refused a command.
+    """
+    work = {namespace_path(holder, chip): batch for chip, batch in batches.items()}
+    if is_user:
+        argv = [sys.executable, "-I", "-S", str(agent.__file__)]
+        process = _start(inside(holder, 0, is_user=True, argv=argv))
+        said = process.communicate(json.dumps(work))[1]
+    else:
+        # A thread has a network namespace of its own, and takes it along when it ends.
+        with ThreadPoolExecutor(max_workers=1) as threads:
+            said = "\n".join(threads.submit(agent.change_all, work).result())
+    if said:
+        raise TestbedError(f"the kernel refused a change: {' '.join(said.split())}")
 
 
 def _start(argv: Sequence[str]) -> "subprocess.Popen[str]":

@@ -7,7 +7,7 @@ runs it is imported when a process group is made.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
+import torch.distributed
 
 if TYPE_CHECKING:
     from meshmend.torch.group import MeshmendGroup

@@ -35,9 +35,9 @@ class Kind:
 
 
 @lru_cache(maxsize=64)
-def proved_schedule(mesh: Mesh, algorithm: str, kind: Kind, *, is_short: bool) -> tuple[
-    Schedule, Hazards
-]:
+def proved_schedule(
+    mesh: Mesh, algorithm: str, kind: Kind, *, is_short: bool
+) -> tuple[Schedule, Hazards]:
     """Return a proved schedule for a collective, and its hazards."""
     if kind.name == "broadcast":
         return _proved(broadcast(mesh, kind.root))

@@ -9,7 +9,7 @@ import os
 from typing import Any
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 
 from meshmend.errors import InputError
 from meshmend.execute.combine import DTYPES
@@ -19,7 +19,11 @@ from meshmend.torch.movers import mover_of
 from meshmend.torch.progress import Progress
 from meshmend.torch.settings import Settings, settings_from
 
-ALLREDUCE, REDUCE_SCATTER, ALL_GATHER = Kind("allreduce"), Kind("reduce-scatter"), Kind("all-gather")
+ALLREDUCE, REDUCE_SCATTER, ALL_GATHER = (
+    Kind("allreduce"),
+    Kind("reduce-scatter"),
+    Kind("all-gather"),
+)
 
 # A ReduceOp compares equal to these, but does not hash alike.
 _OP_NAMES = (
@@ -276,5 +280,3 @@ def _average(flat: torch.Tensor, op: Any, n_ranks: int) -> None:
 def _copy_back(tensor: torch.Tensor, flat: torch.Tensor) -> None:
     if flat.data_ptr() != tensor.data_ptr():
         tensor.copy_(flat.view(tensor.shape))
-
-

@@ -57,7 +57,9 @@ class MessageTransport:
             try:
                 key, what = self._events.get(timeout=timeout_s)
             except queue.Empty:
-                raise StalledError(f"rank {self._rank} saw nothing move for {timeout_s:g} s") from None
+                raise StalledError(
+                    f"rank {self._rank} saw nothing move for {timeout_s:g} s"
+                ) from None
             if key == _STOP:
                 raise StoppedError(f"rank {self._rank} was told to stop")
             if isinstance(what, Exception):

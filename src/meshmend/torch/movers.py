@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-import torch.distributed as dist
+import torch.distributed
 from numpy.typing import NDArray
 
 from meshmend.execute.sockets import Address, SocketTransport
@@ -81,9 +81,7 @@ def _shared_secret(store: dist.Store, rank: int, given: str) -> bytes:
     return bytes(store.get("meshmend-secret"))
 
 
-def _exchanged(
-    store: dist.Store, rank: int, n_ranks: int, address: Address
-) -> dict[int, Address]:
+def _exchanged(store: dist.Store, rank: int, n_ranks: int, address: Address) -> dict[int, Address]:
     """Return where every rank listens."""
     store.set(f"meshmend-address-{rank}", f"{address[0]}:{address[1]}")
     result = {}

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 
 Future = torch.futures.Future[Any]
 Job = tuple[Callable[[], Any], Future]
