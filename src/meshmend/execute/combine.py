@@ -9,9 +9,9 @@ step, as torch does.
 from functools import cache
 from typing import Any, Final
 
-import llvmlite.binding
+import llvmlite.binding  # type: ignore[import-untyped]
 import numpy as np
-from numba import carray, cfunc, njit, types
+from numba import carray, cfunc, njit, types  # type: ignore[attr-defined]  # as its stubs have it
 from numpy.typing import NDArray
 
 from meshmend.errors import InputError
@@ -33,7 +33,7 @@ _SYMBOL: Final = "meshmend_combine"
 
 # combine_at(code, address of what is kept, address of what was sent, bytes), for compiled code;
 # `bind_combine` must have been called before that is compiled or loaded.
-combine_at = types.ExternalFunction(
+combine_at: Any = types.ExternalFunction(
     _SYMBOL, types.void(types.int64, types.intp, types.intp, types.int64)
 )
 
@@ -141,9 +141,9 @@ def _narrow_ieee(wide, halves):  # type: ignore[no-untyped-def]
         bits = np.int64(wide[at])
         sign, rest = (bits >> 16) & 0x8000, bits & 0x7FFFFFFF
         if rest > 0x7F800000:
-            half = 0x7E00
+            half = np.int64(0x7E00)
         elif rest >= 0x47800000:  # 65536 and more
-            half = 0x7C00
+            half = np.int64(0x7C00)
         elif rest < 0x38800000:  # below 2^-14: adding 0.5 rounds to a multiple of 2^-24
             one[0] = np.uint32(rest)
             value[0] += np.float32(0.5)

@@ -102,7 +102,7 @@ class Door:
         """Let one caller in, or log why not and hang up."""
         try:
             connection.setblocking(False)
-            patience = Patience(time.monotonic() + _HANDSHAKE_S, self._stop_fd)
+            patience = Patience(time.monotonic() + _HANDSHAKE_S)
             peer = welcome(connection, self._secret, self._rank, patience)
             if peer >= len(self._labels):
                 raise HandshakeError(f"it claims to be rank {peer} of {len(self._labels)}")

@@ -15,8 +15,8 @@ from meshmend.execute.combine import bind_combine, combine_at
 from meshmend.execute.frames import (
     ARENA,
     BEGUN,
-    BLOCKED,
     BLOCK_BYTES,
+    BLOCKED,
     CALL,
     CALL_WORD,
     CLOSED,
@@ -35,7 +35,6 @@ from meshmend.execute.frames import (
     HEADER_BYTES,
     HEAP_BASE,
     HEAP_SIZE,
-    INTERRUPTED,
     IN_DONE,
     IN_EXPECTED,
     IN_HEADER,
@@ -43,16 +42,17 @@ from meshmend.execute.frames import (
     IN_MODE,
     IN_PARKED,
     IN_WORDS,
+    INTERRUPTED,
     KIND,
     LEFT,
     LENGTH_WORD,
     LOST,
     MISMATCH,
+    N_LINK_COLUMNS,
+    N_MOVES,
     NEEDS,
     NONE,
     NONSENSE,
-    N_LINK_COLUMNS,
-    N_MOVES,
     OUT_DONE,
     OUT_KEY,
     OUT_WORDS,
@@ -138,6 +138,8 @@ def _begin(e, peers):  # type: ignore[no-untyped-def]
         if e.moves[KIND, move] != SEND and e.keys[SIZE, key] > 0:
             e.links[e.moves[PEER, move], IN_EXPECTED] += 1
     for peer in peers:
+        if e.links[peer, CLOSED] and e.links[peer, IN_EXPECTED] > 0:
+            return LOST, peer
         if e.links[peer, IN_PARKED]:
             e.links[peer, IN_PARKED] = 0
             status = _open_frame(e, peer)

@@ -30,10 +30,10 @@ _WELCOME: Final = b"\x01"
 
 @dataclass(frozen=True)
 class Patience:
-    """How long to wait, and the descriptor that ends all waiting when it can be read."""
+    """How long to wait, and the descriptor, if any, that ends all waiting when it can be read."""
 
     deadline: float
-    stop_fd: int
+    stop_fd: int | None = None
 
     def wait(self, connection: socket.socket, event: int) -> None:
         """Return when the event happens on the connection.
@@ -43,7 +43,8 @@ class Patience:
         """
         poll = select.poll()
         poll.register(connection, event)
-        poll.register(self.stop_fd, select.POLLIN)
+        if self.stop_fd is not None:
+            poll.register(self.stop_fd, select.POLLIN)
         ready = dict(poll.poll(max(0.0, self.deadline - time.monotonic()) * 1e3))
         if self.stop_fd in ready:
             raise StoppedError("told to stop while a connection was being made")

@@ -4,10 +4,10 @@ They are bound by name, so compiled code that uses them can be kept on disk. Lin
 Addresses are passed as integers.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
-from numba import carray, njit, types
+from numba import carray, njit, types  # type: ignore[attr-defined]  # as its stubs have it
 
 EAGAIN: Final = 11
 EINTR: Final = 4
@@ -16,13 +16,14 @@ POLLOUT: Final = 4
 _DONTWAIT: Final = 0x40
 _DONTWAIT_NOSIGNAL: Final = 0x4040
 
-_recv = types.ExternalFunction(
+_recv: Any = types.ExternalFunction(
     "recv", types.intp(types.int32, types.intp, types.uintp, types.int32)
 )
-_sendmsg = types.ExternalFunction("sendmsg", types.intp(types.int32, types.intp, types.int32))
-_poll = types.ExternalFunction("poll", types.int32(types.intp, types.uintp, types.int32))
-_memcpy = types.ExternalFunction("memcpy", types.intp(types.intp, types.intp, types.uintp))
-_errno_location = types.ExternalFunction("__errno_location", types.CPointer(types.int32)())
+_sendmsg: Any = types.ExternalFunction("sendmsg", types.intp(types.int32, types.intp, types.int32))
+_poll: Any = types.ExternalFunction("poll", types.int32(types.intp, types.uintp, types.int32))
+_memcpy: Any = types.ExternalFunction("memcpy", types.intp(types.intp, types.intp, types.uintp))
+_pointer: Any = types.CPointer
+_errno_location: Any = types.ExternalFunction("__errno_location", _pointer(types.int32)())
 
 
 @njit(cache=True, nogil=True)

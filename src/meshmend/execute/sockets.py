@@ -9,7 +9,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Final
 
@@ -61,10 +61,9 @@ class SocketTransport:
         self._tells = tells
         self._sequence = 0
         self._broken = ""
-        n_ranks = len(labels)
         self._sockets: dict[int, socket.socket] = {}
-        self._links = np.zeros((len(labels), frames.N_LINK_COLUMNS), dtype=np.int64)
-        self._links[:, [frames.FD, frames.IN_KEY, frames.OUT_KEY]] = -1
+        self._links = np.empty((len(labels), frames.N_LINK_COLUMNS), dtype=np.int64)
+        self.drop(range(len(labels)))
         self._scratch = np.empty((len(labels), frames.BLOCK_BYTES), dtype=np.uint8)
         self._arena = np.empty(0, dtype=np.uint8)
         self._stop_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -104,9 +103,7 @@ class SocketTransport:
             self._arena = np.empty(task.layout.arena_bytes, dtype=np.uint8)
         peers = np.array(task.program.peers, dtype=np.int64)
         timeout_ms = int(min(timeout_s * 1e3, 2**31 - 1))
-        status, peer = progress(
-            self._engine(task, payload), peers, self._stop_fd, timeout_ms
-        )
+        status, peer = progress(self._engine(task, payload), peers, self._stop_fd, timeout_ms)
         if status != frames.DONE:
             self._abandon()
             raise self._failure(status, peer, task, timeout_s)
@@ -121,7 +118,16 @@ class SocketTransport:
         if generation <= self.generation:
             raise InputError(f"renew needs more than {self.generation}, but got {generation}")
         self.generation, self._sequence, self._broken = generation, 0, ""
+        self.drop(np.flatnonzero(self._links[:, frames.CLOSED]).tolist())
         clear(self._stop_fd)
+
+    def drop(self, peers: Iterable[int]) -> None:
+        """Hang up on ranks that have left; `connect` makes new connections where needed."""
+        for peer in peers:
+            if peer in self._sockets:
+                self._sockets.pop(peer).close()
+            self._links[peer] = 0
+            self._links[peer, [frames.FD, frames.IN_KEY, frames.OUT_KEY]] = -1
 
     def close(self) -> None:
         """Give up all connections and stop listening."""
@@ -146,16 +152,12 @@ class SocketTransport:
         return self._labels[self.rank]
 
     def _is_linked(self, peer: int) -> bool:
-        return self._links[peer, frames.FD] >= 0 and not self._links[peer, frames.CLOSED]
+        return bool(self._links[peer, frames.FD] >= 0)
 
     def _link(self, peer: int, connection: socket.socket) -> None:
-        if old := self._sockets.get(peer):
-            old.close()
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sockets[peer] = connection
-        self._links[peer] = 0
-        self._links[peer, [frames.IN_KEY, frames.OUT_KEY]] = -1
         self._links[peer, frames.FD] = connection.fileno()
 
     def _engine(self, task: Task, payload: Bytes) -> Engine:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch.distributed as dist
+import torch.distributed
 
 from meshmend.topology.failures import Chip
 
@@ -100,7 +100,9 @@ def meet_in(place: Place) -> None:
     """
     meetings = count()
 
-    def rendezvous_by_file(url: str, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
+    dist: Any = torch.distributed  # whose stubs lack the stores
+
+    def rendezvous_by_file(url: str, **_: Any) -> Iterator[tuple[Any, int, int]]:
         store = dist.FileStore(str(place.store), place.world_size)
         yield (
             dist.PrefixStore(f"meeting-{next(meetings)}", store),

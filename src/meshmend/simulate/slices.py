@@ -17,7 +17,7 @@ MAX_SLICES = 512
 MAX_MESSAGES = 16_000_000
 
 _UNSTEADY = 8  # up to this number time goes up and down: one that brings nothing says little
-_WORTH_WHILE = 0.999  # twice the messages for less gain than this does not count as a gain
+_WORTH_WHILE = 0.99  # twice the messages for less gain than this does not count as a gain
 
 
 @dataclass
@@ -50,6 +50,12 @@ class _Search:
         ) * (1 - 1e-9)  # ticks round
         return float(np.max(work_s, initial=0.0)) + self.fabric.hop_latency_s
 
+    def nearby(self, slices: int) -> int:
+        """Return three halves of a number, or three quarters if time falls less that way."""
+        below, above = self.tried.get(slices // 2), self.tried.get(2 * slices)
+        upwards = below is None or above is None or above < below
+        return slices * 3 // 2 if upwards else slices * 3 // 4
+
     def attempt(self, slices: int) -> bool:
         """Simulate; keep the result if it is the best; return whether it is so by a margin."""
         result = simulate(
@@ -79,8 +85,8 @@ def best_slices(
 
     Doubles until a number brings nothing (of the first few, where times go up and down, two in
     a row), until no further number can win by the work of the busiest channel, or until
-    `max_messages` are simulated; then tries three quarters and three halves of the best. The
-    first attempt, one slice, is always made.
+    `max_messages` are simulated; then tries the number half way to the better neighbour of the
+    best. The first attempt, one slice, is always made.
 
     Raises:
         InputError: a payload that is negative or not finite, or no messages allowed.
@@ -93,7 +99,7 @@ def best_slices(
         misses = 0 if search.attempt(slices) else misses + 1
         slices *= 2
     assert search.best is not None, "one slice is always tried"
-    for nearby in (search.best.slices * 3 // 4, search.best.slices * 3 // 2):
-        if search.may_try(nearby):
-            search.attempt(nearby)
+    nearby = search.nearby(search.best.slices)
+    if search.may_try(nearby):
+        search.attempt(nearby)
     return search.best

@@ -20,8 +20,8 @@ _HOME = {"MeshmendGroup": "meshmend.torch.group", "Settings": "meshmend.torch.se
 
 def register() -> None:
     """Make the backend known to torch.distributed; again does nothing."""
-    if "MESHMEND" not in dist.Backend._plugins:
-        dist.Backend.register_backend(
+    if "MESHMEND" not in torch.distributed.Backend._plugins:
+        torch.distributed.Backend.register_backend(
             "meshmend", _create, extended_api=True, devices=["cpu", "cuda"]
         )
 

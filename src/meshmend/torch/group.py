@@ -19,6 +19,9 @@ from meshmend.torch.movers import mover_of
 from meshmend.torch.progress import Progress
 from meshmend.torch.settings import Settings, settings_from
 
+# torch's stubs lack half of what c10d offers to a backend: here it is untyped.
+dist: Any = torch.distributed
+
 ALLREDUCE, REDUCE_SCATTER, ALL_GATHER = (
     Kind("allreduce"),
     Kind("reduce-scatter"),
@@ -64,10 +67,10 @@ def check_world(mesh: Mesh, world_size: int) -> None:
         )
 
 
-class MeshmendGroup(dist.ProcessGroup):
+class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
     """One rank of a process group over a mesh."""
 
-    def __init__(self, options: Any, settings: Settings, inner: dist.ProcessGroupGloo) -> None:
+    def __init__(self, options: Any, settings: Settings, inner: Any) -> None:
         mesh, rank = settings.mesh, options.group_rank
         super().__init__(rank, mesh.n_live)
         self.settings = settings

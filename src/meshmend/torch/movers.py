@@ -9,10 +9,14 @@ import torch
 import torch.distributed
 from numpy.typing import NDArray
 
-from meshmend.execute.sockets import Address, SocketTransport
+from meshmend.execute.door import Address
+from meshmend.execute.sockets import SocketTransport
 from meshmend.execute.transport import Task
 from meshmend.torch.messages import MessageTransport
 from meshmend.torch.settings import Settings
+
+# torch's stubs lack half of what c10d offers to a backend: here it is untyped.
+dist: Any = torch.distributed
 
 _SECRET_BYTES = 32
 
@@ -73,7 +77,7 @@ def mover_of(options: Any, settings: Settings) -> Mover:
     return MessageTransport(rank, up, down, device_type=device_type)
 
 
-def _shared_secret(store: dist.Store, rank: int, given: str) -> bytes:
+def _shared_secret(store: Any, rank: int, given: str) -> bytes:
     if given:
         return given.encode()
     if rank == 0:
@@ -81,7 +85,7 @@ def _shared_secret(store: dist.Store, rank: int, given: str) -> bytes:
     return bytes(store.get("meshmend-secret"))
 
 
-def _exchanged(store: dist.Store, rank: int, n_ranks: int, address: Address) -> dict[int, Address]:
+def _exchanged(store: Any, rank: int, n_ranks: int, address: Address) -> dict[int, Address]:
     """Return where every rank listens."""
     store.set(f"meshmend-address-{rank}", f"{address[0]}:{address[1]}")
     result = {}

@@ -17,7 +17,7 @@ Future = torch.futures.Future[Any]
 Job = tuple[Callable[[], Any], Future]
 
 
-class Handle(dist.Work):
+class Handle(torch.distributed.Work):
     """A collective under way: `wait` returns when it is done here, or raises why it is not.
 
     `outcome` is the future of an error or None, `future` that of the tensors, for C++ code.
