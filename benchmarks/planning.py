@@ -14,9 +14,8 @@ import subprocess
 import sys
 from typing import Any
 
-from record import record
-
 from meshmend import Mesh, plan
+from record import record
 
 ALGORITHMS = ("ring-1d", "two-d", "row-pair", "ft-two-d", "rank-ring")
 SIDES = (8, 16, 32, 64)

@@ -1,4 +1,4 @@
-"""Result files of the benchmarks: dated JSON with the machine and the versions beside the figures."""
+"""Result files of the benchmarks: dated JSON, the machine and versions beside the figures."""
 
 import datetime
 import json

@@ -43,6 +43,7 @@ class SlowSimulation:
     rows: Sequence[Row]
     figures: Figures
     slices: int
+    lags: Sequence[int] = ()  # none: no row has any
     now: Fraction = Fraction(0)
     round: int = 0
     holds: dict[Message, Fraction] = field(default_factory=dict)
@@ -69,6 +70,10 @@ class SlowSimulation:
 
     def _hold(self, message: Message) -> Fraction:
         return self.figures.overhead + self._bytes(message) / self.figures.bandwidth
+
+    def _priority(self, message: Message) -> tuple[int, int]:
+        part, row = message
+        return part + (self.lags[row] if self.lags else 0), row
 
     def _bytes(self, message: Message) -> Fraction:
         return self.figures.payload * self.rows[message[1]].fraction / self.slices
@@ -160,15 +165,17 @@ class SlowSimulation:
         for message in left:
             channel = self._waits_for(message)
             if channel is not None and channel not in taken:
-                on_channel[channel] = min(message, on_channel.get(channel, message))
-        at_chip: dict[int, tuple[int, Message]] = {}
+                other = on_channel.get(channel, message)
+                on_channel[channel] = min(message, other, key=self._priority)
+        at_chip: dict[int, tuple[int, tuple[int, int], Message]] = {}
         for message, came in self.came_to_chip.items():
             chip = self.rows[message[1]].dst
             if message not in self.adding_since and chip not in adding:
-                at_chip[chip] = min((came, message), at_chip.get(chip, (came, message)))
+                this = (came, self._priority(message), message)
+                at_chip[chip] = min(this, at_chip.get(chip, this))
         for message in on_channel.values():
             self.starts[message].append(self.now)
-        for _, message in at_chip.values():
+        for _, _, message in at_chip.values():
             self.adding_since[message] = self.now
         return bool(on_channel or at_chip)
 

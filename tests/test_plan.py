@@ -151,7 +151,7 @@ def test_chips_that_are_cut_off_are_named_and_take_no_part() -> None:
 
 def test_the_steps_are_named_as_they_begin() -> None:
     steps: list[str] = []
-    proved = plan(Mesh((2, 2)), on_step=steps.append)
+    proved = plan(Mesh((2, 2)), "ring-1d", on_step=steps.append)
 
     assert steps == list(proved.seconds)
     assert steps[0] == "build"
@@ -199,7 +199,7 @@ def test_a_mesh_that_an_algorithm_does_not_do_is_refused_with_one_that_does(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"algorithm": "three-d"}, "there is no algorithm 'three-d'; choose one of ring-1d"),
+        ({"algorithm": "three-d"}, "there is no algorithm 'three-d'; choose one of trees, ring-1d"),
         ({"algorithm": ""}, "there is no algorithm ''"),
         (
             {"collective": "gossip"},

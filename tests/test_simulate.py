@@ -1,23 +1,26 @@
 """The fast simulator against closed forms, and against the slow one on random schedules."""
 
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from meshmend.errors import InputError
 from meshmend.routing.routes import Routes, routes_for
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.hazards import Hazards, hazards_of
 from meshmend.schedule.table import COPY, REDUCE, Collective, Phase, Schedule, even_cuts
-from meshmend.simulate.engine import Simulation, simulate
-from meshmend.simulate.program import Program, program_of
+from meshmend.simulate.engine import Simulation, _delays, simulate
+from meshmend.simulate.events import ADDED, N_KINDS, RELEASE
+from meshmend.simulate.program import SIZE_CLASS, Program, program_of
 from meshmend.topology.fabric import Fabric, fabric
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
-from slow_simulator import Figures, Row, SlowSimulation, busy_of
+from slow_simulator import Figures, Message, Row, SlowSimulation, busy_of
 
 # One byte a second, half a second a hop, a quarter a message: times can be added in the head.
 UNIT = Fabric("unit", link_bandwidth_bytes_per_s=1.0, hop_latency_s=0.5, message_overhead_s=0.25)
@@ -202,14 +205,7 @@ def random_case(seed: int) -> tuple[Mesh, Schedule, Fabric, float, int]:
     return mesh, schedule, Fabric("random", bandwidth, latency, overhead, limited), payload, slices
 
 
-def slowly(
-    schedule: Schedule,
-    hazards: Hazards,
-    routes: Routes,
-    *,
-    figures: Figures,
-    slices: int,
-) -> SlowSimulation:
+def slow_rows(schedule: Schedule, hazards: Hazards, routes: Routes) -> list[Row]:
     cuts = [Fraction(cut) for cut in schedule.cuts.tolist()]
     rows = []
     for row, (src, dst) in enumerate(zip(schedule.src, schedule.dst, strict=True)):
@@ -225,7 +221,7 @@ def slowly(
                 before_write=hazards.before_write(row),
             )
         )
-    return SlowSimulation(rows, figures, slices).run()
+    return rows
 
 
 def both(seed: int) -> tuple[Simulation, SlowSimulation]:
@@ -240,9 +236,16 @@ def both(seed: int) -> tuple[Simulation, SlowSimulation]:
         payload=Fraction(payload),
     )
     program = program_of(schedule, hazards, routes)
-    fast = simulate(program, figures, payload_bytes=payload, slices=slices, trace=True)
-    slow = slowly(schedule, hazards, routes, figures=exact, slices=slices)
-    return fast, slow
+    lags = random_lags(seed, schedule.n_rows)
+    fast = simulate(program, figures, payload_bytes=payload, slices=slices, lags=lags, trace=True)
+    slow = SlowSimulation(slow_rows(schedule, hazards, routes), exact, slices, lags.tolist())
+    return fast, slow.run()
+
+
+def random_lags(seed: int, n_rows: int) -> NDArray[np.int32]:
+    """Return no lags at all for every other seed."""
+    rng = np.random.default_rng((seed, n_rows))
+    return rng.integers(0, 1 + seed % 2 * int(rng.integers(1, 5)), n_rows, dtype=np.int32)
 
 
 def near(value: object) -> object:
@@ -287,6 +290,47 @@ def test_it_agrees_with_the_slow_simulator_on_many_more(batch: int) -> None:
         check_agreement(seed)
 
 
+@dataclass
+class InTicks(SlowSimulation):
+    """The slow simulator with the delays that the fast one rounded to ticks."""
+
+    delays: list[int] = field(default_factory=list)
+    size_class: list[int] = field(default_factory=list)
+
+    def _hold(self, message: Message) -> Fraction:
+        return Fraction(self.delays[N_KINDS * self.size_class[message[1]] + RELEASE])
+
+    def _add_time(self, message: Message) -> Fraction:
+        return Fraction(self.delays[N_KINDS * self.size_class[message[1]] + ADDED])
+
+
+@pytest.mark.parametrize("n_chunks", [3, 5, 6, 7])
+def test_on_thirds_and_fifths_it_agrees_exactly_with_the_slow_simulator_in_ticks(
+    n_chunks: int,
+) -> None:
+    """Here one time can be reached by different delays, and ticks may part what arithmetic ties.
+
+    Ticks then decide the order, so exact fractions can differ; the same ticks must not.
+    """
+    for seed in range(20):
+        rng = np.random.default_rng(100 * n_chunks + seed)
+        mesh, slices = parse_mesh(SHAPES[seed % 4]), 1 + seed % 4
+        schedule = schedule_with(random_rows(rng, mesh.n_live, n_chunks), mesh.n_live, n_chunks)
+        figures = Fabric("thirds", 3.0, 0.5, 0.25, (None, 1.0)[seed % 2])
+        hazards, routes = hazards_of(schedule), routes_for(mesh, schedule.src, schedule.dst)
+        program = program_of(schedule, hazards, routes)
+        delays, tick_s = _delays(program, figures, 12.0, slices)
+        latency, chip = Fraction(int(delays[-1])), Fraction(1) if seed % 2 else None
+        exact = Figures(Fraction(3), latency, Fraction(1, 4), chip, Fraction(12))
+        rows = slow_rows(schedule, hazards, routes)
+
+        fast = simulate(program, figures, payload_bytes=12.0, slices=slices)
+        slow = InTicks(rows, exact, slices)
+        slow.delays, slow.size_class = delays.tolist(), program.tables.rows[:, SIZE_CLASS].tolist()
+
+        assert fast.time_s == float(slow.run().time) * tick_s
+
+
 @pytest.mark.parametrize("name", ["ring-1d", "two-d", "row-pair", "ft-two-d", "rank-ring"])
 def test_every_algorithm_agrees_with_the_slow_simulator(name: str) -> None:
     mesh = parse_mesh("2x4")
@@ -294,7 +338,7 @@ def test_every_algorithm_agrees_with_the_slow_simulator(name: str) -> None:
     hazards, routes = hazards_of(schedule), routes_for(mesh, schedule.src, schedule.dst)
     figures = Figures(Fraction(1), Fraction(1, 2), Fraction(1, 4), None, Fraction(96))
 
-    slow = slowly(schedule, hazards, routes, figures=figures, slices=2)
+    slow = SlowSimulation(slow_rows(schedule, hazards, routes), figures, 2).run()
     fast = simulate(program_of(schedule, hazards, routes), UNIT, payload_bytes=96, slices=2)
 
     assert fast.time_s == pytest.approx(float(slow.time), rel=1e-9)
@@ -337,6 +381,33 @@ def test_it_refuses_what_makes_no_sense(payload: float, slices: int, needed: str
 
     with pytest.raises(InputError, match=needed):
         simulate(program, UNIT, payload_bytes=payload, slices=slices)
+
+
+@pytest.mark.parametrize("lags", [[0], [0, 0, 0], [0, -1]])
+def test_it_refuses_lags_that_are_not_one_for_each_row_from_zero_on(lags: list[int]) -> None:
+    rows: Rows = [(0, 1, 0, 1, COPY), (1, 0, 0, 1, COPY)]
+    program = program_on(parse_mesh("1x2"), schedule_with(rows, 2, 1))
+
+    with pytest.raises(InputError, match="needs a lag from 0 on for each of 2 rows"):
+        simulate(program, UNIT, payload_bytes=1, slices=1, lags=np.array(lags, dtype=np.int32))
+
+
+def test_a_row_with_a_lag_yields_to_later_slices_of_rows_without() -> None:
+    rows: Rows = [(0, 1, 0, 1, COPY), (0, 1, 1, 2, COPY)]
+    program = program_on(parse_mesh("1x2"), schedule_with(rows, 2, 2))
+
+    result = simulate(
+        program,
+        UNIT,
+        payload_bytes=6,
+        slices=3,
+        lags=np.array([1, 0], dtype=np.int32),
+        trace=True,
+    )
+
+    assert result.trace is not None
+    order = list(zip(result.trace.slice.tolist(), result.trace.row.tolist(), strict=True))
+    assert order == [(0, 1), (0, 0), (1, 1), (1, 0), (2, 1), (2, 0)]
 
 
 def test_it_refuses_rows_without_a_route_and_hazards_of_another_schedule() -> None:

@@ -1,6 +1,7 @@
 """What commands print: results on standard output, everything else on standard error."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,6 +33,12 @@ def write_text(path: Path, text: str) -> None:
         raise InputError(f"cannot write {path}: {error.strerror}") from None
 
 
+def cache_dir() -> Path:
+    """Return the folder of this user in which answers are kept."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "meshmend"
+
+
 @contextmanager
 def progress(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
     """Show which step is under way on a terminal; the caller names each step as it begins."""
@@ -50,7 +57,7 @@ def announce_compilation() -> None:
 
     said: list[bool] = []
 
-    class Announcer(event.Listener):  # type: ignore[misc]  # Numba ships no types
+    class Announcer(event.Listener):
         def on_start(self, event: Any) -> None:
             if not said:
                 said.append(True)
@@ -59,4 +66,4 @@ def announce_compilation() -> None:
         def on_end(self, event: Any) -> None:
             pass
 
-    event.register("numba:compile", Announcer())
+    event.register("numba:compile", Announcer())  # type: ignore[no-untyped-call]

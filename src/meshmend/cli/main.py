@@ -12,7 +12,7 @@ import typer
 from typer.exceptions import TyperException
 
 from meshmend import __version__
-from meshmend.cli import figures, plan, show
+from meshmend.cli import fabrics, figures, plan, show, simulate, testbed
 from meshmend.errors import InputError, MeshmendError
 
 app = typer.Typer(
@@ -26,8 +26,11 @@ app = typer.Typer(
 app.command("plan")(plan.plan_command)
 app.command("verify")(plan.verify_command)
 app.command("algorithms")(plan.algorithms_command)
+app.command("simulate")(simulate.simulate_command)
+app.command("fabrics")(fabrics.fabrics_command)
 app.command("show")(show.show_command)
 app.command("figures")(figures.figures_command)
+app.add_typer(testbed.app, name="testbed")
 
 
 def _print_version(wanted: bool) -> None:
@@ -63,6 +66,8 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:  # the reader went away, as `head` does: what is left goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:  # a full disk, a closed terminal
+        return _failed(str(error), 1)
     except (KeyboardInterrupt, typer.Abort):
         return _failed("interrupted", 130)
 

@@ -39,6 +39,10 @@ def mesh_of(mesh: str, wrap: str, fail: list[str] | None) -> "Mesh":
     return parse_mesh(mesh, wrap=wrap, fail=fail or ())
 
 
+PayloadOption = Annotated[
+    str,
+    typer.Option("--payload", metavar="SIZE", help="Bytes to sum per chip: 102.4MB, 64KiB, 1e6."),
+]
 FabricOption = Annotated[
     str,
     typer.Option("--fabric", metavar="NAME", help="The machine: 'meshmend fabrics' lists them."),

@@ -5,8 +5,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshmend.cli.console import announce_compilation, note, print_json, progress
-from meshmend.cli.options import FailOption, JsonOption, MeshOption, WrapOption, mesh_of
+from meshmend.cli.console import announce_compilation, cache_dir, note, print_json, progress
+from meshmend.cli.options import (
+    FabricOption,
+    FailOption,
+    JsonOption,
+    MeshOption,
+    PayloadOption,
+    WrapOption,
+    mesh_of,
+)
+from meshmend.errors import InputError
 
 if TYPE_CHECKING:
     from meshmend.planning.plan import Plan
@@ -33,6 +42,8 @@ def plan_command(
     fail: FailOption = None,
     algorithm: AlgorithmOption = "auto",
     collective: CollectiveOption = "allreduce",
+    payload: PayloadOption = "100MB",
+    fabric: FabricOption = "reference",
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the plan to this JSON file.")
     ] = None,
@@ -54,10 +65,20 @@ def plan_command(
     """
     announce_compilation()
     from meshmend.planning.plan import plan
+    from meshmend.topology.fabric import fabric as fabric_named
+    from meshmend.units import parse_bytes
 
     broken = mesh_of(mesh, wrap, fail)
     with progress(quiet=as_json) as on_step:
-        result = plan(broken, algorithm, collective=collective, on_step=on_step)
+        result = plan(
+            broken,
+            algorithm,
+            collective=collective,
+            payload_bytes=parse_bytes(payload),
+            fabric=fabric_named(fabric),
+            cache_dir=cache_dir(),
+            on_step=on_step,
+        )
     if output is not None:
         result.save(output)
     _print_plan(result, as_json=as_json)
@@ -83,6 +104,8 @@ def verify_command(
     announce_compilation()
     from meshmend.planning.plan import load_plan
 
+    if mesh is None and (fail or wrap != "none"):
+        raise InputError("--fail and --wrap need --mesh: together they name the mesh to insist on")
     wanted = None if mesh is None else mesh_of(mesh, wrap, fail)
     with progress(quiet=as_json) as on_step:
         result = load_plan(file, mesh=wanted, on_step=on_step)

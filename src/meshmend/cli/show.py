@@ -55,6 +55,8 @@ def show_command(
         raise InputError(
             "--load needs --algorithm NAME: the load is what its transfers put on links"
         )
+    if algorithm is not None and output is None:
+        raise InputError("--algorithm needs -o FILE.svg: its rings are drawn into a picture")
     facts = _facts(broken)
     routes = [_route(broken, text) for text in route or ()]
     if output is not None:
@@ -123,7 +125,7 @@ def _route(mesh: "Mesh", text: str) -> tuple[tuple[int, ...], ...]:
     chips = []
     for end in ends:
         place = parse_failure(end)
-        if isinstance(place, Link) or place.origin not in part.rank_of:
+        if isinstance(place, Link) or "@" in end or place.origin not in part.rank_of:
             raise InputError(f"--route needs two live chips of {mesh}, but got {end!r}")
         chips.append(place.origin)
     source, goal = (part.rank_of[chip] for chip in chips)

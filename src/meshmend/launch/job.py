@@ -63,6 +63,7 @@ class _Worker:
     report: bytes = b""
     code: int | None = None
     ended: float = 0.0
+    was_ended: bool = False  # by its parent, after the job was over
 
     @property
     def failed_at(self) -> float:
@@ -169,6 +170,7 @@ class _Watch:
         """End what still runs, gently at first, and print what is left in the pipes."""
         for number, patience_s in ((signal.SIGTERM, _TERMINATION_S), (signal.SIGKILL, None)):
             for worker in self._alive():
+                worker.was_ended = True
                 _kill_group(worker.pid, number)
             deadline = None if patience_s is None else time.monotonic() + patience_s
             while self._alive():
@@ -184,7 +186,7 @@ class _Watch:
 
     def verdict(self) -> int:
         """Report the first failure on standard error; return its exit code, or 0."""
-        failed = [worker for worker in self._workers if worker.code]
+        failed = [worker for worker in self._workers if worker.code and not worker.was_ended]
         if not failed:
             return 0
         first = min(failed, key=lambda worker: worker.failed_at)

@@ -10,8 +10,10 @@ import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from meshmend.planning.pricing import Question, Tell, price, supported_names
+from meshmend.planning.pricing import Question, Tell, price, supported_names, tree_schedule_of
 from meshmend.planning.tree_choice import TreeShape
+from meshmend.schedule.algorithms import algorithm
+from meshmend.schedule.table import Collective, Schedule
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.mesh import Mesh
 
@@ -50,6 +52,13 @@ def choose(
         _to_disk(cache_dir, key, choice)
     _known[key] = choice
     return choice
+
+
+def chosen_schedule(mesh: Mesh, choice: Choice, collective: Collective) -> Schedule:
+    """Return the schedule of a choice; for a half, every rank owns an equal part where trees do."""
+    if choice.shape is None:
+        return algorithm(choice.algorithm).build(mesh, collective)
+    return tree_schedule_of(mesh, choice.shape, collective)
 
 
 def payload_class_bytes(payload_bytes: float) -> float:

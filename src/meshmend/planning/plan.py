@@ -16,13 +16,15 @@ from numpy.typing import NDArray
 
 from meshmend.errors import InputError, PlanFileError, UnsupportedError
 from meshmend.execute import reference
+from meshmend.planning.choose import choose, chosen_schedule
 from meshmend.planning.files import read_plan, write_plan
 from meshmend.routing.deadlock import check_deadlock_free
 from meshmend.routing.stretch import stretch_of
-from meshmend.schedule.algorithms import ALGORITHMS, Algorithm, algorithm
+from meshmend.schedule.algorithms import ALGORITHMS, algorithm
 from meshmend.schedule.hazards import Hazards, hazards_of
 from meshmend.schedule.placement import Placement, channel_loads, placed
 from meshmend.schedule.table import Collective, Schedule
+from meshmend.topology.fabric import FABRICS, Fabric
 from meshmend.topology.failures import Chip
 from meshmend.topology.graph import largest_part, stranded
 from meshmend.topology.mesh import Mesh
@@ -30,6 +32,7 @@ from meshmend.verify.contributions import Proof, check_contributions
 from meshmend.verify.hops import check_hops
 
 AUTO = "auto"
+TYPICAL_PAYLOAD_BYTES = 100e6  # gradients of a ResNet-50 in 32 bits
 
 OnStep = Callable[[str], None]
 
@@ -107,11 +110,15 @@ def plan(
     algorithm: str = AUTO,
     *,
     collective: str | Collective = Collective.ALLREDUCE,
+    payload_bytes: float = TYPICAL_PAYLOAD_BYTES,
+    fabric: Fabric = FABRICS["reference"],
+    cache_dir: Path | None = None,
     on_step: OnStep = _silent,
 ) -> Plan:
     """Return a proved plan for the largest connected part of a mesh.
 
-    `on_step` is called with the name of each step as it begins.
+    `auto` takes the algorithm that is fastest for this payload on this fabric; what it found is
+    kept in `cache_dir`, if given. `on_step` is called with the name of each step as it begins.
 
     Raises:
         InputError: an unknown algorithm or collective, or a mesh that the algorithm does not do;
@@ -120,8 +127,14 @@ def plan(
     wanted = _collective(collective)
     steps = _Steps(on_step)
     part = largest_part(mesh)
-    with steps.timed("build"):
-        schedule = _built(part, algorithm, wanted)
+    if algorithm == AUTO:
+        with steps.timed("choose"):
+            choice = choose(part, fabric, payload_bytes, cache_dir=cache_dir, tell=on_step)
+        with steps.timed("build"):
+            schedule = chosen_schedule(part, choice, wanted)
+    else:
+        with steps.timed("build"):
+            schedule = _built(part, algorithm, wanted)
     return _proved(mesh, part, schedule, steps)
 
 
@@ -146,27 +159,22 @@ def load_plan(path: str | Path, *, mesh: Mesh | None = None, on_step: OnStep = _
     return _proved(own, part, schedule, steps)
 
 
-def supported(mesh: Mesh, collective: Collective = Collective.ALLREDUCE) -> Iterator[str]:
+def supported(mesh: Mesh) -> Iterator[str]:
     """Yield the names of the algorithms that do a connected mesh, in the order to prefer."""
     for candidate in ALGORITHMS.values():
         try:
-            candidate.build(mesh, collective)
+            candidate.check(mesh)
         except UnsupportedError:
             continue
         yield candidate.name
 
 
 def _built(part: Mesh, name: str, collective: Collective) -> Schedule:
-    chosen = _first_that_works(part) if name == AUTO else algorithm(name)
     try:
-        return chosen.build(part, collective)
+        return algorithm(name).build(part, collective)
     except UnsupportedError as error:
         other = next(supported(part))
         raise UnsupportedError(f"{error}; '{other}' will do it") from None
-
-
-def _first_that_works(part: Mesh) -> Algorithm:
-    return ALGORITHMS[next(supported(part))]
 
 
 def _proved(mesh: Mesh, part: Mesh, schedule: Schedule, steps: "_Steps") -> Plan:

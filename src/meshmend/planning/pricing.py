@@ -216,9 +216,7 @@ def _price_trees(question: Question, slices: int | None, tell: Tell) -> Price:
 
 def _better(best: Price | None, question: Question, shape: TreeShape, slices: int) -> Price:
     program, depth, _ = _tree_program(question.mesh, shape)
-    result = simulate(
-        program, question.fabric, payload_bytes=question.payload_bytes, slices=slices
-    )
+    result = simulate(program, question.fabric, payload_bytes=question.payload_bytes, slices=slices)
     if best is not None and best.time_s <= result.time_s:
         return best
     words = f"{shape.n_trees} tree{'s' if shape.n_trees > 1 else ''} of depth {depth}"

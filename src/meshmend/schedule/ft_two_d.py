@@ -97,4 +97,4 @@ def _dealt_quarters(partner_at: NDArray[np.int64], length: int, *, late: bool) -
     worth = step.min(axis=-1) if late else -step.max(axis=-1)
     dealt = worth[:, np.arange(4), _PERMUTATIONS]  # (ring, permutation, position)
     best = np.argmax(dealt.min(axis=-1) * (8 * length) + dealt.sum(axis=-1), axis=1)
-    return _PERMUTATIONS[best]
+    return np.asarray(_PERMUTATIONS[best], dtype=np.int32)

@@ -74,12 +74,12 @@ def hazards_of(schedule: Schedule) -> Hazards:
         )
         waits, more = _analyse(ptr[first : last + 1] - ptr[first], events, schedule.n_chunks)
         _deal_out(schedule.src, schedule.dst, ptr, (first, last), waits, (send, write))
-        return more
+        return np.asarray(more, dtype=np.uint32)
 
     batches = _batches(ptr)
     with ThreadPoolExecutor(max_workers=2) as pool:
         parts = list(pool.map(analysed, batches) if len(batches) > 1 else map(analysed, batches))
-    if len(parts) > 1 and sum(map(len, parts)):
+    if len(parts) > 1 and any(len(part) for part in parts):
         shift = np.empty(schedule.n_ranks, dtype=np.uint32)
         at = 0
         for (first, last), part in zip(batches, parts, strict=True):
@@ -183,7 +183,7 @@ def _to_segments(chunks, start, stop, segment_of):  # type: ignore[no-untyped-de
     for chunk in range(len(segment_of)):
         n_segments += segment_of[chunk]
         segment_of[chunk] = n_segments
-    pairs = 0
+    pairs = np.int64(0)
     for event in range(start, stop):
         chunks[event, 0] = segment_of[chunks[event, 0]]
         chunks[event, 1] = segment_of[chunks[event, 1]]

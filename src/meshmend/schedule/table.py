@@ -14,7 +14,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.errors import InputError
+from meshmend.errors import InputError, UnsupportedError
+
+MAX_ROWS: Final = 1 << 28  # beyond this a table no longer fits a workstation
 
 REDUCE: Final = 0
 COPY: Final = 1
@@ -171,6 +173,11 @@ def schedule_of(
     cuts = even_cuts(len(owners)) if cuts is None else cuts
     dtype = index_dtype(n_ranks, len(owners))
     n_rows = sum(rows.n_rows for _, rows in parts)
+    if n_rows > MAX_ROWS:
+        raise UnsupportedError(
+            f"{algorithm} needs a table of at most {MAX_ROWS:,} rows, but {n_ranks} ranks make "
+            f"{n_rows:,}"
+        )
     src, dst, lo, hi = (np.empty(n_rows, dtype=dtype) for _ in range(4))
     op = np.empty(n_rows, dtype=np.uint8)
     spans, start = [], 0

@@ -14,7 +14,6 @@ from meshmend.schedule.ring_builders import NamedRows, halves
 from meshmend.schedule.table import COPY, REDUCE, Collective, Rows, Schedule, schedule_of
 from meshmend.topology.mesh import Mesh
 
-
 _TYPICAL_TREES = 15
 
 

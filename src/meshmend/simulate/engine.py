@@ -12,8 +12,11 @@ The rules, which fix every time that comes out:
   that read at its destination have left (their first channel is free again) and the others are
   in place. Then it is in place; or if it reduces and `chip_bandwidth` is set, when the chip has
   added it up, which takes `bytes / chip_bandwidth`, one message after another, first come first
-  served, the smaller (slice, row) first among those that come at once.
-- A channel that is free starts the smallest (slice, row) of what waits for it at once.
+  served, the first by priority among those that come at once.
+- A channel that is free starts the first by priority of what waits for it at once.
+- Priority is the smaller (slice + lag, row), where a row's lag is zero unless it is given: a row
+  of lag 3 yields to rows without until they are three slices ahead. Of one row the earlier
+  slice goes first.
 - All that happens at one time is taken in before any channel or chip chooses. What a choice
   brings about at that same time (where latency or holding time is zero) makes another round.
 
@@ -93,6 +96,7 @@ def simulate(
     *,
     payload_bytes: float,
     slices: int,
+    lags: NDArray[np.int32] | None = None,
     trace: bool = False,
     progress: Progress | None = None,
 ) -> Simulation:
@@ -101,16 +105,19 @@ def simulate(
     Takes time about linear in rows x slices. A trace costs 28 bytes a message and hop.
 
     Raises:
-        InputError: a payload that is negative or not finite, or slices below one.
+        InputError: a payload that is negative or not finite, slices below one, or lags that are
+            not one for each row, from zero on.
     """
     if not (math.isfinite(payload_bytes) and payload_bytes >= 0):
         raise InputError(f"simulate needs a payload of 0 bytes or more, but got {payload_bytes}")
     if slices < 1:
         raise InputError(f"simulate needs one slice or more, but got {slices}")
+    lags = _checked_lags(program, lags)
     delays, tick_s = _delays(program, fabric, payload_bytes, slices)
     state = _start_state(program, delays, slices, n_traced=program.n_hops * slices * trace)
     state.clock[nodes.CHIPS_LIMIT] = fabric.chip_bandwidth_bytes_per_s is not None
-    _run(program, state, slices, progress)
+    state.clock[nodes.N_LEVELS] = slices + int(lags.max(initial=0))
+    _run(program, lags, state, slices, progress)
     return Simulation(
         schedule=program.schedule,
         fabric=fabric,
@@ -122,7 +129,7 @@ def simulate(
             for phase, (first, last) in zip(program.schedule.phases, state.phases[:-1], strict=True)
         ),
         channel_busy_s=state.channels[:, events.BUSY_TICKS].astype(np.float64) * tick_s,
-        trace=_trace_of(program, state, tick_s) if trace else None,
+        trace=_trace_of(program, lags, state, tick_s) if trace else None,
     )
 
 
@@ -180,25 +187,42 @@ def _start_state(
     )
 
 
-def _run(program: Program, state: State, slices: int, progress: Progress | None) -> None:
+def _checked_lags(program: Program, lags: NDArray[np.int32] | None) -> NDArray[np.int32]:
+    if lags is None:
+        return np.zeros(program.n_rows, dtype=np.int32)
+    if lags.shape != (program.n_rows,) or lags.min(initial=0) < 0:
+        raise InputError(
+            f"simulate needs a lag from 0 on for each of {program.n_rows} rows, but got an array "
+            f"of shape {lags.shape} from {lags.min(initial=0)} on"
+        )
+    return np.array(lags, dtype=np.int32)
+
+
+def _run(
+    program: Program,
+    lags: NDArray[np.int32],
+    state: State,
+    slices: int,
+    progress: Progress | None,
+) -> None:
     n_messages = program.n_rows * slices
     done = 0
     while done < n_messages:
         step = n_messages if progress is None else _MESSAGES_PER_REPORT
-        before, done = done, events.run(program.tables, state, min(done + step, n_messages))
+        before, done = done, events.run(program.tables, lags, state, min(done + step, n_messages))
         assert done > before, "hazards name earlier rows only, so some message can always go on"
         if progress is not None:
             progress(done / n_messages)
 
 
-def _trace_of(program: Program, state: State, tick_s: float) -> Trace:
+def _trace_of(program: Program, lags: NDArray[np.int32], state: State, tick_s: float) -> Trace:
     key, channel, start = state.trace.T
     row = (key & 0xFFFFFFFF).astype(np.int32)
     release = events.N_KINDS * program.tables.rows[row, SIZE_CLASS] + events.RELEASE
     held = state.delays[release, nodes.TICKS]
     return Trace(
         row=row,
-        slice=(key >> 32).astype(np.int32),
+        slice=(key >> 32).astype(np.int32) - lags[row],
         channel=channel.astype(np.int32),
         start_s=start * tick_s,
         end_s=(start + held) * tick_s,

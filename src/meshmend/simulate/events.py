@@ -25,6 +25,7 @@ from meshmend.simulate.nodes import (
     LEAVING,
     N_DONE,
     N_FREED,
+    N_LEVELS,
     N_POSTED,
     N_SLICES,
     N_TO_CHOOSE,
@@ -67,12 +68,12 @@ ADDED: Final = 2
 N_KINDS: Final = 3
 
 # Columns of State.channels. Rows that wait for nothing are ready at once in all slices: a
-# cursor walks through them from START_AT to START_STOP, slice after slice.
+# cursor walks through them from START_AT to START_STOP, one level (slice plus lag) after another.
 WAITING: Final = 0  # the heap of what else waits
 DOING: Final = 1  # IDLE, CHOOSING or BUSY
 BUSY_TICKS: Final = 2
 CURSOR: Final = 3
-CURSOR_SLICE: Final = 4
+CURSOR_LEVEL: Final = 4
 START_AT: Final = 5
 START_STOP: Final = 6
 TO_CHOOSE: Final = 7  # one place of the list of channels that are to choose
@@ -100,7 +101,7 @@ class State(NamedTuple):
 
 
 @kernel
-def run(tables: Tables, state: State, until_done: int) -> int:
+def run(tables: Tables, lags: NDArray[np.int32], state: State, until_done: int) -> int:
     """Go on until this many messages are done; return how many are."""
     rows, hops, after = tables.rows, tables.hops, tables.after
     slot_row, start_rows = tables.slot_row, tables.start_rows
@@ -109,7 +110,7 @@ def run(tables: Tables, state: State, until_done: int) -> int:
     while True:
         for at in range(clock[N_TO_CHOOSE]):
             channel = channels[at, TO_CHOOSE]
-            node = _first_waiting(clock, nodes, channels, rows, start_rows, channel)
+            node = _first_waiting(clock, nodes, channels, rows, lags, start_rows, channel)
             if node == NOTHING:
                 channels[channel, DOING] = IDLE
             else:
@@ -131,23 +132,23 @@ def run(tables: Tables, state: State, until_done: int) -> int:
                 if delay == len(delays) - 1:
                     _wait(clock, nodes, channels, hops, node)
                 elif delay % N_KINDS == ARRIVE:
-                    _arrive(clock, nodes, counters, rows, len(slot_row), node)
+                    _arrive(clock, nodes, counters, rows, lags, len(slot_row), node)
                 elif delay % N_KINDS == ADDED:
                     _added(clock, nodes, chips, rows, node)
                 else:
                     _list_to_choose(clock, channels, node)
                     if nodes[node, LEAVING]:
                         _set_off(
-                            clock, nodes, channels, counters, rows, hops, after, slot_row,
+                            clock, nodes, channels, counters, rows, lags, hops, after, slot_row,
                             nodes[node, LEAVING] >> 32, nodes[node, LEAVING] & ROW_BITS,
-                            nodes[node, KEY] >> 32,
+                            _slice_of(nodes[node, KEY], lags),
                         )  # fmt: skip
                 while clock[IN_PLACE] != NOTHING:
                     key = _next_in_place(clock, nodes, phases, rows)
                     row = key & ROW_BITS
                     _set_off(
-                        clock, nodes, channels, counters, rows, hops, after, slot_row,
-                        rows[row, DONE_AT], rows[row, DONE_STOP], key >> 32,
+                        clock, nodes, channels, counters, rows, lags, hops, after, slot_row,
+                        rows[row, DONE_AT], rows[row, DONE_STOP], _slice_of(key, lags),
                     )  # fmt: skip
                 node = following
             delays[delay, FIRST] = node
@@ -156,8 +157,13 @@ def run(tables: Tables, state: State, until_done: int) -> int:
 
 
 @kernel
+def _slice_of(key, lags):  # type: ignore[no-untyped-def]
+    return (key >> 32) - lags[key & ROW_BITS]
+
+
+@kernel
 def _set_off(  # type: ignore[no-untyped-def]
-    clock, nodes, channels, counters, rows, hops, after, slot_row, first, stop, part
+    clock, nodes, channels, counters, rows, lags, hops, after, slot_row, first, stop, part
 ):
     """Set off in a slice what `after` names: sendings, and writings that waited."""
     for at in range(first, stop):
@@ -169,7 +175,7 @@ def _set_off(  # type: ignore[no-untyped-def]
             if counters[counter] > 0:
                 continue
             row = np.int64(slot_row[row])
-        node = new_node(clock, nodes, part << 32 | row)
+        node = new_node(clock, nodes, (part + lags[row]) << 32 | row)
         if code & 3 == COUNTED_WRITE:
             _may_write(clock, nodes, rows, node)
         else:
@@ -195,12 +201,12 @@ def _list_to_choose(clock, channels, channel):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _arrive(clock, nodes, counters, rows, n_slots, node):  # type: ignore[no-untyped-def]
+def _arrive(clock, nodes, counters, rows, lags, n_slots, node):  # type: ignore[no-untyped-def]
     """Let a message be written if nothing else keeps it from that; else drop its node."""
     key = nodes[node, KEY]
     slot = rows[key & ROW_BITS, WRITE_SLOT]
     if slot >= 0:
-        counter = (key >> 32) * n_slots + slot
+        counter = _slice_of(key, lags) * n_slots + slot
         counters[counter] -= 1
         if counters[counter] > 0:
             give_back(clock, nodes, node)
@@ -243,25 +249,35 @@ def _next_in_place(clock, nodes, phases, rows):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _first_waiting(clock, nodes, channels, rows, start_rows, channel):  # type: ignore[no-untyped-def]
+def _first_waiting(clock, nodes, channels, rows, lags, start_rows, channel):  # type: ignore[no-untyped-def]
     """Take the first message that waits for a channel from its heap or its cursor."""
-    node, at = channels[channel, WAITING], channels[channel, CURSOR]
+    node, at = channels[channel, WAITING], _settled(clock, channels, lags, start_rows, channel)
     if at < channels[channel, START_STOP]:
         row = np.int64(start_rows[at])
-        key = channels[channel, CURSOR_SLICE] << 32 | row
+        key = channels[channel, CURSOR_LEVEL] << 32 | row
         if node == NOTHING or key < nodes[node, KEY]:
-            at += 1
-            if at == channels[channel, START_STOP]:
-                channels[channel, CURSOR_SLICE] += 1
-                if channels[channel, CURSOR_SLICE] < clock[N_SLICES]:
-                    at = channels[channel, START_AT]
-            channels[channel, CURSOR] = at
+            channels[channel, CURSOR] = at + 1
             node = new_node(clock, nodes, key)
             nodes[node, HOP] = rows[row, FIRST_HOP]
             return node
     if node != NOTHING:
         channels[channel, WAITING] = without_top(nodes, node)
     return node
+
+
+@kernel
+def _settled(clock, channels, lags, start_rows, channel):  # type: ignore[no-untyped-def]
+    """Move a channel's cursor on to a row that has a slice on the cursor's level; return where."""
+    first, stop = channels[channel, START_AT], channels[channel, START_STOP]
+    at, level = channels[channel, CURSOR], channels[channel, CURSOR_LEVEL]
+    while level < clock[N_LEVELS]:
+        while at < stop and not 0 <= level - lags[start_rows[at]] < clock[N_SLICES]:
+            at += 1
+        if at < stop or first == stop:
+            break
+        at, level = first, level + 1
+    channels[channel, CURSOR], channels[channel, CURSOR_LEVEL] = at, level
+    return at if level < clock[N_LEVELS] else stop
 
 
 @kernel

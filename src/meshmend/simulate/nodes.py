@@ -20,7 +20,7 @@ ROW_BITS: Final = 0xFFFFFFFF
 # Columns of `nodes`. A node is posted with a time, or sits in a heap with a child.
 TIME: Final = 0
 CHILD: Final = 0
-KEY: Final = 1  # slice << 32 | row: the smaller goes first
+KEY: Final = 1  # (slice + the row's lag) << 32 | row: the smaller goes first
 HOP: Final = 2
 LEAVING: Final = 2  # of a channel's own node: what its release sets off, start << 32 | stop
 NEXT: Final = 3
@@ -44,7 +44,8 @@ N_FREED: Final = 8
 N_POSTED: Final = 9  # how many delays have events
 N_TRACED: Final = 10
 CHIPS_LIMIT: Final = 11  # whether adding up takes time
-N_CLOCK: Final = 12
+N_LEVELS: Final = 12  # slices plus the largest lag
+N_CLOCK: Final = 13
 
 
 @kernel

@@ -28,6 +28,8 @@ ALLREDUCE, REDUCE_SCATTER, ALL_GATHER = (
     Kind("all-gather"),
 )
 
+_FINISH_S = 1.0
+
 # A ReduceOp compares equal to these, but does not hash alike.
 _OP_NAMES = (
     (dist.ReduceOp.SUM, "sum"),
@@ -212,8 +214,9 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
 
     def shutdown(self) -> None:
         """Finish what was asked for and close all connections."""
-        self._progress.finish(timeout_s=1.0)
-        self._mover.interrupt()
+        if not self._progress.finish(_FINISH_S):
+            self._mover.interrupt()
+            self._progress.finish(_FINISH_S)
         self._mover.close()
 
     def abort(self) -> None:

@@ -79,10 +79,11 @@ class Progress:
         self._jobs.put((job, outcome))
         return Handle(outcome, outcome.then(concluded))
 
-    def finish(self, timeout_s: float) -> None:
-        """Run what was submitted, then end the thread; give up waiting after a time."""
+    def finish(self, timeout_s: float) -> bool:
+        """Run what was submitted, then end the thread; return whether it ended in time."""
         self._jobs.put(None)
         self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def _work(self) -> None:
         while (entry := self._jobs.get()) is not None:

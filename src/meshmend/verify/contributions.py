@@ -58,7 +58,7 @@ def contribution_counts(schedule: Schedule, chunk: int) -> NDArray[np.uint8]:
     Counts of 255 mean 255 or more.
     """
     counts = np.eye(schedule.n_ranks, dtype=np.uint8)[:, None, :]
-    _count(*_columns(schedule), chunk, counts)
+    _count(_columns(schedule), chunk, counts)
     return counts[:, 0]
 
 
@@ -70,7 +70,7 @@ def _promised(schedule: Schedule, rank: int, chunk: int) -> NDArray[np.uint8] | 
     """Return how often a cell must hold each rank's data at the end; None: it may hold anything."""
     owner = schedule.owners[chunk]
     if schedule.collective is Collective.ALL_GATHER:
-        return (np.arange(schedule.n_ranks) == owner).astype(np.uint8)
+        return np.eye(1, schedule.n_ranks, owner, dtype=np.uint8)[0]
     if schedule.collective is Collective.REDUCE_SCATTER and rank != owner:
         return None
     return np.ones(schedule.n_ranks, dtype=np.uint8)
@@ -80,7 +80,7 @@ def _wrong_cell_exactly(schedule: Schedule) -> tuple[int, int] | None:
     n_ranks, n_chunks = schedule.n_ranks, schedule.n_chunks
     counts = np.zeros((n_ranks, n_chunks, n_ranks), dtype=np.uint8)
     counts[np.arange(n_ranks), :, np.arange(n_ranks)] = 1
-    _count(*_columns(schedule), 0, counts)
+    _count(_columns(schedule), 0, counts)
     if schedule.collective is Collective.ALL_GATHER:
         wanted = schedule.owners[:, None] == np.arange(n_ranks)
         wrong = np.any(counts != wanted, axis=2)
@@ -94,7 +94,7 @@ def _wrong_cell_by_fingerprint(schedule: Schedule, seed: int) -> tuple[int, int]
     cells = np.empty((schedule.n_ranks, schedule.n_chunks), dtype=np.uint64)
     cells[:] = weights[:, None]
     totals = np.ones(cells.shape, dtype=np.uint32)
-    _fingerprint(*_columns(schedule), cells, totals)
+    _fingerprint(_columns(schedule), cells, totals)
     if schedule.collective is Collective.ALL_GATHER:
         wanted, n_wanted = weights[schedule.owners], 1
     else:
@@ -142,8 +142,9 @@ def _listed(ranks: NDArray[np.intp]) -> str:
 
 
 @njit(cache=True)
-def _count(src, dst, lo, hi, op, first, counts):  # type: ignore[no-untyped-def]
+def _count(table, first, counts):  # type: ignore[no-untyped-def]
     """Run the table on counters (rank, chunk from `first` on, contributor), saturating."""
+    src, dst, lo, hi, op = table
     n_chunks, n_ranks = counts.shape[1], counts.shape[2]
     for row in range(len(src)):
         here, there = src[row], dst[row]
@@ -156,8 +157,9 @@ def _count(src, dst, lo, hi, op, first, counts):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _fingerprint(src, dst, lo, hi, op, cells, totals):  # type: ignore[no-untyped-def]
+def _fingerprint(table, cells, totals):  # type: ignore[no-untyped-def]
     """Run the table on cells (rank, chunk) of integers modulo PRIME, and on saturating totals."""
+    src, dst, lo, hi, op = table
     prime = np.uint64(PRIME)
     for row in range(len(src)):
         here, there = src[row], dst[row]

@@ -1,0 +1,166 @@
+"""`meshmend simulate`: what algorithms cost on a mesh, next to the physical limit."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from meshmend.cli.console import (
+    announce_compilation,
+    note,
+    print_json,
+    progress,
+    write_text,
+)
+from meshmend.cli.options import (
+    ChipBandwidthOption,
+    FabricOption,
+    FailOption,
+    HopLatencyOption,
+    JsonOption,
+    LinkBandwidthOption,
+    MeshOption,
+    MessageOverheadOption,
+    WrapOption,
+    fabric_of,
+    mesh_of,
+)
+from meshmend.errors import InputError
+
+if TYPE_CHECKING:
+    from meshmend.planning.comparison import Comparison
+
+
+def simulate_command(
+    mesh: MeshOption,
+    wrap: WrapOption = "none",
+    fail: FailOption = None,
+    payload: Annotated[
+        str,
+        typer.Option(
+            "--payload", metavar="SIZE", help="Bytes per chip, or a sweep: 1KB..1GB, 1KB..1GB:3."
+        ),
+    ] = "100MB",
+    algorithm: Annotated[
+        list[str] | None,
+        typer.Option("--algorithm", metavar="NAME", help="all, or names; repeat or use commas."),
+    ] = None,
+    fabric: FabricOption = "reference",
+    link_bandwidth: LinkBandwidthOption = None,
+    hop_latency: HopLatencyOption = None,
+    message_overhead: MessageOverheadOption = None,
+    chip_bandwidth: ChipBandwidthOption = None,
+    slices: Annotated[
+        int | None, typer.Option("--slices", help="Pieces to pipeline in; searched if not given.")
+    ] = None,
+    save_trace: Annotated[
+        Path | None,
+        typer.Option("--save-trace", help="Write the fastest one's trace for a trace viewer."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="SVG: the curve of a sweep, or the fastest's links."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what each algorithm costs on a mesh, and how far that is from what physics allows.
+
+    Simulates messages on links, with contention and latency. Beside the algorithms stand what
+    people do instead on a broken mesh: sub-mesh (the largest intact box), drop-lines (without
+    the rows or columns that hold failures) and rank-ring (a ring that is blind to the mesh).
+
+    **Examples**
+
+    - meshmend simulate --mesh 8x8 --fail 2x2@2,2 --payload 10MB
+
+    - meshmend simulate --mesh 16x32 --fail 4x2@6,14 --fabric tpu-v3 --algorithm trees,ft-two-d
+
+    - meshmend simulate --mesh 8x8 --fail 2x2@2,2 --payload 1KB..1GB -o curve.svg
+    """
+    announce_compilation()
+    from meshmend.planning.comparison import compared
+    from meshmend.report.sweep_picture import sweep_svg
+    from meshmend.units import parse_payloads
+
+    broken = mesh_of(mesh, wrap, fail)
+    machine = fabric_of(
+        fabric,
+        link_bandwidth=link_bandwidth,
+        hop_latency=hop_latency,
+        message_overhead=message_overhead,
+        chip_bandwidth=chip_bandwidth,
+    )
+    if slices is not None and slices < 1:
+        raise InputError(f"--slices needs 1 or more, but got {slices}")
+    payloads = parse_payloads(payload)
+    if save_trace is not None and len(payloads) > 1:
+        raise InputError("--save-trace needs one payload, but got a sweep")
+    names = [name for text in algorithm or ["all"] for name in text.split(",")]
+    results = []
+    with progress(quiet=as_json) as on_step:
+        for size in payloads:
+            result = compared(broken, machine, size, names, slices=slices, tell=on_step)
+            results.append(result)
+            if not as_json:
+                _print_comparison(result, first=size == payloads[0])
+    if save_trace is not None:
+        _save_trace(results[0], save_trace)
+    if output is not None:
+        write_text(output, sweep_svg(results) if len(results) > 1 else _heat_map(results[0]))
+    if as_json:
+        print_json(_document(results))
+    for path in (each for each in (save_trace, output) if each is not None and not as_json):
+        print(f"written      {path}")
+
+
+def _document(results: "list[Comparison]") -> dict[str, Any]:
+    fabric = asdict(results[0].fabric)
+    if len(results) == 1:
+        return {"fabric": fabric, **results[0].summary()}
+    return {"fabric": fabric, "sweep": [result.summary() for result in results]}
+
+
+def _print_comparison(result: "Comparison", *, first: bool) -> None:
+    from meshmend.units import format_bytes, format_time
+
+    if first:
+        print(f"mesh         {result.mesh}")
+        print(f"fabric       {result.fabric}")
+        for name, reason in result.refused.items():
+            note(f"meshmend: {name} left out: {reason}")
+    limit = result.limit
+    print(f"\n{format_bytes(result.payload_bytes)}: {limit.describe()}")
+    head = ("algorithm", "time", "of limit", "slices", "busiest link", "chips")
+    print("{:<12} {:>10} {:>9} {:>7} {:>13} {:>6}".format(*head))
+    for price in result.prices:
+        simulation = price.simulation
+        print(
+            f"{price.name:<12} {format_time(price.time_s):>10} "
+            f"{result.ratio(price):>8.3f}x {simulation.slices:>7} "
+            f"{simulation.max_link_utilisation:>12.1%} {price.n_chips:>6}  {price.detail}"
+        )
+
+
+def _save_trace(result: "Comparison", path: Path) -> None:
+    from meshmend.simulate.trace import save_trace
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_trace(result.traced(), result.part, path)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _heat_map(result: "Comparison") -> str:
+    from meshmend.report.load_picture import link_load_svg
+    from meshmend.units import format_bytes
+
+    best = result.prices[0].simulation
+    return link_load_svg(
+        result.part,
+        best.channel_busy_s / best.time_s,
+        title=f"Busy links of {result.prices[0].name} on {result.mesh}",
+        caption=f"Part of the time for which each directed link is busy, "
+        f"{format_bytes(result.payload_bytes)} on {result.fabric.name}.",
+    )

@@ -1,0 +1,143 @@
+"""Algorithms side by side: what each costs for one payload, next to the physical limit."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshmend.errors import UnsupportedError
+from meshmend.planning.pricing import (
+    BASELINES,
+    Price,
+    Question,
+    Tell,
+    checked_names,
+    price,
+    supported_names,
+)
+from meshmend.schedule.algorithms import ALGORITHMS
+from meshmend.schedule.hazards import hazards_of
+from meshmend.schedule.placement import placed
+from meshmend.simulate.engine import Simulation, simulate
+from meshmend.simulate.limit import Limit, limit
+from meshmend.simulate.program import program_of
+from meshmend.topology.fabric import Fabric
+from meshmend.topology.graph import largest_part
+from meshmend.topology.mesh import Mesh
+
+ALL = "all"
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Prices of algorithms on the connected part of a mesh, fastest first.
+
+    `refused` says of each algorithm that was left out why it does not do this mesh.
+    """
+
+    mesh: Mesh
+    part: Mesh
+    fabric: Fabric
+    payload_bytes: float
+    limit: Limit
+    prices: tuple[Price, ...]
+    refused: dict[str, str]
+
+    def ratio(self, price: Price) -> float:
+        """Return a time over the limit."""
+        return price.time_s / self.limit.time_s if self.limit.time_s else 1.0
+
+    def summary(self) -> dict[str, Any]:
+        """Return the figures as a JSON value."""
+        return {
+            "mesh": str(self.mesh),
+            "payload_bytes": self.payload_bytes,
+            "limit_s": self.limit.time_s,
+            "limit_kind": self.limit.kind,
+            "results": [
+                {
+                    "algorithm": price.name,
+                    "time_s": price.time_s,
+                    "ratio_to_limit": self.ratio(price),
+                    "slices": price.simulation.slices,
+                    "max_link_utilisation": price.simulation.max_link_utilisation,
+                    "chips": price.n_chips,
+                    "detail": price.detail,
+                    "phases": {
+                        phase.name: [phase.start_s, phase.end_s]
+                        for phase in price.simulation.phases
+                    },
+                }
+                for price in self.prices
+            ],
+        }
+
+    def traced(self) -> Simulation:
+        """Return the fastest once more, with the trace of every message."""
+        best = self.prices[0].simulation
+        schedule = best.schedule
+        program = program_of(schedule, hazards_of(schedule), placed(self.part, schedule).routes)
+        return simulate(
+            program,
+            self.fabric,
+            payload_bytes=self.payload_bytes,
+            slices=best.slices,
+            trace=True,
+        )
+
+
+def compared(
+    mesh: Mesh,
+    fabric: Fabric,
+    payload_bytes: float,
+    names: Sequence[str] = (ALL,),
+    *,
+    slices: int | None = None,
+    tell: Tell = lambda step: None,
+) -> Comparison:
+    """Return what algorithms cost for a payload; `all` stands for those that do the mesh, and on
+    a broken mesh for the baselines too.
+
+    Raises:
+        UnsupportedError: an algorithm that was asked for by name does not do this mesh.
+        InputError: there is no such algorithm.
+    """
+    part = largest_part(mesh)
+    question = Question(part, payload_bytes, fabric)
+    refused: dict[str, str] = {}
+    if ALL in names:
+        wanted = [*supported_names(part), *(BASELINES if mesh.failures() else ())]
+        refused = {name: reason for name, reason in refusals(part).items() if name not in wanted}
+    else:
+        wanted = checked_names(names)
+    prices = []
+    for name in wanted:
+        try:
+            result = price(question, name, slices=slices, tell=tell)
+        except UnsupportedError as error:
+            if ALL not in names:
+                raise
+            refused[name] = str(error)
+            continue
+        assert result is not None, "without a time to beat there is always a price"
+        prices.append(result)
+    prices.sort(key=lambda price: price.time_s)
+    return Comparison(
+        mesh,
+        part,
+        fabric,
+        payload_bytes,
+        limit(part, fabric, payload_bytes),
+        tuple(prices),
+        refused,
+    )
+
+
+def refusals(mesh: Mesh) -> dict[str, str]:
+    """Return the algorithms that do not do a connected mesh, with their reasons."""
+    reasons = {}
+    for name, algorithm in ALGORITHMS.items():
+        try:
+            algorithm.check(mesh)
+        except UnsupportedError as error:
+            reasons[name] = str(error)
+    return reasons

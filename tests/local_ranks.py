@@ -1,0 +1,93 @@
+"""Ranks of one machine as threads of one process: the event loop holds no interpreter lock."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.execute.program import RankProgram, rank_program
+from meshmend.execute.sockets import SocketTransport
+from meshmend.execute.transport import Task, task_of
+from meshmend.schedule.hazards import hazards_of
+from meshmend.schedule.table import Schedule
+
+SECRET = b"known to all of us"
+
+
+def programs_of(schedule: Schedule) -> list[RankProgram]:
+    """Return what each rank does of a schedule."""
+    hazards = hazards_of(schedule)
+    return [rank_program(schedule, hazards, rank) for rank in range(schedule.n_ranks)]
+
+
+@contextmanager
+def transports(n_ranks: int, *, tells: bool = False) -> Iterator[list[SocketTransport]]:
+    """Yield one transport per rank, not connected yet."""
+    labels = [f"rank {rank}" for rank in range(n_ranks)]
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(SocketTransport(rank, labels, SECRET, tells=tells))
+            for rank in range(n_ranks)
+        ]
+
+
+@contextmanager
+def connected(
+    programs: Sequence[RankProgram], *, tells: bool = False
+) -> Iterator[list[SocketTransport]]:
+    """Yield one transport per rank, connected as the programs need."""
+    with transports(len(programs), tells=tells) as made:
+        addresses = {rank: transport.address for rank, transport in enumerate(made)}
+
+        def connect(rank: int) -> None:
+            made[rank].connect({peer: addresses[peer] for peer in programs[rank].peers})
+
+        assert together(connect, len(made)) == [None] * len(made)
+        yield made
+
+
+def together(job: Callable[[int], Any], n_ranks: int, *, timeout_s: float = 20.0) -> list[Any]:
+    """Return what a job returns or raises on each rank, all at once."""
+    outcome: list[Any] = ["still running"] * n_ranks
+
+    def work(rank: int) -> None:
+        try:
+            outcome[rank] = job(rank)
+        except Exception as error:
+            outcome[rank] = error
+
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(n_ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout_s)
+    return outcome
+
+
+def run_all(
+    made: Sequence[SocketTransport],
+    programs: Sequence[RankProgram],
+    arrays: Sequence[NDArray[Any]],
+    *,
+    n_slices: int = 1,
+    op: str = "sum",
+) -> list[NDArray[Any]]:
+    """Return what each rank holds after the collective; the inputs are left as they are."""
+    buffers = [array.copy() for array in arrays]
+
+    def run(rank: int) -> None:
+        task = task_for(programs[rank], buffers[rank], n_slices=n_slices, op=op)
+        made[rank].run(task, buffers[rank].view(np.uint8), timeout_s=10.0)
+
+    assert together(run, len(made)) == [None] * len(made)
+    return buffers
+
+
+def task_for(
+    program: RankProgram, array: NDArray[Any], *, n_slices: int = 1, op: str = "sum"
+) -> Task:
+    """Return a rank's part in a collective on such an array."""
+    return task_of(program, array.size, dtype=str(array.dtype), op=op, n_slices=n_slices)

@@ -1,0 +1,268 @@
+"""The socket transport: what it moves, whom it lets in, and how it stops."""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from local_ranks import (
+    SECRET,
+    connected,
+    programs_of,
+    run_all,
+    task_for,
+    together,
+    transports,
+)
+from meshmend.errors import InputError
+from meshmend.execute import reference
+from meshmend.execute.program import RankProgram
+from meshmend.execute.sockets import SocketTransport
+from meshmend.execute.transport import (
+    HandshakeError,
+    MismatchError,
+    PeerLostError,
+    StalledError,
+    StoppedError,
+    TransportError,
+)
+from meshmend.schedule.algorithms import algorithm
+from meshmend.schedule.spanning import tree_sum
+from meshmend.schedule.table import Collective, Schedule
+from meshmend.topology.text import parse_mesh
+
+HOLE = parse_mesh("4x4", fail=["2x2@0,2"])
+SQUARE = parse_mesh("2x2")
+Bed = tuple[Schedule, list[RankProgram], list[SocketTransport]]
+
+
+def allreduce(name: str) -> Schedule:
+    if name == "one-tree":
+        return tree_sum(HOLE)
+    return algorithm(name).build(HOLE, Collective.ALLREDUCE)
+
+
+@pytest.fixture(scope="module", params=["ring-1d", "ft-two-d", "one-tree"])
+def bed(request: pytest.FixtureRequest) -> Iterator[Bed]:
+    schedule = allreduce(request.param)
+    programs = programs_of(schedule)
+    with connected(programs) as made:
+        yield schedule, programs, made
+
+
+@pytest.fixture
+def square() -> Iterator[Bed]:
+    schedule = algorithm("ring-1d").build(SQUARE, Collective.ALLREDUCE)
+    programs = programs_of(schedule)
+    with connected(programs, tells=True) as made:
+        yield schedule, programs, made
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    n_elements=st.integers(0, 3000),
+    n_slices=st.integers(1, 5),
+    op=st.sampled_from(["sum", "product", "min", "max"]),
+    dtype=st.sampled_from(["float32", "float64", "int32", "int64", "float16"]),
+)
+def test_every_rank_ends_with_the_same_and_right_bits(
+    bed: Bed, n_elements: int, n_slices: int, op: str, dtype: str
+) -> None:
+    schedule, programs, made = bed
+    rng = np.random.default_rng(n_elements)
+    arrays = [rng.integers(1, 4, n_elements).astype(dtype) for _ in made]
+
+    results = run_all(made, programs, arrays, n_slices=n_slices, op=op)
+
+    ufunc = {"sum": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum}[op]
+    expected = reference.run(schedule, arrays, combine=ufunc)[0]
+    for result in results:
+        np.testing.assert_array_equal(result, results[0])
+    np.testing.assert_allclose(results[0], expected, rtol=1e-2)
+
+
+@pytest.mark.parametrize("n_slices", [1, 4])
+def test_sums_are_bitwise_the_references_and_the_same_every_time(bed: Bed, n_slices: int) -> None:
+    schedule, programs, made = bed
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(100_003).astype(np.float32) for _ in made]
+
+    first, again = (run_all(made, programs, arrays, n_slices=n_slices) for _ in range(2))
+
+    for one, other in zip(first, again, strict=True):
+        np.testing.assert_array_equal(one, other)
+    if n_slices == 1:
+        np.testing.assert_array_equal(first[0], reference.run(schedule, arrays)[0])
+
+
+def test_collectives_may_follow_each_other_without_waiting_for_the_slowest(bed: Bed) -> None:
+    _, programs, made = bed
+    arrays = [np.full(500, rank, dtype=np.int64) for rank in range(len(made))]
+
+    def three_times(rank: int) -> None:
+        for _ in range(3):
+            task = task_for(programs[rank], arrays[rank])
+            made[rank].run(task, arrays[rank].view(np.uint8), timeout_s=10.0)
+
+    assert together(three_times, len(made)) == [None] * len(made)
+    assert all((array == 66 * 12 * 12).all() for array in arrays)
+
+
+def test_a_dialler_with_the_wrong_secret_is_refused_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    labels = ["rank 0", "rank 1"]
+    with (
+        SocketTransport(0, labels, b"wrong") as stranger,
+        SocketTransport(1, labels, SECRET) as good,
+        caplog.at_level(logging.WARNING),
+    ):
+        with pytest.raises(HandshakeError, match="rank 0 cannot reach rank 1: the listener does"):
+            stranger.connect({1: good.address}, timeout_s=5.0)
+        wait_for(lambda: "refused a connection" in caplog.text)
+
+
+@pytest.mark.parametrize(
+    ("garbage", "reason"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: example\r\n\r\n" + bytes(60), "a stranger"),
+        (b"x", "hung up before it was let in"),
+        (b"meshmend/1" + bytes(8) + bytes(32), "wants rank 0, but this is rank 1"),
+        (b"meshmend/1" + bytes(4) + bytes([0, 0, 0, 1]) + bytes(64), "does not know the secret"),
+    ],
+)
+def test_garbage_on_the_port_is_refused_and_a_peer_still_gets_in(
+    garbage: bytes, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with transports(2) as (low, high), caplog.at_level(logging.WARNING):
+        with socket.create_connection(high.address) as stranger:
+            stranger.sendall(garbage)
+            stranger.shutdown(socket.SHUT_WR)
+            wait_for(lambda: reason in caplog.text)
+
+        addresses = {0: low.address, 1: high.address}
+        both = (low, high)
+        outcome = together(lambda rank: both[rank].connect({1 - rank: addresses[1 - rank]}), 2)
+        assert outcome == [None, None]
+
+
+def test_nothing_listens_beyond_loopback_unless_asked() -> None:
+    with transports(1) as (only,):
+        assert only.address[0] == "127.0.0.1"
+
+
+def test_an_interrupt_ends_a_run_at_once(square: Bed) -> None:
+    _, programs, made = square
+    payload = np.zeros(1000, dtype=np.float32)
+
+    threading.Timer(0.2, made[0].interrupt).start()
+    start = time.monotonic()
+    with pytest.raises(StoppedError, match="rank 0 was told to stop"):
+        made[0].run(task_for(programs[0], payload), payload.view(np.uint8))
+    assert time.monotonic() - start < 0.6
+
+
+def test_an_interrupt_ends_the_wait_for_a_connection_at_once() -> None:
+    with transports(2) as (low, high):
+        threading.Timer(0.2, high.interrupt).start()
+        start = time.monotonic()
+        with pytest.raises(StoppedError, match="told to stop waiting for a connection"):
+            high.connect({0: low.address})
+        assert time.monotonic() - start < 0.6
+
+
+def test_connections_are_kept_over_an_interruption_in_the_middle_of_frames(bed: Bed) -> None:
+    """All but one rank start, fill the wires, are stopped, and go on in a new generation."""
+    _, programs, made = bed
+    arrays = [np.full(1 << 20, rank, dtype=np.float32) for rank in range(len(made))]
+    before = dict(made[0]._sockets)
+
+    def start_and_stop(rank: int) -> None:
+        if rank == 5:
+            time.sleep(0.5)
+            return
+        threading.Timer(0.4, made[rank].interrupt).start()
+        scrap = arrays[rank].copy()
+        with pytest.raises(StoppedError):
+            made[rank].run(task_for(programs[rank], scrap, n_slices=2), scrap.view(np.uint8))
+
+    assert together(start_and_stop, len(made)) == [None] * len(made)
+    for transport in made:
+        transport.renew(transport.generation + 1)
+    results = run_all(made, programs, arrays, n_slices=2)
+    assert all((result == 66).all() for result in results)
+    assert made[0]._sockets == before
+
+
+def test_a_peer_that_dies_is_named_on_every_rank(square: Bed) -> None:
+    _, programs, made = square
+    arrays = [np.zeros(1 << 20, dtype=np.float32) for _ in made]
+
+    def run(rank: int) -> None:
+        if rank == 3:
+            made[3].close()
+            return
+        made[rank].run(task_for(programs[rank], arrays[rank]), arrays[rank].view(np.uint8))
+
+    start = time.monotonic()
+    outcome = together(run, 4)
+    assert time.monotonic() - start < 1.0
+    assert all(isinstance(error, TransportError) for error in outcome[:3])
+    assert all("rank 3 hung up on rank" in str(error) for error in outcome[:3])
+    assert any(isinstance(error, PeerLostError) and error.rank == 3 for error in outcome[:3])
+
+
+@pytest.mark.parametrize(
+    ("odd", "op"), [(np.zeros(400, dtype=np.float32), "sum"), (np.zeros(500, np.float32), "max")]
+)
+def test_ranks_that_disagree_all_get_an_error(square: Bed, odd: np.ndarray, op: str) -> None:
+    _, programs, made = square
+    arrays = [np.zeros(500, dtype=np.float32), odd, *np.zeros((2, 500), dtype=np.float32)]
+
+    def run(rank: int) -> None:
+        task = task_for(programs[rank], arrays[rank], op=op if rank == 1 else "sum")
+        made[rank].run(task, arrays[rank].view(np.uint8), timeout_s=10.0)
+
+    outcome = together(run, 4)
+    assert all("ranks disagree" in str(error) for error in outcome)
+    assert any(isinstance(error, MismatchError) for error in outcome)
+
+
+def test_a_failed_transport_says_so_until_it_is_renewed(square: Bed) -> None:
+    _, programs, made = square
+    payload = np.zeros(100, dtype=np.float32)
+    task = task_for(programs[0], payload)
+
+    with pytest.raises(StalledError, match=r"rank 0 saw nothing move for 0.1 s"):
+        made[0].run(task, payload.view(np.uint8), timeout_s=0.1)
+    with pytest.raises(TransportError, match="nothing move"):
+        made[0].run(task, payload.view(np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("action", "match"),
+    [
+        (lambda t, p: t.run(task_for(p, np.zeros(4)), np.zeros(3, np.uint8)), "needs 32 bytes"),
+        (lambda t, p: t.renew(0), "renew needs more than 0, but got 0"),
+        (lambda t, p: SocketTransport(0, ["a"], b"", bind="203.0.113.1"), "cannot listen on"),
+    ],
+)
+def test_bad_input_is_refused(square: Bed, action: object, match: str) -> None:
+    _, programs, made = square
+    assert callable(action)
+    with pytest.raises(InputError, match=match):
+        action(made[0], programs[0])
+
+
+def wait_for(is_so: object, timeout_s: float = 5.0) -> None:
+    assert callable(is_so)
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)

@@ -1,0 +1,211 @@
+"""`meshmend run`: output, failures, exit codes, and that nothing outlives it."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launching import meshmend_run, started, wait_for_end
+
+pytest.importorskip("torch")
+
+EXAMPLES = Path(__file__).parent.parent / "examples" / "torch"
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A script that does what its arguments say, without torch's slow parts."""
+    path = tmp_path / "script.py"
+    path.write_text(
+        "import os, signal, sys, time\n"
+        "what, rank = sys.argv[1], int(os.environ['RANK'])\n"
+        "print('chip', os.environ['MESHMEND_CHIP'], 'of', os.environ['WORLD_SIZE'], flush=True)\n"
+        "if what == 'raise' and rank == 2: raise ValueError('no more chips')\n"
+        "if what == 'exit' and rank == 1: sys.exit(7)\n"
+        "if what == 'text' and rank == 1: sys.exit('that is all')\n"
+        "if what == 'kill' and rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if what != 'end': time.sleep(60)\n"
+    )
+    return path
+
+
+def test_every_line_names_its_chip(script: Path) -> None:
+    ended = meshmend_run("--mesh", "2x2", "--fail", "0,1", script, "end")
+
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == [
+        "[0,0] chip 0,0 of 3",
+        "[1,0] chip 1,0 of 3",
+        "[1,1] chip 1,1 of 3",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "said"),
+    [
+        ("raise", 1, r"chip \(1, 0\) \(rank 2\) failed first: exit code 1\nTraceback"),
+        ("raise", 1, r"script.py\", line 4, in <module>\n.*\n.*\n?ValueError: no more chips"),
+        ("exit", 7, r"chip \(0, 1\) \(rank 1\) failed first: exit code 7"),
+        ("text", 1, r"failed first: exit code 1\nthat is all"),
+        ("kill", 137, r"chip \(0, 1\) \(rank 1\) failed first: killed by SIGKILL"),
+    ],
+)
+def test_the_first_failure_is_told_and_ends_the_job(
+    script: Path, what: str, code: int, said: str
+) -> None:
+    ended = meshmend_run("--mesh", "2x2", script, what)
+
+    assert ended.returncode == code
+    assert re.search(said, ended.stderr), ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["--mesh", "2x2", "nowhere.py"], "there is no file nowhere.py"),
+        (["--mesh", "2by2", "nowhere.py"], "--mesh needs positive extents"),
+        (["--mesh", "2x2", "--preload", "nosuchmodule", "{script}"], "cannot import nosuchmodule"),
+        (["--mesh", "2x2", "--algorithm", "magic", "{script}"], "no algorithm 'magic'"),
+    ],
+)
+def test_bad_input_ends_with_code_2_and_one_line(
+    script: Path, arguments: list[str], match: str
+) -> None:
+    ended = meshmend_run(*(part.replace("{script}", str(script)) for part in arguments))
+
+    assert ended.returncode == 2
+    assert match in ended.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
+def test_no_worker_outlives_its_parent(script: Path, number: int, code: int) -> None:
+    with started("--mesh", "2x2", script, "sleep") as (parent, folder):
+        until(lambda: (folder / "out").exists() and len(lines_of(folder / "out")) == 4)
+        children = children_of(parent)
+        os.kill(parent, number)
+        assert wait_for_end(parent, 20.0) == code
+
+    assert len(children) == 4
+    until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
+
+
+def until(is_so: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+def lines_of(path: Path) -> list[str]:
+    return path.read_text().splitlines()
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the processes whose parent this is."""
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]
+
+
+DYING = """
+import os, sys, time, torch, torch.distributed as dist
+dist.init_process_group("meshmend")
+x = torch.ones(1 << 20)
+dist.all_reduce(x)
+if dist.get_rank() == 3:
+    os._exit(9)
+start = time.monotonic()
+try:
+    while True:
+        dist.all_reduce(x)
+except Exception as error:
+    print(f"after {time.monotonic() - start:.2f} s: {error}", flush=True)
+"""
+
+
+def test_a_worker_that_dies_is_named_by_every_other_within_a_second(tmp_path: Path) -> None:
+    script = tmp_path / "dying.py"
+    script.write_text(DYING)
+
+    ended = meshmend_run("--mesh", "2x4", script)
+
+    assert ended.returncode == 9
+    lines = ended.stdout.splitlines()
+    assert len(lines) == 7, ended.stdout + ended.stderr
+    for line in lines:
+        found = re.search(r"after ([\d.]+) s: chip \(0, 3\) \(rank 3\) hung up", line)
+        assert found, line
+        assert float(found[1]) < 1.0
+
+
+@pytest.mark.parametrize(
+    ("example", "mesh", "preload"),
+    [
+        ("ddp_digits.py", ["--mesh", "4x4", "--fail", "2x2@0,2"], []),
+        pytest.param(
+            "accelerate_bert.py",
+            ["--mesh", "2x3", "--fail", "0,1"],
+            ["--preload", "transformers.models.bert.modeling_bert", "--preload", "accelerate"],
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_training_gives_the_losses_of_gloo(
+    example: str, mesh: list[str], preload: list[str]
+) -> None:
+    if preload:
+        pytest.importorskip("accelerate")
+    curves = []
+    for backend in ("meshmend", "gloo"):
+        ended = meshmend_run(*mesh, *preload, EXAMPLES / example, "--backend", backend)
+        assert ended.returncode == 0, ended.stderr
+        curves.append([float(line.split()[-1]) for line in ended.stdout.splitlines()])
+
+    ours, theirs = curves
+    assert len(ours) >= 5
+    assert ours == pytest.approx(theirs, rel=1e-5, abs=2e-6)
+    assert ours[-1] < ours[0]
+
+
+TORCHRUN = """
+import torch, torch.distributed as dist, meshmend.torch
+dist.init_process_group("meshmend")
+x = torch.full((1000,), float(dist.get_rank()))
+dist.all_reduce(x)
+print(f"rank {dist.get_rank()} sum {x[0].item():.0f}", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_two_agents_of_torchrun_make_one_mesh(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(TORCHRUN)
+    environment = os.environ | {"MESHMEND_MESH": "2x3", "MESHMEND_FAIL": "0,1 0,0"}
+    agents = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"),
+                *("--nproc-per-node", "2", "--node-rank", str(node)),
+                *("--master-addr", "127.0.0.1", "--master-port", "29531", str(script)),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for node in range(2)
+    ]
+    ended = [agent.communicate(timeout=120) for agent in agents]
+
+    assert [agent.returncode for agent in agents] == [0, 0], ended
+    lines = sorted(line for out, _ in ended for line in out.splitlines())
+    assert lines == [f"rank {rank} sum 6" for rank in range(4)]

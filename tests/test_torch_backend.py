@@ -1,0 +1,225 @@
+"""The c10d backend, on real processes, one per live chip of a mesh with a hole."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from launching import Ended, meshmend_run
+from meshmend.errors import InputError
+from meshmend.topology.text import parse_mesh
+
+torch = pytest.importorskip("torch")
+
+from meshmend.torch.catalogue import default_slices  # noqa: E402
+from meshmend.torch.group import check_world  # noqa: E402
+from meshmend.torch.progress import Progress  # noqa: E402
+from meshmend.torch.settings import Settings, settings_from  # noqa: E402
+
+# Each check is a function of its name; a worker prints the name when it has passed.
+CHECKS = """
+import warnings
+warnings.filterwarnings("ignore", category=FutureWarning)
+import torch, torch.distributed as dist
+
+dist.init_process_group("meshmend")
+rank, n = dist.get_rank(), dist.get_world_size()
+total = n * (n + 1) // 2
+
+def all_reduce_every_type():
+    for dtype in ("float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "int8"):
+        for op, value in (("SUM", total), ("MAX", n), ("MIN", 1)):
+            for size in (0, 1, 7, 50_000):
+                x = torch.full((size,), rank + 1).to(getattr(torch, dtype))
+                dist.all_reduce(x, getattr(dist.ReduceOp, op))
+                assert (x == torch.tensor(value).to(x.dtype)).all(), (dtype, op, size)
+
+def all_reduce_mean_and_product():
+    x = torch.full((100,), float(rank))
+    dist.all_reduce(x, dist.ReduceOp.AVG)
+    assert torch.allclose(x, torch.full((100,), (n - 1) / 2))
+    x = torch.full((100,), 2.0)
+    dist.all_reduce(x, dist.ReduceOp.PRODUCT)
+    assert (x == 2.0**n).all()
+
+def all_reduce_is_bitwise_alike_on_all_ranks_and_every_time():
+    torch.manual_seed(rank)
+    given, results = torch.randn(100_003), []
+    for _ in range(2):
+        x = given.clone()
+        dist.all_reduce(x)
+        first = x.clone()
+        dist.broadcast(first, 0)
+        assert torch.equal(x, first)
+        results.append(x)
+    assert torch.equal(*results)
+
+def all_reduce_of_a_transposed_tensor():
+    x = torch.arange(12.0).view(3, 4).t()
+    dist.all_reduce(x)
+    assert torch.equal(x, n * torch.arange(12.0).view(3, 4).t())
+
+def handles_of_many_collectives():
+    tensors = [torch.full((1000 * i + 1,), 1.0) for i in range(8)]
+    handles = [dist.all_reduce(x, async_op=True) for x in tensors]
+    for handle in handles:
+        assert handle.wait()
+    assert all(handle.is_completed() and handle.is_success() for handle in handles)
+    assert all((x == n).all() for x in tensors)
+    assert handles[0].get_future().wait() is not None
+
+def broadcast_from_every_rank():
+    for root in range(n):
+        x = torch.arange(20_000) if rank == root else torch.zeros(20_000, dtype=torch.int64)
+        dist.broadcast(x, root)
+        assert torch.equal(x, torch.arange(20_000))
+
+def all_gather_lists_and_tensors():
+    parts = [torch.zeros(3, 2) for _ in range(n)]
+    dist.all_gather(parts, torch.full((3, 2), float(rank)))
+    assert all((part == i).all() for i, part in enumerate(parts))
+    whole = torch.zeros(5 * n, dtype=torch.int16)
+    dist.all_gather_into_tensor(whole, torch.full((5,), rank, dtype=torch.int16))
+    assert torch.equal(whole, torch.arange(n, dtype=torch.int16).repeat_interleave(5))
+
+def reduce_scatter_lists_and_tensors():
+    mine = torch.zeros(5)
+    dist.reduce_scatter_tensor(mine, torch.arange(5.0 * n))
+    assert torch.equal(mine, n * torch.arange(5.0 * rank, 5.0 * rank + 5))
+    dist.reduce_scatter(mine, [torch.full((5,), float(i)) for i in range(n)])
+    assert (mine == n * rank).all()
+
+def barrier():
+    dist.barrier()
+
+def what_is_not_planned_goes_through_gloo():
+    everyone = [None] * n
+    dist.all_gather_object(everyone, {"rank": rank})
+    assert everyone == [{"rank": i} for i in range(n)]
+    x = torch.full((4,), float(rank))
+    dist.reduce(x, 2)
+    assert rank != 2 or (x == total - n).all()
+    if rank == 0:
+        dist.send(torch.ones(1), 1)
+    elif rank == 1:
+        y = torch.zeros(1)
+        dist.recv(y, 0)
+        assert y == 1
+    exchanged = torch.zeros(n)
+    dist.all_to_all_single(exchanged, torch.full((n,), float(rank)))
+    assert torch.equal(exchanged, torch.arange(float(n)))
+
+def groups_of_some_ranks_work():
+    group = dist.new_group([0, 2])
+    if rank in (0, 2):
+        x = torch.ones(3)
+        dist.all_reduce(x, group=group)
+        assert (x == 2).all()
+
+for check in [value for value in list(globals().values()) if callable(value)
+              and getattr(value, "__module__", "") == __name__]:
+    check()
+    if rank == n - 1:
+        print("passed", check.__name__)
+dist.destroy_process_group()
+"""
+NAMES = [line[4 : line.index("(")] for line in CHECKS.splitlines() if line.startswith("def ")]
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    script = tmp_path_factory.mktemp("scripts") / "checks.py"
+    script.write_text(CHECKS)
+    return meshmend_run("--mesh", "4x4", "--fail", "2x2@0,2", script)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_collectives(checked: Ended, name: str) -> None:
+    assert f"passed {name}\n" in checked.stdout, checked.stderr
+
+
+@pytest.mark.slow
+def test_the_same_over_messages_of_gloo(tmp_path: Path) -> None:
+    script = tmp_path / "checks.py"
+    script.write_text(CHECKS)
+
+    ended = meshmend_run("--mesh", "2x3", "--fail", "0,1", script, MESHMEND_TRANSPORT="gloo")
+
+    assert ended.stdout.count("passed") == len(NAMES), ended.stderr
+
+
+MISMATCH = """
+import torch, torch.distributed as dist
+dist.init_process_group("meshmend")
+try:
+    dist.all_reduce(torch.ones(1000 + (dist.get_rank() == 1)))
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_sizes_that_differ_give_an_error_on_every_rank(tmp_path: Path) -> None:
+    script = tmp_path / "mismatch.py"
+    script.write_text(MISMATCH)
+
+    ended = meshmend_run("--mesh", "2x3", script)
+
+    lines = ended.stdout.splitlines()
+    assert len(lines) == 6, ended.stderr
+    assert all("ranks disagree: chip" in line and "4004 bytes" in line for line in lines)
+
+
+def test_settings_survive_the_environment() -> None:
+    mesh = parse_mesh("4x4x2", wrap="1", fail=["2x2x1@0,2,0", "link:3,3,0-3,3,1"])
+    settings = Settings(mesh, algorithm="trees", n_slices=3, bind="10.0.0.1", secret="s")
+    assert settings_from(settings.environment()) == settings
+
+
+@pytest.mark.parametrize(
+    ("environment", "match"),
+    [
+        ({}, "MESHMEND_MESH is not set; start the script with 'meshmend run"),
+        ({"MESHMEND_MESH": "4by4"}, "--mesh needs positive extents"),
+        ({"MESHMEND_MESH": "4x4", "MESHMEND_SLICES": "two"}, "MESHMEND_SLICES needs a whole"),
+        ({"MESHMEND_MESH": "4x4", "MESHMEND_TRANSPORT": "mpi"}, "MESHMEND_TRANSPORT needs one of"),
+        ({"MESHMEND_MESH": "4x4", "MESHMEND_FAIL": "2x2@0,2; 9,9"}, "inside the mesh 4x4"),
+    ],
+)
+def test_an_environment_that_cannot_be_read_is_refused(
+    environment: dict[str, str], match: str
+) -> None:
+    with pytest.raises(InputError, match=match):
+        settings_from(environment)
+
+
+def test_a_world_of_another_size_is_refused() -> None:
+    with pytest.raises(InputError, match=r"each of the 12 live chips .* but the world size is 16"):
+        check_world(parse_mesh("4x4", fail=["2x2@0,2"]), 16)
+
+
+def test_an_error_reaches_whoever_waits_in_python_and_in_cpp() -> None:
+    progress = Progress("test")
+
+    def fail() -> None:
+        raise InputError("no such thing")
+
+    handle = progress.submit(fail, [torch.ones(1)])
+    with pytest.raises(InputError, match="no such thing"):
+        handle.wait(timedelta(seconds=1))
+    with pytest.raises(Exception, match="no such thing"):
+        handle.get_future().wait()
+    assert handle.is_completed()
+    assert not handle.is_success()
+    assert progress.finish(1.0)
+
+
+def test_payloads_are_cut_by_their_size_and_by_the_shape_of_the_schedule() -> None:
+    from meshmend.schedule.ring_builders import rank_ring
+    from meshmend.schedule.spanning import broadcast
+    from meshmend.schedule.table import Collective
+
+    mesh = parse_mesh("4x4")
+    ring, tree = rank_ring(mesh, Collective.ALLREDUCE), broadcast(mesh, 0)
+    assert default_slices(ring, 1 << 20) == 1
+    assert default_slices(tree, 1 << 20) == 16
+    assert default_slices(tree, 100) == 1
