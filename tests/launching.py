@@ -12,10 +12,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
 
-from meshmend.cli import main, run  # noqa: E402
-
-if all(command.name != "run" for command in main.app.registered_commands):
-    main.app.command("run", context_settings=run.CONTEXT)(run.run_command)
+from meshmend.cli import main
 
 
 @dataclass(frozen=True)
@@ -71,9 +68,10 @@ def _become_command(folder: Path, arguments: list[str], environment: dict[str, s
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for fd, name in ((1, "out"), (2, "err")):
             os.dup2(os.open(folder / name, os.O_CREAT | os.O_WRONLY | os.O_APPEND), fd)
-        sys.stdout, sys.stderr = (os.fdopen(fd, "w", buffering=1) for fd in (1, 2))
+        sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115  # to the end
+        sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
         os.environ.update(environment)
-        code = main.run(["run", *arguments])
+        code = main.run_line(["run", *arguments])
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -43,7 +43,7 @@ class SlowSimulation:
     rows: Sequence[Row]
     figures: Figures
     slices: int
-    lags: Sequence[int] = ()  # none: no row has any
+    lags: Sequence[float] = ()  # none: no row has any
     now: Fraction = Fraction(0)
     round: int = 0
     holds: dict[Message, Fraction] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class SlowSimulation:
     def _hold(self, message: Message) -> Fraction:
         return self.figures.overhead + self._bytes(message) / self.figures.bandwidth
 
-    def _priority(self, message: Message) -> tuple[int, int]:
+    def _priority(self, message: Message) -> tuple[float, int]:
         part, row = message
         return part + (self.lags[row] if self.lags else 0), row
 
@@ -167,7 +167,7 @@ class SlowSimulation:
             if channel is not None and channel not in taken:
                 other = on_channel.get(channel, message)
                 on_channel[channel] = min(message, other, key=self._priority)
-        at_chip: dict[int, tuple[int, tuple[int, int], Message]] = {}
+        at_chip: dict[int, tuple[int, tuple[float, int], Message]] = {}
         for message, came in self.came_to_chip.items():
             chip = self.rows[message[1]].dst
             if message not in self.adding_since and chip not in adding:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from meshmend import __version__
-from meshmend.cli.main import run
+from meshmend.cli.main import run_line as run
 from meshmend.schedule.algorithms import ALGORITHMS
 
 Captured = pytest.CaptureFixture[str]
@@ -223,7 +223,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 def test_help_imports_nothing_heavy() -> None:
     done = python(
         "import sys\n"
-        "from meshmend.cli.main import run\n"
+        "from meshmend.cli.main import run_line as run\n"
         "assert run(['--help']) == 0\n"
         "heavy = {'numpy', 'scipy', 'numba', 'torch', 'jax'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"

@@ -157,5 +157,7 @@ def test_a_schedule_needs_as_many_chips_as_it_has_ranks() -> None:
 def test_an_unknown_algorithm_is_refused_with_the_names_there_are() -> None:
     assert algorithm("two-d").name == "two-d"
 
-    with pytest.raises(InputError, match="no algorithm 'three-d'; choose one of trees, ring-1d, two-d,"):
+    with pytest.raises(
+        InputError, match="no algorithm 'three-d'; choose one of trees, ring-1d, two-d,"
+    ):
         algorithm("three-d")

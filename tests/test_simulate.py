@@ -242,10 +242,10 @@ def both(seed: int) -> tuple[Simulation, SlowSimulation]:
     return fast, slow.run()
 
 
-def random_lags(seed: int, n_rows: int) -> NDArray[np.int32]:
-    """Return no lags at all for every other seed."""
+def random_lags(seed: int, n_rows: int) -> NDArray[np.float64]:
+    """Return lags in quarters of a slice, and none at all for every other seed."""
     rng = np.random.default_rng((seed, n_rows))
-    return rng.integers(0, 1 + seed % 2 * int(rng.integers(1, 5)), n_rows, dtype=np.int32)
+    return rng.integers(0, 1 + seed % 2 * int(rng.integers(1, 16)), n_rows) / 4.0
 
 
 def near(value: object) -> object:
@@ -383,13 +383,13 @@ def test_it_refuses_what_makes_no_sense(payload: float, slices: int, needed: str
         simulate(program, UNIT, payload_bytes=payload, slices=slices)
 
 
-@pytest.mark.parametrize("lags", [[0], [0, 0, 0], [0, -1]])
+@pytest.mark.parametrize("lags", [[0], [0, 0, 0], [0, -1], [0, float("nan")]])
 def test_it_refuses_lags_that_are_not_one_for_each_row_from_zero_on(lags: list[int]) -> None:
     rows: Rows = [(0, 1, 0, 1, COPY), (1, 0, 0, 1, COPY)]
     program = program_on(parse_mesh("1x2"), schedule_with(rows, 2, 1))
 
-    with pytest.raises(InputError, match="needs a lag from 0 on for each of 2 rows"):
-        simulate(program, UNIT, payload_bytes=1, slices=1, lags=np.array(lags, dtype=np.int32))
+    with pytest.raises(InputError, match=r"needs a lag from 0 to 10\^6 for each of 2 rows"):
+        simulate(program, UNIT, payload_bytes=1, slices=1, lags=np.array(lags, dtype=np.float64))
 
 
 def test_a_row_with_a_lag_yields_to_later_slices_of_rows_without() -> None:
@@ -401,7 +401,7 @@ def test_a_row_with_a_lag_yields_to_later_slices_of_rows_without() -> None:
         UNIT,
         payload_bytes=6,
         slices=3,
-        lags=np.array([1, 0], dtype=np.int32),
+        lags=np.array([1.0, 0.0]),
         trace=True,
     )
 

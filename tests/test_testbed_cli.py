@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from meshmend.cli.main import run
+from meshmend.cli.main import run_line as run
 from meshmend.testbed import records
 from meshmend.testbed.bed import Testbed
 from testbeds import require_testbed

@@ -49,7 +49,6 @@ def main() -> None:
         dist.all_reduce(mean)
         if rank == 0:
             print(f"step {step} loss {mean.item() / n_ranks:.6f}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

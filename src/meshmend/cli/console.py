@@ -1,7 +1,9 @@
 """What commands print: results on standard output, everything else on standard error."""
 
+import atexit
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -52,7 +54,10 @@ def progress(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
 
 
 def announce_compilation() -> None:
-    """Say on standard error, once, when Numba compiles instead of loading its cache."""
+    """Say on standard error, once, when Numba compiles instead of loading its cache.
+
+    A second process then compiles ahead what the command will need later.
+    """
     import numba.core.event as event
 
     said: list[bool] = []
@@ -62,8 +67,15 @@ def announce_compilation() -> None:
             if not said:
                 said.append(True)
                 note(f"meshmend: {_COMPILING}")
+                _compile_ahead()
 
         def on_end(self, event: Any) -> None:
             pass
 
     event.register("numba:compile", Announcer())  # type: ignore[no-untyped-call]
+
+
+def _compile_ahead() -> None:
+    command = [sys.executable, "-m", "meshmend.planning.warm_up"]
+    helper = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    atexit.register(helper.kill)  # done or not, it does not outlive the command

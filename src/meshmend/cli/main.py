@@ -12,7 +12,7 @@ import typer
 from typer.exceptions import TyperException
 
 from meshmend import __version__
-from meshmend.cli import fabrics, figures, plan, show, simulate, testbed
+from meshmend.cli import fabrics, figures, plan, run, show, simulate, testbed
 from meshmend.errors import InputError, MeshmendError
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ app.command("simulate")(simulate.simulate_command)
 app.command("fabrics")(fabrics.fabrics_command)
 app.command("show")(show.show_command)
 app.command("figures")(figures.figures_command)
+app.command("run", context_settings=run.CONTEXT)(run.run_command)
 app.add_typer(testbed.app, name="testbed")
 
 
@@ -51,7 +52,7 @@ def _root(
     pass
 
 
-def run(arguments: list[str]) -> int:
+def run_line(arguments: list[str]) -> int:
     """Run a command line and return its exit code."""
     try:
         result = app(args=arguments or ["--help"], prog_name="meshmend", standalone_mode=False)
@@ -79,4 +80,4 @@ def _failed(message: str, code: int) -> int:
 
 def main() -> None:
     """Run the command line of this process."""
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(run_line(sys.argv[1:]))

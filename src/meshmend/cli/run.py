@@ -1,12 +1,16 @@
 """`meshmend run`: a training script on every live chip of a mesh, on this machine."""
 
 import os
-from typing import Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from meshmend.cli.console import announce_compilation
 from meshmend.cli.options import FailOption, MeshOption, WrapOption, mesh_of
+
+if TYPE_CHECKING:
+    from meshmend.launch.job import Job
 
 # Everything after the script is the script's.
 CONTEXT = {"allow_interspersed_args": False}
@@ -35,6 +39,14 @@ def run_command(
             "--preload",
             metavar="MODULE",
             help="Import this once, before the workers start; repeat for more.",
+        ),
+    ] = None,
+    testbed: Annotated[
+        str | None,
+        typer.Option(
+            "--testbed",
+            metavar="BANDWIDTH",
+            help="Put each worker into its chip's network, with links of e.g. 50Mbit.",
         ),
     ] = None,
     is_module: Annotated[
@@ -67,4 +79,15 @@ def run_command(
     job = Job(
         settings, Script(script, tuple(arguments or ()), is_module), preload=tuple(preload or ())
     )
-    return run_job(job)
+    return run_job(job) if testbed is None else _run_in_testbed(job, testbed)
+
+
+def _run_in_testbed(job: "Job", bandwidth: str) -> int:
+    from meshmend.launch.job import run_job
+    from meshmend.testbed.bed import Testbed
+    from meshmend.units import parse_bandwidth
+
+    mesh = job.settings.mesh
+    with Testbed.up(mesh, link_bandwidth=parse_bandwidth(bandwidth)) as bed:
+        networked = {"GLOO_SOCKET_IFNAME": "chip"}
+        return run_job(replace(job, enter=bed.enter, address_of=bed.address, environment=networked))

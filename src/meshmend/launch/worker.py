@@ -6,7 +6,6 @@ through a file, and tells the parent of an exception before it exits.
 
 import atexit
 import ctypes
-import io
 import json
 import os
 import random
@@ -15,6 +14,7 @@ import signal
 import sys
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -65,6 +65,8 @@ def work(script: Script, place: Place, pipes: Pipes, parent: int) -> None:
     code = 1
     try:
         die_with(parent)
+        # What the parent wants undone at its end is not this process's to undo.
+        weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # not in the stubs
         _redirect(pipes)
         os.environ.update(place.environment)
         if place.enter is not None:
@@ -119,8 +121,9 @@ def _redirect(pipes: Pipes) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(pipes.out, 1)
     os.dup2(pipes.err, 2)
-    sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", 0), write_through=True)
-    sys.stderr = io.TextIOWrapper(os.fdopen(2, "wb", 0), write_through=True)
+    # Like the ones they replace, these stay open to the end.
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
 
 
 def _run(script: Script, report: int) -> int:

@@ -10,26 +10,38 @@ import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from meshmend.planning.pricing import Question, Tell, price, supported_names, tree_schedule_of
-from meshmend.planning.tree_choice import TreeShape
+from meshmend.errors import InputError
+from meshmend.planning.pricing import Question, Tell, price, supported_names
+from meshmend.planning.tree_choice import Pipeline, TreeShape
+from meshmend.planning.tree_pricing import trees_of
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.table import Collective, Schedule
+from meshmend.schedule.trees import spread_tree_schedule, tree_schedule
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.mesh import Mesh
 
-_CLASSES_PER_OCTAVE = 8  # payloads within 4.4 % of each other share their answer
-_VERSION = 1
+# Payloads within 1.5 % share their answer. No time grows faster than the payload, so that is
+# also the most by which a shared answer falls behind one's own.
+_CLASSES_PER_OCTAVE = 24
+_VERSION = 3  # of the search: answers of another are not asked for
 
-_known: dict[str, "Choice"] = {}
+_known: dict[tuple[Mesh, Fabric, float], "Choice"] = {}
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What `auto` runs: an algorithm, its packing if it is made of trees, and the slices."""
+    """What `auto` runs: an algorithm, how it is pipelined, and its packing if it has trees.
+
+    With the mesh it gives the same schedule again.
+    """
 
     algorithm: str
-    slices: int
+    pipeline: Pipeline
     shape: TreeShape | None = None
+
+    @property
+    def slices(self) -> int:
+        return self.pipeline.slices
 
 
 def choose(
@@ -42,40 +54,53 @@ def choose(
 ) -> Choice:
     """Return the fastest algorithm for a connected mesh, among all that do it.
 
-    The answer is that for the payload class, an eighth of an octave wide.
+    The answer is that for the payload class; none is more than 2 % faster for the payload itself.
     """
     typical = payload_class_bytes(payload_bytes)
-    key = _key(mesh, fabric, typical)
-    choice = _known.get(key) or _from_disk(cache_dir, key)
+    question = (mesh, fabric, typical)
+    if question in _known:
+        return _known[question]
+    path = None if cache_dir is None else cache_dir / f"{_key(mesh, fabric, typical)}.json"
+    choice = _from_disk(path)
     if choice is None:
         choice = _found(Question(mesh, typical, fabric), tell)
-        _to_disk(cache_dir, key, choice)
-    _known[key] = choice
+        _to_disk(path, choice)
+    _known[question] = choice
     return choice
 
 
+def forget() -> None:
+    """Forget the answers kept in memory."""
+    _known.clear()
+
+
 def chosen_schedule(mesh: Mesh, choice: Choice, collective: Collective) -> Schedule:
-    """Return the schedule of a choice; for a half, every rank owns an equal part where trees do."""
+    """Return the schedule of a choice; in a half made of trees every rank owns an equal chunk."""
     if choice.shape is None:
         return algorithm(choice.algorithm).build(mesh, collective)
-    return tree_schedule_of(mesh, choice.shape, collective)
+    packing = trees_of(mesh, choice.shape).packing
+    if collective is Collective.ALLREDUCE:
+        return tree_schedule(packing, collective)
+    return spread_tree_schedule(packing, collective)
 
 
 def payload_class_bytes(payload_bytes: float) -> float:
     """Return the payload that stands for its class."""
     if payload_bytes < 1:
         return 0.0
-    return float(2 ** (round(math.log2(payload_bytes) * _CLASSES_PER_OCTAVE) / _CLASSES_PER_OCTAVE))
+    octave = round(math.log2(payload_bytes) * _CLASSES_PER_OCTAVE) / _CLASSES_PER_OCTAVE
+    return float(2**octave)
 
 
 def _found(question: Question, tell: Tell) -> Choice:
     best = None
     for name in supported_names(question.mesh):
-        result = price(question, name, below_s=best and best.time_s, tell=tell)
+        below_s = None if best is None else best.time_s
+        result = price(question, name, below_s=below_s, tell=tell)
         if result is not None and (best is None or result.time_s < best.time_s):
             best = result
     assert best is not None, "trees do every connected mesh"
-    return Choice(best.name, best.simulation.slices, best.shape)
+    return Choice(best.name, best.pipeline, best.shape)
 
 
 def _key(mesh: Mesh, fabric: Fabric, payload_bytes: float) -> str:
@@ -86,28 +111,28 @@ def _key(mesh: Mesh, fabric: Fabric, payload_bytes: float) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _from_disk(cache_dir: Path | None, key: str) -> Choice | None:
-    if cache_dir is None:
+def _from_disk(path: Path | None) -> Choice | None:
+    if path is None:
         return None
     try:
-        document = json.loads((cache_dir / f"{key}.json").read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
         shape = document["shape"]
         return Choice(
-            str(document["algorithm"]),
-            int(document["slices"]),
-            None if shape is None else TreeShape(int(shape["n_trees"]), shape["depth_slack"]),
+            str(algorithm(document["algorithm"]).name),
+            Pipeline(int(document["pipeline"]["slices"]), float(document["pipeline"]["skew"])),
+            None if shape is None else TreeShape(**shape),
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (InputError, OSError, ValueError, KeyError, TypeError):
         return None  # no answer, or not one of ours: find it anew
 
 
-def _to_disk(cache_dir: Path | None, key: str, choice: Choice) -> None:
-    if cache_dir is None:
+def _to_disk(path: Path | None, choice: Choice) -> None:
+    if path is None:
         return
     try:
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        draft = cache_dir / f"{key}.part"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(".part")
         draft.write_text(json.dumps(asdict(choice)), encoding="utf-8")
-        draft.replace(cache_dir / f"{key}.json")
+        draft.replace(path)
     except OSError:
         pass  # a cache that cannot be written costs time, not answers

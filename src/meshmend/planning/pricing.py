@@ -5,16 +5,14 @@ Knows every named algorithm and, for comparison, what people do instead on a bro
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
 from meshmend.errors import InputError, UnsupportedError
-from meshmend.overlay.tree_packing import tree_packing
-from meshmend.planning.tree_choice import TreeShape, guess, tree_shapes
+from meshmend.planning.tree_choice import Pipeline, TreeShape
+from meshmend.planning.tree_pricing import best_trees
 from meshmend.schedule.algorithms import ALGORITHMS, algorithm
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
-from meshmend.schedule.table import Collective, Schedule
-from meshmend.schedule.trees import tree_schedule
+from meshmend.schedule.table import Collective
 from meshmend.simulate.baselines import program_on_part
 from meshmend.simulate.engine import Simulation, simulate
 from meshmend.simulate.program import Program, program_of
@@ -31,7 +29,6 @@ BASELINES: dict[str, Callable[[Mesh], IntactPart]] = {
 _INTACT = ("row-pair", "two-d", "rank-ring")  # on intact meshes: the paper's, then what works
 
 MAX_MESSAGES = 12_000_000  # of one search for slices
-_TREE_SHAPES_TRIED = 3
 
 Tell = Callable[[str], None]
 
@@ -49,12 +46,14 @@ class Question:
 class Price:
     """What one way to sum costs: a simulation, how many chips take part, and how it was built.
 
-    `shape` is set for tree packings: with it and the slices the schedule can be built again.
+    `shape` is set for tree packings: with it and the pipeline the schedule can be built and
+    simulated again.
     """
 
     name: str
     simulation: Simulation
     n_chips: int
+    pipeline: Pipeline
     detail: str = ""
     shape: TreeShape | None = None
 
@@ -80,10 +79,10 @@ def price(
         InputError: there is no such name.
     """
     if name == TREES:
-        return _price_trees(question, slices, tell)
+        return _price_of_trees(question, slices, tell)
     mesh = question.mesh
     if below_s is not None and _least_ring_time(question, name) > below_s:
-        _check_supported(question.mesh, name)
+        algorithm(name).check(mesh)
         return None
     tell(f"{name}: building")
     if name in BASELINES:
@@ -93,13 +92,8 @@ def price(
     if below_s is not None and _least_time(question, program) > below_s:
         return None
     tell(f"{name}: simulating")
-    return Price(name, _simulated(question, program, slices), n_chips, detail)
-
-
-def tree_schedule_of(mesh: Mesh, shape: TreeShape, collective: Collective) -> Schedule:
-    """Return the schedule over the trees of this shape."""
-    packing = tree_packing(mesh, n_trees=shape.n_trees, depth_slack=shape.depth_slack)
-    return tree_schedule(packing, collective)
+    result = _simulated(question, program, slices)
+    return Price(name, result, n_chips, Pipeline(result.slices), detail)
 
 
 def supported_names(mesh: Mesh) -> Iterator[str]:
@@ -109,7 +103,7 @@ def supported_names(mesh: Mesh) -> Iterator[str]:
         if name == TREES:
             continue
         try:
-            _check_supported(mesh, name)
+            algorithm(name).check(mesh)
         except UnsupportedError:
             continue
         yield name
@@ -125,15 +119,24 @@ def checked_names(names: Iterable[str]) -> list[str]:
     return wanted
 
 
-def _check_supported(mesh: Mesh, name: str) -> None:
-    algorithm(name).check(mesh)
+def _price_of_trees(question: Question, slices: int | None, tell: Tell) -> Price:
+    found = best_trees(
+        question.mesh, question.fabric, question.payload_bytes, slices=slices, tell=tell
+    )
+    figures = found.trees.figures
+    trees = f"{figures.n_trees} tree{'s' if figures.n_trees > 1 else ''} of depth {figures.depth}"
+    return Price(
+        TREES,
+        found.simulation,
+        question.mesh.n_live,
+        found.pipeline,
+        trees,
+        found.trees.shape,
+    )
 
 
 def _program(mesh: Mesh, name: str) -> Program:
-    return _program_of(mesh, algorithm(name).build(mesh, Collective.ALLREDUCE))
-
-
-def _program_of(mesh: Mesh, schedule: Schedule) -> Program:
+    schedule = algorithm(name).build(mesh, Collective.ALLREDUCE)
     return program_of(schedule, hazards_of(schedule), placed(mesh, schedule).routes)
 
 
@@ -181,48 +184,3 @@ def _least_time(question: Question, program: Program) -> float:
     _, payloads = program.channel_loads
     busiest_s = payloads.max(initial=0.0) * question.payload_bytes
     return max(0.98 * empty_s, float(busiest_s) / fabric.link_bandwidth_bytes_per_s)
-
-
-@lru_cache(maxsize=32)
-def _tree_program(mesh: Mesh, shape: TreeShape) -> tuple[Program, int, int]:
-    """Return the program of a packing, its depth, and how many trees its busiest link carries."""
-    packing = tree_packing(mesh, n_trees=shape.n_trees, depth_slack=shape.depth_slack)
-    schedule = tree_schedule(packing, Collective.ALLREDUCE)
-    load = round(packing.max_load * packing.n_trees)
-    return _program_of(mesh, schedule), packing.depth, load
-
-
-def _price_trees(question: Question, slices: int | None, tell: Tell) -> Price:
-    """Try the likeliest packings with their likeliest slices; then look around the best one's."""
-    mesh, fabric, payload_bytes = question.mesh, question.fabric, question.payload_bytes
-    best: Price | None = None
-    for number, (shape, _) in enumerate(tree_shapes(mesh, fabric, payload_bytes)):
-        if number == _TREE_SHAPES_TRIED:
-            break
-        tell(f"trees: trying {shape.n_trees}")
-        program, depth, load = _tree_program(mesh, shape)
-        _, likely = guess(depth, load, shape.n_trees, fabric, payload_bytes)
-        best = _better(best, question, shape, slices or likely)
-    assert best is not None, "there is always a shape to try"
-    if slices is None:
-        around = best.simulation.slices
-        for nearby in (around * 3 // 4, around * 4 // 3):
-            program, _, _ = _tree_program(mesh, _shape_of(best))
-            if nearby > 0 and nearby != around and program.n_rows * nearby <= MAX_MESSAGES:
-                tell(f"trees: trying {nearby} slices")
-                best = _better(best, question, _shape_of(best), nearby)
-    return best
-
-
-def _better(best: Price | None, question: Question, shape: TreeShape, slices: int) -> Price:
-    program, depth, _ = _tree_program(question.mesh, shape)
-    result = simulate(program, question.fabric, payload_bytes=question.payload_bytes, slices=slices)
-    if best is not None and best.time_s <= result.time_s:
-        return best
-    words = f"{shape.n_trees} tree{'s' if shape.n_trees > 1 else ''} of depth {depth}"
-    return Price(TREES, result, question.mesh.n_live, words, shape)
-
-
-def _shape_of(price: Price) -> TreeShape:
-    assert price.shape is not None, "trees have a shape"
-    return price.shape

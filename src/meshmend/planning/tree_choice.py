@@ -1,71 +1,142 @@
-"""Which tree packing for which payload: candidates in the order in which to try them.
+"""Which tree packing for which payload: a formula that ranks packings, and what it starts from.
 
-Few shallow trees for short payloads, many even ones for long ones. A formula ranks them; the
-simulator has the last word.
+Few shallow trees for short payloads, many even ones for long ones. The formula knows how deep
+the trees are and how many of them the busiest link carries; the simulator has the last word.
 """
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
-from meshmend.overlay.tree_packing import tree_counts
-from meshmend.simulate.packing_number import packing_number
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.overlay.tree_packing import TreePacking, tree_counts
+from meshmend.overlay.tree_search import least_load
 from meshmend.topology.fabric import Fabric
-from meshmend.topology.graph import radius
+from meshmend.topology.graph import eccentricities
 from meshmend.topology.mesh import Mesh
 
-MOST_TREES = 64
-_FEW_TREES = (1, 2, 3, 4)
-_MAX_SLICES = 512
+MOST_TREES = 32
+MOST_SLICES = 1024
+_FEW_TREES = (1, 2, 4, 8)
+_SLACKS = (0, 1, 2)
+_USUAL_LAG = 1.25  # hops' worth of time that one hop of urgency is worth: found by trying
 
 
 @dataclass(frozen=True)
 class TreeShape:
-    """The parameters of a packing: how many trees, and how much deeper than the radius at most
-    (None: as deep as even loads need)."""
+    """The parameters of a packing: with the mesh they give the same trees again.
+
+    `depth_slack` is how much deeper than the radius the trees may be, None: as deep as even
+    loads need. More `effort` searches longer.
+    """
 
     n_trees: int
     depth_slack: int | None = None
+    effort: int = 1
 
 
-def tree_shapes(
-    mesh: Mesh, fabric: Fabric, payload_bytes: float
-) -> Iterator[tuple[TreeShape, int]]:
-    """Yield packings worth a try with the slices that fit them, best guess first."""
-    least_load = 1 / packing_number(mesh).upper if mesh.n_live > 1 else 0.0
-    depth = radius(mesh)
-    counts = sorted({*_FEW_TREES, *tree_counts(mesh, MOST_TREES)})
-    guesses = []
-    for n_trees in counts:
-        load = math.ceil(n_trees * least_load - 1e-9)
-        for slack, deeper in ((None, depth + depth // 8 + 1), (0, depth)):
-            if slack == 0 and n_trees > _FEW_TREES[-1]:
-                continue  # even loads do not fit into the least depth
-            shape = TreeShape(n_trees, slack)
-            guesses.append((*guess(deeper, load, n_trees, fabric, payload_bytes), shape))
-    for _, slices, shape in sorted(guesses, key=lambda each: each[0]):
-        yield shape, slices
+@dataclass(frozen=True)
+class TreeFigures:
+    """What the formula needs to know of a packing: depth, and trees on the busiest link."""
+
+    n_trees: int
+    depth: int
+    load: int
 
 
-def guess(
-    depth: int, load: int, n_trees: int, fabric: Fabric, payload_bytes: float
-) -> tuple[float, int]:
-    """Return about how long trees take with the best number of slices, and that number.
+@dataclass(frozen=True)
+class Pipeline:
+    """How a table is pipelined: in how many slices, and the slices of lag that a hop is worth."""
 
-    The last slice leaves when the busiest link has carried `load` trees' worth of all slices,
-    and then goes up and down: each hop costs latency, overhead and the slice's own bytes.
+    slices: int
+    skew: float = 0.0
+
+
+@lru_cache(maxsize=8)
+def _eccentricities(mesh: Mesh) -> NDArray[np.int32]:
+    return eccentricities(mesh)
+
+
+def radius_of(mesh: Mesh) -> int:
+    """Return the mesh's radius; those asked for last are kept."""
+    return int(_eccentricities(mesh).min())
+
+
+def figures_of(packing: TreePacking) -> TreeFigures:
+    """Return a packing's figures."""
+    return TreeFigures(packing.n_trees, packing.depth, round(packing.max_load * packing.n_trees))
+
+
+def likely_shapes(mesh: Mesh) -> Iterator[tuple[TreeShape, TreeFigures]]:
+    """Yield packings worth a thought, with figures that they are likely to reach.
+
+    Trees of little depth all hang from the few ranks in the middle and crowd their links: about
+    one tree in as many as there are such ranks beyond what is least.
     """
-    overhead_s = fabric.message_overhead_s
-    tree_s = payload_bytes / n_trees / fabric.link_bandwidth_bytes_per_s
+    from_center = _eccentricities(mesh)
+    radius = int(from_center.min())
+    for n_trees in sorted({*_FEW_TREES, *tree_counts(mesh, MOST_TREES)}):
+        least = least_load(mesh, n_trees)
+        yield TreeShape(n_trees), TreeFigures(n_trees, radius + radius // 10 + 1, least)
+        for slack in _SLACKS if n_trees > 1 else ():
+            n_central = int(np.count_nonzero(from_center <= radius + slack))
+            load = min(n_trees, least + n_trees // n_central)
+            yield TreeShape(n_trees, slack), TreeFigures(n_trees, radius + slack, load)
 
-    def time_s(slices: int) -> float:
-        message_s = overhead_s + tree_s / slices
-        return 2 * depth * (fabric.hop_latency_s + message_s) + load * slices * message_s
 
-    if overhead_s and load:
-        best = math.sqrt(2 * depth * tree_s / (load * overhead_s))
-    else:
-        best = float(_MAX_SLICES)
-    nearby = {max(1, min(_MAX_SLICES, round(best * factor))) for factor in (0.9, 1.0, 1.1)}
-    slices = min(sorted(nearby), key=time_s)
-    return time_s(slices), slices
+def likely_time_s(figures: TreeFigures, fabric: Fabric, payload_bytes: float, slices: int) -> float:
+    """Return about how long trees take.
+
+    The busiest link carries `load` trees' worth of every slice; the last slice then goes up and
+    down, and each hop costs latency, overhead and the slice's own bytes.
+    """
+    hop_s, slice_s = _paces(figures, fabric, payload_bytes, slices)
+    return 2 * figures.depth * hop_s + slices * slice_s
+
+
+def likely_slices(figures: TreeFigures, fabric: Fabric, payload_bytes: float) -> int:
+    """Return the number of slices for which the formula is least."""
+    overhead_s = fabric.message_overhead_s * figures.load
+    if not overhead_s:
+        return MOST_SLICES // 4 if payload_bytes and figures.load else 1
+    tree_s = payload_bytes / figures.n_trees / fabric.link_bandwidth_bytes_per_s
+    best = math.sqrt(2 * figures.depth * tree_s / overhead_s)
+    return max(1, min(MOST_SLICES, round(best)))
+
+
+def slices_to_fill(figures: TreeFigures, fabric: Fabric, payload_bytes: float, slices: int) -> int:
+    """Return how many slices are under way at once, about."""
+    hop_s, slice_s = _paces(figures, fabric, payload_bytes, slices)
+    return math.ceil(2 * figures.depth * hop_s / slice_s) if slice_s else slices
+
+
+def slice_pace_s(figures: TreeFigures, fabric: Fabric, payload_bytes: float, slices: int) -> float:
+    """Return the time between slices once the pipeline is full."""
+    return _paces(figures, fabric, payload_bytes, slices)[1]
+
+
+def likely_skew(
+    figures: TreeFigures,
+    fabric: Fabric,
+    payload_bytes: float,
+    slices: int,
+    *,
+    lag: float = _USUAL_LAG,
+) -> float:
+    """Return the slices of lag that one hop is worth: the slices that pass in its time."""
+    hop_s, slice_s = _paces(figures, fabric, payload_bytes, slices)
+    return round(lag * hop_s / slice_s, 6) if slice_s else 0.0
+
+
+def _paces(
+    figures: TreeFigures, fabric: Fabric, payload_bytes: float, slices: int
+) -> tuple[float, float]:
+    """Return what one hop takes, and the time between slices on the busiest link or chip."""
+    size = payload_bytes / figures.n_trees / slices
+    hold_s = fabric.message_overhead_s + size / fabric.link_bandwidth_bytes_per_s
+    add_s = size / (fabric.chip_bandwidth_bytes_per_s or math.inf)
+    slice_s = max(figures.load * hold_s, figures.n_trees * add_s)
+    return fabric.hop_latency_s + hold_s + add_s / 2, slice_s

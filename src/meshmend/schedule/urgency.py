@@ -28,10 +28,10 @@ def remaining_hops(schedule: Schedule, hazards: Hazards, routes: Routes) -> NDAr
     return remaining
 
 
-def lags(remaining: NDArray[np.int32], skew: float) -> NDArray[np.int32]:
+def lags(remaining: NDArray[np.int32], skew: float) -> NDArray[np.float64]:
     """Return how many slices each row yields to the rows with the most hops still to go."""
-    behind = remaining.max(initial=0) - remaining
-    return np.rint(behind * skew).astype(np.int32)
+    ahead: NDArray[np.int32] = remaining.max(initial=0) - remaining
+    return np.multiply(ahead, skew, dtype=np.float64)
 
 
 @njit(cache=True)

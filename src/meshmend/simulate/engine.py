@@ -14,9 +14,9 @@ The rules, which fix every time that comes out:
   added it up, which takes `bytes / chip_bandwidth`, one message after another, first come first
   served, the first by priority among those that come at once.
 - A channel that is free starts the first by priority of what waits for it at once.
-- Priority is the smaller (slice + lag, row), where a row's lag is zero unless it is given: a row
-  of lag 3 yields to rows without until they are three slices ahead. Of one row the earlier
-  slice goes first.
+- Priority is the smaller (slice + lag, row), where a row's lag, in slices and rounded to 64ths, is
+  zero unless it is given: a row of lag 3 yields to rows without until they are three slices
+  ahead. Of one row the earlier slice goes first.
 - All that happens at one time is taken in before any channel or chip chooses. What a choice
   brings about at that same time (where latency or holding time is zero) makes another round.
 
@@ -77,6 +77,7 @@ class Simulation:
     time_s: float
     phases: tuple[PhaseTime, ...]
     channel_busy_s: NDArray[np.float64]
+    lags: NDArray[np.float64] | None
     trace: Trace | None = None
 
     @property
@@ -96,7 +97,7 @@ def simulate(
     *,
     payload_bytes: float,
     slices: int,
-    lags: NDArray[np.int32] | None = None,
+    lags: NDArray[np.float64] | None = None,
     trace: bool = False,
     progress: Progress | None = None,
 ) -> Simulation:
@@ -112,12 +113,11 @@ def simulate(
         raise InputError(f"simulate needs a payload of 0 bytes or more, but got {payload_bytes}")
     if slices < 1:
         raise InputError(f"simulate needs one slice or more, but got {slices}")
-    lags = _checked_lags(program, lags)
+    levels = _levels(program, lags)
     delays, tick_s = _delays(program, fabric, payload_bytes, slices)
     state = _start_state(program, delays, slices, n_traced=program.n_hops * slices * trace)
     state.clock[nodes.CHIPS_LIMIT] = fabric.chip_bandwidth_bytes_per_s is not None
-    state.clock[nodes.N_LEVELS] = slices + int(lags.max(initial=0))
-    _run(program, lags, state, slices, progress)
+    _run(program, levels, state, slices, progress)
     return Simulation(
         schedule=program.schedule,
         fabric=fabric,
@@ -129,7 +129,8 @@ def simulate(
             for phase, (first, last) in zip(program.schedule.phases, state.phases[:-1], strict=True)
         ),
         channel_busy_s=state.channels[:, events.BUSY_TICKS].astype(np.float64) * tick_s,
-        trace=_trace_of(program, lags, state, tick_s) if trace else None,
+        lags=lags,
+        trace=_trace_of(program, levels, state, tick_s) if trace else None,
     )
 
 
@@ -156,20 +157,13 @@ def _delays(
 def _start_state(
     program: Program, delays: NDArray[np.int64], slices: int, *, n_traced: int
 ) -> State:
-    """Return the state at time 0: every channel is free and chooses."""
-    starts = program.tables.start_ptr
-    begin = np.nonzero(np.diff(starts))[0]
+    """Return the state at time 0: every channel is free, and nothing waits yet."""
     clock = np.zeros(nodes.N_CLOCK, dtype=np.int64)
     clock[nodes.N_SLICES] = slices
     clock[nodes.N_NODES] = program.n_channels
     clock[[nodes.FREE_NODES, nodes.IN_PLACE, nodes.TO_ADD]] = nodes.NOTHING
-    clock[nodes.N_TO_CHOOSE] = len(begin)
-    channels = np.zeros((program.n_channels, 8), dtype=np.int64)
+    channels = np.zeros((program.n_channels, 4), dtype=np.int64)
     channels[:, events.WAITING] = nodes.NOTHING
-    channels[begin, events.DOING] = events.CHOOSING
-    channels[: len(begin), events.TO_CHOOSE] = begin
-    channels[:, events.START_AT] = channels[:, events.CURSOR] = starts[:-1]
-    channels[:, events.START_STOP] = starts[1:]
     queues = np.full((delays.size, 4), nodes.NOTHING, dtype=np.int64)
     queues[:, nodes.TICKS] = delays
     chips = np.full((program.schedule.n_ranks, 4), nodes.NOTHING, dtype=np.int64)
@@ -187,42 +181,44 @@ def _start_state(
     )
 
 
-def _checked_lags(program: Program, lags: NDArray[np.int32] | None) -> NDArray[np.int32]:
+def _levels(program: Program, lags: NDArray[np.float64] | None) -> NDArray[np.int32]:
+    """Return the lags in levels."""
     if lags is None:
         return np.zeros(program.n_rows, dtype=np.int32)
-    if lags.shape != (program.n_rows,) or lags.min(initial=0) < 0:
+    if lags.shape != (program.n_rows,) or not 0 <= lags.min(initial=0) <= lags.max(initial=0) < 1e6:
         raise InputError(
-            f"simulate needs a lag from 0 on for each of {program.n_rows} rows, but got an array "
-            f"of shape {lags.shape} from {lags.min(initial=0)} on"
+            f"simulate needs a lag from 0 to 10^6 for each of {program.n_rows} rows, but got "
+            f"{lags.size} from {lags.min(initial=0)} to {lags.max(initial=0)}"
         )
-    return np.array(lags, dtype=np.int32)
+    return np.rint(lags * nodes.LEVELS_PER_SLICE).astype(np.int32)
 
 
 def _run(
     program: Program,
-    lags: NDArray[np.int32],
+    levels: NDArray[np.int32],
     state: State,
     slices: int,
     progress: Progress | None,
 ) -> None:
     n_messages = program.n_rows * slices
     done = 0
+    events.begin(program.tables, levels, state)
     while done < n_messages:
         step = n_messages if progress is None else _MESSAGES_PER_REPORT
-        before, done = done, events.run(program.tables, lags, state, min(done + step, n_messages))
+        before, done = done, events.run(program.tables, levels, state, min(done + step, n_messages))
         assert done > before, "hazards name earlier rows only, so some message can always go on"
         if progress is not None:
             progress(done / n_messages)
 
 
-def _trace_of(program: Program, lags: NDArray[np.int32], state: State, tick_s: float) -> Trace:
+def _trace_of(program: Program, levels: NDArray[np.int32], state: State, tick_s: float) -> Trace:
     key, channel, start = state.trace.T
     row = (key & 0xFFFFFFFF).astype(np.int32)
     release = events.N_KINDS * program.tables.rows[row, SIZE_CLASS] + events.RELEASE
     held = state.delays[release, nodes.TICKS]
     return Trace(
         row=row,
-        slice=(key >> 32).astype(np.int32) - lags[row],
+        slice=((key >> 32).astype(np.int32) - levels[row]) // nodes.LEVELS_PER_SLICE,
         channel=channel.astype(np.int32),
         start_s=start * tick_s,
         end_s=(start + held) * tick_s,

@@ -23,9 +23,9 @@ from meshmend.simulate.nodes import (
     KEY,
     LAST,
     LEAVING,
+    LEVELS_PER_SLICE,
     N_DONE,
     N_FREED,
-    N_LEVELS,
     N_POSTED,
     N_SLICES,
     N_TO_CHOOSE,
@@ -33,6 +33,7 @@ from meshmend.simulate.nodes import (
     NEXT,
     NOTHING,
     NOW,
+    REPEATS,
     ROW_BITS,
     TICKS,
     TIME,
@@ -67,16 +68,11 @@ ARRIVE: Final = 1
 ADDED: Final = 2
 N_KINDS: Final = 3
 
-# Columns of State.channels. Rows that wait for nothing are ready at once in all slices: a
-# cursor walks through them from START_AT to START_STOP, one level (slice plus lag) after another.
-WAITING: Final = 0  # the heap of what else waits
+# Columns of State.channels.
+WAITING: Final = 0  # the heap of what waits
 DOING: Final = 1  # IDLE, CHOOSING or BUSY
 BUSY_TICKS: Final = 2
-CURSOR: Final = 3
-CURSOR_LEVEL: Final = 4
-START_AT: Final = 5
-START_STOP: Final = 6
-TO_CHOOSE: Final = 7  # one place of the list of channels that are to choose
+TO_CHOOSE: Final = 3  # one place of the list of channels that are to choose
 IDLE: Final = 0
 CHOOSING: Final = 1
 BUSY: Final = 2
@@ -101,16 +97,25 @@ class State(NamedTuple):
 
 
 @kernel
+def begin(tables: Tables, lags: NDArray[np.int32], state: State) -> None:
+    """Let the first slice of every row that waits for nothing wait for its channel."""
+    for row in tables.start_rows:
+        node = new_node(state.clock, state.nodes, np.int64(lags[row]) << 32 | row)
+        state.nodes[node, HOP] = tables.rows[row, FIRST_HOP] | REPEATS
+        _wait(state.clock, state.nodes, state.channels, tables.hops, node)
+
+
+@kernel
 def run(tables: Tables, lags: NDArray[np.int32], state: State, until_done: int) -> int:
     """Go on until this many messages are done; return how many are."""
     rows, hops, after = tables.rows, tables.hops, tables.after
-    slot_row, start_rows = tables.slot_row, tables.start_rows
+    slot_row = tables.slot_row
     clock, nodes, delays, channels = state.clock, state.nodes, state.delays, state.channels
     chips, counters, phases, trace = state.chips, state.counters, state.phases, state.trace
     while True:
         for at in range(clock[N_TO_CHOOSE]):
             channel = channels[at, TO_CHOOSE]
-            node = _first_waiting(clock, nodes, channels, rows, lags, start_rows, channel)
+            node = _first_waiting(clock, nodes, channels, lags, channel)
             if node == NOTHING:
                 channels[channel, DOING] = IDLE
             else:
@@ -158,7 +163,7 @@ def run(tables: Tables, lags: NDArray[np.int32], state: State, until_done: int) 
 
 @kernel
 def _slice_of(key, lags):  # type: ignore[no-untyped-def]
-    return (key >> 32) - lags[key & ROW_BITS]
+    return ((key >> 32) - lags[key & ROW_BITS]) // LEVELS_PER_SLICE
 
 
 @kernel
@@ -175,7 +180,7 @@ def _set_off(  # type: ignore[no-untyped-def]
             if counters[counter] > 0:
                 continue
             row = np.int64(slot_row[row])
-        node = new_node(clock, nodes, (part + lags[row]) << 32 | row)
+        node = new_node(clock, nodes, (part * LEVELS_PER_SLICE + lags[row]) << 32 | row)
         if code & 3 == COUNTED_WRITE:
             _may_write(clock, nodes, rows, node)
         else:
@@ -186,7 +191,7 @@ def _set_off(  # type: ignore[no-untyped-def]
 @kernel
 def _wait(clock, nodes, channels, hops, node):  # type: ignore[no-untyped-def]
     """Let a message wait for the channel of its hop."""
-    channel = channel_of(hops[nodes[node, HOP]])
+    channel = channel_of(hops[nodes[node, HOP] & ROW_BITS])
     nodes[node, CHILD] = NOTHING
     channels[channel, WAITING] = meld(nodes, channels[channel, WAITING], node)
     if channels[channel, DOING] == IDLE:
@@ -249,35 +254,22 @@ def _next_in_place(clock, nodes, phases, rows):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _first_waiting(clock, nodes, channels, rows, lags, start_rows, channel):  # type: ignore[no-untyped-def]
-    """Take the first message that waits for a channel from its heap or its cursor."""
-    node, at = channels[channel, WAITING], _settled(clock, channels, lags, start_rows, channel)
-    if at < channels[channel, START_STOP]:
-        row = np.int64(start_rows[at])
-        key = channels[channel, CURSOR_LEVEL] << 32 | row
-        if node == NOTHING or key < nodes[node, KEY]:
-            channels[channel, CURSOR] = at + 1
-            node = new_node(clock, nodes, key)
-            nodes[node, HOP] = rows[row, FIRST_HOP]
-            return node
-    if node != NOTHING:
-        channels[channel, WAITING] = without_top(nodes, node)
+def _first_waiting(clock, nodes, channels, lags, channel):  # type: ignore[no-untyped-def]
+    """Take the first message that waits for a channel; if its row waits for nothing, let the
+    next slice wait instead."""
+    node = channels[channel, WAITING]
+    if node == NOTHING:
+        return node
+    channels[channel, WAITING] = without_top(nodes, node)
+    if nodes[node, HOP] & REPEATS:
+        key = nodes[node, KEY] + (LEVELS_PER_SLICE << 32)
+        if _slice_of(key, lags) < clock[N_SLICES]:
+            following = new_node(clock, nodes, key)
+            nodes[following, HOP] = nodes[node, HOP]
+            nodes[following, CHILD] = NOTHING
+            channels[channel, WAITING] = meld(nodes, channels[channel, WAITING], following)
+        nodes[node, HOP] &= ROW_BITS
     return node
-
-
-@kernel
-def _settled(clock, channels, lags, start_rows, channel):  # type: ignore[no-untyped-def]
-    """Move a channel's cursor on to a row that has a slice on the cursor's level; return where."""
-    first, stop = channels[channel, START_AT], channels[channel, START_STOP]
-    at, level = channels[channel, CURSOR], channels[channel, CURSOR_LEVEL]
-    while level < clock[N_LEVELS]:
-        while at < stop and not 0 <= level - lags[start_rows[at]] < clock[N_SLICES]:
-            at += 1
-        if at < stop or first == stop:
-            break
-        at, level = first, level + 1
-    channels[channel, CURSOR], channels[channel, CURSOR_LEVEL] = at, level
-    return at if level < clock[N_LEVELS] else stop
 
 
 @kernel

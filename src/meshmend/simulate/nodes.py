@@ -16,12 +16,14 @@ kernel = njit(cache=True, _nrt=False)  # type: ignore[call-overload]  # not in N
 
 NOTHING: Final = -1  # no node
 ROW_BITS: Final = 0xFFFFFFFF
+REPEATS: Final = 1 << 40  # of a row that waits for nothing: when it goes, the next slice waits
+LEVELS_PER_SLICE: Final = 64  # a message's level is its slice times this, plus its row's lag
 
 # Columns of `nodes`. A node is posted with a time, or sits in a heap with a child.
 TIME: Final = 0
 CHILD: Final = 0
-KEY: Final = 1  # (slice + the row's lag) << 32 | row: the smaller goes first
-HOP: Final = 2
+KEY: Final = 1  # level << 32 | row: the smaller goes first
+HOP: Final = 2  # where its channel stands, and perhaps REPEATS
 LEAVING: Final = 2  # of a channel's own node: what its release sets off, start << 32 | stop
 NEXT: Final = 3
 
@@ -44,8 +46,7 @@ N_FREED: Final = 8
 N_POSTED: Final = 9  # how many delays have events
 N_TRACED: Final = 10
 CHIPS_LIMIT: Final = 11  # whether adding up takes time
-N_LEVELS: Final = 12  # slices plus the largest lag
-N_CLOCK: Final = 13
+N_CLOCK: Final = 12
 
 
 @kernel

@@ -45,8 +45,7 @@ class Tables(NamedTuple):
     A row's message takes the channels of `hops` from its first hop on; the last one stands there
     as its complement `~channel`. `after` lists what rows set off. A sending that waits for one
     row only is set off by it at once; what waits for more owns a slot, which counts down from
-    `slot_needs`. Rows that wait for nothing are listed by the channel they start on, in row
-    order.
+    `slot_needs`. Rows that wait for nothing are listed.
     """
 
     rows: NDArray[np.int32]
@@ -54,7 +53,6 @@ class Tables(NamedTuple):
     after: NDArray[np.uint32]
     slot_row: NDArray[np.int32]
     slot_needs: NDArray[np.int32]
-    start_ptr: NDArray[np.int64]
     start_rows: NDArray[np.int32]
 
 
@@ -112,15 +110,13 @@ def program_of(schedule: Schedule, hazards: Hazards, routes: Routes) -> Program:
     after = _enter_successors(rows, *dependencies)
     hops = routes.channels.copy()
     hops[routes.hop_ptr[1:] - 1] = ~hops[routes.hop_ptr[1:] - 1]
-    start_ptr, start_rows = _starts(hazards.send, rows, hops, n_channels)
     tables = Tables(
         rows=rows,
         hops=hops,
         after=after,
         slot_row=slot_row,
         slot_needs=slot_needs,
-        start_ptr=start_ptr,
-        start_rows=start_rows,
+        start_rows=np.flatnonzero(hazards.send == NONE).astype(np.int32),
     )
     for table in tables:
         table.flags.writeable = False
@@ -276,25 +272,6 @@ def _append(rows, after, row, column, code):  # type: ignore[no-untyped-def]
 def channel_of(hop):  # type: ignore[no-untyped-def]
     """Return the channel that an entry of `hops` stands for."""
     return ~hop if hop < 0 else hop
-
-
-@njit(cache=True)
-def _starts(send, rows, hops, n_channels):  # type: ignore[no-untyped-def]
-    """Return by channel the rows that start on it and wait for nothing, in row order."""
-    ptr = np.zeros(n_channels + 1, dtype=np.int64)
-    for row in range(len(rows)):
-        if send[row] == NONE:
-            ptr[channel_of(hops[rows[row, FIRST_HOP]]) + 1] += 1
-    for channel in range(n_channels):
-        ptr[channel + 1] += ptr[channel]
-    fill = ptr.copy()
-    listed = np.empty(ptr[n_channels], dtype=np.int32)
-    for row in range(len(rows)):
-        if send[row] == NONE:
-            channel = channel_of(hops[rows[row, FIRST_HOP]])
-            listed[fill[channel]] = row
-            fill[channel] += 1
-    return ptr, listed
 
 
 @njit(cache=True)

@@ -24,6 +24,7 @@ SHORT_BYTES = 1 << 15  # up to here one tree is quicker than any way to cut the 
 RING_MESSAGE_BYTES = 1 << 18
 TREE_MESSAGE_BYTES = 1 << 13
 MOST_SLICES = 16
+_USUAL_BYTES = (1 << 20, 25 << 20)  # DDP's first bucket, and its others
 
 
 @dataclass(frozen=True)
@@ -34,23 +35,34 @@ class Kind:
     root: int = 0
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def proved_schedule(
-    mesh: Mesh, algorithm: str, kind: Kind, *, is_short: bool
+    mesh: Mesh, algorithm: str, kind: Kind, class_bytes: int
 ) -> tuple[Schedule, Hazards]:
-    """Return a proved schedule for a collective, and its hazards."""
+    """Return a proved schedule for a collective on payloads of a class, and its hazards."""
     if kind.name == "broadcast":
         return _proved(broadcast(mesh, kind.root))
     if kind.name == "allreduce":
-        if is_short and algorithm == AUTO:
+        if class_bytes <= SHORT_BYTES and algorithm == AUTO:
             return _proved(tree_sum(mesh))
-        made = plan(mesh, algorithm)
+        made = plan(mesh, algorithm, payload_bytes=class_bytes)
         return made.schedule, made.hazards
     try:
         made = plan(mesh, "ring-1d", collective=kind.name)
     except UnsupportedError:
         made = plan(mesh, "rank-ring", collective=kind.name)
     return made.schedule, made.hazards
+
+
+def payload_class(kind: Kind, n_bytes: int) -> int:
+    """Return the size that payloads are planned for: the next power of four from 32 KiB on.
+
+    Only an allreduce is planned by its size.
+    """
+    largest = SHORT_BYTES
+    while kind.name == "allreduce" and largest < n_bytes:
+        largest *= 4
+    return largest
 
 
 def _proved(schedule: Schedule) -> tuple[Schedule, Hazards]:
@@ -60,9 +72,11 @@ def _proved(schedule: Schedule) -> tuple[Schedule, Hazards]:
 
 def prepare(mesh: Mesh, algorithm: str) -> None:
     """Plan what most jobs need and load the compiled code, so that forked workers have it."""
-    for kind in (Kind("allreduce"), Kind("broadcast"), Kind("all-gather"), Kind("reduce-scatter")):
-        proved_schedule(mesh, algorithm, kind, is_short=False)
-    proved_schedule(mesh, algorithm, Kind("allreduce"), is_short=True)
+    for name in ("broadcast", "all-gather", "reduce-scatter"):
+        proved_schedule(mesh, algorithm, Kind(name), SHORT_BYTES)
+    for n_bytes in (1, *_USUAL_BYTES):
+        kind = Kind("allreduce")
+        proved_schedule(mesh, algorithm, kind, payload_class(kind, n_bytes))
     load_engine()
 
 
@@ -74,7 +88,7 @@ class Catalogue:
         self._algorithm = algorithm
         self._n_slices = n_slices
         self._rank = rank
-        self._programs: dict[tuple[Kind, bool], RankProgram] = {}
+        self._programs: dict[tuple[Kind, int], RankProgram] = {}
         self._tasks: dict[tuple[Kind, int, str, str], Task] = {}
 
     def task(self, kind: Kind, n_elements: int, dtype: str, op: str = "sum") -> Task:
@@ -86,13 +100,11 @@ class Catalogue:
 
     def _made(self, kind: Kind, n_elements: int, dtype: str, op: str) -> Task:
         n_bytes = n_elements * ITEMSIZES.get(dtype, 2)
-        is_short = n_bytes <= SHORT_BYTES
-        if (kind, is_short) not in self._programs:
-            schedule, hazards = proved_schedule(
-                self._mesh, self._algorithm, kind, is_short=is_short
-            )
-            self._programs[kind, is_short] = rank_program(schedule, hazards, self._rank)
-        program = self._programs[kind, is_short]
+        key = (kind, payload_class(kind, n_bytes))
+        if key not in self._programs:
+            schedule, hazards = proved_schedule(self._mesh, self._algorithm, *key)
+            self._programs[key] = rank_program(schedule, hazards, self._rank)
+        program = self._programs[key]
         n_slices = self._n_slices or default_slices(program.schedule, n_bytes)
         return task_of(program, n_elements, dtype=dtype, op=op, n_slices=n_slices)
 

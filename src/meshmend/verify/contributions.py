@@ -70,7 +70,8 @@ def _promised(schedule: Schedule, rank: int, chunk: int) -> NDArray[np.uint8] | 
     """Return how often a cell must hold each rank's data at the end; None: it may hold anything."""
     owner = schedule.owners[chunk]
     if schedule.collective is Collective.ALL_GATHER:
-        return np.eye(1, schedule.n_ranks, owner, dtype=np.uint8)[0]
+        wanted: NDArray[np.uint8] = np.eye(1, schedule.n_ranks, owner, dtype=np.uint8)[0]
+        return wanted
     if schedule.collective is Collective.REDUCE_SCATTER and rank != owner:
         return None
     return np.ones(schedule.n_ranks, dtype=np.uint8)

@@ -1,0 +1,194 @@
+"""How near tree packings come to the physical limit, and how fast they are planned.
+
+    python benchmarks/trees.py [--no-write] [--quick] [--part table] [--part planning] ...
+
+Ratios are simulated on the fabric `reference` and exact; times are of this machine, in seconds of
+the wall clock and of the processor, and exclude compilation: a small mesh is planned first.
+`--quick` leaves out what takes more than a few seconds: large meshes and large payloads.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+from record import record
+
+from meshmend.planning.pricing import Question, price
+from meshmend.planning.tree_plan import replanned, tree_plan
+from meshmend.planning.tree_pricing import Found, best_trees
+from meshmend.simulate.limit import limit
+from meshmend.topology.fabric import fabric
+from meshmend.topology.mesh import Mesh
+from meshmend.topology.text import parse_mesh
+
+REFERENCE = fabric("reference")
+PAYLOADS = {"1KB": 1e3, "100KB": 1e5, "1MB": 1e6, "10MB": 1e7, "100MB": 1e8, "1GB": 1e9}
+HOLES = {"8x8": "2x2@2,2", "16x32": "4x2@6,14", "32x32": "4x2@14,14"}
+TARGETS = {
+    "8x8": (1.30, 1.7, 2.5, 1.4, 1.12, 1.05),
+    "16x32": (1.20, 1.4, 1.9, 1.9, 1.22, 1.07),
+    "32x32": (1.18, 1.35, 1.7, 2.0, 1.25, 1.08),
+}
+OTHERS = (
+    ("15x13", "none", ("3,4",)),
+    ("31x33", "none", ()),
+    ("16x16", "none", ("5,7",)),
+    ("16x16", "none", ("link:3,4-3,5", "link:9,9-10,9")),
+    ("16x16", "none", ("2x2@2,2", "2x2@10,4", "2x2@6,12")),
+    ("8x8x8", "none", ()),
+    ("8x8x8", "none", ("2x2x2@2,2,2",)),
+    ("16x16", "all", ()),
+    ("16x16", "all", ("4x2@6,6",)),
+    ("8x8x8", "all", ("2x2x2@2,2,2",)),
+    ("2x20", "none", ("0,7",)),
+    ("1x16", "none", ()),
+)
+Figures = list[dict[str, Any]]
+
+
+def found(mesh: Mesh, payload_bytes: float) -> tuple[Found, dict[str, Any]]:
+    """Return the best trees, and their figures as a JSON value."""
+    start, cpu = time.perf_counter(), time.process_time()
+    best = best_trees(mesh, REFERENCE, payload_bytes)
+    least_s = limit(mesh, REFERENCE, payload_bytes).time_s
+    return best, {
+        "mesh": str(mesh),
+        "payload_bytes": payload_bytes,
+        "time_s": best.simulation.time_s,
+        "limit_s": least_s,
+        "ratio": best.simulation.time_s / least_s,
+        "trees": best.trees.figures.n_trees,
+        "depth": best.trees.figures.depth,
+        "trees_on_busiest_link": best.trees.figures.load,
+        "slices": best.pipeline.slices,
+        "skew": best.pipeline.skew,
+        "search_s": time.perf_counter() - start,
+        "search_cpu_s": time.process_time() - cpu,
+    }
+
+
+def show(figures: dict[str, Any], target: float | None = None) -> None:
+    goal = "" if target is None else f" (asked {target}{', missed' * (figures['ratio'] > target)})"
+    print(
+        f"{figures['mesh']:<38} {figures['payload_bytes']:>8.0e} B  {figures['ratio']:.3f}{goal}  "
+        f"{figures['trees']} trees, depth {figures['depth']}, {figures['slices']} slices, "
+        f"skew {figures['skew']:.2f}; search {figures['search_cpu_s']:.1f} s",
+        flush=True,
+    )
+
+
+def table(quick: bool) -> Figures:
+    """Ratios to the limit on the three meshes with a hole."""
+    rows = []
+    for shape, fail in HOLES.items():
+        if quick and shape != "8x8":
+            continue
+        mesh = parse_mesh(shape, fail=[fail])
+        for payload_bytes, target in zip(PAYLOADS.values(), TARGETS[shape], strict=True):
+            _, figures = found(mesh, payload_bytes)
+            show(figures, target)
+            rows.append({**figures, "target": target})
+    return rows
+
+
+def holes(quick: bool) -> Figures:
+    """What the hole costs against the full mesh."""
+    rows = []
+    for shape, fail in HOLES.items():
+        if quick and shape != "8x8":
+            continue
+        for payload_bytes in (1e8, 1e9):
+            broken, _ = found(parse_mesh(shape, fail=[fail]), payload_bytes)
+            full, _ = found(parse_mesh(shape), payload_bytes)
+            cost = broken.simulation.time_s / full.simulation.time_s - 1
+            print(f"{shape} less {fail} {payload_bytes:.0e} B: the hole costs {cost:+.1%}")
+            rows.append({"mesh": shape, "hole": fail, "payload_bytes": payload_bytes, "cost": cost})
+    return rows
+
+
+def peers(quick: bool) -> Figures:
+    """How much faster than the paper's best scheme and than twice an all-gather at its bound."""
+    if quick:
+        return []
+    full = parse_mesh("32x32")
+    broken = full.without("4x2@14,14")
+    ours_s = {size: found(broken, size)[0].simulation.time_s for size in (1e8, 1e9)}
+    rows = []
+    for name in ("row-pair", "two-d"):
+        theirs = price(Question(full, 1e8, REFERENCE), name)
+        assert theirs is not None
+        rows.append(
+            {"peer": f"{name}, intact 32x32, 100 MB", "factor": theirs.time_s / ours_s[1e8]}
+        )
+    # A corner chip has two links: it takes in all but its own part of the payload over them.
+    n = broken.n_live
+    gather_s = 1e9 * (n - 1) / n / (2 * REFERENCE.link_bandwidth_bytes_per_s)
+    rows.append({"peer": "2 x all-gather at its bound, 1 GB", "factor": 2 * gather_s / ours_s[1e9]})
+    for row in rows:
+        print(f"32x32 less 4x2@14,14 is {row['factor']:.2f} times as fast as {row['peer']}")
+    return rows
+
+
+def others(quick: bool) -> Figures:
+    """Ratios at 1 GB on odd, scattered, linear, three-dimensional meshes and tori."""
+    rows = []
+    for shape, wrap, fail in OTHERS[:1] if quick else OTHERS:
+        _, figures = found(parse_mesh(shape, wrap=wrap, fail=fail), 1e9)
+        show(figures, 1.35)
+        rows.append(figures)
+    return rows
+
+
+def planning(quick: bool) -> Figures:
+    """From a mesh to a proved plan, and from one more failed board to the next."""
+    small = parse_mesh("8x8", fail=["2x2@2,2"])
+    replanned(tree_plan(small), small.without("2x2@4,4"))
+    rows = []
+    for side in (8, 16, 32) if quick else (8, 16, 32, 64, 128):
+        mesh = parse_mesh(f"{side}x{side}", fail=[f"2x2@{side // 2},{side // 2}"])
+        times = [time.perf_counter(), time.process_time()]
+        plan = tree_plan(mesh)
+        times += [time.perf_counter(), time.process_time()]
+        replanned(plan, mesh.without("2x2@2,2"))
+        times += [time.perf_counter(), time.process_time()]
+        row = {
+            "mesh": str(mesh),
+            "trees": plan.packing.n_trees,
+            "rows": plan.schedule.n_rows,
+            "plan_s": times[2] - times[0],
+            "plan_cpu_s": times[3] - times[1],
+            "replan_s": times[4] - times[2],
+            "replan_cpu_s": times[5] - times[3],
+        }
+        print(
+            f"{row['mesh']:<22} {row['trees']} trees, {row['rows']:>9,} rows: plan "
+            f"{row['plan_s']:.3f} s (cpu {row['plan_cpu_s']:.3f}), after one more board "
+            f"{row['replan_s']:.3f} s (cpu {row['replan_cpu_s']:.3f})",
+            flush=True,
+        )
+        rows.append(row)
+    return rows
+
+
+PARTS: dict[str, Callable[[bool], Figures]] = {
+    part.__name__: part for part in (table, holes, peers, others, planning)
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--no-write", action="store_true", help="print only")
+    parser.add_argument("--quick", action="store_true", help="small meshes only")
+    parser.add_argument("--part", action="append", choices=list(PARTS), help="only this; repeat")
+    arguments = parser.parse_args()
+    results = {}
+    for name in arguments.part or PARTS:
+        print(f"\n{name}: {PARTS[name].__doc__}")
+        results[name] = PARTS[name](arguments.quick)
+    if not arguments.no_write:
+        print(record("trees", {"fabric": str(REFERENCE), **results}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""OpenMPI's MPI_Allreduce on the same network, where Debian's OpenMPI is installed.
+
+It brings its own processes, so it runs as a block of its own: a small C program, compiled into a
+temporary folder and started by mpirun with one process on each chip.
+"""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from meshmend.bench.crew import BenchError, Lap
+from meshmend.bench.seats import LOOPBACK, Ground
+
+_SOURCE = r"""
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + 1e-9 * t.tv_nsec;
+}
+
+static float operand(long rank, long i) { return (float)((i * (2 * rank + 1) + rank) % 256); }
+
+int main(int argc, char **argv) {
+    MPI_Init(&argc, &argv);
+    int rank, n_ranks;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &n_ranks);
+    long n = atol(argv[1]), n_laps = atol(argv[2]);
+    float *mine = malloc(4 * n), *sum = malloc(4 * n), *expected = calloc(n, 4);
+    for (long i = 0; i < n; i++) {
+        mine[i] = operand(rank, i);
+        for (long other = 0; other < n_ranks; other++) expected[i] += operand(other, i);
+    }
+    for (long lap = 0; lap < n_laps; lap++) {
+        double start = now() + 0.02 + 0.001 * n_ranks;
+        MPI_Barrier(MPI_COMM_WORLD);
+        MPI_Bcast(&start, 1, MPI_DOUBLE, 0, MPI_COMM_WORLD);
+        double left = start - now();
+        if (left > 0) {
+            struct timespec t = {(time_t)left, (long)(1e9 * (left - (time_t)left))};
+            nanosleep(&t, NULL);
+        }
+        double began = now();
+        MPI_Allreduce(mine, sum, (int)n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+        double ended = now(), first, last;
+        int right = 1, all_right;
+        for (long i = 0; i < n; i++) right &= sum[i] == expected[i];
+        MPI_Reduce(&began, &first, 1, MPI_DOUBLE, MPI_MIN, 0, MPI_COMM_WORLD);
+        MPI_Reduce(&ended, &last, 1, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
+        MPI_Reduce(&right, &all_right, 1, MPI_INT, MPI_LAND, 0, MPI_COMM_WORLD);
+        if (rank == 0) {
+            printf("{\"time_s\": %.9f, \"right\": %s}\n", last - first,
+                   all_right ? "true" : "false");
+            fflush(stdout);
+        }
+    }
+    MPI_Finalize();
+    return 0;
+}
+"""
+
+_LIMIT_S = 300.0
+
+
+@dataclass(frozen=True)
+class OpenMpi:
+    """MPI_Allreduce as OpenMPI chooses to do it."""
+
+    n_elements: int
+    name: str = "openmpi"
+    detail: str = field(default="MPI_Allreduce, default algorithm")
+    predicted_s: float | None = None
+
+
+def why_not() -> str | None:
+    """Return why OpenMPI cannot be measured here, or None."""
+    missing = [tool for tool in ("mpirun", "mpicc") if shutil.which(tool) is None]
+    if not missing:
+        return None
+    return (
+        f"openmpi needs {' and '.join(missing)}, not installed here; "
+        "install with: apt-get install openmpi-bin libopenmpi-dev"
+    )
+
+
+def mpi_laps(ground: Ground, contender: OpenMpi, n_laps: int) -> list[Lap]:
+    """Return the times of so many repetitions.
+
+    Raises:
+        BenchError: it did not compile, start or finish; with the last line that it said.
+    """
+    with tempfile.TemporaryDirectory(prefix="meshmend-mpi-") as name:
+        folder = Path(name)
+        (folder / "allreduce.c").write_text(_SOURCE, encoding="utf-8")
+        program = folder / "allreduce"
+        _said(["mpicc", "-O2", "-o", str(program), str(folder / "allreduce.c")], folder)
+        command = [
+            *_mpirun(ground, folder),
+            str(program),
+            str(contender.n_elements),
+            str(n_laps),
+        ]
+        if ground.bed is not None:
+            command = ground.bed.command(ground.mesh.live[0], command)
+        lines = [line for line in _said(command, folder).splitlines() if line.startswith("{")]
+    laps = [Lap(**json.loads(line)) for line in lines]
+    if len(laps) != n_laps:
+        raise BenchError(f"openmpi gave {len(laps)} of {n_laps} repetitions")
+    return laps
+
+
+def _mpirun(ground: Ground, folder: Path) -> list[str]:
+    """Return the command line of mpirun: one process a chip, TCP over the chip's interface."""
+    addresses = [ground.address(chip) for chip in ground.mesh.live]
+    settings = {
+        "btl": "tcp,self",
+        "btl_tcp_if_include": ground.interface,
+        "oob_tcp_if_include": ground.interface,
+        "mpi_yield_when_idle": "1",
+    }
+    if ground.bed is None:
+        where = ["--host", f"{LOOPBACK}:{len(addresses)}"]
+    else:
+        hosts = folder / "hosts"
+        hosts.write_text("".join(f"{address} slots=1\n" for address in addresses))
+        settings["plm_rsh_agent"] = str(_agent(ground, folder))
+        settings["plm_rsh_num_concurrent"] = str(max(128, len(addresses)))
+        where = ["--hostfile", str(hosts)]
+    options = [word for key, value in settings.items() for word in ("--mca", key, value)]
+    return [
+        *("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"),
+        *("-np", str(len(addresses)), *where, *options),
+    ]
+
+
+def _agent(ground: Ground, folder: Path) -> Path:
+    """Write the script that mpirun calls instead of ssh: it enters the chip of an address."""
+    assert ground.bed is not None, "loopback needs no agent"
+    cases = ""
+    for chip in ground.mesh.live:
+        shell = shlex.join(ground.bed.command(chip, ["sh", "-c"]))
+        cases += f'{ground.address(chip)}) exec {shell} "$*";;\n'
+    script = folder / "agent"
+    script.write_text(f'#!/bin/sh\nhost=$1\nshift\ncase "$host" in\n{cases}esac\nexit 1\n')
+    script.chmod(0o700)
+    return script
+
+
+def _said(command: Sequence[str], folder: Path) -> str:
+    """Return the standard output of a command, or raise BenchError with what went wrong."""
+    environment = {**os.environ, "HOME": str(folder), "TMPDIR": str(folder)}
+    try:
+        result = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise BenchError(f"openmpi did not finish within {_LIMIT_S:g} s") from None
+    if result.returncode:
+        words = [line for line in (result.stderr + result.stdout).splitlines() if line.strip()]
+        raise BenchError(f"openmpi failed: {words[0] if words else 'without a word'}")
+    return result.stdout

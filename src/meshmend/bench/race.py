@@ -1,0 +1,169 @@
+"""A race: contenders one after another, round after round, on one network; then the figures.
+
+Rounds are interleaved, so that whatever else the machine does hits all contenders alike; OpenMPI,
+which brings its own processes, runs as a block at the end.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+from meshmend.bench.contenders import AUTO, Gloo, Planned, import_torch, planned
+from meshmend.bench.crew import Crew, Lap
+from meshmend.bench.figures import measured_fabric
+from meshmend.bench.openmpi import OpenMpi, mpi_laps, why_not
+from meshmend.bench.seats import ITEM_BYTES, Ground
+from meshmend.errors import InputError
+from meshmend.planning.pricing import Question
+from meshmend.schedule.algorithms import algorithm
+from meshmend.simulate.limit import limit
+from meshmend.testbed.bed import Testbed
+from meshmend.topology.fabric import Fabric
+from meshmend.topology.graph import largest_part
+from meshmend.topology.mesh import Mesh
+
+PEERS = ("gloo", "openmpi")
+
+Runner = Planned | Gloo | OpenMpi
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What to measure: `link_bandwidth` None is loopback, without a network of links."""
+
+    mesh: Mesh
+    payloads: tuple[int, ...]
+    algorithms: tuple[str, ...] = (AUTO,)
+    peers: tuple[str, ...] = ()
+    link_bandwidth: float | None = None
+    repeat: int = 5
+
+    def __post_init__(self) -> None:
+        if self.repeat < 1:
+            raise InputError(f"--repeat needs 1 or more, but got {self.repeat}")
+        if small := [size for size in self.payloads if size < ITEM_BYTES]:
+            raise InputError(f"--payload needs {ITEM_BYTES} bytes or more, but got {small[0]}")
+        if unknown := [peer for peer in self.peers if peer not in PEERS]:
+            raise InputError(f"--compare needs {' or '.join(PEERS)}, but got {unknown[0]!r}")
+        part = largest_part(self.mesh)
+        if part.n_live < 2:
+            raise InputError(f"bench needs two connected chips or more, but got {self.mesh}")
+        for name in self.algorithms:
+            if name != AUTO:
+                algorithm(name).check(part)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one contender took: all repetitions but the first, which warms up."""
+
+    name: str
+    detail: str
+    times_s: tuple[float, ...]
+    predicted_s: float | None
+    correct: bool
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.times_s)
+
+
+@dataclass(frozen=True)
+class Race:
+    """The results for one payload; `limit_s` is None where no link rate was asked for."""
+
+    payload_bytes: int
+    limit_s: float | None
+    results: tuple[Result, ...]
+
+    def ratio(self, time_s: float) -> float | None:
+        """Return a time over the limit, where there is one."""
+        return None if self.limit_s is None else time_s / self.limit_s
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """All races of a wish, the link figures measured first, and who could not take part."""
+
+    wish: Wish
+    fabric: Fabric
+    races: tuple[Race, ...]
+    absent: dict[str, str]
+
+
+def held(wish: Wish, tell: Tell) -> Meeting:
+    """Return the races that were wished for, run now on this machine.
+
+    Raises:
+        InputError: the machine cannot make the testbed, or lacks torch for Gloo.
+        BenchError: a contender did not finish.
+    """
+    part = largest_part(wish.mesh)
+    if "gloo" in wish.peers:
+        tell("importing torch")
+        import_torch()
+    absent = {}
+    if "openmpi" in wish.peers and (reason := why_not()):
+        absent["openmpi"] = reason
+    tell("building the network")
+    with (
+        nullcontext()
+        if wish.link_bandwidth is None
+        else Testbed.up(wish.mesh, link_bandwidth=wish.link_bandwidth) as bed
+    ):
+        ground = Ground(part, bed)
+        fabric = measured_fabric(ground, tell)
+        races = tuple(_race(wish, ground, fabric, size, absent, tell) for size in wish.payloads)
+    return Meeting(wish, fabric, races, absent)
+
+
+def _race(
+    wish: Wish, ground: Ground, fabric: Fabric, size: int, absent: dict[str, str], tell: Tell
+) -> Race:
+    n_elements = size // ITEM_BYTES
+    payload_bytes = n_elements * ITEM_BYTES
+    question = Question(ground.mesh, payload_bytes, fabric)
+    predicts = ground.bed is not None
+    ours = [planned(name, question, predicts=predicts, tell=tell) for name in wish.algorithms]
+    runners: list[Planned | Gloo] = [*ours]
+    if "gloo" in wish.peers:
+        runners.append(Gloo(n_elements))
+    laps = _rounds(ground, runners, wish.repeat, tell)
+    results = [_result(runner, own) for runner, own in zip(runners, laps, strict=True)]
+    if "openmpi" in wish.peers and "openmpi" not in absent:
+        tell("openmpi")
+        mpi = OpenMpi(n_elements)
+        results.append(_result(mpi, mpi_laps(ground, mpi, wish.repeat + 1)))
+    return Race(payload_bytes, _limit_s(wish, ground.mesh, payload_bytes), tuple(results))
+
+
+def _rounds(
+    ground: Ground, runners: Sequence[Planned | Gloo], repeat: int, tell: Tell
+) -> list[list[Lap]]:
+    laps: list[list[Lap]] = [[] for _ in runners]
+    with Crew(ground, runners) as crew:
+        for turn in range(repeat + 1):
+            for runner, own in zip(runners, laps, strict=True):
+                tell(f"{runner.name}: {f'{turn} of {repeat}' if turn else 'warming up'}")
+                own.append(crew.lap(runner))
+    return laps
+
+
+def _result(runner: Runner, laps: Sequence[Lap]) -> Result:
+    return Result(
+        name=runner.name,
+        detail=runner.detail,
+        times_s=tuple(lap.time_s for lap in laps[1:]),
+        predicted_s=runner.predicted_s,
+        correct=all(lap.right for lap in laps),
+    )
+
+
+def _limit_s(wish: Wish, mesh: Mesh, payload_bytes: int) -> float | None:
+    """Return the physical limit at the link rate that was asked for, headers not counted."""
+    if wish.link_bandwidth is None:
+        return None
+    asked = Fabric("asked", wish.link_bandwidth, hop_latency_s=0.0, message_overhead_s=0.0)
+    return limit(mesh, asked, payload_bytes).time_s

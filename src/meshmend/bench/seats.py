@@ -1,0 +1,93 @@
+"""Where workers sit, what they sum, and what a contender must offer to be measured.
+
+A **contender** is one way to sum; the crew times it. Payloads are whole numbers in 32-bit floats,
+small enough that every order of adding them gives the same bits, so a result is right or wrong.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.execute.door import Address
+from meshmend.execute.sockets import SocketTransport
+from meshmend.testbed.bed import Testbed
+from meshmend.testbed.names import CHIP_INTERFACE
+from meshmend.topology.failures import Chip
+from meshmend.topology.mesh import Mesh
+
+ITEM_BYTES = 4
+LOOPBACK, LOOPBACK_INTERFACE = "127.0.0.1", "lo"
+
+Buffer = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Ground:
+    """A connected mesh whose chips are processes: in a testbed's network, or on loopback."""
+
+    mesh: Mesh
+    bed: Testbed | None = None
+
+    @property
+    def interface(self) -> str:
+        """The network interface that a worker's address is on."""
+        return LOOPBACK_INTERFACE if self.bed is None else CHIP_INTERFACE
+
+    def address(self, chip: Chip) -> str:
+        """Return the address that a chip's worker listens on."""
+        return LOOPBACK if self.bed is None else self.bed.address(chip)
+
+    def enter(self, chip: Chip) -> None:
+        """Move the calling process, a child just forked, to its chip."""
+        if self.bed is not None:
+            self.bed.enter(chip)
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A worker's place among the others, and its way to reach them."""
+
+    rank: int
+    n_ranks: int
+    transport: SocketTransport
+    addresses: tuple[Address, ...]
+    interface: str
+    folder: Path  # for what workers find each other by
+
+    def connect(self, peers: Iterable[int], *, timeout_s: float) -> None:
+        """Return when this worker has connections to these ranks."""
+        self.transport.connect({peer: self.addresses[peer] for peer in peers}, timeout_s=timeout_s)
+
+
+class Contender(Protocol):
+    """One way to sum payloads of one size; `is_sum` is false for probes of the network."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def n_elements(self) -> int: ...
+
+    @property
+    def is_sum(self) -> bool: ...
+
+    def ready(self, seat: Seat) -> Callable[[Buffer], None]:
+        """Return what sums a buffer in place; called in every worker at the same time."""
+
+
+def operand(rank: int, n_elements: int) -> Buffer:
+    """Return what a rank puts into a sum: whole numbers below 256, different on every rank."""
+    values = (np.arange(n_elements, dtype=np.int64) * (2 * rank + 1) + rank) % 256
+    return values.astype(np.float32)
+
+
+def total(n_ranks: int, n_elements: int) -> Buffer:
+    """Return the sum of the operands of all ranks: exact, for at most 65793 ranks."""
+    result = np.zeros(n_elements, dtype=np.float32)
+    for rank in range(n_ranks):
+        result += operand(rank, n_elements)
+    return result

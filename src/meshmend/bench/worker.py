@@ -1,0 +1,111 @@
+"""One worker of the crew: what it does between being forked and its end.
+
+It hears from the crew over a socket, in lines of JSON, and answers in such lines: never over the
+network that is being measured.
+"""
+
+import ctypes
+import gc
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meshmend.bench.seats import Buffer, Contender, Ground, Seat, operand, total
+from meshmend.execute.sockets import SocketTransport
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Line:
+    """One end of the line between the crew and a worker."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._stream = connection.makefile("r", encoding="utf-8")
+
+    def say(self, words: dict[str, Any]) -> None:
+        """Send one line."""
+        self.connection.sendall(json.dumps(words).encode() + b"\n")
+
+    def hear(self) -> dict[str, Any] | None:
+        """Return the next line, or None if the other end has closed.
+
+        Raises:
+            TimeoutError: nothing came in the time set on the connection.
+        """
+        text = self._stream.readline()
+        return json.loads(text) if text else None
+
+    def close(self) -> None:
+        """Give up the line."""
+        self._stream.close()
+        self.connection.close()
+
+
+def work(
+    line: Line,
+    ground: Ground,
+    rank: int,
+    contenders: Sequence[Contender],
+    meeting: tuple[Path, bytes],
+) -> None:
+    """Serve the crew as one rank until it hangs up, and end the process; never returns.
+
+    `meeting` is a folder and a secret that all workers share.
+    """
+    try:
+        _die_with_parent()
+        gc.disable()  # what the parent has made is not to be visited, page by page
+        chips = ground.mesh.live
+        ground.enter(chips[rank])
+        folder, secret = meeting
+        labels = [f"chip {chip}" for chip in chips]
+        bind = ground.address(chips[rank])
+        with SocketTransport(rank, labels, secret, bind=bind) as transport:
+            line.say({"address": transport.address})
+            if (answer := line.hear()) is None:
+                os._exit(0)
+            addresses = tuple((host, port) for host, port in answer["addresses"])
+            seat = Seat(rank, len(chips), transport, addresses, ground.interface, folder)
+            _serve(line, seat, contenders)
+    except BaseException as error:
+        line.say({"error": f"{type(error).__name__}: {error}"})
+    finally:
+        os._exit(0)
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.setpgid(0, 0)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _serve(line: Line, seat: Seat, contenders: Sequence[Contender]) -> None:
+    """Run contenders as the crew asks: get ready, then start at the time it names."""
+    ready: dict[int, Callable[[Buffer], None]] = {}
+    most = max((each.n_elements for each in contenders if each.is_sum), default=0)
+    buffer = np.zeros(most, dtype=np.float32)
+    mine, expected = operand(seat.rank, most), total(seat.n_ranks, most)
+    while (order := line.hear()) is not None:
+        number = order["contender"]
+        contender = contenders[number]
+        n_elements = contender.n_elements if contender.is_sum else 0
+        if number not in ready:
+            ready[number] = contender.ready(seat)
+        buffer[:n_elements] = mine[:n_elements]
+        line.say({"ready": number})
+        if (start := line.hear()) is None:
+            return
+        time.sleep(max(0.0, start["at"] - time.monotonic()))
+        began = time.monotonic()
+        ready[number](buffer[:n_elements])
+        ended = time.monotonic()
+        right = bool(np.array_equal(buffer[:n_elements], expected[:n_elements]))
+        line.say({"began": began, "ended": ended, "right": right})

@@ -1,0 +1,136 @@
+"""`meshmend bench`: how long an allreduce really takes, ours beside Gloo's and OpenMPI's."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from meshmend.cli.console import announce_compilation, note, print_json, progress, write_text
+from meshmend.cli.options import FailOption, JsonOption, MeshOption, WrapOption, mesh_of
+from meshmend.errors import InputError
+
+if TYPE_CHECKING:
+    from meshmend.bench.race import Meeting, Race
+
+
+def bench_command(
+    mesh: MeshOption,
+    wrap: WrapOption = "none",
+    fail: FailOption = None,
+    payload: Annotated[
+        str,
+        typer.Option("--payload", metavar="SIZE", help="Bytes per chip, or a sweep: 64KiB..4MiB."),
+    ] = "4MiB",
+    testbed: Annotated[
+        str | None,
+        typer.Option(
+            "--testbed",
+            metavar="RATE",
+            help="Run on a mesh network with links of this rate: 50Mbit. Else on loopback.",
+        ),
+    ] = None,
+    algorithm: Annotated[
+        list[str] | None,
+        typer.Option("--algorithm", metavar="NAME", help="auto, or names; repeat or use commas."),
+    ] = None,
+    compare: Annotated[
+        list[str] | None,
+        typer.Option("--compare", metavar="NAME", help="gloo, openmpi; repeat or use commas."),
+    ] = None,
+    repeat: Annotated[
+        int, typer.Option("--repeat", metavar="N", help="Times each is measured, after one more.")
+    ] = 5,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="SVG: the chart of ratio to the limit.")
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option("--save", metavar="DIR", help="Write a dated result file in this folder."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Measure how long an allreduce takes with one process per live chip of a mesh.
+
+    First the links are measured, through the same sockets; with those figures auto chooses and
+    the simulator predicts. Then all take turns, so that noise hits them alike. Every result is
+    checked. The limit is what physics allows at the link rate asked for.
+
+    **Examples**
+
+    - meshmend bench --mesh 4x4 --fail 2x2@0,2 --testbed 50Mbit --compare gloo,openmpi
+
+    - meshmend bench --mesh 4x4 --testbed 50Mbit --algorithm auto,ring-1d --payload 64KiB..4MiB
+
+    - meshmend bench --mesh 4x4 --payload 25MB --compare gloo
+    """
+    announce_compilation()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
+    from meshmend.bench.race import Wish, held
+    from meshmend.bench.summary import meeting_svg, summary
+    from meshmend.bench.summary import save as save_summary
+    from meshmend.units import parse_bandwidth, parse_payloads
+
+    wish = Wish(
+        mesh=mesh_of(mesh, wrap, fail),
+        payloads=parse_payloads(payload),
+        algorithms=_names(algorithm or ["auto"]),
+        peers=_names(compare or []),
+        link_bandwidth=None if testbed is None else parse_bandwidth(testbed),
+        repeat=repeat,
+    )
+    with progress(quiet=as_json) as on_step:
+        meeting = held(wish, on_step)
+    for reason in meeting.absent.values():
+        note(f"meshmend: left out: {reason}")
+    if as_json:
+        print_json(summary(meeting))
+    else:
+        _print_meeting(meeting)
+    if output is not None:
+        write_text(output, meeting_svg(meeting))
+    if save is not None:
+        try:
+            path = save_summary(meeting, save)
+        except OSError as error:
+            raise InputError(f"cannot write in {save}: {error.strerror}") from None
+        note(f"meshmend: written {path}")
+    return 0 if all(result.correct for race in meeting.races for result in race.results) else 1
+
+
+def _names(texts: list[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for text in texts for name in text.split(",")))
+
+
+def _print_meeting(meeting: "Meeting") -> None:
+    from meshmend.units import format_bandwidth
+
+    rate = meeting.wish.link_bandwidth
+    where = "loopback, no rate limit" if rate is None else f"links of {format_bandwidth(rate)}"
+    print(f"mesh         {meeting.wish.mesh}")
+    print(f"network      {where}")
+    print(f"fabric       {meeting.fabric}")
+    for race in meeting.races:
+        _print_race(race)
+
+
+def _print_race(race: "Race") -> None:
+    from meshmend.bench.summary import LIMIT_NOTE, NO_LIMIT_NOTE
+    from meshmend.units import format_bytes, format_time
+
+    limit = NO_LIMIT_NOTE
+    if race.limit_s is not None:
+        limit = f"limit {format_time(race.limit_s)}, {LIMIT_NOTE}"
+    print(f"\n{format_bytes(race.payload_bytes)}: {limit}")
+    head = ("name", "median", "min", "max", "of limit", "predicted", "error")
+    print("{:<12} {:>9} {:>9} {:>9} {:>9} {:>10} {:>7}".format(*head))
+    for result in race.results:
+        ratio, predicted_s = race.ratio(result.median_s), result.predicted_s
+        words = [
+            format_time(t) for t in (result.median_s, min(result.times_s), max(result.times_s))
+        ]
+        words.append("" if ratio is None else f"{ratio:.3f}x")
+        words.append("" if predicted_s is None else format_time(predicted_s))
+        words.append("" if predicted_s is None else f"{predicted_s / result.median_s - 1:+.1%}")
+        line = "{:<12} {:>9} {:>9} {:>9} {:>9} {:>10} {:>7}".format(result.name, *words)
+        print(f"{line}  {result.detail}{'' if result.correct else '  WRONG'}")

@@ -1,0 +1,240 @@
+"""The search for the fastest trees: which packing, how many slices, how much lag.
+
+Packings are ranked by formula, packed in the order of that ranking until no other can win, and
+the best few are simulated. Time grows by the same step with every slice once a pipeline is
+full, so a few slices of the right size tell how long all of them take; only what comes out in
+the end is simulated whole. Deterministic, and bounded in messages.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.overlay.tree_packing import TreePacking, tree_packing
+from meshmend.planning import tree_choice
+from meshmend.planning.tree_choice import (
+    MOST_SLICES,
+    Pipeline,
+    TreeFigures,
+    TreeShape,
+    figures_of,
+    likely_shapes,
+)
+from meshmend.schedule.hazards import hazards_of
+from meshmend.schedule.placement import placed
+from meshmend.schedule.table import Collective
+from meshmend.schedule.trees import tree_schedule
+from meshmend.schedule.urgency import lags, remaining_hops
+from meshmend.simulate.engine import Simulation, simulate
+from meshmend.simulate.program import Program, program_of
+from meshmend.topology.fabric import Fabric
+from meshmend.topology.mesh import Mesh
+
+MAX_MESSAGES = 6_000_000  # to look around with, beside the last simulation
+_MOST_PACKINGS = 5  # on large meshes; on small ones ...
+_PACKING_WORK = 1500  # ... as many as this over their ranks
+_FEW_MESSAGES = 120_000  # up to this many are simulated whole
+_FINALISTS = (2, 6)  # at least and at most, as far as first tries take half of the messages
+_NOT_FAR = 1.04  # what the formula puts farther than this behind its best is not simulated
+_MOST_EFFORT = 4
+_WORK_PER_EFFORT = 3_700  # ranks x trees: smaller forests are tried more often anyway
+_MOST_HARD_WORK = 30_000  # ranks x trees up to which more effort is worth its time
+_SMALL = 128  # ranks
+_STEPS = (1.1, 0.91, 1.04, 0.96)
+_MOST_STEPS = 3  # in one direction
+_LAGS = (1.25, 1.0, 1.6, 0.5, 0.0)
+_LONG_LAGS = (1.25, 1.0, 1.6)  # without lag a pipeline drifts, which few slices do not show
+
+
+@dataclass(frozen=True, eq=False)
+class Trees:
+    """A packing of a mesh, ready to be simulated."""
+
+    mesh: Mesh
+    shape: TreeShape
+    packing: TreePacking
+
+    @cached_property
+    def figures(self) -> TreeFigures:
+        return figures_of(self.packing)
+
+    @cached_property
+    def _program_and_urgency(self) -> tuple[Program, NDArray[np.int32]]:
+        schedule = tree_schedule(self.packing, Collective.ALLREDUCE)
+        hazards, routes = hazards_of(schedule), placed(self.mesh, schedule).routes
+        return program_of(schedule, hazards, routes), remaining_hops(schedule, hazards, routes)
+
+    def simulated(self, fabric: Fabric, payload_bytes: float, pipeline: Pipeline) -> Simulation:
+        """Return what the trees cost."""
+        program, remaining = self._program_and_urgency
+        return simulate(
+            program,
+            fabric,
+            payload_bytes=payload_bytes,
+            slices=pipeline.slices,
+            lags=lags(remaining, pipeline.skew),
+        )
+
+    @property
+    def n_rows(self) -> int:
+        return 2 * self.packing.n_trees * (self.packing.n_ranks - 1)
+
+
+@lru_cache(maxsize=16)
+def trees_of(mesh: Mesh, shape: TreeShape) -> Trees:
+    """Return the trees of a shape; those asked for last are kept."""
+    packing = tree_packing(
+        mesh, n_trees=shape.n_trees, depth_slack=shape.depth_slack, effort=shape.effort
+    )
+    return Trees(mesh, shape, packing)
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """The fastest trees found, how to pipeline them, and what that costs."""
+
+    trees: Trees
+    pipeline: Pipeline
+    simulation: Simulation
+
+
+def best_trees(
+    mesh: Mesh,
+    fabric: Fabric,
+    payload_bytes: float,
+    *,
+    slices: int | None = None,
+    tell: Callable[[str], None] = lambda step: None,
+) -> Found:
+    """Return the fastest trees found for a payload; with `slices` given, for that number."""
+    search = _Search(fabric, payload_bytes, slices)
+    tell("trees: packing")
+    finalists = _finalists(mesh, search)
+    tell("trees: simulating")
+    tries = sorted((search.first_try(trees) for trees in finalists), key=lambda each: each[0])
+    around = [search.looked_around(*each) for each in tries]
+    _, trees, pipeline = min(around, key=lambda each: each[0])
+    return Found(trees, pipeline, search.whole(trees, pipeline))
+
+
+def _finalists(mesh: Mesh, search: "_Search") -> list[Trees]:
+    """Return the packings that the formula likes best once their figures are known."""
+    open_ = {shape: search.formula_s(figures) for shape, figures in likely_shapes(mesh)}
+    packed: dict[TreeShape, float] = {}
+    while open_ and len(packed) < max(_MOST_PACKINGS, _PACKING_WORK // mesh.n_live):
+        shape = min(open_, key=lambda each: (open_[each], each.n_trees))
+        if packed and open_[shape] > _NOT_FAR * min(packed.values()):
+            break
+        del open_[shape]
+        packed[shape] = search.formula_s(trees_of(mesh, shape).figures)
+    order = sorted(packed, key=lambda each: packed[each])
+    for shape in order[: 1 if mesh.n_live > _SMALL else _FINALISTS[1]]:
+        if (harder := _harder(mesh, shape)) is not None and harder not in packed:
+            packed[harder] = search.formula_s(trees_of(mesh, harder).figures)
+    order = sorted(packed, key=lambda each: packed[each])
+    near = [shape for shape in order if packed[shape] <= _NOT_FAR * packed[order[0]]]
+    finalists = [trees_of(mesh, shape) for shape in near[: _FINALISTS[1]]]
+    n_tries = MAX_MESSAGES // 2 // max(1, search.n_messages(finalists[0]))
+    return finalists[: max(_FINALISTS[0], n_tries)]
+
+
+def _harder(mesh: Mesh, shape: TreeShape) -> TreeShape | None:
+    """Return a shape one hop shallower to be searched for with more effort, if that is worth it.
+
+    On large meshes there are too few ranks in the middle for trees without any slack.
+    """
+    slack = trees_of(mesh, shape).figures.depth - tree_choice.radius_of(mesh) - 1
+    if mesh.n_live <= _SMALL:
+        return TreeShape(shape.n_trees, slack, _MOST_EFFORT) if slack >= 0 else None
+    effort = min(_MOST_EFFORT, mesh.n_live * shape.n_trees // _WORK_PER_EFFORT)
+    if slack < 1 or effort < 2 or mesh.n_live * shape.n_trees > _MOST_HARD_WORK:
+        return None
+    return TreeShape(shape.n_trees, slack, effort)
+
+
+@dataclass
+class _Search:
+    """What is asked, how many messages may still be simulated, and what has been."""
+
+    fabric: Fabric
+    payload_bytes: float
+    slices: int | None
+    messages_left: int = MAX_MESSAGES
+    known: dict[tuple[TreeShape, Pipeline], Simulation] = field(default_factory=dict)
+
+    def formula_s(self, figures: TreeFigures) -> float:
+        question = (figures, self.fabric, self.payload_bytes)
+        return tree_choice.likely_time_s(
+            *question, self.slices or tree_choice.likely_slices(*question)
+        )
+
+    def first_try(self, trees: Trees) -> tuple[float, Trees, Pipeline]:
+        """Return about what trees cost, pipelined as the formula has it."""
+        pipeline = self._first_pipeline(trees)
+        return self.about_s(trees, pipeline), trees, pipeline
+
+    def n_messages(self, trees: Trees) -> int:
+        """Return how many messages a first try of these trees takes."""
+        return trees.n_rows * self._n_tried(trees, self._first_pipeline(trees))
+
+    def looked_around(
+        self, time_s: float, trees: Trees, pipeline: Pipeline
+    ) -> tuple[float, Trees, Pipeline]:
+        """Return the best near a pipeline: other numbers of slices, then other lags."""
+        for factor in _STEPS if self.slices is None else ():
+            for _ in range(_MOST_STEPS):
+                slices = round(pipeline.slices * factor)
+                slices += slices == pipeline.slices and (1 if factor > 1 else -1)
+                other = self._pipeline(trees, slices, _LAGS[0])
+                if not (1 <= slices <= MOST_SLICES and self._may_try(trees, other)):
+                    break
+                other_s = self.about_s(trees, other)
+                if other_s >= time_s:
+                    break
+                time_s, pipeline = other_s, other
+        whole = self._n_tried(trees, pipeline) == pipeline.slices
+        for lag in _LAGS[1:] if whole else _LONG_LAGS[1:]:
+            other = self._pipeline(trees, pipeline.slices, lag)
+            if self._may_try(trees, other) and (other_s := self.about_s(trees, other)) < time_s:
+                time_s, pipeline = other_s, other
+        return time_s, trees, pipeline
+
+    def about_s(self, trees: Trees, pipeline: Pipeline) -> float:
+        """Return a time from as many slices as fill the pipeline and a few more."""
+        n_tried = self._n_tried(trees, pipeline)
+        part = self.payload_bytes * n_tried / pipeline.slices
+        result = trees.simulated(self.fabric, part, Pipeline(n_tried, pipeline.skew))
+        self.messages_left -= result.n_messages
+        if n_tried == pipeline.slices:
+            self.known[trees.shape, pipeline] = result
+        pace_s = tree_choice.slice_pace_s(
+            trees.figures, self.fabric, self.payload_bytes, pipeline.slices
+        )
+        return result.time_s + (pipeline.slices - n_tried) * pace_s
+
+    def whole(self, trees: Trees, pipeline: Pipeline) -> Simulation:
+        """Return the simulation of all slices."""
+        if (trees.shape, pipeline) not in self.known:
+            return trees.simulated(self.fabric, self.payload_bytes, pipeline)
+        return self.known[trees.shape, pipeline]
+
+    def _may_try(self, trees: Trees, pipeline: Pipeline) -> bool:
+        return self.messages_left >= trees.n_rows * self._n_tried(trees, pipeline)
+
+    def _n_tried(self, trees: Trees, pipeline: Pipeline) -> int:
+        question = (trees.figures, self.fabric, self.payload_bytes, pipeline.slices)
+        n_few = _FEW_MESSAGES // max(1, trees.n_rows)
+        return min(pipeline.slices, max(n_few, 8 + tree_choice.slices_to_fill(*question)))
+
+    def _first_pipeline(self, trees: Trees) -> Pipeline:
+        question = (trees.figures, self.fabric, self.payload_bytes)
+        slices = self.slices or tree_choice.likely_slices(*question)
+        return self._pipeline(trees, slices, _LAGS[0])
+
+    def _pipeline(self, trees: Trees, slices: int, lag: float) -> Pipeline:
+        slices = max(1, slices)
+        question = (trees.figures, self.fabric, self.payload_bytes, slices)
+        return Pipeline(slices, tree_choice.likely_skew(*question, lag=lag))

@@ -1,0 +1,33 @@
+"""Compiles the inner loops that most commands share, ahead of their use.
+
+    python -m meshmend.planning.warm_up
+
+Run beside a first command, it halves the wait on two cores: whoever compiles a loop first
+stores it for the other.
+"""
+
+from meshmend.schedule.algorithms import algorithm
+from meshmend.schedule.hazards import hazards_of
+from meshmend.schedule.placement import placed
+from meshmend.schedule.table import Collective
+from meshmend.simulate.engine import simulate
+from meshmend.simulate.program import program_of
+from meshmend.topology.fabric import FABRICS
+from meshmend.topology.mesh import Mesh
+from meshmend.verify.contributions import check_contributions
+from meshmend.verify.hops import check_hops
+
+
+def main() -> None:
+    """Simulate and verify a small schedule."""
+    mesh = Mesh((4, 4)).without("2x2@0,2")
+    schedule = algorithm("ft-two-d").build(mesh, Collective.ALLREDUCE)
+    placement = placed(mesh, schedule)
+    program = program_of(schedule, hazards_of(schedule), placement.routes)
+    simulate(program, FABRICS["reference"], payload_bytes=1000, slices=2)
+    check_contributions(schedule)
+    check_hops(schedule, placement)
+
+
+if __name__ == "__main__":
+    main()

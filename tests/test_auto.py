@@ -1,0 +1,184 @@
+"""`auto`: never behind a named algorithm by more than 2 %, and free when asked again."""
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshmend.planning import choose as choosing
+from meshmend.planning.choose import Choice, choose, chosen_schedule, forget, payload_class_bytes
+from meshmend.planning.pricing import Question, price, supported_names
+from meshmend.planning.tree_choice import Pipeline
+from meshmend.planning.tree_pricing import trees_of
+from meshmend.schedule.hazards import hazards_of
+from meshmend.schedule.placement import placed
+from meshmend.schedule.table import Collective
+from meshmend.schedule.urgency import lags, remaining_hops
+from meshmend.simulate.engine import simulate
+from meshmend.simulate.program import program_of
+from meshmend.topology.fabric import Fabric, fabric
+from meshmend.topology.mesh import Mesh
+from meshmend.topology.text import parse_mesh
+from meshmend.verify.contributions import check_contributions
+
+REFERENCE = fabric("reference")
+MESHES = [
+    parse_mesh("1x2"),
+    parse_mesh("4x4"),
+    parse_mesh("3x5", fail=["1,1"]),
+    parse_mesh("8x8", fail=["2x2@2,2"]),
+    parse_mesh("6x6", wrap="all"),
+    parse_mesh("3x3x3"),
+]
+FABRICS = [
+    REFERENCE,
+    fabric("tpu-v3"),
+    Fabric("slow start", 1e9, 1e-4, 1e-5),
+    Fabric("no overhead", 1e11, 1e-7, 0.0),
+    Fabric("slow chips", 1e11, 1e-6, 1e-7, 5e10),
+]
+
+
+def time_of(mesh: Mesh, choice: Choice, machine: Fabric, payload_bytes: float) -> float:
+    """Return what a choice costs, built and simulated from nothing but the choice."""
+    schedule = chosen_schedule(mesh, choice, Collective.ALLREDUCE)
+    hazards, routes = hazards_of(schedule), placed(mesh, schedule).routes
+    return simulate(
+        program_of(schedule, hazards, routes),
+        machine,
+        payload_bytes=payload_bytes,
+        slices=choice.pipeline.slices,
+        lags=lags(remaining_hops(schedule, hazards, routes), choice.pipeline.skew),
+    ).time_s
+
+
+def check_none_is_faster(mesh: Mesh, machine: Fabric, payload_bytes: float) -> None:
+    chosen_s = time_of(mesh, choose(mesh, machine, payload_bytes), machine, payload_bytes)
+    for name in supported_names(mesh):
+        named = price(Question(mesh, payload_bytes, machine), name)
+        assert named is not None
+        assert chosen_s <= 1.02 * named.time_s, name
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("machine", FABRICS[:3], ids=lambda machine: machine.name)
+@pytest.mark.parametrize("payload_bytes", [7e2, 1.3e5])
+def test_it_is_at_most_2_percent_behind_every_named_algorithm(
+    mesh: Mesh, machine: Fabric, payload_bytes: float
+) -> None:
+    check_none_is_faster(mesh, machine, payload_bytes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("machine", FABRICS, ids=lambda machine: machine.name)
+@pytest.mark.parametrize("payload_bytes", [1e4, 1.1e6, 3.1e7])
+def test_it_is_at_most_2_percent_behind_on_other_machines_and_payloads(
+    mesh: Mesh, machine: Fabric, payload_bytes: float
+) -> None:
+    check_none_is_faster(mesh, machine, payload_bytes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [parse_mesh("16x16"), parse_mesh("12x16", fail=["4x2@4,4"])])
+@pytest.mark.parametrize("payload_bytes", [1e3, 1e5, 1e6, 1e7, 1e8])
+def test_it_is_at_most_2_percent_behind_on_larger_meshes(mesh: Mesh, payload_bytes: float) -> None:
+    check_none_is_faster(mesh, REFERENCE, payload_bytes)
+
+
+@given(st.floats(1, 1e12))
+def test_payloads_of_a_class_differ_by_little(payload_bytes: float) -> None:
+    typical = payload_class_bytes(payload_bytes)
+
+    assert max(typical / payload_bytes, payload_bytes / typical) < 1.0146
+    assert payload_class_bytes(typical) == pytest.approx(typical, rel=1e-12)
+
+
+def test_the_second_question_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = parse_mesh("8x8", fail=["2x2@4,4"])
+    first = choose(mesh, REFERENCE, 1e6, cache_dir=tmp_path)
+    monkeypatch.setattr(choosing, "_found", None)  # whoever searches now fails
+
+    start = time.perf_counter()
+    from_memory = choose(mesh, REFERENCE, 1.001e6, cache_dir=tmp_path)
+    took_s = time.perf_counter() - start
+    forget()
+    from_disk = choose(mesh, REFERENCE, 1e6, cache_dir=tmp_path)
+
+    assert first == from_memory == from_disk
+    assert took_s < 1e-3
+
+
+def test_it_remembers_by_mesh_payload_and_figures_but_not_by_the_fabrics_name(
+    tmp_path: Path,
+) -> None:
+    mesh = parse_mesh("3x3")
+    forget()
+    choose(mesh, REFERENCE, 1e4, cache_dir=tmp_path)
+    for other_mesh, machine, payload_bytes in (
+        (mesh.without("0,0"), REFERENCE, 1e4),
+        (mesh, REFERENCE.with_(hop_latency_s=1e-3), 1e4),
+        (mesh, REFERENCE, 2e4),
+    ):
+        choose(other_mesh, machine, payload_bytes, cache_dir=tmp_path)
+
+    assert len(list(tmp_path.iterdir())) == 4
+    forget()
+    renamed = Fabric("mine", *list(asdict(REFERENCE).values())[1:5])
+    choose(mesh, renamed, 1e4, cache_dir=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        json.dumps({"algorithm": "magic", "pipeline": {"slices": 1, "skew": 0}, "shape": None}),
+        json.dumps({"algorithm": "trees", "pipeline": {"slices": 1, "skew": 0}, "shape": {"a": 1}}),
+    ],
+)
+def test_a_damaged_answer_on_disk_is_found_anew(tmp_path: Path, text: str) -> None:
+    mesh = parse_mesh("3x4")
+    forget()
+    right = choose(mesh, REFERENCE, 1e4, cache_dir=tmp_path)
+    (file,) = tmp_path.iterdir()
+    file.write_text(text)
+    forget()
+
+    assert choose(mesh, REFERENCE, 1e4, cache_dir=tmp_path) == right
+    assert json.loads(file.read_text())["algorithm"] == right.algorithm
+
+
+def test_a_folder_that_cannot_be_written_costs_nothing_but_time(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    forget()
+
+    assert choose(parse_mesh("2x2"), REFERENCE, 1e3, cache_dir=blocked / "folder").slices >= 1
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.sampled_from(MESHES), st.sampled_from(list(Collective)))
+def test_a_choice_builds_the_same_schedule_again(mesh: Mesh, collective: Collective) -> None:
+    choice = choose(mesh, REFERENCE, 1e5)
+    one = chosen_schedule(mesh, choice, collective)
+    trees_of.cache_clear()
+
+    other = chosen_schedule(mesh, choice, collective)
+
+    assert (one.src == other.src).all()
+    assert (one.lo == other.lo).all()
+    check_contributions(other)
+
+
+def test_without_trees_the_choice_is_the_algorithms_own_schedule() -> None:
+    schedule = chosen_schedule(
+        parse_mesh("4x4"), Choice("two-d", Pipeline(2)), Collective.ALLREDUCE
+    )
+
+    assert schedule.algorithm == "two-d"

@@ -1,0 +1,67 @@
+"""How urgent rows are: the hops that must still follow them, and the lags that come of that."""
+
+import numpy as np
+from hypothesis import given, settings
+
+from meshmend.overlay.tree_packing import tree_packing
+from meshmend.schedule.hazards import Hazards, hazards_of
+from meshmend.schedule.placement import placed
+from meshmend.schedule.table import COPY, REDUCE, Collective, Schedule
+from meshmend.schedule.trees import tree_schedule
+from meshmend.schedule.urgency import lags, remaining_hops
+from meshmend.topology.mesh import Mesh
+from meshmend.topology.text import parse_mesh
+from strategies import schedule_from, tables
+
+
+def slowly(schedule: Schedule, hazards: Hazards, hops: list[int]) -> list[int]:
+    """Return the longest chains by trying every successor of every row."""
+    n = schedule.n_rows
+    remaining = list(hops)
+    for row in reversed(range(n)):
+        for after in range(row + 1, n):
+            if row in hazards.before_send(after):
+                remaining[row] = max(remaining[row], hops[row] + remaining[after])
+            if row in hazards.before_write(after):
+                remaining[row] = max(remaining[row], hops[row] + remaining[after] - hops[after])
+    return remaining
+
+
+@settings(max_examples=60)
+@given(tables())
+def test_it_is_the_longest_chain_of_hops_from_each_row_on(schedule: Schedule) -> None:
+    mesh = Mesh((1, schedule.n_ranks))
+    hazards, routes = hazards_of(schedule), placed(mesh, schedule).routes
+    pairs = zip(schedule.src.tolist(), schedule.dst.tolist(), strict=True)
+    hops = [abs(src - dst) for src, dst in pairs]
+
+    remaining = remaining_hops(schedule, hazards, routes)
+
+    assert remaining.tolist() == slowly(schedule, hazards, hops)
+
+
+def test_up_a_chain_and_down_again_every_row_has_one_hop_less_to_go() -> None:
+    rows = [(0, 1, 0, 1, REDUCE), (1, 2, 0, 1, REDUCE), (2, 1, 0, 1, COPY), (1, 0, 0, 1, COPY)]
+    schedule = schedule_from(rows, n_ranks=3, n_chunks=1)
+    routes = placed(parse_mesh("1x3"), schedule).routes
+
+    remaining = remaining_hops(schedule, hazards_of(schedule), routes)
+
+    assert remaining.tolist() == [4, 3, 2, 1]
+    assert lags(remaining, 0.5).tolist() == [0.0, 0.5, 1.0, 1.5]
+    assert lags(remaining, 0.0).tolist() == [0.0] * 4
+
+
+def test_in_trees_it_is_the_way_up_and_the_deepest_way_down() -> None:
+    mesh = parse_mesh("4x5", fail=["1,1"])
+    packing = tree_packing(mesh, n_trees=3)
+    schedule = tree_schedule(packing, Collective.ALLREDUCE)
+
+    remaining = remaining_hops(schedule, hazards_of(schedule), placed(mesh, schedule).routes)
+
+    up = schedule.op == REDUCE
+    tree, child = schedule.lo[up].astype(int), schedule.src[up].astype(int)
+    expected = packing.hops[tree, child] + packing.depths[tree]
+    assert np.array_equal(remaining[up], expected)
+    assert remaining.max() == 2 * packing.depth
+    assert remaining[~up].min() == 1
