@@ -8,11 +8,11 @@ the wall clock and of the processor, and exclude compilation: a small mesh is pl
 """
 
 import argparse
+import datetime
+import json
 import time
 from collections.abc import Callable
 from typing import Any
-
-from record import record
 
 from meshmend.planning.pricing import Question, price
 from meshmend.planning.tree_plan import replanned, tree_plan
@@ -21,6 +21,7 @@ from meshmend.simulate.limit import limit
 from meshmend.topology.fabric import fabric
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
+from record import RESULTS, record
 
 REFERENCE = fabric("reference")
 PAYLOADS = {"1KB": 1e3, "100KB": 1e5, "1MB": 1e6, "10MB": 1e7, "100MB": 1e8, "1GB": 1e9}
@@ -187,7 +188,14 @@ def main() -> None:
         print(f"\n{name}: {PARTS[name].__doc__}")
         results[name] = PARTS[name](arguments.quick)
     if not arguments.no_write:
-        print(record("trees", {"fabric": str(REFERENCE), **results}))
+        print(record("trees", {"fabric": str(REFERENCE), **parts_of_today(), **results}))
+
+
+def parts_of_today() -> dict[str, Figures]:
+    """Return the parts that today's file has, so that a run of one part keeps the others."""
+    path = RESULTS / f"trees-{datetime.date.today().isoformat()}.json"
+    document = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return {name: document[name] for name in PARTS if name in document}
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from meshmend.planning.tree_choice import (
 from meshmend.planning.tree_plan import proved_tree_plan, replanned, tree_plan
 from meshmend.planning.tree_pricing import best_trees, trees_of
 from meshmend.schedule.table import COPY, REDUCE, Collective
-from meshmend.schedule.trees import spread_tree_schedule, tree_schedule
+from meshmend.schedule.trees import spread_tree_schedule, tree_schedule, usual_tree_count
 from meshmend.simulate.limit import limit
 from meshmend.topology.fabric import fabric
 from meshmend.topology.mesh import Mesh
@@ -79,6 +79,11 @@ def test_the_smallest_tree_sums_up_and_comes_down() -> None:
     assert [phase.name for phase in schedule.phases] == ["reduce up", "broadcast down"]
 
 
+def test_the_usual_number_of_trees_is_small_and_spreads_them_well() -> None:
+    assert [usual_tree_count(mesh) for mesh in (parse_mesh("1x1"), parse_mesh("1x4"))] == [1, 1]
+    assert (usual_tree_count(SMALL), usual_tree_count(LARGE)) == (5, 19)
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     connected_meshes(),
@@ -99,7 +104,7 @@ def test_spread_halves_are_right_and_give_every_rank_its_own_equal_chunk(
 
 @pytest.mark.parametrize(
     ("payload_bytes", "most"),
-    [(1e3, 1.30), (1e5, 1.7), (1e6, 2.85), (1e7, 1.4), (1e8, 1.12), (1e9, 1.05)],
+    [(1e3, 1.30), (1e5, 1.7), (1e6, 2.7), (1e7, 1.4), (1e8, 1.12), (1e9, 1.05)],
 )
 def test_on_8x8_with_a_hole_it_stays_near_the_limit(payload_bytes: float, most: float) -> None:
     assert ratio(SMALL, payload_bytes) <= most
@@ -111,14 +116,14 @@ def test_on_8x8_with_a_hole_it_stays_near_the_limit(payload_bytes: float, most: 
     [
         (MEDIUM, 1e3, 1.20),
         (MEDIUM, 1e5, 1.4),
-        (MEDIUM, 1e6, 2.02),
+        (MEDIUM, 1e6, 2.0),
         (MEDIUM, 1e7, 1.9),
         (MEDIUM, 1e8, 1.22),
         (MEDIUM, 1e9, 1.07),
         (LARGE, 1e3, 1.18),
         (LARGE, 1e5, 1.35),
-        (LARGE, 1e6, 1.85),
-        (LARGE, 1e7, 2.05),
+        (LARGE, 1e6, 1.8),
+        (LARGE, 1e7, 2.0),
         (LARGE, 1e8, 1.25),
         (LARGE, 1e9, 1.08),
     ],

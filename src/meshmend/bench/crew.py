@@ -97,11 +97,11 @@ class Crew:
         self._folder.cleanup()
 
     def _start(self, rank: int, secret: bytes) -> None:
+        meeting = Path(self._folder.name), secret, os.getpid()
         ours, theirs = socket.socketpair()
         pid = os.fork()
         if pid == 0:
             ours.close()
-            meeting = Path(self._folder.name), secret
             work(Line(theirs), self._ground, rank, self._contenders, meeting)
         theirs.close()
         self._pids.append(pid)

@@ -54,18 +54,18 @@ def work(
     ground: Ground,
     rank: int,
     contenders: Sequence[Contender],
-    meeting: tuple[Path, bytes],
+    meeting: tuple[Path, bytes, int],
 ) -> None:
     """Serve the crew as one rank until it hangs up, and end the process; never returns.
 
-    `meeting` is a folder and a secret that all workers share.
+    `meeting` is a folder and a secret that all workers share, and their parent.
     """
+    folder, secret, parent = meeting
     try:
-        _die_with_parent()
+        _die_with(parent)
         gc.disable()  # what the parent has made is not to be visited, page by page
         chips = ground.mesh.live
         ground.enter(chips[rank])
-        folder, secret = meeting
         labels = [f"chip {chip}" for chip in chips]
         bind = ground.address(chips[rank])
         with SocketTransport(rank, labels, secret, bind=bind) as transport:
@@ -81,8 +81,10 @@ def work(
         os._exit(0)
 
 
-def _die_with_parent() -> None:
+def _die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
     os.setpgid(0, 0)  # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

@@ -12,7 +12,7 @@ import typer
 from typer.exceptions import TyperException
 
 from meshmend import __version__
-from meshmend.cli import fabrics, figures, plan, run, show, simulate, testbed
+from meshmend.cli import fabrics, figures, plan, reproduce, run, show, simulate, testbed
 from meshmend.errors import InputError, MeshmendError
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ app.command("simulate")(simulate.simulate_command)
 app.command("fabrics")(fabrics.fabrics_command)
 app.command("show")(show.show_command)
 app.command("figures")(figures.figures_command)
+app.command("reproduce")(reproduce.reproduce_command)
 app.command("run", context_settings=run.CONTEXT)(run.run_command)
 app.add_typer(testbed.app, name="testbed")
 

@@ -6,18 +6,16 @@ nearly every tree is still right, so the packing is repaired and not searched fo
 
 from dataclasses import dataclass
 
-from meshmend.overlay.tree_packing import TreePacking, tree_counts, tree_packing
+from meshmend.overlay.tree_packing import TreePacking, tree_packing
 from meshmend.overlay.tree_repair import repacked
 from meshmend.routing.deadlock import check_deadlock_free
 from meshmend.schedule.hazards import Hazards, hazards_of
 from meshmend.schedule.placement import Placement, placed
 from meshmend.schedule.table import Collective, Schedule
-from meshmend.schedule.trees import spread_tree_schedule, tree_schedule
+from meshmend.schedule.trees import spread_tree_schedule, tree_schedule, usual_tree_count
 from meshmend.topology.mesh import Mesh
 from meshmend.verify.contributions import Proof, check_contributions
 from meshmend.verify.hops import check_hops
-
-_TYPICAL_TREES = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +45,7 @@ def tree_plan(
     Raises:
         TopologyError: the mesh is not connected, or a count is out of range.
     """
-    if n_trees is None:
-        n_trees = max(tree_counts(mesh, _TYPICAL_TREES))
-    packing = tree_packing(mesh, n_trees=n_trees, depth_slack=depth_slack)
+    packing = tree_packing(mesh, n_trees=n_trees or usual_tree_count(mesh), depth_slack=depth_slack)
     return proved_tree_plan(mesh, packing, collective)
 
 

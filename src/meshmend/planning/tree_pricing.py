@@ -34,15 +34,14 @@ from meshmend.topology.fabric import Fabric
 from meshmend.topology.mesh import Mesh
 
 MAX_MESSAGES = 6_000_000  # to look around with, beside the last simulation
-_MOST_PACKINGS = 5  # on large meshes; on small ones ...
-_PACKING_WORK = 1500  # ... as many as this over their ranks
+_SMALL, _HUGE = 128, 2048  # ranks
 _FEW_MESSAGES = 120_000  # up to this many are simulated whole
 _FINALISTS = (2, 6)  # at least and at most, as far as first tries take half of the messages
 _NOT_FAR = 1.04  # what the formula puts farther than this behind its best is not simulated
 _MOST_EFFORT = 4
 _WORK_PER_EFFORT = 3_700  # ranks x trees: smaller forests are tried more often anyway
-_MOST_HARD_WORK = 30_000  # ranks x trees up to which more effort is worth its time
-_SMALL = 128  # ranks
+_MOST_HARD_WORK = 30_000  # ranks x trees up to which more effort is worth its time, ...
+_MOST_SMALL_WORK = 500  # ... and on small meshes
 _STEPS = (1.1, 0.91, 1.04, 0.96)
 _MOST_STEPS = 3  # in one direction
 _LAGS = (1.25, 1.0, 1.6, 0.5, 0.0)
@@ -124,7 +123,7 @@ def _finalists(mesh: Mesh, search: "_Search") -> list[Trees]:
     """Return the packings that the formula likes best once their figures are known."""
     open_ = {shape: search.formula_s(figures) for shape, figures in likely_shapes(mesh)}
     packed: dict[TreeShape, float] = {}
-    while open_ and len(packed) < max(_MOST_PACKINGS, _PACKING_WORK // mesh.n_live):
+    while open_ and len(packed) < _most_packings(mesh):
         shape = min(open_, key=lambda each: (open_[each], each.n_trees))
         if packed and open_[shape] > _NOT_FAR * min(packed.values()):
             break
@@ -141,16 +140,23 @@ def _finalists(mesh: Mesh, search: "_Search") -> list[Trees]:
     return finalists[: max(_FINALISTS[0], n_tries)]
 
 
+def _most_packings(mesh: Mesh) -> int:
+    """Return how many packings to make at most: their time grows with the mesh."""
+    return 2 if mesh.n_live > _HUGE else 5 if mesh.n_live > _SMALL else 25
+
+
 def _harder(mesh: Mesh, shape: TreeShape) -> TreeShape | None:
     """Return a shape one hop shallower to be searched for with more effort, if that is worth it.
 
     On large meshes there are too few ranks in the middle for trees without any slack.
     """
     slack = trees_of(mesh, shape).figures.depth - tree_choice.radius_of(mesh) - 1
+    work = mesh.n_live * shape.n_trees
     if mesh.n_live <= _SMALL:
-        return TreeShape(shape.n_trees, slack, _MOST_EFFORT) if slack >= 0 else None
-    effort = min(_MOST_EFFORT, mesh.n_live * shape.n_trees // _WORK_PER_EFFORT)
-    if slack < 1 or effort < 2 or mesh.n_live * shape.n_trees > _MOST_HARD_WORK:
+        hopeful = slack >= 0 and work < _MOST_SMALL_WORK
+        return TreeShape(shape.n_trees, slack, _MOST_EFFORT) if hopeful else None
+    effort = min(_MOST_EFFORT, work // _WORK_PER_EFFORT)
+    if slack < 1 or effort < 2 or work > _MOST_HARD_WORK:
         return None
     return TreeShape(shape.n_trees, slack, effort)
 

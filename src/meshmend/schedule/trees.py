@@ -10,11 +10,13 @@ import numpy as np
 from numba import njit
 
 from meshmend.overlay.tree_packing import TreePacking, tree_counts, tree_packing
+from meshmend.overlay.tree_search import least_load
 from meshmend.schedule.ring_builders import NamedRows, halves
 from meshmend.schedule.table import COPY, REDUCE, Collective, Rows, Schedule, schedule_of
 from meshmend.topology.mesh import Mesh
 
-_TYPICAL_TREES = 15
+_MOST_TREES = 32
+_NEAR = 1.02  # fewer trees are quicker to plan: they may cost this much
 
 
 def trees(mesh: Mesh, collective: Collective) -> Schedule:
@@ -22,10 +24,16 @@ def trees(mesh: Mesh, collective: Collective) -> Schedule:
 
     In the halves every rank owns an equal chunk. `auto` picks packings by payload instead.
     """
-    packing = tree_packing(mesh, n_trees=max(tree_counts(mesh, _TYPICAL_TREES)))
+    packing = tree_packing(mesh, n_trees=usual_tree_count(mesh))
     if collective is Collective.ALLREDUCE:
         return tree_schedule(packing, collective)
     return spread_tree_schedule(packing, collective)
+
+
+def usual_tree_count(mesh: Mesh) -> int:
+    """Return the fewest trees whose least possible load is within 2 % of that of any number."""
+    loads = {count: least_load(mesh, count) / count for count in tree_counts(mesh, _MOST_TREES)}
+    return min(count for count, load in loads.items() if load <= _NEAR * min(loads.values()))
 
 
 def tree_schedule(
