@@ -41,7 +41,7 @@ def _silent(step: str) -> None:
     """Tell nobody."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Plan:
     """A schedule that was proved right on the connected part of a mesh.
 
@@ -56,6 +56,9 @@ class Plan:
     hazards: Hazards
     proof: Proof
     seconds: dict[str, float] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<Plan for {self.mesh}: {self.schedule!r}, proved {self.proof.method}>"
 
     def run(self, arrays: Sequence[NDArray[Any]], *, combine: np.ufunc = np.add) -> list[Any]:
         """Return what each rank holds after the collective, computed in this process."""

@@ -113,9 +113,12 @@ def best_trees(
     tell("trees: packing")
     finalists = _finalists(mesh, search)
     tell("trees: simulating")
-    tries = sorted((search.first_try(trees) for trees in finalists), key=lambda each: each[0])
-    around = [search.looked_around(*each) for each in tries]
-    _, trees, pipeline = min(around, key=lambda each: each[0])
+    if search.n_messages(finalists[0]) > MAX_MESSAGES // 2:  # nothing left to compare it with
+        trees, pipeline = finalists[0], search.first_pipeline(finalists[0])
+    else:
+        tries = sorted((search.first_try(trees) for trees in finalists), key=lambda each: each[0])
+        around = [search.looked_around(*each) for each in tries]
+        _, trees, pipeline = min(around, key=lambda each: each[0])
     return Found(trees, pipeline, search.whole(trees, pipeline))
 
 
@@ -179,12 +182,12 @@ class _Search:
 
     def first_try(self, trees: Trees) -> tuple[float, Trees, Pipeline]:
         """Return about what trees cost, pipelined as the formula has it."""
-        pipeline = self._first_pipeline(trees)
+        pipeline = self.first_pipeline(trees)
         return self.about_s(trees, pipeline), trees, pipeline
 
     def n_messages(self, trees: Trees) -> int:
         """Return how many messages a first try of these trees takes."""
-        return trees.n_rows * self._n_tried(trees, self._first_pipeline(trees))
+        return trees.n_rows * self._n_tried(trees, self.first_pipeline(trees))
 
     def looked_around(
         self, time_s: float, trees: Trees, pipeline: Pipeline
@@ -235,7 +238,8 @@ class _Search:
         n_few = _FEW_MESSAGES // max(1, trees.n_rows)
         return min(pipeline.slices, max(n_few, 8 + tree_choice.slices_to_fill(*question)))
 
-    def _first_pipeline(self, trees: Trees) -> Pipeline:
+    def first_pipeline(self, trees: Trees) -> Pipeline:
+        """Return the pipeline that the formula has for trees."""
         question = (trees.figures, self.fabric, self.payload_bytes)
         slices = self.slices or tree_choice.likely_slices(*question)
         return self._pipeline(trees, slices, _LAGS[0])

@@ -17,7 +17,7 @@ from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Routes:
     """One path for each of some pairs of ranks, sorted by source, then by destination.
 
@@ -54,6 +54,11 @@ class Routes:
         columns = (self.pair_ptr, self.dst, self.hop_ptr, self.channels, self.virtual_channel)
         for column in columns:
             column.flags.writeable = False
+
+    def __repr__(self) -> str:
+        return (
+            f"<Routes: {self.n_pairs} pairs of {self.n_ranks} ranks, at most {self.max_hops} hops>"
+        )
 
     @property
     def n_pairs(self) -> int:

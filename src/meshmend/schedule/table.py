@@ -47,7 +47,7 @@ class Phase:
     stop: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Schedule:
     """A table of transfers; row order is program order.
 
@@ -99,6 +99,12 @@ class Schedule:
             if bad.any():
                 row = int(np.argmax(bad))
                 raise InputError(f"Schedule row {row} needs {needed}, but got {self.row(row)}")
+
+    def __repr__(self) -> str:
+        return (
+            f"<Schedule {self.algorithm} {self.collective}: {self.n_ranks} ranks, "
+            f"{self.n_rows} rows, {self.n_chunks} chunks>"
+        )
 
     @property
     def n_rows(self) -> int:
