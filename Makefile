@@ -27,6 +27,10 @@ slow: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/planning.py
+	$(BIN)/python benchmarks/limit.py
+	$(BIN)/python benchmarks/simulator.py
+	$(BIN)/python benchmarks/simgrid_compare.py
+	$(BIN)/python benchmarks/trees.py
 
 figures: $(INSTALLED)
 	$(BIN)/meshmend figures -o figures

@@ -147,7 +147,11 @@ def _print_plan(plan: "Plan", *, as_json: bool) -> None:
         "deadlock": f"free, with {facts['virtual_channels']} virtual channel(s)",
         "hops": f"at most {facts['max_hops']}, stretch at most {facts['max_stretch']:.3g}",
         "link load": f"at most {facts['max_link_load']:.4g} of the payload per directed link",
+        "pipeline": f"{facts['slices']} slices, skew {facts['skew']:.3g}"
+        if facts["slices"]
+        else "",
         "took": ", ".join(f"{step} {1e3 * took:.3g} ms" for step, took in seconds.items()),
     }
     for name, text in lines.items():
-        print(f"{name:<12} {text}")
+        if text:
+            print(f"{name:<12} {text}")

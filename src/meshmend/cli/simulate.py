@@ -8,6 +8,7 @@ import typer
 
 from meshmend.cli.console import (
     announce_compilation,
+    cache_dir,
     note,
     print_json,
     progress,
@@ -100,7 +101,9 @@ def simulate_command(
     results = []
     with progress(quiet=as_json) as on_step:
         for size in payloads:
-            result = compared(broken, machine, size, names, slices=slices, tell=on_step)
+            result = compared(
+                broken, machine, size, names, slices=slices, cache_dir=cache_dir(), tell=on_step
+            )
             results.append(result)
             if not as_json:
                 _print_comparison(result, first=size == payloads[0])

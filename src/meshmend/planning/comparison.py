@@ -1,10 +1,12 @@
 """Algorithms side by side: what each costs for one payload, next to the physical limit."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from meshmend.errors import UnsupportedError
+from meshmend.planning.choose import choose
 from meshmend.planning.pricing import (
     BASELINES,
     Price,
@@ -25,6 +27,7 @@ from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 
 ALL = "all"
+AUTO = "auto"
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +84,7 @@ class Comparison:
             self.fabric,
             payload_bytes=self.payload_bytes,
             slices=best.slices,
+            lags=best.lags,
             trace=True,
         )
 
@@ -92,10 +96,11 @@ def compared(
     names: Sequence[str] = (ALL,),
     *,
     slices: int | None = None,
+    cache_dir: Path | None = None,
     tell: Tell = lambda step: None,
 ) -> Comparison:
     """Return what algorithms cost for a payload; `all` stands for those that do the mesh, and on
-    a broken mesh for the baselines too.
+    a broken mesh for the baselines too. `auto` is the fastest one under its own name.
 
     Raises:
         UnsupportedError: an algorithm that was asked for by name does not do this mesh.
@@ -108,7 +113,7 @@ def compared(
         wanted = [*supported_names(part), *(BASELINES if mesh.failures() else ())]
         refused = {name: reason for name, reason in refusals(part).items() if name not in wanted}
     else:
-        wanted = checked_names(names)
+        wanted = checked_names(name for name in names if name != AUTO)
     prices = []
     for name in wanted:
         try:
@@ -120,6 +125,8 @@ def compared(
             continue
         assert result is not None, "without a time to beat there is always a price"
         prices.append(result)
+    if AUTO in names:
+        prices.append(_price_of_auto(question, prices, cache_dir, tell))
     prices.sort(key=lambda price: price.time_s)
     return Comparison(
         mesh,
@@ -130,6 +137,18 @@ def compared(
         tuple(prices),
         refused,
     )
+
+
+def _price_of_auto(
+    question: Question, known: Sequence[Price], cache_dir: Path | None, tell: Tell
+) -> Price:
+    choice = choose(
+        question.mesh, question.fabric, question.payload_bytes, cache_dir=cache_dir, tell=tell
+    )
+    priced = next((each for each in known if each.name == choice.algorithm), None)
+    result = priced or price(question, choice.algorithm, slices=choice.slices, tell=tell)
+    assert result is not None, "without a time to beat there is always a price"
+    return replace(result, name=AUTO, detail=f"{choice.algorithm} {result.detail}".strip())
 
 
 def refusals(mesh: Mesh) -> dict[str, str]:

@@ -6,7 +6,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from meshmend.errors import InputError, PlanFileError, UnsupportedError
 from meshmend.execute import reference
 from meshmend.planning.choose import choose, chosen_schedule
 from meshmend.planning.files import read_plan, write_plan
+from meshmend.planning.tree_choice import Pipeline
 from meshmend.routing.deadlock import check_deadlock_free
 from meshmend.routing.stretch import stretch_of
 from meshmend.schedule.algorithms import ALGORITHMS, algorithm
@@ -46,7 +47,8 @@ class Plan:
     """A schedule that was proved right on the connected part of a mesh.
 
     `mesh` is what was asked for; `stranded` names its live chips that are cut off and take no
-    part; ranks are the chips of `placement.mesh`. `seconds` says how long each step took.
+    part; ranks are the chips of `placement.mesh`. `seconds` says how long each step took, and
+    `pipeline` in how many slices `auto` would run it.
     """
 
     mesh: Mesh
@@ -56,6 +58,7 @@ class Plan:
     hazards: Hazards
     proof: Proof
     seconds: dict[str, float] = field(default_factory=dict)
+    pipeline: Pipeline | None = None
 
     def __repr__(self) -> str:
         return f"<Plan for {self.mesh}: {self.schedule!r}, proved {self.proof.method}>"
@@ -92,6 +95,8 @@ class Plan:
             "max_hops": routes.max_hops,
             "max_stretch": stretch.max,
             "max_link_load": float(self.channel_loads.max(initial=0.0)),
+            "slices": self.pipeline and self.pipeline.slices,
+            "skew": self.pipeline and self.pipeline.skew,
             "seconds": self.seconds,
         }
 
@@ -130,15 +135,16 @@ def plan(
     wanted = _collective(collective)
     steps = _Steps(on_step)
     part = largest_part(mesh)
+    pipeline = None
     if algorithm == AUTO:
         with steps.timed("choose"):
             choice = choose(part, fabric, payload_bytes, cache_dir=cache_dir, tell=on_step)
         with steps.timed("build"):
-            schedule = chosen_schedule(part, choice, wanted)
+            schedule, pipeline = chosen_schedule(part, choice, wanted), choice.pipeline
     else:
         with steps.timed("build"):
             schedule = _built(part, algorithm, wanted)
-    return _proved(mesh, part, schedule, steps)
+    return replace(_proved(mesh, part, schedule, steps), pipeline=pipeline)
 
 
 def load_plan(path: str | Path, *, mesh: Mesh | None = None, on_step: OnStep = _silent) -> Plan:
