@@ -1,0 +1,143 @@
+"""`meshmend simulate`, `fabrics` and `show` as a user types them."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from meshmend.cli.main import run_line
+
+HOLE = ["--mesh", "4x4", "--fail", "2x2@0,2"]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def printed_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert run_line([*arguments, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert isinstance(document, dict)
+    return document
+
+
+def test_all_algorithms_stand_beside_the_limit_and_none_is_below_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    document = printed_json(
+        capsys, "simulate", *HOLE, "--payload", "1MB", "--algorithm", "all,auto"
+    )
+
+    assert document["fabric"]["name"] == "reference"
+    assert document["payload_bytes"] == 1_000_000
+    assert document["limit_kind"] in {"bandwidth", "latency", "chip"}
+    names = [result["algorithm"] for result in document["results"]]
+    assert {"trees", "ring-1d", "ft-two-d", "rank-ring", "sub-mesh", "drop-lines"} <= set(names)
+    on_all_chips = [result for result in document["results"] if result["chips"] == 12]
+    times = {result["algorithm"]: result["time_s"] for result in on_all_chips}
+    assert times["auto"] <= 1.02 * min(times.values())
+    for result in document["results"]:
+        assert result["ratio_to_limit"] == pytest.approx(result["time_s"] / document["limit_s"])
+        if result["chips"] == 12:
+            assert result["ratio_to_limit"] >= 1
+        assert 0 < result["max_link_utilisation"] <= 1
+
+
+def test_a_sweep_prints_every_payload_and_draws_the_curve(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    picture = tmp_path / "curve.svg"
+    document = printed_json(
+        capsys,
+        *("simulate", *HOLE, "--payload", "1KB..100KB", "--algorithm", "trees,ring-1d"),
+        *("-o", str(picture)),
+    )
+
+    assert [each["payload_bytes"] for each in document["sweep"]] == [1_000, 10_000, 100_000]
+    text = picture.read_text()
+    ElementTree.fromstring(text)
+    assert "trees" in text
+    assert "limit" in text
+
+
+def test_a_trace_opens_as_trace_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.json.gz"
+
+    code = run_line(
+        ["simulate", *HOLE, "--payload", "10KB", "--algorithm", "trees", "--save-trace", str(trace)]
+    )
+
+    assert code == 0
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    assert any(event["ph"] == "X" and event["dur"] > 0 for event in events)
+
+
+def test_figures_of_the_fabric_can_be_overridden(capsys: pytest.CaptureFixture[str]) -> None:
+    one = ["simulate", *HOLE, "--payload", "1GB", "--algorithm", "ring-1d", "--slices", "1"]
+    slow = printed_json(capsys, *one, "--link-bandwidth", "1GB/s")
+    fast = printed_json(capsys, *one, "--link-bandwidth", "10GB/s")
+
+    assert slow["fabric"]["name"] == "reference*"
+    assert slow["results"][0]["time_s"] == pytest.approx(
+        10 * fast["results"][0]["time_s"], rel=0.01
+    )
+
+
+def test_fabrics_are_listed_with_their_sources(capsys: pytest.CaptureFixture[str]) -> None:
+    document = printed_json(capsys, "fabrics")
+
+    names = {fabric["name"] for fabric in document["fabrics"]}
+    assert {
+        "reference",
+        "tpu-v2",
+        "tpu-v3",
+        "tpu-v7",
+        "trainium2",
+        "wormhole-galaxy",
+        "dojo",
+    } <= names
+    assert all(fabric["source"] for fabric in document["fabrics"])
+
+
+@pytest.mark.parametrize("algorithm", ["trees", "ring-1d", "ft-two-d", "rank-ring"])
+def test_show_draws_what_an_algorithm_lays_over_the_mesh(
+    algorithm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "rings.svg"
+
+    assert run_line(["show", *HOLE, "--algorithm", algorithm, "-o", str(picture)]) == 0
+    assert run_line(["show", *HOLE, "--algorithm", algorithm, "--load", "-o", str(picture)]) == 0
+    ElementTree.fromstring(picture.read_text())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["simulate", *HOLE, "--algorithm", "nope"], "no algorithm 'nope'"),
+        (["simulate", *HOLE, "--algorithm", "two-d"], "two-d needs a full mesh"),
+        (["simulate", *HOLE, "--payload", "lots"], "needs a number and a unit"),
+        (["simulate", *HOLE, "--fabric", "abacus"], "--fabric needs one of"),
+        (["simulate", *HOLE, "--slices", "0"], "--slices needs 1 or more"),
+        (["simulate", *HOLE, "--payload", "1KB..1MB", "--save-trace", "x"], "one payload"),
+        (["show", *HOLE, "--load", "-o", "x.svg"], "--load needs --algorithm"),
+        (["show", *HOLE, "--algorithm", "trees"], "--algorithm needs -o"),
+        (["show", *HOLE, "--algorithm", "nope", "-o", "x.svg"], "no picture of the algorithm"),
+        (["show", *HOLE, "--route", "0,0-0,2"], "two live chips"),
+        (["show", *HOLE, "--route", "2x2@0,0-3,3"], "two live chips"),
+        (["show", *HOLE, "--route", "0,0-0,0"], "two different chips"),
+        (["verify", "plan.json", "--fail", "0,0"], "--fail and --wrap need --mesh"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_line(arguments) == 2
+
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert said in captured.err
+    assert captured.err.count("\n") == 1
