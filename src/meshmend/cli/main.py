@@ -12,7 +12,7 @@ import typer
 from typer.exceptions import TyperException
 
 from meshmend import __version__
-from meshmend.cli import fabrics, figures, plan, reproduce, run, show, simulate, testbed
+from meshmend.cli import bench, fabrics, figures, plan, reproduce, run, show, simulate, testbed
 from meshmend.errors import InputError, MeshmendError
 
 app = typer.Typer(
@@ -32,6 +32,7 @@ app.command("show")(show.show_command)
 app.command("figures")(figures.figures_command)
 app.command("reproduce")(reproduce.reproduce_command)
 app.command("run", context_settings=run.CONTEXT)(run.run_command)
+app.command("bench")(bench.bench_command)
 app.add_typer(testbed.app, name="testbed")
 
 

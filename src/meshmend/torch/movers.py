@@ -67,7 +67,14 @@ def mover_of(options: Any, settings: Settings) -> Mover:
     if settings.transport == "sockets":
         labels = [f"chip {chip} (rank {at})" for at, chip in enumerate(settings.mesh.live)]
         secret = _shared_secret(store, rank, settings.secret)
-        transport = SocketTransport(rank, labels, secret, bind=settings.bind, tells=True)
+        transport = SocketTransport(
+            rank,
+            labels,
+            secret,
+            bind=settings.bind,
+            tells=True,
+            window_bytes=settings.window_bytes,
+        )
         return SocketMover(transport, _exchanged(store, rank, n_ranks, transport.address))
     kind = dist.ProcessGroupGloo if settings.transport == "gloo" else dist.ProcessGroupNCCL
     up, down = (

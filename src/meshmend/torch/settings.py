@@ -9,6 +9,7 @@ Read from the environment, or given as `pg_options` of `init_process_group`.
     MESHMEND_SLICES      how many slices to cut payloads in; default: by their size
     MESHMEND_TRANSPORT   sockets (default), or gloo or nccl: their point-to-point messages
     MESHMEND_BIND        the address to listen on; default 127.0.0.1
+    MESHMEND_WINDOW      bytes that a peer may send ahead; 0: up to the kernel; default 20000
     MESHMEND_SECRET      what every worker must know; default: made by rank 0, in the store
 """
 
@@ -18,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshmend.errors import InputError
+from meshmend.execute.sockets import WINDOW_BYTES
 from meshmend.planning.plan import AUTO
 from meshmend.topology.failures import format_shape
 from meshmend.topology.mesh import Mesh, format_wrap
@@ -36,6 +38,7 @@ class Settings:
     n_slices: int = 0
     transport: str = "sockets"
     bind: str = LOOPBACK
+    window_bytes: int = WINDOW_BYTES
     secret: str = ""
 
     def __post_init__(self) -> None:
@@ -58,6 +61,7 @@ class Settings:
             "MESHMEND_SLICES": str(self.n_slices),
             "MESHMEND_TRANSPORT": self.transport,
             "MESHMEND_BIND": self.bind,
+            "MESHMEND_WINDOW": str(self.window_bytes),
         }
         return variables | ({"MESHMEND_SECRET": self.secret} if self.secret else {})
 
@@ -78,6 +82,9 @@ def settings_from(environment: Mapping[str, str] = os.environ) -> Settings:
     slices = environment.get("MESHMEND_SLICES") or "0"
     if not slices.isdecimal():
         raise InputError(f"MESHMEND_SLICES needs a whole number, but got {slices!r}")
+    window = environment.get("MESHMEND_WINDOW") or str(WINDOW_BYTES)
+    if not window.isdecimal():
+        raise InputError(f"MESHMEND_WINDOW needs a whole number of bytes, but got {window!r}")
     return Settings(
         mesh=parse_mesh(
             shape,
@@ -88,5 +95,6 @@ def settings_from(environment: Mapping[str, str] = os.environ) -> Settings:
         n_slices=int(slices),
         transport=environment.get("MESHMEND_TRANSPORT") or "sockets",
         bind=environment.get("MESHMEND_BIND") or LOOPBACK,
+        window_bytes=int(window),
         secret=environment.get("MESHMEND_SECRET", ""),
     )
