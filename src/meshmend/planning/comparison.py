@@ -1,6 +1,7 @@
 """Algorithms side by side: what each costs for one payload, next to the physical limit."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 
 ALL = "all"
+_SIDE_BY_SIDE_CHIPS = 1500
 AUTO = "auto"
 
 
@@ -114,17 +116,19 @@ def compared(
         refused = {name: reason for name, reason in refusals(part).items() if name not in wanted}
     else:
         wanted = checked_names(name for name in names if name != AUTO)
-    prices = []
-    for name in wanted:
+
+    def priced(name: str) -> Price | None:
         try:
-            result = price(question, name, slices=slices, tell=tell)
+            return price(question, name, slices=slices, tell=tell)
         except UnsupportedError as error:
             if ALL not in names:
                 raise
             refused[name] = str(error)
-            continue
-        assert result is not None, "without a time to beat there is always a price"
-        prices.append(result)
+            return None
+
+    # The event loop runs without the interpreter's lock; large tables are better one at a time.
+    with ThreadPoolExecutor(2 if part.n_live <= _SIDE_BY_SIDE_CHIPS else 1) as pool:
+        prices = [result for result in pool.map(priced, wanted) if result is not None]
     if AUTO in names:
         prices.append(_price_of_auto(question, prices, cache_dir, tell))
     prices.sort(key=lambda price: price.time_s)

@@ -6,10 +6,13 @@ Run beside a first command, it halves the wait on two cores: whoever compiles a 
 stores it for the other.
 """
 
+from meshmend.routing.deadlock import check_deadlock_free
+from meshmend.routing.stretch import stretch_of
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.hazards import hazards_of
-from meshmend.schedule.placement import placed
+from meshmend.schedule.placement import channel_loads, placed
 from meshmend.schedule.table import Collective
+from meshmend.schedule.urgency import lags, remaining_hops
 from meshmend.simulate.engine import simulate
 from meshmend.simulate.program import program_of
 from meshmend.topology.fabric import FABRICS
@@ -23,10 +26,15 @@ def main() -> None:
     mesh = Mesh((4, 4)).without("2x2@0,2")
     schedule = algorithm("ft-two-d").build(mesh, Collective.ALLREDUCE)
     placement = placed(mesh, schedule)
-    program = program_of(schedule, hazards_of(schedule), placement.routes)
-    simulate(program, FABRICS["reference"], payload_bytes=1000, slices=2)
+    hazards = hazards_of(schedule)
+    program = program_of(schedule, hazards, placement.routes)
+    lag = lags(remaining_hops(schedule, hazards, placement.routes), 0.5)
+    simulate(program, FABRICS["reference"], payload_bytes=1000, slices=2, lags=lag)
     check_contributions(schedule)
     check_hops(schedule, placement)
+    check_deadlock_free(mesh, placement.routes)
+    stretch_of(mesh, placement.routes)
+    channel_loads(schedule, placement.routes)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from numba import njit
 
 # Nothing here makes an array, so Numba need not count references to them, which would take
 # four fifths of the time.
-kernel = njit(cache=True, _nrt=False)  # type: ignore[call-overload]  # not in Numba's stubs
+kernel = njit(cache=True, nogil=True, _nrt=False)  # type: ignore[call-overload]  # not in Numba's stubs
 
 NOTHING: Final = -1  # no node
 ROW_BITS: Final = 0xFFFFFFFF
