@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from meshmend.errors import InputError, PlanFileError, VerificationError
 from meshmend.planning.files import plan_document, read_plan, write_plan
 from meshmend.planning.plan import load_plan, plan
+from meshmend.planning.tree_choice import Pipeline
 from meshmend.schedule.algorithms import ALGORITHMS
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.topology.graph import largest_part
@@ -49,7 +50,7 @@ def test_a_plan_reads_back_as_it_was_written(
 ) -> None:
     schedule = ALGORITHMS["rank-ring"].build(largest_part(mesh), collective)
     write_plan(tmp_path / "plan.json", mesh, schedule)
-    own, read = read_plan(tmp_path / "plan.json")
+    own, read, _ = read_plan(tmp_path / "plan.json")
 
     assert own == mesh
     check_equal(schedule, read)
@@ -299,3 +300,13 @@ def test_a_file_with_broken_bytes_is_read_or_refused(tmp_path: Path, data: st.Da
         load_plan(tmp_path / "plan.json")
     except (InputError, VerificationError) as error:
         assert "\n" not in str(error)  # noqa: PT017
+
+
+def test_a_pipeline_is_kept_and_a_damaged_one_refused(tmp_path: Path) -> None:
+    schedule = ALGORITHMS["ft-two-d"].build(HOLE, Collective.ALLREDUCE)
+    write_plan(tmp_path / "plan.json", HOLE, schedule, Pipeline(7, 0.5))
+
+    assert read_plan(tmp_path / "plan.json").pipeline == Pipeline(7, 0.5)
+    for damaged in ({"slices": 0, "skew": 0}, {"slices": 2, "skew": -1}, {"slices": 2}, 3):
+        with pytest.raises(PlanFileError, match="is damaged"):
+            read_plan(write(tmp_path / "plan.json", document() | {"pipeline": damaged}))

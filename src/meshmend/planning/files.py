@@ -6,12 +6,13 @@ The columns of the table are plain lists, so that any program can read them. Wha
 
 import json
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.errors import InputError, PlanFileError
+from meshmend.planning.tree_choice import Pipeline
 from meshmend.schedule.table import Collective, Phase, Schedule, index_dtype
 from meshmend.topology.mesh import Mesh, format_wrap
 from meshmend.topology.text import parse_mesh
@@ -46,13 +47,26 @@ def plan_document(mesh: Mesh, schedule: Schedule) -> dict[str, Any]:
     }
 
 
-def write_plan(path: Path, mesh: Mesh, schedule: Schedule) -> None:
+class PlanFile(NamedTuple):
+    """What a plan file holds; the pipeline only if the plan names one."""
+
+    mesh: Mesh
+    schedule: Schedule
+    pipeline: Pipeline | None = None
+
+
+def write_plan(
+    path: Path, mesh: Mesh, schedule: Schedule, pipeline: Pipeline | None = None
+) -> None:
     """Write a plan file; an earlier file of that name stays whole until the new one is there.
 
     Raises:
         PlanFileError: the file cannot be written.
     """
-    text = json.dumps(plan_document(mesh, schedule), separators=(",", ":")) + "\n"
+    document = plan_document(mesh, schedule)
+    if pipeline is not None:
+        document["pipeline"] = {"slices": pipeline.slices, "skew": pipeline.skew}
+    text = json.dumps(document, separators=(",", ":")) + "\n"
     try:
         if path.exists() and not path.is_file():  # a pipe or a terminal has nothing to keep whole
             path.write_text(text, encoding="utf-8")
@@ -65,8 +79,8 @@ def write_plan(path: Path, mesh: Mesh, schedule: Schedule) -> None:
         raise PlanFileError(f"cannot write the plan to {path}: {error.strerror}") from None
 
 
-def read_plan(path: Path) -> tuple[Mesh, Schedule]:
-    """Return the mesh and the schedule of a plan file.
+def read_plan(path: Path) -> PlanFile:
+    """Return the mesh, the schedule and the pipeline of a plan file.
 
     Raises:
         PlanFileError: no such file, not a plan file, another version, or a damaged one.
@@ -85,7 +99,7 @@ def read_plan(path: Path) -> tuple[Mesh, Schedule]:
             f"{VERSION}; plan again"
         )
     try:
-        return _mesh(document["mesh"]), _schedule(document)
+        return PlanFile(_mesh(document["mesh"]), _schedule(document), _pipeline(document))
     except KeyError as error:
         raise PlanFileError(f"{path} is damaged: {error} is missing") from None
     except (InputError, ValueError, TypeError, OverflowError, IndexError) as error:
@@ -99,6 +113,16 @@ def _mesh(document: dict[str, Any]) -> Mesh:
     ):
         raise ValueError("the mesh needs its shape, wrap and failures as text")
     return parse_mesh(shape, wrap=wrap, fail=fail)
+
+
+def _pipeline(document: dict[str, Any]) -> Pipeline | None:
+    entry = document.get("pipeline")
+    if entry is None:
+        return None
+    slices, skew = entry["slices"], entry["skew"]
+    if type(slices) is not int or slices < 1 or type(skew) not in {int, float} or not skew >= 0:
+        raise ValueError(f"the pipeline needs slices from 1 and skew from 0 on, but got {entry!r}")
+    return Pipeline(slices, float(skew))
 
 
 def _schedule(document: dict[str, Any]) -> Schedule:

@@ -69,7 +69,7 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Write the plan as a file that `load_plan` and `meshmend verify` read back."""
-        write_plan(Path(path), self.mesh, self.schedule)
+        write_plan(Path(path), self.mesh, self.schedule, self.pipeline)
 
     @cached_property
     def channel_loads(self) -> NDArray[np.float64]:
@@ -156,7 +156,7 @@ def load_plan(path: str | Path, *, mesh: Mesh | None = None, on_step: OnStep = _
     """
     steps = _Steps(on_step)
     with steps.timed("read"):
-        own, schedule = read_plan(Path(path))
+        own, schedule, pipeline = read_plan(Path(path))
     if mesh is not None and mesh != own:
         raise PlanFileError(f"{path} is a plan for the mesh {own}, but got {mesh}; plan again")
     part = largest_part(own)
@@ -165,7 +165,7 @@ def load_plan(path: str | Path, *, mesh: Mesh | None = None, on_step: OnStep = _
             f"{path} is damaged: it has {schedule.n_ranks} ranks, but its mesh {own} has "
             f"{part.n_live} connected live chips"
         )
-    return _proved(own, part, schedule, steps)
+    return replace(_proved(own, part, schedule, steps), pipeline=pipeline)
 
 
 def supported(mesh: Mesh) -> Iterator[str]:
