@@ -7,16 +7,10 @@ process that has compiled everything; no cache answers.
 """
 
 import argparse
-import datetime
-import json
-import os
-import platform
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 
 from meshmend.simulate.packing_number import (
@@ -28,8 +22,7 @@ from meshmend.simulate.packing_number import (
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
-
-RESULTS = Path(__file__).parent / "results"
+from record import record
 
 MESHES: tuple[tuple[str, str, list[str]], ...] = (
     ("4x4", "none", []),
@@ -114,24 +107,8 @@ def main() -> None:
             flush=True,
         )
     if not arguments.no_write:
-        write(rows)
-
-
-def write(rows: list[dict[str, Any]]) -> None:
-    """Write the rows with date, machine and versions."""
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    result = {
-        "benchmark": "limit",
-        "date": today,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "numba": numba.__version__,
-        "rows": rows,
-    }
-    path = RESULTS / f"limit-{today}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"wrote {path}")
+        path = record("limit", {"rows": rows})
+        print(f"wrote {path.name}")
 
 
 if __name__ == "__main__":

@@ -8,16 +8,8 @@ routes and tables, made once for all payloads and numbers of slices.
 """
 
 import argparse
-import datetime
-import json
-import os
-import platform
 import time
-from pathlib import Path
 from typing import Any
-
-import numba
-import numpy as np
 
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.hazards import hazards_of
@@ -29,8 +21,8 @@ from meshmend.simulate.slices import best_slices
 from meshmend.topology.fabric import fabric
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
+from record import record
 
-RESULTS = Path(__file__).parent / "results"
 PAYLOAD_BYTES = 100e6
 
 CASES: tuple[tuple[str, str, str, int], ...] = (
@@ -123,28 +115,16 @@ def main() -> None:
             flush=True,
         )
     if not arguments.no_write:
-        write(rows, searches)
-
-
-def write(rows: list[dict[str, Any]], searches: list[dict[str, Any]]) -> None:
-    """Write the rows with date, machine and versions."""
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    result = {
-        "benchmark": "simulator",
-        "date": today,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "numba": numba.__version__,
-        "fabric": str(fabric("reference")),
-        "payload_bytes": PAYLOAD_BYTES,
-        "rows": rows,
-        "searches": searches,
-    }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"simulator-{today}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"wrote {path}")
+        path = record(
+            "simulator",
+            {
+                "fabric": str(fabric("reference")),
+                "payload_bytes": PAYLOAD_BYTES,
+                "rows": rows,
+                "searches": searches,
+            },
+        )
+        print(f"wrote {path.name}")
 
 
 if __name__ == "__main__":
