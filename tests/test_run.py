@@ -171,7 +171,13 @@ def test_training_gives_the_losses_of_gloo(
         pytest.importorskip("accelerate")
     curves = []
     for backend in ("meshmend", "gloo"):
-        ended = meshmend_run(*mesh, *preload, EXAMPLES / example, "--backend", backend)
+        command = (*mesh, *preload, EXAMPLES / example, "--backend", backend)
+        try:
+            ended = meshmend_run(*command, timeout_s=40.0)
+        except TimeoutError:
+            if backend != "gloo":
+                raise
+            ended = meshmend_run(*command)  # Gloo now and then hangs at its end
         assert ended.returncode == 0, ended.stderr
         curves.append([float(line.split()[-1]) for line in ended.stdout.splitlines()])
 
