@@ -133,8 +133,8 @@ def test_a_dialler_with_the_wrong_secret_is_refused_and_logged(
     [
         (b"GET / HTTP/1.1\r\nHost: example\r\n\r\n" + bytes(60), "a stranger"),
         (b"x", "hung up before it was let in"),
-        (b"meshmend/1" + bytes(8) + bytes(32), "wants rank 0, but this is rank 1"),
-        (b"meshmend/1" + bytes(4) + bytes([0, 0, 0, 1]) + bytes(64), "does not know the secret"),
+        (b"meshmend/2" + bytes(12) + bytes(32), "wants rank 0, but this is rank 1"),
+        (b"meshmend/2" + bytes(4) + bytes([0, 0, 0, 1]) + bytes(68), "does not know the secret"),
     ],
 )
 def test_garbage_on_the_port_is_refused_and_a_peer_still_gets_in(
@@ -266,3 +266,35 @@ def wait_for(is_so: object, timeout_s: float = 5.0) -> None:
     while not is_so():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.01)
+
+
+def test_connections_of_another_epoch_are_made_anew_and_an_old_call_is_never_taken() -> None:
+    with transports(2) as (low, high):
+        both = (low, high)
+        addresses = {0: low.address, 1: high.address}
+
+        def meet(rank: int, epoch: int) -> None:
+            both[rank].connect(
+                {1 - rank: addresses[1 - rank]}, epochs={1 - rank: epoch}, timeout_s=5.0
+            )
+
+        meet(0, 1)  # a call that the other end does not take up in its time
+        assert together(lambda rank: meet(rank, 2), 2) == [None, None]
+        before = [transport._sockets[1 - transport.rank] for transport in both]
+        assert together(lambda rank: meet(rank, 2), 2) == [None, None]
+        assert before == [transport._sockets[1 - transport.rank] for transport in both]
+        assert together(lambda rank: meet(rank, 3), 2) == [None, None]
+        assert all(connection.fileno() < 0 for connection in before)
+
+
+def test_a_severed_connection_is_a_lost_peer_at_both_ends(square: Bed) -> None:
+    _, programs, made = square
+    payloads = np.zeros((4, 1000), dtype=np.float32)
+
+    made[0].sever(1)
+
+    def run(rank: int) -> None:
+        task = task_for(programs[rank], payloads[rank])
+        made[rank].run(task, payloads[rank].view(np.uint8), timeout_s=5.0)
+
+    assert all(isinstance(error, TransportError) for error in together(run, 4)[:2])

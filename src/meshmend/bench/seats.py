@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.execute.door import Address
+from meshmend.execute.reception import Address
 from meshmend.execute.sockets import SocketTransport
 from meshmend.testbed.bed import Testbed
 from meshmend.testbed.names import CHIP_INTERFACE

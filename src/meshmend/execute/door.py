@@ -1,7 +1,7 @@
-"""Where connections come from: a listener that lets in who knows the secret, and dialling out.
+"""Where connections between ranks come from: callers that were let in, and dialling out.
 
-A rank dials those above it and waits for those below. Every caller is heard in a thread of its
-own, so that a silent stranger holds up nobody; who fails to prove the secret is logged and cut.
+A rank dials those above it and waits for those below. A connection has an epoch: both ends name
+the same one, so that a call which was meant for an earlier one is never taken for it.
 """
 
 import os
@@ -9,22 +9,15 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from logging import getLogger
-from typing import Final
 
-from meshmend.errors import InputError
-from meshmend.execute.handshake import Patience, dial, welcome
+from meshmend.execute.handshake import Errand, Patience, dial
+from meshmend.execute.reception import Address, Reception, listening
 from meshmend.execute.transport import (
     HandshakeError,
     PeerLostError,
     StoppedError,
     TransportError,
 )
-
-Address = tuple[str, int]
-
-_log = getLogger(__name__)
-_HANDSHAKE_S: Final = 5.0
 
 
 class Door:
@@ -37,24 +30,26 @@ class Door:
         self._labels = labels
         self._secret = secret
         self._stop_fd = stop_fd
-        self._arrived: dict[int, socket.socket] = {}
+        self._arrived: dict[int, tuple[int, socket.socket]] = {}
         self._changed = threading.Condition()
-        self._listener = _listening(bind, backlog=len(labels) + 8)
-        self.address: Address = self._listener.getsockname()[:2]
-        threading.Thread(target=self._welcome_all, name="meshmend-door", daemon=True).start()
+        listener = listening(bind, backlog=len(labels) + 8)
+        self._reception = Reception(listener, secret, rank, name=self._me, admit=self._admit)
+        self.address: Address = self._reception.address
 
-    def connection(self, peer: int, address: Address, deadline: float) -> socket.socket:
-        """Return a new proved connection to a rank.
+    def connection(
+        self, peer: int, address: Address, deadline: float, *, epoch: int = 0
+    ) -> socket.socket:
+        """Return a new proved connection to a rank, of an epoch.
 
         Raises:
             PeerLostError: it cannot be reached in time. HandshakeError: the secrets differ.
             StoppedError: told to stop.
         """
         if peer < self._rank:
-            return self._caller(peer, deadline)
+            return self._caller(peer, deadline, epoch)
         patience = Patience(deadline, self._stop_fd)
         try:
-            return dial(address, self._secret, (self._rank, peer), patience)
+            return dial(address, self._secret, Errand(self._rank, peer, epoch), patience)
         except TransportError as error:
             message = f"{self._me} cannot reach {self._labels[peer]}: {error}"
             raise type(error)(message, peer) from None
@@ -66,56 +61,40 @@ class Door:
 
     def close(self) -> None:
         """Stop listening and hang up on who was let in but not asked for; again does nothing."""
-        if self._listener.fileno() < 0:
-            return
-        # A blocked accept returns only when the listener is shut down, not when it is closed.
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for connection in self._arrived.values():
-            connection.close()
+        self._reception.close()
+        with self._changed:
+            for _, connection in self._arrived.values():
+                connection.close()
+            self._arrived.clear()
 
     @property
     def _me(self) -> str:
         return self._labels[self._rank]
 
-    def _caller(self, peer: int, deadline: float) -> socket.socket:
+    def _caller(self, peer: int, deadline: float, epoch: int) -> socket.socket:
         """Wait until a rank below this one has called and been let in."""
         with self._changed:
-            while peer not in self._arrived:
+            while self._arrived.get(peer, (-1, None))[0] != epoch:
                 if is_set(self._stop_fd):
                     raise StoppedError(f"{self._me} was told to stop waiting for a connection")
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())):
                     raise PeerLostError(
                         f"{self._me} waited in vain for {self._labels[peer]} to connect", peer
                     )
-            return self._arrived.pop(peer)
+            return self._arrived.pop(peer)[1]
 
-    def _welcome_all(self) -> None:
-        while True:
-            try:
-                connection, address = self._listener.accept()
-            except OSError:  # closed
-                return
-            threading.Thread(
-                target=self._welcome_one, args=(connection, address), daemon=True
-            ).start()
-
-    def _welcome_one(self, connection: socket.socket, address: Address) -> None:
-        """Let one caller in, or log why not and hang up."""
-        try:
-            connection.setblocking(False)
-            patience = Patience(time.monotonic() + _HANDSHAKE_S)
-            peer = welcome(connection, self._secret, self._rank, patience)
-            if peer >= len(self._labels):
-                raise HandshakeError(f"it claims to be rank {peer} of {len(self._labels)}")
-        except (TransportError, OSError) as error:
-            connection.close()
-            _log.warning("%s refused a connection from %s:%d: %s", self._me, *address, error)
-            return
+    def _admit(self, connection: socket.socket, errand: Errand) -> None:
+        """Keep a caller until it is asked for; a call of an older epoch is out of date."""
+        if errand.caller >= len(self._labels):
+            raise HandshakeError(f"it claims to be rank {errand.caller} of {len(self._labels)}")
         with self._changed:
-            if old := self._arrived.get(peer):
+            epoch, old = self._arrived.get(errand.caller, (-1, None))
+            if errand.epoch < epoch:
+                connection.close()
+                return
+            if old is not None:
                 old.close()
-            self._arrived[peer] = connection
+            self._arrived[errand.caller] = errand.epoch, connection
             self._changed.notify_all()
 
 
@@ -135,14 +114,3 @@ def clear(event_fd: int) -> None:
         os.eventfd_read(event_fd)
     except BlockingIOError:
         return
-
-
-def _listening(bind: str, *, backlog: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listener.bind((bind, 0))
-        listener.listen(backlog)
-    except OSError as error:
-        listener.close()
-        raise InputError(f"cannot listen on {bind}: {error.strerror}") from None
-    return listener

@@ -4,7 +4,7 @@ Challenge and response with HMAC-SHA256; the secret itself never crosses the wir
 prove it, so neither a stranger who dials nor one who listens gets in. Every message has a fixed
 length; nothing is unpickled.
 
-    dialler    magic, its rank, the rank it wants, 32 random bytes
+    dialler    magic, its rank, the rank it wants, the epoch of the connection, 32 random bytes
     listener   32 random bytes, proof over all of that
     dialler    proof over all of that
     listener   one byte: welcome
@@ -21,11 +21,20 @@ from typing import Final
 
 from meshmend.execute.transport import HandshakeError, PeerLostError, StoppedError
 
-_MAGIC: Final = b"meshmend/1"
-_HELLO: Final = struct.Struct(">10sII32s")
+_MAGIC: Final = b"meshmend/2"
+_HELLO: Final = struct.Struct(">10sIII32s")
 _NONCE_BYTES: Final = 32
 _PROOF_BYTES: Final = 32
 _WELCOME: Final = b"\x01"
+
+
+@dataclass(frozen=True)
+class Errand:
+    """Who calls whom, and in which epoch: both ends must mean the same connection."""
+
+    caller: int
+    wanted: int
+    epoch: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,9 +62,9 @@ class Patience:
 
 
 def dial(
-    address: tuple[str, int], secret: bytes, ranks: tuple[int, int], patience: Patience
+    address: tuple[str, int], secret: bytes, errand: Errand, patience: Patience
 ) -> socket.socket:
-    """Return a proved connection from `ranks[0]`, this one, to `ranks[1]` at an address.
+    """Return a proved connection to the one that the errand wants, at an address.
 
     Raises:
         HandshakeError: the other end does not know the secret, or does not believe that we do.
@@ -68,7 +77,9 @@ def dial(
             patience.wait(connection, select.POLLOUT)
         if code := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             raise PeerLostError(f"cannot connect to {address[0]}:{address[1]}: {os.strerror(code)}")
-        hello = _HELLO.pack(_MAGIC, *ranks, os.urandom(_NONCE_BYTES))
+        hello = _HELLO.pack(
+            _MAGIC, errand.caller, errand.wanted, errand.epoch, os.urandom(_NONCE_BYTES)
+        )
         connection.sendall(hello)
         answer = _read(connection, _NONCE_BYTES + _PROOF_BYTES, patience)
         nonce, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
@@ -85,14 +96,14 @@ def dial(
     return connection
 
 
-def welcome(connection: socket.socket, secret: bytes, rank: int, patience: Patience) -> int:
-    """Return the rank of a dialler that proved to know the secret; `rank` is this one.
+def welcome(connection: socket.socket, secret: bytes, rank: int, patience: Patience) -> Errand:
+    """Return the errand of a dialler that proved to know the secret; `rank` is this one.
 
     Raises:
         HandshakeError: it did not, or wants another rank. PeerLostError: it hung up or is silent.
     """
     hello = _read(connection, _HELLO.size, patience)
-    magic, caller, wanted, _ = _HELLO.unpack(hello)
+    magic, caller, wanted, epoch, _ = _HELLO.unpack(hello)
     if magic != _MAGIC:
         raise HandshakeError(f"a stranger, whose first bytes are {hello[:10]!r}")
     if wanted != rank:
@@ -103,7 +114,7 @@ def welcome(connection: socket.socket, secret: bytes, rank: int, patience: Patie
     if not hmac.compare_digest(proof, _proof(secret, b"dialler", hello, nonce)):
         raise HandshakeError(f"one who claims to be rank {caller} does not know the secret")
     connection.sendall(_WELCOME)
-    return int(caller)
+    return Errand(caller, wanted, epoch)
 
 
 def _proof(secret: bytes, side: bytes, hello: bytes, nonce: bytes) -> bytes:

@@ -19,10 +19,11 @@ import numpy as np
 from meshmend.errors import InputError
 from meshmend.execute import frames
 from meshmend.execute.combine import bind_combine
-from meshmend.execute.door import Address, Door, clear
+from meshmend.execute.door import Door, clear
 from meshmend.execute.engine import progress
 from meshmend.execute.frames import Engine
 from meshmend.execute.program import SEND
+from meshmend.execute.reception import Address
 from meshmend.execute.transport import (
     Bytes,
     MismatchError,
@@ -51,7 +52,8 @@ class SocketTransport:
     `labels[rank]` is how messages call a rank. If `tells` is set, a rank that fails says why to
     its peers, which fail with the same words: every rank learns of a failure at once. Otherwise
     it is silent, and may go on with `renew`. `window_bytes` is how much a peer on another address
-    may send ahead; 0 leaves that to the kernel, as loopback does.
+    may send ahead; 0 leaves that to the kernel, as loopback does. A peer whose machine has not
+    acknowledged anything for `deaf_s` counts as lost; 0 leaves that to the kernel too.
     """
 
     def __init__(
@@ -63,8 +65,10 @@ class SocketTransport:
         bind: str = "127.0.0.1",
         tells: bool = False,
         window_bytes: int = WINDOW_BYTES,
+        deaf_s: float = 0.0,
     ) -> None:
         self.rank = rank
+        self._deaf_s = deaf_s
         self._window_bytes = window_bytes
         self.generation = 0
         self._labels = tuple(labels)
@@ -72,6 +76,7 @@ class SocketTransport:
         self._sequence = 0
         self._broken = ""
         self._sockets: dict[int, socket.socket] = {}
+        self._epochs: dict[int, int] = {}
         self._links = np.empty((len(labels), frames.N_LINK_COLUMNS), dtype=np.int64)
         self.drop(range(len(labels)))
         self._scratch = np.empty((len(labels), frames.BLOCK_BYTES), dtype=np.uint8)
@@ -81,18 +86,32 @@ class SocketTransport:
         self.address: Address = self._door.address
         bind_combine()
 
-    def connect(self, addresses: Mapping[int, Address], *, timeout_s: float = 30.0) -> None:
+    def connect(
+        self,
+        addresses: Mapping[int, Address],
+        *,
+        epochs: Mapping[int, int] | None = None,
+        timeout_s: float = 30.0,
+    ) -> None:
         """Return when this rank has a connection to each of these, new or kept.
+
+        With `epochs`, a kept connection of another epoch is hung up first, and both ends must
+        mean the same: so a rank that left and came back is never confused with what it was.
 
         Raises:
             PeerLostError: one cannot be reached in time. HandshakeError: the secrets differ.
             StoppedError: `interrupt` was called.
         """
         deadline = time.monotonic() + timeout_s
+        wanted = {peer: (epochs or {}).get(peer, 0) for peer in addresses}
+        self.drop(peer for peer in wanted if self._epochs.get(peer) != wanted[peer])
         missing = [peer for peer in addresses if not self._is_linked(peer)]
         try:
             for peer in sorted(missing, reverse=True):  # dials first, then waits for callers
-                self._link(peer, self._door.connection(peer, addresses[peer], deadline))
+                connection = self._door.connection(
+                    peer, addresses[peer], deadline, epoch=wanted[peer]
+                )
+                self._link(peer, connection, wanted[peer])
         except StoppedError:
             clear(self._stop_fd)
             raise
@@ -136,8 +155,14 @@ class SocketTransport:
         for peer in peers:
             if peer in self._sockets:
                 self._sockets.pop(peer).close()
+                del self._epochs[peer]
             self._links[peer] = 0
             self._links[peer, [frames.FD, frames.IN_KEY, frames.OUT_KEY]] = -1
+
+    def sever(self, peer: int) -> None:
+        """Break the connection to a rank, as a cut link would; may be called by any thread."""
+        if connection := self._sockets.get(peer):
+            connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Give up all connections and stop listening."""
@@ -164,13 +189,16 @@ class SocketTransport:
     def _is_linked(self, peer: int) -> bool:
         return bool(self._links[peer, frames.FD] >= 0)
 
-    def _link(self, peer: int, connection: socket.socket) -> None:
+    def _link(self, peer: int, connection: socket.socket, epoch: int) -> None:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         if self._window_bytes and not connection.getpeername()[0].startswith("127."):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._window_bytes)
-        self._sockets[peer] = connection
+        if self._deaf_s:
+            deaf_ms = round(self._deaf_s * 1e3)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, deaf_ms)
+        self._sockets[peer], self._epochs[peer] = connection, epoch
         self._links[peer, frames.FD] = connection.fileno()
 
     def _engine(self, task: Task, payload: Bytes) -> Engine:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed
 from numpy.typing import NDArray
 
-from meshmend.execute.door import Address
+from meshmend.execute.reception import Address
 from meshmend.execute.sockets import SocketTransport
 from meshmend.execute.transport import Task
 from meshmend.torch.messages import MessageTransport
