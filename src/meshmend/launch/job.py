@@ -5,10 +5,7 @@ start in the time of one. Nothing here outlives the call: workers are killed wit
 groups, and by the kernel if this process is killed.
 """
 
-import json
-import os
 import secrets
-import selectors
 import signal
 import sys
 import tempfile
@@ -20,15 +17,13 @@ from pathlib import Path
 from types import FrameType
 
 from meshmend.errors import InputError
-from meshmend.launch.lines import Lines
-from meshmend.launch.worker import Pipes, Place, Script, work
+from meshmend.launch.children import SIGNAL_BASE, Children
+from meshmend.launch.worker import Meeting, Place, Script, script_body, work
 from meshmend.topology.failures import Chip
 from meshmend.torch.catalogue import prepare
 from meshmend.torch.settings import Settings
 
 _GRACE_S = 1.0  # for the cause of a failure to show itself, and for others to say their words
-_TERMINATION_S = 3.0
-_SIGNAL_BASE = 128
 
 # What DistributedDataParallel imports when it is first used: seconds, which no worker should pay.
 _PRELOAD = ("torch._dynamo.utils", "torch.distributed.rpc")
@@ -49,27 +44,6 @@ class Job:
     address_of: Callable[[Chip], str] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] = ()
-
-
-@dataclass
-class _Worker:
-    """A worker as its parent sees it."""
-
-    pid: int
-    chip: Chip
-    rank: int
-    pidfd: int
-    report_fd: int
-    report: bytes = b""
-    code: int | None = None
-    ended: float = 0.0
-    was_ended: bool = False  # by its parent, after the job was over
-
-    @property
-    def failed_at(self) -> float:
-        """When it failed; deaths without a word count first, the others are their consequence."""
-        told = json.loads(self.report)["time"] if self.report else self.ended
-        return float(told) - (1e6 if self.code is not None and self.code > _SIGNAL_BASE else 0.0)
 
 
 class _Terminated(BaseException):
@@ -101,9 +75,9 @@ def run_job(job: Job) -> int:
                 watch.start(job, rank, Path(folder) / "store")
             watch.until_over()
         except _Terminated:
-            return _SIGNAL_BASE + signal.SIGTERM
+            return SIGNAL_BASE + signal.SIGTERM
         finally:
-            watch.end_all()
+            watch.children.end_all()
             signal.signal(signal.SIGTERM, before)
         return watch.verdict()
 
@@ -120,117 +94,51 @@ def _raise_terminated(number: int, frame: FrameType | None) -> None:
 
 
 class _Watch:
-    """The workers that were started, and everything that comes from them."""
+    """The workers of a job."""
 
     def __init__(self) -> None:
-        self._workers: list[_Worker] = []
-        self._selector = selectors.DefaultSelector()
+        self.children = Children()
+        self._ranks: dict[int, tuple[int, Chip]] = {}
 
     def start(self, job: Job, rank: int, store: Path) -> None:
         """Fork the worker of one rank."""
         chip = job.settings.mesh.live[rank]
         place = Place(
-            rank=rank,
             chip=chip,
-            world_size=job.settings.mesh.n_live,
-            store=store,
             enter=job.enter,
             environment=_environment(job, rank, chip),
+            meeting=Meeting(rank, job.settings.mesh.n_live, store),
         )
-        (out, out_end), (err, err_end), (report, report_end) = (os.pipe() for _ in range(3))
-        sys.stdout.flush()
-        sys.stderr.flush()
-        parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            work(job.script, place, Pipes(out_end, err_end, report_end), parent)
-        for fd in (out_end, err_end, report_end):
-            os.close(fd)
-        worker = _Worker(pid, chip, rank, os.pidfd_open(pid), report)
-        self._workers.append(worker)
-        prefix = f"[{','.join(map(str, chip))}] "
-        read = selectors.EVENT_READ
-        self._selector.register(out, read, Lines(out, prefix, sys.stdout))
-        self._selector.register(err, read, Lines(err, prefix, sys.stderr))
-        self._selector.register(report, read, worker)
-        self._selector.register(worker.pidfd, read, worker)
+        child = self.children.start(
+            f"[{','.join(map(str, chip))}] ",
+            lambda pipes, parent: work(script_body(job.script), place, pipes, parent),
+        )
+        self._ranks[child.pid] = rank, chip
 
     def until_over(self) -> None:
         """Return when all workers have ended, or a while after the first has failed."""
         deadline = None
-        while self._alive():
+        while self.children.alive():
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return
-            self._handle(left)
-            if deadline is None and any(worker.code for worker in self._workers):
+            self.children.handle(left)
+            if deadline is None and self.children.failed():
                 deadline = time.monotonic() + _GRACE_S
-
-    def end_all(self) -> None:
-        """End what still runs, gently at first, and print what is left in the pipes."""
-        for number, patience_s in ((signal.SIGTERM, _TERMINATION_S), (signal.SIGKILL, None)):
-            for worker in self._alive():
-                worker.was_ended = True
-                _kill_group(worker.pid, number)
-            deadline = None if patience_s is None else time.monotonic() + patience_s
-            while self._alive():
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    break
-                self._handle(left)
-        while self._handle(0.0):
-            pass
-        for key in list(self._selector.get_map().values()):
-            self._forget(key.fd)
-        self._selector.close()
 
     def verdict(self) -> int:
         """Report the first failure on standard error; return its exit code, or 0."""
-        failed = [worker for worker in self._workers if worker.code and not worker.was_ended]
+        failed = self.children.failed()
         if not failed:
             return 0
-        first = min(failed, key=lambda worker: worker.failed_at)
-        code = first.code or 1
-        how = f"exit code {code}"
-        if code > _SIGNAL_BASE:
-            how = f"killed by {signal.Signals(code - _SIGNAL_BASE).name}"
+        first = failed[0]
+        rank, chip = self._ranks[first.pid]
         print(
-            f"meshmend: chip {first.chip} (rank {first.rank}) failed first: {how}", file=sys.stderr
+            f"meshmend: chip {chip} (rank {rank}) failed first: {first.how_it_ended}",
+            file=sys.stderr,
         )
-        if first.report:
-            print(json.loads(first.report)["traceback"], file=sys.stderr, end="")
-        return code
-
-    def _alive(self) -> list[_Worker]:
-        return [worker for worker in self._workers if worker.code is None]
-
-    def _handle(self, timeout_s: float | None) -> bool:
-        """Handle what is there; return whether there was anything."""
-        ready = self._selector.select(timeout_s)
-        for key, _ in ready:
-            if isinstance(key.data, Lines):
-                if not key.data.read():
-                    self._forget(key.fd)
-            elif key.fd == key.data.report_fd:
-                data = os.read(key.fd, 1 << 16)
-                key.data.report += data
-                if not data:
-                    self._forget(key.fd)
-            else:
-                self._reap(key.data)
-        return bool(ready)
-
-    def _reap(self, worker: _Worker) -> None:
-        _, status = os.waitpid(worker.pid, 0)
-        code = os.waitstatus_to_exitcode(status)
-        worker.code = code if code >= 0 else _SIGNAL_BASE - code
-        worker.ended = time.monotonic()
-        _kill_group(worker.pid, signal.SIGKILL)  # what the script may have left behind
-        self._forget(worker.pidfd)
-
-    def _forget(self, fd: int) -> None:
-        self._selector.unregister(fd)
-        os.close(fd)
+        print(first.traceback, file=sys.stderr, end="")
+        return first.code or 1
 
 
 def _environment(job: Job, rank: int, chip: Chip) -> dict[str, str]:
@@ -251,10 +159,3 @@ def _environment(job: Job, rank: int, chip: Chip) -> dict[str, str]:
         **settings.environment(),
         **job.environment,
     }
-
-
-def _kill_group(pid: int, number: int) -> None:
-    try:
-        os.killpg(pid, number)
-    except ProcessLookupError:
-        return

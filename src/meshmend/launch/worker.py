@@ -40,15 +40,27 @@ class Script:
 
 
 @dataclass(frozen=True)
-class Place:
-    """A worker's place in the job. `enter(chip)` is called first, in the worker."""
+class Meeting:
+    """How the workers of a process group find each other: a file, and who is who."""
 
     rank: int
-    chip: Chip
     world_size: int
     store: Path
+
+
+@dataclass(frozen=True)
+class Place:
+    """A worker's place in the job.
+
+    In the worker, `first()` is called before all else, in the network of the parent, then
+    `enter(chip)`.
+    """
+
+    chip: Chip
+    first: Callable[[], object] | None = None
     enter: Callable[[Chip], None] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    meeting: Meeting | None = None
 
 
 @dataclass(frozen=True)
@@ -60,8 +72,8 @@ class Pipes:
     report: int
 
 
-def work(script: Script, place: Place, pipes: Pipes, parent: int) -> None:
-    """Run the script as this worker and end the process; never returns."""
+def work(body: Callable[[], int], place: Place, pipes: Pipes, parent: int) -> None:
+    """Run a body as this worker, and end the process with the code that it returns."""
     code = 1
     try:
         die_with(parent)
@@ -69,14 +81,22 @@ def work(script: Script, place: Place, pipes: Pipes, parent: int) -> None:
         weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # not in the stubs
         _redirect(pipes)
         os.environ.update(place.environment)
+        if place.first is not None:
+            place.first()
         if place.enter is not None:
             place.enter(place.chip)
-        meet_in(place)
+        if place.meeting is not None:
+            meet_in(place.meeting)
         random.seed()
         np.random.seed()
-        code = _run(script, pipes.report)
+        code = body()
+    except SystemExit as error:
+        code = int(error.code or 0) & 0xFF if isinstance(error.code, int | None) else 1
+        if error.code is not None and not isinstance(error.code, int):
+            _tell(pipes.report, error)
     except BaseException as error:
-        _tell(pipes.report, error, script.name)
+        _tell(pipes.report, error)
+        code = 130 if isinstance(error, KeyboardInterrupt) else 1
     finally:
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
@@ -95,7 +115,7 @@ def die_with(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def meet_in(place: Place) -> None:
+def meet_in(meeting: Meeting) -> None:
     """Make `init_process_group` find the other workers through a file.
 
     A TCP store looks up names, which can take seconds with many workers on one machine.
@@ -105,11 +125,11 @@ def meet_in(place: Place) -> None:
     dist: Any = torch.distributed  # whose stubs lack the stores
 
     def rendezvous_by_file(url: str, **_: Any) -> Iterator[tuple[Any, int, int]]:
-        store = dist.FileStore(str(place.store), place.world_size)
+        store = dist.FileStore(str(meeting.store), meeting.world_size)
         yield (
             dist.PrefixStore(f"meeting-{next(meetings)}", store),
-            place.rank,
-            place.world_size,
+            meeting.rank,
+            meeting.world_size,
         )
 
     # torch.distributed.rendezvous is a function that hides the module of that name.
@@ -126,31 +146,26 @@ def _redirect(pipes: Pipes) -> None:
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
 
 
-def _run(script: Script, report: int) -> int:
-    """Run the script and return its exit code."""
-    sys.argv = [script.name, *script.arguments]
-    try:
+def script_body(script: Script) -> Callable[[], int]:
+    """Return what a worker does that runs a script."""
+
+    def run() -> int:
+        sys.argv = [script.name, *script.arguments]
         if script.is_module:
             sys.path.insert(0, str(Path.cwd()))
             runpy.run_module(script.name, run_name="__main__", alter_sys=True)
         else:
             sys.path.insert(0, str(Path(script.name).resolve().parent))
             runpy.run_path(script.name, run_name="__main__")
-    except SystemExit as error:
-        if error.code is None or isinstance(error.code, int):
-            return int(error.code or 0) & 0xFF
-        _tell(report, error, script.name)
-        return 1
-    except BaseException as error:
-        _tell(report, error, script.name)
-        return 130 if isinstance(error, KeyboardInterrupt) else 1
-    return 0
+        return 0
+
+    return run
 
 
-def _tell(report: int, error: BaseException, script: str) -> None:
+def _tell(report: int, error: BaseException) -> None:
     """Send the parent an exception as text, from the script's own frame on, and when it was."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename != script:
+    while trace is not None and trace.tb_frame.f_code.co_filename != sys.argv[0]:
         trace = trace.tb_next
     frames = trace or error.__traceback__
     text = "".join(traceback.format_exception(type(error), error, frames))
