@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,torch]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,torch,train]'
 	touch $@
 
 install: $(INSTALLED)

@@ -1,8 +1,10 @@
-"""Schedules over one spanning tree: a broadcast from any rank, and a sum for short payloads.
+"""Schedules over one spanning tree or forest: broadcasts, and a sum for short payloads.
 
 One tree of fewest hops moves the whole payload: a broadcast in slices keeps every link of the
 tree busy, and a sum too short to be worth cutting takes twice the radius in hops.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +31,39 @@ def broadcast(mesh: Mesh, root: int) -> Schedule:
         algorithm=f"broadcast from rank {root}",
         collective=Collective.ALL_GATHER,
         owners=np.array([root]),
+        n_ranks=mesh.n_live,
+    )
+
+
+def spread(mesh: Mesh, holders: Sequence[int]) -> Schedule:
+    """Return a schedule after which every rank holds what the holders, who hold the same, held.
+
+    Every other rank takes it once, from a neighbour that is nearer to the holder nearest to it.
+
+    Raises:
+        InputError: no holder, or one that the mesh does not have.
+    """
+    if not holders or not all(0 <= rank < mesh.n_live for rank in holders):
+        raise InputError(
+            f"spread on {mesh} needs holders below {mesh.n_live}, but got {list(holders)}"
+        )
+    is_reached = np.zeros(mesh.n_live, dtype=np.bool_)
+    front = np.array(sorted(set(holders)), dtype=np.int32)
+    is_reached[front] = True
+    parents, children = [front[:0]], [front[:0]]
+    while len(front):
+        beside = mesh.neighbor_ranks[front]
+        parent, child = np.repeat(front, beside.shape[1]), beside.reshape(-1)
+        is_new = (child >= 0) & ~is_reached[child]
+        front, first = np.unique(child[is_new], return_index=True)
+        is_reached[front] = True
+        parents.append(parent[is_new][first])
+        children.append(front)
+    return schedule_of(
+        [("spread", _rows(np.concatenate(parents), np.concatenate(children), COPY))],
+        algorithm="spread",
+        collective=Collective.ALL_GATHER,
+        owners=np.array([min(holders)]),
         n_ranks=mesh.n_live,
     )
 

@@ -66,7 +66,7 @@ class Mesh:
                 f"Mesh needs failed chips inside its shape {format_shape(self.shape)}, but got "
                 f"{_some(outside)}"
             )
-        if strange := sorted(link for link in self.failed_links if not self._has_link(link)):
+        if strange := sorted(link for link in self.failed_links if not self.has_link(link)):
             raise TopologyError(
                 f"Mesh {format_shape(self.shape)} has no {_some([str(link) for link in strange])}; "
                 "a link joins two neighbouring chips"
@@ -199,7 +199,8 @@ class Mesh:
                 f"{block} reaches from {block.origin} to {last}"
             )
 
-    def _has_link(self, link: Link) -> bool:
+    def has_link(self, link: Link) -> bool:
+        """Whether the shape has such a link, alive or not."""
         if link.first not in self or link.second not in self:
             return False
         apart = [axis for axis in range(len(self.shape)) if link.first[axis] != link.second[axis]]

@@ -1,0 +1,210 @@
+"""A training run as it goes: a live picture on a terminal, plain lines anywhere else.
+
+Both are fed the events that the run writes to `events.jsonl`, and know nothing else of it.
+"""
+
+import math
+import statistics
+import time
+from collections import deque
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from meshmend.cli.chip_states import ChipState, ChipStates
+from meshmend.cli.mesh_map import mesh_map
+from meshmend.report.moving_rate import MovingRate
+from meshmend.report.training_events import Event, event_words, real, seconds, whole, words
+from meshmend.topology.mesh import Mesh
+
+_SPARKS = "▁▂▃▄▅▆▇█"
+_N_SPARKS = 32
+_N_EVENTS = 5
+_REFRESH_S = 0.1
+_WINDOW_S = 2.0
+_FACTS_WIDTH = 50
+_COLOURS = {
+    "fault": "red", "recovered": "green", "coordinator": "magenta", "refused": "yellow",
+    "turned away": "yellow", "generation": "cyan", "end": "bold green",
+}  # fmt: skip
+
+
+def plain_line(event: Event, n_steps: int = 0) -> str | None:
+    """Return the line that stands for an event where there is no terminal.
+
+    Of `n_steps` steps about every twentieth has one, the first and the last among them.
+    """
+    if event["event"] == "step":
+        step = whole(event, "step")
+        if step not in {1, n_steps} and step % max(1, n_steps // 20):
+            return None
+    return f"{real(event, 't'):9.2f} s  {event_words(event)}"
+
+
+class LossSketch:
+    """The losses of a whole run in at most `n_most` numbers: neighbours are averaged as it grows.
+
+    Memory is bounded however many steps there are.
+    """
+
+    def __init__(self, n_most: int) -> None:
+        self._n_most = n_most
+        self._means: list[float] = []
+        self._pending: list[float] = []
+        self._per_mean = 1
+
+    def add(self, loss: float) -> None:
+        """Take in the loss of one more step; one that is not finite is left out."""
+        if not math.isfinite(loss):
+            return
+        self._pending.append(loss)
+        if len(self._pending) < self._per_mean:
+            return
+        self._means.append(statistics.fmean(self._pending))
+        self._pending.clear()
+        if len(self._means) == 2 * self._n_most:
+            pairs = zip(self._means[::2], self._means[1::2], strict=True)
+            self._means = [(one + other) / 2 for one, other in pairs]
+            self._per_mean *= 2
+
+    def sparkline(self) -> str:
+        """Return the losses as a row of bars, highest loss highest."""
+        n_each = math.ceil(len(self._means) / self._n_most) or 1
+        own = [
+            statistics.fmean(self._means[at : at + n_each])
+            for at in range(0, len(self._means), n_each)
+        ]
+        low, high = min(own, default=0.0), max(own, default=0.0)
+        scale = (len(_SPARKS) - 1) / (high - low) if high > low else 0.0
+        return "".join(_SPARKS[round((loss - low) * scale)] for loss in own)
+
+
+class TrainingDisplay:
+    """A live picture of a run: mesh map, step, loss, samples/s, recoveries, the last events.
+
+    A context manager. It redraws when fed, at most ten times a second, and starts no thread, so
+    that workers may be forked while it shows.
+    """
+
+    def __init__(self, mesh: Mesh, n_steps: int, *, console: Console | None = None) -> None:
+        self._n_steps = n_steps
+        self._console = console or Console(stderr=True)
+        self._live = Live(
+            console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+        )
+        self._drawn = -math.inf
+        self._states = ChipStates(mesh)
+        self._losses = LossSketch(_N_SPARKS)
+        self._rate = MovingRate(_WINDOW_S)
+        self._step, self._loss, self._samples_per_s = 0, math.nan, math.nan
+        self._t, self._generation = 0.0, 0
+        self._recoveries_s: list[float] = []
+        self._n_faults = 0
+        self._has_coordinator = True
+        self._events: deque[tuple[float, str, str]] = deque(maxlen=_N_EVENTS)
+
+    def __enter__(self) -> "TrainingDisplay":
+        self._live.start()
+        self.refresh()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.refresh()
+        self._live.stop()
+
+    def feed(self, event: Event) -> None:
+        """Follow one event of the run, and redraw if the last picture is old enough."""
+        kind, self._t = str(event["event"]), real(event, "t")
+        self._states.feed(event)
+        if kind == "step":
+            self._step, self._loss = whole(event, "step"), real(event, "loss")
+            self._losses.add(self._loss)
+            self._samples_per_s = self._rate.add(self._t, whole(event, "samples"))
+        elif kind == "generation":
+            self._generation = whole(event, "number")
+            self._rate.begin(self._t)
+        elif kind in {"fault", "recovered"} and words(event, "fault").startswith("repair "):
+            kind = "recovered"  # nothing was lost: shown as good news, not counted as a fault
+        elif kind == "fault":
+            self._n_faults += 1
+        elif kind == "recovered":
+            self._recoveries_s.append(real(event, "recovered_s"))
+        elif kind == "coordinator":
+            self._has_coordinator = event.get("state") != "lost"
+        if kind != "step":
+            self._events.append((self._t, kind, event_words(event)))
+        if time.monotonic() - self._drawn >= _REFRESH_S or kind == "end":
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Draw the picture now."""
+        if self._live.is_started:
+            self._live.update(self.picture(), refresh=True)
+            self._drawn = time.monotonic()
+
+    def picture(self) -> RenderableType:
+        """Return what is shown now."""
+        room = self._console.width - _FACTS_WIDTH - 10
+        height = self._console.height - _N_EVENTS - 5
+        table = Table.grid(padding=(0, 4, 0, 0))
+        facts = self._facts()
+        if room >= 24:
+            table.add_row(mesh_map(self._states, room, height), facts)
+        else:  # a narrow terminal: the map above the facts
+            table.add_row(mesh_map(self._states, self._console.width - 6, height - 9))
+            table.add_row("")
+            table.add_row(facts)
+        title = f"meshmend train, mesh {self._states.mesh}"
+        return Panel(Group(table, "", self._last_events()), title=title, padding=(1, 2))
+
+    def _facts(self) -> Table:
+        facts = Table.grid(padding=(0, 2, 0, 0))
+        facts.add_column(style="dim", no_wrap=True)
+        facts.add_column(no_wrap=True)
+        bar = ProgressBar(
+            total=self._n_steps or 1,
+            completed=self._step,
+            width=_N_SPARKS,
+            complete_style="green",
+            finished_style="green",
+        )
+        facts.add_row("step", f"{self._step} of {self._n_steps}, {seconds(self._t)}")
+        facts.add_row("", bar)
+        facts.add_row("loss", "-" if math.isnan(self._loss) else f"{self._loss:.4g}")
+        facts.add_row("", Text(self._losses.sparkline(), style="blue"))
+        rate = self._samples_per_s
+        facts.add_row("samples/s", "-" if math.isnan(rate) else f"{rate:,.0f}")
+        alive, n_chips = self._states.count(ChipState.ALIVE), self._states.mesh.n_chips
+        facts.add_row("chips", f"{alive} of {n_chips}, generation {self._generation}")
+        facts.add_row("faults", str(self._n_faults))
+        facts.add_row("recovery", self._recovery())
+        if not self._has_coordinator:
+            facts.add_row("coordinator", Text("lost; training goes on", style="magenta"))
+        return facts
+
+    def _recovery(self) -> str:
+        if not self._recoveries_s:
+            return "-"
+        last, median = self._recoveries_s[-1], statistics.median(self._recoveries_s)
+        return f"last {seconds(last)}, median {seconds(median)}"
+
+    def _last_events(self) -> Text:
+        lines = [
+            Text(f"{t:8.2f} s  {line}", style=_COLOURS.get(kind, ""), no_wrap=True)
+            for t, kind, line in self._events
+        ]
+        # The panel keeps its height while the first events come.
+        lines += [Text("")] * (_N_EVENTS - len(lines))
+        text = Text("\n").join(lines)
+        text.overflow, text.no_wrap = "ellipsis", True
+        return text

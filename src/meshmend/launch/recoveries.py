@@ -1,0 +1,93 @@
+"""How long a job took to get over each fault, from what its coordinator says happened.
+
+Events in, times out; knows neither processes nor sockets. A fault is detected when the first word
+of a new generation comes after it, and recovered from when the last chip of the latest generation
+has finished its first step.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+Event = dict[str, Any]
+
+
+@dataclass
+class Recovery:
+    """A fault and how it went; times are of one clock, `is_quiet` needs no new generation."""
+
+    fault: str
+    at_step: int
+    at: float
+    is_quiet: bool = False
+    is_expected: bool = True
+    detected: float | None = None
+    recovered: float | None = None
+    chips: frozenset[tuple[int, ...]] = frozenset()
+
+    @property
+    def detected_s(self) -> float | None:
+        return None if self.detected is None else max(0.0, self.detected - self.at)
+
+    @property
+    def recovered_s(self) -> float | None:
+        return None if self.recovered is None else max(0.0, self.recovered - self.at)
+
+    def as_json(self) -> Event:
+        """Return what a report shows of it."""
+        return {
+            "fault": self.fault,
+            "at_step": self.at_step,
+            "detected_s": _rounded(self.detected_s),
+            "recovered_s": _rounded(self.recovered_s),
+        }
+
+
+@dataclass
+class Recoveries:
+    """All faults of a run so far."""
+
+    faults: list[Recovery] = field(default_factory=list)
+    _expected: set[tuple[int, ...]] = field(default_factory=set)
+    _last: float = 0.0
+
+    def happened(self, fault: Recovery) -> None:
+        """Take up a fault."""
+        self.faults.append(fault)
+
+    def open(self) -> list[Recovery]:
+        """Return the faults that the job is not over yet."""
+        return [fault for fault in self.faults if fault.recovered is None and not fault.is_quiet]
+
+    def take(self, event: Event) -> list[Recovery]:
+        """Take up an event of the coordinator; return the faults that this is the end of."""
+        kind = event["event"]
+        if kind in ("left", "forming", "turned away"):
+            self._detect(event["clock"])
+        elif kind == "generation":
+            self._expected = {tuple(chip) for chip in event["chips"]}
+            self._last = 0.0
+        elif kind == "done" and event.get("first"):
+            self._expected.discard(tuple(event["chip"]))
+            self._last = max(self._last, event["at"])
+            if not self._expected:
+                return self._recover()
+        return []
+
+    def _detect(self, at: float) -> None:
+        for fault in self.open():
+            if fault.detected is None and at >= fault.at:
+                fault.detected = at
+
+    def _recover(self) -> list[Recovery]:
+        over = [
+            fault
+            for fault in self.open()
+            if fault.detected is not None and fault.detected <= self._last
+        ]
+        for fault in over:
+            fault.recovered = self._last
+        return over
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)

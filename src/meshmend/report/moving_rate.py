@@ -1,0 +1,27 @@
+"""Samples per second as a run goes: a mean over the last moments."""
+
+import math
+from collections import deque
+
+
+class MovingRate:
+    """The samples per second since the last step that is at least `window_s` old."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._recent: deque[tuple[float, int]] = deque()
+        self._total = 0
+
+    def begin(self, t: float) -> None:
+        """Start to count at a time; does nothing once steps were counted."""
+        if not self._total:
+            self._recent = deque([(t, 0)])
+
+    def add(self, t: float, samples: int) -> float:
+        """Count a step that finished now and return the rate; NaN before there is one."""
+        self._recent.append((t, samples))
+        self._total += samples
+        while len(self._recent) > 2 and self._recent[1][0] <= t - self._window_s:
+            self._total -= self._recent.popleft()[1]
+        since, before = self._recent[0]
+        return (self._total - before) / (t - since) if t > since else math.nan

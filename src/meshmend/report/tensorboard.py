@@ -1,0 +1,105 @@
+"""TensorBoard event files of a training run, written as its events come.
+
+The only module that knows tensorboardX. It uses that library's file format but not its
+`SummaryWriter`, whose queue and thread would be copied into workers forked later.
+"""
+
+import math
+import time
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+
+from meshmend.errors import InputError
+from meshmend.report.moving_rate import MovingRate
+from meshmend.report.training_events import Event, event_words, real, whole, whole_or_real, words
+
+_WINDOW_S = 2.0  # samples per second are a mean over at least this time
+_FLUSH_S = 1.0
+
+
+class TensorBoardLog:
+    """Writes loss, samples_per_s, chips, generation and recovery_s by step, and faults as text.
+
+    What took a repaired part to be at work again is rejoin_s.
+
+    Wall times are the run's date plus each event's seconds, so that TensorBoard's relative axis
+    is the run's own. What was added is on disk within about a second of the next event.
+
+    Raises:
+        InputError: tensorboardX is not installed, or the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from tensorboardX import summary
+            from tensorboardX.event_file_writer import EventsWriter
+            from tensorboardX.proto.event_pb2 import Event as Record
+        except ImportError:
+            raise InputError(
+                "TensorBoardLog needs tensorboardX, which is not installed; "
+                "install it with pip install 'meshmend[train]'"
+            ) from None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._writer = EventsWriter(str(folder / "events"))
+        except OSError as error:
+            raise InputError(f"cannot write TensorBoard files in {folder}: {error}") from None
+        self._summary, self._record = summary, Record
+        self._started = time.time()
+        self._step = 0
+        self._rate = MovingRate(_WINDOW_S)
+        self._flushed = -math.inf
+
+    def add(self, event: Event) -> None:
+        """Write what an event tells; kinds without a figure are left out."""
+        kind, t = event["event"], whole_or_real(event, "t")
+        if kind == "start":
+            self._started = _epoch(words(event, "date"), self._started)
+            self._rate = MovingRate(_WINDOW_S)
+        elif kind == "generation":
+            self._rate.begin(t)
+            self._scalar("generation", whole(event, "number"), t)
+        elif kind == "step":
+            self._step = whole(event, "step")
+            self._scalar("loss", real(event, "loss"), t)
+            self._scalar("chips", whole(event, "chips"), t)
+            self._scalar("samples_per_s", self._rate.add(t, whole(event, "samples")), t)
+        elif kind == "recovered":
+            back = words(event, "fault").startswith("repair ")
+            self._scalar("rejoin_s" if back else "recovery_s", real(event, "recovered_s"), t)
+        if kind in {"start", "fault", "recovered", "refused", "turned away", "end"}:
+            self._write(self._summary.text("events", event_words(event)), t)
+        if t - self._flushed >= _FLUSH_S or kind == "end":
+            self._writer.flush()
+            self._flushed = t
+
+    def close(self) -> None:
+        """Write everything to disk and close the file."""
+        self._writer.close()
+
+    def __enter__(self) -> "TensorBoardLog":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _scalar(self, name: str, value: float, t: float) -> None:
+        if math.isfinite(value):
+            self._write(self._summary.scalar(name, value), t)
+
+    def _write(self, summary: object, t: float) -> None:
+        record = self._record(wall_time=self._started + t, step=self._step, summary=summary)
+        self._writer.write_event(record)
+
+
+def _epoch(date: str, otherwise: float) -> float:
+    try:
+        return datetime.fromisoformat(date).timestamp()
+    except ValueError:
+        return otherwise

@@ -1,0 +1,170 @@
+"""The two charts of a training run: loss by step, and what happened by time.
+
+Faults are flags with the numbers that the page's table gives them.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.report.colours import (
+    AMBER,
+    BLUE,
+    GREEN,
+    PURPLE,
+    RED,
+    lighter,
+)
+from meshmend.report.frame import Key, legend
+from meshmend.report.strips import (
+    LEFT,
+    RIGHT,
+    WIDTH,
+    Flag,
+    Span,
+    across_axis,
+    box,
+    curve,
+    decimated,
+    flags,
+    staircase,
+    value_axis,
+)
+from meshmend.report.svg import SOFT_INK, Attributes, Panel, document, stacked
+from meshmend.report.training_events import seconds
+from meshmend.report.training_lanes import lane_keys, lane_marks, lanes
+from meshmend.report.training_parts import Fault
+from meshmend.report.training_run import TrainingRun, samples_per_s, smoothing_s
+
+_SHADE = lighter(AMBER, 0.86)
+_MAX_POINTS = 1200
+_MANY_STEPS = 250  # from here on a mean is drawn over the losses
+_FLAG_ROOM = 24.0
+
+
+def fault_colour(fault: Fault) -> str:
+    """Return green for a repair, purple for the coordinator, red for all else."""
+    if fault.is_repair:
+        return GREEN
+    return PURPLE if "coordinator" in fault.fault else RED
+
+
+def loss_svg(run: TrainingRun) -> str:
+    """Return the loss of every step that counts, decimated where there are many, with flags.
+
+    Shaded where fewer chips worked than the run had at most.
+    """
+    fine = np.isfinite(run.steps.loss)
+    step, loss = run.steps.step[fine].astype(np.float64), run.steps.loss[fine]
+    across = Span(0, max(run.n_steps, run.n_done, 1))
+    low, high = (float(loss.min()), float(loss.max())) if len(loss) else (0.0, 1.0)
+    down = Span(min(0.0, low) if low < 0.5 * high else low, high, 250)
+    top, bottom = _FLAG_ROOM, _FLAG_ROOM + 250
+    marks = _fewer_chips(run, across, top, down.length)
+    marks += value_axis(down, top, "")
+    many = len(step) > _MANY_STEPS
+
+    def drawn(x: NDArray[np.float64], y: NDArray[np.float64], colour: str, width: float) -> str:
+        places = LEFT + x / across.high * WIDTH
+        heights = bottom - (y - down.low) / ((down.high - down.low) or 1.0) * down.length
+        look: Attributes = {"stroke": colour, "stroke-width": width, "stroke-linejoin": "round"}
+        return curve(*decimated(places, heights, _MAX_POINTS), look)
+
+    if len(step):
+        marks.append(drawn(step, loss, lighter(BLUE, 0.6) if many else BLUE, 1 if many else 2))
+    if many:
+        marks.append(drawn(*_means(step, loss, 120), BLUE, 2.2))
+    marks += across_axis(across, bottom, "step", lambda v: f"{v:,.10g}")
+    marks += flags(_flags(run, across, by_step=True), top, bottom)
+    chart = Panel(LEFT + WIDTH + RIGHT, bottom + 44, tuple(marks))
+    keys = [Key(BLUE, "loss, mean of 120 stretches" if many else "loss", "line")]
+    keys += [Key(SOFT_INK, "fewer chips at work", fill=_SHADE)] if len(run.chips) > 1 else []
+    return document(
+        stacked([chart, legend([*keys, *_flag_keys(run)], WIDTH)]),
+        title="Loss by step",
+        description="The loss of every step that counts; numbered lines are faults and repairs.",
+        padding=4,
+    )
+
+
+def timeline_svg(run: TrainingRun) -> str:
+    """Return lanes of boards, chips at work and samples per second over one axis of time."""
+    across = Span(0, run.duration_s or 1.0)
+    marks, top = [], _FLAG_ROOM
+    own = lanes(run.mesh)
+    each = 22.0 if len(own) <= 8 else 12.0
+    for index, lane in enumerate(own):
+        marks += lane_marks(run, lane, across, (top + index * each, each))
+    bottom = top + each * len(own)
+    if own:
+        bottom += 34
+    marks += _chips_strip(run, across, Span(0, run.mesh.n_chips, 90), bottom)
+    bottom += 90 + 36
+    times, rate = samples_per_s(run)
+    if len(times):
+        down = Span(0, float(rate.max()), 130)
+        marks += value_axis(
+            down, bottom, f"samples per second, mean over {seconds(smoothing_s(run))}"
+        )
+        heights = bottom + down.length - rate / (down.high or 1.0) * down.length
+        x = LEFT + times / across.high * WIDTH
+        marks.append(curve(x, heights, {"stroke": BLUE, "stroke-width": 1.8}))
+        bottom += down.length
+    unit, words = (60.0, "min") if across.high >= 300 else (1.0, "s")
+    axis = Span(0, across.high / unit)
+    marks += across_axis(axis, bottom, "time since the start", lambda v: f"{v:g} {words}")
+    marks += flags(_flags(run, across, by_step=False), top - 6, bottom)
+    chart = Panel(LEFT + WIDTH + RIGHT, bottom + 44, tuple(marks))
+    return document(
+        stacked([chart, legend([*lane_keys(run, own), *_flag_keys(run)], WIDTH)]),
+        title="Faults, chips and throughput by time",
+        description="What each board did, how many chips worked, and samples per second.",
+        padding=4,
+    )
+
+
+def _flag_keys(run: TrainingRun) -> list[Key]:
+    seen = {fault_colour(fault) for fault in run.faults}
+    names = {RED: "fault", GREEN: "repair", PURPLE: "coordinator"}
+    return [Key(colour, words, "dash") for colour, words in names.items() if colour in seen]
+
+
+def _chips_strip(run: TrainingRun, across: Span, down: Span, top: float) -> list[str]:
+    marks = value_axis(down, top, "chips at work", (0, down.high / 2, down.high))
+    if not run.generations:
+        return marks
+    ends = [*(own.at_s for own in run.generations), run.duration_s]
+    counts = [*(len(own.chips) for own in run.generations), len(run.generations[-1].chips)]
+    x, y = staircase(np.array(ends) / across.high * WIDTH, np.array(counts, dtype=np.float64))
+    heights = top + down.length - y / down.high * down.length
+    return [*marks, curve(LEFT + x, heights, {"stroke": GREEN, "stroke-width": 2})]
+
+
+def _fewer_chips(run: TrainingRun, across: Span, top: float, height: float) -> list[str]:
+    most = max(run.chips, default=0)
+    marks = []
+    for index, own in enumerate(run.generations):
+        later = run.generations[index + 1 :]
+        until = later[0].step if later else max(run.n_done, own.step)
+        if len(own.chips) < most:
+            look = {"class": "fewer", "fill": _SHADE}
+            marks.append(box(across.at(own.step), across.at(until), top, height, look))
+    return marks
+
+
+def _means(
+    x: NDArray[np.float64], y: NDArray[np.float64], n_parts: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    parts = zip(np.array_split(x, n_parts), np.array_split(y, n_parts), strict=True)
+    pairs = [(a.mean(), b.mean()) for a, b in parts if len(a)]
+    return np.array([a for a, _ in pairs]), np.array([b for _, b in pairs])
+
+
+def _flags(run: TrainingRun, across: Span, *, by_step: bool) -> list[Flag]:
+    """Return one flag for each fault at its step or its time, numbered as in the table."""
+    result = []
+    for number, fault in enumerate(run.faults, 1):
+        at = fault.at_step if by_step else fault.at_s
+        done = f", made good in {seconds(fault.recovered_s)}" if fault.is_recovered else ""
+        if at is not None:
+            result.append(Flag(across.at(at), number, fault_colour(fault), fault.fault + done))
+    return result

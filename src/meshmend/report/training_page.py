@@ -1,0 +1,250 @@
+"""A training run as one HTML page: figures, loss, timeline, faults, meshes; nothing to fetch."""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from html import escape
+
+from meshmend.report.colours import YELLOW_FILL
+from meshmend.report.frame import counted
+from meshmend.report.grid import Grid
+from meshmend.report.mesh_picture import mesh_panel
+from meshmend.report.page import card, headline, page, table
+from meshmend.report.svg import document
+from meshmend.report.training_charts import loss_svg, timeline_svg
+from meshmend.report.training_events import (
+    chips_words,
+    event_words,
+    model_words,
+    seconds,
+    whole_or_real,
+    words,
+)
+from meshmend.report.training_lanes import WORKING_FILL, periods
+from meshmend.report.training_parts import Fault, Generation
+from meshmend.report.training_run import TrainingRun
+from meshmend.topology.failures import Chip
+
+_MAX_PICTURES = 16
+_MAX_DRAWN_CHIPS = 8000  # over all pictures, so that the page stays small
+_MAX_EVENTS = 2000
+_MANY_FAULTS = 24
+
+
+def training_page(run: TrainingRun) -> str:
+    """Return a complete HTML document that loads nothing from anywhere.
+
+    Its size is bounded: curves are decimated, and of many meshes or events some are left out,
+    with a sentence that says so.
+    """
+    title = f"{model_words({**run.start, 'parameters': 0})} on {run.mesh}"
+    parts = [
+        f"<h1>Training {escape(title)}</h1>",
+        f'<p class="soft">{escape(_when(run))}</p>',
+        _figures(run),
+        "<h2>Loss</h2>",
+        card(loss_svg(run)),
+        "<h2>What happened when</h2>",
+        card(timeline_svg(run)),
+        _faults(run.faults),
+        _meshes(run),
+        _configuration(run),
+        _events(run),
+    ]
+    return page(f"Training {title}", parts)
+
+
+def _when(run: TrainingRun) -> str:
+    date = words(run.start, "date").replace("T", " ").removesuffix("Z")
+    parts = [f"Started {date} UTC" if date else "", f"ran for {seconds(run.duration_s)}"]
+    if run.end is None:
+        parts.append(f"has no end: cut short, or still running, after step {run.n_done}")
+    return ", ".join(part for part in parts if part) + "."
+
+
+def _figures(run: TrainingRun) -> str:
+    samples = run.samples
+    wrong = [n for n in (samples.lost, samples.repeated) if n]
+    told = samples.lost is not None
+    ledger = f"{samples.lost} lost, {samples.repeated} repeated" if told else "of the steps seen"
+    equal = {True: ("equal", "good"), False: ("differ", "bad"), None: ("not told", "")}
+    replicas, mood = equal[run.replicas_equal]
+    faults = [fault for fault in run.faults if not fault.is_repair]
+    repairs = len(run.faults) - len(faults)
+    hit = f"{counted(len(faults), 'fault')}, {counted(repairs, 'repair')}"
+    worst = f"worst {seconds(run.worst_recovery_s)}; {hit}" if run.recoveries_s else hit
+    loss = f"{run.first_loss:.3g} → {run.final_loss:.3g}" if len(run.steps) else "-"
+    own = [
+        headline("steps", f"{run.n_done:,}", f"of {run.n_steps:,}"),
+        headline("loss", loss, "first and final step"),
+        headline("samples used", f"{samples.used:,}", ledger, mood="bad" if wrong else ""),
+        headline("replicas", replicas, "bit for bit, at the end", mood=mood),
+        headline("median recovery", seconds(run.median_recovery_s), worst),
+        headline("chips at work", _chips(run), f"of {run.mesh.n_chips}"),
+        headline("throughput", _rate(run), "samples per second, faults included"),
+    ]
+    for name, value in run.evaluation.items():
+        own.append(headline(name, f"{value:.4g}", "on samples held back"))
+    return f'<div class="figures">{"".join(own)}</div>'
+
+
+def _chips(run: TrainingRun) -> str:
+    if len(run.chips) <= 3:
+        return " → ".join(map(str, run.chips)) or "none"
+    return f"{min(run.chips)} to {max(run.chips)}"
+
+
+def _rate(run: TrainingRun) -> str:
+    rate = run.mean_samples_per_s
+    return f"{rate:,.0f}" if math.isfinite(rate) else "-"
+
+
+def _faults(faults: Sequence[Fault]) -> str:
+    """Return the table of faults; many are counted by kind first, and then folded."""
+    if not faults:
+        return "<h2>Faults</h2><p>None was injected or seen.</p>"
+    whole = _fault_table(faults)
+    if len(faults) > _MANY_FAULTS:
+        folded = f"<details><summary>All {len(faults)} one by one</summary>{whole}</details>"
+        whole = card(_kinds_table(faults)) + card(folded)
+    else:
+        whole = card(whole)
+    return (
+        f"<h2>Faults and repairs</h2>{whole}"
+        '<p class="soft">Recovered: from the fault until the last live chip finished its next '
+        "step. The first part of a bar is the time until it was detected.</p>"
+    )
+
+
+def _kinds_table(faults: Sequence[Fault]) -> str:
+    """Return one row for each kind of fault, with the medians and the worst."""
+    kinds = dict.fromkeys(fault.kind for fault in faults)
+    longest = max((f.recovered_s for f in faults if f.is_recovered), default=0.0) or 1.0
+    rows = []
+    for kind in kinds:
+        own = [fault for fault in faults if fault.kind == kind]
+        done = sorted((f for f in own if f.is_recovered), key=lambda f: f.recovered_s)
+        middle, worst = (done[len(done) // 2], done[-1]) if done else (own[0], own[0])
+        shown = (middle.detected_s, middle.recovered_s, worst.recovered_s)
+        counts = escape(kind), str(len(own)), str(len(done) or "-")
+        rows.append((*counts, *map(seconds, shown), _bar(middle, longest)))
+    heads = ("", "times", "recovered", "detected, median", "recovered, median", "worst", "")
+    return table(heads, rows, left=(6,))
+
+
+def _fault_table(faults: Sequence[Fault]) -> str:
+    longest = max((f.recovered_s for f in faults if f.is_recovered), default=0.0) or 1.0
+    heads = ("", "fault", "at step", "at time", "detected after", "recovered after", "")
+    rows = [
+        (
+            str(number),
+            escape(fault.fault),
+            "-" if fault.at_step is None else str(fault.at_step),
+            seconds(fault.at_s),
+            seconds(fault.detected_s),
+            seconds(fault.recovered_s),
+            _bar(fault, longest),
+        )
+        for number, fault in enumerate(faults, 1)
+    ]
+    return table(heads, rows, left=(1, 6))
+
+
+def _bar(fault: Fault, longest: float) -> str:
+    if not fault.is_recovered:
+        return "training goes on without it" if fault.is_harmless else ""
+    noticed = max(0.0, fault.detected_s) if math.isfinite(fault.detected_s) else 0.0
+    kind = " repair" if fault.is_repair else ""
+    widths = (220 * part / longest for part in (noticed, max(0.0, fault.recovered_s - noticed)))
+    first, second = (f"{width:.0f}px" for width in widths)
+    return (
+        f'<span class="bar noticed{kind}" style="width:{first}"></span>'
+        f'<span class="bar{kind}" style="width:{second}"></span>'
+    )
+
+
+def _meshes(run: TrainingRun) -> str:
+    """Return a picture for each generation, or for the commonest meshes where they are many."""
+    n_most = max(1, min(_MAX_PICTURES, _MAX_DRAWN_CHIPS // run.mesh.n_chips))
+    own = run.generations
+    if not own:
+        return ""
+    if len(own) <= n_most:
+        before: list[Generation | None] = [None, *own[:-1]]
+        pictures = [_change(new, old) for new, old in zip(own, before, strict=True)]
+        return f'<h2>The mesh, change by change</h2><div class="pictures">{"".join(pictures)}</div>'
+    spent: dict[Generation, float] = defaultdict(float)
+    times: dict[Generation, int] = defaultdict(int)
+    first_like: dict[object, Generation] = {}
+    for generation, low, high in periods(run):
+        key = (generation.mesh, generation.waiting)
+        same = first_like.setdefault(key, generation)
+        spent[same] += high - low
+        times[same] += 1
+    shown = sorted(spent, key=lambda generation: -spent[generation])[:n_most]
+    pictures = [
+        _picture(
+            generation,
+            frozenset(),
+            f"{counted(len(generation.chips), 'chip')}, {seconds(spent[generation])}",
+            f"{spent[generation] / (run.duration_s or 1):.0%} of the run, in "
+            f"{counted(times[generation], 'generation')}",
+        )
+        for generation in shown
+    ]
+    left_out = len(spent) - len(shown)
+    more = f" {counted(left_out, 'rarer mesh').replace('meshs', 'meshes')} not shown."
+    return (
+        f"<h2>The meshes it ran on</h2><p>{len(own)} generations on "
+        f"{len(spent)} different meshes, those with most time first.{more if left_out else ''}</p>"
+        f'<div class="pictures">{"".join(pictures)}</div>'
+    )
+
+
+def _change(new: Generation, old: Generation | None) -> str:
+    joined = new.chips - old.chips if old else frozenset()
+    gone = old.chips - new.chips if old else frozenset()
+    parts = [f"From step {new.step}, after {seconds(new.at_s)}."]
+    if new.why:
+        parts.append(f"{new.why[0].upper()}{new.why[1:]}.")
+    if gone:
+        parts.append(f"Lost {chips_words(gone)}.")
+    if joined:
+        parts.append(f"Joined {chips_words(joined)}.")
+    if new.waiting:
+        parts.append(f"Waiting: {chips_words(new.waiting)}.")
+    if new.mesh.failed_links:
+        parts.append(f"Without {', '.join(sorted(map(str, new.mesh.failed_links))[:4])}.")
+    head = f"Generation {new.number}: {counted(len(new.chips), 'chip')}"
+    return _picture(new, joined, head, " ".join(parts))
+
+
+def _picture(generation: Generation, joined: frozenset[Chip], head: str, tail: str) -> str:
+    pitch = max(6.0, min(42.0, 215 / max(generation.mesh.shape[-2:])))
+    grid = Grid(generation.mesh, pitch, numbered=pitch >= 12)
+    fills = dict.fromkeys(generation.waiting, YELLOW_FILL) | dict.fromkeys(joined, WORKING_FILL)
+    svg = document(mesh_panel(grid, fills=fills), title=head, description=tail, padding=2)
+    return card(f"<b>{escape(head)}</b>{svg}{escape(tail)}")
+
+
+def _configuration(run: TrainingRun) -> str:
+    names = {"model": model_words(run.start), "mesh": str(run.mesh)}
+    rest = {
+        name: str(value)
+        for name, value in run.start.items()
+        if name not in {"event", "t", "mesh", "wrap", "fail", "model", "size", "parameters"}
+    }
+    rows = [(escape(name), escape(value)) for name, value in {**names, **rest}.items()]
+    return f"<h2>Configuration</h2>{card(table((), rows, left=(1,)))}"
+
+
+def _events(run: TrainingRun) -> str:
+    """Return every event but the steps, one a line, folded."""
+    shown = run.others[:_MAX_EVENTS]
+    lines = [f"{whole_or_real(event, 't'):10.3f} s  {event_words(event)}" for event in shown]
+    if left_out := len(run.others) - len(shown):
+        lines.append(f"... and {left_out} more; events.jsonl has them all")
+    return card(
+        f"<details><summary>All {len(run.others)} events but the steps</summary>"
+        f'<pre class="events">{escape(chr(10).join(lines))}</pre></details>'
+    )

@@ -1,0 +1,92 @@
+"""What a run prints at its end: its figures, and a table of its faults."""
+
+import math
+from collections.abc import Sequence
+
+from meshmend.report.frame import counted
+from meshmend.report.training_events import model_words, seconds
+from meshmend.report.training_parts import Fault
+from meshmend.report.training_run import TrainingRun
+
+_MOST_ROWS = 20
+
+
+def train_summary(run: TrainingRun) -> str:
+    """Return the summary as plain lines: steps, loss, samples, replicas, recoveries, faults."""
+    figures = {
+        "trained": f"{model_words(run.start)} on {run.mesh}",
+        "steps": f"{run.n_done} of {run.n_steps} in {seconds(run.duration_s)}{_rate(run)}",
+        "loss": _loss(run),
+        "samples": _samples(run),
+        "chips": _chips(run),
+        "replicas": {True: "equal bit for bit", False: "DIFFER", None: "not told"}[
+            run.replicas_equal
+        ],
+        "recovery": _recovery(run),
+    }
+    if run.end is None:
+        figures["end"] = "none: the run was cut short, or still goes on"
+    lines = [f"{name:<10}{value}" for name, value in figures.items()]
+    return "\n".join([*lines, *_table(run.faults)])
+
+
+def _rate(run: TrainingRun) -> str:
+    rate = run.mean_samples_per_s
+    return f", {rate:,.0f} samples/s" if math.isfinite(rate) else ""
+
+
+def _loss(run: TrainingRun) -> str:
+    if not len(run.steps):
+        return "-"
+    reached = "".join(f", {name} {value:.4g}" for name, value in run.evaluation.items())
+    return f"{run.first_loss:.4g} to {run.final_loss:.4g}{reached}"
+
+
+def _samples(run: TrainingRun) -> str:
+    samples = run.samples
+    told = samples.lost is not None
+    tail = f", {samples.lost} lost, {samples.repeated} repeated" if told else " in the steps seen"
+    return f"{samples.used} used{tail}"
+
+
+def _chips(run: TrainingRun) -> str:
+    if len(run.chips) > 8:
+        return f"{min(run.chips)} to {max(run.chips)}, {counted(len(run.chips) - 1, 'change')}"
+    return ", ".join(map(str, run.chips)) or "none"
+
+
+def _recovery(run: TrainingRun) -> str:
+    if not run.recoveries_s:
+        return "none was needed" if not run.faults else "-"
+    n_done = counted(len(run.recoveries_s), "fault")
+    median, worst = seconds(run.median_recovery_s), seconds(run.worst_recovery_s)
+    return f"median {median}, worst {worst}, of {n_done}"
+
+
+def _table(faults: Sequence[Fault]) -> list[str]:
+    """Return an aligned table; of many faults the slowest to recover from, in order of time."""
+    if not faults:
+        return []
+    never = {True: 0.0, False: math.inf}  # one that hurt and was not got over comes first
+    slowest = sorted(
+        faults, key=lambda f: -(f.recovered_s if f.is_recovered else never[f.is_harmless])
+    )
+    shown = sorted(slowest[:_MOST_ROWS], key=lambda fault: fault.at_s)
+    rows = [("fault", "at step", "detected", "recovered")]
+    rows += [
+        (
+            fault.fault,
+            "-" if fault.at_step is None else str(fault.at_step),
+            seconds(fault.detected_s),
+            seconds(fault.recovered_s),
+        )
+        for fault in shown
+    ]
+    wide = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = [
+        f"  {row[0]:<{wide[0]}}" + "".join(f"  {row[c]:>{wide[c]}}" for c in (1, 2, 3))
+        for row in rows
+    ]
+    if left_out := len(faults) - len(shown):
+        lines.append(f"  and {left_out} more that took less; the report has them all")
+    return ["", *lines]

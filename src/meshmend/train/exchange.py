@@ -1,0 +1,160 @@
+"""How the chips of a generation exchange bytes: connections, sums, and states for who is behind.
+
+A **seat** is a chip's number in the whole mesh; connections are between seats and outlive
+generations. A rank is a chip's number among those of one generation; plans are made for ranks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.execute.program import RankProgram, rank_program
+from meshmend.execute.reception import Address
+from meshmend.execute.sockets import SocketTransport
+from meshmend.execute.transport import Task, task_of
+from meshmend.planning.plan import AUTO
+from meshmend.schedule.hazards import hazards_of
+from meshmend.schedule.spanning import spread
+from meshmend.topology.failures import Chip
+from meshmend.topology.mesh import Mesh
+from meshmend.torch.catalogue import Catalogue, Kind
+from meshmend.train.generation import Generation
+
+Bytes = NDArray[np.uint8]
+
+_SUM = Kind("allreduce")
+_SPREAD_MESSAGE_BYTES = 1 << 18
+_SIZE_BYTES = 8
+_CONNECT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """How a worker reaches the others: where it listens, what it proves, how long it is patient.
+
+    A peer that acknowledges nothing for `deaf_s` is lost; a sum in which nothing moves for
+    `stall_s` is given up.
+    """
+
+    secret: bytes
+    bind: str = "127.0.0.1"
+    algorithm: str = AUTO
+    window_bytes: int = 0
+    deaf_s: float = 2.0
+    stall_s: float = 1800.0
+
+
+class Exchange:
+    """One chip's connections, and what it does over them in the generation it is in."""
+
+    def __init__(self, whole: Mesh, chip: Chip, wiring: Wiring) -> None:
+        self._whole = whole
+        self._chip = chip
+        self._wiring = wiring
+        self._seats = {other: seat for seat, other in enumerate(whole.live)}
+        self.transport = SocketTransport(
+            self._seats[chip],
+            [f"chip {other}" for other in whole.live],
+            wiring.secret,
+            bind=wiring.bind,
+            window_bytes=wiring.window_bytes,
+            deaf_s=wiring.deaf_s,
+        )
+        self.mesh = whole
+        self.rank = 0
+        self._generation = Generation(0, ())
+        self._catalogue: Catalogue | None = None
+        self._tasks: dict[tuple[int, str], Task] = {}
+
+    @property
+    def address(self) -> Address:
+        """Where this chip listens."""
+        return self.transport.address
+
+    def chip_of(self, seat: int) -> Chip:
+        """Return the chip that an error of the transport calls by this number."""
+        return self._whole.live[seat]
+
+    def sever(self, chip: Chip) -> None:
+        """Break the connection to a chip, as a cut link would."""
+        self.transport.sever(self._seats[chip])
+
+    def enter(self, generation: Generation) -> None:
+        """Begin a generation: hang up on who is not in it, and number its chips."""
+        self.transport.renew(generation.number)
+        present = set(generation.chips)
+        self.transport.drop(seat for chip, seat in self._seats.items() if chip not in present)
+        self._generation = generation
+        self.mesh = generation.mesh_of(self._whole)
+        self.rank = self.mesh.rank_of[self._chip]
+        self._catalogue = Catalogue(self.mesh, self._wiring.algorithm, 0, self.rank)
+        self._tasks = {}
+
+    def leave(self) -> None:
+        """Hang up on everyone: this chip is no member any more."""
+        self.transport.drop(self._seats.values())
+
+    def plan(self, sums: Sequence[tuple[int, str]]) -> None:
+        """Plan sums of so many elements of a type."""
+        if self.mesh.n_live > 1:
+            for n_elements, dtype in sums:
+                self._sum_task(n_elements, dtype)
+
+    def prepare(self) -> None:
+        """Connect to all neighbours, and to all that the planned sums need."""
+        beside = {self.mesh.rank_of[chip] for chip in self.mesh.neighbors(self._chip)}
+        planned = {seat for task in self._tasks.values() for seat in task.program.peers}
+        self._connect(planned | {self._seats[self.mesh.live[rank]] for rank in beside})
+
+    def sum(self, payload: Bytes, n_elements: int, dtype: str) -> None:
+        """Leave the sum of all chips' payloads in the payload of each."""
+        if self.mesh.n_live > 1:
+            self._run(self._sum_task(n_elements, dtype), payload)
+
+    def spread(self, payload: Bytes | None, holders: Sequence[Chip]) -> Bytes:
+        """Return what the holders gave; those who are none give nothing.
+
+        It comes from the nearest holder, over as many connections at once as there are, first
+        its length, then the bytes.
+        """
+        ranks = [self.mesh.rank_of[chip] for chip in holders]
+        schedule = spread(self.mesh, ranks)
+        program = self._seated(rank_program(schedule, hazards_of(schedule), self.rank))
+        size = np.array([0 if payload is None else len(payload)], dtype=np.int64)
+        self._run(task_of(program, _SIZE_BYTES, dtype="uint8"), size.view(np.uint8))
+        if payload is None:
+            payload = np.empty(int(size[0]), dtype=np.uint8)
+        n_slices = max(1, len(payload) // _SPREAD_MESSAGE_BYTES)
+        self._run(task_of(program, len(payload), dtype="uint8", n_slices=n_slices), payload)
+        return payload
+
+    def close(self) -> None:
+        """Give up all connections."""
+        self.transport.close()
+
+    def _sum_task(self, n_elements: int, dtype: str) -> Task:
+        key = (n_elements, dtype)
+        if key not in self._tasks:
+            assert self._catalogue is not None, "no generation was entered"
+            task = self._catalogue.task(_SUM, n_elements, dtype)
+            self._tasks[key] = replace(task, program=self._seated(task.program))
+        return self._tasks[key]
+
+    def _seated(self, program: RankProgram) -> RankProgram:
+        """Return a program whose peers are seats."""
+        seat_of_rank = np.array([self._seats[chip] for chip in self.mesh.live], dtype=np.int64)
+        return replace(program, peer=seat_of_rank[program.peer])
+
+    def _connect(self, seats: set[int]) -> None:
+        chips = {seat: self._whole.live[seat] for seat in seats}
+        self.transport.connect(
+            {seat: self._generation.seat_of[chip].address for seat, chip in chips.items()},
+            epochs={seat: self._generation.epoch(self._chip, chip) for seat, chip in chips.items()},
+            timeout_s=_CONNECT_S,
+        )
+
+    def _run(self, task: Task, payload: Bytes) -> None:
+        self._connect(set(task.program.peers))
+        self.transport.run(task, payload, timeout_s=self._wiring.stall_s)

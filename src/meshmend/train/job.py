@@ -1,0 +1,419 @@
+"""A training job that survives: five lines changed in a plain PyTorch loop.
+
+    job = Job(model, optimizer, dataset, batch=64, steps=1000)
+    for inputs, labels in job:
+        loss = cross_entropy(model(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        job.step(loss)
+
+The job hands out this chip's share of each step's samples. `step` sums the gradients over all
+chips and steps the optimizer. If the mesh changed meanwhile, the step does not count: the job
+comes to terms with the others, and hands out its new share of the same step.
+"""
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import default_collate
+
+from meshmend.errors import InputError
+from meshmend.execute.transport import PeerLostError, StoppedError, TransportError
+from meshmend.topology.failures import Chip
+from meshmend.train import checkpoint
+from meshmend.train.exchange import Exchange
+from meshmend.train.faults import Moment
+from meshmend.train.generation import Generation
+from meshmend.train.gradients import Gradients
+from meshmend.train.here import Here, here, member
+from meshmend.train.ledger import Ledger
+from meshmend.train.member import News, TurnedAwayError
+from meshmend.train.membership import FRESH, Go, Status
+from meshmend.train.samples import Order, Share, batch_of, share_of
+from meshmend.train.state import digest, packed, tensors_of, unpacked
+
+_log = logging.getLogger(__name__)
+
+_IN_THE_MIDDLE_S = 0.002  # after a sum has begun, for faults that are to hit it half-way
+
+
+class Stateful(Protocol):
+    """Anything whose state is part of the training, such as a learning-rate scheduler."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state: tensors, numbers and text."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
+        """Take over a state."""
+
+
+@dataclass(frozen=True)
+class Saving:
+    """When to write checkpoints, where, and how many to keep."""
+
+    folder: Path
+    every: int
+    keep: int = 3
+
+
+class Job:
+    """One chip's part in training a model on the samples of a data set.
+
+    `batch` samples make a step, over all chips together; `policy="shrink"` makes it smaller while
+    chips are missing. `also` are further objects with a state, such as schedulers. `resume` names
+    a folder of checkpoints: the newest that is whole is taken up.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        dataset: Any,
+        *,
+        batch: int,
+        steps: int,
+        seed: int = 0,
+        policy: str = "constant",
+        collate: Callable[[list[Any]], Any] = default_collate,
+        also: Sequence[Stateful] = (),
+        saving: Saving | None = None,
+        resume: Path | None = None,
+    ) -> None:
+        if batch < 1 or steps < 0:
+            raise InputError(
+                f"Job needs a batch of at least 1 and no fewer than 0 steps, but got batch={batch} "
+                f"and steps={steps}"
+            )
+        self._here: Here = here()
+        batch_of(policy, batch, 1, 1)
+        self.model, self.optimizer = model, optimizer
+        self._dataset, self._collate, self._also = dataset, collate, tuple(also)
+        self._order = Order(len(dataset), seed)
+        self._batch, self._policy, self._seed = batch, policy, seed
+        self.steps = steps
+        self._saving = saving
+        self._gradients = Gradients(model)
+        self._buffers = list(model.buffers())
+        self._ledger = Ledger(
+            self._here.run_dir / "ledger" if self._here.run_dir else None, self._here.chip
+        )
+        self.step_number = 0  # steps done
+        self.loss: float | None = None  # of the last step, over all its samples
+        self._position = 0
+        self._stamp = FRESH
+        self._generation: Generation | None = None
+        self._share: Share | None = None
+        self._is_first = True
+        self._is_over = False
+        self._dead_at: set[int] = set()
+        if resume is not None:
+            self._resume(resume)
+        self._keep_buffers()
+        self._exchange: Exchange | None = None
+        if self._here.post is not None:
+            member()
+            self._exchange = Exchange(self._here.whole, self._here.chip, self._here.wiring)
+
+    @property
+    def chips(self) -> tuple[Chip, ...]:
+        """The chips that train now."""
+        return self._generation.chips if self._generation else (self._here.chip,)
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this chip is the first of those that train now: one to print or to plot."""
+        return self._exchange is None or self._exchange.rank == 0
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        """The rank of this chip, and how many there are."""
+        return (self._exchange.rank, self._exchange.mesh.n_live) if self._exchange else (0, 1)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield this chip's samples, step by step, until all steps are done on all chips."""
+        if self._exchange is not None:
+            self._join()
+            self._recover(after=0)
+        while not self._is_over:
+            if self.step_number < self.steps:
+                yield from self._attempt()
+            else:
+                self._finish()
+        self._close()
+
+    def step(self, loss: torch.Tensor, *, weight: float | None = None) -> bool:
+        """Sum the gradients over all chips and step the optimizer; return whether it counted.
+
+        The loss is a mean over this chip's samples. If it is a mean over something else, such as
+        masked words, `weight` says over how many.
+        """
+        share = self._share
+        if share is None:
+            raise InputError("Job.step needs samples that the job handed out, once each")
+        scale = (share.n_samples if weight is None else weight) / share.batch
+        self._gradients.gather(float(loss.detach()), scale)
+        return self._settle(share, normalise=weight is not None)
+
+    def state(self) -> dict[str, Any]:
+        """Return all that makes up the training at this step."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "also": [part.state_dict() for part in self._also],
+            "progress": {
+                "step": self.step_number,
+                "position": self._position,
+                "seed": self._seed,
+                "loss": self.loss,
+            },
+        }
+
+    def _attempt(self) -> Iterator[Any]:
+        """Yield this chip's samples of the next step; who has none takes part without."""
+        n_live, rank = (
+            (self._exchange.mesh.n_live, self._exchange.rank) if self._exchange else (1, 0)
+        )
+        batch = batch_of(self._policy, self._batch, n_live, self._here.n_first)
+        share = share_of(self._position, batch, rank, n_live)
+        torch.manual_seed(hash((self._seed, self.step_number, rank)) & 0x7FFFFFFF)
+        self._hurt(Moment.FORWARD)
+        if share.n_samples == 0:
+            self._gradients.clear()
+            self._settle(share, normalise=False)
+            return
+        self._share = share
+        indices = self._order.samples(share.start, share.stop).tolist()
+        yield self._collate([self._dataset[index] for index in indices])
+        if self._share is not None:
+            raise InputError("the loop over a Job needs to call job.step(loss) for all samples")
+
+    def _settle(self, share: Share, *, normalise: bool) -> bool:
+        """Make the step real, or come to terms with the others; return whether it is real."""
+        self._share = None
+        number = self._generation.number if self._generation else 0
+        self._ledger.tries(self.step_number + 1, number, share)
+        self._hurt(Moment.REDUCE)
+        if self._exchange is not None:
+            try:
+                sizes = zip(self._gradients.payloads(), self._gradients.sizes(), strict=True)
+                for payload, (n_elements, dtype) in sizes:
+                    self._exchange.sum(payload, n_elements, dtype)
+            except TransportError as error:
+                self._restore_buffers()
+                self._complain(error)
+                self._recover(after=number)
+                return False
+        self._hurt(Moment.UPDATE)
+        self.loss = self._gradients.scatter(normalise=normalise)
+        self.optimizer.step()
+        self.step_number += 1
+        self._position += share.batch
+        self._keep_buffers()
+        self._ledger.did(self.step_number, number, self._position)
+        self._conclude(share.batch)
+        return True
+
+    def _conclude(self, batch: int) -> None:
+        """Tell of a step that is done, and save it if its time has come."""
+        if self._here.checks:
+            self._note_bits()
+        rank, n_live = self._place
+        if self._exchange is not None:
+            member().note(self._status(is_ready=True))
+            if rank == 0 or self._is_first:
+                self._report(batch)
+        self._is_first = False
+        saving = self._saving
+        if saving and self.step_number % saving.every == 0:
+            self._save(saving, rank, n_live)
+
+    def _report(self, batch: int) -> None:
+        """Tell who watches of the last step: the first chip of every one, all of their first."""
+        assert self._exchange is not None
+        member().report(
+            step=self.step_number,
+            generation=self._stamp,
+            at=time.monotonic(),
+            leads=self._exchange.rank == 0,
+            first=self._is_first,
+            loss=self.loss,
+            samples=batch,
+        )
+
+    def _save(self, saving: Saving, rank: int, n_live: int) -> None:
+        checkpoint.save_shard(
+            saving.folder, self.state(), step=self.step_number, shard=rank, n_shards=n_live
+        )
+        if rank == 0:
+            checkpoint.prune(saving.folder, keep=saving.keep)
+            if self._exchange is not None:
+                member().report(
+                    step=self.step_number, at=time.monotonic(), saved=str(saving.folder)
+                )
+
+    def _note_bits(self) -> None:
+        state = self.state()
+        bits = digest(tensors_of([state["model"], state["optimizer"], state["also"]]))
+        self._ledger.holds(self.step_number, max(self._stamp, 0), bits)
+
+    def _resume(self, folder: Path) -> None:
+        def tell(path: Path, why: str) -> None:
+            _log.warning("checkpoint %s is not used: %s", path, why)
+
+        loaded = checkpoint.load(folder, on_damage=tell)
+        if loaded is None:
+            raise InputError(
+                f"resume needs a checkpoint, but there is none that is whole in {folder}"
+            )
+        self._take_over(loaded.state)
+
+    def _take_over(self, state: dict[str, Any]) -> None:
+        """Be where another chip, or a checkpoint, is."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        for part, theirs in zip(self._also, state["also"], strict=True):
+            part.load_state_dict(theirs)
+        self.step_number = int(state["progress"]["step"])
+        self._position = int(state["progress"]["position"])
+        self.loss = state["progress"]["loss"]
+
+    def _keep_buffers(self) -> None:
+        """Remember what a forward pass may change, for a step that turns out not to count."""
+        self._kept = [buffer.clone() for buffer in self._buffers]
+
+    @torch.no_grad()
+    def _restore_buffers(self) -> None:
+        for buffer, kept in zip(self._buffers, self._kept, strict=True):
+            buffer.copy_(kept)
+
+    def _status(self, *, is_ready: bool, lost: Iterable[Chip] = ()) -> Status:
+        assert self._exchange is not None
+        return Status(
+            generation=self._exchange.transport.generation,
+            ready=is_ready,
+            stamp=self._stamp,
+            step=self.step_number,
+            finished=self.step_number == self.steps and self._stamp != FRESH,
+            lost=tuple(lost),
+        )
+
+    def _join(self) -> None:
+        """Offer this chip to the coordinator."""
+        exchange = self._exchange
+        assert exchange is not None
+        member().join(
+            exchange.address,
+            self._status(is_ready=False),
+            on_change=exchange.transport.interrupt,
+            on_sever=exchange.sever,
+        )
+
+    def _complain(self, error: TransportError) -> None:
+        """Tell the coordinator of a lost peer; a stop was its own word."""
+        if isinstance(error, PeerLostError) and error.rank is not None:
+            assert self._exchange is not None
+            lost = self._exchange.chip_of(error.rank)
+            _log.info("chip %s lost chip %s: %s", self._here.chip, lost, error)
+            member().tell(self._status(is_ready=False, lost=[lost]))
+        elif not isinstance(error, StoppedError):
+            raise error
+
+    def _recover(self, *, after: int) -> None:
+        """Return when this chip is up to date in a generation later than one, or all is over.
+
+        Whatever happens on the way starts it over with the next generation.
+        """
+        while not self._is_over:
+            try:
+                news = self._news_after(after)
+                if news.is_over:
+                    self._is_over = True
+                elif news.generation is not None:
+                    after = news.generation.number
+                    if self._enter(news.generation):
+                        return
+            except TurnedAwayError as error:
+                _log.warning("chip %s comes back as new: %s", self._here.chip, error)
+                self._stamp = FRESH
+                self._join()
+
+    def _news_after(self, number: int) -> News:
+        """Return the news as soon as there is a later generation, or all is over."""
+        return member().await_news(
+            lambda news: (
+                news.is_over or (news.generation is not None and news.generation.number > number)
+            )
+        )
+
+    def _enter(self, generation: Generation) -> bool:
+        """Become a member of a generation that is up to date; return False if it is over."""
+        exchange, line = self._exchange, member()
+        assert exchange is not None
+        exchange.enter(generation)
+        line.tell(self._status(is_ready=True))
+        self._hurt(Moment.RECOVERY)
+        number = generation.number
+        try:
+            exchange.plan(self._gradients.sizes())
+            news = line.await_news(lambda news: _is_answered(news.generation, news.go, number))
+            if news.generation is None or news.generation.number != number or news.go is None:
+                return False
+            exchange.prepare()
+            if len(news.go.holders) < len(generation.seats):
+                self._heal(news.go)
+        except TransportError as error:
+            self._complain(error)
+            return False
+        self._generation, self._stamp, self._is_first = generation, number, True
+        line.tell(self._status(is_ready=True))
+        return True
+
+    def _heal(self, go: Go) -> None:
+        """Give or take the state of the step that all take up. Nothing is lost half-way."""
+        exchange = self._exchange
+        assert exchange is not None
+        is_holder = self._here.chip in go.holders
+        state = exchange.spread(packed(self.state()) if is_holder else None, go.holders)
+        if not is_holder:
+            self._take_over(unpacked(state))
+            self._keep_buffers()
+
+    def _finish(self) -> None:
+        """Wait until all chips have finished; if the mesh changes instead, be in it again."""
+        if self._exchange is None or self._generation is None:
+            self._is_over = True
+            return
+        member().tell(self._status(is_ready=True))
+        self._recover(after=self._generation.number)
+
+    def _close(self) -> None:
+        self._note_bits()
+        self._ledger.close()
+        if self._exchange is not None:
+            member().close()
+            self._exchange.close()
+
+    def _hurt(self, moment: Moment) -> None:
+        """Inflict on this worker what it was told to, if this is the moment."""
+        for number, fault in enumerate(self._here.faults):
+            if fault.moment is not moment or number in self._dead_at:
+                continue
+            if fault.at_step == self.step_number and self._here.chip in fault.chips():
+                self._dead_at.add(number)
+                if moment is not Moment.REDUCE:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                end = (os.getpid(), signal.SIGKILL)
+                threading.Timer(_IN_THE_MIDDLE_S, os.kill, end).start()
+
+
+def _is_answered(generation: Generation | None, go: Go | None, number: int) -> bool:
+    is_later = generation is not None and generation.number > number
+    return is_later or (go is not None and go.generation == number)

@@ -1,0 +1,236 @@
+"""One chip's share of a training state, as bytes that `torch.load(weights_only=True)` reads.
+
+A state is any nesting of dicts, lists and tuples whose leaves are tensors or plain values. Its
+tensors, laid end to end, are cut into as many equal ranges of bytes as there are chips; a shard
+is one range, and the first one holds the plain values too. Files and folders are not known here.
+
+The bytes are a zip archive, as `torch.save` writes it, whose comment is its SHA-256.
+"""
+
+import hashlib
+import io
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from meshmend.errors import InputError, MeshmendError
+
+FORMAT = "meshmend-checkpoint"
+VERSION = 1
+
+State = Mapping[str, Any]
+
+_PLAIN = (type(None), bool, int, float, complex, str)
+_SEAL = b"meshmend sha256 "
+_COMMENT_BYTES = len(_SEAL) + 64
+_END_OF_ARCHIVE = b"PK\x05\x06"  # of a zip archive: 22 bytes, the last two count the comment
+_SAMPLES = 64  # elements of each tensor that go into a state's fingerprint
+
+
+class DamageError(MeshmendError):
+    """Bytes that are not a whole shard, or shards that do not belong together."""
+
+
+class Shard(NamedTuple):
+    """One chip's part of a state; `tree` is there in the first shard only.
+
+    A piece is (number of the tensor, its first element, the elements).
+    """
+
+    step: int
+    number: int
+    n_shards: int
+    fingerprint: str
+    tensors: list[tuple[tuple[int, ...], torch.dtype]]
+    pieces: list[tuple[int, int, torch.Tensor]]
+    tree: Any
+
+
+def shard_of(state: State, *, step: int, shard: int, n_shards: int) -> Shard:
+    """Return shard number `shard` of the state; the shards of all chips make up the state.
+
+    Shards have equally many bytes, to within two elements. What was one tensor under two
+    names is stored once. The elements are copies, so that the state may change afterwards.
+
+    Raises:
+        InputError: the state holds something that is neither a tensor nor a plain value.
+    """
+    if not 0 <= shard < n_shards:
+        raise InputError(
+            f"a checkpoint of {n_shards} shards needs shards 0 to {n_shards - 1}, but got {shard}"
+        )
+    tensors: list[torch.Tensor] = []
+    tree = _tree(state, tensors, numbers={}, where="state")
+    return Shard(
+        step,
+        shard,
+        n_shards,
+        _fingerprint(tree, tensors),
+        [(tuple(tensor.shape), tensor.dtype) for tensor in tensors],
+        list(_pieces(tensors, shard, n_shards)),
+        tree if shard == 0 else None,
+    )
+
+
+def packed(shard: Shard) -> bytes:
+    """Return the shard as a zip archive that ends with its own checksum."""
+    buffer = io.BytesIO()
+    torch.save({"format": FORMAT, "version": VERSION, **shard._asdict()}, buffer)
+    archive = bytearray(buffer.getbuffer())
+    assert archive[-22:-18] == _END_OF_ARCHIVE
+    archive[-2:] = _COMMENT_BYTES.to_bytes(2, "little")
+    archive += _SEAL + hashlib.sha256(archive).hexdigest().encode()
+    return bytes(archive)
+
+
+def unpacked(data: bytes) -> Shard:
+    """Return the shard that `packed` made bytes of.
+
+    Raises:
+        DamageError: a byte is missing, or is not what was written.
+    """
+    seal = data[-_COMMENT_BYTES:]
+    if not seal.startswith(_SEAL):
+        raise DamageError("it does not end with its checksum: cut short, or no checkpoint")
+    body = memoryview(data)[:-_COMMENT_BYTES]
+    if hashlib.sha256(body).hexdigest().encode() != seal.removeprefix(_SEAL):
+        raise DamageError("its checksum is not that of its bytes")
+    document = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    if document.pop("format") != FORMAT or document.pop("version") != VERSION:
+        raise DamageError(f"it is not of version {VERSION} of {FORMAT}")
+    return Shard(**document)
+
+
+def merged(shards: Sequence[Shard]) -> dict[str, Any]:
+    """Return the state that all shards of one save make up, bit for bit, on the CPU.
+
+    Raises:
+        DamageError: the shards are of two different saves, or an element is in none of them.
+    """
+    first = shards[0]
+    if any(shard.fingerprint != first.fingerprint for shard in shards):
+        raise DamageError("its shards were saved from different states")
+    flat = [torch.empty(torch.Size(shape).numel(), dtype=dtype) for shape, dtype in first.tensors]
+    missing = [tensor.numel() for tensor in flat]
+    for shard in shards:
+        for number, start, elements in shard.pieces:
+            flat[number][start : start + elements.numel()] = elements
+            missing[number] -= elements.numel()
+    if any(missing):
+        raise DamageError("its shards do not make up the whole state")
+    shapes = (shape for shape, _ in first.tensors)
+    tensors = [tensor.reshape(shape) for tensor, shape in zip(flat, shapes, strict=True)]
+    state: dict[str, Any] = _value(first.tree, tensors)
+    return state
+
+
+def _tree(
+    value: Any, tensors: list[torch.Tensor], *, numbers: dict[object, int], where: str
+) -> tuple[Any, ...]:
+    """Return the value with its tensors moved to the list, as tagged tuples."""
+    if isinstance(value, torch.Tensor):
+        return ("tensor", _number(value, tensors, numbers, where))
+    if type(value) in _PLAIN:
+        return ("plain", value)
+    if isinstance(value, Mapping):
+        pairs = [
+            (
+                _plain_key(key, where),
+                _tree(item, tensors, numbers=numbers, where=f"{where}[{key!r}]"),
+            )
+            for key, item in value.items()
+        ]
+        # Modules keep the versions of their layouts beside their tensors.
+        versions = getattr(value, "_metadata", None)
+        if versions is None:
+            return ("dict", pairs)
+        return ("module", pairs, _tree(dict(versions), tensors, numbers=numbers, where=where))
+    if type(value) in (list, tuple):
+        items = [
+            _tree(item, tensors, numbers=numbers, where=f"{where}[{at}]")
+            for at, item in enumerate(value)
+        ]
+        return ("list" if isinstance(value, list) else "tuple", items)
+    raise InputError(
+        f"a checkpoint needs tensors, numbers, texts, lists, tuples and dicts, but {where} is a "
+        f"{type(value).__name__}; leave it out, or store what it is made from"
+    )
+
+
+def _value(tree: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    """Return the value that `_tree` took apart."""
+    kind, content = tree[:2]
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "plain":
+        return content
+    if kind == "list":
+        return [_value(item, tensors) for item in content]
+    if kind == "tuple":
+        return tuple(_value(item, tensors) for item in content)
+    pairs = [(key, _value(item, tensors)) for key, item in content]
+    if kind == "dict":
+        return dict(pairs)
+    module_state: OrderedDict[str, Any] = OrderedDict(pairs)
+    vars(module_state)["_metadata"] = OrderedDict(_value(tree[2], tensors))
+    return module_state
+
+
+def _plain_key(key: Any, where: str) -> Any:
+    if type(key) in _PLAIN:
+        return key
+    raise InputError(
+        f"a checkpoint needs texts and numbers as keys, but {where} has a {type(key).__name__}: "
+        f"{key!r}"
+    )
+
+
+def _number(
+    tensor: torch.Tensor, tensors: list[torch.Tensor], numbers: dict[object, int], where: str
+) -> int:
+    """Return the tensor's place in the list; a tensor that is there under another name, its."""
+    if tensor.layout != torch.strided:
+        raise InputError(
+            f"a checkpoint needs dense tensors, but {where} is {tensor.layout}; store "
+            "tensor.to_dense()"
+        )
+    same = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+    if tensor.numel() == 0 or same not in numbers:
+        numbers[same] = len(tensors)
+        tensors.append(tensor.detach())
+    return numbers[same]
+
+
+def _pieces(
+    tensors: Sequence[torch.Tensor], shard: int, n_shards: int
+) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """Yield the elements whose first byte lies in the shard's range of all bytes."""
+    total = sum(tensor.nbytes for tensor in tensors)
+    low, high = total * shard // n_shards, total * (shard + 1) // n_shards
+    begin = 0
+    for number, tensor in enumerate(tensors):
+        start, stop = (
+            min(max(-((begin - bound) // tensor.element_size()), 0), tensor.numel())
+            for bound in (low, high)
+        )
+        begin += tensor.nbytes
+        if start < stop:
+            # A copy: torch.save would write the whole storage behind a view.
+            yield number, start, tensor.reshape(-1)[start:stop].to("cpu", copy=True)
+
+
+def _fingerprint(tree: Any, tensors: Sequence[torch.Tensor]) -> str:
+    """Return a hash of the plain values and of some elements of every tensor.
+
+    Two runs that came apart differ in nearly every element, so that a few show it.
+    """
+    digest = hashlib.sha256(repr(tree).encode())
+    for tensor in tensors:
+        digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+        if tensor.numel():
+            some = tensor.reshape(-1)[:: max(1, tensor.numel() // _SAMPLES)]
+            dense = some.cpu().clone(memory_format=torch.contiguous_format)
+            digest.update(dense.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

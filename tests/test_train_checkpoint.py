@@ -1,0 +1,299 @@
+"""Checkpoints: what is saved comes back; what is broken is named and the one before it used."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from meshmend.errors import InputError
+from meshmend.train import checkpoint
+from meshmend.train.checkpoint import (
+    Loaded,
+    complete_steps,
+    load,
+    prune,
+    save_shard,
+    set_aside,
+)
+from meshmend.train.shards import packed, shard_of
+from same_bits import is_same
+
+
+def save(folder: Path, state: dict[str, Any], step: int, n_shards: int) -> list[Path]:
+    return [
+        save_shard(folder, state, step=step, shard=shard, n_shards=n_shards)
+        for shard in range(n_shards)
+    ]
+
+
+def no_damage(path: Path, reason: str) -> None:
+    pytest.fail(f"{path}: {reason}")
+
+
+def loaded(folder: Path, on_damage: Callable[[Path, str], None] = no_damage) -> Loaded:
+    found = load(folder, on_damage=on_damage)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        lambda parameters: torch.optim.Adam(parameters, lr=1e-3, amsgrad=True),
+        lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+    ],
+    ids=["sgd", "adam", "adamw"],
+)
+def test_training_resumed_is_training_never_stopped(
+    tmp_path: Path, optimizer: Callable[[Any], torch.optim.Optimizer]
+) -> None:
+    def fresh(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(
+            torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten()
+        )
+        return model, optimizer(model.parameters())
+
+    def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for step in range(3):
+            batch = torch.rand(5, 1, 4, 4, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+
+    straight, stopped, resumed = fresh(0), fresh(0), fresh(1)
+    for parts in (straight, stopped):
+        train(*parts)
+    state = {"model": stopped[0].state_dict(), "optimizer": stopped[1].state_dict()}
+    save(tmp_path, state | {"progress": {"step": 3}}, step=3, n_shards=4)
+    found = loaded(tmp_path)
+    resumed[0].load_state_dict(found.state["model"])
+    resumed[1].load_state_dict(found.state["optimizer"])
+    for parts in (straight, resumed):
+        train(*parts)
+
+    assert found.state["progress"] == {"step": 3}
+    assert vars(found.state["model"])["_metadata"] == vars(state["model"])["_metadata"]
+    assert is_same(resumed[0].state_dict(), straight[0].state_dict())
+    assert is_same(resumed[1].state_dict(), straight[1].state_dict())
+
+
+def test_a_shard_is_a_file_that_torch_loads_without_unpickling_objects(tmp_path: Path) -> None:
+    (path,) = save(tmp_path, {"weight": torch.arange(3.0)}, step=100, n_shards=1)
+
+    assert path == tmp_path / "step-00000100" / "shard-000-of-001.pt"
+    document = torch.load(path, weights_only=True)
+    assert document["step"] == 100
+    assert torch.equal(document["pieces"][0][2], torch.arange(3.0))
+
+
+def test_a_shard_outside_the_count_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="12 shards needs shards 0 to 11, but got 12"):
+        save_shard(tmp_path, {}, step=0, shard=12, n_shards=12)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+
+    with pytest.raises(InputError, match=f"cannot write the checkpoint {file}/step-00000001/"):
+        save_shard(file, {}, step=1, shard=0, n_shards=1)
+
+
+def test_nothing_saved_is_nothing_loaded(tmp_path: Path) -> None:
+    assert load(tmp_path / "none", on_damage=no_damage) is None
+    assert complete_steps(tmp_path / "none") == []
+    prune(tmp_path / "none")
+
+
+def flip(files: list[Path]) -> Path:
+    data = bytearray(files[1].read_bytes())
+    data[len(data) // 2] ^= 1
+    files[1].write_bytes(data)
+    return files[1]
+
+
+def truncate(files: list[Path]) -> Path:
+    os.truncate(files[1], 50)
+    return files[1]
+
+
+def remove(files: list[Path]) -> Path:
+    files[1].unlink()
+    return files[1].parent
+
+
+def swap(files: list[Path]) -> Path:
+    files[1].write_bytes(files[2].read_bytes())
+    return files[1]
+
+
+def mix(files: list[Path]) -> Path:
+    other = packed(shard_of({"weight": torch.ones(99)}, step=200, shard=1, n_shards=3))
+    files[1].write_bytes(other)
+    return files[1].parent
+
+
+def empty(files: list[Path]) -> Path:
+    for file in files:
+        file.unlink()
+    return files[1].parent
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (flip, "its checksum is not that of its bytes"),
+        (truncate, "it does not end with its checksum"),
+        (remove, "it has 2 of 3 shards; shard-001-of-003.pt is missing"),
+        (swap, "it is step 200, shard 2 of 3: misnamed"),
+        (mix, "its shards were saved from different states"),
+        (empty, "it has no shards"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
+    tmp_path: Path, damage: Callable[[list[Path]], Path], reason: str
+) -> None:
+    save(tmp_path, {"weight": torch.full((99,), 1.0)}, step=100, n_shards=4)
+    files = save(tmp_path, {"weight": torch.full((99,), 2.0)}, step=200, n_shards=3)
+    assert loaded(tmp_path).step == 200
+    named: list[tuple[Path, str]] = []
+    broken = damage(files)
+
+    found = loaded(tmp_path, lambda path, why: named.append((path, why)))
+    assert (found.step, found.state["weight"][0]) == (100, 1.0)
+    ((path, why),) = named
+    assert path == broken
+    assert reason in why
+
+
+def test_a_step_saved_again_by_fewer_chips_is_read_from_those(tmp_path: Path) -> None:
+    old, new = {"weight": torch.zeros(50)}, {"weight": torch.ones(50)}
+    for shard in range(15):
+        save_shard(tmp_path, old, step=100, shard=shard, n_shards=16)
+    assert complete_steps(tmp_path) == []
+    save(tmp_path, new, step=100, n_shards=12)
+
+    assert complete_steps(tmp_path) == [100]
+    assert is_same(loaded(tmp_path).state, new)
+    time.sleep(0.02)
+    save_shard(tmp_path, old, step=100, shard=15, n_shards=16)
+    assert is_same(loaded(tmp_path).state, old), "both are complete: the last one written"
+
+
+def test_the_other_set_of_a_step_is_used_if_one_is_damaged(tmp_path: Path) -> None:
+    save(tmp_path, {"weight": torch.ones(50)}, step=100, n_shards=16)
+    time.sleep(0.02)
+    broken = flip(save(tmp_path, {"weight": torch.ones(50)}, step=100, n_shards=12))
+    named: list[Path] = []
+
+    assert loaded(tmp_path, lambda path, _: named.append(path)).step == 100
+    assert named == [broken]
+
+
+def test_prune_keeps_the_newest_complete_ones_and_what_may_still_be_written(tmp_path: Path) -> None:
+    for step in (100, 200, 300, 400):
+        save(tmp_path, {"step": step}, step=step, n_shards=2)
+    for step in (150, 350, 500):  # a chip is missing
+        save_shard(tmp_path, {"step": step}, step=step, shard=0, n_shards=2)
+    fresh, stale = (tmp_path / "step-00000500" / f".{name}.part" for name in ("fresh", "stale"))
+    for draft in (fresh, stale):
+        draft.write_text("")
+    os.utime(stale, (0, 0))
+
+    prune(tmp_path, keep=2)
+    prune(tmp_path, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step-00000300",
+        "step-00000350",
+        "step-00000400",
+        "step-00000500",
+    ]
+    assert fresh.exists()
+    assert not stale.exists()
+
+
+def test_prune_never_deletes_the_last_complete_checkpoint(tmp_path: Path) -> None:
+    save(tmp_path, {}, step=100, n_shards=2)
+    save_shard(tmp_path, {}, step=200, shard=0, n_shards=2)
+
+    prune(tmp_path, keep=1)
+    assert complete_steps(tmp_path) == [100]
+    with pytest.raises(InputError, match="at least one checkpoint, but got keep=0"):
+        prune(tmp_path, keep=0)
+
+
+def test_prune_twice_at_once_finds_what_the_other_took_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (100, 200):
+        save(tmp_path, {}, step=step, n_shards=1)
+    steps = checkpoint._steps(tmp_path)
+    prune(tmp_path, keep=1)
+    monkeypatch.setattr(checkpoint, "_steps", lambda _: steps)
+
+    prune(tmp_path, keep=1)
+    assert complete_steps(tmp_path) == [200]
+
+
+def test_checkpoints_after_the_resumed_step_are_set_aside(tmp_path: Path) -> None:
+    for step in (100, 200, 300):
+        save(tmp_path, {}, step=step, n_shards=1)
+
+    assert [path.name[:21] for path in set_aside(tmp_path, after=100)] == [
+        "damaged-step-00000200",
+        "damaged-step-00000300",
+    ]
+    assert complete_steps(tmp_path) == [100]
+    assert set_aside(tmp_path, after=100) == []
+
+
+SAVER = """
+import os, signal, sys, torch
+from pathlib import Path
+from meshmend.train.checkpoint import save_shard
+
+def save(folder, step):
+    for shard in range(2):
+        save_shard(folder, {"step": torch.full((9999,), step)}, step=step, shard=shard, n_shards=2)
+
+def dying(call, *, at):
+    left = [at]
+    def instead(*arguments):
+        left[0] -= 1
+        if left[0] < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*arguments)
+    return instead
+
+torch.set_num_threads(1)
+for name, at in [("fsync", 0), ("fsync", 1), ("fsync", 3), ("fsync", 4), ("replace", 1)]:
+    if (child := os.fork()) == 0:
+        folder = Path(sys.argv[1]) / f"{name}-{at}"
+        save(folder, 100)
+        place = os if name == "fsync" else Path
+        setattr(place, name, dying(getattr(place, name), at=at))
+        save(folder, 200)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+"""
+
+
+def test_killed_while_saving_the_checkpoint_before_is_usable(tmp_path: Path) -> None:
+    """Shot before a draft is on the disk, before it has its name, before that is on the disk."""
+    subprocess.run([sys.executable, "-c", SAVER, str(tmp_path)], check=True)
+
+    for name in ("fsync-0", "fsync-1", "fsync-3", "replace-1"):
+        named: list[Path] = []
+        found = loaded(tmp_path / name, lambda path, _, to=named: to.append(path))  # type: ignore[misc]
+        assert found.step == 100
+        assert found.state["step"].tolist() == [100] * 9999
+        assert named == [tmp_path / name / "step-00000200"]
+    assert loaded(tmp_path / "fsync-4").step == 200, "all shards have their names"
