@@ -12,7 +12,18 @@ import typer
 from typer.exceptions import TyperException
 
 from meshmend import __version__
-from meshmend.cli import bench, fabrics, figures, plan, reproduce, run, show, simulate, testbed
+from meshmend.cli import (
+    bench,
+    fabrics,
+    figures,
+    plan,
+    reproduce,
+    run,
+    show,
+    simulate,
+    testbed,
+    train,
+)
 from meshmend.errors import InputError, MeshmendError
 
 app = typer.Typer(
@@ -21,8 +32,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     help="Keep data-parallel training running on mesh-connected chips when chips fail.",
-    epilog="Start with: meshmend plan --mesh 8x8 --fail 2x2@2,2",
+    epilog="Start with: meshmend train --inject 'kill 2x2@0,2 at 30'",
 )
+app.command("train")(train.train_command)
 app.command("plan")(plan.plan_command)
 app.command("verify")(plan.verify_command)
 app.command("algorithms")(plan.algorithms_command)

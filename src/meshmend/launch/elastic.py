@@ -23,12 +23,13 @@ from meshmend.execute.transport import TransportError
 from meshmend.launch.children import Child, Children
 from meshmend.launch.recoveries import Recoveries, Recovery
 from meshmend.launch.worker import Place, work
-from meshmend.topology.failures import Chip, Link
+from meshmend.topology.failures import Block, Chip, Failure, Link
 from meshmend.topology.mesh import Mesh
 from meshmend.torch.settings import Settings
 from meshmend.train.coordinator import COORDINATOR, OBSERVER, Charge, Coordinator
 from meshmend.train.faults import COORDINATOR as THE_COORDINATOR
 from meshmend.train.faults import Fault
+from meshmend.train.foresight import Sums, foresee, losses, shelve
 from meshmend.train.here import member
 from meshmend.train.membership import Timing
 from meshmend.train.wire import Channel, ChannelError, Message
@@ -40,14 +41,17 @@ _RESTART_S: Final = 0.2  # a coordinator that died is started again after so lon
 _LINGER_S: Final = 3.0  # for workers that are left when the job is over
 _SLOW_TURN_S: Final = (0.2, 0.1)  # stopped, running
 _SLOW_S: Final = 5.0
+_LOW: Final = 19
+_FORESIGHT_S: Final = 2.0  # for plans that are made before the first worker starts
 
 
 @dataclass(frozen=True)
 class ElasticJob:
     """What to run on every live chip of the settings' mesh, and what is to happen to it.
 
-    `body()` is what a worker does; it returns its exit code. `enter`, `address_of` and `network`
-    put the workers into a testbed: `network(action, failure)` breaks and mends it.
+    `body()` is what a worker does; it returns its exit code. `sums` are what its steps sum, if
+    that is known: then plans for what may fail next are made ahead. `enter`, `address_of` and
+    `network` put the workers into a testbed: `network(action, failure)` breaks and mends it.
     """
 
     settings: Settings
@@ -57,11 +61,21 @@ class ElasticJob:
     faults: tuple[Fault, ...] = ()
     timing: Timing = field(default_factory=Timing)
     board: tuple[int, ...] = ()
+    sums: Sums = ()
     checks: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
     enter: Callable[[Chip], None] | None = None
     address_of: Callable[[Chip], str] | None = None
-    network: Callable[[str, Link], None] | None = None
+    network: Callable[[str, Failure], None] | None = None
+
+    def in_network(
+        self,
+        enter: Callable[[Chip], None],
+        address_of: Callable[[Chip], str],
+        network: Callable[[str, Failure], None],
+    ) -> "ElasticJob":
+        """Return this job with its workers in a network of their own."""
+        return replace(self, enter=enter, address_of=address_of, network=network)
 
 
 @dataclass(frozen=True)
@@ -89,6 +103,9 @@ def run_elastic(job: ElasticJob) -> Outcome:
     if not settings.secret:
         settings = replace(settings, secret=secrets.token_hex(32))
     job = replace(job, settings=settings, board=job.board or board_of(settings.mesh))
+    if job.sums:
+        mesh, algorithm = settings.mesh, settings.algorithm
+        foresee(mesh, algorithm, job.sums, board=job.board, for_s=_FORESIGHT_S)
     launcher = _Launcher(job)
     try:
         launcher.start()
@@ -109,6 +126,7 @@ class _Launcher:
         self._workers: dict[Chip, Child] = {}
         self._chip_of: dict[int, Chip] = {}
         self._coordinator: Child | None = None
+        self._planner: Child | None = None
         self._channel: Channel | None = None
         self._restart_at: float | None = None
         self._started = time.monotonic()
@@ -203,6 +221,30 @@ class _Launcher:
         self._workers[chip] = child
         self._chip_of[child.pid] = chip
 
+    def _look_ahead(self, facts: Event) -> None:
+        """Have a process of low priority plan for the loss of each board that is left."""
+        job = self._job
+        if not job.sums:
+            return
+        if self._planner is not None:
+            self._planner.was_ended = True
+            self._planner.signal(signal.SIGKILL)
+        whole = replace(job.settings.mesh, failed=frozenset(), failed_links=frozenset())
+        dead = set(whole.live) - {tuple(chip) for chip in facts["chips"]}
+        mesh = replace(whole, failed=frozenset(dead)).without(*facts["cut"])
+        folder, algorithm = job.run_dir / "plans", job.settings.algorithm
+
+        def plan_ahead() -> int:
+            os.nice(_LOW)
+            for left in losses(mesh, job.board):
+                shelve(folder, left, algorithm, job.sums)
+            return 0
+
+        place = Place(chip=())
+        self._planner = self._children.start(
+            "[planner] ", lambda pipes, parent: work(plan_ahead, place, pipes, parent)
+        )
+
     def _running(self) -> list[Child]:
         return [child for child in self._workers.values() if child.code is None]
 
@@ -273,6 +315,7 @@ class _Launcher:
             self._why_forming = facts["why"]
         elif kind == "generation":
             self._counts.append(len(facts["chips"]))
+            self._look_ahead(facts)
             self._tell("generation", at=at, why=self._why_forming, **facts)
         elif kind == "done":
             self._hear_done(facts)
@@ -360,6 +403,9 @@ class _Launcher:
             self._repair(fault)
         else:
             self._strike(fault)
+        network, target = self._job.network, fault.target
+        if network and isinstance(target, Block | Link) and fault.action not in ("hang", "slow"):
+            network(fault.action, target)
 
     def _strike(self, fault: Fault) -> None:
         """Kill, stop or slow down workers."""
@@ -402,8 +448,6 @@ class _Launcher:
             self._start_worker(chip)
 
     def _change_link(self, action: str, link: Link) -> None:
-        if self._job.network is not None:
-            self._job.network(action, link)
         kind = "mend" if action == "repair" else "cut"
         if self._channel is not None:
             try:

@@ -5,7 +5,6 @@ i of the payload, as torch cuts it: a ring gives that.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -35,11 +34,37 @@ class Kind:
     root: int = 0
 
 
-@lru_cache(maxsize=256)
-def proved_schedule(
-    mesh: Mesh, algorithm: str, kind: Kind, class_bytes: int
-) -> tuple[Schedule, Hazards]:
+Proved = tuple[Schedule, Hazards]
+
+_remembered: dict[tuple[Mesh, str, Kind, int], Proved] = {}
+_MOST_REMEMBERED = 256
+
+
+def proved_schedule(mesh: Mesh, algorithm: str, kind: Kind, class_bytes: int) -> Proved:
     """Return a proved schedule for a collective on payloads of a class, and its hazards."""
+    key = (mesh, algorithm, kind, class_bytes)
+    if key not in _remembered:
+        while len(_remembered) >= _MOST_REMEMBERED:
+            _remembered.pop(next(iter(_remembered)))
+        _remembered[key] = _made(mesh, algorithm, kind, class_bytes)
+    return _remembered[key]
+
+
+def is_remembered(mesh: Mesh, algorithm: str, kind: Kind, class_bytes: int) -> bool:
+    """Whether `proved_schedule` has this one at hand."""
+    return (mesh, algorithm, kind, class_bytes) in _remembered
+
+
+def remember(mesh: Mesh, algorithm: str, kind: Kind, class_bytes: int, schedule: Schedule) -> None:
+    """Prove a schedule that was made elsewhere, and have `proved_schedule` return it.
+
+    Raises:
+        VerificationError: it is wrong.
+    """
+    _remembered[mesh, algorithm, kind, class_bytes] = _proved(schedule)
+
+
+def _made(mesh: Mesh, algorithm: str, kind: Kind, class_bytes: int) -> Proved:
     if kind.name == "broadcast":
         return _proved(broadcast(mesh, kind.root))
     if kind.name == "allreduce":
@@ -65,7 +90,7 @@ def payload_class(kind: Kind, n_bytes: int) -> int:
     return largest
 
 
-def _proved(schedule: Schedule) -> tuple[Schedule, Hazards]:
+def _proved(schedule: Schedule) -> Proved:
     check_contributions(schedule)
     return schedule, hazards_of(schedule)
 

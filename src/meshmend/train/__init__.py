@@ -1,1 +1,21 @@
-"""Keep going: training that survives the loss of chips and takes them back."""
+"""Keep training: membership, the step loop, recovery, checkpoints, workloads.
+
+    from meshmend.train import Job, Saving
+
+Both are imported when they are asked for: a coordinator needs no torch.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from meshmend.train.job import Job, Saving
+
+__all__ = ["Job", "Saving"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from meshmend.train import job
+
+        return getattr(job, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

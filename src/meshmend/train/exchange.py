@@ -6,6 +6,7 @@ generations. A rank is a chip's number among those of one generation; plans are 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from meshmend.schedule.spanning import spread
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.torch.catalogue import Catalogue, Kind
+from meshmend.train.foresight import recollect
 from meshmend.train.generation import Generation
 
 Bytes = NDArray[np.uint8]
@@ -27,7 +29,7 @@ Bytes = NDArray[np.uint8]
 _SUM = Kind("allreduce")
 _SPREAD_MESSAGE_BYTES = 1 << 18
 _SIZE_BYTES = 8
-_CONNECT_S = 30.0
+_CONNECT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Wiring:
     """How a worker reaches the others: where it listens, what it proves, how long it is patient.
 
     A peer that acknowledges nothing for `deaf_s` is lost; a sum in which nothing moves for
-    `stall_s` is given up.
+    `stall_s` is given up. `plans` is the folder in which plans may lie ready.
     """
 
     secret: bytes
@@ -44,6 +46,7 @@ class Wiring:
     window_bytes: int = 0
     deaf_s: float = 2.0
     stall_s: float = 1800.0
+    plans: Path | None = None
 
 
 class Exchange:
@@ -98,9 +101,12 @@ class Exchange:
 
     def plan(self, sums: Sequence[tuple[int, str]]) -> None:
         """Plan sums of so many elements of a type."""
-        if self.mesh.n_live > 1:
-            for n_elements, dtype in sums:
-                self._sum_task(n_elements, dtype)
+        if self.mesh.n_live == 1:
+            return
+        if self._wiring.plans is not None:
+            recollect(self._wiring.plans, self.mesh, self._wiring.algorithm, sums)
+        for n_elements, dtype in sums:
+            self._sum_task(n_elements, dtype)
 
     def prepare(self) -> None:
         """Connect to all neighbours, and to all that the planned sums need."""

@@ -78,6 +78,7 @@ def here_from(environment: Mapping[str, str]) -> Here:
             bind=settings.bind,
             algorithm=settings.algorithm,
             window_bytes=settings.window_bytes,
+            plans=Path(folder) / "plans" if folder else None,
         ),
         run_dir=Path(folder) if folder else None,
         faults=tuple(parse_fault(text, whole) for text in injected),

@@ -258,8 +258,9 @@ class Member:
         return bool(kind != "later")
 
     def _hear(self, news: News, *, is_change: bool = True) -> None:
+        # First the interruption, then the news: who has read them is never interrupted by them.
+        if is_change:
+            self._on_change()
         with self._changed:
             self._news = news
             self._changed.notify_all()
-        if is_change:
-            self._on_change()

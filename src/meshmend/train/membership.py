@@ -191,7 +191,7 @@ class Membership:
         if self._is_gathering(now):
             return Decision()
         if self._unrest.reasons and now >= self._unrest.last + self._timing.settle_s:
-            why = ", ".join(dict.fromkeys(self._unrest.reasons))
+            why = _in_short(list(dict.fromkeys(self._unrest.reasons)))
             self._unrest.reasons.clear()
             if (generation := self._formed()) is not None:
                 return Decision(generation=generation, why=why)
@@ -347,3 +347,8 @@ class Membership:
         workers = [self._workers.get(chip) for chip in self.generation.chips]
         self.is_over = all(worker and worker.status.finished for worker in workers)
         return self.is_over
+
+
+def _in_short(reasons: list[str]) -> str:
+    shown = ", ".join(reasons[:4])
+    return shown if len(reasons) <= 4 else f"{shown} and {len(reasons) - 4} more"

@@ -1,0 +1,178 @@
+"""`meshmend train`: a real model on a mesh that loses chips and gets them back."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from meshmend.cli.console import announce_compilation, note, print_json
+from meshmend.cli.options import FailOption, JsonOption, MeshOption, WrapOption, mesh_of
+
+if TYPE_CHECKING:
+    from meshmend.launch.training import Training
+    from meshmend.topology.mesh import Mesh
+
+InjectOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--inject",
+        metavar="FAULT",
+        help='What is to happen; repeat for more: "kill 2x2@0,2 at 20" (a step), '
+        '"hang 1,1 at 3.5s", "slow 1,1 at 30 for 5s", "cut link:0,1-0,2 at 30", '
+        '"repair 2x2@0,2 at 60", "kill coordinator at 40".',
+    ),
+]
+
+
+def train_command(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="What to train: resnet or bert.")
+    ] = "resnet",
+    *,
+    mesh: MeshOption = "4x4",
+    wrap: WrapOption = "none",
+    fail: FailOption = None,
+    size: Annotated[
+        str, typer.Option("--size", metavar="SIZE", help="tiny, or full: ResNet-50, BERT-large.")
+    ] = "tiny",
+    norm: Annotated[
+        str, typer.Option("--norm", metavar="KIND", help="Of ResNet: batch, or group.")
+    ] = "batch",
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            metavar="FOLDER",
+            help="Images, one folder a class, or text files; else data that packages carry.",
+        ),
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="How many steps.")] = 100,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Samples a step, all chips.")] = 64,
+    batch_policy: Annotated[
+        str,
+        typer.Option(
+            "--batch-policy",
+            metavar="POLICY",
+            help="constant: always the same batch; shrink: fewer chips, a smaller batch.",
+        ),
+    ] = "constant",
+    seed: Annotated[int, typer.Option("--seed", help="Of the model and the order of samples.")] = 0,
+    inject: InjectOption = None,
+    algorithm: Annotated[
+        str, typer.Option("--algorithm", metavar="NAME", help="How to sum; auto by default.")
+    ] = "auto",
+    testbed: Annotated[
+        str | None,
+        typer.Option(
+            "--testbed",
+            metavar="BANDWIDTH",
+            help="Put each worker into its chip's network, with links of e.g. 50Mbit.",
+        ),
+    ] = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option("--run-dir", metavar="FOLDER", help="Of this run; else one in runs/."),
+    ] = None,
+    save_every: Annotated[
+        int, typer.Option("--save-every", min=0, help="Steps between checkpoints; 0: none.")
+    ] = 50,
+    resume: Annotated[
+        Path | None,
+        typer.Option("--resume", metavar="FOLDER", help="Go on from an earlier run's checkpoint."),
+    ] = None,
+    heartbeat: Annotated[
+        float,
+        typer.Option("--heartbeat", min=0.2, help="Seconds of silence after which a chip is dead."),
+    ] = 2.0,
+    check_every_step: Annotated[
+        bool,
+        typer.Option("--check-every-step", help="Compare all replicas bit for bit, every step."),
+    ] = False,
+    json: JsonOption = False,
+) -> int:
+    """Train a real model on a mesh of processes; chips die and come back, training goes on.
+
+    One process a chip. When chips fail, the others plan a new sum around the hole, take the step
+    again, and go on with the same global batch: no sample is lost or used twice. A board that
+    comes back takes its state from its neighbours.
+
+    **Examples**
+
+    - meshmend train --inject "kill 2x2@0,2 at 30" --inject "repair 2x2@0,2 at 60"
+
+    - meshmend train bert --steps 50 --inject "hang 1,1 at 20"
+
+    - meshmend train --testbed 50Mbit --inject "cut link:0,1-0,2 at 20"
+
+    - meshmend train --steps 200 --resume runs/train-20261115-120000
+    """
+    announce_compilation()
+    # Read when torch is imported, below: workers on one machine share its cores.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from meshmend.launch.training import Training, new_run_dir, train
+    from meshmend.report.training_summary import train_summary
+    from meshmend.torch.settings import Settings
+    from meshmend.train.faults import parse_fault
+    from meshmend.train.membership import Timing
+    from meshmend.train.samples import batch_of
+    from meshmend.train.workloads import workload
+    from meshmend.units import parse_bandwidth
+
+    begin = mesh_of(mesh, wrap, fail)
+    batch_of(batch_policy, batch, 1, 1)  # refuses an unknown policy
+    faults = tuple(parse_fault(text, begin) for text in inject or ())
+    training = Training(
+        workload=workload(model, size, data=data, norm=norm, seed=seed),
+        settings=Settings(begin, algorithm=algorithm),
+        run_dir=(run_dir or new_run_dir(Path("runs"))).absolute(),
+        size=size,
+        steps=steps,
+        batch=batch,
+        seed=seed,
+        policy=batch_policy,
+        faults=faults,
+        save_every=save_every,
+        resume=_checkpoints(resume),
+        testbed_bytes_per_s=parse_bandwidth(testbed) if testbed else None,
+        checks=check_every_step,
+        timing=Timing(silence_s=heartbeat),
+    )
+    with _shown(training, begin) as show:
+        trained = train(training, show)
+    if json:
+        print_json(trained.answer)
+    else:
+        print(train_summary(trained.run))
+        print(f"report   {trained.answer['report']}")
+    if trained.failure:
+        note(f"meshmend: the job did not finish: {trained.failure}")
+    return 1 if trained.failure else 0
+
+
+def _checkpoints(run: Path | None) -> Path | None:
+    """Return where the checkpoints of an earlier run are, given it or them."""
+    if run is None:
+        return None
+    inside = (run / "checkpoints").absolute()
+    return inside if inside.is_dir() else run.absolute()
+
+
+@contextmanager
+def _shown(training: "Training", mesh: "Mesh") -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Yield what shows an event: a live picture on a terminal, else a line on standard error."""
+    from meshmend.cli.training_display import TrainingDisplay, plain_line
+
+    if sys.stderr.isatty():
+        with TrainingDisplay(mesh, training.steps) as display:
+            yield display.feed
+        return
+
+    def show(event: dict[str, Any]) -> None:
+        if line := plain_line(event, training.steps):
+            note(line)
+
+    yield show

@@ -1,0 +1,210 @@
+"""A workload trained on a mesh through faults: what `meshmend train` does, apart from showing it.
+
+Everything about a run is in its folder: `events.jsonl`, the ledgers, checkpoints, TensorBoard's
+files, and at the end `report.html`.
+"""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from meshmend.errors import InputError
+from meshmend.launch.elastic import ElasticJob, Event, Outcome, event_line, run_elastic
+from meshmend.report.tensorboard import TensorBoardLog
+from meshmend.report.training_page import training_page
+from meshmend.report.training_run import TrainingRun, training_run
+from meshmend.testbed.bed import Testbed
+from meshmend.topology.failures import Failure, format_shape
+from meshmend.topology.mesh import format_wrap
+from meshmend.torch.settings import Settings
+from meshmend.train.faults import Fault
+from meshmend.train.gradients import Gradients
+from meshmend.train.job import Job, Saving
+from meshmend.train.ledger import Audit, audit
+from meshmend.train.membership import Timing
+from meshmend.train.workload import Workload
+from meshmend.train.workloads import preload
+
+_EVENTS = "events.jsonl"
+_ANSWER = "evaluation.json"
+
+
+@dataclass(frozen=True)
+class Training:
+    """What to train, how long, on what, and what is to happen meanwhile."""
+
+    workload: Workload
+    settings: Settings
+    run_dir: Path
+    size: str = "tiny"
+    steps: int = 100
+    batch: int = 64
+    seed: int = 0
+    policy: str = "constant"
+    faults: tuple[Fault, ...] = ()
+    save_every: int = 0
+    resume: Path | None = None
+    testbed_bytes_per_s: float | None = None
+    checks: bool = False
+    timing: Timing = field(default_factory=Timing)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How it went, as a value for scripts and as a run for reports."""
+
+    answer: dict[str, Any]
+    run: TrainingRun
+    failure: str
+
+
+def train(training: Training, show: Callable[[Event], None]) -> Trained:
+    """Train through all faults; every event is shown as it happens, and written down.
+
+    Raises:
+        InputError: the run's folder cannot be used, or there is nothing to resume.
+    """
+    torch.set_num_threads(1)  # one process a chip: more would fight for the same cores
+    preload()
+    model = training.workload.model()
+    folder = training.run_dir
+    try:
+        (folder / "ledger").mkdir(parents=True)
+    except OSError as error:
+        raise InputError(
+            f"a run needs a folder of its own, but {folder} cannot be made: {error.strerror}"
+        ) from None
+    with (
+        (folder / _EVENTS).open("w", encoding="utf-8", buffering=1) as stream,
+        TensorBoardLog(folder / "tensorboard") as board,
+    ):
+
+        def tell(event: Event) -> None:
+            stream.write(event_line(event))
+            board.add(event)
+            show(event)
+
+        tell(_beginning(training, model))
+        outcome = _run(training, model, tell)
+        found = audit(folder / "ledger")
+        answer = _answer(training, outcome, found, folder)
+        tell({"event": "end", "t": answer.pop("t"), **answer})
+    with (folder / _EVENTS).open(encoding="utf-8") as lines:
+        run = training_run(lines)
+    report = folder / "report.html"
+    report.write_text(training_page(run), encoding="utf-8")
+    answer |= {"run_dir": str(folder), "report": str(report)}
+    return Trained(answer, run, "" if outcome.is_finished else outcome.why)
+
+
+def _beginning(training: Training, model: torch.nn.Module) -> Event:
+    mesh = training.settings.mesh
+    return {
+        "event": "start",
+        "t": 0.0,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "mesh": format_shape(mesh.shape),
+        "wrap": format_wrap(mesh.wrap),
+        "fail": [str(failure) for failure in mesh.failures()],
+        "steps": training.steps,
+        "batch": training.batch,
+        "model": training.workload.name,
+        "size": training.size,
+        "seed": training.seed,
+        "policy": training.policy,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+    }
+
+
+def _run(training: Training, model: torch.nn.Module, tell: Callable[[Event], None]) -> Outcome:
+    job = ElasticJob(
+        settings=training.settings,
+        body=lambda: _work(training, model),
+        run_dir=training.run_dir,
+        on_event=tell,
+        faults=training.faults,
+        timing=training.timing,
+        sums=Gradients(model).sizes(),
+        checks=training.checks,
+    )
+    if training.testbed_bytes_per_s is None:
+        return run_elastic(job)
+    whole = training.settings.mesh
+    with Testbed.up(whole, link_bandwidth=training.testbed_bytes_per_s) as bed:
+
+        def change(action: str, failure: Failure) -> None:
+            (bed.repair if action == "repair" else bed.fail)(failure)
+
+        return run_elastic(job.in_network(bed.enter, bed.address, change))
+
+
+def _work(training: Training, model: torch.nn.Module) -> int:
+    """Be one chip: a plain training loop over a job."""
+    logging.getLogger("meshmend").setLevel(logging.ERROR)  # the events tell the rest
+    workload = training.workload
+    optimizer = workload.optimizer(model)
+    saving = None
+    if training.save_every:
+        saving = Saving(training.run_dir / "checkpoints", training.save_every)
+    job = Job(
+        model,
+        optimizer,
+        workload.dataset,
+        batch=training.batch,
+        steps=training.steps,
+        seed=training.seed,
+        policy=training.policy,
+        saving=saving,
+        resume=training.resume,
+    )
+    for batch in job:
+        loss = workload.loss(model, batch)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's stubs
+        job.step(loss)
+    if job.is_leader:
+        path = training.run_dir / _ANSWER
+        draft = path.with_suffix(f".{os.getpid()}")
+        draft.write_text(json.dumps(workload.evaluate(model)), encoding="utf-8")
+        draft.replace(path)
+    return 0
+
+
+def _answer(training: Training, outcome: Outcome, found: Audit, folder: Path) -> dict[str, Any]:
+    """Return what a script wants to know of a run."""
+    with (folder / _EVENTS).open(encoding="utf-8") as lines:
+        so_far = training_run(lines)
+    chips = [
+        count for at, count in enumerate(outcome.chips) if at == 0 or count != outcome.chips[at - 1]
+    ]
+    evaluation = folder / _ANSWER
+    last_t = so_far.duration_s
+    return {
+        "t": last_t,
+        "steps": so_far.n_done,
+        "first_loss": so_far.first_loss,
+        "final_loss": so_far.final_loss,
+        "replicas_equal": found.hashed > 0 and not found.split,
+        "samples": {"used": found.used, "lost": found.lost, "repeated": found.repeated},
+        "chips": chips,
+        "faults": [recovery.as_json() for recovery in outcome.recoveries],
+        "evaluation": json.loads(evaluation.read_text()) if evaluation.exists() else {},
+    }
+
+
+def new_run_dir(parent: Path) -> Path:
+    """Return a folder for a new run that does not exist yet, named by the time."""
+    name = time.strftime("train-%Y%m%d-%H%M%S")
+    for attempt in range(1000):
+        folder = parent / (name if attempt == 0 else f"{name}-{attempt}")
+        if not folder.exists():
+            return folder
+    raise InputError(f"{parent} holds too many runs of this second; name one with --run-dir")

@@ -1,0 +1,90 @@
+"""Plans made before they are needed: for the loss of each single board, kept in a folder.
+
+After a failure the new plan is on the critical path, so it is made while nothing is wrong. Whoever
+needs one looks into the folder first; a plan that is not there is made on the spot.
+"""
+
+import hashlib
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from meshmend.errors import InputError
+from meshmend.execute.engine import load_engine
+from meshmend.execute.transport import ITEMSIZES
+from meshmend.planning.files import read_plan, write_plan
+from meshmend.topology.graph import largest_part
+from meshmend.topology.mesh import Mesh
+from meshmend.torch.catalogue import Kind, is_remembered, payload_class, proved_schedule, remember
+
+Sums = Sequence[tuple[int, str]]  # how many elements of which type
+
+_SUM = Kind("allreduce")
+
+
+def losses(mesh: Mesh, board: tuple[int, ...]) -> Iterator[Mesh]:
+    """Yield what is left of a mesh when one board dies, for each board; cut-off chips count out."""
+    corners = itertools.product(
+        *(range(0, extent, size) for extent, size in zip(mesh.shape, board, strict=True))
+    )
+    for corner in corners:
+        spans = zip(corner, board, mesh.shape, strict=True)
+        inside = set(
+            itertools.product(*(range(at, min(at + size, end)) for at, size, end in spans))
+        )
+        lost = inside & set(mesh.live)
+        if lost and len(lost) < mesh.n_live:
+            yield largest_part(replace(mesh, failed=mesh.failed | lost))
+
+
+def foresee(mesh: Mesh, algorithm: str, sums: Sums, *, board: tuple[int, ...], for_s: float) -> int:
+    """Plan sums for a mesh, then for the loss of each of its boards while there is time.
+
+    Returns for how many meshes there are plans now, in the memory of this process.
+    """
+    load_engine()
+    deadline = time.monotonic() + for_s
+    n_planned = 0
+    for one in (mesh, *losses(mesh, board)):
+        if n_planned and time.monotonic() > deadline:
+            break
+        for class_bytes in classes(sums):
+            if one.n_live > 1:
+                proved_schedule(one, algorithm, _SUM, class_bytes)
+        n_planned += 1
+    return n_planned
+
+
+def shelve(folder: Path, mesh: Mesh, algorithm: str, sums: Sums) -> None:
+    """Plan sums for a mesh and put the plans into the folder, unless they are there."""
+    for class_bytes in classes(sums):
+        path = _path(folder, mesh, algorithm, class_bytes)
+        if mesh.n_live > 1 and not path.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            write_plan(path, mesh, proved_schedule(mesh, algorithm, _SUM, class_bytes)[0])
+
+
+def recollect(folder: Path, mesh: Mesh, algorithm: str, sums: Sums) -> None:
+    """Take the plans for a mesh from the folder, if they are there and whole."""
+    for class_bytes in classes(sums):
+        if is_remembered(mesh, algorithm, _SUM, class_bytes):
+            continue
+        try:
+            found = read_plan(_path(folder, mesh, algorithm, class_bytes))
+        except InputError:
+            continue
+        if found.mesh == mesh:
+            remember(mesh, algorithm, _SUM, class_bytes, found.schedule)
+
+
+def classes(sums: Sums) -> list[int]:
+    """Return the sizes that sums are planned for, each once."""
+    sizes = (n_elements * ITEMSIZES.get(dtype, 2) for n_elements, dtype in sums)
+    return list(dict.fromkeys(payload_class(_SUM, n_bytes) for n_bytes in sizes))
+
+
+def _path(folder: Path, mesh: Mesh, algorithm: str, class_bytes: int) -> Path:
+    name = hashlib.blake2b(f"{mesh} {algorithm} {class_bytes}".encode(), digest_size=12)
+    return folder / f"{name.hexdigest()}.json"
