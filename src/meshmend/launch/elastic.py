@@ -11,7 +11,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -50,7 +50,8 @@ class ElasticJob:
     """What to run on every live chip of the settings' mesh, and what is to happen to it.
 
     `body()` is what a worker does; it returns its exit code. `sums` are what its steps sum, if
-    that is known: then plans for what may fail next are made ahead. `enter`, `address_of` and
+    that is known: then plans for what may fail next are made ahead. After `for_s` the job is
+    ended, whatever step it is at. `enter`, `address_of` and
     `network` put the workers into a testbed: `network(action, failure)` breaks and mends it.
     """
 
@@ -62,6 +63,7 @@ class ElasticJob:
     timing: Timing = field(default_factory=Timing)
     board: tuple[int, ...] = ()
     sums: Sums = ()
+    for_s: float | None = None
     checks: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
     enter: Callable[[Chip], None] | None = None
@@ -138,6 +140,7 @@ class _Launcher:
         self._counts: list[int] = []
         self._ended_badly: list[str] = []
         self._is_over = False
+        self._was_ended = False
         self._why_forming = ""
 
     def start(self) -> None:
@@ -154,10 +157,18 @@ class _Launcher:
             self._look_after_coordinator()
             self._notice_deaths()
             self._inflict()
+            self._end_in_time()
             if self._is_over:
                 over_since = over_since or time.monotonic()
                 if time.monotonic() > over_since + _LINGER_S:
                     return
+
+    def _end_in_time(self) -> None:
+        """Send everyone home when the time is over."""
+        if self._job.for_s is None or time.monotonic() < self._started + self._job.for_s:
+            return
+        if not self._was_ended:
+            self._was_ended = self._send({"kind": "finish"})
 
     def close(self) -> None:
         """End everything that still runs."""
@@ -374,8 +385,15 @@ class _Launcher:
             if chip in self._workers:
                 self._workers[chip].was_ended = True
 
-    def _happened(self, what: str, *, at: float, is_quiet: bool = False) -> None:
-        recovery = Recovery(what, self._step, at, is_quiet=is_quiet)
+    def _happened(
+        self,
+        what: str,
+        *,
+        at: float,
+        is_quiet: bool = False,
+        back: Iterable[Chip] = (),
+    ) -> None:
+        recovery = Recovery(what, self._step, at, is_quiet=is_quiet, back=frozenset(back))
         self._recoveries.happened(recovery)
         self._tell("fault", at=at, fault=what, at_step=self._step)
 
@@ -392,7 +410,8 @@ class _Launcher:
 
     def _commit(self, fault: Fault) -> None:
         quiet = fault.action == "slow" or fault.target == THE_COORDINATOR
-        self._happened(str(fault), at=time.monotonic(), is_quiet=quiet)
+        back = fault.chips() if fault.action == "repair" else ()
+        self._happened(str(fault), at=time.monotonic(), is_quiet=quiet, back=back)
         if fault.target == THE_COORDINATOR:
             if self._coordinator is not None:
                 self._coordinator.was_ended = True
@@ -449,11 +468,18 @@ class _Launcher:
 
     def _change_link(self, action: str, link: Link) -> None:
         kind = "mend" if action == "repair" else "cut"
-        if self._channel is not None:
-            try:
-                self._channel.send({"kind": kind, "link": str(link)})
-            except ChannelError:
-                self._drop_channel()
+        self._send({"kind": kind, "link": str(link)})
+
+    def _send(self, message: Message) -> bool:
+        """Send a message to the coordinator; return whether there was one."""
+        if self._channel is None:
+            return False
+        try:
+            self._channel.send(message)
+        except ChannelError:
+            self._drop_channel()
+            return False
+        return True
 
 
 def str_of(fault: Fault) -> str:

@@ -8,21 +8,26 @@ has finished its first step.
 from dataclasses import dataclass, field
 from typing import Any
 
+from meshmend.topology.failures import Chip
+
 Event = dict[str, Any]
 
 
 @dataclass
 class Recovery:
-    """A fault and how it went; times are of one clock, `is_quiet` needs no new generation."""
+    """A fault and how it went; all times are of one clock.
+
+    `is_quiet` needs no new generation. `back` are the chips of a repair: it is over when they
+    are members again.
+    """
 
     fault: str
     at_step: int
     at: float
     is_quiet: bool = False
-    is_expected: bool = True
+    back: frozenset[Chip] = frozenset()
     detected: float | None = None
     recovered: float | None = None
-    chips: frozenset[tuple[int, ...]] = frozenset()
 
     @property
     def detected_s(self) -> float | None:
@@ -47,7 +52,8 @@ class Recoveries:
     """All faults of a run so far."""
 
     faults: list[Recovery] = field(default_factory=list)
-    _expected: set[tuple[int, ...]] = field(default_factory=set)
+    _members: frozenset[Chip] = frozenset()
+    _expected: set[Chip] = field(default_factory=set)
     _last: float = 0.0
 
     def happened(self, fault: Recovery) -> None:
@@ -64,7 +70,8 @@ class Recoveries:
         if kind in ("left", "forming", "turned away"):
             self._detect(event["clock"])
         elif kind == "generation":
-            self._expected = {tuple(chip) for chip in event["chips"]}
+            self._members = frozenset(tuple(chip) for chip in event["chips"])
+            self._expected = set(self._members)
             self._last = 0.0
         elif kind == "done" and event.get("first"):
             self._expected.discard(tuple(event["chip"]))
@@ -82,7 +89,9 @@ class Recoveries:
         over = [
             fault
             for fault in self.open()
-            if fault.detected is not None and fault.detected <= self._last
+            if fault.detected is not None
+            and fault.detected <= self._last
+            and fault.back <= self._members
         ]
         for fault in over:
             fault.recovered = self._last

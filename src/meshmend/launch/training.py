@@ -52,6 +52,7 @@ class Training:
     faults: tuple[Fault, ...] = ()
     save_every: int = 0
     resume: Path | None = None
+    for_s: float | None = None
     testbed_bytes_per_s: float | None = None
     checks: bool = False
     timing: Timing = field(default_factory=Timing)
@@ -133,6 +134,7 @@ def _run(training: Training, model: torch.nn.Module, tell: Callable[[Event], Non
         faults=training.faults,
         timing=training.timing,
         sums=Gradients(model).sizes(),
+        for_s=training.for_s,
         checks=training.checks,
     )
     if training.testbed_bytes_per_s is None:

@@ -10,7 +10,7 @@ import queue
 import selectors
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from logging import getLogger
 from typing import Any, Final
@@ -53,10 +53,18 @@ class _Line:
 
 
 class Coordinator:
-    """Serves one job until all its workers have finished."""
+    """Serves one job until all its workers have finished; `on_event` gets what observers get."""
 
-    def __init__(self, listener: socket.socket, secret: bytes, charge: Charge) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        secret: bytes,
+        charge: Charge,
+        *,
+        on_event: Callable[[Message], None] = lambda message: None,
+    ) -> None:
         self._charge = charge
+        self._on_event = on_event
         self._membership = Membership(charge.mesh, charge.timing, board=charge.board)
         self._lines: dict[int, _Line] = {}
         self._line_of: dict[Chip, _Line] = {}
@@ -148,6 +156,7 @@ class Coordinator:
 
     def _tell_observers(self, event: str, **facts: Any) -> None:
         message = {"kind": "event", "event": event, "clock": time.monotonic(), **facts}
+        self._on_event(message)
         for line in list(self._lines.values()):
             if line.is_observer:
                 self._send(line, message)
@@ -162,6 +171,9 @@ class Coordinator:
             self._greet(line, message)
         elif line.is_observer and kind in ("cut", "mend"):
             self._change_link(kind, message)
+        elif line.is_observer and kind == "finish":
+            self._membership.is_over = True
+            self._end()
         elif line.chip is not None and kind == "status":
             status = status_from(message)
             self._membership.tell(line.chip, status, time.monotonic())
@@ -205,6 +217,9 @@ class Coordinator:
         self._line_of[chip] = line
         self._tell_observers("arrived", chip=chip)
         self._send(line, {"kind": "welcome", "silence_s": self._charge.timing.silence_s})
+        if self._membership.is_over:
+            self._send(line, {"kind": "over"})
+            return
         current = self._membership.generation
         if current is None or chip not in current.chips:
             self._send(line, {"kind": "wait", "why": self._membership.reason_to_wait(chip)})
@@ -282,8 +297,12 @@ class Coordinator:
         elif decision.go is not None:
             self._begin(decision)
         elif decision.is_over:
-            for line in list(self._line_of.values()):
-                self._send(line, {"kind": "over"})
+            self._end()
+
+    def _end(self) -> None:
+        """Send everyone home."""
+        for line in list(self._line_of.values()):
+            self._send(line, {"kind": "over"})
 
     def _begin(self, decision: Decision) -> None:
         go, generation = decision.go, self._membership.generation

@@ -252,7 +252,7 @@ class Member:
         elif kind == "refused":
             self._hear(replace(self._news, refused=message["why"]))
         elif kind == "over":
-            self._hear(replace(self._news, is_over=True), is_change=False)
+            self._hear(replace(self._news, is_over=True))
         elif kind == "sever":
             self._on_sever(tuple(message["chip"]))
         return bool(kind != "later")

@@ -19,6 +19,9 @@ from meshmend.train.generation import Generation, Seat
 
 FRESH = -1  # the stamp of a worker that holds nothing that counts
 
+_UNHEARD = 10  # generations of a lost coordinator of which nobody who is left may have heard
+_LONGEST_SETTLE = 10  # times the usual, if things keep happening
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -107,9 +110,10 @@ class Membership:
         self._mended: dict[Link, int] = {}
         self._unrest = _Unrest()
         self._gathers_until: float | None = None
+        self._first = frozenset(mesh.live)
         self._awaited: set[Chip] = set(mesh.live)
-        self._known: set[Chip] = set(mesh.live)
         self._recalls = False
+        self._unheard = 0
         self.generation: Generation | None = None
         self.go: Go | None = None
         self.is_over = False
@@ -134,7 +138,6 @@ class Membership:
             return "the others went on without it"
         if self.generation is None and self._gathers_until is None:
             self._gathers_until = now + self._timing.gather_s
-        self._known.add(chip)
         self._workers[chip] = _Worker(chip, address, status)
         self._stir(f"chip {chip} is ready", now)
         return None
@@ -152,8 +155,7 @@ class Membership:
             return
         for peer in status.lost:
             link = Link.between(chip, peer)
-            if link not in self._cut:
-                self._unrest.doubts.setdefault(link, now + self._timing.doubt_s)
+            self._unrest.doubts.setdefault(link, now + self._timing.doubt_s)
 
     def mend(self, link: Link, now: float) -> None:
         """Take back a link that was cut."""
@@ -165,32 +167,32 @@ class Membership:
 
     def cut(self, link: Link, now: float) -> None:
         """Take out a link; chips that none joins get a new connection instead."""
-        if link in self._cut:
-            return
-        if self._mesh.has_link(link):
+        if self._mesh.has_link(link) and link not in self._cut:
             self._cut.add(link)
             self._stir(f"{link} is cut", now)
             return
         for chip in (link.first, link.second):
-            if chip in self._workers and self.generation is not None:
+            if self._is_member(chip) and self.generation is not None:
                 self._workers[chip].since = self.generation.number + 1
         self._stir(f"{link.first} and {link.second} lost each other", now)
 
     def settled_at(self) -> float | None:
         """Return when to ask `decide` again even if nothing happens."""
         times = list(self._unrest.doubts.values())
-        if self._unrest.reasons:
-            times.append(self._unrest.last + self._timing.settle_s)
         if self._gathers_until is not None:
             times.append(self._gathers_until)
+        elif self._unrest.reasons:
+            times.append(self._calm_at())
         return min(times, default=None)
 
     def decide(self, now: float) -> Decision:
         """Return what has to be said to the workers, if anything."""
+        if self.is_over:
+            return Decision()
         self._resolve_doubts(now)
         if self._is_gathering(now):
             return Decision()
-        if self._unrest.reasons and now >= self._unrest.last + self._timing.settle_s:
+        if self._unrest.reasons and now >= self._calm_at():
             why = _in_short(list(dict.fromkeys(self._unrest.reasons)))
             self._unrest.reasons.clear()
             if (generation := self._formed()) is not None:
@@ -206,10 +208,11 @@ class Membership:
 
     def reason_to_wait(self, chip: Chip) -> str:
         """Return why a worker that is there is no member."""
-        missing = sorted(self._board_of(chip) - set(self._workers))
-        if self.generation is None:
+        if self.generation is None or self._gathers_until is not None:
             return "the others are not there yet"
-        if missing:
+        if chip in self._largest(self._able()):
+            return "the next generation is being made"
+        if missing := sorted(self._board_of(chip) - set(self._workers)):
             return f"its board joins whole, and {', '.join(map(str, missing))} is missing"
         return "it is cut off from the largest live part of the mesh"
 
@@ -218,6 +221,11 @@ class Membership:
             self._unrest.first = now
         self._unrest.reasons.append(why)
         self._unrest.last = now
+
+    def _calm_at(self) -> float:
+        """Return when a new generation is made if nothing more happens."""
+        settle_s = self._timing.settle_s
+        return min(self._unrest.last + settle_s, self._unrest.first + _LONGEST_SETTLE * settle_s)
 
     def _recall(self, memory: Generation, now: float) -> None:
         """Take up the generation that a worker remembers, if it is the latest heard of."""
@@ -246,13 +254,15 @@ class Membership:
         """Go on with the generation that was recalled, if nothing has changed since."""
         assert self.generation is not None
         self._recalls = False
+        self._unheard = _UNHEARD
         number = self.generation.number
         for seat in self.generation.seats:
-            if seat.chip in self._workers:
-                self._workers[seat.chip].since = seat.since
+            worker = self._workers.get(seat.chip)
+            if worker and worker.status.stamp != FRESH:  # not one that came in its place
+                worker.since = seat.since
         members = [self._workers.get(chip) for chip in self.generation.chips]
         self._unrest.reasons.clear()
-        if all(worker and worker.status.stamp == number for worker in members):
+        if all(each and each.status.ready and each.status.stamp == number for each in members):
             self.go = Go(number, 0, self.generation.chips)
         # Who waited for the word of the one before, or was no member, is seen to now.
         self._unrest.reasons.append("the coordinator was started again")
@@ -268,26 +278,24 @@ class Membership:
                 self.cut(link, now)
 
     def _board_of(self, chip: Chip) -> set[Chip]:
-        """Return the chips that must all be there before one of them joins."""
+        """Return the chips that must be there before this one joins.
+
+        All of its board; if it was there from the start, all that were.
+        """
 
         def number(of: Chip) -> Chip:
             return tuple(at // size for at, size in zip(of, self._board, strict=True))
 
-        return {other for other in self._known if number(other) == number(chip)}
+        known = self._first if chip in self._first else self._mesh.live
+        return {other for other in known if number(other) == number(chip)}
 
     def _formed(self) -> Generation | None:
         """Return the next generation, or None if it would be the same as this one."""
-        there = set(self._workers)
-        able = {
-            chip
-            for chip, worker in self._workers.items()
-            if worker.since or self._board_of(chip) <= there
-        }
-        chips = self._largest(able)
-        if not chips:
+        if not self._workers:
             return None
+        chips = self._largest(self._able())
         number = 1 + max(worker.status.generation for worker in self._workers.values())
-        number = max(number, self.generation.number + 1 if self.generation else 1)
+        number = max(number, self.generation.number + 1 if self.generation else 1) + self._unheard
         seats = []
         for chip in sorted(self._workers):
             worker = self._workers[chip]
@@ -299,27 +307,42 @@ class Membership:
         if before and self.go and (formed.seats, formed.cut) == (before.seats, before.cut):
             return None
         self._unrest.doubts.clear()
+        self._unheard = 0
         self.generation, self.go = formed, None
         return formed
 
+    def _able(self) -> set[Chip]:
+        """Return the chips that may train: members, whole boards, and who alone can go on."""
+        there = set(self._workers)
+        able = {
+            chip
+            for chip, worker in self._workers.items()
+            if worker.since or self._board_of(chip) <= there
+        }
+        if all(self._state_of(chip)[0] == FRESH for chip in able):
+            able |= {chip for chip in there if self._state_of(chip)[0] != FRESH}
+        return able or there
+
     def _largest(self, able: Iterable[Chip]) -> frozenset[Chip]:
-        """Return the largest connected part that holds a state that counts, or any if none does."""
+        """Return the largest connected part that holds the latest state."""
         dead = frozenset(self._mesh.live) - set(able)
-        if len(dead) == self._mesh.n_live:
-            return frozenset()
         mesh = replace(
             self._mesh,
             failed=self._mesh.failed | dead,
             failed_links=self._mesh.failed_links | self._cut,
         )
         parts: tuple[tuple[Chip, ...], ...] = components(mesh)
-        best = max(self._state_of(chip)[0] for part in parts for chip in part)
-        if best != FRESH:
-            parts = tuple(
-                part for part in parts if any(self._state_of(chip)[0] != FRESH for chip in part)
-            )
-        largest: tuple[Chip, ...] = max(parts, key=len)
+        latest = max(self._state_of(chip)[0] for part in parts for chip in part)
+        holders = {chip for part in parts for chip in part if self._state_of(chip)[0] == latest}
+        if self.go and self.go.generation == latest:
+            # Who gave its state to the others holds it, even if it has not said that it is done.
+            holders.update(filter(self._is_member, self.go.holders))
+        largest: tuple[Chip, ...] = max((part for part in parts if holders & set(part)), key=len)
         return frozenset(largest)
+
+    def _is_member(self, chip: Chip) -> bool:
+        """Whether a worker has been a member since the last generation was made."""
+        return chip in self._workers and self._workers[chip].since > 0
 
     def _state_of(self, chip: Chip) -> tuple[int, int]:
         status = self._workers[chip].status

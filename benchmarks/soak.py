@@ -1,0 +1,209 @@
+"""Chaos for a given time and seed: random faults on a training job, and a table of recoveries.
+
+    python benchmarks/soak.py --minutes 10 --seed 1
+
+Fails on the first divergence, lost or repeated sample, or stall; at the end also on a process that
+is left over, and on memory or descriptors that grow.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from meshmend.launch.elastic import board_of
+from meshmend.launch.training import Training, train
+from meshmend.topology.text import parse_mesh
+from meshmend.torch.settings import Settings
+from meshmend.train.chaos import chaos
+from meshmend.train.faults import Fault
+from meshmend.train.ledger import audit
+from meshmend.train.workloads import workload
+from record import record
+
+STALL_S = 15.0
+_PAGE_MB = os.sysconf("SC_PAGESIZE") / 1e6
+_WARM_S = 30.0
+_MOST_NEW_FDS = 6
+_MOST_NEW_MB = 30.0
+
+
+@dataclass
+class Watch:
+    """What a second pair of eyes sees of a run: progress, memory, descriptors, bits."""
+
+    folder: Path
+    last_step_at: float = float("inf")
+    steps: int = 0
+    longest_pause_s: float = 0.0
+    faults: list[dict[str, object]] = field(default_factory=list)
+    worker_samples: dict[int, list[tuple[float, int, float]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    trouble: list[str] = field(default_factory=list)
+    is_over: bool = False
+
+    def hear(self, event: dict[str, object]) -> None:
+        """Take up an event of the run."""
+        kind = event["event"]
+        if kind == "step":
+            now = time.monotonic()
+            self.longest_pause_s = max(self.longest_pause_s, now - min(now, self.last_step_at))
+            self.last_step_at, self.steps = now, self.steps + 1
+        elif kind == "recovered":
+            print(
+                f"{float(str(event['t'])):8.1f} s  {event['fault']!s:28} "
+                f"detected {_s(event['detected_s'])}  recovered {_s(event['recovered_s'])}",
+                flush=True,
+            )
+        elif kind in ("fault", "turned away", "waiting"):
+            what = event.get("fault") or event.get("why")
+            print(f"{float(str(event['t'])):8.1f} s  {kind}: {what}", flush=True)
+
+    def look(self) -> None:
+        """Look every second until the run is over; end the process when it goes wrong."""
+        beat = 0
+        while not self.is_over:
+            time.sleep(1.0)
+            beat += 1
+            pause_s = time.monotonic() - self.last_step_at
+            if pause_s > STALL_S and not self.is_over:
+                self._fail(f"no step for {pause_s:.1f} s")
+            if beat % 5 == 0:
+                self._sample()
+            if beat % 20 == 0:
+                found = audit(self.folder / "ledger")
+                # The last steps may still be under way: their lines come one by one.
+                if found.split or found.repeated:
+                    self._fail(f"the ledgers say {found}")
+
+    def growth(self) -> list[str]:
+        """Return which processes grew, in words."""
+        found = []
+        for pid, samples in self.worker_samples.items():
+            warm = [sample for sample in samples if sample[0] > samples[0][0] + _WARM_S]
+            if len(warm) < 4:
+                continue
+            (_, fds, mb), (_, last_fds, last_mb) = warm[0], warm[-1]
+            if last_fds > fds + _MOST_NEW_FDS:
+                found.append(f"process {pid}: {fds} descriptors became {last_fds}")
+            if last_mb > mb + _MOST_NEW_MB:
+                found.append(f"process {pid}: {mb:.0f} MB became {last_mb:.0f}")
+        return found
+
+    def left_over(self) -> list[int]:
+        """Return the processes that were seen and are still there."""
+        return [pid for pid in self.worker_samples if Path(f"/proc/{pid}").exists()]
+
+    def _sample(self) -> None:
+        for pid in _children(os.getpid()):
+            try:
+                n_fds = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+                pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+            except (OSError, IndexError):
+                continue
+            self.worker_samples[pid].append((time.monotonic(), n_fds, pages * _PAGE_MB))
+
+    def _fail(self, why: str) -> None:
+        print(f"soak: FAILED: {why}; the run is in {self.folder}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--mesh", default="4x4")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--keep", action="store_true", help="keep the run's folder")
+    options = parser.parse_args()
+    mesh = parse_mesh(options.mesh)
+    for_s = options.minutes * 60
+    faults = chaos(mesh, board_of(mesh), for_s=for_s, seed=options.seed)
+    folder = Path(tempfile.mkdtemp(prefix="meshmend-soak-")) / "run"
+    print(f"soak: {len(faults)} faults in {for_s:.0f} s on {mesh}, seed {options.seed}; {folder}")
+    return _soak(options, mesh_text=options.mesh, faults=faults, folder=folder)
+
+
+def _soak(
+    options: argparse.Namespace, *, mesh_text: str, faults: tuple[Fault, ...], folder: Path
+) -> int:
+    watch = Watch(folder)
+    threading.Thread(target=watch.look, daemon=True).start()
+    trained = train(
+        Training(
+            workload=workload("resnet", "tiny", norm="group"),
+            settings=Settings(parse_mesh(mesh_text)),
+            run_dir=folder,
+            steps=10**9,
+            batch=options.batch,
+            faults=faults,
+            save_every=200,
+            checks=True,
+            for_s=options.minutes * 60,
+        ),
+        watch.hear,
+    )
+    watch.is_over = True
+    return _verdict(options, watch, trained.answer, trained.failure)
+
+
+def _verdict(
+    options: argparse.Namespace, watch: Watch, answer: dict[str, object], failure: str
+) -> int:
+    found = audit(watch.folder / "ledger")
+    rows = answer["faults"]
+    assert isinstance(rows, list)
+    by_kind: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        if row["recovered_s"] is not None:
+            by_kind[row["fault"].split()[0]].append(row["recovered_s"])
+    print(f"\n{'fault':10} {'count':>6} {'median s':>9} {'worst s':>9}")
+    for kind, times in sorted(by_kind.items()):
+        print(f"{kind:10} {len(times):6} {statistics.median(times):9.2f} {max(times):9.2f}")
+    trouble = [failure] if failure else []
+    trouble += [f"{found}"] if found.lost or found.repeated or found.split else []
+    trouble += watch.growth()
+    trouble += [f"processes are left over: {pids}" for pids in [watch.left_over()] if pids]
+    summary = {
+        "minutes": options.minutes,
+        "seed": options.seed,
+        "mesh": options.mesh,
+        "faults": len(rows),
+        "steps": found.steps,
+        "samples": {"used": found.used, "lost": found.lost, "repeated": found.repeated},
+        "steps_hashed": found.hashed,
+        "steps_split": list(found.split),
+        "longest_pause_s": round(watch.longest_pause_s, 2),
+        "recovered_s": {
+            kind: {"count": len(times), "median": statistics.median(times), "worst": max(times)}
+            for kind, times in sorted(by_kind.items())
+        },
+        "trouble": trouble,
+    }
+    print(json.dumps(summary, indent=2))
+    record("soak", summary)
+    print("soak: FAILED" if trouble else "soak: passed")
+    return 1 if trouble else 0
+
+
+def _children(parent: int) -> list[int]:
+    path = Path(f"/proc/{parent}/task/{parent}/children")
+    return [int(pid) for pid in path.read_text().split()]
+
+
+def _s(value: object) -> str:
+    return f"{float(str(value)):.2f} s" if value is not None else "-"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
