@@ -409,7 +409,9 @@ class _Launcher:
                 self._commit(fault)
 
     def _commit(self, fault: Fault) -> None:
-        quiet = fault.action == "slow" or fault.target == THE_COORDINATOR
+        patience_s = self._job.timing.silence_s
+        is_short = fault.action == "hang" and (fault.for_s or patience_s) < patience_s
+        quiet = is_short or fault.action == "slow" or fault.target == THE_COORDINATOR
         back = fault.chips() if fault.action == "repair" else ()
         self._happened(str(fault), at=time.monotonic(), is_quiet=quiet, back=back)
         if fault.target == THE_COORDINATOR:

@@ -15,7 +15,7 @@ from meshmend.execute.reception import Address
 from meshmend.execute.transport import HandshakeError, TransportError
 from meshmend.topology.failures import Chip, format_shape, parse_shape
 from meshmend.topology.mesh import Mesh
-from meshmend.train.coordinator import COORDINATOR
+from meshmend.train.coordinator import COORDINATOR, OBSERVER
 
 SECRET: Final = "MESHMEND_SECRET"
 # Which task a process is and of how many, by launcher; the innermost first: torchrun, Slurm, and
@@ -139,13 +139,13 @@ def address_toward(endpoint: Address) -> str:
     return address
 
 
-def is_answered(endpoint: Address, secret: bytes, seat: int, *, within_s: float) -> bool:
+def is_answered(endpoint: Address, secret: bytes, *, within_s: float) -> bool:
     """Return whether the coordinator answers now and knows the secret; False if nobody does.
 
     Raises:
         InputError: who answers does not know the secret.
     """
-    errand = Errand(seat, COORDINATOR)
+    errand = Errand(OBSERVER, COORDINATOR)
     try:
         dial(endpoint, secret, errand, Patience(time.monotonic() + within_s)).close()
     except HandshakeError as error:

@@ -17,7 +17,7 @@ Event = dict[str, Any]
 class Recovery:
     """A fault and how it went; all times are of one clock.
 
-    `is_quiet` needs no new generation. `back` are the chips of a repair: it is over when they
+    One that `is_quiet` needs no new generation: the next step says that it did no harm. `back` are the chips of a repair: it is over when they
     are members again.
     """
 
@@ -73,12 +73,24 @@ class Recoveries:
             self._members = frozenset(tuple(chip) for chip in event["chips"])
             self._expected = set(self._members)
             self._last = 0.0
-        elif kind == "done" and event.get("first"):
+        elif kind == "done":
+            return self._take_step(event)
+        return []
+
+    def _take_step(self, event: Event) -> list[Recovery]:
+        quiet = [
+            fault
+            for fault in self.faults
+            if fault.is_quiet and fault.recovered is None and event["at"] > fault.at
+        ]
+        for fault in quiet:
+            fault.detected = fault.recovered = event["at"]
+        if event.get("first"):
             self._expected.discard(tuple(event["chip"]))
             self._last = max(self._last, event["at"])
             if not self._expected:
-                return self._recover()
-        return []
+                return quiet + self._recover()
+        return quiet
 
     def _detect(self, at: float) -> None:
         for fault in self.open():

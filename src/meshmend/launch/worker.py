@@ -90,13 +90,10 @@ def work(body: Callable[[], int], place: Place, pipes: Pipes, parent: int) -> No
         random.seed()
         np.random.seed()
         code = body()
-    except SystemExit as error:
-        code = int(error.code or 0) & 0xFF if isinstance(error.code, int | None) else 1
-        if error.code is not None and not isinstance(error.code, int):
-            _tell(pipes.report, error)
     except BaseException as error:
-        _tell(pipes.report, error)
-        code = 130 if isinstance(error, KeyboardInterrupt) else 1
+        if words := words_of(error):
+            _tell(pipes.report, words)
+        code = exit_code_of(error)
     finally:
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
@@ -162,15 +159,26 @@ def script_body(script: Script) -> Callable[[], int]:
     return run
 
 
-def _tell(report: int, error: BaseException) -> None:
-    """Send the parent an exception as text, from the script's own frame on, and when it was."""
+def exit_code_of(error: BaseException) -> int:
+    """Return the exit code of a script that ended with this."""
+    if isinstance(error, SystemExit) and isinstance(error.code, int | None):
+        return int(error.code or 0) & 0xFF
+    return 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def words_of(error: BaseException) -> str:
+    """Return what to print of a script's end: its exception from its own frame on, or its text."""
+    if isinstance(error, SystemExit):
+        return "" if isinstance(error.code, int | None) else f"{error.code}\n"
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != sys.argv[0]:
         trace = trace.tb_next
     frames = trace or error.__traceback__
-    text = "".join(traceback.format_exception(type(error), error, frames))
-    if isinstance(error, SystemExit):
-        text = f"{error.code}\n"
-    message = json.dumps({"time": time.monotonic(), "traceback": text}).encode()
+    return "".join(traceback.format_exception(type(error), error, frames))
+
+
+def _tell(report: int, words: str) -> None:
+    """Send the parent the last words of a script, and when they were said."""
+    message = json.dumps({"time": time.monotonic(), "traceback": words}).encode()
     while message:
         message = message[os.write(report, message) :]

@@ -113,6 +113,7 @@ class Job:
         self._share: Share | None = None
         self._is_first = True
         self._is_over = False
+        self._waits = False  # when all was over, this chip was no member
         self._dead_at: set[int] = set()
         if resume is not None:
             self._resume(resume)
@@ -130,7 +131,7 @@ class Job:
     @property
     def is_leader(self) -> bool:
         """Whether this chip is the first of those that train now: one to print or to plot."""
-        return self._exchange is None or self._exchange.rank == 0
+        return self._exchange is None or (self._exchange.rank == 0 and not self._waits)
 
     @property
     def _place(self) -> tuple[int, int]:
@@ -323,7 +324,9 @@ class Job:
             lost = self._exchange.chip_of(error.rank)
             _log.info("chip %s lost chip %s: %s", self._here.chip, lost, error)
             member().tell(self._status(is_ready=False, lost=[lost]))
-        elif not isinstance(error, StoppedError):
+        elif isinstance(error, StoppedError):
+            member().note(self._status(is_ready=False))
+        else:
             raise error
 
     def _recover(self, *, after: int) -> None:
@@ -335,7 +338,7 @@ class Job:
             try:
                 news = self._news_after(after)
                 if news.is_over:
-                    self._is_over = True
+                    self._is_over, self._waits = True, bool(news.wait)
                 elif news.generation is not None:
                     after = news.generation.number
                     if self._enter(news.generation):
@@ -395,7 +398,8 @@ class Job:
         self._recover(after=self._generation.number)
 
     def _close(self) -> None:
-        self._note_bits()
+        if self._exchange is None or self._stamp != FRESH:
+            self._note_bits()
         self._ledger.close()
         if self._exchange is not None:
             member().close()

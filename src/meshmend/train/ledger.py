@@ -100,7 +100,7 @@ def audit(folder: Path) -> Audit:
         at = lines.ends[key]
     held: dict[int, set[str]] = defaultdict(set)
     for (step, generation), bits in lines.bits.items():
-        if generation >= counts.get(step, 0):
+        if step in counts and generation >= counts[step]:
             held[step] |= bits
     split = tuple(step for step in sorted(held) if len(held[step]) > 1)
     return Audit(len(counts), used, lost, repeated, len(held), split)

@@ -1,0 +1,115 @@
+"""A user's script on every chip of a mesh that loses chips: what `meshmend run --elastic` does.
+
+The script builds a `meshmend.train.Job` and loops over it. Ledgers and events of the run are in
+its folder, one that is thrown away if none is named.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+
+import torch
+
+from meshmend.errors import InputError
+from meshmend.launch.elastic import ElasticJob, Event, Outcome, event_line, run_elastic
+from meshmend.launch.worker import Script, script_body
+from meshmend.testbed.bed import Testbed
+from meshmend.topology.failures import Failure
+from meshmend.torch.catalogue import prepare
+from meshmend.torch.settings import Settings
+from meshmend.train.faults import Fault
+from meshmend.train.ledger import Audit, audit
+from meshmend.train.membership import Timing
+
+
+@dataclass(frozen=True)
+class ElasticScript:
+    """A script to run on every live chip of the settings' mesh, and what is to happen to it.
+
+    Modules of `preload` are imported once, before the workers are forked.
+    """
+
+    settings: Settings
+    script: Script
+    run_dir: Path | None = None
+    faults: tuple[Fault, ...] = ()
+    timing: Timing = field(default_factory=Timing)
+    preload: tuple[str, ...] = ()
+    testbed_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a script ended on the mesh, and what its ledgers say."""
+
+    outcome: Outcome
+    audit: Audit
+
+
+def run_script(run: ElasticScript, show: Callable[[Event], None]) -> Ran:
+    """Run a script through all faults; every event is shown as it happens, and written down.
+
+    Raises:
+        InputError: the script or a module is not there, or the run's folder cannot be used.
+    """
+    script = run.script
+    if not script.is_module and not Path(script.name).is_file():
+        raise InputError(f"meshmend run needs a script, but there is no file {script.name}")
+    for name in ("meshmend.train.job", *run.preload):
+        _import(name)
+    torch.optim.SGD([torch.zeros(1)])  # imports torch's compiler: once, not in each worker
+    prepare(run.settings.mesh, run.settings.algorithm)
+    with _folder(run.run_dir) as folder:
+        with (folder / "events.jsonl").open("w", encoding="utf-8", buffering=1) as stream:
+
+            def tell(event: Event) -> None:
+                stream.write(event_line(event))
+                show(event)
+
+            outcome = _run(run, folder, tell)
+        return Ran(outcome, audit(folder / "ledger"))
+
+
+def _run(run: ElasticScript, folder: Path, tell: Callable[[Event], None]) -> Outcome:
+    job = ElasticJob(
+        settings=run.settings,
+        body=script_body(run.script),
+        run_dir=folder,
+        on_event=tell,
+        faults=run.faults,
+        timing=run.timing,
+    )
+    if run.testbed_bytes_per_s is None:
+        return run_elastic(job)
+    with Testbed.up(run.settings.mesh, link_bandwidth=run.testbed_bytes_per_s) as bed:
+
+        def change(action: str, failure: Failure) -> None:
+            (bed.repair if action == "repair" else bed.fail)(failure)
+
+        return run_elastic(job.in_network(bed.enter, bed.address, change))
+
+
+@contextmanager
+def _folder(named: Path | None) -> Iterator[Path]:
+    """Yield a new folder for a run: the one that was named, or one that is gone afterwards."""
+    if named is None:
+        with tempfile.TemporaryDirectory(prefix="meshmend-") as folder:
+            yield Path(folder)
+        return
+    try:
+        (named / "ledger").mkdir(parents=True)
+    except OSError as error:
+        raise InputError(
+            f"a run needs a folder of its own, but {named} cannot be made: {error.strerror}"
+        ) from None
+    yield named.absolute()
+
+
+def _import(name: str) -> None:
+    try:
+        import_module(name)
+    except ImportError as error:
+        raise InputError(f"--preload needs a module, but cannot import {name}: {error}") from None

@@ -1,0 +1,106 @@
+"""A small training job on a mesh of processes, as a script of its own: forks need a quiet parent.
+
+    python elastic_job.py FOLDER '{"mesh": "4x4", "steps": 40, "inject": ["kill 2x2@0,2 at 10"]}'
+
+Prints one JSON object: how it ended, the events, and what the ledgers say.
+"""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+
+def elastic(folder: Path, *, timeout_s: float = 120.0, **options: Any) -> dict[str, Any]:
+    """Run a job in a process of its own and return what it printed."""
+    command = [sys.executable, __file__, str(folder), json.dumps(options)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    result["stderr"] = done.stderr
+    return result
+
+
+def of_kind(result: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    """Return the events of one kind."""
+    return [event for event in result["events"] if event["event"] == kind]
+
+
+def losses(result: dict[str, Any]) -> dict[int, float]:
+    """Return the loss of each step."""
+    return {event["step"]: event["loss"] for event in of_kind(result, "step")}
+
+
+def main() -> None:
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from meshmend.launch.elastic import ElasticJob, run_elastic
+    from meshmend.topology.text import parse_mesh
+    from meshmend.torch.settings import Settings
+    from meshmend.train.faults import parse_fault
+    from meshmend.train.gradients import Gradients
+    from meshmend.train.job import Job, Saving
+    from meshmend.train.ledger import audit
+    from meshmend.train.membership import Timing
+
+    folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
+    torch.set_num_threads(1)
+    torch.manual_seed(options.get("seed", 0))
+    inputs, labels = torch.randn(500, 32), torch.randint(0, 10, (500,))
+    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 10))
+    if options.get("batch_norm"):
+        model.insert(1, torch.nn.BatchNorm1d(64))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    saving = (
+        Saving(folder / "checkpoints", options["save_every"]) if "save_every" in options else None
+    )
+    resume = Path(options["resume"]) if "resume" in options else None
+
+    def body() -> int:
+        job = Job(
+            model,
+            optimizer,
+            list(zip(inputs, labels, strict=True)),
+            batch=options.get("batch", 48),
+            steps=options["steps"],
+            policy=options.get("policy", "constant"),
+            saving=saving,
+            resume=resume,
+        )
+        for features, classes in job:
+            loss = cross_entropy(model(features), classes)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's stubs
+            job.step(loss)
+        return 0
+
+    mesh = parse_mesh(options["mesh"], fail=options.get("fail", ()))
+    events: list[dict[str, Any]] = []
+    outcome = run_elastic(
+        ElasticJob(
+            settings=Settings(mesh),
+            body=body,
+            run_dir=folder,
+            on_event=events.append,
+            faults=tuple(parse_fault(text, mesh) for text in options.get("inject", ())),
+            timing=Timing(silence_s=options.get("silence_s", 2.0)),
+            sums=Gradients(model).sizes(),
+            checks=True,
+        )
+    )
+    result = {
+        "finished": outcome.is_finished,
+        "why": outcome.why,
+        "chips": outcome.chips,
+        "faults": [recovery.as_json() for recovery in outcome.recoveries],
+        "audit": asdict(audit(folder / "ledger")),
+        "events": events,
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
