@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install check test slow bench figures clean
+.PHONY: install check test slow bench bench-recovery train soak figures clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -31,6 +31,20 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/simulator.py
 	$(BIN)/python benchmarks/simgrid_compare.py
 	$(BIN)/python benchmarks/trees.py
+
+# Recovery next to torchft and a restart by torchrun; installs torchft into a venv of its own.
+bench-recovery: $(INSTALLED)
+	$(BIN)/python benchmarks/recovery.py
+
+# A tiny ResNet on 4x4 loses a board, goes on, gets it back; ends with a report.
+train: $(INSTALLED)
+	$(BIN)/meshmend train resnet --mesh 4x4 --steps 120 \
+		--inject "kill 2x2@0,2 at 40" --inject "repair 2x2@0,2 at 80"
+
+MINUTES ?= 10
+SEED ?= 1
+soak: $(INSTALLED)
+	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) --seed $(SEED)
 
 figures: $(INSTALLED)
 	$(BIN)/meshmend figures -o figures
