@@ -62,6 +62,7 @@ def found(mesh: Mesh, payload_bytes: float) -> tuple[Found, dict[str, Any]]:
         "trees": best.trees.figures.n_trees,
         "depth": best.trees.figures.depth,
         "trees_on_busiest_link": best.trees.figures.load,
+        "window": best.trees.shape.window,
         "slices": best.pipeline.slices,
         "skew": best.pipeline.skew,
         "search_s": time.perf_counter() - start,
@@ -71,9 +72,10 @@ def found(mesh: Mesh, payload_bytes: float) -> tuple[Found, dict[str, Any]]:
 
 def show(figures: dict[str, Any], target: float | None = None) -> None:
     goal = "" if target is None else f" (asked {target}{', missed' * (figures['ratio'] > target)})"
+    trees = f"{figures['trees']} {'trees' if figures['window'] is None else 'disjoint trees'}"
     print(
         f"{figures['mesh']:<38} {figures['payload_bytes']:>8.0e} B  {figures['ratio']:.3f}{goal}  "
-        f"{figures['trees']} trees, depth {figures['depth']}, {figures['slices']} slices, "
+        f"{trees}, depth {figures['depth']}, {figures['slices']} slices, "
         f"skew {figures['skew']:.2f}; search {figures['search_cpu_s']:.1f} s",
         flush=True,
     )

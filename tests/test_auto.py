@@ -5,6 +5,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from meshmend.planning import choose as choosing
 from meshmend.planning.choose import Choice, choose, chosen_schedule, forget, payload_class_bytes
 from meshmend.planning.pricing import Question, price, supported_names
-from meshmend.planning.tree_choice import Pipeline
+from meshmend.planning.tree_choice import Pipeline, TreeShape
 from meshmend.planning.tree_pricing import trees_of
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
@@ -174,6 +175,22 @@ def test_a_choice_builds_the_same_schedule_again(mesh: Mesh, collective: Collect
     assert (one.src == other.src).all()
     assert (one.lo == other.lo).all()
     check_contributions(other)
+
+
+def test_a_choice_from_disk_has_trees_that_need_not_carry_alike(tmp_path: Path) -> None:
+    mesh, shape = MESHES[3], TreeShape(2, window=13)
+    packing = trees_of(mesh, shape).packing
+    choice, path = Choice("trees", Pipeline(4, 0.5), shape, packing), tmp_path / "answer.json"
+
+    choosing._to_disk(path, choice)
+    again = choosing._from_disk(path, mesh)
+
+    assert again == choice
+    assert again.packing is not None
+    assert np.ptp(packing.weights) > 0
+    assert np.array_equal(packing.weights, again.packing.weights)
+    assert np.array_equal(packing.parents, again.packing.parents)
+    assert np.array_equal(packing.roots, again.packing.roots)
 
 
 def test_without_trees_the_choice_is_the_algorithms_own_schedule() -> None:

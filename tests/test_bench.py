@@ -22,6 +22,7 @@ from meshmend.bench.seats import Buffer, Ground, Seat, operand, total
 from meshmend.bench.summary import meeting_svg, save, summary
 from meshmend.errors import InputError
 from meshmend.planning.pricing import Question
+from meshmend.planning.telling import silent
 from meshmend.testbed import records
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.mesh import Mesh
@@ -52,10 +53,6 @@ def children() -> list[int]:
         if text and int(text.rpartition(")")[2].split()[1]) == os.getpid():
             found.append(int(entry.name))
     return found
-
-
-def silent(step: str) -> None:
-    """Tell nobody."""
 
 
 def ring(mesh: Mesh) -> Planned:

@@ -150,11 +150,12 @@ def test_chips_that_are_cut_off_are_named_and_take_no_part() -> None:
 
 
 def test_the_steps_are_named_as_they_begin() -> None:
-    steps: list[str] = []
-    proved = plan(Mesh((2, 2)), "ring-1d", on_step=steps.append)
+    told: list[tuple[str, float | None]] = []
+    proved = plan(Mesh((2, 2)), "ring-1d", tell=lambda step, part=None: told.append((step, part)))
 
-    assert steps == list(proved.seconds)
-    assert steps[0] == "build"
+    assert [step for step, _ in told] == list(proved.seconds)
+    assert told[0] == ("build", 0.0)
+    assert told[-1] == ("deadlock", 0.8)
 
 
 DEAD = ["2x2@0,0", "2x2@2,2", "2x2@0,2"]

@@ -58,10 +58,11 @@ def test_what_is_found_takes_no_longer_than_its_worst_case(
 ) -> None:
     """Even if every message waited for every other that its links carry, hop after hop."""
     found = best_trees(mesh, REFERENCE, payload_bytes)
-    figures, slices = found.trees.figures, found.pipeline.slices
+    packing, slices = found.trees.packing, found.pipeline.slices
+    figures = figures_of(packing)
     least_s = limit(mesh, REFERENCE, payload_bytes).time_s
 
-    size = payload_bytes / figures.n_trees / slices
+    size = payload_bytes * packing.weights.max() / slices
     hold_s = REFERENCE.message_overhead_s + size / REFERENCE.link_bandwidth_bytes_per_s
     queue_s = figures.load * slices * hold_s + REFERENCE.hop_latency_s
     assert least_s <= found.simulation.time_s * (1 + 1e-9)
@@ -104,7 +105,7 @@ def test_spread_halves_are_right_and_give_every_rank_its_own_equal_chunk(
 
 @pytest.mark.parametrize(
     ("payload_bytes", "most"),
-    [(1e3, 1.30), (1e5, 1.7), (1e6, 2.7), (1e7, 1.4), (1e8, 1.12), (1e9, 1.05)],
+    [(1e3, 1.30), (1e5, 1.7), (1e6, 2.5), (1e7, 1.4), (1e8, 1.12), (1e9, 1.05)],
 )
 def test_on_8x8_with_a_hole_it_stays_near_the_limit(payload_bytes: float, most: float) -> None:
     assert ratio(SMALL, payload_bytes) <= most
@@ -116,13 +117,13 @@ def test_on_8x8_with_a_hole_it_stays_near_the_limit(payload_bytes: float, most: 
     [
         (MEDIUM, 1e3, 1.20),
         (MEDIUM, 1e5, 1.4),
-        (MEDIUM, 1e6, 2.0),
+        (MEDIUM, 1e6, 1.9),
         (MEDIUM, 1e7, 1.9),
         (MEDIUM, 1e8, 1.22),
         (MEDIUM, 1e9, 1.07),
         (LARGE, 1e3, 1.18),
         (LARGE, 1e5, 1.35),
-        (LARGE, 1e6, 1.8),
+        (LARGE, 1e6, 1.7),
         (LARGE, 1e7, 2.0),
         (LARGE, 1e8, 1.25),
         (LARGE, 1e9, 1.08),

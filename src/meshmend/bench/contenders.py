@@ -12,7 +12,8 @@ from meshmend.errors import InputError
 from meshmend.execute.program import rank_program
 from meshmend.execute.transport import task_of
 from meshmend.planning.choose import choose, chosen_schedule
-from meshmend.planning.pricing import Question, Tell, price
+from meshmend.planning.pricing import Question, price
+from meshmend.planning.telling import Tell
 from meshmend.schedule.hazards import Hazards, hazards_of
 from meshmend.schedule.placement import placed
 from meshmend.schedule.table import Collective, Schedule

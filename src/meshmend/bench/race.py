@@ -5,7 +5,7 @@ which brings its own processes, runs as a block at the end.
 """
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ from meshmend.bench.openmpi import OpenMpi, mpi_laps, why_not
 from meshmend.bench.seats import ITEM_BYTES, Ground
 from meshmend.errors import InputError
 from meshmend.planning.pricing import Question
+from meshmend.planning.telling import Shares, Tell
 from meshmend.schedule.algorithms import algorithm
 from meshmend.simulate.limit import limit
 from meshmend.testbed.bed import Testbed
@@ -26,7 +27,6 @@ from meshmend.topology.mesh import Mesh
 PEERS = ("gloo", "openmpi")
 
 Runner = Planned | Gloo | OpenMpi
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,10 @@ def held(wish: Wish, tell: Tell) -> Meeting:
     ):
         ground = Ground(part, bed)
         fabric = measured_fabric(ground, tell)
-        races = tuple(_race(wish, ground, fabric, size, absent, tell) for size in wish.payloads)
+        turn = Shares(tell, len(wish.payloads)).in_turn()
+        races = tuple(
+            _race(wish, ground, fabric, size, absent, next(turn)) for size in wish.payloads
+        )
     return Meeting(wish, fabric, races, absent)
 
 
@@ -126,7 +129,11 @@ def _race(
     payload_bytes = n_elements * ITEM_BYTES
     question = Question(ground.mesh, payload_bytes, fabric)
     predicts = ground.bed is not None
-    ours = [planned(name, question, predicts=predicts, tell=tell) for name in wish.algorithms]
+    ours = [
+        # What a plan tells of its parts is no part of the race.
+        planned(name, question, predicts=predicts, tell=lambda step, part=None: tell(step))
+        for name in wish.algorithms
+    ]
     runners: list[Planned | Gloo] = [*ours]
     if "gloo" in wish.peers:
         runners.append(Gloo(n_elements))
@@ -146,7 +153,8 @@ def _rounds(
     with Crew(ground, runners) as crew:
         for turn in range(repeat + 1):
             for runner, own in zip(runners, laps, strict=True):
-                tell(f"{runner.name}: {f'{turn} of {repeat}' if turn else 'warming up'}")
+                told = f"{runner.name}: {f'{turn} of {repeat}' if turn else 'warming up'}"
+                tell(told, sum(map(len, laps)) / (len(laps) * (repeat + 1)))
                 own.append(crew.lap(runner))
     return laps
 

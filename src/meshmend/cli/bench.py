@@ -79,8 +79,8 @@ def bench_command(
         link_bandwidth=None if testbed is None else parse_bandwidth(testbed),
         repeat=repeat,
     )
-    with progress(quiet=as_json) as on_step:
-        meeting = held(wish, on_step)
+    with progress(quiet=as_json) as bar:
+        meeting = held(wish, bar)
     for reason in meeting.absent.values():
         note(f"meshmend: left out: {reason}")
     if as_json:

@@ -5,13 +5,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from meshmend.errors import InputError
 
+_PATIENCE_S = 1.0  # what is done before shows no bar
 _COMPILING = "compiling for the first use on this machine; this takes some seconds, once ..."
 
 
@@ -41,16 +43,85 @@ def cache_dir() -> Path:
     return Path(home) / "meshmend"
 
 
-@contextmanager
-def progress(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """Show which step is under way on a terminal; the caller names each step as it begins."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda step: None
-        return
-    from rich.console import Console
+class Bar:
+    """A bar on standard error that shows what is under way, once that takes over a second.
 
-    with Console(stderr=True).status("starting") as status:
-        yield lambda step: status.update(step)
+    It is told a step and the part of all work that is done, if known. Where standard error is
+    not a terminal, or in a quiet command, it shows nothing.
+    """
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._step = "starting"
+        self._part: float | None = None
+        self._shown: Any = None
+        self._closed = False
+        self._lock = threading.Lock()
+        self._timer = threading.Timer(_PATIENCE_S, self._show)
+        self._timer.daemon = True
+        if not quiet and sys.stderr.isatty():
+            self._timer.start()
+
+    def __call__(self, step: str, part: float | None = None, /) -> None:
+        with self._lock:
+            self._step = step
+            if part is not None:
+                self._part = max(part, self._part or 0.0)
+            self._draw()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Take the bar away while results are printed."""
+        with self._lock:
+            if self._shown is not None:
+                self._shown.stop()
+            yield
+            sys.stdout.flush()
+            if self._shown is not None:
+                self._shown.start()
+
+    def close(self) -> None:
+        """Take the bar away for good."""
+        self._timer.cancel()
+        with self._lock:
+            self._closed = True
+            if self._shown is not None:
+                self._shown.stop()
+
+    def _show(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+        from rich.progress import TimeElapsedColumn as Elapsed
+
+        columns = (BarColumn(), TaskProgressColumn(), Elapsed(), TextColumn("{task.description}"))
+        with self._lock:
+            if self._closed:
+                return
+            self._shown = Progress(
+                *columns,
+                console=Console(stderr=True),
+                transient=True,
+                redirect_stdout=False,  # results go where they were sent
+                redirect_stderr=False,
+            )
+            self._shown.add_task(self._step, total=None)
+            self._draw()
+            self._shown.start()
+
+    def _draw(self) -> None:
+        if self._shown is not None:
+            total = None if self._part is None else 1.0  # without one the bar runs to and fro
+            task = self._shown.task_ids[0]
+            self._shown.update(task, description=self._step, total=total, completed=self._part)
+
+
+@contextmanager
+def progress(*, quiet: bool = False) -> Iterator[Bar]:
+    """Show on a terminal what is under way; the caller tells each step and part to the bar."""
+    bar = Bar(quiet=quiet)
+    try:
+        yield bar
+    finally:
+        bar.close()
 
 
 def announce_compilation() -> None:

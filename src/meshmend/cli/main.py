@@ -14,6 +14,7 @@ from typer.exceptions import TyperException
 from meshmend import __version__
 from meshmend.cli import (
     bench,
+    coordinator,
     fabrics,
     figures,
     plan,
@@ -23,6 +24,7 @@ from meshmend.cli import (
     simulate,
     testbed,
     train,
+    worker,
 )
 from meshmend.errors import InputError, MeshmendError
 
@@ -44,6 +46,8 @@ app.command("show")(show.show_command)
 app.command("figures")(figures.figures_command)
 app.command("reproduce")(reproduce.reproduce_command)
 app.command("run", context_settings=run.CONTEXT)(run.run_command)
+app.command("coordinator")(coordinator.coordinator_command)
+app.command("worker", context_settings=worker.CONTEXT)(worker.worker_command)
 app.command("bench")(bench.bench_command)
 app.add_typer(testbed.app, name="testbed")
 

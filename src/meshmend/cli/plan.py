@@ -69,7 +69,7 @@ def plan_command(
     from meshmend.units import parse_bytes
 
     broken = mesh_of(mesh, wrap, fail)
-    with progress(quiet=as_json) as on_step:
+    with progress(quiet=as_json) as bar:
         result = plan(
             broken,
             algorithm,
@@ -77,7 +77,7 @@ def plan_command(
             payload_bytes=parse_bytes(payload),
             fabric=fabric_named(fabric),
             cache_dir=cache_dir(),
-            on_step=on_step,
+            tell=bar,
         )
     if output is not None:
         result.save(output)
@@ -107,8 +107,8 @@ def verify_command(
     if mesh is None and (fail or wrap != "none"):
         raise InputError("--fail and --wrap need --mesh: together they name the mesh to insist on")
     wanted = None if mesh is None else mesh_of(mesh, wrap, fail)
-    with progress(quiet=as_json) as on_step:
-        result = load_plan(file, mesh=wanted, on_step=on_step)
+    with progress(quiet=as_json) as bar:
+        result = load_plan(file, mesh=wanted, tell=bar)
     _print_plan(result, as_json=as_json)
 
 

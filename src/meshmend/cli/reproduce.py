@@ -60,8 +60,8 @@ def reproduce_command(
         message_overhead=message_overhead,
         chip_bandwidth=chip_bandwidth,
     )
-    with progress(quiet=as_json) as on_step:
-        result = reproduction(machine, quick=quick, tell=on_step)
+    with progress(quiet=as_json) as bar:
+        result = reproduction(machine, quick=quick, tell=bar)
     if output is not None:
         write_text(output, reproduction_page(result))
     if as_json:

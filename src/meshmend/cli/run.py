@@ -7,9 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshmend.cli.console import announce_compilation
+from meshmend.cli.elastic import (
+    ElasticOption,
+    HeartbeatOption,
+    RunDirOption,
+    run_elastic_script,
+)
 from meshmend.cli.options import FailOption, MeshOption, WrapOption, mesh_of
+from meshmend.cli.train import InjectOption
+from meshmend.errors import InputError
 
 if TYPE_CHECKING:
+    from meshmend.launch.elastic_script import ElasticScript
     from meshmend.launch.job import Job
 
 # Everything after the script is the script's.
@@ -52,11 +61,18 @@ def run_command(
     is_module: Annotated[
         bool, typer.Option("-m", "--module", help="SCRIPT is a module's name.")
     ] = False,
+    elastic: ElasticOption = False,
+    inject: InjectOption = None,
+    run_dir: RunDirOption = None,
+    heartbeat: HeartbeatOption = 2.0,
 ) -> int:
     """Run a training script with one worker per live chip, like torchrun for one machine.
 
     The script calls init_process_group("meshmend") and is otherwise unchanged; its lines are
     printed with the chip they came from. The exit code is that of the first worker that failed.
+
+    With --elastic the script loops over a meshmend.train.Job instead; chips may die and come
+    back, and the exit code is 0 if the others finish.
 
     **Examples**
 
@@ -65,29 +81,57 @@ def run_command(
     - meshmend run --mesh 4x4 --preload transformers train.py
 
     - meshmend run --mesh 2x2 --algorithm ring-1d -m mypackage.train
+
+    - meshmend run --elastic --mesh 4x4 --inject "kill 2x2@0,2 at 30" examples/train/mended_loop.py
     """
     announce_compilation()
     # As torchrun does: many workers on one machine must not each start a thread per core. Both
     # are read when torch is imported, below.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    from meshmend.launch.job import Job, run_job
     from meshmend.launch.worker import Script
     from meshmend.torch.settings import Settings
 
+    what = Script(script, tuple(arguments or ()), is_module)
     settings = Settings(mesh_of(mesh, wrap, fail), algorithm=algorithm, n_slices=slices)
-    job = Job(
-        settings, Script(script, tuple(arguments or ()), is_module), preload=tuple(preload or ())
+    modules = tuple(preload or ())
+    if elastic:
+        from meshmend.launch.elastic_script import ElasticScript
+
+        run = ElasticScript(settings, what, run_dir=run_dir, preload=modules)
+        return run_elastic_script(_with_faults(run, inject, heartbeat, testbed))
+    if inject or run_dir is not None:
+        raise InputError("--inject and --run-dir need --elastic: other jobs end with a lost chip")
+    from meshmend.launch.job import Job
+
+    return _run_once(Job(settings, what, preload=modules), testbed)
+
+
+def _with_faults(
+    run: "ElasticScript", inject: list[str] | None, heartbeat: float, testbed: str | None
+) -> "ElasticScript":
+    """Return a run to which all this happens."""
+    from meshmend.train.faults import parse_fault
+    from meshmend.train.membership import Timing
+    from meshmend.units import parse_bandwidth
+
+    if run.settings.n_slices:
+        raise InputError("--slices does not go with --elastic, which chooses them by size")
+    return replace(
+        run,
+        faults=tuple(parse_fault(text, run.settings.mesh) for text in inject or ()),
+        timing=Timing(silence_s=heartbeat),
+        testbed_bytes_per_s=None if testbed is None else parse_bandwidth(testbed),
     )
-    return run_job(job) if testbed is None else _run_in_testbed(job, testbed)
 
 
-def _run_in_testbed(job: "Job", bandwidth: str) -> int:
+def _run_once(job: "Job", testbed: str | None) -> int:
     from meshmend.launch.job import run_job
     from meshmend.testbed.bed import Testbed
     from meshmend.units import parse_bandwidth
 
-    mesh = job.settings.mesh
-    with Testbed.up(mesh, link_bandwidth=parse_bandwidth(bandwidth)) as bed:
+    if testbed is None:
+        return run_job(job)
+    with Testbed.up(job.settings.mesh, link_bandwidth=parse_bandwidth(testbed)) as bed:
         networked = {"GLOO_SOCKET_IFNAME": "chip"}
         return run_job(replace(job, enter=bed.enter, address_of=bed.address, environment=networked))

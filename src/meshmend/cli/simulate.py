@@ -81,6 +81,7 @@ def simulate_command(
     """
     announce_compilation()
     from meshmend.planning.comparison import compared
+    from meshmend.planning.telling import Shares
     from meshmend.report.sweep_picture import sweep_svg
     from meshmend.units import parse_payloads
 
@@ -99,14 +100,15 @@ def simulate_command(
         raise InputError("--save-trace needs one payload, but got a sweep")
     names = [name for text in algorithm or ["all"] for name in text.split(",")]
     results = []
-    with progress(quiet=as_json) as on_step:
-        for size in payloads:
+    with progress(quiet=as_json) as bar:
+        for size, told in zip(payloads, Shares(bar, len(payloads)).in_turn(), strict=True):
             result = compared(
-                broken, machine, size, names, slices=slices, cache_dir=cache_dir(), tell=on_step
+                broken, machine, size, names, slices=slices, cache_dir=cache_dir(), tell=told
             )
             results.append(result)
             if not as_json:
-                _print_comparison(result, first=size == payloads[0])
+                with bar.aside():
+                    _print_comparison(result, first=size == payloads[0])
     if save_trace is not None:
         _save_trace(results[0], save_trace)
     if output is not None:

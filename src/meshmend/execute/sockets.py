@@ -11,6 +11,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Final
 
@@ -19,7 +20,7 @@ import numpy as np
 from meshmend.errors import InputError
 from meshmend.execute import frames
 from meshmend.execute.combine import bind_combine
-from meshmend.execute.door import Door, clear
+from meshmend.execute.door import Door, clear, is_set
 from meshmend.execute.engine import progress
 from meshmend.execute.frames import Engine
 from meshmend.execute.program import SEND
@@ -148,6 +149,7 @@ class SocketTransport:
             raise InputError(f"renew needs more than {self.generation}, but got {generation}")
         self.generation, self._sequence, self._broken = generation, 0, ""
         self.drop(np.flatnonzero(self._links[:, frames.CLOSED]).tolist())
+        self.drop([peer for peer, connection in self._sockets.items() if _is_over(connection)])
         clear(self._stop_fd)
 
     def drop(self, peers: Iterable[int]) -> None:
@@ -162,7 +164,14 @@ class SocketTransport:
     def sever(self, peer: int) -> None:
         """Break the connection to a rank, as a cut link would; may be called by any thread."""
         if connection := self._sockets.get(peer):
-            connection.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):  # it may be broken already
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def check(self) -> None:
+        """Raise StoppedError if `interrupt` was called: for a rank that has nobody to wait for."""
+        if is_set(self._stop_fd):
+            clear(self._stop_fd)
+            raise StoppedError(f"{self._me} was told to stop")
 
     def close(self) -> None:
         """Give up all connections and stop listening."""
@@ -315,3 +324,13 @@ class SocketTransport:
         except OSError:
             pass
         return words.decode(errors="replace") or f"{self._labels[peer]} gave up"
+
+
+def _is_over(connection: socket.socket) -> bool:
+    """Whether the other end has hung up and nothing is left to read."""
+    try:
+        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

@@ -50,9 +50,9 @@ class ElasticJob:
     """What to run on every live chip of the settings' mesh, and what is to happen to it.
 
     `body()` is what a worker does; it returns its exit code. `sums` are what its steps sum, if
-    that is known: then plans for what may fail next are made ahead. After `for_s` the job is
-    ended, whatever step it is at. `enter`, `address_of` and
-    `network` put the workers into a testbed: `network(action, failure)` breaks and mends it.
+    that is known before the first: plans for what may fail next are made ahead. After `for_s` the
+    job is ended, whatever step it is at. `enter`, `address_of` and `network` put the workers into
+    a testbed: `network(action, failure)` breaks and mends it.
     """
 
     settings: Settings
@@ -142,6 +142,11 @@ class _Launcher:
         self._is_over = False
         self._was_ended = False
         self._why_forming = ""
+        self._formed: Event = {}
+        self._unsaid: list[Message] = []  # what the coordinator has not been told yet
+        self._absent: list[Chip] = []
+        self._finished: set[Chip] = set()
+        self._stopped: set[Chip] = set()
 
     def start(self) -> None:
         """Start the coordinator and a worker for each live chip."""
@@ -160,8 +165,13 @@ class _Launcher:
             self._end_in_time()
             if self._is_over:
                 over_since = over_since or time.monotonic()
-                if time.monotonic() > over_since + _LINGER_S:
+                if time.monotonic() > over_since + _LINGER_S and not self._works_on():
                     return
+
+    def _works_on(self) -> bool:
+        """Whether a worker is still busy with what comes after its job, such as evaluation."""
+        busy = self._finished - self._stopped
+        return any(self._workers[chip].code is None for chip in busy)
 
     def _end_in_time(self) -> None:
         """Send everyone home when the time is over."""
@@ -231,6 +241,7 @@ class _Launcher:
         )
         self._workers[chip] = child
         self._chip_of[child.pid] = chip
+        self._stopped.discard(chip)
 
     def _look_ahead(self, facts: Event) -> None:
         """Have a process of low priority plan for the loss of each board that is left."""
@@ -281,6 +292,11 @@ class _Launcher:
                 self._tell("coordinator", state="back")
         elif self._channel is None:
             self._channel = self._observed()
+        self._unsaid = [message for message in self._unsaid if not self._send(message)]
+        # Who died before the first generation is not waited for.
+        self._absent = [
+            chip for chip in self._absent if not self._send({"kind": "absent", "chip": chip})
+        ]
 
     def _observed(self) -> Channel | None:
         """Return a line to the coordinator, or None if it cannot be reached right now."""
@@ -326,6 +342,7 @@ class _Launcher:
             self._why_forming = facts["why"]
         elif kind == "generation":
             self._counts.append(len(facts["chips"]))
+            self._formed = facts
             self._look_ahead(facts)
             self._tell("generation", at=at, why=self._why_forming, **facts)
         elif kind == "done":
@@ -337,6 +354,14 @@ class _Launcher:
         if "saved" in facts:
             self._tell("checkpoint", at=facts["at"], step=facts["step"], path=facts["saved"])
             return
+        if "finished" in facts:
+            self._finished.add(tuple(facts["chip"]))
+            return
+        if facts["sums"] and not self._job.sums:
+            sums = tuple((int(n_elements), str(dtype)) for n_elements, dtype in facts["sums"])
+            self._job = replace(self._job, sums=sums)
+            if self._formed:
+                self._look_ahead(self._formed)
         self._step = max(self._step, facts["step"])
         if facts["leads"]:
             self._tell(
@@ -363,7 +388,10 @@ class _Launcher:
             del self._chip_of[child.pid]
             if child.code == 0:
                 self._is_over = True
-            elif not child.was_ended:
+                continue
+            if not self._counts:
+                self._absent.append(chip)
+            if not child.was_ended:
                 self._note_death(chip, child)
 
     def _note_death(self, chip: Chip, child: Child) -> None:
@@ -438,6 +466,7 @@ class _Launcher:
                 child.was_ended = True
                 child.signal(signal.SIGKILL)
             elif fault.action == "hang":
+                self._stopped.add(chip)
                 child.signal(signal.SIGSTOP)
                 if fault.for_s is not None:
                     self._in(fault.for_s, partial(child.signal, signal.SIGCONT))
@@ -470,7 +499,7 @@ class _Launcher:
 
     def _change_link(self, action: str, link: Link) -> None:
         kind = "mend" if action == "repair" else "cut"
-        self._send({"kind": kind, "link": str(link)})
+        self._unsaid.append({"kind": kind, "link": str(link)})
 
     def _send(self, message: Message) -> bool:
         """Send a message to the coordinator; return whether there was one."""

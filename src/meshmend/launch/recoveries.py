@@ -17,8 +17,8 @@ Event = dict[str, Any]
 class Recovery:
     """A fault and how it went; all times are of one clock.
 
-    One that `is_quiet` needs no new generation: the next step says that it did no harm. `back` are the chips of a repair: it is over when they
-    are members again.
+    One that `is_quiet` needs no new generation: the next step says that it did no harm. `back`
+    are the chips of a repair: it is over when they are members again.
     """
 
     fault: str

@@ -11,8 +11,8 @@ kicks bring nothing either, one tree is **grown anew** from another root.
 from typing import Final
 
 import numpy as np
-from numba import njit
 
+from meshmend.kernels import kernel, plain_kernel
 from meshmend.overlay.tree_forest import (
     LINK,
     PORT,
@@ -54,7 +54,7 @@ def balanced(
     return int(_balance(*arrays, roots, goal, cap, patience, hopeless))
 
 
-@njit(cache=True)
+@kernel
 def _balance(
     ways: Ints,
     ends: Ints,
@@ -94,7 +94,7 @@ def _balance(
                     _kick(ways, ends, state, load, random, e, goal, cap, scratch)
 
 
-@njit(cache=True)
+@plain_kernel
 def _chains(
     ways: Ints, ends: Ints, state: Ints, load: Ints, trail: Ints, goal: int, cap: int, stack: Ints
 ) -> int:
@@ -132,7 +132,7 @@ def _chains(
     return n_chains
 
 
-@njit(cache=True)
+@plain_kernel
 def _follow(
     ways: Ints, state: Ints, load: Ints, trail: Ints, last: int, cap: int, stack: Ints
 ) -> bool:
@@ -153,7 +153,7 @@ def _follow(
     return True
 
 
-@njit(cache=True)
+@plain_kernel
 def _regrow(
     ways: Ints,
     ends: Ints,
@@ -181,7 +181,7 @@ def _regrow(
     grow(ways, state, load, random, k, root, scratch[0], scratch[1])
 
 
-@njit(cache=True)
+@plain_kernel
 def _user(ways: Ints, ends: Ints, state: Ints, e: int, random: Words) -> int:
     """Return a random tree that uses link e."""
     k = random_below(random, state.shape[1])
@@ -193,7 +193,7 @@ def _user(ways: Ints, ends: Ints, state: Ints, e: int, random: Words) -> int:
         k = (k + 1) % state.shape[1]
 
 
-@njit(cache=True)
+@plain_kernel
 def _kick(
     ways: Ints,
     ends: Ints,
@@ -227,7 +227,7 @@ def _kick(
         root_at_center(ways, state, k, near, order)
 
 
-@njit(cache=True)
+@plain_kernel
 def _measure(
     ways: Ints,
     state: Ints,
@@ -250,7 +250,7 @@ def _measure(
             eccentricity[v] = max(eccentricity[v], near[v]) if turn else near[v]
 
 
-@njit(cache=True)
+@plain_kernel
 def _exchange(ways: Ints, ends: Ints, state: Ints, e: int, f: int, k: int, near: Ints) -> None:
     """Replace link e by link f in tree k; `near` is -1 on the side of e's first end only."""
     top = ends[e, 0]

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from meshmend.kernels import kernel, plain_kernel
 from meshmend.topology.graph import breadth_first
 from meshmend.topology.mesh import Mesh
 
@@ -61,7 +61,7 @@ def empty_forest(mesh: Mesh, n_trees: int, seed: int) -> Forest:
     )
 
 
-@njit(cache=True)
+@plain_kernel
 def random_below(random: Words, bound: int) -> int:
     """Return a number from 0 to `bound - 1` (xorshift), and step the state."""
     x = random[0]
@@ -72,7 +72,7 @@ def random_below(random: Words, bound: int) -> int:
     return int(np.int64(x >> np.uint64(33)) % bound)
 
 
-@njit(cache=True)
+@kernel
 def grow_all(ways: Ints, state: Ints, load: Ints, random: Words, roots: Ints) -> None:
     """Make each tree a shortest-path tree from its root that favours links of low load."""
     near, order = np.empty(len(ways), np.int32), np.empty(len(ways), np.int32)
@@ -80,7 +80,7 @@ def grow_all(ways: Ints, state: Ints, load: Ints, random: Words, roots: Ints) ->
         grow(ways, state, load, random, k, roots[k], near, order)
 
 
-@njit(cache=True)
+@plain_kernel
 def grow(
     ways: Ints,
     state: Ints,
@@ -110,7 +110,7 @@ def grow(
     fill_heights(ways, state, k, order)
 
 
-@njit(cache=True)
+@plain_kernel
 def fill_heights(ways: Ints, state: Ints, k: int, order: Ints) -> None:
     """Set the heights of tree k; `order` holds all ranks, parents before children."""
     for i in range(len(order)):
@@ -121,7 +121,7 @@ def fill_heights(ways: Ints, state: Ints, k: int, order: Ints) -> None:
         state[up, k, HEIGHT] = max(state[up, k, HEIGHT], state[v, k, HEIGHT] + 1)
 
 
-@njit(cache=True)
+@plain_kernel
 def may_move(ways: Ints, state: Ints, v: int, k: int, p: int, cap: int) -> bool:
     """Whether tree k stays a tree of depth `cap` at most if v hangs below its port p instead."""
     w = ways[v, p, NEIGHBOR]
@@ -133,7 +133,7 @@ def may_move(ways: Ints, state: Ints, v: int, k: int, p: int, cap: int) -> bool:
     return bool(w != v)  # otherwise port p leads below v: a circle
 
 
-@njit(cache=True)
+@plain_kernel
 def move(ways: Ints, state: Ints, v: int, k: int, p: int, stack: Ints) -> None:
     """Hang v, with all below it, on its port p in tree k; `stack` is scratch for all ranks."""
     old, new = ways[v, state[v, k, PORT], NEIGHBOR], ways[v, p, NEIGHBOR]
@@ -160,7 +160,7 @@ def move(ways: Ints, state: Ints, v: int, k: int, p: int, stack: Ints) -> None:
         x, height = ways[x, state[x, k, PORT], NEIGHBOR], height + 1
 
 
-@njit(cache=True)
+@plain_kernel
 def _sink(ways: Ints, state: Ints, v: int, k: int, by: int, stack: Ints) -> None:
     """Add `by` to the depth of v and of all below it."""
     stack[0], top = v, int(by != 0)
@@ -175,7 +175,7 @@ def _sink(ways: Ints, state: Ints, v: int, k: int, by: int, stack: Ints) -> None
                 top += 1
 
 
-@njit(cache=True)
+@plain_kernel
 def walk(ways: Ints, state: Ints, k: int, start: int, without: int, near: Ints, order: Ints) -> int:
     """Fill `near` with hops from `start` in tree k less one link, return how many are reached.
 
@@ -199,7 +199,7 @@ def walk(ways: Ints, state: Ints, k: int, start: int, without: int, near: Ints, 
     return tail
 
 
-@njit(cache=True)
+@plain_kernel
 def hang(ways: Ints, state: Ints, a: int, p: int, top: int, k: int) -> None:
     """Hang the part of tree k below `top` on port p of its rank a, which comes to head it.
 
@@ -214,7 +214,7 @@ def hang(ways: Ints, state: Ints, a: int, p: int, top: int, k: int) -> None:
         v, out = ways[v, up, NEIGHBOR], up ^ 1
 
 
-@njit(cache=True)
+@plain_kernel
 def root_at_center(ways: Ints, state: Ints, k: int, near: Ints, order: Ints) -> None:
     """Root tree k in the middle of its longest path, which makes it as shallow as it can be."""
     walk(ways, state, k, 0, -1, near, order)
@@ -235,7 +235,7 @@ def root_at_center(ways: Ints, state: Ints, k: int, near: Ints, order: Ints) -> 
     fill_heights(ways, state, k, order)
 
 
-@njit(cache=True)
+@kernel
 def root_all(ways: Ints, state: Ints) -> None:
     """Root every tree in the middle of its longest path."""
     near, order = np.empty(len(ways), np.int32), np.empty(len(ways), np.int32)

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from meshmend.errors import TopologyError
+from meshmend.kernels import kernel
+from meshmend.overlay.tree_disjoint import disjoint_forest
 from meshmend.overlay.tree_forest import NEIGHBOR, PORT, Forest, root_all
 from meshmend.overlay.tree_search import Search, evenest_forest, forest_within, least_load
 from meshmend.topology.graph import distances_from, eccentricities
@@ -100,6 +101,13 @@ class TreePacking:
         """The part of the payload that the busiest link carries, each way (0: a single chip)."""
         return float(self.edge_loads.max(initial=0.0))
 
+    @property
+    def most_trees_up(self) -> int:
+        """How many trees the busiest channel carries towards their roots (0: a single chip)."""
+        tree, child = np.nonzero(self.parents >= 0)
+        channel = child.astype(np.int64) * self.n_ranks + self.parents[tree, child]
+        return int(np.unique(channel, return_counts=True)[1].max(initial=0))
+
     def link_loads(self, mesh: Mesh) -> NDArray[np.float64]:
         """Return the part of the payload on each of `mesh.links`, each way."""
         used = self._number(self.edges[:, 0], self.edges[:, 1])
@@ -115,7 +123,7 @@ class TreePacking:
         return number
 
 
-@njit(cache=True)
+@kernel
 def _hops(roots: NDArray[np.int32], parents: NDArray[np.int32]) -> NDArray[np.int32]:
     """Return each rank's hops to its tree's root, -1 where its parents do not lead there."""
     n_trees, n_ranks = parents.shape
@@ -156,16 +164,39 @@ def tree_packing(
             f"tree_packing needs at least one tree, an effort from 1 on and a slack from 0 on, but "
             f"got {n_trees} trees, effort {effort} and slack {depth_slack}"
         )
-    if distances_from(mesh, 0).min() < 0:
-        raise TopologyError(
-            f"tree_packing needs a connected mesh, but {mesh} falls into parts; use largest_part"
-        )
+    _check_connected(mesh, "tree_packing")
     from_center, search = eccentricities(mesh), Search(effort, seed)
     if n_trees == 1:
         depth_slack = 0  # one tree loads its links alike, however deep it is
     if depth_slack is not None:
         return packing_of(forest_within(mesh, n_trees, from_center, depth_slack, search))
     return packing_of(evenest_forest(mesh, n_trees, from_center, search))
+
+
+def disjoint_packing(mesh: Mesh, *, window: int, seed: int = 0) -> TreePacking | None:
+    """Return trees of which no channel carries two one way, or None where none are found.
+
+    For payloads too short to fill the mesh. As many trees as the fewest links of a rank, at most
+    a hop deeper than the radius, the deeper ones with less to carry. `window` is how many hops
+    last as long as a tree's part of the payload takes to pass a link; where a channel carries
+    one tree up and another down, they are so far apart that the whole is late by three hops at
+    most. `tree_disjoint` has more. Deterministic for a seed.
+
+    Raises:
+        TopologyError: the mesh is not connected, or a window below one.
+    """
+    if window < 1:
+        raise TopologyError(f"disjoint_packing needs a window of one hop or more, but got {window}")
+    _check_connected(mesh, "disjoint_packing")
+    found = disjoint_forest(mesh, eccentricities(mesh), window, seed)
+    return None if found is None else _packing(*found)
+
+
+def _check_connected(mesh: Mesh, who: str) -> None:
+    if distances_from(mesh, 0).min() < 0:
+        raise TopologyError(
+            f"{who} needs a connected mesh, but {mesh} falls into parts; use largest_part"
+        )
 
 
 def tree_counts(mesh: Mesh, most: int) -> tuple[int, ...]:
@@ -187,10 +218,15 @@ def tree_counts(mesh: Mesh, most: int) -> tuple[int, ...]:
 def packing_of(forest: Forest) -> TreePacking:
     """Return the trees of a forest, rooted in their middles, with equal weights."""
     root_all(forest.ways, forest.state)
+    n_trees = forest.state.shape[1]
+    return _packing(forest, np.full(n_trees, 1 / n_trees))
+
+
+def _packing(forest: Forest, weights: NDArray[np.float64]) -> TreePacking:
     port = forest.state[:, :, PORT].T
     above = forest.ways[np.arange(port.shape[1]), port, NEIGHBOR]
     return TreePacking(
         roots=np.argmin(port, axis=1).astype(np.int32),
         parents=np.ascontiguousarray(np.where(port >= 0, above, np.int32(-1))),
-        weights=np.full(len(port), 1 / len(port)),
+        weights=weights,
     )

@@ -6,10 +6,10 @@ packing, because nearly every link of nearly every tree is still right.
 """
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from meshmend.errors import TopologyError
+from meshmend.kernels import kernel
 from meshmend.overlay.tree_exchange import balanced
 from meshmend.overlay.tree_forest import (
     DEPTH,
@@ -98,7 +98,7 @@ def _kept_ports(old_parents: NDArray[np.int32], old: Mesh, new: Mesh) -> NDArray
     return ports
 
 
-@njit(cache=True)
+@kernel
 def _join_all(ways: Ints, ends: Ints, state: Ints, load: Ints, random: Words, cap: int) -> None:
     """Make one tree of each tree's parts, and grow those anew that come out deeper than `cap`."""
     near, order = np.empty(len(ways), np.int32), np.empty(len(ways), np.int32)
@@ -119,7 +119,7 @@ def _join_all(ways: Ints, ends: Ints, state: Ints, load: Ints, random: Words, ca
             grow(ways, state, load, random, k, root, near, order)
 
 
-@njit(cache=True)
+@kernel
 def _depth(state: Ints, k: int) -> int:
     depth = 0
     for v in range(len(state)):
@@ -127,7 +127,7 @@ def _depth(state: Ints, k: int) -> int:
     return depth
 
 
-@njit(cache=True)
+@kernel
 def _join(ways: Ints, ends: Ints, state: Ints, load: Ints, k: int, near: Ints, order: Ints) -> None:
     """Join the parts of tree k to its largest part, each over the least loaded link there is."""
     start, most = 0, 0

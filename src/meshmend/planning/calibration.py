@@ -12,7 +12,8 @@ from typing import Any
 
 from meshmend.planning.paper_tables import PaperRow
 from meshmend.planning.prediction import timing
-from meshmend.planning.pricing import Question, Tell
+from meshmend.planning.pricing import Question
+from meshmend.planning.telling import Tell, silent
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.mesh import Mesh
 
@@ -63,7 +64,7 @@ def calibrated_links(
     large: PaperRow,
     fabric: Fabric,
     algorithm: str,
-    tell: Tell = lambda step: None,
+    tell: Tell = silent,
 ) -> Links:
     """Return the hop latency with which allreduce grows from mesh to mesh as table 2 prints.
 

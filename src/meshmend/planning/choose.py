@@ -7,11 +7,16 @@ found is kept, in memory and, if a folder is given, on disk, so that the second 
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from meshmend.errors import InputError
-from meshmend.planning.pricing import Question, Tell, price, supported_names
+import numpy as np
+
+from meshmend.errors import InputError, TopologyError
+from meshmend.overlay.tree_packing import TreePacking
+from meshmend.planning.pricing import Question, price, supported_names
+from meshmend.planning.telling import Shares, Tell, silent
 from meshmend.planning.tree_choice import Pipeline, TreeShape
 from meshmend.planning.tree_pricing import trees_of
 from meshmend.schedule.algorithms import algorithm
@@ -23,7 +28,7 @@ from meshmend.topology.mesh import Mesh
 # Payloads within 1.5 % share their answer. No time grows faster than the payload, so that is
 # also the most by which a shared answer falls behind one's own.
 _CLASSES_PER_OCTAVE = 24
-_VERSION = 3  # of the search: answers of another are not asked for
+_VERSION = 4  # of the search: answers of another are not asked for
 
 _known: dict[tuple[Mesh, Fabric, float], "Choice"] = {}
 
@@ -32,12 +37,14 @@ _known: dict[tuple[Mesh, Fabric, float], "Choice"] = {}
 class Choice:
     """What `auto` runs: an algorithm, how it is pipelined, and its packing if it has trees.
 
-    With the mesh it gives the same schedule again.
+    With the mesh it gives the same schedule again; the trees found are kept because to search
+    for them again takes longer than all the rest of a plan.
     """
 
     algorithm: str
     pipeline: Pipeline
     shape: TreeShape | None = None
+    packing: TreePacking | None = field(default=None, compare=False, repr=False)
 
     @property
     def slices(self) -> int:
@@ -50,7 +57,7 @@ def choose(
     payload_bytes: float,
     *,
     cache_dir: Path | None = None,
-    tell: Tell = lambda step: None,
+    tell: Tell = silent,
 ) -> Choice:
     """Return the fastest algorithm for a connected mesh, among all that do it.
 
@@ -61,7 +68,7 @@ def choose(
     if question in _known:
         return _known[question]
     path = None if cache_dir is None else cache_dir / f"{_key(mesh, fabric, typical)}.json"
-    choice = _from_disk(path)
+    choice = _from_disk(path, mesh)
     if choice is None:
         choice = _found(Question(mesh, typical, fabric), tell)
         _to_disk(path, choice)
@@ -78,7 +85,7 @@ def chosen_schedule(mesh: Mesh, choice: Choice, collective: Collective) -> Sched
     """Return the schedule of a choice; in a half made of trees every rank owns an equal chunk."""
     if choice.shape is None:
         return algorithm(choice.algorithm).build(mesh, collective)
-    packing = trees_of(mesh, choice.shape).packing
+    packing = choice.packing or trees_of(mesh, choice.shape).packing
     if collective is Collective.ALLREDUCE:
         return tree_schedule(packing, collective)
     return spread_tree_schedule(packing, collective)
@@ -94,13 +101,34 @@ def payload_class_bytes(payload_bytes: float) -> float:
 
 def _found(question: Question, tell: Tell) -> Choice:
     best = None
-    for name in supported_names(question.mesh):
+    names = list(supported_names(question.mesh))
+    for name, told in zip(names, Shares(tell, len(names)).in_turn(), strict=True):
         below_s = None if best is None else best.time_s
-        result = price(question, name, below_s=below_s, tell=tell)
+        result = price(question, name, below_s=below_s, tell=told)
         if result is not None and (best is None or result.time_s < best.time_s):
             best = result
     assert best is not None, "trees do every connected mesh"
-    return Choice(best.name, best.pipeline, best.shape)
+    packing = None if best.shape is None else trees_of(question.mesh, best.shape).packing
+    return Choice(best.name, best.pipeline, best.shape, packing)
+
+
+def _packing(mesh: Mesh, document: dict[str, list[Any]]) -> TreePacking:
+    """Return the packing of a document.
+
+    Raises:
+        TopologyError: it is not of spanning trees of the mesh.
+    """
+    parents = np.array(document["parents"], dtype=np.int32)
+    fits = parents.ndim == 2 and len(parents) > 0 and parents.shape[1] == mesh.n_live
+    if not fits or not np.all(
+        (mesh.neighbor_ranks == parents[:, :, None]).any(axis=2) | (parents == -1)
+    ):
+        raise TopologyError(f"a packing needs a neighbour for a parent on {mesh}, but got others")
+    return TreePacking(
+        roots=np.argmin(parents, axis=1).astype(np.int32),
+        parents=parents,
+        weights=np.array(document["weights"], dtype=np.float64),
+    )
 
 
 def _key(mesh: Mesh, fabric: Fabric, payload_bytes: float) -> str:
@@ -111,7 +139,7 @@ def _key(mesh: Mesh, fabric: Fabric, payload_bytes: float) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _from_disk(path: Path | None) -> Choice | None:
+def _from_disk(path: Path | None, mesh: Mesh) -> Choice | None:
     if path is None:
         return None
     try:
@@ -121,6 +149,7 @@ def _from_disk(path: Path | None) -> Choice | None:
             str(algorithm(document["algorithm"]).name),
             Pipeline(int(document["pipeline"]["slices"]), float(document["pipeline"]["skew"])),
             None if shape is None else TreeShape(**shape),
+            None if shape is None else _packing(mesh, document["packing"]),
         )
     except (InputError, OSError, ValueError, KeyError, TypeError):
         return None  # no answer, or not one of ours: find it anew
@@ -132,7 +161,11 @@ def _to_disk(path: Path | None, choice: Choice) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(".part")
-        draft.write_text(json.dumps(asdict(choice)), encoding="utf-8")
+        document = asdict(replace(choice, packing=None))
+        if choice.packing is not None:
+            parents, weights = choice.packing.parents, choice.packing.weights
+            document["packing"] = {"parents": parents.tolist(), "weights": weights.tolist()}
+        draft.write_text(json.dumps(document), encoding="utf-8")
         draft.replace(path)
     except OSError:
         pass  # a cache that cannot be written costs time, not answers

@@ -12,11 +12,11 @@ from meshmend.planning.pricing import (
     BASELINES,
     Price,
     Question,
-    Tell,
     checked_names,
     price,
     supported_names,
 )
+from meshmend.planning.telling import Shares, Tell, silent
 from meshmend.schedule.algorithms import ALGORITHMS
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
@@ -99,7 +99,7 @@ def compared(
     *,
     slices: int | None = None,
     cache_dir: Path | None = None,
-    tell: Tell = lambda step: None,
+    tell: Tell = silent,
 ) -> Comparison:
     """Return what algorithms cost for a payload; `all` stands for those that do the mesh, and on
     a broken mesh for the baselines too. `auto` is the fastest one under its own name.
@@ -117,20 +117,25 @@ def compared(
     else:
         wanted = checked_names(name for name in names if name != AUTO)
 
-    def priced(name: str) -> Price | None:
+    shares = Shares(tell, len(wanted) + (AUTO in names))
+
+    def priced(share: int, name: str) -> Price | None:
         try:
-            return price(question, name, slices=slices, tell=tell)
+            return price(question, name, slices=slices, tell=shares.of(share))
         except UnsupportedError as error:
             if ALL not in names:
                 raise
             refused[name] = str(error)
             return None
+        finally:
+            shares.of(share)(f"{name}: done", 1.0)
 
     # The event loop runs without the interpreter's lock; large tables are better one at a time.
     with ThreadPoolExecutor(2 if part.n_live <= _SIDE_BY_SIDE_CHIPS else 1) as pool:
-        prices = [result for result in pool.map(priced, wanted) if result is not None]
+        found = pool.map(priced, range(len(wanted)), wanted)
+        prices = [result for result in found if result is not None]
     if AUTO in names:
-        prices.append(_price_of_auto(question, prices, cache_dir, tell))
+        prices.append(_price_of_auto(question, prices, cache_dir, shares.of(len(wanted))))
     prices.sort(key=lambda price: price.time_s)
     return Comparison(
         mesh,

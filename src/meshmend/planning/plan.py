@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,6 +18,7 @@ from meshmend.errors import InputError, PlanFileError, UnsupportedError
 from meshmend.execute import reference
 from meshmend.planning.choose import choose, chosen_schedule
 from meshmend.planning.files import read_plan, write_plan
+from meshmend.planning.telling import Shares, Tell, silent
 from meshmend.planning.tree_choice import Pipeline
 from meshmend.routing.deadlock import check_deadlock_free
 from meshmend.routing.stretch import stretch_of
@@ -34,12 +35,7 @@ from meshmend.verify.hops import check_hops
 
 AUTO = "auto"
 TYPICAL_PAYLOAD_BYTES = 100e6  # gradients of a ResNet-50 in 32 bits
-
-OnStep = Callable[[str], None]
-
-
-def _silent(step: str) -> None:
-    """Tell nobody."""
+_N_STEPS = 5  # of a plan: build or read, hazards, route, verify, deadlock
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -121,24 +117,25 @@ def plan(
     payload_bytes: float = TYPICAL_PAYLOAD_BYTES,
     fabric: Fabric = FABRICS["reference"],
     cache_dir: Path | None = None,
-    on_step: OnStep = _silent,
+    tell: Tell = silent,
 ) -> Plan:
     """Return a proved plan for the largest connected part of a mesh.
 
     `auto` takes the algorithm that is fastest for this payload on this fabric; what it found is
-    kept in `cache_dir`, if given. `on_step` is called with the name of each step as it begins.
+    kept in `cache_dir`, if given. `tell` is told each step as it begins.
 
     Raises:
         InputError: an unknown algorithm or collective, or a mesh that the algorithm does not do;
             the message then names one that will.
     """
     wanted = _collective(collective)
-    steps = _Steps(on_step)
+    halves = Shares(tell, 2)
+    steps = _Steps(halves.of(1) if algorithm == AUTO else tell)
     part = largest_part(mesh)
     pipeline = None
     if algorithm == AUTO:
         with steps.timed("choose"):
-            choice = choose(part, fabric, payload_bytes, cache_dir=cache_dir, tell=on_step)
+            choice = choose(part, fabric, payload_bytes, cache_dir=cache_dir, tell=halves.of(0))
         with steps.timed("build"):
             schedule, pipeline = chosen_schedule(part, choice, wanted), choice.pipeline
     else:
@@ -147,14 +144,14 @@ def plan(
     return replace(_proved(mesh, part, schedule, steps), pipeline=pipeline)
 
 
-def load_plan(path: str | Path, *, mesh: Mesh | None = None, on_step: OnStep = _silent) -> Plan:
+def load_plan(path: str | Path, *, mesh: Mesh | None = None, tell: Tell = silent) -> Plan:
     """Return the plan of a file, proved anew; given a mesh, it must be the plan's own.
 
     Raises:
         PlanFileError: a file that cannot be read, or that is for another mesh.
         ProofError: the plan is wrong.
     """
-    steps = _Steps(on_step)
+    steps = _Steps(tell)
     with steps.timed("read"):
         own, schedule, pipeline = read_plan(Path(path))
     if mesh is not None and mesh != own:
@@ -211,13 +208,13 @@ def _collective(name: str | Collective) -> Collective:
 class _Steps:
     """Names each step to whoever listens, and keeps how long it took."""
 
-    def __init__(self, on_step: OnStep) -> None:
+    def __init__(self, tell: Tell) -> None:
         self.seconds: dict[str, float] = {}
-        self._on_step = on_step
+        self._tell = tell
 
     @contextmanager
     def timed(self, step: str) -> Iterator[None]:
-        self._on_step(step)
+        self._tell(step, len(self.seconds) / _N_STEPS)
         start = time.perf_counter()
         yield
         self.seconds[step] = time.perf_counter() - start

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from meshmend.errors import InputError
 from meshmend.planning.paper_tables import FAILED_REGION, PaperRow
-from meshmend.planning.pricing import TREES, Question, Tell, price
+from meshmend.planning.pricing import TREES, Question, price
+from meshmend.planning.telling import Tell, silent
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.mesh import Mesh
 
@@ -153,7 +154,7 @@ def broken_mesh(shape: tuple[int, int], place: str) -> Mesh:
 def predicted(
     row: PaperRow,
     setting: Setting,
-    tell: Tell = lambda step: None,
+    tell: Tell = silent,
     *,
     like: Prediction | None = None,
 ) -> Prediction:
@@ -178,7 +179,7 @@ def predicted(
     return Prediction(row, setting, full_time, broken_time)
 
 
-def best_predicted(paper: Prediction, tell: Tell = lambda step: None) -> Prediction:
+def best_predicted(paper: Prediction, tell: Tell = silent) -> Prediction:
     """Return the faster of the tree packing and a prediction that is there already."""
     trees = replace(paper.setting, broken_algorithm=TREES)
     ours = predicted(paper.row, trees, tell, like=paper)

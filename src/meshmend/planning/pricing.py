@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from meshmend.errors import InputError, UnsupportedError
+from meshmend.planning.telling import Tell, silent
 from meshmend.planning.tree_choice import Pipeline, TreeShape
 from meshmend.planning.tree_pricing import best_trees
 from meshmend.schedule.algorithms import ALGORITHMS, algorithm
@@ -14,7 +15,7 @@ from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
 from meshmend.schedule.table import Collective
 from meshmend.simulate.baselines import program_on_part
-from meshmend.simulate.engine import Simulation, simulate
+from meshmend.simulate.engine import Progress, Simulation, simulate
 from meshmend.simulate.program import Program, program_of
 from meshmend.simulate.slices import best_slices
 from meshmend.topology.fabric import Fabric
@@ -29,8 +30,6 @@ BASELINES: dict[str, Callable[[Mesh], IntactPart]] = {
 _INTACT = ("row-pair", "two-d", "rank-ring")  # on intact meshes: the paper's, then what works
 
 MAX_MESSAGES = 16_000_000  # of one search for slices
-
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def price(
     *,
     slices: int | None = None,
     below_s: float | None = None,
-    tell: Tell = lambda step: None,
+    tell: Tell = silent,
 ) -> Price | None:
     """Return what a named algorithm or baseline costs, with the best slices unless given.
 
@@ -92,7 +91,7 @@ def price(
     if below_s is not None and _least_time(question, program) > below_s:
         return None
     tell(f"{name}: simulating")
-    result = _simulated(question, program, slices)
+    result = _simulated(question, program, slices, lambda part: tell(f"{name}: simulating", part))
     return Price(name, result, n_chips, Pipeline(result.slices), detail)
 
 
@@ -151,16 +150,23 @@ def _baseline(mesh: Mesh, name: str) -> tuple[Program, int, str]:
     raise AssertionError("rank-ring does every connected mesh")
 
 
-def _simulated(question: Question, program: Program, slices: int | None) -> Simulation:
+def _simulated(
+    question: Question, program: Program, slices: int | None, progress: Progress
+) -> Simulation:
     if slices is not None:
         return simulate(
-            program, question.fabric, payload_bytes=question.payload_bytes, slices=slices
+            program,
+            question.fabric,
+            payload_bytes=question.payload_bytes,
+            slices=slices,
+            progress=progress,
         )
     return best_slices(
         program,
         question.fabric,
         payload_bytes=question.payload_bytes,
         max_messages=MAX_MESSAGES,
+        progress=progress,
     )
 
 

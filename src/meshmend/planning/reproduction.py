@@ -14,7 +14,8 @@ from meshmend.planning.prediction import (
     predicted,
     timing,
 )
-from meshmend.planning.pricing import TREES, Question, Tell
+from meshmend.planning.pricing import TREES, Question
+from meshmend.planning.telling import Shares, Tell, silent
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.mesh import Mesh
 
@@ -91,24 +92,31 @@ def reproduction(
     rows: Sequence[PaperRow] = PAPER_ROWS,
     *,
     quick: bool = False,
-    tell: Tell = lambda step: None,
+    tell: Tell = silent,
 ) -> Reproduction:
     """Return the tables predicted from their full-mesh columns.
 
     A quick run leaves out the other readings and what our algorithm does on full meshes.
     """
     setting = Setting(fabric)
-    paper = tuple(predicted(row, setting, tell) for row in rows)
-    ours = tuple(best_predicted(row, tell) for row in paper)
+    turn = Shares(tell, _n_shares(len(rows), setting, quick=quick)).in_turn()
+    paper = tuple(predicted(row, setting, next(turn)) for row in rows)
+    ours = tuple(best_predicted(row, next(turn)) for row in paper)
     if quick:
         return Reproduction(setting, paper, ours)
-    links = _links(rows, setting, tell)
+    links = _links(rows, setting, next(turn))
     readings = tuple(
-        Reading(words, tuple(predicted(p.row, other, tell, like=p) for p in paper))
+        Reading(words, tuple(predicted(p.row, other, next(turn), like=p) for p in paper))
         for words, other in _other_settings(setting, links).items()
     )
-    full_ours = tuple(_on_full_mesh(row, fabric, tell) for row in rows)
+    full_ours = tuple(_on_full_mesh(row, fabric, next(turn)) for row in rows)
     return Reproduction(setting, paper, ours, full_ours, links, readings)
+
+
+def _n_shares(n_rows: int, setting: Setting, *, quick: bool) -> int:
+    """Return how many pieces of work a reproduction has at most."""
+    n_readings = len(_other_settings(setting, None)) + 1  # one more if links are calibrated
+    return 2 * n_rows + (0 if quick else 1 + (n_readings + 1) * n_rows)
 
 
 def _other_settings(setting: Setting, links: Links | None) -> dict[str, Setting]:

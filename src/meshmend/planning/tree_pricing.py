@@ -6,6 +6,7 @@ full, so a few slices of the right size tell how long all of them take; only wha
 the end is simulated whole. Deterministic, and bounded in messages.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -13,7 +14,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.overlay.tree_packing import TreePacking, tree_packing
+from meshmend.overlay.tree_packing import TreePacking, disjoint_packing, tree_packing
 from meshmend.planning import tree_choice
 from meshmend.planning.tree_choice import (
     MOST_SLICES,
@@ -36,7 +37,7 @@ from meshmend.topology.mesh import Mesh
 MAX_MESSAGES = 6_000_000  # to look around with, beside the last simulation
 _SMALL, _HUGE = 128, 2048  # ranks
 _FEW_MESSAGES = 120_000  # up to this many are simulated whole
-_FINALISTS = (2, 6)  # at least and at most, as far as first tries take half of the messages
+_FINALISTS = (2, 9)  # at least and at most, as far as first tries take half of the messages
 _NOT_FAR = 1.04  # what the formula puts farther than this behind its best is not simulated
 _MOST_EFFORT = 4
 _WORK_PER_EFFORT = 3_700  # ranks x trees: smaller forests are tried more often anyway
@@ -58,7 +59,7 @@ class Trees:
 
     @cached_property
     def figures(self) -> TreeFigures:
-        return figures_of(self.packing)
+        return figures_of(self.packing, disjoint=self.shape.window is not None)
 
     @cached_property
     def _program_and_urgency(self) -> tuple[Program, NDArray[np.int32]]:
@@ -84,10 +85,17 @@ class Trees:
 
 @lru_cache(maxsize=16)
 def trees_of(mesh: Mesh, shape: TreeShape) -> Trees:
-    """Return the trees of a shape; those asked for last are kept."""
-    packing = tree_packing(
-        mesh, n_trees=shape.n_trees, depth_slack=shape.depth_slack, effort=shape.effort
-    )
+    """Return the trees of a shape; those asked for last are kept.
+
+    Where no disjoint trees are found it is other trees, whose figures then say so.
+    """
+    packing = None
+    if shape.window is not None:
+        packing = disjoint_packing(mesh, window=shape.window)
+    if packing is None:
+        packing = tree_packing(
+            mesh, n_trees=shape.n_trees, depth_slack=shape.depth_slack, effort=shape.effort
+        )
     return Trees(mesh, shape, packing)
 
 
@@ -124,23 +132,34 @@ def best_trees(
 
 def _finalists(mesh: Mesh, search: "_Search") -> list[Trees]:
     """Return the packings that the formula likes best once their figures are known."""
-    open_ = {shape: search.formula_s(figures) for shape, figures in likely_shapes(mesh)}
+    question = (mesh, search.fabric, search.payload_bytes, search.slices)
+    shapes = [*likely_shapes(mesh), *tree_choice.disjoint_shapes(*question)]
+    open_ = {shape: search.formula_s(figures) for shape, figures in shapes}
     packed: dict[TreeShape, float] = {}
-    while open_ and len(packed) < _most_packings(mesh):
+    while open_ and sum(each.window is None for each in packed) < _most_packings(mesh):
         shape = min(open_, key=lambda each: (open_[each], each.n_trees))
-        if packed and open_[shape] > _NOT_FAR * min(packed.values()):
-            break
-        del open_[shape]
-        packed[shape] = search.formula_s(trees_of(mesh, shape).figures)
-    order = sorted(packed, key=lambda each: packed[each])
-    for shape in order[: 1 if mesh.n_live > _SMALL else _FINALISTS[1]]:
+        if not _is_far(open_.pop(shape), shape, packed):
+            packed[shape] = search.formula_s(trees_of(mesh, shape).figures)
+    usual = sorted((each for each in packed if each.window is None), key=lambda each: packed[each])
+    for shape in usual[: 1 if mesh.n_live > _SMALL else _FINALISTS[1]]:
         if (harder := _harder(mesh, shape)) is not None and harder not in packed:
             packed[harder] = search.formula_s(trees_of(mesh, harder).figures)
     order = sorted(packed, key=lambda each: packed[each])
-    near = [shape for shape in order if packed[shape] <= _NOT_FAR * packed[order[0]]]
+    near = [shape for shape in order if not _is_far(packed[shape], shape, packed)]
+    best_of_a_kind = {each.window is None: each for each in reversed(near)}.values()
+    near.sort(key=lambda each: each not in best_of_a_kind)
     finalists = [trees_of(mesh, shape) for shape in near[: _FINALISTS[1]]]
     n_tries = MAX_MESSAGES // 2 // max(1, search.n_messages(finalists[0]))
     return finalists[: max(_FINALISTS[0], n_tries)]
+
+
+def _is_far(time_s: float, shape: TreeShape, packed: dict[TreeShape, float]) -> bool:
+    """Whether a shape is too far behind the best of its kind to win.
+
+    The formula is off, most of all on small meshes, and not alike for disjoint trees and others.
+    """
+    kin = (packed[each] for each in packed if (each.window is None) == (shape.window is None))
+    return time_s > _NOT_FAR * min(kin, default=math.inf)
 
 
 def _most_packings(mesh: Mesh) -> int:
@@ -241,7 +260,10 @@ class _Search:
     def first_pipeline(self, trees: Trees) -> Pipeline:
         """Return the pipeline that the formula has for trees."""
         question = (trees.figures, self.fabric, self.payload_bytes)
-        slices = self.slices or tree_choice.likely_slices(*question)
+        if self.slices is None and trees.shape.window is not None:
+            slices = tree_choice.slices_within(trees.shape.window, *question)
+        else:
+            slices = self.slices or tree_choice.likely_slices(*question)
         return self._pipeline(trees, slices, _LAGS[0])
 
     def _pipeline(self, trees: Trees, slices: int, lag: float) -> Pipeline:

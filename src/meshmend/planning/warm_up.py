@@ -3,13 +3,16 @@
     python -m meshmend.planning.warm_up
 
 Run beside a first command, it halves the wait on two cores: whoever compiles a loop first
-stores it for the other.
+stores it for the other. So it leaves out what a command begins with, packing trees and deriving
+hazards: at the same moment both would compile that.
 """
+
+import numpy as np
 
 from meshmend.routing.deadlock import check_deadlock_free
 from meshmend.routing.stretch import stretch_of
 from meshmend.schedule.algorithms import algorithm
-from meshmend.schedule.hazards import hazards_of
+from meshmend.schedule.hazards import NONE, Hazards
 from meshmend.schedule.placement import channel_loads, placed
 from meshmend.schedule.table import Collective
 from meshmend.schedule.urgency import lags, remaining_hops
@@ -22,19 +25,29 @@ from meshmend.verify.hops import check_hops
 
 
 def main() -> None:
-    """Simulate and verify a small schedule."""
+    """Simulate and verify a small schedule, in the order in which a plan does."""
     mesh = Mesh((4, 4)).without("2x2@0,2")
     schedule = algorithm("ft-two-d").build(mesh, Collective.ALLREDUCE)
     placement = placed(mesh, schedule)
-    hazards = hazards_of(schedule)
+    hazards = _one_after_another(schedule.n_rows)
     program = program_of(schedule, hazards, placement.routes)
     lag = lags(remaining_hops(schedule, hazards, placement.routes), 0.5)
+    assert len(program.channel_loads) == 2, "for the search for slices"
     simulate(program, FABRICS["reference"], payload_bytes=1000, slices=2, lags=lag)
     check_contributions(schedule)
     check_hops(schedule, placement)
     check_deadlock_free(mesh, placement.routes)
     stretch_of(mesh, placement.routes)
     channel_loads(schedule, placement.routes)
+
+
+def _one_after_another(n_rows: int) -> Hazards:
+    """Return hazards by which each row waits for the one before it, made without compiling."""
+    send = np.arange(n_rows, dtype=np.uint32) - np.uint32(1)  # the first wraps round to NONE
+    write, more = np.full(n_rows, NONE), np.empty(0, dtype=np.uint32)
+    for array in (send, write, more):
+        array.flags.writeable = False  # as `hazards_of` has it: other arrays compile anew
+    return Hazards(send, write, more)
 
 
 if __name__ == "__main__":

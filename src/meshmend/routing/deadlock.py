@@ -11,10 +11,10 @@ of channel c by port q, if some path takes it after c, else -1.
 from collections.abc import Iterator
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from meshmend.errors import DeadlockError
+from meshmend.kernels import kernel
 from meshmend.routing.layers import RoutingTables
 from meshmend.routing.routes import Routes, check_paths
 from meshmend.topology.graph import breadth_first
@@ -55,7 +55,7 @@ def check_tables_deadlock_free(mesh: Mesh, tables: RoutingTables) -> None:
         _check_waits(mesh, waits, layer)
 
 
-@njit(cache=True)
+@kernel
 def _follow(
     neighbors: NDArray[np.int32],
     ports: NDArray[np.int8],
@@ -98,7 +98,7 @@ def find_cycle(waits: NDArray[np.int32]) -> tuple[int, ...]:
     return tuple(reversed(cycle))
 
 
-@njit(cache=True)
+@kernel
 def _channel_on_cycle(waits: NDArray[np.int32]) -> int:
     """Return a channel that waits, step by step, for itself, or -1: a depth-first search."""
     n_channels, n_ports = waits.shape

@@ -15,10 +15,10 @@ A **dependency** is a channel and the port taken after it: number `channel * n_p
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from meshmend.errors import InputError
+from meshmend.kernels import kernel
 from meshmend.routing.tables import (
     Demand,
     demand_from_everywhere,
@@ -194,7 +194,7 @@ def _refused(
     return refused
 
 
-@njit(cache=True)
+@kernel
 def _add_groups(
     neighbors: NDArray[np.int32],
     groups: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]],
@@ -228,7 +228,7 @@ def _add_groups(
     return n_added
 
 
-@njit(cache=True)
+@kernel
 def _is_acyclic(neighbors: NDArray[np.int32], depends: NDArray[np.bool_]) -> bool:
     """Whether all channels can be lined up, each before those that follow it (Kahn 1962)."""
     n_ports = neighbors.shape[1]

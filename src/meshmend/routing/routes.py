@@ -7,10 +7,10 @@ business of `tables` and `layers`. A **channel** is a directed link: `rank * n_p
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from meshmend.errors import InputError, VerificationError
+from meshmend.kernels import kernel
 from meshmend.routing.layers import RoutingTables, routing_tables
 from meshmend.routing.tables import demand_of
 from meshmend.topology.failures import Chip
@@ -176,7 +176,7 @@ def _paths(
     return hop_ptr, channels
 
 
-@njit(cache=True)
+@kernel
 def _walk(
     neighbors: NDArray[np.int32],
     ports: NDArray[np.int8],

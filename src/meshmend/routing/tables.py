@@ -10,10 +10,10 @@ longer, but never in a circle. Which destination gets which is not decided here.
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from meshmend.errors import TopologyError
+from meshmend.kernels import kernel
 from meshmend.topology.graph import breadth_first, eccentricities
 from meshmend.topology.mesh import Mesh
 
@@ -91,7 +91,7 @@ def shortest_ports(mesh: Mesh, demand: Demand) -> NDArray[np.int8]:
     return ports
 
 
-@njit(cache=True)
+@kernel
 def _fill_shortest(
     neighbors: NDArray[np.int32],
     destinations: NDArray[np.int32],
@@ -159,7 +159,7 @@ def up_down_ports(mesh: Mesh, destinations: NDArray[np.integer]) -> NDArray[np.i
     return ports
 
 
-@njit(cache=True)
+@kernel
 def _fill_up_down(
     neighbors: NDArray[np.int32],
     order: NDArray[np.int32],
@@ -195,7 +195,7 @@ def _fill_up_down(
                 hops[here] = nearest + 1
 
 
-@njit(cache=True)
+@kernel
 def _fill_hops(
     neighbors: NDArray[np.int32],
     destinations: NDArray[np.int32],

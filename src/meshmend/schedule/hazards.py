@@ -18,9 +18,9 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from meshmend.kernels import inlined, kernel, plain_kernel
 from meshmend.schedule.table import COPY, Schedule
 
 NONE: Final = np.uint32(0xFFFFFFFF)
@@ -104,7 +104,7 @@ def _batches(ptr: NDArray[np.int64]) -> list[tuple[int, int]]:
     return [pair for pair in pairwise([0, *bounds.tolist(), len(ptr) - 1]) if pair[0] < pair[1]]
 
 
-@njit(cache=True)
+@kernel
 def _event_ptr(src, dst, n_ranks):  # type: ignore[no-untyped-def]
     """Return where each rank's events start when all are listed rank by rank."""
     ptr = np.zeros(n_ranks + 1, dtype=np.int64)
@@ -116,7 +116,7 @@ def _event_ptr(src, dst, n_ranks):  # type: ignore[no-untyped-def]
     return ptr
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _events_of(table, ptr, first, last):  # type: ignore[no-untyped-def]
     """Return for ranks first..last-1 the rows that touch each, in program order.
 
@@ -141,7 +141,7 @@ def _events_of(table, ptr, first, last):  # type: ignore[no-untyped-def]
     return rows, chunks, kinds
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _deal_out(src, dst, ptr, batch, waits, entries):  # type: ignore[no-untyped-def]
     """Enter what each event waits for at its row.
 
@@ -160,7 +160,7 @@ def _deal_out(src, dst, ptr, batch, waits, entries):  # type: ignore[no-untyped-
             at[dst[row] - first] += 1
 
 
-@njit(cache=True)
+@plain_kernel
 def _shift(entries, rank_of_row, shift):  # type: ignore[no-untyped-def]
     """Move the lists of each batch behind those of the batches before it."""
     for row in range(len(entries)):
@@ -168,7 +168,7 @@ def _shift(entries, rank_of_row, shift):  # type: ignore[no-untyped-def]
             entries[row] += shift[rank_of_row[row]]
 
 
-@njit(cache=True)
+@plain_kernel
 def _to_segments(chunks, start, stop, segment_of):  # type: ignore[no-untyped-def]
     """Renumber the chunks of a rank's events so that only bounds that occur there count.
 
@@ -191,13 +191,13 @@ def _to_segments(chunks, start, stop, segment_of):  # type: ignore[no-untyped-de
     return pairs
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _analyse(ptr, events, n_chunks):  # type: ignore[no-untyped-def]
     """Return what each event of some ranks waits for, and the lists `more`."""
     rows, chunks, kinds = events
     waits = np.full(len(rows), NONE, dtype=np.uint32)
     more = np.empty(1024, dtype=np.uint32)
-    n_more = 0
+    n_more = np.int64(0)
     segment_of = np.empty(n_chunks + 1, dtype=np.int32)
     most_events, most_nodes = 1, 1
     for rank in range(len(ptr) - 1):
@@ -211,11 +211,11 @@ def _analyse(ptr, events, n_chunks):  # type: ignore[no-untyped-def]
         start, stop = ptr[rank], ptr[rank + 1]
         cells[:] = -1
         stamp[: stop - start] = -1
-        n_nodes = 0
+        n_nodes = np.int64(0)
         for event in range(stop - start):
             kind = kinds[start + event]
             lo, hi = chunks[start + event, 0], chunks[start + event, 1]
-            n_found = 0
+            n_found = np.int64(0)
             for segment in range(lo, hi):
                 node = _enter(cells, segment, nodes, n_nodes, event, kind)
                 n_nodes += 1
@@ -234,7 +234,7 @@ def _analyse(ptr, events, n_chunks):  # type: ignore[no-untyped-def]
     return waits, more[:n_more].copy()
 
 
-@njit(cache=True)
+@inlined
 def _enter(cells, segment, nodes, n_nodes, event, kind):  # type: ignore[no-untyped-def]
     """Enter an event into a cell's state; return the list of events that it waits for.
 
@@ -257,12 +257,14 @@ def _enter(cells, segment, nodes, n_nodes, event, kind):  # type: ignore[no-unty
     return cells[segment, 2]
 
 
-@njit(cache=True)
+@kernel
 def _append(more, n_more, found, n_found):  # type: ignore[no-untyped-def]
     if n_more + n_found + 1 > len(more):
         grown = np.empty(2 * (len(more) + n_found), dtype=np.uint32)
-        grown[:n_more] = more[:n_more]
+        for at in range(n_more):  # assigning slices would take two seconds more to compile
+            grown[at] = more[at]
         more = grown
     more[n_more] = n_found
-    more[n_more + 1 : n_more + 1 + n_found] = found[:n_found]
+    for at in range(n_found):
+        more[n_more + 1 + at] = found[at]
     return more, n_more + 1 + n_found

@@ -7,10 +7,10 @@ one route for each pair of ranks that exchange data.
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from meshmend.errors import InputError
+from meshmend.kernels import kernel
 from meshmend.routing.routes import Routes, routes_for
 from meshmend.schedule.table import Schedule
 from meshmend.topology.mesh import Mesh
@@ -63,7 +63,7 @@ def channel_loads(schedule: Schedule, routes: Routes) -> NDArray[np.float64]:
     return loads
 
 
-@njit(cache=True)
+@kernel
 def _distinct_pairs(src, dst, n_ranks):  # type: ignore[no-untyped-def]
     """Return each pair (src, dst) that occurs, once; a source's few targets are a linked list."""
     head = np.full(n_ranks, -1, dtype=np.int64)
@@ -89,7 +89,7 @@ def _distinct_pairs(src, dst, n_ranks):  # type: ignore[no-untyped-def]
     return sources, targets[:n_pairs, 0].copy()
 
 
-@njit(cache=True)
+@kernel
 def _pair_loads(src, dst, lo, hi, cuts, pair_ptr, pair_dst):  # type: ignore[no-untyped-def]
     """Return the fraction of the payload that each pair exchanges."""
     loads = np.zeros(len(pair_dst))

@@ -7,8 +7,8 @@ first.
 """
 
 import numpy as np
-from numba import njit
 
+from meshmend.kernels import kernel
 from meshmend.overlay.tree_packing import TreePacking, tree_counts, tree_packing
 from meshmend.overlay.tree_search import least_load
 from meshmend.schedule.ring_builders import NamedRows, halves
@@ -83,7 +83,7 @@ def spread_tree_schedule(packing: TreePacking, collective: Collective) -> Schedu
     return tree_schedule(spread, collective)
 
 
-@njit(cache=True)
+@kernel
 def _heights(parents):  # type: ignore[no-untyped-def]
     """Return for each tree and rank the hops to the farthest rank below it."""
     height = np.zeros(parents.shape, dtype=np.int32)
@@ -97,7 +97,7 @@ def _heights(parents):  # type: ignore[no-untyped-def]
     return height
 
 
-@njit(cache=True)
+@kernel
 def _rehung(parents, tree_of_root):  # type: ignore[no-untyped-def]
     """Return for each rank r the tree `tree_of_root[r]`, hung from r."""
     n_ranks = parents.shape[1]

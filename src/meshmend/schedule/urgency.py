@@ -7,9 +7,9 @@ how many slices of lag one hop is worth. Knows nothing of time.
 """
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from meshmend.kernels import kernel, plain_kernel
 from meshmend.routing.routes import Routes
 from meshmend.schedule.hazards import MANY, NONE, Hazards
 from meshmend.schedule.table import Schedule
@@ -34,7 +34,7 @@ def lags(remaining: NDArray[np.int32], skew: float) -> NDArray[np.float64]:
     return np.multiply(ahead, skew, dtype=np.float64)
 
 
-@njit(cache=True)
+@kernel
 def _row_hops(src, dst, pair_ptr, pair_dst, pair_hops):  # type: ignore[no-untyped-def]
     """Return how many hops each row's route has."""
     hops = np.empty(len(src), dtype=np.int32)
@@ -46,17 +46,17 @@ def _row_hops(src, dst, pair_ptr, pair_dst, pair_hops):  # type: ignore[no-untyp
     return hops
 
 
-@njit(cache=True)
+@kernel
 def _chains(hops, send, write, more):  # type: ignore[no-untyped-def]
     """Return each row's hops and the most that must follow it."""
     remaining = hops.copy()
     for row in range(len(hops) - 1, -1, -1):
-        _extend(remaining, hops, send[row], more, remaining[row])
+        _extend(remaining, hops, send[row], more, np.int64(remaining[row]))
         _extend(remaining, hops, write[row], more, remaining[row] - hops[row])
     return remaining
 
 
-@njit(cache=True)
+@plain_kernel
 def _extend(remaining, hops, entry, more, following):  # type: ignore[no-untyped-def]
     """Let what an entry of the hazards names be followed by this many hops at least."""
     if entry == NONE:

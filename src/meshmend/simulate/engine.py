@@ -164,7 +164,7 @@ def _start_state(
     clock[[nodes.FREE_NODES, nodes.IN_PLACE, nodes.TO_ADD]] = nodes.NOTHING
     channels = np.zeros((program.n_channels, 4), dtype=np.int64)
     channels[:, events.WAITING] = nodes.NOTHING
-    queues = np.full((delays.size, 4), nodes.NOTHING, dtype=np.int64)
+    queues = np.full((delays.size, nodes.N_DELAY_COLUMNS), nodes.NOTHING, dtype=np.int64)
     queues[:, nodes.TICKS] = delays
     chips = np.full((program.schedule.n_ranks, 4), nodes.NOTHING, dtype=np.int64)
     chips[:, events.ADDING] = 0

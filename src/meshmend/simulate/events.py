@@ -13,11 +13,13 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshmend.kernels import inlined, plain_kernel
 from meshmend.simulate.nodes import (
     CHILD,
     CHIPS_LIMIT,
     FIRST,
     HEAP,
+    HEAP_TIME,
     HOP,
     IN_PLACE,
     KEY,
@@ -39,12 +41,10 @@ from meshmend.simulate.nodes import (
     TIME,
     TO_ADD,
     give_back,
-    kernel,
     meld,
     new_node,
-    pop_delay,
     post,
-    push_delay,
+    sink_top,
     without_top,
 )
 from meshmend.simulate.program import (
@@ -67,6 +67,7 @@ RELEASE: Final = 0
 ARRIVE: Final = 1
 ADDED: Final = 2
 N_KINDS: Final = 3
+TRAVEL: Final = 3
 
 # Columns of State.channels.
 WAITING: Final = 0  # the heap of what waits
@@ -96,7 +97,7 @@ class State(NamedTuple):
     trace: NDArray[np.int64]  # key, channel and start of every hop, or empty: not wanted
 
 
-@kernel
+@plain_kernel
 def begin(tables: Tables, lags: NDArray[np.int32], state: State) -> None:
     """Let the first slice of every row that waits for nothing wait for its channel."""
     for row in tables.start_rows:
@@ -105,7 +106,7 @@ def begin(tables: Tables, lags: NDArray[np.int32], state: State) -> None:
         _wait(state.clock, state.nodes, state.channels, tables.hops, node)
 
 
-@kernel
+@plain_kernel
 def run(tables: Tables, lags: NDArray[np.int32], state: State, until_done: int) -> int:
     """Go on until this many messages are done; return how many are."""
     rows, hops, after = tables.rows, tables.hops, tables.after
@@ -116,32 +117,30 @@ def run(tables: Tables, lags: NDArray[np.int32], state: State, until_done: int) 
         for at in range(clock[N_TO_CHOOSE]):
             channel = channels[at, TO_CHOOSE]
             node = _first_waiting(clock, nodes, channels, lags, channel)
-            if node == NOTHING:
-                channels[channel, DOING] = IDLE
-            else:
-                channels[channel, DOING] = BUSY
-                _start(clock, nodes, delays, channels, rows, hops, phases, trace, channel, node)
+            channels[channel, DOING] = BUSY
+            _start(clock, nodes, delays, channels, rows, hops, phases, trace, channel, node)
         clock[N_TO_CHOOSE] = 0
         if clock[CHIPS_LIMIT]:
             _add_up(clock, nodes, delays, chips, rows)
         if clock[N_POSTED] == 0 or clock[N_DONE] >= until_done:
             n_done: int = clock[N_DONE]
             return n_done
-        now = nodes[delays[delays[0, HEAP], FIRST], TIME]
+        now = delays[0, HEAP_TIME]
         clock[NOW] = now
-        while clock[N_POSTED] > 0 and nodes[delays[delays[0, HEAP], FIRST], TIME] == now:
-            delay = pop_delay(clock, nodes, delays)
+        while clock[N_POSTED] > 0 and delays[0, HEAP_TIME] == now:
+            delay = delays[0, HEAP]
+            kind = TRAVEL if delay == len(delays) - 1 else delay % N_KINDS
             node = delays[delay, FIRST]
             while node != NOTHING and nodes[node, TIME] == now:
                 following = nodes[node, NEXT]
-                if delay == len(delays) - 1:
+                if kind == TRAVEL:
                     _wait(clock, nodes, channels, hops, node)
-                elif delay % N_KINDS == ARRIVE:
+                elif kind == ARRIVE:
                     _arrive(clock, nodes, counters, rows, lags, len(slot_row), node)
-                elif delay % N_KINDS == ADDED:
+                elif kind == ADDED:
                     _added(clock, nodes, chips, rows, node)
                 else:
-                    _list_to_choose(clock, channels, node)
+                    _release(clock, channels, node)
                     if nodes[node, LEAVING]:
                         _set_off(
                             clock, nodes, channels, counters, rows, lags, hops, after, slot_row,
@@ -153,20 +152,20 @@ def run(tables: Tables, lags: NDArray[np.int32], state: State, until_done: int) 
                     row = key & ROW_BITS
                     _set_off(
                         clock, nodes, channels, counters, rows, lags, hops, after, slot_row,
-                        rows[row, DONE_AT], rows[row, DONE_STOP], _slice_of(key, lags),
+                        np.int64(rows[row, DONE_AT]), np.int64(rows[row, DONE_STOP]),
+                        _slice_of(key, lags),
                     )  # fmt: skip
                 node = following
             delays[delay, FIRST] = node
-            if node != NOTHING:
-                push_delay(clock, nodes, delays, delay)
+            sink_top(clock, nodes, delays)
 
 
-@kernel
+@inlined
 def _slice_of(key, lags):  # type: ignore[no-untyped-def]
     return ((key >> 32) - lags[key & ROW_BITS]) // LEVELS_PER_SLICE
 
 
-@kernel
+@inlined
 def _set_off(  # type: ignore[no-untyped-def]
     clock, nodes, channels, counters, rows, lags, hops, after, slot_row, first, stop, part
 ):
@@ -188,7 +187,7 @@ def _set_off(  # type: ignore[no-untyped-def]
             _wait(clock, nodes, channels, hops, node)
 
 
-@kernel
+@inlined
 def _wait(clock, nodes, channels, hops, node):  # type: ignore[no-untyped-def]
     """Let a message wait for the channel of its hop."""
     channel = channel_of(hops[nodes[node, HOP] & ROW_BITS])
@@ -198,14 +197,23 @@ def _wait(clock, nodes, channels, hops, node):  # type: ignore[no-untyped-def]
         _list_to_choose(clock, channels, channel)
 
 
-@kernel
+@inlined
+def _release(clock, channels, channel):  # type: ignore[no-untyped-def]
+    """Let a channel choose of what waits, if anything does."""
+    if channels[channel, WAITING] == NOTHING:
+        channels[channel, DOING] = IDLE
+    else:
+        _list_to_choose(clock, channels, channel)
+
+
+@inlined
 def _list_to_choose(clock, channels, channel):  # type: ignore[no-untyped-def]
     channels[channel, DOING] = CHOOSING
     channels[clock[N_TO_CHOOSE], TO_CHOOSE] = channel
     clock[N_TO_CHOOSE] += 1
 
 
-@kernel
+@inlined
 def _arrive(clock, nodes, counters, rows, lags, n_slots, node):  # type: ignore[no-untyped-def]
     """Let a message be written if nothing else keeps it from that; else drop its node."""
     key = nodes[node, KEY]
@@ -219,7 +227,7 @@ def _arrive(clock, nodes, counters, rows, lags, n_slots, node):  # type: ignore[
     _may_write(clock, nodes, rows, node)
 
 
-@kernel
+@inlined
 def _may_write(clock, nodes, rows, node):  # type: ignore[no-untyped-def]
     """Note a message as in place, or as one to be added up first."""
     if clock[CHIPS_LIMIT] and rows[nodes[node, KEY] & ROW_BITS, REDUCE_AT] >= 0:
@@ -230,7 +238,7 @@ def _may_write(clock, nodes, rows, node):  # type: ignore[no-untyped-def]
         clock[IN_PLACE] = node
 
 
-@kernel
+@inlined
 def _added(clock, nodes, chips, rows, node):  # type: ignore[no-untyped-def]
     """Note a message as in place and its chip as free."""
     chip = rows[nodes[node, KEY] & ROW_BITS, REDUCE_AT]
@@ -241,7 +249,7 @@ def _added(clock, nodes, chips, rows, node):  # type: ignore[no-untyped-def]
     clock[IN_PLACE] = node
 
 
-@kernel
+@inlined
 def _next_in_place(clock, nodes, phases, rows):  # type: ignore[no-untyped-def]
     """Count one of the messages that are in place as done; return its key."""
     node = clock[IN_PLACE]
@@ -253,13 +261,11 @@ def _next_in_place(clock, nodes, phases, rows):  # type: ignore[no-untyped-def]
     return key
 
 
-@kernel
+@inlined
 def _first_waiting(clock, nodes, channels, lags, channel):  # type: ignore[no-untyped-def]
     """Take the first message that waits for a channel; if its row waits for nothing, let the
     next slice wait instead."""
     node = channels[channel, WAITING]
-    if node == NOTHING:
-        return node
     channels[channel, WAITING] = without_top(nodes, node)
     if nodes[node, HOP] & REPEATS:
         key = nodes[node, KEY] + (LEVELS_PER_SLICE << 32)
@@ -272,7 +278,7 @@ def _first_waiting(clock, nodes, channels, lags, channel):  # type: ignore[no-un
     return node
 
 
-@kernel
+@inlined
 def _start(clock, nodes, delays, channels, rows, hops, phases, trace, channel, node):  # type: ignore[no-untyped-def]
     """Start a message on a channel; post the channel's release, and where the message goes."""
     key, hop = nodes[node, KEY], nodes[node, HOP]
@@ -298,7 +304,7 @@ def _start(clock, nodes, delays, channels, rows, hops, phases, trace, channel, n
         post(clock, nodes, delays, len(delays) - 1, node)
 
 
-@kernel
+@inlined
 def _add_up(clock, nodes, delays, chips, rows):  # type: ignore[no-untyped-def]
     """Let chips that are free add up what came first; what comes now queues by key."""
     for at in range(clock[N_FREED]):
@@ -307,7 +313,7 @@ def _add_up(clock, nodes, delays, chips, rows):  # type: ignore[no-untyped-def]
     while clock[TO_ADD] != NOTHING:
         node = clock[TO_ADD]
         clock[TO_ADD] = without_top(nodes, node)
-        chip = rows[nodes[node, KEY] & ROW_BITS, REDUCE_AT]
+        chip = np.int64(rows[nodes[node, KEY] & ROW_BITS, REDUCE_AT])
         nodes[node, NEXT] = NOTHING
         if chips[chip, FIRST] == NOTHING:
             chips[chip, FIRST] = node
@@ -318,7 +324,7 @@ def _add_up(clock, nodes, delays, chips, rows):  # type: ignore[no-untyped-def]
             _add_next(clock, nodes, delays, chips, rows, chip)
 
 
-@kernel
+@inlined
 def _add_next(clock, nodes, delays, chips, rows, chip):  # type: ignore[no-untyped-def]
     node = chips[chip, FIRST]
     if node != NOTHING:

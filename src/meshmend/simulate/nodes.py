@@ -8,11 +8,9 @@ one. Knows nothing of channels, chips or what an event means.
 
 from typing import Final
 
-from numba import njit
+import numpy as np
 
-# Nothing here makes an array, so Numba need not count references to them, which would take
-# four fifths of the time.
-kernel = njit(cache=True, nogil=True, _nrt=False)  # type: ignore[call-overload]  # not in Numba's stubs
+from meshmend.kernels import inlined
 
 NOTHING: Final = -1  # no node
 ROW_BITS: Final = 0xFFFFFFFF
@@ -27,11 +25,15 @@ HOP: Final = 2  # where its channel stands, and perhaps REPEATS
 LEAVING: Final = 2  # of a channel's own node: what its release sets off, start << 32 | stop
 NEXT: Final = 3
 
-# Columns of `delays`: a delay, its queue of events, and one place of the heap of delays.
+# Columns of `delays`: a delay, its queue of events, and one place of the heap of delays with the
+# time of the first event of the delay that is there.
 TICKS: Final = 0
 FIRST: Final = 1
 LAST: Final = 2
 HEAP: Final = 3
+HEAP_TIME: Final = 4
+N_DELAY_COLUMNS: Final = 5
+_ARITY: Final = 8  # children in that heap: to look at all is faster than branches nobody foresees
 
 # Places in `clock`.
 NOW: Final = 0
@@ -49,7 +51,7 @@ CHIPS_LIMIT: Final = 11  # whether adding up takes time
 N_CLOCK: Final = 12
 
 
-@kernel
+@inlined
 def new_node(clock, nodes, key):  # type: ignore[no-untyped-def]
     """Return a node for a message, one that was given back if there is any."""
     node = clock[FREE_NODES]
@@ -62,65 +64,66 @@ def new_node(clock, nodes, key):  # type: ignore[no-untyped-def]
     return node
 
 
-@kernel
+@inlined
 def give_back(clock, nodes, node):  # type: ignore[no-untyped-def]
     nodes[node, NEXT] = clock[FREE_NODES]
     clock[FREE_NODES] = node
 
 
-@kernel
+@inlined
 def post(clock, nodes, delays, delay, node):  # type: ignore[no-untyped-def]
     """Post an event that comes after one of the delays."""
-    nodes[node, TIME] = clock[NOW] + delays[delay, TICKS]
+    time = clock[NOW] + delays[delay, TICKS]
+    nodes[node, TIME] = time
     nodes[node, NEXT] = NOTHING
     if delays[delay, FIRST] == NOTHING:
         delays[delay, FIRST] = node
-        push_delay(clock, nodes, delays, delay)
+        _push_delay(clock, delays, delay, time)
     else:
         nodes[delays[delay, LAST], NEXT] = node
     delays[delay, LAST] = node
 
 
-@kernel
-def push_delay(clock, nodes, delays, delay):  # type: ignore[no-untyped-def]
+@inlined
+def _push_delay(clock, delays, delay, time):  # type: ignore[no-untyped-def]
     """Add a delay to the heap, by the time of its first event."""
-    time = nodes[delays[delay, FIRST], TIME]
     at = clock[N_POSTED]
     clock[N_POSTED] += 1
     while at > 0:
-        parent = (at - 1) >> 1
-        if nodes[delays[delays[parent, HEAP], FIRST], TIME] <= time:
+        parent = (at - 1) // _ARITY
+        if delays[parent, HEAP_TIME] <= time:
             break
-        delays[at, HEAP] = delays[parent, HEAP]
+        delays[at, HEAP], delays[at, HEAP_TIME] = delays[parent, HEAP], delays[parent, HEAP_TIME]
         at = parent
-    delays[at, HEAP] = delay
+    delays[at, HEAP], delays[at, HEAP_TIME] = delay, time
 
 
-@kernel
-def pop_delay(clock, nodes, delays):  # type: ignore[no-untyped-def]
-    """Take the delay with the earliest event from the heap."""
-    top = delays[0, HEAP]
-    clock[N_POSTED] -= 1
+@inlined
+def sink_top(clock, nodes, delays):  # type: ignore[no-untyped-def]
+    """Bring the heap in order after its top took events from its queue, perhaps all of them."""
+    delay = delays[0, HEAP]
+    if delays[delay, FIRST] == NOTHING:
+        clock[N_POSTED] -= 1
+        delay, time = delays[clock[N_POSTED], HEAP], delays[clock[N_POSTED], HEAP_TIME]
+    else:
+        time = nodes[delays[delay, FIRST], TIME]
     size = clock[N_POSTED]
-    last = delays[size, HEAP]
-    time = nodes[delays[last, FIRST], TIME]
     at = 0
-    while 2 * at + 1 < size:
-        child = 2 * at + 1
-        child_time = nodes[delays[delays[child, HEAP], FIRST], TIME]
-        if child + 1 < size:
-            other_time = nodes[delays[delays[child + 1, HEAP], FIRST], TIME]
-            if other_time < child_time:
-                child, child_time = child + 1, other_time
-        if time <= child_time:
+    while _ARITY * at + 1 < size:
+        child = _ARITY * at + 1
+        earliest = delays[child, HEAP_TIME]
+        for other in range(child + 1, min(child + _ARITY, size)):
+            other_time = delays[other, HEAP_TIME]
+            child = other if other_time < earliest else child
+            earliest = min(earliest, other_time)
+        if time <= earliest:
             break
-        delays[at, HEAP] = delays[child, HEAP]
+        delays[at, HEAP], delays[at, HEAP_TIME] = delays[child, HEAP], earliest
         at = child
-    delays[at, HEAP] = last
-    return top
+    delays[at, HEAP], delays[at, HEAP_TIME] = delay, time
 
 
-@kernel
+@inlined
 def meld(nodes, one, other):  # type: ignore[no-untyped-def]
     """Return the top of two pairing heaps made one."""
     if one == NOTHING:
@@ -132,7 +135,7 @@ def meld(nodes, one, other):  # type: ignore[no-untyped-def]
     return one
 
 
-@kernel
+@inlined
 def without_top(nodes, top):  # type: ignore[no-untyped-def]
     """Return the top of a pairing heap without its top: meld children in pairs, then all."""
     pairs = NOTHING
@@ -146,7 +149,7 @@ def without_top(nodes, top):  # type: ignore[no-untyped-def]
         nodes[child, NEXT] = pairs
         pairs = child
         child = following
-    result = NOTHING
+    result = np.int64(NOTHING)
     while pairs != NOTHING:
         following = nodes[pairs, NEXT]
         result = meld(nodes, result, pairs)

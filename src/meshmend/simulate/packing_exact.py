@@ -16,9 +16,9 @@ All in whole numbers: one link is `denominator` of water, new room is `numerator
 """
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from meshmend.kernels import kernel
 from meshmend.simulate.packing_trees import find_leader, quotient
 from meshmend.topology.mesh import Mesh
 
@@ -42,7 +42,7 @@ def binding_partition(mesh: Mesh, start: NDArray[np.int32]) -> tuple[NDArray[np.
     return part_of, n_guesses
 
 
-@njit(cache=True)
+@kernel
 def _best_partition(
     neighbors: NDArray[np.int32], numerator: int, denominator: int
 ) -> tuple[NDArray[np.int32], int]:
@@ -75,7 +75,7 @@ def _best_partition(
     return leader, room.sum()
 
 
-@njit(cache=True)
+@kernel
 def _find_room(
     neighbors: NDArray[np.int32],
     water: NDArray[np.int64],
@@ -105,7 +105,7 @@ def _find_room(
     return -1, tail
 
 
-@njit(cache=True)
+@kernel
 def _run_off(
     neighbors: NDArray[np.int32],
     water: NDArray[np.int64],
@@ -130,7 +130,7 @@ def _run_off(
         water[here, port] -= amount
 
 
-@njit(cache=True)
+@kernel
 def _join(leader: NDArray[np.int32], one: int, other: int) -> None:
     one, other = find_leader(leader, one), find_leader(leader, other)
     leader[max(one, other)] = min(one, other)

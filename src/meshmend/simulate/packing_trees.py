@@ -9,8 +9,9 @@ with the highest loads, so leaving those out lets the graph fall into parts that
 from fractions import Fraction
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from meshmend.kernels import kernel
 
 
 def bracketing_partition(
@@ -67,7 +68,7 @@ def _best_threshold_partition(
     return best
 
 
-@njit(cache=True)
+@kernel
 def _grow_forest(
     links: NDArray[np.int32],
     order: NDArray[np.int64],
@@ -82,7 +83,7 @@ def _grow_forest(
             load[link] += 1
 
 
-@njit(cache=True)
+@kernel
 def _count_parts(links: NDArray[np.int32], leader: NDArray[np.int32]) -> tuple[int, int]:
     """Return how many parts there are and how many links join two; ends with `leader` flat."""
     n_parts, n_cut = 0, 0
@@ -94,7 +95,7 @@ def _count_parts(links: NDArray[np.int32], leader: NDArray[np.int32]) -> tuple[i
     return n_parts, n_cut
 
 
-@njit(cache=True)
+@kernel
 def find_leader(leader: NDArray[np.int32], rank: int) -> int:
     """Return the smallest rank of a rank's part, and shorten the way to it."""
     while leader[rank] != rank:

@@ -9,10 +9,10 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from meshmend.errors import InputError
+from meshmend.kernels import inlined, kernel, plain_kernel
 from meshmend.routing.routes import Routes
 from meshmend.schedule.hazards import MANY, NONE, Hazards
 from meshmend.schedule.table import REDUCE, Schedule
@@ -137,7 +137,7 @@ def _check_fit(schedule: Schedule, hazards: Hazards, routes: Routes) -> None:
         )
 
 
-@njit(cache=True)
+@plain_kernel
 def _enter_hops(rows, src, dst, pair_ptr, pair_dst, hop_ptr):  # type: ignore[no-untyped-def]
     """Enter each row's first hop; -1 where its pair has no route."""
     for row in range(len(rows)):
@@ -154,7 +154,7 @@ def _enter_hops(rows, src, dst, pair_ptr, pair_dst, hop_ptr):  # type: ignore[no
             rows[row, FIRST_HOP] = hop_ptr[low]
 
 
-@njit(cache=True)
+@kernel
 def _enter_sizes(rows, lo, hi, cuts):  # type: ignore[no-untyped-def]
     """Number the sizes of rows in order of first use; return the fraction of each."""
     fractions = np.empty(16, dtype=np.float64)
@@ -185,7 +185,7 @@ def _enter_sizes(rows, lo, hi, cuts):  # type: ignore[no-untyped-def]
     return fractions[:n_classes].copy()
 
 
-@njit(cache=True)
+@inlined
 def _n_before(entry, more):  # type: ignore[no-untyped-def]
     """Return how many rows an entry of the hazards names."""
     if entry == NONE:
@@ -193,13 +193,13 @@ def _n_before(entry, more):  # type: ignore[no-untyped-def]
     return np.int64(more[entry - MANY]) if entry >= MANY else 1
 
 
-@njit(cache=True)
+@inlined
 def _before(entry, more, which):  # type: ignore[no-untyped-def]
     """Return one of the rows that an entry of the hazards names."""
     return np.int64(more[entry - MANY + np.uint32(1) + which] if entry >= MANY else entry)
 
 
-@njit(cache=True)
+@kernel
 def _enter_slots(rows, send, write, more):  # type: ignore[no-untyped-def]
     """Number the slots, a row's for sending before its for writing; return whose and how many.
 
@@ -225,7 +225,7 @@ def _enter_slots(rows, send, write, more):  # type: ignore[no-untyped-def]
     return slot_row, slot_needs
 
 
-@njit(cache=True)
+@kernel
 def _enter_successors(rows, send, write, more, src, dst):  # type: ignore[no-untyped-def]
     """Return what each row's leaving, and its being in place, set off; enter where to find it."""
     rows[:, LEFT_AT:] = 0
@@ -247,7 +247,7 @@ def _enter_successors(rows, send, write, more, src, dst):  # type: ignore[no-unt
         n_send, n_write = _n_before(send[row], more), _n_before(write[row], more)
         code = slot << 2 | COUNTED_SEND if n_send > 1 else row << 2 | SEND
         for which in range(n_send):
-            _append(rows, after, _before(send[row], more, which), DONE_AT, code)
+            _append(rows, after, _before(send[row], more, which), np.int64(DONE_AT), code)
         slot += n_send > 1
         for which in range(n_write):
             before = _before(write[row], more, which)
@@ -262,19 +262,19 @@ def _enter_successors(rows, send, write, more, src, dst):  # type: ignore[no-unt
     return after
 
 
-@njit(cache=True)
+@inlined
 def _append(rows, after, row, column, code):  # type: ignore[no-untyped-def]
     after[rows[row, column]] = code
     rows[row, column] += 1
 
 
-@njit(cache=True)
+@inlined
 def channel_of(hop):  # type: ignore[no-untyped-def]
     """Return the channel that an entry of `hops` stands for."""
     return ~hop if hop < 0 else hop
 
 
-@njit(cache=True)
+@plain_kernel
 def _add_loads(rows, hops, fractions, counts, loads):  # type: ignore[no-untyped-def]
     for row in range(len(rows)):
         hop = rows[row, FIRST_HOP]

@@ -5,6 +5,7 @@ time first falls and then rises with their number, apart from small bumps.
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -27,8 +28,9 @@ class _Search:
     program: Program
     fabric: Fabric
     payload_bytes: float
-    messages_left: int
+    max_messages: int
     progress: Progress | None
+    n_messages: int = 0  # simulated so far
     tried: dict[int, float] = field(default_factory=dict)
     best: Simulation | None = None
 
@@ -38,8 +40,9 @@ class _Search:
             return False
         if self.best is None:
             return True
-        cost = self.program.n_rows * slices
-        return cost <= self.messages_left and self.least_time(slices) < self.best.time_s
+        if self.n_messages + self.program.n_rows * slices > self.max_messages:
+            return False
+        return self.least_time(slices) < self.best.time_s
 
     def least_time(self, slices: int) -> float:
         """Return a time that this number of slices cannot beat: its busiest channel's work."""
@@ -63,14 +66,19 @@ class _Search:
             self.fabric,
             payload_bytes=self.payload_bytes,
             slices=slices,
-            progress=self.progress,
+            progress=None if self.progress is None else partial(self._tell, slices),
         )
         self.tried[slices] = result.time_s
-        self.messages_left -= result.n_messages
+        self.n_messages += result.n_messages
         before = self.best
         if before is None or result.time_s < before.time_s:
             self.best = result
         return before is None or result.time_s < _WORTH_WHILE * before.time_s
+
+    def _tell(self, slices: int, part: float) -> None:
+        assert self.progress is not None, "only then it is asked for"
+        n_messages = self.n_messages + part * slices * self.program.n_rows
+        self.progress(min(1.0, n_messages / self.max_messages))
 
 
 def best_slices(
@@ -86,7 +94,8 @@ def best_slices(
     Doubles until a number brings nothing (of the first few, where times go up and down, two in
     a row), until no further number can win by the work of the busiest channel, or until
     `max_messages` are simulated; then tries the number half way to the better neighbour of the
-    best. The first attempt, one slice, is always made.
+    best. The first attempt, one slice, is always made. `progress` is told the part of
+    `max_messages` that is done: the most that is left, often less.
 
     Raises:
         InputError: a payload that is negative or not finite, or no messages allowed.

@@ -6,14 +6,14 @@ Works on ranks and the mesh's `neighbor_ranks` table; knows nothing of routes.
 from dataclasses import replace
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from meshmend.kernels import kernel, plain_kernel
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 
 
-@njit(cache=True)
+@plain_kernel
 def breadth_first(
     neighbors: NDArray[np.int32], start: int, distance: NDArray[np.int32], queue: NDArray[np.int32]
 ) -> int:
@@ -71,7 +71,7 @@ def largest_part(mesh: Mesh) -> Mesh:
     return replace(mesh, failed=mesh.failed | set(cut_off)) if cut_off else mesh
 
 
-@njit(cache=True)
+@kernel
 def _eccentricities(neighbors: NDArray[np.int32]) -> NDArray[np.int32]:
     n_ranks = neighbors.shape[0]
     result = np.empty(n_ranks, dtype=np.int32)

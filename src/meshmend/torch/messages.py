@@ -8,7 +8,7 @@ per peer and direction waits for messages; the caller's thread does all the rest
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ class MessageTransport:
         self._rank = rank
         self._up = up
         self._down = down
+        self._met: set[int] = set()
         self._events: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
 
     def run(self, task: Task, flat: torch.Tensor, *, timeout_s: float = 1800.0) -> None:
@@ -48,6 +49,8 @@ class MessageTransport:
             PeerLostError: a message failed. StoppedError: `interrupt` was called.
             StalledError: nothing came for the time allowed.
         """
+        _settle(flat)
+        self._meet(task.program.peers, flat.device)
         walk = _Walk(task, flat, self._events)
         for peer in task.program.peers:
             out, back = (self._up, self._down) if peer > self._rank else (self._down, self._up)
@@ -70,12 +73,55 @@ class MessageTransport:
         """Stop waiting now: a run under way, or the next one, raises StoppedError."""
         self._events.put((_STOP, None))
 
+    def _meet(self, peers: Iterable[int], device: torch.device) -> None:
+        """Exchange a first message with peers that are new.
+
+        NCCL makes the connection of two ranks with their first message, and each end waits for
+        the other meanwhile. All ranks go through the pairs in one order, so none waits in a ring.
+        """
+        new = sorted(set(peers) - self._met, key=lambda peer: sorted((peer, self._rank)))
+        for peer in new:
+            token = torch.zeros(1, device=device)
+            for group, is_sender in (
+                (self._up, peer > self._rank),
+                (self._down, peer < self._rank),
+            ):
+                post = group.send if is_sender else group.recv
+                try:
+                    _exchange(post, token, peer)
+                except Exception as error:
+                    raise PeerLostError(
+                        f"rank {self._rank} cannot reach rank {peer}: {error}", peer
+                    ) from None
+            self._met.add(peer)
+
     def close(self) -> None:
         """Give up both groups."""
         self._up = self._down = None
 
 
 _STOP = -1
+
+
+def _exchange(post: Post, tensor: torch.Tensor, peer: int) -> None:
+    """Send or receive one message; return when it is done.
+
+    On a GPU each message has a stream of its own: on a common one it would wait for all that were
+    posted before it, and two ranks that receive first would wait for each other.
+    """
+    if not tensor.is_cuda:
+        post([tensor], peer, 0).wait()
+        return
+    stream: Any = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        post([tensor], peer, 0).wait()
+    stream.synchronize()
+
+
+def _settle(tensor: torch.Tensor) -> None:
+    """Return when what was computed on a tensor is there for other streams to read."""
+    if tensor.is_cuda:
+        torch.cuda.current_stream(tensor.device).synchronize()
 
 
 class _Walk:
@@ -168,6 +214,7 @@ class _Walk:
             self._fold(part, received)
         elif received.data_ptr() != part.data_ptr():
             part.copy_(received)
+        _settle(part)
 
     def _send_all(self, peer: int, send: Post, n_keys: int) -> None:
         for _ in range(n_keys):
@@ -188,7 +235,7 @@ class _Walk:
         self, key: int, post: Post, tensor: torch.Tensor, peer: int, what: torch.Tensor | None
     ) -> None:
         try:
-            post([tensor], peer, 0).wait()
+            _exchange(post, tensor, peer)
         except Exception as error:
             self._events.put((key, error))
         else:

@@ -68,6 +68,7 @@ class Coordinator:
         self._membership = Membership(charge.mesh, charge.timing, board=charge.board)
         self._lines: dict[int, _Line] = {}
         self._line_of: dict[Chip, _Line] = {}
+        self._reasons: dict[Chip, str] = {}
         self._callers: queue.SimpleQueue[tuple[socket.socket, Errand]] = queue.SimpleQueue()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector = selectors.DefaultSelector()
@@ -126,7 +127,7 @@ class Coordinator:
                         self._take(line, message)
             except ChannelError as error:
                 self._lose(line, str(error))
-            except (KeyError, TypeError, ValueError, IndexError) as error:
+            except Exception as error:  # whatever one end sends, the others are served
                 self._refuse(line, f"a message that makes no sense ({error!r})")
         # After the lines: a worker that died is gone before the one that takes its place is heard.
         while not self._callers.empty():
@@ -171,6 +172,8 @@ class Coordinator:
             self._greet(line, message)
         elif line.is_observer and kind in ("cut", "mend"):
             self._change_link(kind, message)
+        elif line.is_observer and kind == "absent":
+            self._membership.forgo(tuple(message["chip"]))
         elif line.is_observer and kind == "finish":
             self._membership.is_over = True
             self._end()
@@ -220,9 +223,7 @@ class Coordinator:
         if self._membership.is_over:
             self._send(line, {"kind": "over"})
             return
-        current = self._membership.generation
-        if current is None or chip not in current.chips:
-            self._send(line, {"kind": "wait", "why": self._membership.reason_to_wait(chip)})
+        self._tell_waiting()
 
     def _repeat(self, line: _Line, status: Status) -> None:
         """Give the word to begin to a member that missed it."""
@@ -321,15 +322,17 @@ class Coordinator:
         )
 
     def _tell_waiting(self) -> None:
+        """Say to those who wait why they do, once for each reason."""
         waiting = self._membership.waiting()
-        for chip in waiting:
-            why = self._membership.reason_to_wait(chip)
-            if chip in self._line_of:
+        reasons = {chip: self._membership.reason_to_wait(chip) for chip in waiting}
+        for chip, why in reasons.items():
+            if chip in self._line_of and self._reasons.get(chip) != why:
                 self._send(self._line_of[chip], {"kind": "wait", "why": why})
-        if waiting:
-            self._tell_observers(
-                "waiting", chips=waiting, why=self._membership.reason_to_wait(waiting[0])
-            )
+        for why in dict.fromkeys(reasons.values()):
+            chips = [chip for chip in waiting if reasons[chip] == why]
+            if self._membership.generation and any(self._reasons.get(c) != why for c in chips):
+                self._tell_observers("waiting", chips=chips, why=why)
+        self._reasons = reasons
 
 
 def status_from(message: Mapping[str, Any]) -> Status:

@@ -36,15 +36,15 @@ _CONNECT_S = 10.0
 class Wiring:
     """How a worker reaches the others: where it listens, what it proves, how long it is patient.
 
-    A peer that acknowledges nothing for `deaf_s` is lost; a sum in which nothing moves for
-    `stall_s` is given up. `plans` is the folder in which plans may lie ready.
+    A peer that takes nothing for `deaf_s` is lost, be it away or busy; a sum in which nothing
+    moves for `stall_s` is given up. `plans` is the folder in which plans may lie ready.
     """
 
     secret: bytes
     bind: str = "127.0.0.1"
     algorithm: str = AUTO
     window_bytes: int = 0
-    deaf_s: float = 2.0
+    deaf_s: float = 120.0
     stall_s: float = 1800.0
     plans: Path | None = None
 
@@ -116,7 +116,9 @@ class Exchange:
 
     def sum(self, payload: Bytes, n_elements: int, dtype: str) -> None:
         """Leave the sum of all chips' payloads in the payload of each."""
-        if self.mesh.n_live > 1:
+        if self.mesh.n_live == 1:
+            self.transport.check()
+        else:
             self._run(self._sum_task(n_elements, dtype), payload)
 
     def spread(self, payload: Bytes | None, holders: Sequence[Chip]) -> Bytes:

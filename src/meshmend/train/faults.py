@@ -77,6 +77,7 @@ def parse_fault(text: str, mesh: Mesh) -> Fault:
             target = parse_failure(found["target"])
             mesh.without(target)
         moment = Moment(found["phase"]) if found["phase"] else None
+        for_s = float(found["for"]) if found["for"] else None
     except TopologyError as error:
         raise InputError(f"--inject {text!r}: {error}") from None
     except ValueError:
@@ -89,7 +90,7 @@ def parse_fault(text: str, mesh: Mesh) -> Fault:
         at_step=None if found["unit"] else int(at),
         at_s=at if found["unit"] else None,
         moment=moment,
-        for_s=float(found["for"]) if found["for"] else None,
+        for_s=for_s,
     )
     _check(fault, text)
     return fault
@@ -101,6 +102,8 @@ def _check(fault: Fault, text: str) -> None:
         raise InputError(f"--inject {text!r} needs a link to cut, such as link:0,1-0,2")
     if fault.action in ("hang", "slow", "kill") and is_link:
         raise InputError(f"--inject {text!r} needs chips; a link is cut")
+    if fault.for_s is not None and fault.action not in ("hang", "slow"):
+        raise InputError(f"--inject {text!r}: only a hang or a slow chip lasts for a time")
     if fault.target == COORDINATOR and fault.action != "kill":
         raise InputError(f"--inject {text!r}: the coordinator can be killed, nothing else")
     if fault.moment and (fault.action != "kill" or fault.at_step is None or not fault.chips()):

@@ -1,8 +1,8 @@
 """What one step sums: gradients, running statistics, the loss, flat and weighted.
 
-One flat buffer per element type. The one of float32 also carries the module's floating buffers
-(running means and the like: their mean over the samples is the same on every chip), which
-parameters got a gradient at all, the loss, and the weight.
+One flat buffer per element type. The one of float32 also carries by how much the step changed the
+module's buffers (running means, counters: the mean change over the samples is the same on every
+chip), which parameters got a gradient at all, the loss, the weight, and whether to divide by it.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
 
-_TAIL = 2  # loss and weight
+_TAIL = 3  # loss, weight, and the weight again if the sums are to be divided by it
 
 
 @dataclass
@@ -36,9 +36,8 @@ class Gradients:
     def __init__(self, model: torch.nn.Module) -> None:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._parameters = trained
-        self._statistics = [
-            buffer for buffer in model.buffers() if buffer.dtype == torch.float32 and buffer.numel()
-        ]
+        self._statistics = [buffer for buffer in model.buffers() if not buffer.is_complex()]
+        self.remember()
         n_statistics = sum(buffer.numel() for buffer in self._statistics)
         single = [parameter for parameter in trained if parameter.dtype == torch.float32]
         extra = n_statistics + len(trained) + _TAIL
@@ -49,9 +48,9 @@ class Gradients:
                 self.groups.append(_group(dtype, same, 0))
         first = self.groups[0].flat
         tail = first[len(first) - extra :]
-        self._means = tail[:n_statistics]
+        self._changes = tail[:n_statistics]
         self._used = tail[n_statistics : n_statistics + len(trained)]
-        self._loss, self._weight = tail[-2:-1], tail[-1:]
+        self._loss, self._weight, self._divisor = tail[-3:-2], tail[-2:-1], tail[-1:]
 
     def sizes(self) -> list[tuple[int, str]]:
         """Return the number of elements and the type of each flat buffer."""
@@ -62,24 +61,40 @@ class Gradients:
         return [group.flat.view(torch.uint8).numpy() for group in self.groups]
 
     @torch.no_grad()
-    def gather(self, loss: float, weight: float) -> None:
-        """Put this chip's gradients times its weight into the flat buffers."""
+    def remember(self) -> None:
+        """Keep the module's buffers as they are now: what a step changes is told from this."""
+        self._before = [buffer.clone() for buffer in self._statistics]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Set the module's buffers back: the step does not count."""
+        for buffer, before in zip(self._statistics, self._before, strict=True):
+            buffer.copy_(before)
+
+    @torch.no_grad()
+    def gather(self, loss: float, weight: float, *, normalise: bool = False) -> None:
+        """Put this chip's gradients times its weight into the flat buffers.
+
+        `normalise` asks for division by the sum of the weights, if that is not one anyway.
+        """
         for group in self.groups:
             for parameter, view in zip(group.parameters, group.views, strict=True):
                 if parameter.grad is None:
                     view.zero_()
                 elif parameter.grad.data_ptr() != view.data_ptr():
                     view.copy_(parameter.grad)
-        if self._statistics:
-            torch.cat(
-                [buffer.detach().cpu().reshape(-1) for buffer in self._statistics], out=self._means
-            )
+        at = 0
+        for buffer, before in zip(self._statistics, self._before, strict=True):
+            change = self._changes[at : at + buffer.numel()].view(buffer.shape)
+            change.copy_(buffer.to(torch.float64).sub(before.to(torch.float64)))
+            at += buffer.numel()
         used = [parameter.grad is not None for parameter in self._parameters]
         self._used.copy_(torch.tensor(used, dtype=torch.float32))
         self._loss.fill_(loss)
         for group in self.groups:
             group.flat.mul_(weight)
         self._weight.fill_(weight)
+        self._divisor.fill_(weight if normalise else 0.0)
 
     @torch.no_grad()
     def clear(self) -> None:
@@ -88,27 +103,25 @@ class Gradients:
             group.flat.zero_()
 
     @torch.no_grad()
-    def scatter(self, *, normalise: bool) -> float:
-        """Give the summed gradients back to the parameters; return the loss over all samples.
-
-        `normalise` divides by the sum of the weights, if that is not one by construction.
-        """
-        total = float(self._weight)
-        loss = float(self._loss)
-        if normalise:
+    def scatter(self) -> float:
+        """Give the summed gradients back to the parameters; return the loss over all samples."""
+        divisor = float(self._divisor)
+        if divisor > 0:
             for group in self.groups:
-                group.flat.div_(total)
-            loss /= total
+                group.flat.div_(divisor)
         used = dict(zip(self._parameters, (self._used > 0).tolist(), strict=True))
         for group in self.groups:
             for parameter, view in zip(group.parameters, group.views, strict=True):
                 parameter.grad = view.to(parameter.device) if used[parameter] else None
         at = 0
-        for buffer in self._statistics:
-            mean = self._means[at : at + buffer.numel()]
-            buffer.copy_(mean.view_as(buffer))
+        for buffer, before in zip(self._statistics, self._before, strict=True):
+            change = self._changes[at : at + buffer.numel()].view(buffer.shape).to(buffer.device)
+            if not buffer.is_floating_point():
+                change = change.round()
+            buffer.copy_(before.to(torch.float64).add(change.to(torch.float64)))
             at += buffer.numel()
-        return loss
+        self.remember()
+        return float(self._loss)
 
 
 def _group(dtype: torch.dtype, parameters: Iterable[torch.nn.Parameter], extra: int) -> _Group:

@@ -101,7 +101,6 @@ class Job:
         self.steps = steps
         self._saving = saving
         self._gradients = Gradients(model)
-        self._buffers = list(model.buffers())
         self._ledger = Ledger(
             self._here.run_dir / "ledger" if self._here.run_dir else None, self._here.chip
         )
@@ -117,7 +116,6 @@ class Job:
         self._dead_at: set[int] = set()
         if resume is not None:
             self._resume(resume)
-        self._keep_buffers()
         self._exchange: Exchange | None = None
         if self._here.post is not None:
             member()
@@ -160,8 +158,8 @@ class Job:
         if share is None:
             raise InputError("Job.step needs samples that the job handed out, once each")
         scale = (share.n_samples if weight is None else weight) / share.batch
-        self._gradients.gather(float(loss.detach()), scale)
-        return self._settle(share, normalise=weight is not None)
+        self._gradients.gather(float(loss.detach()), scale, normalise=weight is not None)
+        return self._settle(share)
 
     def state(self) -> dict[str, Any]:
         """Return all that makes up the training at this step."""
@@ -188,7 +186,7 @@ class Job:
         self._hurt(Moment.FORWARD)
         if share.n_samples == 0:
             self._gradients.clear()
-            self._settle(share, normalise=False)
+            self._settle(share)
             return
         self._share = share
         indices = self._order.samples(share.start, share.stop).tolist()
@@ -196,7 +194,7 @@ class Job:
         if self._share is not None:
             raise InputError("the loop over a Job needs to call job.step(loss) for all samples")
 
-    def _settle(self, share: Share, *, normalise: bool) -> bool:
+    def _settle(self, share: Share) -> bool:
         """Make the step real, or come to terms with the others; return whether it is real."""
         self._share = None
         number = self._generation.number if self._generation else 0
@@ -208,16 +206,15 @@ class Job:
                 for payload, (n_elements, dtype) in sizes:
                     self._exchange.sum(payload, n_elements, dtype)
             except TransportError as error:
-                self._restore_buffers()
+                self._gradients.restore()
                 self._complain(error)
                 self._recover(after=number)
                 return False
         self._hurt(Moment.UPDATE)
-        self.loss = self._gradients.scatter(normalise=normalise)
+        self.loss = self._gradients.scatter()
         self.optimizer.step()
         self.step_number += 1
         self._position += share.batch
-        self._keep_buffers()
         self._ledger.did(self.step_number, number, self._position)
         self._conclude(share.batch)
         return True
@@ -247,6 +244,7 @@ class Job:
             first=self._is_first,
             loss=self.loss,
             samples=batch,
+            sums=self._gradients.sizes() if self._is_first else [],
         )
 
     def _save(self, saving: Saving, rank: int, n_live: int) -> None:
@@ -279,21 +277,13 @@ class Job:
     def _take_over(self, state: dict[str, Any]) -> None:
         """Be where another chip, or a checkpoint, is."""
         self.model.load_state_dict(state["model"])
+        self._gradients.remember()
         self.optimizer.load_state_dict(state["optimizer"])
         for part, theirs in zip(self._also, state["also"], strict=True):
             part.load_state_dict(theirs)
         self.step_number = int(state["progress"]["step"])
         self._position = int(state["progress"]["position"])
         self.loss = state["progress"]["loss"]
-
-    def _keep_buffers(self) -> None:
-        """Remember what a forward pass may change, for a step that turns out not to count."""
-        self._kept = [buffer.clone() for buffer in self._buffers]
-
-    @torch.no_grad()
-    def _restore_buffers(self) -> None:
-        for buffer, kept in zip(self._buffers, self._kept, strict=True):
-            buffer.copy_(kept)
 
     def _status(self, *, is_ready: bool, lost: Iterable[Chip] = ()) -> Status:
         assert self._exchange is not None
@@ -387,7 +377,6 @@ class Job:
         state = exchange.spread(packed(self.state()) if is_holder else None, go.holders)
         if not is_holder:
             self._take_over(unpacked(state))
-            self._keep_buffers()
 
     def _finish(self) -> None:
         """Wait until all chips have finished; if the mesh changes instead, be in it again."""
@@ -402,6 +391,7 @@ class Job:
             self._note_bits()
         self._ledger.close()
         if self._exchange is not None:
+            member().report(step=self.step_number, at=time.monotonic(), finished=True)
             member().close()
             self._exchange.close()
 

@@ -139,7 +139,9 @@ def _words(path: Path) -> list[list[str]]:
     result = []
     for number, line in enumerate(whole.splitlines(), start=1):
         words = line.split()
-        if not words or lengths.get(words[0]) != len(words):
+        is_known = bool(words) and lengths.get(words[0]) == len(words)
+        n_numbers = 2 if words and words[0] == "hold" else len(words) - 1
+        if not is_known or not all(word.isdecimal() for word in words[1 : 1 + n_numbers]):
             raise InputError(f"{path} is no ledger: line {number} reads {line!r}")
         result.append(words)
     return result

@@ -196,6 +196,7 @@ class Member:
         """Greet, then pass on what is said in both directions until the line breaks."""
         with self._changed:
             generation = self._news.generation if self._status.stamp != FRESH else None
+            heard = self._news.generation.number if self._news.generation else 0
             hello = {
                 "kind": "hello",
                 "job": self._post.job,
@@ -204,6 +205,7 @@ class Member:
                 "address": self._address,
                 "memory": generation.as_json() if generation else None,
                 **asdict(self._status),
+                "generation": max(self._status.generation, heard),
             }
         channel.send(hello)
         with selectors.DefaultSelector() as selector:

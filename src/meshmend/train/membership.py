@@ -142,6 +142,10 @@ class Membership:
         self._stir(f"chip {chip} is ready", now)
         return None
 
+    def forgo(self, chip: Chip) -> None:
+        """Begin without a chip whose worker has died before it came."""
+        self._awaited.discard(chip)
+
     def leave(self, chip: Chip, why: str, now: float) -> None:
         """Take a worker out."""
         if self._workers.pop(chip, None) is not None:

@@ -75,5 +75,5 @@ def batch_of(policy: str, batch: int, n_live: int, n_whole: int) -> int:
     if policy == "constant":
         return batch
     if policy == "shrink":
-        return max(1, batch * n_live // n_whole)
+        return min(batch, max(1, batch * n_live // n_whole))
     raise InputError(f"a batch policy is constant or shrink, but got {policy!r}")

@@ -78,8 +78,8 @@ class Channel:
                 part = self._connection.recv(_READ_BYTES)
             except BlockingIOError:
                 break
-            except OSError as error:
-                raise ChannelError(f"the other end hung up: {error.strerror}") from None
+            except OSError:  # a reset: what came before it still counts
+                part = b""
             if not part:
                 if messages := self._whole():
                     return messages  # the next call says that it has closed
@@ -103,7 +103,7 @@ class Channel:
             del self._came[: _LENGTH.size + length]
             try:
                 message = json.loads(body)
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise ChannelError(f"no message: {body[:40]!r}") from None
             if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
                 raise ChannelError(f"no message: {body[:40]!r}")

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from meshmend.errors import VerificationError
+from meshmend.kernels import plain_kernel
 from meshmend.schedule.table import COPY, Collective, Schedule
 
 PRIME: Final = (1 << 61) - 1
@@ -142,7 +142,7 @@ def _listed(ranks: NDArray[np.intp]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}{rest}"
 
 
-@njit(cache=True)
+@plain_kernel
 def _count(table, first, counts):  # type: ignore[no-untyped-def]
     """Run the table on counters (rank, chunk from `first` on, contributor), saturating."""
     src, dst, lo, hi, op = table
@@ -157,7 +157,7 @@ def _count(table, first, counts):  # type: ignore[no-untyped-def]
                 counts[there, chunk - first, rank] = value
 
 
-@njit(cache=True)
+@plain_kernel
 def _fingerprint(table, cells, totals):  # type: ignore[no-untyped-def]
     """Run the table on cells (rank, chunk) of integers modulo PRIME, and on saturating totals."""
     src, dst, lo, hi, op = table

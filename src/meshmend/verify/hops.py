@@ -1,8 +1,7 @@
 """Walks the routes: every transfer of a schedule must cross live links all the way."""
 
-from numba import njit
-
 from meshmend.errors import VerificationError
+from meshmend.kernels import plain_kernel
 from meshmend.routing.routes import check_paths
 from meshmend.schedule.placement import Placement
 from meshmend.schedule.table import Schedule
@@ -27,7 +26,7 @@ def check_hops(schedule: Schedule, placement: Placement) -> None:
         )
 
 
-@njit(cache=True)
+@plain_kernel
 def _first_unrouted(src, dst, pair_ptr, pair_dst):  # type: ignore[no-untyped-def]
     """Return the first row whose pair of ranks has no route, or -1."""
     for row in range(len(src)):

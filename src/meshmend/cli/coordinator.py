@@ -1,0 +1,102 @@
+"""`meshmend coordinator`: says who trains together, for workers on several hosts."""
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from meshmend.cli.console import note
+from meshmend.cli.options import FailOption, MeshOption, WrapOption, mesh_of
+
+if TYPE_CHECKING:
+    import socket
+
+    from meshmend.train.coordinator import Charge
+
+JobOption = Annotated[
+    str, typer.Option("--job", metavar="NAME", help="Workers of another job are refused.")
+]
+SecretOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--secret-file",
+        metavar="FILE",
+        help="What all processes of the job must know; else in MESHMEND_SECRET.",
+    ),
+]
+
+
+def coordinator_command(
+    *,
+    mesh: MeshOption,
+    listen: Annotated[
+        str,
+        typer.Option(
+            "--listen", metavar="HOST:PORT", help="The address of this host to listen on."
+        ),
+    ],
+    wrap: WrapOption = "none",
+    fail: FailOption = None,
+    job: JobOption = "job",
+    board: Annotated[
+        str | None,
+        typer.Option("--board", metavar="2x2", help="Chips that come back together; 2x2."),
+    ] = None,
+    heartbeat: Annotated[
+        float,
+        typer.Option("--heartbeat", min=0.2, help="Seconds of silence after which a chip is dead."),
+    ] = 2.0,
+    gather: Annotated[
+        float,
+        typer.Option("--gather", min=0.0, help="Seconds to wait for all chips at the beginning."),
+    ] = 120.0,
+    secret_file: SecretOption = None,
+) -> int:
+    """Say who trains together: the coordinator of workers that run on several hosts.
+
+    Start it once, anywhere that all workers can reach, and one `meshmend worker` per chip. No
+    step waits for it: killed, training goes on; started again at the same address, it learns
+    the job from its workers. It ends when all of them have finished.
+
+    **Example**
+
+    - meshmend coordinator --mesh 4x4 --listen 10.0.0.1:7000
+    """
+    from meshmend.execute.reception import listening
+    from meshmend.launch.hosts import board_from, endpoint_from, secret_from
+    from meshmend.launch.termination import TERMINATED, TerminatedError, terminable
+    from meshmend.train.coordinator import Charge
+    from meshmend.train.membership import Timing
+
+    begin = mesh_of(mesh, wrap, fail)
+    charge = Charge(
+        job, begin, board_from(board, begin), Timing(silence_s=heartbeat, gather_s=gather)
+    )
+    endpoint = endpoint_from(listen, "--listen")
+    secret = secret_from(os.environ, secret_file).encode()
+    # What it refuses and turns away are lines of ours; strangers at the door are only logged.
+    logging.getLogger("meshmend.train.coordinator").setLevel(logging.ERROR)
+    with terminable():
+        try:
+            listener = listening(*endpoint)
+            host, port = listener.getsockname()[:2]
+            note(f"meshmend: the coordinator of job {job!r} on {begin} listens on {host}:{port}")
+            _serve(listener, secret, charge)
+        except TerminatedError:
+            return TERMINATED
+    note("meshmend: all workers have finished")
+    return 0
+
+
+def _serve(listener: "socket.socket", secret: bytes, charge: "Charge") -> None:
+    from meshmend.cli.job_lines import JobLines
+    from meshmend.train.coordinator import Coordinator
+
+    lines = JobLines(charge.mesh.n_chips)
+    coordinator = Coordinator(listener, secret, charge, on_event=lines.take)
+    try:
+        coordinator.serve()
+    finally:
+        coordinator.close()

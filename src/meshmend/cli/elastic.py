@@ -1,0 +1,66 @@
+"""`meshmend run --elastic`: a script that survives the loss of chips, shown as plain lines."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from meshmend.cli.console import note
+
+if TYPE_CHECKING:
+    from meshmend.launch.elastic_script import ElasticScript, Ran
+
+ElasticOption = Annotated[
+    bool,
+    typer.Option(
+        "--elastic", help="The script loops over a meshmend.train.Job: it survives lost chips."
+    ),
+]
+RunDirOption = Annotated[
+    Path | None,
+    typer.Option("--run-dir", metavar="FOLDER", help="Keep ledgers and events; with --elastic."),
+]
+HeartbeatOption = Annotated[
+    float,
+    typer.Option(
+        "--heartbeat",
+        min=0.2,
+        help="Seconds of silence after which a chip is dead; with --elastic.",
+    ),
+]
+
+
+def run_elastic_script(run: "ElasticScript") -> int:
+    """Run a script through all faults; return 0 if it finished, else print why not."""
+    from meshmend.cli.job_lines import job_line
+    from meshmend.launch.elastic_script import run_script
+    from meshmend.launch.termination import TERMINATED, TerminatedError, terminable
+
+    def show(event: dict[str, object]) -> None:
+        if line := job_line(event):
+            note(line)
+
+    try:
+        with terminable():
+            ran = run_script(run, show)
+    except TerminatedError:
+        return TERMINATED
+    if not ran.outcome.is_finished:
+        what, _, trace = ran.outcome.why.partition("\n")
+        note(f"meshmend: the job did not finish: {what}")
+        print(trace, end="", file=sys.stderr)
+        return 1
+    note(f"meshmend: {_summary(ran)}")
+    return 0
+
+
+def _summary(ran: "Ran") -> str:
+    found = ran.audit
+    if found.steps == 0:
+        return "the script ended without a step; --elastic is for a loop over meshmend.train.Job"
+    equal = "replicas DIFFER" if found.split else "replicas equal bit for bit"
+    return (
+        f"{found.steps} steps; samples: {found.used} used, {found.lost} lost, "
+        f"{found.repeated} repeated; {equal}"
+    )

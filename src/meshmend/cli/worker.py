@@ -1,0 +1,131 @@
+"""`meshmend worker`: one chip of a job whose workers run on several hosts."""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from meshmend.cli.console import announce_compilation, note
+from meshmend.cli.coordinator import JobOption, SecretOption
+from meshmend.cli.options import FailOption, MeshOption, WrapOption, mesh_of
+
+if TYPE_CHECKING:
+    from meshmend.launch.worker import Script
+
+# Everything after the script is the script's.
+CONTEXT = {"allow_interspersed_args": False}
+
+_ANSWER_S = 2.0
+
+
+def worker_command(
+    script: Annotated[
+        str, typer.Argument(metavar="SCRIPT", help="The script, or with -m a module.")
+    ],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGS", help="Its arguments.")
+    ] = None,
+    *,
+    coordinator: Annotated[
+        str, typer.Option("--coordinator", metavar="HOST:PORT", help="Where it listens.")
+    ],
+    mesh: MeshOption,
+    wrap: WrapOption = "none",
+    fail: FailOption = None,
+    chip: Annotated[
+        str | None,
+        typer.Option(
+            "--chip",
+            metavar="R,C",
+            help="Which chip this is; else live chip number RANK, SLURM_PROCID or "
+            "JOB_COMPLETION_INDEX.",
+        ),
+    ] = None,
+    bind: Annotated[
+        str | None,
+        typer.Option(
+            "--bind",
+            metavar="ADDRESS",
+            help="The address to listen on; else the one by which the coordinator is reached.",
+        ),
+    ] = None,
+    job: JobOption = "job",
+    algorithm: Annotated[
+        str, typer.Option("--algorithm", metavar="NAME", help="How to sum; auto by default.")
+    ] = "auto",
+    run_dir: Annotated[
+        Path | None,
+        typer.Option("--run-dir", metavar="FOLDER", help="Of the ledgers; else there are none."),
+    ] = None,
+    secret_file: SecretOption = None,
+    is_module: Annotated[
+        bool, typer.Option("-m", "--module", help="SCRIPT is a module's name.")
+    ] = False,
+) -> int:
+    """Be one chip of a training job: run a script that loops over a meshmend.train.Job.
+
+    Start one per chip, by torchrun, Slurm, Kubernetes or by hand, and one `meshmend
+    coordinator`. A worker that is started again for a chip that died takes its state from its
+    neighbours and goes on.
+
+    **Examples**
+
+    - meshmend worker --coordinator 10.0.0.1:7000 --mesh 4x4 --chip 0,3 train.py --lr 0.1
+
+    - srun meshmend worker --coordinator 10.0.0.1:7000 --mesh 4x4 train.py
+    """
+    from meshmend.errors import InputError
+    from meshmend.launch.hosts import address_toward, chip_from, endpoint_from, secret_from
+
+    begin = mesh_of(mesh, wrap, fail)
+    endpoint = endpoint_from(coordinator, "--coordinator")
+    mine = chip_from(chip, os.environ, begin)
+    secret = secret_from(os.environ, secret_file)
+    if not is_module and not Path(script).is_file():
+        raise InputError(f"meshmend worker needs a script, but there is no file {script}")
+    address = bind or address_toward(endpoint)
+    _await_answer(endpoint, secret.encode(), mine)
+    announce_compilation()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from meshmend.launch.worker import Script
+    from meshmend.torch.settings import Settings
+
+    settings = Settings(begin, algorithm=algorithm, bind=address, secret=secret)
+    os.environ |= {
+        **settings.environment(),
+        "MESHMEND_COORDINATOR": f"{endpoint[0]}:{endpoint[1]}",
+        "MESHMEND_JOB": job,
+        "MESHMEND_CHIP": ",".join(map(str, mine)),
+        "MESHMEND_RUN_DIR": str(run_dir.absolute()) if run_dir else "",
+    }
+    return _work(Script(script, tuple(arguments or ()), is_module))
+
+
+def _await_answer(endpoint: tuple[str, int], secret: bytes, chip: tuple[int, ...]) -> None:
+    """Say so if the coordinator is not there yet: the job will wait for it."""
+    from meshmend.launch.hosts import is_answered
+
+    if not is_answered(endpoint, secret, within_s=_ANSWER_S):
+        host, port = endpoint
+        note(f"meshmend: chip {chip} waits for its coordinator: nobody answers at {host}:{port}")
+
+
+def _work(script: "Script") -> int:
+    """Run a script in this process; return its exit code, its exception printed."""
+    from meshmend.launch.termination import TERMINATED, TerminatedError, soon_over
+    from meshmend.launch.worker import exit_code_of, script_body, words_of
+    from meshmend.train.member import RefusedError
+
+    with soon_over():
+        try:
+            return script_body(script)()
+        except TerminatedError:
+            return TERMINATED
+        except (RefusedError, KeyboardInterrupt):
+            raise  # one line will do
+        except BaseException as error:
+            if words := words_of(error):
+                print(words, end="", file=sys.stderr)
+            return exit_code_of(error)

@@ -1,0 +1,410 @@
+"""`meshmend coordinator` and `meshmend worker`: jobs whose workers some launcher starts."""
+
+import ctypes
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from commanding import Command, commands, until
+from testbeds import require_testbed
+
+pytest.importorskip("torch")
+
+from meshmend.cli.main import run_line
+from meshmend.errors import InputError
+from meshmend.execute.reception import Reception, listening
+from meshmend.launch.hosts import address_toward, board_from, chip_from, is_answered, secret_from
+from meshmend.launch.termination import soon_over
+from meshmend.testbed.bed import Testbed
+from meshmend.topology.mesh import Mesh
+from meshmend.train.coordinator import COORDINATOR
+from meshmend.train.ledger import audit
+
+HOLED = Mesh((2, 2)).without("0,1")
+
+# A small model on made-up samples, slow enough to be killed; half-way it waits at a gate, if any.
+SCRIPT = """
+import os, sys, time, torch
+from meshmend.train import Job
+
+n_steps, pause_s, *gates = int(sys.argv[1]), float(sys.argv[2]), *sys.argv[3:]
+
+torch.manual_seed(0)
+inputs = torch.randn(500, 8)
+dataset = torch.utils.data.TensorDataset(inputs, inputs @ torch.randn(8, 1))
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+job = Job(model, optimizer, dataset, batch=16, steps=n_steps)
+for inputs, labels in job:
+    loss = torch.nn.functional.mse_loss(model(inputs), labels)
+    optimizer.zero_grad()
+    loss.backward()
+    job.step(loss)
+    time.sleep(pause_s)
+    while gates and job.step_number == n_steps // 2 and not os.path.exists(gates[0]):
+        time.sleep(0.02)
+print("finished", job.step_number, f"{job.loss:.6f}", flush=True)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job's secret in the environment, and no launcher's variables."""
+    for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "JOB_COMPLETION_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MESHMEND_SECRET", "only the chips of this test know")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+class OnLoopback:
+    """A job on a 2x2 mesh whose processes are started one by one, on this host."""
+
+    def __init__(self, start: Callable[..., Command], script: Path) -> None:
+        self._start, self._script = start, script
+        self.gate, self.run_dir = script.with_name("gate"), script.with_name("run")
+        self._port = free_port()
+        self._n_started = 0
+
+    def coordinator(self) -> Command:
+        self._n_started += 1
+        listen = ("--listen", f"127.0.0.1:{self._port}", "--heartbeat", "2")
+        line = ("coordinator", "--mesh", "2x2", "--board", "1x1", *listen)
+        return self._start(f"coordinator{self._n_started}", *line)
+
+    def worker(self, chip: str, *arguments: str, n_steps: int = 200) -> Command:
+        self._n_started += 1
+        line = ("worker", "--mesh", "2x2", "--coordinator", f"127.0.0.1:{self._port}")
+        mine = ("--chip", chip, "--run-dir", self.run_dir, *arguments)
+        name = f"worker{self._n_started}"
+        return self._start(name, *line, *mine, self._script, str(n_steps), "0.01", self.gate)
+
+
+@pytest.fixture
+def job(tmp_path: Path, script: Path) -> Iterator[OnLoopback]:
+    with commands(tmp_path) as start:
+        yield OnLoopback(start, script)
+
+
+def test_a_job_outlives_its_coordinator_and_a_worker(job: OnLoopback) -> None:
+    """The coordinator is killed and comes back, then a worker is killed and comes back."""
+    first = job.coordinator()
+    workers = {chip: job.worker(chip) for chip in ("0,0", "0,1", "1,0", "1,1")}
+    until(lambda: "all 4 chips have finished step 1," in first.err, why=lambda: first.err)
+    first.signal(signal.SIGKILL)
+    assert first.end() == -signal.SIGKILL
+    second = job.coordinator()
+    until(lambda: "is there, 4 of 4" in second.err, why=lambda: second.err)
+    workers["0,1"].signal(signal.SIGKILL)
+    until(lambda: "chip (0, 1) is gone" in second.err, why=lambda: second.err)
+    again = job.worker("0,1")
+    until(lambda: second.err.count("is there, 4 of 4") == 2, why=lambda: second.err)
+    job.gate.touch()
+
+    living = [again, *(worker for chip, worker in workers.items() if chip != "0,1")]
+    assert [worker.end() for worker in living] == [0] * 4, [worker.err for worker in living]
+    assert second.end() == 0
+    assert len({worker.out for worker in living}) == 1
+    assert living[0].out.startswith("finished 200 ")
+    assert second.err.splitlines()[-1] == "meshmend: all workers have finished"
+    assert re.findall(r": (\d) chips from", second.err)[-1] == "4"
+    assert re.search(
+        r"all \d chips have finished step \d+, [\d.]+ m?s after the first chip went", second.err
+    )
+    found = audit(job.run_dir / "ledger")
+    assert (found.steps, found.used, found.lost, found.repeated) == (200, 3200, 0, 0)
+    assert found.hashed > 0
+    assert not found.split
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_worker_and_a_coordinator_end_when_they_are_asked_to(
+    number: int, code: int, job: OnLoopback
+) -> None:
+    worker = job.worker("0,0")
+    until(lambda: "waits for its coordinator" in worker.err, why=lambda: worker.err)
+    coordinator = job.coordinator()
+    other = job.worker("0,1", n_steps=10**6)
+    until(lambda: "is there, 2 of 4" in coordinator.err, why=lambda: coordinator.err)
+
+    for command in (worker, other, coordinator):
+        command.signal(number)
+        assert command.end(20.0) == code
+        assert "Traceback" not in command.err
+
+
+def test_a_process_that_is_deaf_to_signals_is_ended_all_the_same() -> None:
+    """It waits in compiled code, which no signal interrupts: for a lock that it holds itself."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with soon_over():
+            lock = ctypes.create_string_buffer(256)
+            library = ctypes.CDLL(None)
+            library.pthread_mutex_lock(lock)
+            os.write(writer, b"!")
+            library.pthread_mutex_lock(lock)
+        os._exit(0)
+    assert os.read(reader, 1) == b"!"
+    os.close(reader)
+    os.close(writer)
+    started = time.monotonic()
+    os.kill(child, signal.SIGTERM)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 143
+    assert 1.0 < time.monotonic() - started < 10.0
+
+
+def test_a_worker_of_another_job_is_refused_and_the_job_goes_on(job: OnLoopback) -> None:
+    coordinator = job.coordinator()
+    until(lambda: "listens on" in coordinator.err, why=lambda: coordinator.err)
+    stranger = job.worker("0,0", "--job", "another")
+
+    assert stranger.end() == 1
+    assert "belongs to job 'another'" in stranger.err.splitlines()[-1]
+    until(lambda: "refused 127.0.0.1:" in coordinator.err, why=lambda: coordinator.err)
+    coordinator.signal(0)  # it is still there
+
+
+def test_a_coordinator_needs_no_torch() -> None:
+    program = (
+        "import sys\n"
+        "sys.modules['torch'] = None\n"
+        "from meshmend.cli.main import run_line\n"
+        "sys.exit(run_line(['coordinator', '--mesh', '2x2', '--listen', '127.0.0.1:0']))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert "the coordinator of job 'job' on 2x2 listens on 127.0.0.1:" in process.stderr.readline()
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(20) == 143
+    assert process.stderr.read() == ""
+    process.stderr.close()
+
+
+COORDINATOR_LINE = ["coordinator", "--mesh", "2x2", "--listen", "127.0.0.1:0"]
+WORKER_LINE = ["worker", "--mesh", "2x2", "--coordinator", "127.0.0.1:9", "--chip", "0,0"]
+
+
+@pytest.mark.parametrize(
+    ("line", "match"),
+    [
+        ([*COORDINATOR_LINE, "--secret-file", "/nowhere/secret"], "--secret-file cannot read"),
+        ([*COORDINATOR_LINE, "--board", "2"], "--board needs a shape for 2x2 such as 2x2"),
+        ([*COORDINATOR_LINE[:-1], "7000"], "--listen needs HOST:PORT such as 10.0.0.1:7000"),
+        ([*COORDINATOR_LINE[:-1], "192.0.2.1:7000"], "cannot listen on 192.0.2.1:7000"),
+        ([*WORKER_LINE, "nowhere.py"], "there is no file nowhere.py"),
+        ([*WORKER_LINE[:-1], "7,7", "nowhere.py"], "--chip needs a chip of 2x2 such as 0,1"),
+        ([*WORKER_LINE[:-2], "nowhere.py"], "a worker needs its chip, but none of RANK"),
+        ([*WORKER_LINE[:4], "here", "--chip", "0,0", "x.py"], "--coordinator needs HOST:PORT"),
+    ],
+)
+def test_what_cannot_be_started_is_refused_in_one_line(
+    line: list[str], match: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_line(line) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert match in said
+
+
+@pytest.mark.parametrize("line", [COORDINATOR_LINE, [*WORKER_LINE, __file__]])
+def test_without_a_secret_nothing_starts(
+    line: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("MESHMEND_SECRET")
+
+    assert run_line(line) == 2
+    assert "needs a secret, but MESHMEND_SECRET is not set" in capsys.readouterr().err
+
+
+def test_a_worker_with_another_secret_is_told_so_at_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    listener = listening("127.0.0.1")
+    host, port = listener.getsockname()
+    door = Reception(
+        listener,
+        b"another",
+        COORDINATOR,
+        name="the coordinator",
+        admit=lambda one, why: one.close(),
+    )
+    line = [*WORKER_LINE, __file__]
+    line[line.index("127.0.0.1:9")] = f"{host}:{port}"
+
+    assert run_line(line) == 2
+    assert "need the same secret" in capsys.readouterr().err
+    assert is_answered((host, port), b"another", within_s=5.0)
+    door.close()
+    assert not is_answered((host, port), b"another", within_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("environment", "chip"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "3"}, (0, 0)),
+        ({"RANK": "2", "WORLD_SIZE": "3", "SLURM_PROCID": "0"}, (1, 1)),
+        ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3"}, (1, 0)),
+        ({"JOB_COMPLETION_INDEX": "2"}, (1, 1)),
+    ],
+)
+def test_a_launcher_numbers_the_live_chips(
+    environment: dict[str, str], chip: tuple[int, ...]
+) -> None:
+    assert chip_from(None, environment, HOLED) == chip
+    assert chip_from("0,1", environment, HOLED) == (0, 1)  # one that was repaired
+
+
+@pytest.mark.parametrize(
+    ("environment", "match"),
+    [
+        ({}, "none of RANK, SLURM_PROCID, JOB_COMPLETION_INDEX is set; name the chip"),
+        ({"RANK": "0", "WORLD_SIZE": "4"}, "there are 4 tasks and .* has 3 live chips"),
+        ({"SLURM_PROCID": "3"}, "a number from 0 to 2, but it is '3'"),
+        ({"JOB_COMPLETION_INDEX": "x"}, "a number from 0 to 2, but it is 'x'"),
+    ],
+)
+def test_a_launcher_that_does_not_fit_the_mesh_is_refused(
+    environment: dict[str, str], match: str
+) -> None:
+    with pytest.raises(InputError, match=match):
+        chip_from(None, environment, HOLED)
+
+
+def test_boards_are_of_two_by_two_chips_unless_said_otherwise() -> None:
+    assert board_from(None, Mesh((4,))) == (1,)
+    assert board_from(None, Mesh((4, 4))) == (2, 2)
+    assert board_from(None, Mesh((4, 4, 4))) == (2, 2, 1)
+    assert board_from("4x2", Mesh((4, 4))) == (4, 2)
+
+
+def test_a_secret_is_taken_from_a_file_before_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("from a file\n")
+
+    assert secret_from({"MESHMEND_SECRET": "from outside"}, file) == "from a file"
+    file.write_text("\n")
+    with pytest.raises(InputError, match="is empty"):
+        secret_from({}, file)
+
+
+def test_who_has_a_coordinator_on_loopback_listens_on_loopback() -> None:
+    assert address_toward(("127.0.0.1", 7000)) == "127.0.0.1"
+    with pytest.raises(InputError, match=r"a way to its coordinator, but no\.such\.host"):
+        address_toward(("no.such.host.invalid", 7000))
+
+
+@pytest.mark.slow
+def test_the_hosts_of_a_testbed_train_together_through_a_death(
+    tmp_path: Path, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each chip is a host with an address of its own; nothing is shared by fork."""
+    require_testbed()
+    monkeypatch.setenv("MESHMEND_RUN_DIR", str(tmp_path / "records"))
+    chips = Mesh((2, 2)).live
+    with Testbed.up(Mesh((2, 2)), link_bandwidth=50e6 / 8) as bed:
+
+        def start(chip: tuple[int, ...], name: str, *arguments: str) -> subprocess.Popen[bytes]:
+            line = bed.command(chip, [sys.executable, "-m", "meshmend", *arguments])
+            with (tmp_path / name).open("wb") as log:
+                return subprocess.Popen(line, stdout=log, stderr=log)
+
+        def worker(chip: tuple[int, ...], name: str) -> subprocess.Popen[bytes]:
+            at = ",".join(map(str, chip))
+            options = ["--mesh", "2x2", "--chip", at, "--run-dir", str(tmp_path / "run")]
+            what = [str(script), "400", "0.02", str(gate)]
+            return start(chip, name, "worker", "--coordinator", endpoint, *options, *what)
+
+        def told() -> str:
+            return (tmp_path / "coordinator").read_text()
+
+        gate = tmp_path / "gate"
+        endpoint = f"{bed.address((0, 0))}:7000"
+        listen = ["--mesh", "2x2", "--board", "1x1", "--listen", endpoint]
+        coordinator = start((0, 0), "coordinator", "coordinator", *listen)
+        workers = {chip: worker(chip, f"{chip}") for chip in chips}
+        try:
+            until(lambda: "all 4 chips have finished" in told(), timeout_s=150.0, why=told)
+            kill_inside(workers[1, 0])
+            until(lambda: "chip (1, 0) is gone" in told(), timeout_s=20.0, why=told)
+            workers[1, 0] = worker((1, 0), "again")
+            until(lambda: told().count("is there, 4 of 4") == 2, timeout_s=150.0, why=told)
+            gate.touch()
+            codes = [process.wait(200) for process in (coordinator, *workers.values())]
+        finally:
+            for process in (coordinator, *workers.values()):
+                process.kill()
+                process.wait()
+
+    assert codes == [0] * 5, told()
+    assert re.findall(r": (\d) chips from", told()) == ["4", "3", "4"]
+    last = [(tmp_path / name).read_text().splitlines()[-1] for name in ("(0, 0)", "again")]
+    assert last[0] == last[1]
+    assert last[0].startswith("finished 400 ")
+    found = audit(tmp_path / "run" / "ledger")
+    assert (found.steps, found.used, found.lost, found.repeated) == (400, 6400, 0, 0)
+    assert found.hashed > 0
+    assert not found.split
+
+
+def kill_inside(process: "subprocess.Popen[bytes]") -> None:
+    """Kill a process and all below it: what enters a namespace may wait for what it started."""
+    pids = [process.pid]
+    for pid in pids:
+        path = Path(f"/proc/{pid}/task/{pid}/children")
+        pids += [int(child) for child in path.read_text().split()] if path.exists() else []
+    for pid in reversed(pids):
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.slow
+def test_torchrun_starts_a_worker_per_chip(tmp_path: Path, script: Path) -> None:
+    port = free_port()
+    run_dir = ["--run-dir", str(tmp_path / "run")]
+    python = [sys.executable, "-m"]
+    coordinator = subprocess.Popen(
+        [*python, "meshmend", "coordinator", "--mesh", "2x2", "--listen", f"127.0.0.1:{port}"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    agent = subprocess.run(
+        [
+            *(*python, "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "-m"),
+            *("meshmend", "worker", "--coordinator", f"127.0.0.1:{port}", "--mesh", "2x2"),
+            *(*run_dir, str(script), "20", "0"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    started = time.monotonic()
+    _, said = coordinator.communicate(timeout=30)
+
+    assert agent.returncode == 0, agent.stderr
+    assert coordinator.returncode == 0, said
+    assert time.monotonic() - started < 10.0
+    assert len(set(agent.stdout.splitlines())) == 1
+    assert agent.stdout.count("finished 20") == 4
+    found = audit(tmp_path / "run" / "ledger")
+    assert (found.steps, found.used, found.lost, found.repeated) == (20, 320, 0, 0)

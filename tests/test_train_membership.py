@@ -1,0 +1,337 @@
+"""Who trains together: by hand, and through any order of deaths, hangs, cuts and repairs."""
+
+import json
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshmend.topology.failures import Chip, Link
+from meshmend.topology.graph import components
+from meshmend.topology.mesh import Mesh
+from meshmend.topology.text import parse_mesh
+from meshmend.train.generation import Generation, generation_from
+from meshmend.train.membership import Decision, Membership, Status, Timing
+from simulated_job import Job, training
+
+SQUARE = parse_mesh("4x4")
+BOARD = (2, 2)
+CHIPS = SQUARE.live
+LINKS = [Link.between(SQUARE.live[one], SQUARE.live[two]) for one, two in SQUARE.links]
+
+Event = tuple[str, int]
+
+EVENTS = (
+    *("turn", "turn", "turn", "turns", "turns", "connect", "deliver", "listen", "act", "decide"),
+    *("pass", "kill", "kill board", "start board", "start", "hang", "wake", "drop silent"),
+    *("cut", "mend", "kill coordinator", "lose coordinator", "start coordinator"),
+)
+
+
+def started(mesh: Mesh = SQUARE, board: tuple[int, ...] = BOARD) -> Job:
+    """A job whose workers are all there and train."""
+    job = Job(mesh, board)
+    for chip in mesh.live:
+        job.start_worker(chip)
+    settle(job)
+    return job
+
+
+def membership_of(job: Job) -> Membership:
+    assert job.membership is not None
+    return job.membership
+
+
+def generation_of(job: Job) -> Generation:
+    generation = membership_of(job).generation
+    assert generation is not None
+    return generation
+
+
+def board_at(number: int) -> list[Chip]:
+    row, col = divmod(number % 4, 2)
+    return [(2 * row + i, 2 * col + j) for i in (0, 1) for j in (0, 1)]
+
+
+def happen(job: Job, event: Event) -> None:
+    """Let one thing happen; what cannot happen now does not."""
+    kind, number = event
+    chip, link = CHIPS[number % 16], LINKS[number % len(LINKS)]
+    for each in board_at(number):
+        if kind == "kill board":
+            job.kill(each)
+        elif kind == "start board":
+            job.start_worker(each)
+    if kind in ("connect", "deliver", "listen", "act", "kill", "hang", "wake"):
+        getattr(job, kind)(chip)
+    elif kind == "start":
+        job.start_worker(chip)
+    elif kind in ("cut", "mend"):
+        getattr(job, kind)(link)
+    elif kind in ("kill coordinator", "lose coordinator"):
+        job.kill_coordinator(loses=kind == "lose coordinator")
+    elif kind == "start coordinator":
+        job.start_coordinator()
+    elif kind == "pass":
+        job.now += 0.01 * number
+    elif kind == "turn":
+        job.turn(number)
+    elif kind == "turns":
+        for _ in range(number):
+            job.turn(number)
+    elif kind == "decide":
+        job.decide()
+    elif kind == "drop silent":
+        job.drop_silent()
+
+
+def settle(job: Job, n_turns: int = 150) -> None:
+    """Let nothing more happen, and everything that is under way come to its end."""
+    job.start_coordinator()
+    job.drop_silent()
+    for chip in list(job.workers):
+        job.wake(chip)
+    for _ in range(n_turns):
+        job.turn()
+        if job.is_calm() and not job.broken_inside():
+            return
+        assert job.membership is not None
+        soon = job.membership.settled_at()
+        job.now = max(job.now, min(job.now + 0.1, soon or 0.0))
+
+
+def check_settled(job: Job) -> None:
+    """Everybody able trains, all with the same bits, and the next step is done by all."""
+    assert job.membership is not None
+    generation = job.membership.generation
+    if not job.workers:
+        return
+    assert generation is not None
+    members = list(training(job))
+    assert {worker.chip for worker in members} == set(generation.chips)
+    steps = {worker.chip: worker.step for worker in members}
+    for _ in range(6):
+        job.turn()
+    assert job.membership.generation is generation
+    assert all(worker.step > steps[worker.chip] for worker in members)
+    check_waiting(job)
+
+
+def check_waiting(job: Job) -> None:
+    """Who waits is cut off, or not all of its board is there; and was told so."""
+    assert job.membership is not None
+    generation = job.membership.generation
+    assert generation is not None
+    there, members = set(job.workers), set(generation.chips)
+    whole = {chip for k in range(4) if there >= set(board_at(k)) for chip in board_at(k)}
+    able = members | whole
+    mesh = replace(
+        SQUARE, failed=frozenset(SQUARE.live) - able, failed_links=frozenset(generation.cut)
+    )
+    (mine,) = (part for part in components(mesh) if members & set(part))
+    assert set(mine) == members
+    for chip in there - members:
+        why = job.workers[chip].wait
+        assert ("cut off" if chip in whole else "missing") in why
+
+
+@settings(max_examples=60)
+@given(st.booleans(), st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 23)), max_size=60))
+def test_whatever_happens_nothing_diverges_is_lost_or_waits_for_ever(
+    is_started: bool, events: list[Event]
+) -> None:
+    """Checked on the way: one number a generation, connected, sums and holders of equal bits."""
+    job = started() if is_started else Job(SQUARE, BOARD)
+
+    for event in events:
+        happen(job, event)
+    settle(job)
+
+    check_settled(job)
+
+
+def test_survivors_keep_their_connections_and_who_comes_back_gets_new_ones() -> None:
+    job = started()
+    whole = generation_of(job)
+    for chip in board_at(3):
+        job.kill(chip)
+    settle(job)
+    less = generation_of(job)
+    for chip in board_at(3):
+        job.start_worker(chip)
+    settle(job)
+    again = generation_of(job)
+
+    assert [len(each.chips) for each in (whole, less, again)] == [16, 12, 16]
+    assert {each.epoch((0, 0), (0, 1)) for each in (whole, less, again)} == {whole.number}
+    assert again.epoch((1, 2), (2, 2)) == again.epoch((2, 2), (2, 3)) == again.number
+
+
+def test_a_link_that_was_mended_gets_a_new_connection_and_no_other_does() -> None:
+    job = started()
+    before = generation_of(job).number
+    job.cut(LINKS[0])
+    settle(job)
+    assert generation_of(job).cut == {LINKS[0]}
+    assert len(generation_of(job).chips) == 16
+    job.mend(LINKS[0])
+    settle(job)
+    after = generation_of(job)
+
+    assert after.cut == frozenset()
+    epochs = {link: after.epoch(link.first, link.second) for link in LINKS}
+    assert epochs.pop(LINKS[0]) > before
+    assert set(epochs.values()) == {before}
+
+
+def test_a_board_that_failed_before_the_start_joins_whole() -> None:
+    job = started(SQUARE.without("2x2@0,2"))
+    assert len(generation_of(job).chips) == 12
+    first, *others = board_at(1)
+
+    job.start_worker(first)
+    settle(job)
+    assert len(generation_of(job).chips) == 12
+    assert "(0, 3), (1, 2), (1, 3) is missing" in job.workers[first].wait
+    for chip in others:
+        job.start_worker(chip)
+    settle(job)
+
+    assert len(generation_of(job).chips) == 16
+
+
+def test_the_part_with_the_latest_state_goes_on_although_another_is_larger() -> None:
+    job = started()
+    for chip in (*board_at(1), *board_at(2)):
+        job.kill(chip)
+    settle(job)
+    ahead = next(training(job)).chip
+    assert len(generation_of(job).chips) == 4
+    for _ in range(20):
+        job.turn()
+    steps = job.workers[ahead].step
+
+    mate = next(chip for chip in generation_of(job).chips if chip != ahead)
+    job.kill(mate)
+    settle(job)
+
+    assert ahead in generation_of(job).chips
+    assert len(generation_of(job).chips) == 3
+    assert job.workers[ahead].step >= steps
+
+
+def test_half_a_board_goes_on_if_nobody_else_knows_what_was_learned() -> None:
+    job = started()
+    job.kill((3, 3))
+    for chip in (*board_at(1), *board_at(2)):
+        job.kill(chip)
+    settle(job)
+    assert set(job.workers) - set(generation_of(job).chips) == {(2, 2), (2, 3), (3, 2)}
+    for chip in board_at(0):
+        job.kill(chip)
+    for chip in board_at(1):
+        job.start_worker(chip)
+    settle(job)
+
+    assert set(generation_of(job).chips) >= {(2, 2), (2, 3), (3, 2)}
+    assert {worker.step for worker in training(job)} != {0}
+
+
+def test_a_complaint_is_not_forgotten_with_the_coordinator_that_heard_it() -> None:
+    job = started()
+    before = generation_of(job).number
+    job.cut(LINKS[0])
+    for _ in range(4):
+        job.turn()
+    assert any(worker.status.lost for worker in job.workers.values())
+    job.kill_coordinator(loses=False)
+    settle(job)
+
+    assert generation_of(job).number > before
+    check_settled(job)
+
+
+def test_who_took_the_place_of_another_meanwhile_is_not_taken_for_it() -> None:
+    job = started()
+    before = generation_of(job).number
+    job.kill_coordinator(loses=False)
+    job.kill((1, 1))
+    job.start_worker((1, 1))
+    settle(job)
+
+    assert generation_of(job).seat_of[1, 1].since > before
+    check_settled(job)
+
+
+def test_chips_that_lose_each_other_although_their_link_is_cut_get_a_new_connection() -> None:
+    """Some plans have far chips talk: they can lose each other too."""
+    job = started()
+    job.cut(LINKS[0])
+    settle(job)
+    before, membership = generation_of(job), membership_of(job)
+    worker = job.workers[LINKS[0].first]
+
+    worker.doing = "waiting"
+    worker.tell(is_ready=False, lost=[LINKS[0].second])
+    settle(job)
+
+    after = generation_of(job)
+    assert membership_of(job) is membership
+    assert after.number > before.number
+    assert after.epoch(LINKS[0].first, LINKS[0].second) > before.number
+
+
+def test_nothing_is_decided_any_more_when_all_is_over() -> None:
+    membership = Membership(parse_mesh("1x2"), Timing(), board=(1, 1))
+    for chip in ((0, 0), (0, 1)):
+        membership.arrive(chip, ("host", 1), status=Status(), memory=None, now=0.0)
+    generation = membership.decide(1.0).generation
+    assert generation is not None
+    done = Status(generation=generation.number, ready=True, stamp=generation.number, finished=True)
+    for member in generation.chips:
+        membership.tell(member, done, 1.0)
+
+    assert membership.decide(1.0).go is not None
+    assert membership.decide(1.0).is_over
+    membership.leave((0, 1), "gone", 1.1)
+    assert membership.decide(2.0) == Decision()
+    assert membership.decide(9.0) == Decision()
+
+
+def test_nobody_is_asked_again_before_the_first_have_gathered() -> None:
+    membership = Membership(SQUARE, Timing(gather_s=9.0), board=BOARD)
+    membership.arrive((0, 0), ("host", 1), status=Status(), memory=None, now=1.0)
+
+    assert membership.decide(5.0) == Decision()
+    assert membership.settled_at() == 10.0
+    assert membership.reason_to_wait((0, 0)) == "the others are not there yet"
+
+
+def test_a_generation_is_made_although_things_keep_happening() -> None:
+    timing = Timing(settle_s=1.0)
+    membership = Membership(parse_mesh("1x2"), timing, board=(1, 1))
+    for chip in ((0, 0), (0, 1)):
+        membership.arrive(chip, ("host", 1), status=Status(), memory=None, now=0.0)
+    made = []
+    for turn in range(1, 30):
+        membership.leave((0, 1), "gone", 0.5 * turn)
+        membership.arrive((0, 1), ("host", turn), status=Status(), memory=None, now=0.5 * turn)
+        made.append(membership.decide(0.5 * turn).generation)
+
+    assert any(made)
+
+
+def test_a_generation_is_written_and_read_back_the_same() -> None:
+    job = started()
+    for link in LINKS[:2]:
+        job.cut(link)
+    settle(job)
+    job.mend(LINKS[0])
+    settle(job)
+    generation = generation_of(job)
+    assert generation.cut
+    assert generation.mended
+
+    text = json.dumps(generation.as_json())
+
+    assert generation_from(json.loads(text)) == generation

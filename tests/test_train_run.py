@@ -1,0 +1,287 @@
+"""`meshmend run --elastic`, and the two loops of examples/train."""
+
+import difflib
+import os
+import re
+import runpy
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commanding import commands, until
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+import torch
+from torch.utils import data
+
+from meshmend.cli.main import run_line
+from meshmend.launch import elastic
+from meshmend.train import Job, Saving
+from meshmend.train.here import here
+from meshmend.train.ledger import audit
+from meshmend.train.samples import Order
+
+EXAMPLES = Path(__file__).parent.parent / "examples" / "train"
+MENDED, PLAIN = EXAMPLES / "mended_loop.py", EXAMPLES / "plain_loop.py"
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process trains alone, whatever the environment says."""
+    for name in [name for name in os.environ if name.startswith("MESHMEND_")]:
+        monkeypatch.delenv(name)
+    here.cache_clear()
+    yield
+    here.cache_clear()
+
+
+def losses_in(text: str) -> list[float]:
+    return [float(found) for found in re.findall(r"loss ([\d.]+)", text)]
+
+
+def in_the_order_of_a_job(dataset: Any, batch: int, sampler: Any) -> Iterator[Any]:
+    """Yield batches as a DataLoader does, but of the samples that a job takes."""
+    order = Order(len(dataset))
+    for start in range(0, sampler.num_samples, batch):
+        places = order.samples(start, start + batch).tolist()
+        yield data.default_collate([dataset[place] for place in places])
+
+
+@pytest.fixture
+def plain_losses(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> list[float]:
+    """The losses of the plain loop on the samples that the mended one takes."""
+    monkeypatch.setattr(data, "DataLoader", in_the_order_of_a_job)
+    runpy.run_path(str(PLAIN), run_name="__main__")
+    return losses_in(capsys.readouterr().out)
+
+
+def test_five_lines_mend_a_plain_loop() -> None:
+    def code(path: Path) -> list[str]:
+        text = path.read_text().partition('"""\n\n')[2]  # after the docstring
+        return [line for line in text.splitlines() if line.strip()]
+
+    matcher = difflib.SequenceMatcher(None, code(PLAIN), code(MENDED), autojunk=False)
+    changed = [
+        max(end - start, end_after - start_after)
+        for kind, start, end, start_after, end_after in matcher.get_opcodes()
+        if kind != "equal"
+    ]
+    assert 0 < sum(changed) <= 5
+
+
+def test_the_mended_loop_alone_has_the_losses_of_the_plain_one(
+    plain_losses: list[float], alone: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runpy.run_path(str(MENDED), run_name="__main__")
+
+    mended = losses_in(capsys.readouterr().out)
+    assert len(mended) == 100
+    assert mended == pytest.approx(plain_losses, rel=1e-4, abs=1e-5)
+    assert mended[-1] < mended[0] / 2
+
+
+def train_with_hooks(steps: int, folder: Path, *, resume: Path | None = None) -> tuple[float, ...]:
+    """Train with clipping and a scheduler as the manual says; return loss and learning rate."""
+    torch.manual_seed(0)
+    inputs = torch.randn(100, 8)
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+
+    def clip(optimizer: object, args: object, kwargs: object) -> None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+    optimizer.register_step_pre_hook(clip)
+    optimizer.register_step_post_hook(lambda *_: scheduler.step())
+    job = Job(
+        model,
+        optimizer,
+        data.TensorDataset(inputs, inputs[:, :1]),
+        batch=16,
+        steps=steps,
+        also=[scheduler],
+        saving=Saving(folder, every=5),
+        resume=resume,
+    )
+    for features, labels in job:
+        loss = torch.nn.functional.mse_loss(model(features), labels)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's stubs
+        job.step(loss)
+    assert job.loss is not None
+    return job.loss, optimizer.param_groups[0]["lr"]
+
+
+def test_a_scheduler_in_a_hook_is_where_it_was_after_resuming(alone: None, tmp_path: Path) -> None:
+    train_with_hooks(5, tmp_path / "half")
+
+    resumed = train_with_hooks(10, tmp_path / "half", resume=tmp_path / "half")
+    assert resumed == train_with_hooks(10, tmp_path / "whole")
+
+
+def test_four_chips_that_lose_one_and_get_it_back_have_the_losses_of_the_plain_loop(
+    plain_losses: list[float], tmp_path: Path
+) -> None:
+    faults = ("--inject", "kill 0,1 at 20", "--inject", "repair 0,1 at 40")
+    gate, events = tmp_path / "gate", tmp_path / "run" / "events.jsonl"
+    script = tmp_path / "gated_loop.py"  # nobody gets past step 60 before the chip is back
+    wait = f"while job.step_number == 60 and not __import__('os').path.exists({str(gate)!r}): pass"
+    script.write_text(
+        MENDED.read_text().replace("loss.backward()", f"loss.backward()\n        {wait}")
+    )
+    with commands(tmp_path) as start:
+        run_dir = ("--run-dir", tmp_path / "run")
+        ran = start("run", "run", "--elastic", "--mesh", "2x2", *faults, *run_dir, script)
+        arrived = '"event":"arrived"'
+        until(lambda: events.exists(), why=lambda: ran.err)
+        until(lambda: events.read_text().count(arrived) == 5, why=lambda: ran.err)
+        gate.touch()
+        assert ran.end() == 0, ran.err
+
+    told = {int(step): float(loss) for step, loss in re.findall(r"step (\d+) loss (\S+)", ran.out)}
+    # A chip that was one step behind at a change takes the step from another, and says nothing.
+    assert len(told) >= 98
+    for step, loss in told.items():
+        assert loss == pytest.approx(plain_losses[step - 1], rel=1e-4, abs=1e-5)
+    assert all(line.startswith("[0,0] ") for line in ran.out.splitlines())
+    assert re.findall(r"generation \d: (\d) chips? from", ran.err) == ["4", "3", "4"]
+    assert re.search(r"recovered from kill 0,1 at step \d+ in [\d.]+ s", ran.err)
+    assert "loss" not in ran.err
+    found = audit(tmp_path / "run" / "ledger")
+    assert (found.steps, found.used, found.lost, found.repeated) == (100, 6400, 0, 0)
+    assert found.hashed > 0
+    assert not found.split
+    assert "100 steps; samples: 6400 used, 0 lost, 0 repeated; replicas equal" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("raise ValueError('no data')", r"failed: ValueError: no data\nTraceback"),
+        ("import sys; sys.exit('that is all')", r"failed: that is all\nthat is all"),
+        ("import os; os.kill(os.getpid(), 9)", r"did not finish: chip .* died: killed by SIGKILL"),
+    ],
+)
+def test_a_script_that_fails_on_all_chips_ends_with_its_first_words(
+    text: str, said: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    with commands(tmp_path) as start:
+        ran = start("run", "run", "--elastic", "--mesh", "1x2", script)
+
+        assert ran.end() == 1
+        assert re.search(said, ran.err), ran.err
+
+
+# A small model, and something that happens before, in or after its loop.
+SCRIPT = """
+import os, pathlib, sys, time, torch
+from meshmend.train import Job
+
+what, chip = sys.argv[1], os.environ["MESHMEND_CHIP"]
+if what == "early" and chip == "0,1":
+    raise ValueError("no data")
+inputs = torch.randn(500, 8)
+dataset = torch.utils.data.TensorDataset(inputs, inputs[:, :1])
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+job = Job(model, optimizer, dataset, batch=16, steps=20)
+for inputs, labels in job:
+    loss = torch.nn.functional.mse_loss(model(inputs), labels)
+    optimizer.zero_grad()
+    loss.backward()
+    job.step(loss)
+    plans = pathlib.Path(os.environ["MESHMEND_RUN_DIR"]) / "plans"
+    deadline = time.monotonic() + 30
+    while what == "plans" and not list(plans.glob("*.json")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+if what == "late" and job.is_leader:
+    time.sleep(2)
+    print("evaluated", flush=True)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_a_leader_is_not_ended_while_it_evaluates(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elastic, "_LINGER_S", 0.2)
+    with commands(tmp_path) as start:
+        ran = start("run", "run", "--elastic", "--mesh", "1x2", script, "late")
+
+        assert ran.end() == 0, ran.err
+        assert ran.out == "[0,0] evaluated\n"
+
+
+def test_a_chip_that_fails_before_the_first_step_is_not_waited_for(
+    script: Path, tmp_path: Path
+) -> None:
+    with commands(tmp_path) as start:
+        ran = start("run", "run", "--elastic", "--mesh", "1x2", script, "early")
+
+        assert ran.end(60.0) == 0, ran.err
+        assert re.search(r"chip \(0, 1\) failed: ValueError: no data", ran.err)
+        assert "generation 1: 1 chip from step 0 on" in ran.err
+
+
+def test_plans_for_the_loss_of_a_board_are_made_once_it_is_known_what_is_summed(
+    script: Path, tmp_path: Path
+) -> None:
+    with commands(tmp_path) as start:
+        options = ("--mesh", "1x4", "--run-dir", tmp_path / "run")
+        ran = start("run", "run", "--elastic", *options, script, "plans")
+
+        assert ran.end() == 0, ran.err
+        assert list((tmp_path / "run" / "plans").glob("*.json"))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_leaves_no_worker(number: int, code: int, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)\n")
+    with commands(tmp_path) as start:
+        ran = start("run", "run", "--elastic", "--mesh", "1x2", script)
+        until(lambda: len(ran.out.splitlines()) == 2, why=lambda: ran.err)
+        ran.signal(number)
+
+        assert ran.end() == code, ran.err
+        workers = [int(line.split()[-1]) for line in ran.out.splitlines()]
+        assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["--elastic", "nowhere.py"], "there is no file nowhere.py"),
+        (["--elastic", "--inject", "kill 5,5 at 3", "{script}"], "--inject 'kill 5,5 at 3'"),
+        (["--elastic", "--inject", "maim 0,0 at 3", "{script}"], "--inject cannot read"),
+        (["--elastic", "--slices", "4", "{script}"], "--slices does not go with --elastic"),
+        (["--elastic", "--preload", "nosuchmodule", "{script}"], "cannot import nosuchmodule"),
+        (["--elastic", "--run-dir", "{taken}", "{script}"], "a run needs a folder of its own"),
+        (["--inject", "kill 0,0 at 3", "{script}"], "--inject and --run-dir need --elastic"),
+        (["--run-dir", "somewhere", "{script}"], "--inject and --run-dir need --elastic"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_in_one_line(
+    arguments: list[str], match: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ledger").mkdir()
+    places = {"{script}": str(MENDED), "{taken}": str(tmp_path)}
+    line = ["run", "--mesh", "2x2", *(places.get(part, part) for part in arguments)]
+
+    assert run_line(line) == 2
+    assert match in capsys.readouterr().err.splitlines()[-1]
