@@ -207,7 +207,7 @@ def test_algorithms_lists_what_each_needs_and_gives(capsys: Captured) -> None:
 
 def test_help_teaches_and_the_version_is_printed(capsys: Captured) -> None:
     assert run([]) == 0
-    assert "Start with: meshmend plan" in capsys.readouterr().out
+    assert "Start with: meshmend train" in capsys.readouterr().out
     for command in ("plan", "verify", "show", "algorithms", "figures"):
         assert run([command, "--help"]) == 0
         assert "--json" in capsys.readouterr().out

@@ -157,16 +157,19 @@ def test_a_process_that_is_deaf_to_signals_is_ended_all_the_same() -> None:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        with soon_over():
-            lock = ctypes.create_string_buffer(256)
-            library = ctypes.CDLL(None)
-            library.pthread_mutex_lock(lock)
-            os.write(writer, b"!")
-            library.pthread_mutex_lock(lock)
-        os._exit(0)
+        try:
+            with soon_over():
+                lock = ctypes.create_string_buffer(256)
+                library = ctypes.CDLL(None)
+                library.pthread_mutex_lock(lock)
+                os.write(writer, b"!")
+                library.pthread_mutex_lock(lock)
+        finally:
+            os._exit(0)
     assert os.read(reader, 1) == b"!"
     os.close(reader)
     os.close(writer)
+    time.sleep(0.5)  # until it is deaf
     started = time.monotonic()
     os.kill(child, signal.SIGTERM)
 

@@ -76,8 +76,6 @@ def coordinator_command(
     )
     endpoint = endpoint_from(listen, "--listen")
     secret = secret_from(os.environ, secret_file).encode()
-    # What it refuses and turns away are lines of ours; strangers at the door are only logged.
-    logging.getLogger("meshmend.train.coordinator").setLevel(logging.ERROR)
     with terminable():
         try:
             listener = listening(*endpoint)
@@ -94,6 +92,8 @@ def _serve(listener: "socket.socket", secret: bytes, charge: "Charge") -> None:
     from meshmend.cli.job_lines import JobLines
     from meshmend.train.coordinator import Coordinator
 
+    # What it refuses and turns away are lines of ours; strangers at the door are only logged.
+    logging.getLogger("meshmend.train.coordinator").setLevel(logging.ERROR)
     lines = JobLines(charge.mesh.n_chips)
     coordinator = Coordinator(listener, secret, charge, on_event=lines.take)
     try:

@@ -182,7 +182,7 @@ class Job:
         )
         batch = batch_of(self._policy, self._batch, n_live, self._here.n_first)
         share = share_of(self._position, batch, rank, n_live)
-        torch.manual_seed(hash((self._seed, self.step_number, rank)) & 0x7FFFFFFF)
+        _seed(hash((self._seed, self.step_number, rank)) & 0x7FFFFFFF)
         self._hurt(Moment.FORWARD)
         if share.n_samples == 0:
             self._gradients.clear()
@@ -411,3 +411,14 @@ class Job:
 def _is_answered(generation: Generation | None, go: Go | None, number: int) -> bool:
     is_later = generation is not None and generation.number > number
     return is_later or (go is not None and go.generation == number)
+
+
+def _seed(number: int) -> None:
+    """Seed torch's random numbers, those of a GPU only where one is in use.
+
+    `torch.manual_seed` looks for every kind of device, which takes longer than a small step should
+    wait.
+    """
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's stubs
+        torch.cuda.manual_seed_all(number)
