@@ -106,7 +106,8 @@ def elastic(n_steps: int, folder: Path) -> int:
     """Train with the runtime that survives failures; return an exit code."""
     import torch
 
-    from meshmend.launch.elastic import ElasticJob, run_elastic
+    from meshmend.launch.elastic import run_elastic
+    from meshmend.launch.elastic_job import ElasticJob
     from meshmend.topology.text import parse_mesh
     from meshmend.torch.settings import Settings
     from meshmend.train.gradients import Gradients

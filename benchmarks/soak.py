@@ -18,8 +18,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from meshmend.launch.elastic import board_of
 from meshmend.launch.training import Training, train
+from meshmend.topology.failures import board_shape
 from meshmend.topology.text import parse_mesh
 from meshmend.torch.settings import Settings
 from meshmend.train.chaos import chaos
@@ -128,7 +128,7 @@ def main() -> int:
     options = parser.parse_args()
     mesh = parse_mesh(options.mesh)
     for_s = options.minutes * 60
-    faults = chaos(mesh, board_of(mesh), for_s=for_s, seed=options.seed)
+    faults = chaos(mesh, board_shape(len(mesh.shape)), for_s=for_s, seed=options.seed)
     folder = Path(tempfile.mkdtemp(prefix="meshmend-soak-")) / "run"
     print(f"soak: {len(faults)} faults in {for_s:.0f} s on {mesh}, seed {options.seed}; {folder}")
     return _soak(options, mesh_text=options.mesh, faults=faults, folder=folder)

@@ -37,7 +37,8 @@ def main() -> None:
     import torch
     from torch.nn.functional import cross_entropy
 
-    from meshmend.launch.elastic import ElasticJob, run_elastic
+    from meshmend.launch.elastic import run_elastic
+    from meshmend.launch.elastic_job import ElasticJob
     from meshmend.topology.text import parse_mesh
     from meshmend.torch.settings import Settings
     from meshmend.train.faults import parse_fault

@@ -201,7 +201,7 @@ for inputs, labels in job:
     optimizer.zero_grad()
     loss.backward()
     job.step(loss)
-    plans = pathlib.Path(os.environ["MESHMEND_RUN_DIR"]) / "plans"
+    plans = pathlib.Path(os.environ["MESHMEND_JOB_DIR"]) / "plans"
     deadline = time.monotonic() + 30
     while what == "plans" and not list(plans.glob("*.json")) and time.monotonic() < deadline:
         time.sleep(0.02)

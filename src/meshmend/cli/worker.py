@@ -98,7 +98,7 @@ def worker_command(
         "MESHMEND_COORDINATOR": f"{endpoint[0]}:{endpoint[1]}",
         "MESHMEND_JOB": job,
         "MESHMEND_CHIP": ",".join(map(str, mine)),
-        "MESHMEND_RUN_DIR": str(run_dir.absolute()) if run_dir else "",
+        "MESHMEND_JOB_DIR": str(run_dir.absolute()) if run_dir else "",
     }
     return _work(Script(script, tuple(arguments or ()), is_module))
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 from meshmend.errors import InputError
-from meshmend.launch.elastic import ElasticJob, Event, Outcome, event_line, run_elastic
+from meshmend.launch.elastic import run_elastic
+from meshmend.launch.elastic_job import ElasticJob, Event, Outcome, event_line
 from meshmend.launch.worker import Script, script_body
 from meshmend.testbed.bed import Testbed
 from meshmend.topology.failures import Failure

@@ -13,7 +13,7 @@ from meshmend.errors import InputError
 from meshmend.execute.handshake import Errand, Patience, dial
 from meshmend.execute.reception import Address
 from meshmend.execute.transport import HandshakeError, TransportError
-from meshmend.topology.failures import Chip, format_shape, parse_shape
+from meshmend.topology.failures import Chip, board_shape, format_shape, parse_shape
 from meshmend.topology.mesh import Mesh
 from meshmend.train.coordinator import COORDINATOR, OBSERVER
 
@@ -108,7 +108,7 @@ def board_from(text: str | None, mesh: Mesh) -> tuple[int, ...]:
     """
     n_axes = len(mesh.shape)
     if text is None:
-        return (2, 2, *(1,) * (n_axes - 2)) if n_axes > 1 else (1,)
+        return board_shape(n_axes)
     try:
         board = parse_shape(text)
     except ValueError:

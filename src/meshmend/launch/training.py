@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from meshmend.errors import InputError
-from meshmend.launch.elastic import ElasticJob, Event, Outcome, event_line, run_elastic
+from meshmend.launch.elastic import run_elastic
+from meshmend.launch.elastic_job import ElasticJob, Event, Outcome, event_line
 from meshmend.report.tensorboard import TensorBoardLog
 from meshmend.report.training_page import training_page
 from meshmend.report.training_run import TrainingRun, training_run

@@ -112,7 +112,8 @@ def seconds(time_s: float) -> str:
 def model_words(event: Event) -> str:
     """Return what is trained: `tiny ResNet (19,466 parameters)`."""
     name = words(event, "model")
-    parts = [words(event, "size"), _MODELS.get(name, name)]
+    size = words(event, "size")
+    parts = [size if size not in name else "", _MODELS.get(name, name)]
     parameters = event.get("parameters")
     if isinstance(parameters, int) and parameters:
         parts.append(f"({parameters:,} parameters)")
@@ -187,9 +188,17 @@ def _coordinator(event: Event) -> str:
     return f"coordinator {tail.get(state, state)}"
 
 
-def _turned_away(event: Event) -> str:
+def _chip(event: Event) -> Chip:
     (chip,) = chips_of({"event": event["event"], "chip": [event.get("chip")]}, "chip")
-    return f"chip {chip} turned away: {words(event, 'why')}"
+    return chip
+
+
+def _turned_away(event: Event) -> str:
+    return f"chip {_chip(event)} turned away: {words(event, 'why')}"
+
+
+def _waiting(event: Event) -> str:
+    return f"{chips_words(chips_of(event, 'chips'))} waits: {words(event, 'why')}"
 
 
 def _end(event: Event) -> str:
@@ -211,6 +220,9 @@ _SENTENCES: Final = {
     "coordinator": _coordinator,
     "refused": lambda e: f"refused {words(e, 'who')}: {words(e, 'why')}",
     "turned away": _turned_away,
+    "arrived": lambda e: f"chip {_chip(e)} is ready",
+    "left": lambda e: words(e, "why") or f"chip {_chip(e)} is gone",
+    "waiting": _waiting,
     "end": _end,
 }
 

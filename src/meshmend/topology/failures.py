@@ -86,8 +86,13 @@ def region(kind: str, chip: Chip) -> Block:
         raise TopologyError(f"region needs one of {sorted(REGION_SHAPES)}, but got {kind!r}")
     if len(chip) < 2:
         raise TopologyError(f"a {kind} needs a mesh of two axes or more, but got chip {chip}")
-    shape = REGION_SHAPES[kind] + (1,) * (len(chip) - 2)
+    shape = board_shape(len(chip), kind)
     return Block(shape, tuple(at - at % size for at, size in zip(chip, shape, strict=True)))
+
+
+def board_shape(n_axes: int, kind: str = "board") -> tuple[int, ...]:
+    """Return the shape of a board or host on so many axes; on a line each chip is its own."""
+    return REGION_SHAPES[kind] + (1,) * (n_axes - 2) if n_axes > 1 else (1,)
 
 
 def parse_failure(text: str) -> Failure:

@@ -5,7 +5,7 @@ MESHMEND_JOB           the name of the job
 MESHMEND_SECRET        what every process of the job must know
 MESHMEND_MESH, _WRAP, _FAIL, _ALGORITHM, _BIND, _WINDOW    as for the backend
 MESHMEND_CHIP          R,C
-MESHMEND_RUN_DIR       where ledgers go; not set: nowhere
+MESHMEND_JOB_DIR       where ledgers go; not set: nowhere
 MESHMEND_INJECT        faults that this worker inflicts on itself, one per line
 MESHMEND_CHECK         1: note a hash of the state after every step
 """
@@ -46,7 +46,7 @@ def here_from(environment: Mapping[str, str]) -> Here:
         InputError: something is missing or cannot be read.
     """
     if not environment.get("MESHMEND_COORDINATOR"):
-        folder = environment.get("MESHMEND_RUN_DIR")
+        folder = environment.get("MESHMEND_JOB_DIR")
         return Here(run_dir=Path(folder) if folder else None)
     settings = settings_from(environment)
     host, _, port = environment["MESHMEND_COORDINATOR"].rpartition(":")
@@ -59,7 +59,7 @@ def here_from(environment: Mapping[str, str]) -> Here:
     whole = replace(settings.mesh, failed=frozenset(), failed_links=frozenset())
     chip = _chip(environment.get("MESHMEND_CHIP", ""), whole)
     secret = settings.secret.encode()
-    folder = environment.get("MESHMEND_RUN_DIR")
+    folder = environment.get("MESHMEND_JOB_DIR")
     injected = filter(None, environment.get("MESHMEND_INJECT", "").splitlines())
     return Here(
         post=Post(

@@ -1,0 +1,66 @@
+"""A job that survives, as a value: what to run on which mesh, and what is to happen to it."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from meshmend.launch.recoveries import Recovery
+from meshmend.topology.failures import Chip, Failure
+from meshmend.torch.settings import Settings
+from meshmend.train.faults import Fault
+from meshmend.train.foresight import Sums
+from meshmend.train.membership import Timing
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ElasticJob:
+    """What to run on every live chip of the settings' mesh, and what is to happen to it.
+
+    `body()` is what a worker does; it returns its exit code. `sums` are what its steps sum, if
+    that is known before the first: plans for what may fail next are made ahead. After `for_s` the
+    job is ended, whatever step it is at. `enter`, `address_of` and `network` put the workers into
+    a testbed: `network(action, failure)` breaks and mends it.
+    """
+
+    settings: Settings
+    body: Callable[[], int]
+    run_dir: Path
+    on_event: Callable[[Event], None]
+    faults: tuple[Fault, ...] = ()
+    timing: Timing = field(default_factory=Timing)
+    board: tuple[int, ...] = ()
+    sums: Sums = ()
+    for_s: float | None = None
+    checks: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+    enter: Callable[[Chip], None] | None = None
+    address_of: Callable[[Chip], str] | None = None
+    network: Callable[[str, Failure], None] | None = None
+
+    def in_network(
+        self,
+        enter: Callable[[Chip], None],
+        address_of: Callable[[Chip], str],
+        network: Callable[[str, Failure], None],
+    ) -> "ElasticJob":
+        """Return this job with its workers in a network of their own."""
+        return replace(self, enter=enter, address_of=address_of, network=network)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended: the first failure in words, if it did not finish, and its recoveries."""
+
+    is_finished: bool
+    why: str
+    recoveries: tuple[Recovery, ...]
+    chips: tuple[int, ...]
+
+
+def event_line(event: Event) -> str:
+    """Return an event as a line of `events.jsonl`."""
+    return json.dumps(event, separators=(",", ":")) + "\n"

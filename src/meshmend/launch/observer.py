@@ -1,0 +1,69 @@
+"""A line to the coordinator for one who watches: hears every event, may say a few things."""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from meshmend.execute.handshake import Errand, Patience, dial
+from meshmend.execute.reception import Address
+from meshmend.execute.transport import TransportError
+from meshmend.launch.children import Children
+from meshmend.train.coordinator import COORDINATOR, OBSERVER
+from meshmend.train.wire import Channel, ChannelError, Message
+
+_PATIENCE_S: Final = 0.5
+
+
+class Observer:
+    """Hears a coordinator while there is one; what is said meanwhile is kept until there is."""
+
+    def __init__(
+        self, job: str, address: Address, secret: bytes, hear: Callable[[Message], None]
+    ) -> None:
+        self._job = job
+        self._address = address
+        self._secret = secret
+        self._hear = hear
+        self._channel: Channel | None = None
+        self._unsaid: list[Message] = []
+
+    def say(self, message: Message) -> None:
+        """Say something as soon as somebody listens."""
+        self._unsaid.append(message)
+
+    def attend(self, children: Children) -> None:
+        """Call the coordinator if there is no line, and say what is to be said."""
+        if self._channel is None:
+            self._call(children)
+        while self._unsaid and self._channel is not None:
+            try:
+                self._channel.send(self._unsaid[0])
+                self._unsaid.pop(0)
+            except ChannelError:
+                self.drop(children)
+
+    def drop(self, children: Children) -> None:
+        """Hang up, if there is a line."""
+        if self._channel is not None:
+            children.unwatch(self._channel.fileno())
+            self._channel.close()
+            self._channel = None
+
+    def _call(self, children: Children) -> None:
+        patience = Patience(time.monotonic() + _PATIENCE_S)
+        try:
+            errand = Errand(OBSERVER, COORDINATOR)
+            channel = Channel(dial(self._address, self._secret, errand, patience))
+            channel.send({"kind": "observe", "job": self._job})
+        except (TransportError, ChannelError):
+            return  # it will be back
+        self._channel = channel
+        children.watch(channel.fileno(), lambda: self._listen(children))
+
+    def _listen(self, children: Children) -> None:
+        assert self._channel is not None
+        try:
+            for message in self._channel.receive():
+                self._hear(message)
+        except ChannelError:
+            self.drop(children)
