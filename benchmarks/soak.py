@@ -47,7 +47,7 @@ class Watch:
     worker_samples: dict[int, list[tuple[float, int, float]]] = field(
         default_factory=lambda: defaultdict(list)
     )
-    trouble: list[str] = field(default_factory=list)
+    names: dict[int, str] = field(default_factory=dict)
     is_over: bool = False
 
     def hear(self, event: dict[str, object]) -> None:
@@ -88,14 +88,19 @@ class Watch:
         """Return which processes grew, in words."""
         found = []
         for pid, samples in self.worker_samples.items():
+            # How many chips live changes all the time: what grows has a higher crest at the end.
             warm = [sample for sample in samples if sample[0] > samples[0][0] + _WARM_S]
-            if len(warm) < 4:
+            third = len(warm) // 3
+            if third < 4:
                 continue
-            (_, fds, mb), (_, last_fds, last_mb) = warm[0], warm[-1]
+            fds, last_fds = (
+                max(each[1] for each in part) for part in (warm[:third], warm[-third:])
+            )
+            mb, last_mb = (max(each[2] for each in part) for part in (warm[:third], warm[-third:]))
             if last_fds > fds + _MOST_NEW_FDS:
-                found.append(f"process {pid}: {fds} descriptors became {last_fds}")
+                found.append(f"{self.names[pid]}: {fds} descriptors became {last_fds}")
             if last_mb > mb + _MOST_NEW_MB:
-                found.append(f"process {pid}: {mb:.0f} MB became {last_mb:.0f}")
+                found.append(f"{self.names[pid]}: {mb:.0f} MB became {last_mb:.0f}")
         return found
 
     def left_over(self) -> list[int]:
@@ -110,6 +115,8 @@ class Watch:
             except (OSError, IndexError):
                 continue
             self.worker_samples[pid].append((time.monotonic(), n_fds, pages * _PAGE_MB))
+            n_threads = sum(1 for _ in Path(f"/proc/{pid}/task").iterdir())
+            self.names.setdefault(pid, f"process {pid} of {n_threads} threads")
 
     def _fail(self, why: str) -> None:
         print(f"soak: FAILED: {why}; the run is in {self.folder}", file=sys.stderr, flush=True)

@@ -7,12 +7,14 @@ from meshmend.launch.recoveries import Recoveries, Recovery
 Event = dict[str, Any]
 
 
-def generation(*chips: int) -> Event:
-    return {"event": "generation", "clock": 0.0, "chips": [[0, chip] for chip in chips]}
+def generation(*chips: int, number: int = 1) -> Event:
+    members = [[0, chip] for chip in chips]
+    return {"event": "generation", "clock": 0.0, "chips": members, "number": number}
 
 
-def done(chip: int, at: float, *, first: bool = True) -> Event:
-    return {"event": "done", "clock": at, "chip": [0, chip], "at": at, "first": first}
+def done(chip: int, at: float, *, first: bool = True, generation: int = 1) -> Event:
+    facts = {"chip": [0, chip], "at": at, "first": first, "generation": generation}
+    return {"event": "done", "clock": at, **facts}
 
 
 def seen(kind: str, clock: float) -> Event:
@@ -106,3 +108,25 @@ def test_steps_of_an_older_generation_do_not_end_a_fault_that_came_after_them() 
 
     assert taken(recoveries, done(1, 9.4)) == []
     assert recoveries.open() != []
+
+
+def test_reports_that_a_coordinator_took_with_it_are_not_waited_for() -> None:
+    """The second step of a generation says that all its chips have done their first."""
+    recoveries = Recoveries()
+    taken(recoveries, generation(0, 1, 2), done(0, 9.0), done(1, 9.0), done(2, 9.0))
+    recoveries.happened(Recovery("kill 0,2", 5, at=10.0))
+    taken(recoveries, seen("left", 10.1), generation(0, 1, number=2))
+
+    assert taken(recoveries, done(0, 10.2, first=False)) == []  # of the generation before
+    assert taken(recoveries, done(0, 10.6, first=False, generation=2)) == []
+    assert taken(recoveries, done(0, 11.7, first=False, generation=2)) == ["kill 0,2"]
+    assert recoveries.faults[0].recovered == 10.6
+
+
+def test_the_death_of_who_was_no_member_is_quiet() -> None:
+    recoveries = Recoveries()
+    taken(recoveries, generation(0, 1), done(0, 9.0), done(1, 9.0))
+
+    recoveries.happened(Recovery("kill 0,5", 5, at=10.0, victims=frozenset({(0, 5)})))
+
+    assert taken(recoveries, done(0, 10.1, first=False)) == ["kill 0,5"]

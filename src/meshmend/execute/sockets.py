@@ -199,6 +199,17 @@ class SocketTransport:
         return bool(self._links[peer, frames.FD] >= 0)
 
     def _link(self, peer: int, connection: socket.socket, epoch: int) -> None:
+        try:
+            self._set_up(connection)
+        except OSError as error:  # it may have gone already
+            connection.close()
+            raise PeerLostError(
+                f"{self._labels[peer]} hung up on {self._me}: {error.strerror}", peer
+            ) from None
+        self._sockets[peer], self._epochs[peer] = connection, epoch
+        self._links[peer, frames.FD] = connection.fileno()
+
+    def _set_up(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
@@ -207,8 +218,6 @@ class SocketTransport:
         if self._deaf_s:
             deaf_ms = round(self._deaf_s * 1e3)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, deaf_ms)
-        self._sockets[peer], self._epochs[peer] = connection, epoch
-        self._links[peer, frames.FD] = connection.fileno()
 
     def _engine(self, task: Task, payload: Bytes) -> Engine:
         program, layout = task.program, task.layout

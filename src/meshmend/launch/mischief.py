@@ -77,8 +77,15 @@ class Mischief:
         is_short = fault.action == "hang" and (fault.for_s or patience_s) < patience_s
         is_quiet = is_short or fault.action == "slow" or fault.target == COORDINATOR
         back = fault.chips() if fault.action == "repair" else ()
-        at = time.monotonic()
-        return Recovery(str(fault), step, at, is_quiet=is_quiet, back=frozenset(back))
+        victims = fault.chips() if fault.action in ("kill", "hang") else ()
+        return Recovery(
+            str(fault),
+            step,
+            time.monotonic(),
+            is_quiet=is_quiet,
+            victims=frozenset(victims),
+            back=frozenset(back),
+        )
 
     def _commit(self, fault: Fault) -> None:
         target, coordinator = fault.target, self._crew.coordinator

@@ -12,21 +12,27 @@ from meshmend.topology.failures import Chip
 
 Event = dict[str, Any]
 
+_LOST_S = 1.0  # a report that has not come for so long will not come
+
 
 @dataclass
 class Recovery:
     """A fault and how it went; all times are of one clock.
 
-    One that `is_quiet` needs no new generation: the next step says that it did no harm. `back`
-    are the chips of a repair: it is over when they are members again.
+    One that `is_quiet` needs no new generation: the next step says that it did no harm; so is one
+    whose `victims` were no members. `back` are the chips of a repair: it is over when they are
+    members again. `generation` was the one before.
     """
 
     fault: str
     at_step: int
     at: float
     is_quiet: bool = False
+    victims: frozenset[Chip] = frozenset()
     back: frozenset[Chip] = frozenset()
+    generation: int = 0
     detected: float | None = None
+    bound: float | None = None  # when it was over at the latest
     recovered: float | None = None
 
     @property
@@ -52,12 +58,16 @@ class Recoveries:
     """All faults of a run so far."""
 
     faults: list[Recovery] = field(default_factory=list)
+    _number: int = 0
     _members: frozenset[Chip] = frozenset()
     _expected: set[Chip] = field(default_factory=set)
     _last: float = 0.0
 
     def happened(self, fault: Recovery) -> None:
         """Take up a fault."""
+        fault.generation = self._number
+        if fault.victims and self._members and not fault.victims & self._members:
+            fault.is_quiet = True
         self.faults.append(fault)
 
     def open(self) -> list[Recovery]:
@@ -70,6 +80,7 @@ class Recoveries:
         if kind in ("left", "forming", "turned away"):
             self._detect(event["clock"])
         elif kind == "generation":
+            self._number = max(self._number, event["number"])
             self._members = frozenset(tuple(chip) for chip in event["chips"])
             self._expected = set(self._members)
             self._last = 0.0
@@ -85,29 +96,46 @@ class Recoveries:
         ]
         for fault in quiet:
             fault.detected = fault.recovered = event["at"]
-        if event.get("first"):
+        if "generation" not in event:
+            return quiet
+        self._number = max(self._number, event["generation"])
+        if event["first"]:
             self._expected.discard(tuple(event["chip"]))
             self._last = max(self._last, event["at"])
-            if not self._expected:
-                return quiet + self._recover()
-        return quiet
+            return quiet if self._expected else quiet + self._recover(self._last)
+        return quiet + self._bound(event["at"], event["generation"])
+
+    def _bound(self, at: float, generation: int) -> list[Recovery]:
+        """Take up a later step of a generation: it took all chips, so each has done its first.
+
+        If their own reports do not come, they were lost with a coordinator.
+        """
+        for fault in self._ready(at):
+            if fault.generation < generation and fault.bound is None:
+                fault.bound = at
+        over = [fault for fault in self._ready(at) if fault.bound and at > fault.bound + _LOST_S]
+        for fault in over:
+            fault.recovered = fault.bound
+        return over
 
     def _detect(self, at: float) -> None:
         for fault in self.open():
             if fault.detected is None and at >= fault.at:
                 fault.detected = at
 
-    def _recover(self) -> list[Recovery]:
-        over = [
+    def _recover(self, at: float) -> list[Recovery]:
+        over = self._ready(at)
+        for fault in over:
+            fault.recovered = at
+        return over
+
+    def _ready(self, at: float) -> list[Recovery]:
+        """Return the open faults that a generation which steps at this time is an answer to."""
+        return [
             fault
             for fault in self.open()
-            if fault.detected is not None
-            and fault.detected <= self._last
-            and fault.back <= self._members
+            if fault.detected is not None and fault.detected <= at and fault.back <= self._members
         ]
-        for fault in over:
-            fault.recovered = self._last
-        return over
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -223,7 +223,7 @@ class Coordinator:
         if self._membership.is_over:
             self._send(line, {"kind": "over"})
             return
-        self._tell_waiting()
+        self._tell_waiting(announce=False)
 
     def _repeat(self, line: _Line, status: Status) -> None:
         """Give the word to begin to a member that missed it."""
@@ -294,7 +294,7 @@ class Coordinator:
                 chips=decision.generation.chips,
                 why=decision.why,
             )
-            self._tell_waiting()
+            self._tell_waiting(announce=True)
         elif decision.go is not None:
             self._begin(decision)
         elif decision.is_over:
@@ -321,16 +321,16 @@ class Coordinator:
             step=go.step,
         )
 
-    def _tell_waiting(self) -> None:
-        """Say to those who wait why they do, once for each reason."""
+    def _tell_waiting(self, *, announce: bool) -> None:
+        """Say to those who wait why they do, once for each reason; observers hear it if asked."""
         waiting = self._membership.waiting()
         reasons = {chip: self._membership.reason_to_wait(chip) for chip in waiting}
         for chip, why in reasons.items():
             if chip in self._line_of and self._reasons.get(chip) != why:
                 self._send(self._line_of[chip], {"kind": "wait", "why": why})
-        for why in dict.fromkeys(reasons.values()):
-            chips = [chip for chip in waiting if reasons[chip] == why]
-            if self._membership.generation and any(self._reasons.get(c) != why for c in chips):
+        if announce:
+            for why in dict.fromkeys(reasons.values()):
+                chips = [chip for chip in waiting if reasons[chip] == why]
                 self._tell_observers("waiting", chips=chips, why=why)
         self._reasons = reasons
 

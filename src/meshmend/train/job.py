@@ -13,9 +13,6 @@ comes to terms with the others, and hands out its new share of the same step.
 """
 
 import logging
-import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,6 +30,7 @@ from meshmend.train.exchange import Exchange
 from meshmend.train.faults import Moment
 from meshmend.train.generation import Generation
 from meshmend.train.gradients import Gradients
+from meshmend.train.harm import Harm
 from meshmend.train.here import Here, here, member
 from meshmend.train.ledger import Ledger
 from meshmend.train.member import News, TurnedAwayError
@@ -41,8 +39,6 @@ from meshmend.train.samples import Order, Share, batch_of, share_of
 from meshmend.train.state import digest, packed, tensors_of, unpacked
 
 _log = logging.getLogger(__name__)
-
-_IN_THE_MIDDLE_S = 0.002  # after a sum has begun, for faults that are to hit it half-way
 
 
 class Stateful(Protocol):
@@ -113,7 +109,7 @@ class Job:
         self._is_first = True
         self._is_over = False
         self._waits = False  # when all was over, this chip was no member
-        self._dead_at: set[int] = set()
+        self._harm = Harm(self._here.chip, self._here.faults)
         if resume is not None:
             self._resume(resume)
         self._exchange: Exchange | None = None
@@ -183,7 +179,7 @@ class Job:
         batch = batch_of(self._policy, self._batch, n_live, self._here.n_first)
         share = share_of(self._position, batch, rank, n_live)
         _seed(hash((self._seed, self.step_number, rank)) & 0x7FFFFFFF)
-        self._hurt(Moment.FORWARD)
+        self._harm.at(Moment.FORWARD, self.step_number)
         if share.n_samples == 0:
             self._gradients.clear()
             self._settle(share)
@@ -199,7 +195,7 @@ class Job:
         self._share = None
         number = self._generation.number if self._generation else 0
         self._ledger.tries(self.step_number + 1, number, share)
-        self._hurt(Moment.REDUCE)
+        self._harm.at(Moment.REDUCE, self.step_number)
         if self._exchange is not None:
             try:
                 sizes = zip(self._gradients.payloads(), self._gradients.sizes(), strict=True)
@@ -210,7 +206,7 @@ class Job:
                 self._complain(error)
                 self._recover(after=number)
                 return False
-        self._hurt(Moment.UPDATE)
+        self._harm.at(Moment.UPDATE, self.step_number)
         self.loss = self._gradients.scatter()
         self.optimizer.step()
         self.step_number += 1
@@ -248,15 +244,20 @@ class Job:
         )
 
     def _save(self, saving: Saving, rank: int, n_live: int) -> None:
-        checkpoint.save_shard(
-            saving.folder, self.state(), step=self.step_number, shard=rank, n_shards=n_live
-        )
-        if rank == 0:
-            checkpoint.prune(saving.folder, keep=saving.keep)
-            if self._exchange is not None:
-                member().report(
-                    step=self.step_number, at=time.monotonic(), saved=str(saving.folder)
-                )
+        """Write this chip's part of a checkpoint; training goes on if that fails."""
+        try:
+            checkpoint.save_shard(
+                saving.folder, self.state(), step=self.step_number, shard=rank, n_shards=n_live
+            )
+            if rank == 0:
+                checkpoint.prune(saving.folder, keep=saving.keep)
+        except InputError as error:
+            _log.error(
+                "chip %s saved nothing at step %d: %s", self._here.chip, self.step_number, error
+            )
+            return
+        if rank == 0 and self._exchange is not None:
+            member().report(step=self.step_number, at=time.monotonic(), saved=str(saving.folder))
 
     def _note_bits(self) -> None:
         state = self.state()
@@ -352,7 +353,7 @@ class Job:
         assert exchange is not None
         exchange.enter(generation)
         line.tell(self._status(is_ready=True))
-        self._hurt(Moment.RECOVERY)
+        self._harm.at(Moment.RECOVERY, self.step_number)
         number = generation.number
         try:
             exchange.plan(self._gradients.sizes())
@@ -394,18 +395,6 @@ class Job:
             member().report(step=self.step_number, at=time.monotonic(), finished=True)
             member().close()
             self._exchange.close()
-
-    def _hurt(self, moment: Moment) -> None:
-        """Inflict on this worker what it was told to, if this is the moment."""
-        for number, fault in enumerate(self._here.faults):
-            if fault.moment is not moment or number in self._dead_at:
-                continue
-            if fault.at_step == self.step_number and self._here.chip in fault.chips():
-                self._dead_at.add(number)
-                if moment is not Moment.REDUCE:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                end = (os.getpid(), signal.SIGKILL)
-                threading.Timer(_IN_THE_MIDDLE_S, os.kill, end).start()
 
 
 def _is_answered(generation: Generation | None, go: Go | None, number: int) -> bool:

@@ -36,7 +36,7 @@ class Timing:
     settle_s: float = 0.02
     doubt_s: float = 0.15
     gather_s: float = 120.0
-    recall_s: float = 2.0
+    recall_s: float = 1.0
     silence_s: float = 2.0
 
 
@@ -217,7 +217,8 @@ class Membership:
         if chip in self._largest(self._able()):
             return "the next generation is being made"
         if missing := sorted(self._board_of(chip) - set(self._workers)):
-            return f"its board joins whole, and {', '.join(map(str, missing))} is missing"
+            verb = "is" if len(missing) == 1 else "are"
+            return f"its board joins whole, and {', '.join(map(str, missing))} {verb} missing"
         return "it is cut off from the largest live part of the mesh"
 
     def _stir(self, why: str, now: float) -> None:
