@@ -10,7 +10,6 @@ import os
 import secrets
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from meshmend.bench.seats import Contender, Ground
 from meshmend.bench.worker import Line, work
 from meshmend.errors import MeshmendError
 from meshmend.execute.engine import load_engine
+from meshmend.scratch import scratch_folder
 
 ANSWER_S = 120.0
 _HEAD_START_S = 0.01
@@ -47,7 +47,7 @@ class Crew:
         load_engine()
         self._ground = ground
         self._contenders = contenders
-        self._folder = tempfile.TemporaryDirectory(prefix="meshmend-bench-")
+        self._folder = scratch_folder()
         self._lines: list[Line] = []
         self._pids: list[int] = []
 

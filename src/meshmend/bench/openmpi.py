@@ -9,13 +9,13 @@ import os
 import shlex
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshmend.bench.crew import BenchError, Lap
 from meshmend.bench.seats import LOOPBACK, Ground
+from meshmend.scratch import scratch_folder
 
 _SOURCE = r"""
 #include <mpi.h>
@@ -100,7 +100,7 @@ def mpi_laps(ground: Ground, contender: OpenMpi, n_laps: int) -> list[Lap]:
     Raises:
         BenchError: it did not compile, start or finish; with the last line that it said.
     """
-    with tempfile.TemporaryDirectory(prefix="meshmend-mpi-") as name:
+    with scratch_folder() as name:
         folder = Path(name)
         (folder / "allreduce.c").write_text(_SOURCE, encoding="utf-8")
         program = folder / "allreduce"

@@ -4,7 +4,6 @@ The script builds a `meshmend.train.Job` and loops over it. Ledgers and events o
 its folder, one that is thrown away if none is named.
 """
 
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from meshmend.errors import InputError
 from meshmend.launch.elastic import run_elastic
 from meshmend.launch.elastic_job import ElasticJob, Event, Outcome, event_line
 from meshmend.launch.worker import Script, script_body
+from meshmend.scratch import scratch_folder
 from meshmend.testbed.bed import Testbed
 from meshmend.topology.failures import Failure
 from meshmend.torch.catalogue import prepare
@@ -97,7 +97,7 @@ def _run(run: ElasticScript, folder: Path, tell: Callable[[Event], None]) -> Out
 def _folder(named: Path | None) -> Iterator[Path]:
     """Yield a new folder for a run: the one that was named, or one that is gone afterwards."""
     if named is None:
-        with tempfile.TemporaryDirectory(prefix="meshmend-") as folder:
+        with scratch_folder() as folder:
             yield Path(folder)
         return
     try:

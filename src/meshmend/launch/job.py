@@ -8,7 +8,6 @@ groups, and by the kernel if this process is killed.
 import secrets
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from types import FrameType
 from meshmend.errors import InputError
 from meshmend.launch.children import SIGNAL_BASE, Children
 from meshmend.launch.worker import Meeting, Place, Script, script_body, work
+from meshmend.scratch import scratch_folder
 from meshmend.topology.failures import Chip
 from meshmend.torch.catalogue import prepare
 from meshmend.torch.settings import Settings
@@ -68,7 +68,7 @@ def run_job(job: Job) -> int:
     if not job.settings.secret:
         job = replace(job, settings=replace(job.settings, secret=secrets.token_hex(32)))
     before = signal.signal(signal.SIGTERM, _raise_terminated)
-    with tempfile.TemporaryDirectory(prefix="meshmend-") as folder:
+    with scratch_folder() as folder:
         watch = _Watch()
         try:
             for rank in range(mesh.n_live):
