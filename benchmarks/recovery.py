@@ -96,7 +96,7 @@ HOW = {
     "torchrun": recovery_torchrun.HOW,
 }
 RUN: dict[str, Callable[[Figures], Figures]] = {
-    "ours": lambda result: recovery_ours.our_recovery(),
+    "ours": lambda result: recovery_ours.our_recovery(len(result["runs"])),
     "torchft": run_torchft,
     "torchrun": lambda result: recovery_torchrun.torchrun_recovery(),
 }
@@ -149,6 +149,8 @@ def row(name: str, result: Figures) -> str:
 
 def phases(name: str, runs: Sequence[Figures]) -> list[str]:
     """Return a line on where the time went, for a contender that tells."""
+    if name == "ours":
+        return [f"{name}: {', '.join(run['faults'])}: {run['recovered_s']:.2f} s" for run in runs]
     if name != "torchrun" or not runs:
         return []
     last = {what: median(run["phases_s"][what] for run in runs) for what in runs[0]["phases_s"]}

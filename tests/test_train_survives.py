@@ -1,5 +1,9 @@
 """Training goes on: real processes are killed, stopped and cut off at every moment of a step."""
 
+import json
+import subprocess
+import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +84,10 @@ def test_training_goes_on_without_its_coordinator_and_a_later_failure_is_handled
     check_nothing_lost(result, steps=120)
     assert [event["state"] for event in of_kind(result, "coordinator")] == ["lost", "back"]
     assert result["chips"] == [8, 4]
+    # No step between the coordinator's death and the next fault took longer than others.
+    lost, back = (event["t"] for event in of_kind(result, "coordinator"))
+    ends = [event["t"] for event in of_kind(result, "step") if lost - 0.5 < event["t"] < back + 0.3]
+    assert max(after - before for before, after in pairwise(ends)) < 0.3
 
 
 def test_a_failure_and_the_coordinator_s_death_at_once_are_survived(tmp_path: Path) -> None:
@@ -165,3 +173,33 @@ def test_more_chips_than_samples_leave_some_without_a_share(tmp_path: Path) -> N
     result = elastic(tmp_path, mesh="2x4", steps=20, batch=5)
 
     check_nothing_lost(result, steps=20, batch=5)
+
+
+def trained(folder: Path, *arguments: str) -> dict[str, Any]:
+    """Run `meshmend train` and return what it prints, and its losses by step."""
+    command = [sys.executable, "-m", "meshmend", "train", "resnet", "--norm", "group", "--json"]
+    command += ["--steps", "100", "--check-every-step", "--run-dir", str(folder), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    answer: dict[str, Any] = json.loads(done.stdout)
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return answer | {"events": events}
+
+
+@pytest.mark.slow
+def test_the_loss_of_a_resnet_without_batch_statistics_does_not_know_of_a_failure(
+    tmp_path: Path,
+) -> None:
+    faults = ("kill 2x2@0,2 at 30", "repair 2x2@0,2 at 60", "kill 2x2@2,0 at 80 in reduce")
+
+    calm = trained(tmp_path / "calm")
+    hurt = trained(tmp_path / "hurt", *(word for each in faults for word in ("--inject", each)))
+
+    assert hurt["replicas_equal"]
+    assert hurt["samples"] == calm["samples"] == {"used": 6400, "lost": 0, "repeated": 0}
+    assert hurt["chips"] == [16, 12, 16, 12]
+    one, other = losses(calm), losses(hurt)
+    assert len(other) >= 95
+    for step, loss in other.items():
+        assert loss == pytest.approx(one[step], rel=1e-4)
+    assert all(fault["recovered_s"] < 3.0 for fault in hurt["faults"])
+    assert Path(hurt["report"]).stat().st_size > 10_000
