@@ -43,7 +43,8 @@ def main() -> None:
     from meshmend.torch.settings import Settings
     from meshmend.train.faults import parse_fault
     from meshmend.train.gradients import Gradients
-    from meshmend.train.job import Job, Saving
+    from meshmend.train.checkpoint import Saving
+    from meshmend.train.job import Job
     from meshmend.train.ledger import audit
     from meshmend.train.membership import Timing
 

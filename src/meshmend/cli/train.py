@@ -28,70 +28,87 @@ InjectOption = Annotated[
 ]
 
 
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="What to train: resnet or bert.")
+]
+SizeOption = Annotated[
+    str, typer.Option("--size", metavar="SIZE", help="tiny, or full: ResNet-50, BERT-large.")
+]
+NormOption = Annotated[
+    str, typer.Option("--norm", metavar="KIND", help="Of ResNet: batch, or group.")
+]
+DataOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        metavar="FOLDER",
+        help="Images, one folder a class, or text files; else data that packages carry.",
+    ),
+]
+StepsOption = Annotated[int, typer.Option("--steps", min=1, help="How many steps.")]
+BatchOption = Annotated[int, typer.Option("--batch", min=1, help="Samples a step, all chips.")]
+BatchPolicyOption = Annotated[
+    str,
+    typer.Option(
+        "--batch-policy",
+        metavar="POLICY",
+        help="constant: always the same batch; shrink: fewer chips, a smaller batch.",
+    ),
+]
+SeedOption = Annotated[int, typer.Option("--seed", help="Of the model and the order of samples.")]
+AlgorithmOption = Annotated[
+    str, typer.Option("--algorithm", metavar="NAME", help="How to sum; auto by default.")
+]
+TestbedOption = Annotated[
+    str | None,
+    typer.Option(
+        "--testbed",
+        metavar="BANDWIDTH",
+        help="Put each worker into its chip's network, with links of e.g. 50Mbit.",
+    ),
+]
+RunDirOption = Annotated[
+    Path | None,
+    typer.Option("--run-dir", metavar="FOLDER", help="Of this run; else one in runs/."),
+]
+SaveEveryOption = Annotated[
+    int, typer.Option("--save-every", min=0, help="Steps between checkpoints; 0: none.")
+]
+ResumeOption = Annotated[
+    Path | None,
+    typer.Option("--resume", metavar="FOLDER", help="Go on from an earlier run's checkpoint."),
+]
+HeartbeatOption = Annotated[
+    float,
+    typer.Option("--heartbeat", min=0.2, help="Seconds of silence after which a chip is dead."),
+]
+CheckEveryStepOption = Annotated[
+    bool,
+    typer.Option("--check-every-step", help="Compare all replicas bit for bit, every step."),
+]
+
+
 def train_command(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="What to train: resnet or bert.")
-    ] = "resnet",
+    model: ModelArgument = "resnet",
     *,
     mesh: MeshOption = "4x4",
     wrap: WrapOption = "none",
     fail: FailOption = None,
-    size: Annotated[
-        str, typer.Option("--size", metavar="SIZE", help="tiny, or full: ResNet-50, BERT-large.")
-    ] = "tiny",
-    norm: Annotated[
-        str, typer.Option("--norm", metavar="KIND", help="Of ResNet: batch, or group.")
-    ] = "batch",
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data",
-            metavar="FOLDER",
-            help="Images, one folder a class, or text files; else data that packages carry.",
-        ),
-    ] = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="How many steps.")] = 100,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Samples a step, all chips.")] = 64,
-    batch_policy: Annotated[
-        str,
-        typer.Option(
-            "--batch-policy",
-            metavar="POLICY",
-            help="constant: always the same batch; shrink: fewer chips, a smaller batch.",
-        ),
-    ] = "constant",
-    seed: Annotated[int, typer.Option("--seed", help="Of the model and the order of samples.")] = 0,
+    size: SizeOption = "tiny",
+    norm: NormOption = "batch",
+    data: DataOption = None,
+    steps: StepsOption = 100,
+    batch: BatchOption = 64,
+    batch_policy: BatchPolicyOption = "constant",
+    seed: SeedOption = 0,
     inject: InjectOption = None,
-    algorithm: Annotated[
-        str, typer.Option("--algorithm", metavar="NAME", help="How to sum; auto by default.")
-    ] = "auto",
-    testbed: Annotated[
-        str | None,
-        typer.Option(
-            "--testbed",
-            metavar="BANDWIDTH",
-            help="Put each worker into its chip's network, with links of e.g. 50Mbit.",
-        ),
-    ] = None,
-    run_dir: Annotated[
-        Path | None,
-        typer.Option("--run-dir", metavar="FOLDER", help="Of this run; else one in runs/."),
-    ] = None,
-    save_every: Annotated[
-        int, typer.Option("--save-every", min=0, help="Steps between checkpoints; 0: none.")
-    ] = 50,
-    resume: Annotated[
-        Path | None,
-        typer.Option("--resume", metavar="FOLDER", help="Go on from an earlier run's checkpoint."),
-    ] = None,
-    heartbeat: Annotated[
-        float,
-        typer.Option("--heartbeat", min=0.2, help="Seconds of silence after which a chip is dead."),
-    ] = 2.0,
-    check_every_step: Annotated[
-        bool,
-        typer.Option("--check-every-step", help="Compare all replicas bit for bit, every step."),
-    ] = False,
+    algorithm: AlgorithmOption = "auto",
+    testbed: TestbedOption = None,
+    run_dir: RunDirOption = None,
+    save_every: SaveEveryOption = 50,
+    resume: ResumeOption = None,
+    heartbeat: HeartbeatOption = 2.0,
+    check_every_step: CheckEveryStepOption = False,
     json: JsonOption = False,
 ) -> int:
     """Train a real model on a mesh of processes; chips die and come back, training goes on.

@@ -26,9 +26,10 @@ from meshmend.testbed.bed import Testbed
 from meshmend.topology.failures import Failure, format_shape
 from meshmend.topology.mesh import format_wrap
 from meshmend.torch.settings import Settings
+from meshmend.train.checkpoint import Saving
 from meshmend.train.faults import Fault
 from meshmend.train.gradients import Gradients
-from meshmend.train.job import Job, Saving
+from meshmend.train.job import Job
 from meshmend.train.ledger import Audit, audit
 from meshmend.train.membership import Timing
 from meshmend.train.workload import Workload

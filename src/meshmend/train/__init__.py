@@ -8,7 +8,8 @@ Both are imported when they are asked for: a coordinator needs no torch.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from meshmend.train.job import Job, Saving
+    from meshmend.train.checkpoint import Saving
+    from meshmend.train.job import Job
 
 __all__ = ["Job", "Saving"]
 

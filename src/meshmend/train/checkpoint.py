@@ -13,6 +13,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -27,6 +28,15 @@ _SHARD = re.compile(r"shard-(\d{3,})-of-(\d{3,})\.pt")
 _DRAFT, _GONE, _ASIDE = ".part", ".gone-", "damaged-"
 
 OnDamage = Callable[[Path, str], None]
+
+
+@dataclass(frozen=True)
+class Saving:
+    """When to write checkpoints, where, and how many to keep."""
+
+    folder: Path
+    every: int
+    keep: int = 3
 
 
 class Loaded(NamedTuple):

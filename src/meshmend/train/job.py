@@ -15,7 +15,6 @@ comes to terms with the others, and hands out its new share of the same step.
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +25,7 @@ from meshmend.errors import InputError
 from meshmend.execute.transport import PeerLostError, StoppedError, TransportError
 from meshmend.topology.failures import Chip
 from meshmend.train import checkpoint
+from meshmend.train.checkpoint import Saving
 from meshmend.train.exchange import Exchange
 from meshmend.train.faults import Moment
 from meshmend.train.generation import Generation
@@ -49,15 +49,6 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
         """Take over a state."""
-
-
-@dataclass(frozen=True)
-class Saving:
-    """When to write checkpoints, where, and how many to keep."""
-
-    folder: Path
-    every: int
-    keep: int = 3
 
 
 class Job:
