@@ -4,6 +4,7 @@ Nothing here outlives this process: children are killed with their process group
 kernel if this process is killed.
 """
 
+import gc
 import json
 import os
 import selectors
@@ -70,6 +71,9 @@ class Children:
         (out, out_end), (err, err_end), (report, report_end) = (os.pipe() for _ in range(3))
         sys.stdout.flush()
         sys.stderr.flush()
+        # What is there now stays for good: no child's collector has to walk through all that was
+        # imported, which took a tenth of a small step, nor copies its pages by that.
+        gc.freeze()
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:

@@ -23,6 +23,7 @@ from meshmend.train.foresight import Sums, foresee
 from meshmend.train.wire import Message
 
 _TURN_S: Final = 0.02
+_CALM_TURN_S: Final = 0.1  # when nothing is to happen by the clock
 _RESTART_S: Final = 0.2  # a coordinator that died is started again after so long
 _LINGER_S: Final = 3.0  # for workers that are left when the job is over
 _FORESIGHT_S: Final = 2.0  # for plans that are made before the first worker starts
@@ -84,7 +85,7 @@ class _Launcher:
         """Watch, and let happen what is to happen, until no worker is left."""
         over_since = None
         while self._running() or self._mischief.awaits_repair():
-            self._crew.children.handle(_TURN_S)
+            self._crew.children.handle(_TURN_S if self._mischief.is_timed() else _CALM_TURN_S)
             self._look_after_coordinator()
             self._notice_deaths()
             self._mischief.happen(self._step, self._elapsed_s())

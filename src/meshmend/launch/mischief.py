@@ -38,6 +38,10 @@ class Mischief:
         self._later: list[tuple[float, Callable[[], None]]] = []
         self.stopped: set[Chip] = set()
 
+    def is_timed(self) -> bool:
+        """Whether something is to happen by the clock, not after a step."""
+        return bool(self._later) or any(fault.at_s is not None for fault in self._pending)
+
     def awaits_repair(self) -> bool:
         """Whether a board is to come back although nobody may be left."""
         return any(fault.action == "repair" and fault.at_s is not None for fault in self._pending)

@@ -70,6 +70,7 @@ class Exchange:
         self._generation = Generation(0, ())
         self._catalogue: Catalogue | None = None
         self._tasks: dict[tuple[int, str], Task] = {}
+        self._linked: set[int] = set()  # to whom there is a connection of this generation
 
     @property
     def address(self) -> Address:
@@ -94,6 +95,7 @@ class Exchange:
         self.rank = self.mesh.rank_of[self._chip]
         self._catalogue = Catalogue(self.mesh, self._wiring.algorithm, 0, self.rank)
         self._tasks = {}
+        self._linked = set()
 
     def leave(self) -> None:
         """Hang up on everyone: this chip is no member any more."""
@@ -162,7 +164,9 @@ class Exchange:
             epochs={seat: self._generation.epoch(self._chip, chip) for seat, chip in chips.items()},
             timeout_s=_CONNECT_S,
         )
+        self._linked |= seats
 
     def _run(self, task: Task, payload: Bytes) -> None:
-        self._connect(set(task.program.peers))
+        if not self._linked.issuperset(task.program.peers):
+            self._connect(set(task.program.peers))
         self.transport.run(task, payload, timeout_s=self._wiring.stall_s)

@@ -30,7 +30,7 @@ _log = getLogger(__name__)
 
 _CALL_AGAIN_S: Final = 0.1
 _HANDSHAKE_S: Final = 5.0
-_FIRST_PULSE_S: Final = 0.25  # until the coordinator says how often
+_FIRST_PULSE_S: Final = 0.5  # until the coordinator says how often
 _MOST_REPORTS: Final = 1000
 
 
@@ -79,7 +79,7 @@ class Member:
         self._on_sever: Callable[[Chip], None] = lambda chip: None
         self._reports: deque[Message] = deque(maxlen=_MOST_REPORTS)
         self._must_report = False
-        self._silence_s = 8 * _FIRST_PULSE_S
+        self._silence_s = 4 * _FIRST_PULSE_S
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._is_closed = False
         self._thread = threading.Thread(target=self._work, name="meshmend-member", daemon=True)
@@ -214,7 +214,7 @@ class Member:
             while not (self._news.turned_away or self._news.refused):
                 want = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.is_full else 0)
                 selector.modify(channel, want)
-                selector.select(self._silence_s / 8)
+                selector.select(self._silence_s / 4)
                 clear(self._wake_fd)
                 for message in channel.receive():
                     if not self._take(message):
