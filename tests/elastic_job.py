@@ -41,9 +41,9 @@ def main() -> None:
     from meshmend.launch.elastic_job import ElasticJob
     from meshmend.topology.text import parse_mesh
     from meshmend.torch.settings import Settings
+    from meshmend.train.checkpoint import Saving
     from meshmend.train.faults import parse_fault
     from meshmend.train.gradients import Gradients
-    from meshmend.train.checkpoint import Saving
     from meshmend.train.job import Job
     from meshmend.train.ledger import audit
     from meshmend.train.membership import Timing

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from meshmend.planning import choose as choosing
 from meshmend.planning.choose import Choice, choose, chosen_schedule, forget, payload_class_bytes
+from meshmend.planning.comparison import compared
 from meshmend.planning.pricing import Question, price, supported_names
 from meshmend.planning.tree_choice import Pipeline, TreeShape
 from meshmend.planning.tree_pricing import trees_of
@@ -101,17 +102,33 @@ def test_payloads_of_a_class_differ_by_little(payload_bytes: float) -> None:
 
 def test_the_second_question_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = parse_mesh("8x8", fail=["2x2@4,4"])
-    first = choose(mesh, REFERENCE, 1e6, cache_dir=tmp_path)
+    first = choose(mesh, REFERENCE, 1e7, cache_dir=tmp_path)
     monkeypatch.setattr(choosing, "_found", None)  # whoever searches now fails
 
     start = time.perf_counter()
-    from_memory = choose(mesh, REFERENCE, 1.001e6, cache_dir=tmp_path)
+    from_memory = choose(mesh, REFERENCE, 1.001e7, cache_dir=tmp_path)
     took_s = time.perf_counter() - start
     forget()
-    from_disk = choose(mesh, REFERENCE, 1e6, cache_dir=tmp_path)
+    from_disk = choose(mesh, REFERENCE, 1e7, cache_dir=tmp_path)
 
     assert first == from_memory == from_disk
     assert took_s < 1e-3
+
+
+def test_trees_that_keep_apart_in_time_are_pipelined_for_the_payload_itself(
+    tmp_path: Path,
+) -> None:
+    mesh = parse_mesh("8x8", fail=["2x2@2,2"])
+
+    choices = [choose(mesh, REFERENCE, size, cache_dir=tmp_path) for size in (1e6, 1.001e6)]
+
+    assert choices[0].shape == choices[1].shape
+    assert choices[0].shape is not None
+    assert choices[0].shape.window is not None
+    assert choices[0].pipeline != choices[1].pipeline
+    result = compared(mesh, REFERENCE, 1e6, ["trees", "auto"])
+    trees, auto = (price.time_s for price in result.prices)
+    assert auto <= 1.02 * trees
 
 
 def test_it_remembers_by_mesh_payload_and_figures_but_not_by_the_fabrics_name(

@@ -18,7 +18,7 @@ from meshmend.overlay.tree_packing import TreePacking
 from meshmend.planning.pricing import Question, price, supported_names
 from meshmend.planning.telling import Shares, Tell, silent
 from meshmend.planning.tree_choice import Pipeline, TreeShape
-from meshmend.planning.tree_pricing import trees_of
+from meshmend.planning.tree_pricing import Trees, best_pipeline, trees_of
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.schedule.trees import spread_tree_schedule, tree_schedule
@@ -28,7 +28,7 @@ from meshmend.topology.mesh import Mesh
 # Payloads within 1.5 % share their answer. No time grows faster than the payload, so that is
 # also the most by which a shared answer falls behind one's own.
 _CLASSES_PER_OCTAVE = 24
-_VERSION = 4  # of the search: answers of another are not asked for
+_VERSION = 5  # of the search: answers of another are not asked for
 
 _known: dict[tuple[Mesh, Fabric, float], "Choice"] = {}
 
@@ -64,6 +64,22 @@ def choose(
     The answer is that for the payload class; none is more than 2 % faster for the payload itself.
     """
     typical = payload_class_bytes(payload_bytes)
+    choice = _of_class(mesh, fabric, typical, cache_dir, tell)
+    if choice.shape is None or choice.shape.window is None or payload_bytes == typical:
+        return choice
+    # Trees that keep out of each other's way in time do so for one payload, not for its class.
+    own = (mesh, fabric, payload_bytes)
+    if own not in _known:
+        trees = Trees(mesh, choice.shape, choice.packing or trees_of(mesh, choice.shape).packing)
+        pipeline = best_pipeline(trees, fabric, payload_bytes)
+        _known[own] = replace(choice, pipeline=pipeline)
+    return _known[own]
+
+
+def _of_class(
+    mesh: Mesh, fabric: Fabric, typical: float, cache_dir: Path | None, tell: Tell
+) -> Choice:
+    """Return the answer for a payload class: known, kept on disk, or found now."""
     question = (mesh, fabric, typical)
     if question in _known:
         return _known[question]

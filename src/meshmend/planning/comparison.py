@@ -14,9 +14,11 @@ from meshmend.planning.pricing import (
     Question,
     checked_names,
     price,
+    price_of_trees,
     supported_names,
 )
 from meshmend.planning.telling import Shares, Tell, silent
+from meshmend.planning.tree_pricing import Trees, trees_of
 from meshmend.schedule.algorithms import ALGORITHMS
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
@@ -154,8 +156,15 @@ def _price_of_auto(
     choice = choose(
         question.mesh, question.fabric, question.payload_bytes, cache_dir=cache_dir, tell=tell
     )
-    priced = next((each for each in known if each.name == choice.algorithm), None)
-    result = priced or price(question, choice.algorithm, slices=choice.slices, tell=tell)
+    result: Price | None
+    if choice.shape is not None:
+        packing = choice.packing or trees_of(question.mesh, choice.shape).packing
+        result = price_of_trees(
+            question, Trees(question.mesh, choice.shape, packing), choice.pipeline
+        )
+    else:
+        priced = next((each for each in known if each.name == choice.algorithm), None)
+        result = priced or price(question, choice.algorithm, slices=choice.slices, tell=tell)
     assert result is not None, "without a time to beat there is always a price"
     return replace(result, name=AUTO, detail=f"{choice.algorithm} {result.detail}".strip())
 

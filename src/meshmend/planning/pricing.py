@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from meshmend.errors import InputError, UnsupportedError
 from meshmend.planning.telling import Tell, silent
 from meshmend.planning.tree_choice import Pipeline, TreeShape
-from meshmend.planning.tree_pricing import best_trees
+from meshmend.planning.tree_pricing import Trees, best_trees
 from meshmend.schedule.algorithms import ALGORITHMS, algorithm
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
@@ -122,16 +122,18 @@ def _price_of_trees(question: Question, slices: int | None, tell: Tell) -> Price
     found = best_trees(
         question.mesh, question.fabric, question.payload_bytes, slices=slices, tell=tell
     )
-    figures = found.trees.figures
-    trees = f"{figures.n_trees} tree{'s' if figures.n_trees > 1 else ''} of depth {figures.depth}"
-    return Price(
-        TREES,
-        found.simulation,
-        question.mesh.n_live,
-        found.pipeline,
-        trees,
-        found.trees.shape,
-    )
+    return price_of_trees(question, found.trees, found.pipeline, found.simulation)
+
+
+def price_of_trees(
+    question: Question, trees: Trees, pipeline: Pipeline, simulation: Simulation | None = None
+) -> Price:
+    """Return what given trees cost, pipelined in a given way."""
+    if simulation is None:
+        simulation = trees.simulated(question.fabric, question.payload_bytes, pipeline)
+    figures = trees.figures
+    words = f"{figures.n_trees} tree{'s' if figures.n_trees > 1 else ''} of depth {figures.depth}"
+    return Price(TREES, simulation, question.mesh.n_live, pipeline, words, trees.shape)
 
 
 def _program(mesh: Mesh, name: str) -> Program:

@@ -43,6 +43,7 @@ _MOST_EFFORT = 4
 _WORK_PER_EFFORT = 3_700  # ranks x trees: smaller forests are tried more often anyway
 _MOST_HARD_WORK = 30_000  # ranks x trees up to which more effort is worth its time, ...
 _MOST_SMALL_WORK = 500  # ... and on small meshes
+_LONG = 300  # times the hops to the middle: from then on depth is not worth more effort
 _STEPS = (1.1, 0.91, 1.04, 0.96)
 _MOST_STEPS = 3  # in one direction
 _LAGS = (1.25, 1.0, 1.6, 0.5, 0.0)
@@ -130,6 +131,12 @@ def best_trees(
     return Found(trees, pipeline, search.whole(trees, pipeline))
 
 
+def best_pipeline(trees: Trees, fabric: Fabric, payload_bytes: float) -> Pipeline:
+    """Return the fastest pipeline found for these trees and a payload."""
+    search = _Search(fabric, payload_bytes, None)
+    return search.looked_around(*search.first_try(trees))[2]
+
+
 def _finalists(mesh: Mesh, search: "_Search") -> list[Trees]:
     """Return the packings that the formula likes best once their figures are known."""
     question = (mesh, search.fabric, search.payload_bytes, search.slices)
@@ -141,7 +148,11 @@ def _finalists(mesh: Mesh, search: "_Search") -> list[Trees]:
         if not _is_far(open_.pop(shape), shape, packed):
             packed[shape] = search.formula_s(trees_of(mesh, shape).figures)
     usual = sorted((each for each in packed if each.window is None), key=lambda each: packed[each])
-    for shape in usual[: 1 if mesh.n_live > _SMALL else _FINALISTS[1]]:
+    # A hop less does not show where the links are busy for hundreds of times as long.
+    hops_s = tree_choice.radius_of(mesh) * search.fabric.hop_latency_s
+    is_long = search.payload_bytes > _LONG * hops_s * search.fabric.link_bandwidth_bytes_per_s
+    n_hard = 0 if is_long else 1 if mesh.n_live > _SMALL else _FINALISTS[1]
+    for shape in usual[:n_hard]:
         if (harder := _harder(mesh, shape)) is not None and harder not in packed:
             packed[harder] = search.formula_s(trees_of(mesh, harder).figures)
     order = sorted(packed, key=lambda each: packed[each])
