@@ -192,7 +192,7 @@ def test_a_board_that_failed_before_the_start_joins_whole() -> None:
     job.start_worker(first)
     settle(job)
     assert len(generation_of(job).chips) == 12
-    assert "(0, 3), (1, 2), (1, 3) is missing" in job.workers[first].wait
+    assert "(0, 3), (1, 2), (1, 3) are missing" in job.workers[first].wait
     for chip in others:
         job.start_worker(chip)
     settle(job)

@@ -26,6 +26,7 @@ _TURN_S: Final = 0.02
 _CALM_TURN_S: Final = 0.1  # when nothing is to happen by the clock
 _RESTART_S: Final = 0.2  # a coordinator that died is started again after so long
 _LINGER_S: Final = 3.0  # for workers that are left when the job is over
+_MEETING_S: Final = 10.0  # for the coordinator to answer for the first time
 _FORESIGHT_S: Final = 2.0  # for plans that are made before the first worker starts
 
 
@@ -78,6 +79,9 @@ class _Launcher:
     def start(self) -> None:
         """Start the coordinator and a worker for each live chip."""
         self._crew.start_coordinator()
+        deadline = time.monotonic() + _MEETING_S
+        while not self._observer.is_connected and time.monotonic() < deadline:
+            self._observer.attend(self._crew.children)  # so that nothing is missed
         for chip in self._job.settings.mesh.live:
             self._mischief.start_worker(chip)
 

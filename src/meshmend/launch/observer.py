@@ -27,6 +27,11 @@ class Observer:
         self._channel: Channel | None = None
         self._unsaid: list[Message] = []
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a line to the coordinator."""
+        return self._channel is not None
+
     def say(self, message: Message) -> None:
         """Say something as soon as somebody listens."""
         self._unsaid.append(message)
