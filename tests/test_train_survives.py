@@ -53,12 +53,12 @@ def test_a_board_killed_at_any_moment_of_a_step_costs_no_sample_and_no_bit(
 
 def test_a_chip_that_hangs_is_turned_away_and_comes_back_as_new(tmp_path: Path) -> None:
     result = elastic(
-        tmp_path, mesh="2x2", steps=400, silence_s=0.5, inject=["hang 1,1 at 20 for 1.5s"]
+        tmp_path, mesh="2x2", steps=600, silence_s=1.0, inject=["hang 1,1 at 20 for 2.5s"]
     )
 
-    check_nothing_lost(result, steps=400)
+    check_nothing_lost(result, steps=600)
     (fault,) = result["faults"]
-    assert fault["detected_s"] <= 2 * 0.5
+    assert fault["detected_s"] <= 2 * 1.0
     assert [event["chip"] for event in of_kind(result, "turned away")] == [[1, 1]]
     assert result["chips"] == [4, 3, 4]
 
@@ -66,9 +66,9 @@ def test_a_chip_that_hangs_is_turned_away_and_comes_back_as_new(tmp_path: Path) 
 def test_a_cut_link_is_routed_around_and_nobody_leaves(tmp_path: Path) -> None:
     inject = ["cut link:0,0-0,1 at 10", "repair link:0,0-0,1 at 30"]
 
-    result = elastic(tmp_path, mesh="2x2", steps=50, inject=inject)
+    result = elastic(tmp_path, mesh="2x2", steps=300, inject=inject)
 
-    check_nothing_lost(result, steps=50)
+    check_nothing_lost(result, steps=300)
     assert result["chips"] == [4, 4, 4]
     assert [event["cut"] for event in of_kind(result, "generation")] == [[], ["link:0,0-0,1"], []]
     assert not of_kind(result, "left")
@@ -84,10 +84,15 @@ def test_training_goes_on_without_its_coordinator_and_a_later_failure_is_handled
     check_nothing_lost(result, steps=120)
     assert [event["state"] for event in of_kind(result, "coordinator")] == ["lost", "back"]
     assert result["chips"] == [8, 4]
-    # No step between the coordinator's death and the next fault took longer than others.
+    # No step around the coordinator's death took longer than others, though some are not told of.
     lost, back = (event["t"] for event in of_kind(result, "coordinator"))
-    ends = [event["t"] for event in of_kind(result, "step") if lost - 0.5 < event["t"] < back + 0.3]
-    assert max(after - before for before, after in pairwise(ends)) < 0.3
+    ends = [
+        (event["t"], event["step"])
+        for event in of_kind(result, "step")
+        if lost - 0.5 < event["t"] < back + 0.3
+    ]
+    paces = [(after[0] - before[0]) / (after[1] - before[1]) for before, after in pairwise(ends)]
+    assert max(paces) < 0.5
 
 
 def test_a_failure_and_the_coordinator_s_death_at_once_are_survived(tmp_path: Path) -> None:
@@ -102,9 +107,9 @@ def test_a_failure_and_the_coordinator_s_death_at_once_are_survived(tmp_path: Pa
 def test_the_smaller_part_of_a_mesh_that_is_cut_in_two_waits_and_says_so(tmp_path: Path) -> None:
     inject = ["kill 2x2@0,2 at 10", "repair 2x2@0,2 at 40"]
 
-    result = elastic(tmp_path, mesh="2x8", steps=80, inject=inject)
+    result = elastic(tmp_path, mesh="2x8", steps=200, inject=inject)
 
-    check_nothing_lost(result, steps=80)
+    check_nothing_lost(result, steps=200)
     assert result["chips"] == [16, 8, 16]
     waiting = of_kind(result, "waiting")
     assert waiting[0]["chips"] == [[0, 0], [0, 1], [1, 0], [1, 1]]
