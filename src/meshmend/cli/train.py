@@ -11,6 +11,7 @@ import typer
 
 from meshmend.cli.console import announce_compilation, note, print_json
 from meshmend.cli.options import FailOption, JsonOption, MeshOption, WrapOption, mesh_of
+from meshmend.errors import InputError
 
 if TYPE_CHECKING:
     from meshmend.launch.training import Training
@@ -174,8 +175,13 @@ def _checkpoints(run: Path | None) -> Path | None:
     """Return where the checkpoints of an earlier run are, given it or them."""
     if run is None:
         return None
+    from meshmend.train.checkpoint import complete_steps
+
     inside = (run / "checkpoints").absolute()
-    return inside if inside.is_dir() else run.absolute()
+    folder = inside if inside.is_dir() else run.absolute()
+    if not complete_steps(folder):
+        raise InputError(f"--resume needs a run with a whole checkpoint, but {folder} has none")
+    return folder
 
 
 @contextmanager
