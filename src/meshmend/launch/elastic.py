@@ -72,7 +72,6 @@ class _Launcher:
         self._counts: list[int] = []
         self._ended: set[int] = set()  # processes whose end has been taken up
         self._ended_badly: list[str] = []
-        self._finished: set[Chip] = set()
         self._is_over = False
         self._is_called_off = False
 
@@ -119,8 +118,13 @@ class _Launcher:
         return [child for child in self._crew.workers.values() if child.code is None]
 
     def _works_on(self) -> bool:
-        """Whether a worker is still busy with what comes after its job, such as evaluation."""
-        busy = self._finished - self._mischief.stopped
+        """Whether a worker is still busy with what comes after its job, such as evaluation.
+
+        A job is over when all its members have done the last step. Who is no member, because it
+        came late or is cut off, waits for nothing.
+        """
+        members = {tuple(chip) for chip in self._formed.get("chips", ())}
+        busy = members - self._mischief.stopped
         return any(self._crew.workers[chip].code is None for chip in busy)
 
     def _end_in_time(self) -> None:
@@ -169,12 +173,9 @@ class _Launcher:
             self._tell(kind, at=at, **facts)
 
     def _hear_done(self, facts: Event) -> None:
-        """Take up what a worker has done: a checkpoint, all its steps, or a step."""
+        """Take up what a worker has done: a checkpoint or a step."""
         if "saved" in facts:
             self._tell("checkpoint", at=facts["at"], step=facts["step"], path=facts["saved"])
-            return
-        if "finished" in facts:
-            self._finished.add(tuple(facts["chip"]))
             return
         if facts["sums"] and not self._sums:
             self._sums = tuple((int(count), str(dtype)) for count, dtype in facts["sums"])

@@ -383,7 +383,6 @@ class Job:
             self._note_bits()
         self._ledger.close()
         if self._exchange is not None:
-            member().report(step=self.step_number, at=time.monotonic(), finished=True)
             member().close()
             self._exchange.close()
 
