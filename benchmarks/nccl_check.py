@@ -23,7 +23,6 @@ import meshmend.torch  # noqa: F401  # registers the backend
 from meshmend.topology.text import parse_mesh
 
 _SIZES = (1, 1000, 300_000)
-_PATIENCE_S = 230.0
 
 
 def main() -> int:
@@ -31,6 +30,7 @@ def main() -> int:
     parser.add_argument("--mesh", default="2x2")
     parser.add_argument("--fail", action="append", default=[])
     parser.add_argument("--algorithm", default="auto")
+    parser.add_argument("--patience", type=float, default=230.0, help="seconds, then say where")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("nccl_check needs CUDA, but this machine has none", file=sys.stderr)
@@ -43,13 +43,13 @@ def main() -> int:
         "MESHMEND_TRANSPORT": "nccl",
     }
     with tempfile.TemporaryDirectory() as folder:
-        spawn(_rank, args=(n_live, str(Path(folder) / "store")), nprocs=n_live)  # type: ignore[no-untyped-call]
+        spawn(_rank, args=(n_live, str(Path(folder) / "store"), options.patience), nprocs=n_live)  # type: ignore[no-untyped-call]
     print(f"NCCL on {n_live} ranks over {torch.cuda.device_count()} GPU(s): all collectives right")
     return 0
 
 
-def _rank(rank: int, n_ranks: int, store: str) -> None:
-    faulthandler.dump_traceback_later(_PATIENCE_S, exit=True)  # where it hangs, if it does
+def _rank(rank: int, n_ranks: int, store: str, patience_s: float) -> None:
+    faulthandler.dump_traceback_later(patience_s, exit=True)  # where it hangs, if it does
     n_gpus = torch.cuda.device_count()
     if n_gpus < n_ranks:
         os.environ |= {"NCCL_HOSTID": f"chip-{rank}", "NCCL_SOCKET_IFNAME": "lo"}

@@ -4,6 +4,7 @@ Importing this package registers the backend with torch.distributed and does not
 runs it is imported when a process group is made.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,9 @@ _HOME = {"MeshmendGroup": "meshmend.torch.group", "Settings": "meshmend.torch.se
 
 def register() -> None:
     """Make the backend known to torch.distributed; again does nothing."""
+    if os.environ.get("MESHMEND_TRANSPORT") == "nccl":
+        # CUDA reads it once. With fewer queues what computes may wait behind what receives.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     if "MESHMEND" not in torch.distributed.Backend._plugins:
         torch.distributed.Backend.register_backend(
             "meshmend", _create, extended_api=True, devices=["cpu", "cuda"]

@@ -4,11 +4,18 @@ Messages between two ranks go in one fixed order, by key, because NCCL matches t
 alone. That cannot block: the smallest key that is not done waits for nothing. What goes to higher
 ranks and what goes to lower ones use two groups, so that neither waits for the other. A thread
 per peer and direction waits for messages; the caller's thread does all the rest.
+
+On a GPU a message that is waited for is a kernel that runs. Whatever makes the device wait for its
+running kernels (memory that is allocated, a kernel that is loaded at its first use, a stream that
+shares a hardware queue with others) would then wait for another chip, which may wait for us. So
+all memory is taken and all kernels are loaded before the first message, and streams are few.
 """
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -49,9 +56,11 @@ class MessageTransport:
             PeerLostError: a message failed. StoppedError: `interrupt` was called.
             StalledError: nothing came for the time allowed.
         """
-        _settle(flat)
         self._meet(task.program.peers, flat.device)
+        if flat.is_cuda:
+            _load_kernels(_op_of(task), flat.dtype, flat.device)
         walk = _Walk(task, flat, self._events)
+        _settle(flat)
         for peer in task.program.peers:
             out, back = (self._up, self._down) if peer > self._rank else (self._down, self._up)
             walk.start(peer, out.send, back.recv)
@@ -101,21 +110,36 @@ class MessageTransport:
 
 
 _STOP = -1
+_GLANCE_S = 20e-6
+_ALIGNMENTS = 16
 
 
 def _exchange(post: Post, tensor: torch.Tensor, peer: int) -> None:
     """Send or receive one message; return when it is done.
 
-    On a GPU each message has a stream of its own: on a common one it would wait for all that were
-    posted before it, and two ranks that receive first would wait for each other.
+    On a GPU the end is asked for. To wait for it in a stream would hold up that stream, and to
+    have one for each message would need more of them than the hardware keeps apart.
     """
-    if not tensor.is_cuda:
-        post([tensor], peer, 0).wait()
-        return
-    stream: Any = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(stream):
-        post([tensor], peer, 0).wait()
-    stream.synchronize()
+    work = post([tensor], peer, 0)
+    while tensor.is_cuda and not work.is_completed():
+        time.sleep(_GLANCE_S)
+    work.wait()
+
+
+def _op_of(task: Task) -> str:
+    return OPS[task.code % len(OPS)]
+
+
+@cache
+def _load_kernels(op: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Have CUDA load what folds two tensors, which it would do at the first use of each variant.
+
+    There is one for each alignment that a part of a payload may have.
+    """
+    for at in range(_ALIGNMENTS):
+        kept = torch.zeros(2 * _ALIGNMENTS, dtype=dtype, device=device)[at : at + _ALIGNMENTS]
+        _FOLDS[op](kept, torch.zeros(_ALIGNMENTS, dtype=dtype, device=device))
+    torch.cuda.synchronize(device)
 
 
 def _settle(tensor: torch.Tensor) -> None:
@@ -140,7 +164,7 @@ class _Walk:
         self._needs = np.tile(program.needs, layout.n_slices).tolist()
         self._kind = np.tile(program.kind, layout.n_slices)
         self._peer = np.tile(program.peer, layout.n_slices)
-        self._fold = _FOLDS[OPS[task.code % len(OPS)]]
+        self._fold = _FOLDS[_op_of(task)]
         self._early: dict[int, torch.Tensor] = {}
         self.n_left = len(self._needs)
         self._sized = layout.size > 0
@@ -154,6 +178,11 @@ class _Walk:
         }
         for key in np.flatnonzero(~sends & ~self._sized).tolist():
             self._early[key] = flat[:0]
+        owed = np.flatnonzero(~sends & self._sized).tolist() if flat.is_cuda else []
+        sizes = [self._stop[key] - self._start[key] for key in owed]
+        self._room = dict(
+            zip(owed, flat.new_empty(sum(sizes)).split_with_sizes(sizes), strict=True)
+        )
 
     def start(self, peer: int, send: Post, receive: Post) -> None:
         """Start the threads that exchange messages with one peer."""
@@ -228,7 +257,8 @@ class _Walk:
         for key in keys:
             part = self._flat[self._start[key] : self._stop[key]]
             is_free = self._kind[key] == PUT and self._needs[key] == 0
-            target = part if is_free else torch.empty_like(part)
+            room = self._room.get(key)
+            target = part if is_free else torch.empty_like(part) if room is None else room
             self._attempt(key, receive, target, peer, target)
 
     def _attempt(
