@@ -217,7 +217,7 @@ def test_summary_of_a_whole_run_reads_as_a_table() -> None:
     assert train_summary(short()).splitlines() == [
         "trained   tiny ResNet (19,466 parameters) on 4x4",
         "steps     100 of 100 in 10.13 s, 694 samples/s",
-        "loss      2.264 to 0.2361, accuracy 0.93",
+        "loss      2.264 to 0.2361; on samples held back: accuracy 0.93",
         "samples   6400 used, 0 lost, 0 repeated",
         "chips     16, 12, 16",
         "replicas  equal bit for bit",

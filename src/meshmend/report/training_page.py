@@ -55,7 +55,7 @@ def training_page(run: TrainingRun) -> str:
 
 
 def _when(run: TrainingRun) -> str:
-    date = words(run.start, "date").replace("T", " ").removesuffix("Z")
+    date = words(run.start, "date").replace("T", " ").removesuffix("Z").removesuffix("+00:00")
     parts = [f"Started {date} UTC" if date else "", f"ran for {seconds(run.duration_s)}"]
     if run.end is None:
         parts.append(f"has no end: cut short, or still running, after step {run.n_done}")

@@ -38,8 +38,9 @@ def _rate(run: TrainingRun) -> str:
 def _loss(run: TrainingRun) -> str:
     if not len(run.steps):
         return "-"
-    reached = "".join(f", {name} {value:.4g}" for name, value in run.evaluation.items())
-    return f"{run.first_loss:.4g} to {run.final_loss:.4g}{reached}"
+    reached = ", ".join(f"{name} {value:.4g}" for name, value in run.evaluation.items())
+    held_back = f"; on samples held back: {reached}" if reached else ""
+    return f"{run.first_loss:.4g} to {run.final_loss:.4g}{held_back}"
 
 
 def _samples(run: TrainingRun) -> str:
