@@ -35,6 +35,7 @@ LINK = Link((0, 1), (0, 2))
 )
 def test_a_fault_is_read(text: str, fault: Fault) -> None:
     assert parse_fault(text, MESH) == fault
+    assert parse_fault(fault.words, MESH) == fault
 
 
 @pytest.mark.parametrize(

@@ -287,3 +287,13 @@ def test_what_cannot_be_run_is_refused_in_one_line(
 
     assert run_line(line) == 2
     assert match in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_fault_that_comes_too_late_is_told(script: Path, tmp_path: Path) -> None:
+    with commands(tmp_path) as start:
+        faults = ("--inject", "kill 0,1 at 99", "--inject", "kill 0,0 at 99 in reduce")
+        ran = start("run", "run", "--elastic", "--mesh", "1x2", *faults, script, "")
+
+        assert ran.end() == 0, ran.err
+        assert "kill 0,1 at 99 did not come: the job was over before" in ran.err
+        assert "kill 0,0 at 99 in reduce did not come" in ran.err

@@ -201,6 +201,8 @@ def test_times_are_written_as_people_say_them(time_s: float, words: str) -> None
         ({"event": "coordinator", "state": "back"}, "coordinator back, knows the job again"),
         ({"event": "refused", "who": "127.0.0.1:4242", "why": "wrong secret"},
          "refused 127.0.0.1:4242: wrong secret"),
+        ({"event": "missed", "fault": "kill 0,0 at 99"},
+         "kill 0,0 at 99 did not come: the job was over before"),
         ({"event": "turned away", "chip": [0, 2], "why": "of an older generation"},
          "chip (0, 2) turned away: of an older generation"),
         (end(9, 100, 2.3, 0.2), "done: 100 steps, loss 2.3 to 0.2, replicas equal"),

@@ -7,7 +7,10 @@ from typing import Any
 from meshmend.cli.console import note
 from meshmend.report.training_events import chips_words, event_words, seconds
 
-_SAID = {"generation", "fault", "recovered", "coordinator", "refused", "turned away", "checkpoint"}
+_SAID = {
+    *("generation", "fault", "recovered", "missed"),
+    *("coordinator", "refused", "turned away", "checkpoint"),
+}
 
 
 def job_line(event: Mapping[str, Any]) -> str | None:

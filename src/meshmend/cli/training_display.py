@@ -7,7 +7,6 @@ import math
 import statistics
 import time
 from collections import deque
-from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -30,7 +29,7 @@ _WINDOW_S = 2.0
 _FACTS_WIDTH = 50
 _COLOURS = {
     "fault": "red", "recovered": "green", "coordinator": "magenta", "refused": "yellow",
-    "turned away": "yellow", "generation": "cyan", "end": "bold green",
+    "turned away": "yellow", "missed": "yellow", "generation": "cyan", "end": "bold green",
 }  # fmt: skip
 
 
@@ -113,12 +112,7 @@ class TrainingDisplay:
         self.refresh()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.refresh()
         self._live.stop()
 

@@ -46,6 +46,7 @@ def run_elastic(job: ElasticJob) -> Outcome:
     try:
         launcher.start()
         launcher.until_over()
+        launcher.tell_missed()
     finally:
         launcher.close()
     return launcher.outcome()
@@ -97,6 +98,11 @@ class _Launcher:
                 over_since = over_since or time.monotonic()
                 if time.monotonic() > over_since + _LINGER_S and not self._works_on():
                     return
+
+    def tell_missed(self) -> None:
+        """Tell of faults that were to come, but the job was over before."""
+        for fault in self._mischief.missed():
+            self._tell("missed", fault=fault)
 
     def close(self) -> None:
         """End everything that still runs."""

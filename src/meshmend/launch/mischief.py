@@ -46,10 +46,14 @@ class Mischief:
         """Whether a board is to come back although nobody may be left."""
         return any(fault.action == "repair" and fault.at_s is not None for fault in self._pending)
 
+    def missed(self) -> list[str]:
+        """Return the faults that have not come, as `--inject` writes them."""
+        return [fault.words for fault in (*self._pending, *self._own)]
+
     def start_worker(self, chip: Chip) -> None:
         """Start a worker, and tell it what it is to do to itself."""
         self.stopped.discard(chip)
-        self._crew.start_worker(chip, [_words(each) for each in self._own if chip in each.chips()])
+        self._crew.start_worker(chip, [each.words for each in self._own if chip in each.chips()])
 
     def own_doing(self, chip: Chip) -> str | None:
         """Return what a worker that died was told to do to itself, if it was.
@@ -63,7 +67,7 @@ class Mischief:
             for other in fault.chips():
                 if other in self._crew.workers:
                     self._crew.workers[other].was_ended = True
-        return _words(done[0]) if done else None
+        return done[0].words if done else None
 
     def happen(self, step: int, elapsed_s: float) -> None:
         """Let happen what is due."""
@@ -143,8 +147,3 @@ class Mischief:
 
     def _in(self, seconds: float, action: Callable[[], None]) -> None:
         self._later.append((time.monotonic() + seconds, action))
-
-
-def _words(fault: Fault) -> str:
-    """Return a fault with its moment, as `--inject` writes it."""
-    return f"{fault} at {fault.at_step} in {fault.moment}"

@@ -216,6 +216,7 @@ _SENTENCES: Final = {
     "step": _step,
     "fault": _fault,
     "recovered": _recovered,
+    "missed": lambda e: f"{words(e, 'fault')} did not come: the job was over before",
     "checkpoint": lambda e: f"checkpoint of step {whole(e, 'step')} in {words(e, 'path')}",
     "coordinator": _coordinator,
     "refused": lambda e: f"refused {words(e, 'who')}: {words(e, 'why')}",

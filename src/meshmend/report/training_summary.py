@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from meshmend.report.frame import counted
-from meshmend.report.training_events import model_words, seconds
+from meshmend.report.training_events import event_words, model_words, seconds
 from meshmend.report.training_parts import Fault
 from meshmend.report.training_run import TrainingRun
 
@@ -27,6 +27,8 @@ def train_summary(run: TrainingRun) -> str:
     if run.end is None:
         figures["end"] = "none: the run was cut short, or still goes on"
     lines = [f"{name:<10}{value}" for name, value in figures.items()]
+    missed = [event_words(event) for event in run.others if event["event"] == "missed"]
+    lines += [f"{'missed':<10}{what}" for what in missed]
     return "\n".join([*lines, *_table(run.faults)])
 
 

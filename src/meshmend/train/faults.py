@@ -50,6 +50,14 @@ class Fault:
     def __str__(self) -> str:
         return f"{self.action} {self.target}"
 
+    @property
+    def words(self) -> str:
+        """The whole of it as `--inject` reads it."""
+        at = f"{self.at_s:g}s" if self.at_step is None else f"{self.at_step}"
+        moment = f" in {self.moment}" if self.moment else ""
+        length = f" for {self.for_s:g}s" if self.for_s is not None else ""
+        return f"{self} at {at}{moment}{length}"
+
     def chips(self) -> tuple[Chip, ...]:
         """Return the chips that are concerned."""
         return tuple(self.target.chips()) if isinstance(self.target, Block) else ()
