@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshmend.cli.console import announce_compilation, note, print_json, progress, write_text
+from meshmend.cli.console import (
+    announce_compilation,
+    check_writable,
+    note,
+    print_json,
+    progress,
+    write_text,
+)
 from meshmend.cli.options import FailOption, JsonOption, MeshOption, WrapOption, mesh_of
 from meshmend.errors import InputError
 
@@ -79,6 +86,7 @@ def bench_command(
         link_bandwidth=None if testbed is None else parse_bandwidth(testbed),
         repeat=repeat,
     )
+    check_writable(output, save / "result.json" if save else None)
     with progress(quiet=as_json) as bar:
         meeting = held(wish, bar)
     for reason in meeting.absent.values():

@@ -1,6 +1,7 @@
 """What commands print: results on standard output, everything else on standard error."""
 
 import atexit
+import errno
 import json
 import os
 import subprocess
@@ -35,6 +36,22 @@ def write_text(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}") from None
+
+
+def check_writable(*paths: Path | None) -> None:
+    """Raise InputError if one of these files could not be written: before the work, not after it.
+
+    Folders that are missing are made.
+    """
+    for path in filter(None, paths):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror}") from None
+        if path.is_dir():
+            raise InputError(f"cannot write {path}: {os.strerror(errno.EISDIR)}")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise InputError(f"cannot write {path}: {os.strerror(errno.EACCES)}")
 
 
 def cache_dir() -> Path:

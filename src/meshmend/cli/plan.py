@@ -5,7 +5,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshmend.cli.console import announce_compilation, cache_dir, note, print_json, progress
+from meshmend.cli.console import (
+    announce_compilation,
+    cache_dir,
+    check_writable,
+    note,
+    print_json,
+    progress,
+)
 from meshmend.cli.options import (
     FabricOption,
     FailOption,
@@ -69,6 +76,7 @@ def plan_command(
     from meshmend.units import parse_bytes
 
     broken = mesh_of(mesh, wrap, fail)
+    check_writable(output)
     with progress(quiet=as_json) as bar:
         result = plan(
             broken,

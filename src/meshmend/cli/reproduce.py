@@ -5,7 +5,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshmend.cli.console import announce_compilation, print_json, progress, write_text
+from meshmend.cli.console import (
+    announce_compilation,
+    check_writable,
+    print_json,
+    progress,
+    write_text,
+)
 from meshmend.cli.options import (
     ChipBandwidthOption,
     FabricOption,
@@ -60,6 +66,7 @@ def reproduce_command(
         message_overhead=message_overhead,
         chip_bandwidth=chip_bandwidth,
     )
+    check_writable(output)
     with progress(quiet=as_json) as bar:
         result = reproduction(machine, quick=quick, tell=bar)
     if output is not None:

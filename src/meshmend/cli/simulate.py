@@ -9,6 +9,7 @@ import typer
 from meshmend.cli.console import (
     announce_compilation,
     cache_dir,
+    check_writable,
     note,
     print_json,
     progress,
@@ -99,6 +100,7 @@ def simulate_command(
     if save_trace is not None and len(payloads) > 1:
         raise InputError("--save-trace needs one payload, but got a sweep")
     names = [name for text in algorithm or ["all"] for name in text.split(",")]
+    check_writable(save_trace, output)
     results = []
     with progress(quiet=as_json) as bar:
         for size, told in zip(payloads, Shares(bar, len(payloads)).in_turn(), strict=True):
