@@ -81,6 +81,26 @@ def test_a_board_that_hung_is_hung_until_it_joins_and_alive_after_a_step() -> No
     assert states_after(*story).count(ChipState.ALIVE) == 16
 
 
+def test_a_step_that_is_told_late_does_not_bring_a_dead_chip_back() -> None:
+    story = [generation(0, 1, FULL), step(1, 1, 1.0), fault("kill 2x2@0,2"), step(3, 3, 1.0)]
+
+    assert states_after(*story).count(ChipState.DEAD) == 4
+
+
+def test_a_chip_that_left_is_dead_at_once() -> None:
+    gone = {"event": "left", "t": 2.0, "chip": (1, 1), "why": "chip (1, 1) is gone"}
+
+    states = states_after(generation(0, 1, FULL), step(1, 1, 1.0), gone, step(2, 1, 1.0))
+    assert states[(1, 1)] is ChipState.DEAD
+
+
+def test_a_chip_that_hung_for_a_moment_is_alive_after_the_step_after_next() -> None:
+    story = [generation(0, 1, FULL), step(1, 1, 1.0), fault("hang 2x2@0,2"), step(3, 3, 1.0)]
+
+    assert states_after(*story).count(ChipState.HUNG) == 4
+    assert states_after(*story, step(4, 4, 1.0)).count(ChipState.ALIVE) == 16
+
+
 def test_chips_may_come_as_tuples_straight_from_the_runtime() -> None:
     chips = tuple((row, col) for row in range(4) for col in range(4))
     event = {"event": "generation", "t": 0, "number": 1, "chips": chips, "waiting": ()}

@@ -5,7 +5,7 @@ import re
 from enum import Enum
 
 from meshmend.errors import InputError
-from meshmend.report.training_events import Event, chips_of, words
+from meshmend.report.training_events import Event, chips_of, whole, words
 from meshmend.topology.failures import Block, Chip, parse_failure
 from meshmend.topology.mesh import Mesh
 
@@ -36,6 +36,7 @@ class ChipStates:
             for chip in everywhere
         }
         self._members: frozenset[Chip] = frozenset()
+        self._struck_at = 0  # the step after which the last fault came
 
     def __getitem__(self, chip: Chip) -> ChipState:
         return self._state[chip]
@@ -50,11 +51,25 @@ class ChipStates:
         if kind == "generation":
             self._begin(frozenset(chips_of(event, "chips")), frozenset(chips_of(event, "waiting")))
         elif kind == "step":
-            # A joiner is one of us once a step was finished with it.
-            for chip in self._members:
-                self._state[chip] = ChipState.ALIVE
+            self._step(whole(event, "step"))
         elif kind == "fault":
+            self._struck_at = whole({"at_step": 0, **event}, "at_step")
             self._fault(words(event, "fault"))
+        elif kind == "left":
+            (chip,) = chips_of({**event, "chips": [event.get("chip")]}, "chips")
+            if self._state.get(chip) is not ChipState.HUNG:
+                self._set([chip], ChipState.DEAD)
+
+    def _step(self, step: int) -> None:
+        """Show as alive with whom a step was finished: a joiner, or one that hung for a moment.
+
+        The step that was under way when it began to hang may be told of later.
+        """
+        for chip in self._members:
+            state = self._state[chip]
+            is_over = state is ChipState.HUNG and step > self._struck_at + 1
+            if state is ChipState.JOINING or is_over:
+                self._state[chip] = ChipState.ALIVE
 
     def _begin(self, chips: frozenset[Chip], waiting: frozenset[Chip]) -> None:
         self._members = chips & self._state.keys()
