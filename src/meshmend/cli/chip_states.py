@@ -53,7 +53,8 @@ class ChipStates:
         elif kind == "step":
             self._step(whole(event, "step"))
         elif kind == "fault":
-            self._struck_at = whole({"at_step": 0, **event}, "at_step")
+            step = event.get("at_step")
+            self._struck_at = step if isinstance(step, int) else 0
             self._fault(words(event, "fault"))
         elif kind == "left":
             (chip,) = chips_of({**event, "chips": [event.get("chip")]}, "chips")
