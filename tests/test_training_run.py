@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from meshmend.errors import InputError
 from meshmend.report.moving_rate import MovingRate
-from meshmend.report.training_events import event_words, seconds
+from meshmend.report.training_events import event_words, rate_words, seconds
 from meshmend.report.training_run import TrainingRun, samples_per_s, training_run
 from meshmend.report.training_summary import train_summary
 from training_events import chips_without, end, generation, lines, long_run, short_run, start, step
@@ -179,6 +179,14 @@ def test_nonsense_is_refused(events: list[str], words: str) -> None:
 )  # fmt: skip
 def test_times_are_written_as_people_say_them(time_s: float, words: str) -> None:
     assert seconds(time_s) == words
+
+
+@pytest.mark.parametrize(
+    ("per_s", "words"), [(1204.4, "1,204"), (10.0, "10"), (3.52, "3.5"), (0.0791, "0.079")]
+)
+def test_a_rate_is_said_in_two_digits_at_least(per_s: float, words: str) -> None:
+    assert rate_words(per_s) == words
+    assert rate_words(float("nan")) == "-"
 
 
 @pytest.mark.parametrize(

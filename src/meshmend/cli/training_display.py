@@ -18,7 +18,15 @@ from rich.text import Text
 from meshmend.cli.chip_states import ChipState, ChipStates
 from meshmend.cli.mesh_map import mesh_map
 from meshmend.report.moving_rate import MovingRate
-from meshmend.report.training_events import Event, event_words, real, seconds, whole, words
+from meshmend.report.training_events import (
+    Event,
+    event_words,
+    rate_words,
+    real,
+    seconds,
+    whole,
+    words,
+)
 from meshmend.topology.mesh import Mesh
 
 _SPARKS = "▁▂▃▄▅▆▇█"
@@ -177,7 +185,7 @@ class TrainingDisplay:
         facts.add_row("loss", "-" if math.isnan(self._loss) else f"{self._loss:.4g}")
         facts.add_row("", Text(self._losses.sparkline(), style="blue"))
         rate = self._samples_per_s
-        facts.add_row("samples/s", "-" if math.isnan(rate) else f"{rate:,.0f}")
+        facts.add_row("samples/s", rate_words(rate))
         alive, n_chips = self._states.count(ChipState.ALIVE), self._states.mesh.n_chips
         facts.add_row("chips", f"{alive} of {n_chips}, generation {self._generation}")
         facts.add_row("faults", str(self._n_faults))

@@ -109,6 +109,13 @@ def seconds(time_s: float) -> str:
     return format_time(time_s) if 0 < time_s < 0.01 else f"{time_s:.2f} s"
 
 
+def rate_words(per_s: float) -> str:
+    """Return a rate as a person says it: `1,204`, `3.5`, `0.079`; `-` for none."""
+    if not math.isfinite(per_s):
+        return "-"
+    return f"{per_s:,.0f}" if per_s >= 9.95 else f"{per_s:.2g}"
+
+
 def model_words(event: Event) -> str:
     """Return what is trained: `tiny ResNet (19,466 parameters)`."""
     name = words(event, "model")

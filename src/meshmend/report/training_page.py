@@ -16,6 +16,7 @@ from meshmend.report.training_events import (
     chips_words,
     event_words,
     model_words,
+    rate_words,
     seconds,
     whole_or_real,
     words,
@@ -81,7 +82,9 @@ def _figures(run: TrainingRun) -> str:
         headline("replicas", replicas, "bit for bit, at the end", mood=mood),
         headline("median recovery", seconds(run.median_recovery_s), worst),
         headline("chips at work", _chips(run), f"of {run.mesh.n_chips}"),
-        headline("throughput", _rate(run), "samples per second, faults included"),
+        headline(
+            "throughput", rate_words(run.mean_samples_per_s), "samples per second, faults included"
+        ),
     ]
     for name, value in run.evaluation.items():
         own.append(headline(name, f"{value:.4g}", "on samples held back"))
@@ -92,11 +95,6 @@ def _chips(run: TrainingRun) -> str:
     if len(run.chips) <= 3:
         return " → ".join(map(str, run.chips)) or "none"
     return f"{min(run.chips)} to {max(run.chips)}"
-
-
-def _rate(run: TrainingRun) -> str:
-    rate = run.mean_samples_per_s
-    return f"{rate:,.0f}" if math.isfinite(rate) else "-"
 
 
 def _faults(faults: Sequence[Fault]) -> str:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from meshmend.report.frame import counted
-from meshmend.report.training_events import event_words, model_words, seconds
+from meshmend.report.training_events import event_words, model_words, rate_words, seconds
 from meshmend.report.training_parts import Fault
 from meshmend.report.training_run import TrainingRun
 
@@ -34,7 +34,7 @@ def train_summary(run: TrainingRun) -> str:
 
 def _rate(run: TrainingRun) -> str:
     rate = run.mean_samples_per_s
-    return f", {rate:,.0f} samples/s" if math.isfinite(rate) else ""
+    return f", {rate_words(rate)} samples/s" if math.isfinite(rate) else ""
 
 
 def _loss(run: TrainingRun) -> str:
