@@ -9,20 +9,18 @@ from hypothesis import strategies as st
 from meshmend.errors import TopologyError
 from meshmend.topology.failures import Block, Failure, Link, parse_failure, parse_shape
 from meshmend.topology.mesh import Mesh
-from meshmend.topology.text import mesh_arguments, parse_mesh, parse_wrap
+from meshmend.topology.text import mesh_words, parse_mesh, parse_wrap
 from strategies import broken_meshes
 
 
-def parsed(arguments: list[str]) -> Mesh:
-    pairs = list(zip(arguments[::2], arguments[1::2], strict=True))
-    given_once = {name: value for name, value in pairs if name != "--fail"}
-    fail = [value for name, value in pairs if name == "--fail"]
-    return parse_mesh(given_once["--mesh"], wrap=given_once.get("--wrap", "none"), fail=fail)
+def read_back(mesh: Mesh) -> Mesh:
+    words = mesh_words(mesh)
+    return parse_mesh(words["shape"], wrap=words["wrap"], fail=words["fail"])
 
 
 @given(broken_meshes())
-def test_the_arguments_of_a_mesh_describe_that_mesh(mesh: Mesh) -> None:
-    assert parsed(mesh_arguments(mesh)) == mesh
+def test_the_words_of_a_mesh_describe_that_mesh(mesh: Mesh) -> None:
+    assert read_back(mesh) == mesh
 
 
 @given(broken_meshes())
@@ -113,7 +111,7 @@ def test_any_text_is_a_mesh_or_refused(text: str, wrap: str) -> None:
         mesh = parse_mesh(text, wrap=wrap)
     except TopologyError:
         return
-    assert parsed(mesh_arguments(mesh)) == mesh
+    assert read_back(mesh) == mesh
 
 
 @pytest.mark.parametrize("text", ["", "0x4", "axb", "4x", "x4", "4 x 4", "-4x4", "4,4", "4x4x0"])

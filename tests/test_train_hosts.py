@@ -7,13 +7,16 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from commanding import Command, commands, until
+from planners import PLANNING_S, is_running, planners_of
 from testbeds import require_testbed
 
 pytest.importorskip("torch")
@@ -30,7 +33,8 @@ from meshmend.train.ledger import audit
 
 HOLED = Mesh((2, 2)).without("0,1")
 
-# A small model on made-up samples, slow enough to be killed; half-way it waits at a gate, if any.
+# A small model on made-up samples, slow enough to be killed. If there is a gate, it waits for that
+# half-way, and hurries when it is open.
 SCRIPT = """
 import os, sys, time, torch
 from meshmend.train import Job
@@ -48,10 +52,11 @@ for inputs, labels in job:
     optimizer.zero_grad()
     loss.backward()
     job.step(loss)
-    time.sleep(pause_s)
+    if not (gates and os.path.exists(gates[0])):
+        time.sleep(pause_s)
     while gates and job.step_number == n_steps // 2 and not os.path.exists(gates[0]):
         time.sleep(0.02)
-print("finished", job.step_number, f"{job.loss:.6f}", flush=True)
+os.write(1, f"finished {job.step_number} {job.loss:.6f}\\n".encode())  # whole, beside others'
 """
 
 
@@ -91,12 +96,20 @@ class OnLoopback:
         line = ("coordinator", "--mesh", "2x2", "--board", "1x1", *listen)
         return self._start(f"coordinator{self._n_started}", *line)
 
-    def worker(self, chip: str, *arguments: str, n_steps: int = 200) -> Command:
+    def worker(
+        self,
+        chip: str,
+        *arguments: str,
+        n_steps: int = 200,
+        pause_s: float = 0.01,
+        keeps: bool = True,
+    ) -> Command:
         self._n_started += 1
         line = ("worker", "--mesh", "2x2", "--coordinator", f"127.0.0.1:{self._port}")
-        mine = ("--chip", chip, "--run-dir", self.run_dir, *arguments)
+        run_dir = ("--run-dir", self.run_dir) if keeps else ()
+        mine = ("--board", "1x1", "--chip", chip, *run_dir, *arguments)
         name = f"worker{self._n_started}"
-        return self._start(name, *line, *mine, self._script, str(n_steps), "0.01", self.gate)
+        return self._start(name, *line, *mine, self._script, str(n_steps), str(pause_s), self.gate)
 
 
 @pytest.fixture
@@ -134,6 +147,66 @@ def test_a_job_outlives_its_coordinator_and_a_worker(job: OnLoopback) -> None:
     assert (found.steps, found.used, found.lost, found.repeated) == (200, 3200, 0, 0)
     assert found.hashed > 0
     assert not found.split
+
+
+def test_the_first_worker_of_a_host_plans_ahead_and_the_next_when_it_is_killed(
+    job: OnLoopback,
+) -> None:
+    coordinator = job.coordinator()
+    slow: dict[str, Any] = {"n_steps": 240, "pause_s": 0.5}
+    workers = {chip: job.worker(chip, **slow) for chip in ("0,0", "0,1", "1,0", "1,1")}
+    seen: dict[str, set[int]] = {chip: set() for chip in workers}
+
+    def n_seen(chip: str) -> int:
+        for other, worker in workers.items():
+            seen[other] |= set(planners_of(worker.pid))
+        return len(seen[chip])
+
+    def told() -> str:
+        return coordinator.err + "".join(worker.err for worker in workers.values())
+
+    until(lambda: n_seen("0,0") > 0, why=told)
+    assert sum(map(len, seen.values())) == 1
+    workers["0,0"].signal(signal.SIGKILL)
+    assert workers.pop("0,0").end() == -signal.SIGKILL
+    until(lambda: n_seen("0,1") > 0, why=told)
+    workers["0,0"] = job.worker("0,0", **slow)
+    until(lambda: n_seen("0,0") > 1, why=told)
+    plans = job.run_dir / "plans"
+    until(lambda: len(list(plans.glob("*.json"))) >= 5, timeout_s=PLANNING_S, why=told)
+    until(lambda: not any(map(is_running, seen["0,1"])), timeout_s=PLANNING_S, why=told)
+    job.gate.touch()
+
+    assert [worker.end() for worker in workers.values()] == [0] * 4, told()
+    assert coordinator.end() == 0
+    assert len({worker.out for worker in workers.values()}) == 1
+    assert not seen["1,0"] | seen["1,1"]
+    assert not any(map(is_running, seen["0,0"] | seen["0,1"]))
+
+
+def test_without_a_run_folder_plans_are_in_a_folder_of_the_host_while_the_job_runs(
+    job: OnLoopback, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    coordinator = job.coordinator()
+    workers = [job.worker(chip, keeps=False) for chip in ("0,0", "0,1", "1,0", "1,1")]
+
+    def told() -> str:
+        return coordinator.err + "".join(worker.err for worker in workers)
+
+    def plans() -> list[Path]:
+        return list(tmp_path.glob("tmp/meshmend-plans-*/*.json"))
+
+    until(lambda: len(plans()) == 5, timeout_s=PLANNING_S, why=told)
+    (folder,) = tmp_path.glob("tmp/*")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    job.gate.touch()
+
+    assert [worker.end() for worker in workers] == [0] * 4, told()
+    assert coordinator.end() == 0
+    assert not list(tmp_path.glob("tmp/*"))
+    assert "plans ahead" not in told()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -217,6 +290,7 @@ WORKER_LINE = ["worker", "--mesh", "2x2", "--coordinator", "127.0.0.1:9", "--chi
         ([*COORDINATOR_LINE[:-1], "7000"], "--listen needs HOST:PORT such as 10.0.0.1:7000"),
         ([*COORDINATOR_LINE[:-1], "192.0.2.1:7000"], "cannot listen on 192.0.2.1:7000"),
         ([*WORKER_LINE, "nowhere.py"], "there is no file nowhere.py"),
+        ([*WORKER_LINE, "--board", "2", "x.py"], "--board needs a shape for 2x2 such as 2x2"),
         ([*WORKER_LINE[:-1], "7,7", "nowhere.py"], "--chip needs a chip of 2x2 such as 0,1"),
         ([*WORKER_LINE[:-2], "nowhere.py"], "a worker needs its chip, but none of RANK"),
         ([*WORKER_LINE[:4], "here", "--chip", "0,0", "x.py"], "--coordinator needs HOST:PORT"),

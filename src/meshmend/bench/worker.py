@@ -4,7 +4,6 @@ It hears from the crew over a socket, in lines of JSON, and answers in such line
 network that is being measured.
 """
 
-import ctypes
 import gc
 import json
 import os
@@ -19,8 +18,7 @@ import numpy as np
 
 from meshmend.bench.seats import Buffer, Contender, Ground, Seat, operand, total
 from meshmend.execute.sockets import SocketTransport
-
-_PR_SET_PDEATHSIG = 1
+from meshmend.lifeline import die_with
 
 
 class Line:
@@ -62,7 +60,7 @@ def work(
     """
     folder, secret, parent = meeting
     try:
-        _die_with(parent)
+        _belong_to(parent)
         gc.disable()  # what the parent has made is not to be visited, page by page
         chips = ground.mesh.live
         ground.enter(chips[rank])
@@ -81,10 +79,8 @@ def work(
         os._exit(0)
 
 
-def _die_with(parent: int) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the line above
-        os._exit(1)
+def _belong_to(parent: int) -> None:
+    die_with(parent)
     os.setpgid(0, 0)  # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 JobOption = Annotated[
     str, typer.Option("--job", metavar="NAME", help="Workers of another job are refused.")
 ]
+BoardOption = Annotated[
+    str | None,
+    typer.Option("--board", metavar="2x2", help="Chips that come and go together; 2x2."),
+]
 SecretOption = Annotated[
     Path | None,
     typer.Option(
@@ -40,10 +44,7 @@ def coordinator_command(
     wrap: WrapOption = "none",
     fail: FailOption = None,
     job: JobOption = "job",
-    board: Annotated[
-        str | None,
-        typer.Option("--board", metavar="2x2", help="Chips that come back together; 2x2."),
-    ] = None,
+    board: BoardOption = None,
     heartbeat: Annotated[
         float,
         typer.Option("--heartbeat", min=0.2, help="Seconds of silence after which a chip is dead."),

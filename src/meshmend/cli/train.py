@@ -1,5 +1,6 @@
 """`meshmend train`: a real model on a mesh that loses chips and gets them back."""
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -56,6 +57,10 @@ BatchPolicyOption = Annotated[
         help="constant: always the same batch; shrink: fewer chips, a smaller batch.",
     ),
 ]
+RateOption = Annotated[
+    float | None,
+    typer.Option("--lr", metavar="RATE", help="The learning rate; else one that suits the model."),
+]
 SeedOption = Annotated[int, typer.Option("--seed", help="Of the model and the order of samples.")]
 AlgorithmOption = Annotated[
     str, typer.Option("--algorithm", metavar="NAME", help="How to sum; auto by default.")
@@ -101,6 +106,7 @@ def train_command(
     steps: StepsOption = 100,
     batch: BatchOption = 64,
     batch_policy: BatchPolicyOption = "constant",
+    lr: RateOption = None,
     seed: SeedOption = 0,
     inject: InjectOption = None,
     algorithm: AlgorithmOption = "auto",
@@ -140,6 +146,8 @@ def train_command(
     from meshmend.train.workloads import workload
     from meshmend.units import parse_bandwidth
 
+    if lr is not None and not 0 < lr < math.inf:
+        raise InputError(f"--lr needs a number above 0, but got {lr}")
     begin = mesh_of(mesh, wrap, fail)
     batch_of(batch_policy, batch, 1, 1)  # refuses an unknown policy
     faults = tuple(parse_fault(text, begin) for text in inject or ())
@@ -150,6 +158,7 @@ def train_command(
         size=size,
         steps=steps,
         batch=batch,
+        rate=lr,
         seed=seed,
         policy=batch_policy,
         faults=faults,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshmend.cli.console import announce_compilation, note
-from meshmend.cli.coordinator import JobOption, SecretOption
+from meshmend.cli.coordinator import BoardOption, JobOption, SecretOption
 from meshmend.cli.options import FailOption, MeshOption, WrapOption, mesh_of
 
 if TYPE_CHECKING:
@@ -52,12 +52,18 @@ def worker_command(
         ),
     ] = None,
     job: JobOption = "job",
+    board: BoardOption = None,
     algorithm: Annotated[
         str, typer.Option("--algorithm", metavar="NAME", help="How to sum; auto by default.")
     ] = "auto",
     run_dir: Annotated[
         Path | None,
-        typer.Option("--run-dir", metavar="FOLDER", help="Of the ledgers; else there are none."),
+        typer.Option(
+            "--run-dir",
+            metavar="FOLDER",
+            help="Of the ledgers and of plans made ahead; else there are no ledgers, and plans "
+            "are in the temporary folder.",
+        ),
     ] = None,
     secret_file: SecretOption = None,
     is_module: Annotated[
@@ -77,11 +83,19 @@ def worker_command(
     - srun meshmend worker --coordinator 10.0.0.1:7000 --mesh 4x4 train.py
     """
     from meshmend.errors import InputError
-    from meshmend.launch.hosts import address_toward, chip_from, endpoint_from, secret_from
+    from meshmend.launch.hosts import (
+        address_toward,
+        board_from,
+        chip_from,
+        endpoint_from,
+        secret_from,
+    )
+    from meshmend.topology.failures import format_shape
 
     begin = mesh_of(mesh, wrap, fail)
     endpoint = endpoint_from(coordinator, "--coordinator")
     mine = chip_from(chip, os.environ, begin)
+    boards = board_from(board, begin)
     secret = secret_from(os.environ, secret_file)
     if not is_module and not Path(script).is_file():
         raise InputError(f"meshmend worker needs a script, but there is no file {script}")
@@ -99,6 +113,8 @@ def worker_command(
         "MESHMEND_JOB": job,
         "MESHMEND_CHIP": ",".join(map(str, mine)),
         "MESHMEND_JOB_DIR": str(run_dir.absolute()) if run_dir else "",
+        "MESHMEND_PLAN_AHEAD": "1",
+        "MESHMEND_BOARD": format_shape(boards),
     }
     return _work(Script(script, tuple(arguments or ()), is_module))
 

@@ -28,7 +28,6 @@ class Child:
 
     pid: int
     pidfd: int
-    report_fd: int
     report: bytes = b""
     code: int | None = None
     ended: float = 0.0
@@ -82,7 +81,7 @@ class Children:
             body(Pipes(out_end, err_end, report_end), parent)
         for fd in (out_end, err_end, report_end):
             os.close(fd)
-        child = Child(pid, os.pidfd_open(pid), report)
+        child = Child(pid, os.pidfd_open(pid))
         self._children.append(child)
         read = selectors.EVENT_READ
         self._selector.register(out, read, Lines(out, prefix, sys.stdout))

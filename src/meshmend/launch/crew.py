@@ -16,7 +16,7 @@ from meshmend.launch.elastic_job import ElasticJob, Event
 from meshmend.launch.worker import Place, work
 from meshmend.topology.failures import Chip
 from meshmend.train.coordinator import Charge, Coordinator
-from meshmend.train.foresight import Sums, losses, shelve
+from meshmend.train.foresight import Outlook, Sums, plan_ahead
 from meshmend.train.here import member
 
 _LOW: Final = 19
@@ -95,17 +95,16 @@ class Crew:
         whole = replace(job.settings.mesh, failed=frozenset(), failed_links=frozenset())
         dead = set(whole.live) - {tuple(chip) for chip in formed["chips"]}
         mesh = replace(whole, failed=frozenset(dead)).without(*formed["cut"])
-        folder, algorithm = job.run_dir / "plans", job.settings.algorithm
+        outlook = Outlook(mesh, job.board, job.settings.algorithm, sums)
 
-        def plan_ahead() -> int:
+        def plan() -> int:
             os.nice(_LOW)
-            for left in losses(mesh, job.board):
-                shelve(folder, left, algorithm, sums)
+            plan_ahead(job.run_dir / "plans", outlook)
             return 0
 
         place = Place(chip=())
         self._planner = self.children.start(
-            "[planner] ", lambda pipes, parent: work(plan_ahead, place, pipes, parent)
+            "[planner] ", lambda pipes, parent: work(plan, place, pipes, parent)
         )
 
     def close(self) -> None:

@@ -23,8 +23,8 @@ from meshmend.report.tensorboard import TensorBoardLog
 from meshmend.report.training_page import training_page
 from meshmend.report.training_run import TrainingRun, training_run
 from meshmend.testbed.bed import Testbed
-from meshmend.topology.failures import Failure, format_shape
-from meshmend.topology.mesh import format_wrap
+from meshmend.topology.failures import Failure
+from meshmend.topology.text import mesh_words
 from meshmend.torch.settings import Settings
 from meshmend.train.checkpoint import Saving
 from meshmend.train.faults import Fault
@@ -49,6 +49,7 @@ class Training:
     size: str = "tiny"
     steps: int = 100
     batch: int = 64
+    rate: float | None = None  # of learning; else the workload's own
     seed: int = 0
     policy: str = "constant"
     faults: tuple[Fault, ...] = ()
@@ -109,18 +110,19 @@ def train(training: Training, show: Callable[[Event], None]) -> Trained:
 
 
 def _beginning(training: Training, model: torch.nn.Module) -> Event:
-    mesh = training.settings.mesh
+    words = mesh_words(training.settings.mesh)
     return {
         "event": "start",
         "t": 0.0,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "mesh": format_shape(mesh.shape),
-        "wrap": format_wrap(mesh.wrap),
-        "fail": [str(failure) for failure in mesh.failures()],
+        "mesh": words["shape"],
+        "wrap": words["wrap"],
+        "fail": words["fail"],
         "steps": training.steps,
         "batch": training.batch,
         "model": training.workload.name,
         "size": training.size,
+        "rate": training.rate or "the model's own",
         "seed": training.seed,
         "policy": training.policy,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -169,6 +171,9 @@ def _work(training: Training, model: torch.nn.Module) -> int:
         saving=saving,
         resume=training.resume,
     )
+    if training.rate is not None:
+        for group in optimizer.param_groups:
+            group["lr"] = training.rate
     for batch in job:
         loss = workload.loss(model, batch)
         optimizer.zero_grad()

@@ -5,7 +5,6 @@ through a file, and tells the parent of an exception before it exits.
 """
 
 import atexit
-import ctypes
 import json
 import os
 import random
@@ -25,9 +24,8 @@ from typing import Any
 import numpy as np
 import torch.distributed
 
+from meshmend.lifeline import die_with
 from meshmend.topology.failures import Chip
-
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ def work(body: Callable[[], int], place: Place, pipes: Pipes, parent: int) -> No
     """Run a body as this worker, and end the process with the code that it returns."""
     code = 1
     try:
-        die_with(parent)
+        belong_to(parent)
         # What the parent wants undone at its end is not this process's to undo.
         weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # not in the stubs
         _redirect(pipes)
@@ -101,11 +99,9 @@ def work(body: Callable[[], int], place: Place, pipes: Pipes, parent: int) -> No
         os._exit(code)
 
 
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies, and leave its terminal's group."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the line above
-        os._exit(1)
+def belong_to(parent: int) -> None:
+    """Die with the parent, and leave its terminal's group."""
+    die_with(parent)
     os.setpgid(0, 0)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)

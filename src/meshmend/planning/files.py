@@ -5,6 +5,7 @@ The columns of the table are plain lists, so that any program can read them. Wha
 """
 
 import json
+import secrets
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,8 +15,8 @@ from numpy.typing import NDArray
 from meshmend.errors import InputError, PlanFileError
 from meshmend.planning.tree_choice import Pipeline
 from meshmend.schedule.table import Collective, Phase, Schedule, index_dtype
-from meshmend.topology.mesh import Mesh, format_wrap
-from meshmend.topology.text import parse_mesh
+from meshmend.topology.mesh import Mesh
+from meshmend.topology.text import mesh_words, parse_mesh
 
 _Integer = TypeVar("_Integer", bound=np.integer)
 
@@ -28,11 +29,7 @@ def plan_document(mesh: Mesh, schedule: Schedule) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "version": VERSION,
-        "mesh": {
-            "shape": "x".join(map(str, mesh.shape)),
-            "wrap": format_wrap(mesh.wrap),
-            "fail": [str(failure) for failure in mesh.failures()],
-        },
+        "mesh": mesh_words(mesh),
         "algorithm": schedule.algorithm,
         "collective": str(schedule.collective),
         "ranks": schedule.n_ranks,
@@ -60,6 +57,8 @@ def write_plan(
 ) -> None:
     """Write a plan file; an earlier file of that name stays whole until the new one is there.
 
+    Several may write it at once: the last to finish has written it.
+
     Raises:
         PlanFileError: the file cannot be written.
     """
@@ -72,9 +71,12 @@ def write_plan(
             path.write_text(text, encoding="utf-8")
             return
         file = path.resolve()  # a link stays a link
-        draft = file.with_name(file.name + ".part")
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(file)
+        draft = file.with_name(f"{file.name}.{secrets.token_hex(8)}.part")
+        try:
+            draft.write_text(text, encoding="utf-8")
+            draft.replace(file)
+        finally:
+            draft.unlink(missing_ok=True)
     except OSError as error:
         raise PlanFileError(f"cannot write the plan to {path}: {error.strerror}") from None
 

@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from meshmend.errors import InputError
-from meshmend.topology.failures import format_shape
-from meshmend.topology.mesh import Mesh, format_wrap
-from meshmend.topology.text import parse_mesh
+from meshmend.topology.mesh import Mesh
+from meshmend.topology.text import mesh_words, parse_mesh
 
 
 class TestbedError(InputError):
@@ -58,7 +57,7 @@ class Record:
 
     def with_mesh(self, mesh: Mesh, *, settled: bool) -> "Record":
         """Return this record with other failures."""
-        return replace(self, fail=_written(mesh), settled=settled)
+        return replace(self, fail=tuple(mesh_words(mesh)["fail"]), settled=settled)
 
     @property
     def is_alive(self) -> bool:
@@ -68,12 +67,8 @@ class Record:
 
 def record_of(mesh: Mesh, **fields: Any) -> Record:
     """Return the record of a testbed of this mesh; its other fields are given by name."""
-    shape, wrap = format_shape(mesh.shape), format_wrap(mesh.wrap)
-    return Record(mesh=shape, wrap=wrap, fail=_written(mesh), **fields)
-
-
-def _written(mesh: Mesh) -> tuple[str, ...]:
-    return tuple(map(str, mesh.failures()))
+    words = mesh_words(mesh)
+    return Record(mesh=words["shape"], wrap=words["wrap"], fail=tuple(words["fail"]), **fields)
 
 
 def start_time(process: int) -> int | None:

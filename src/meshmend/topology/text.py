@@ -1,10 +1,11 @@
 """A mesh as the command line writes it, and back.
 
-`parse_mesh("16x32", wrap="none", fail=["4x2@6,8"])` and `mesh_arguments(mesh)` undo each other.
+`parse_mesh("16x32", wrap="none", fail=["4x2@6,8"])` and `mesh_words(mesh)` undo each other.
 """
 
 import re
 from collections.abc import Iterable
+from typing import TypedDict
 
 from meshmend.errors import TopologyError
 from meshmend.topology.failures import format_shape, parse_shape
@@ -40,11 +41,18 @@ def parse_wrap(text: str, n_axes: int) -> tuple[bool, ...]:
     )
 
 
-def mesh_arguments(mesh: Mesh) -> list[str]:
-    """Return the command-line arguments that describe a mesh."""
-    arguments = ["--mesh", format_shape(mesh.shape)]
-    if any(mesh.wrap):
-        arguments += ["--wrap", format_wrap(mesh.wrap)]
-    for failure in mesh.failures():
-        arguments += ["--fail", str(failure)]
-    return arguments
+class MeshWords(TypedDict):
+    """A mesh as it is written: what `parse_mesh` takes."""
+
+    shape: str
+    wrap: str
+    fail: list[str]
+
+
+def mesh_words(mesh: Mesh) -> MeshWords:
+    """Return the words that describe a mesh."""
+    return {
+        "shape": format_shape(mesh.shape),
+        "wrap": format_wrap(mesh.wrap),
+        "fail": [str(failure) for failure in mesh.failures()],
+    }

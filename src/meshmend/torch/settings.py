@@ -21,9 +21,8 @@ from dataclasses import dataclass
 from meshmend.errors import InputError
 from meshmend.execute.sockets import WINDOW_BYTES
 from meshmend.planning.plan import AUTO
-from meshmend.topology.failures import format_shape
-from meshmend.topology.mesh import Mesh, format_wrap
-from meshmend.topology.text import parse_mesh
+from meshmend.topology.mesh import Mesh
+from meshmend.topology.text import mesh_words, parse_mesh
 
 TRANSPORTS = ("sockets", "gloo", "nccl")
 LOOPBACK = "127.0.0.1"
@@ -52,11 +51,11 @@ class Settings:
 
     def environment(self) -> dict[str, str]:
         """Return the environment that `settings_from` reads back as these settings."""
-        mesh = self.mesh
+        words = mesh_words(self.mesh)
         variables = {
-            "MESHMEND_MESH": format_shape(mesh.shape),
-            "MESHMEND_WRAP": format_wrap(mesh.wrap),
-            "MESHMEND_FAIL": " ".join(map(str, mesh.failures())),
+            "MESHMEND_MESH": words["shape"],
+            "MESHMEND_WRAP": words["wrap"],
+            "MESHMEND_FAIL": " ".join(words["fail"]),
             "MESHMEND_ALGORITHM": self.algorithm,
             "MESHMEND_SLICES": str(self.n_slices),
             "MESHMEND_TRANSPORT": self.transport,

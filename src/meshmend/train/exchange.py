@@ -23,6 +23,7 @@ from meshmend.topology.mesh import Mesh
 from meshmend.torch.catalogue import Catalogue, Kind
 from meshmend.train.foresight import recollect
 from meshmend.train.generation import Generation
+from meshmend.train.planner import Ahead, Planner
 
 Bytes = NDArray[np.uint8]
 
@@ -37,7 +38,8 @@ class Wiring:
     """How a worker reaches the others: where it listens, what it proves, how long it is patient.
 
     A peer that takes nothing for `deaf_s` is lost, be it away or busy; a sum in which nothing
-    moves for `stall_s` is given up. `plans` is the folder in which plans may lie ready.
+    moves for `stall_s` is given up. `plans` is the folder in which plans may lie ready; `ahead`
+    says that the workers fill it.
     """
 
     secret: bytes
@@ -47,6 +49,7 @@ class Wiring:
     deaf_s: float = 120.0
     stall_s: float = 1800.0
     plans: Path | None = None
+    ahead: Ahead | None = None
 
 
 class Exchange:
@@ -71,6 +74,8 @@ class Exchange:
         self._catalogue: Catalogue | None = None
         self._tasks: dict[tuple[int, str], Task] = {}
         self._linked: set[int] = set()  # to whom there is a connection of this generation
+        self._planner = Planner(chip, wiring.ahead) if wiring.ahead else None
+        self._plans = self._planner.folder if self._planner else wiring.plans
 
     @property
     def address(self) -> Address:
@@ -105,10 +110,15 @@ class Exchange:
         """Plan sums of so many elements of a type."""
         if self.mesh.n_live == 1:
             return
-        if self._wiring.plans is not None:
-            recollect(self._wiring.plans, self.mesh, self._wiring.algorithm, sums)
+        if self._plans is not None:
+            recollect(self._plans, self.mesh, self._wiring.algorithm, sums)
         for n_elements, dtype in sums:
             self._sum_task(n_elements, dtype)
+
+    def look_ahead(self, sums: Sequence[tuple[int, str]]) -> None:
+        """Have sums planned for what may fail next, where that is the workers' business."""
+        if self._planner is not None:
+            self._planner.look_ahead(self._generation, self.mesh, sums)
 
     def prepare(self) -> None:
         """Connect to all neighbours, and to all that the planned sums need."""
@@ -141,8 +151,10 @@ class Exchange:
         return payload
 
     def close(self) -> None:
-        """Give up all connections."""
+        """Give up all connections, and plan no more."""
         self.transport.close()
+        if self._planner is not None:
+            self._planner.close()
 
     def _sum_task(self, n_elements: int, dtype: str) -> Task:
         key = (n_elements, dtype)

@@ -8,13 +8,16 @@ import hashlib
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from meshmend.errors import InputError
+from meshmend import __version__
+from meshmend.errors import MeshmendError, UnsupportedError
 from meshmend.execute.engine import load_engine
 from meshmend.execute.transport import ITEMSIZES
 from meshmend.planning.files import read_plan, write_plan
+from meshmend.schedule.table import Collective, Schedule
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 from meshmend.torch.catalogue import Kind, is_remembered, payload_class, proved_schedule, remember
@@ -22,6 +25,16 @@ from meshmend.torch.catalogue import Kind, is_remembered, payload_class, proved_
 Sums = Sequence[tuple[int, str]]  # how many elements of which type
 
 _SUM = Kind("allreduce")
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What may be needed next: sums, by an algorithm, on what is left of a mesh of boards."""
+
+    mesh: Mesh
+    board: tuple[int, ...]
+    algorithm: str
+    sums: Sums
 
 
 def losses(mesh: Mesh, board: tuple[int, ...]) -> Iterator[Mesh]:
@@ -57,6 +70,20 @@ def foresee(mesh: Mesh, algorithm: str, sums: Sums, *, board: tuple[int, ...], f
     return n_planned
 
 
+def plan_ahead(folder: Path, outlook: Outlook, *, turn: float = 0.0) -> None:
+    """Put plans into a folder for the loss of each board, then for the mesh as it is now.
+
+    The last is for a chip that comes back: it has planned nothing yet. Several who fill one folder
+    begin at different turns of the round, from 0 to 1, and leave out what another has done. A loss
+    that the algorithm does not do is passed over.
+    """
+    left = list(losses(outlook.mesh, outlook.board))
+    first = int(turn * len(left))
+    for mesh in (*left[first:], *left[:first], outlook.mesh):
+        with suppress(UnsupportedError):
+            shelve(folder, mesh, outlook.algorithm, outlook.sums)
+
+
 def shelve(folder: Path, mesh: Mesh, algorithm: str, sums: Sums) -> None:
     """Plan sums for a mesh and put the plans into the folder, unless they are there."""
     for class_bytes in classes(sums):
@@ -67,16 +94,16 @@ def shelve(folder: Path, mesh: Mesh, algorithm: str, sums: Sums) -> None:
 
 
 def recollect(folder: Path, mesh: Mesh, algorithm: str, sums: Sums) -> None:
-    """Take the plans for a mesh from the folder, if they are there and whole."""
+    """Take the plans for a mesh from the folder, if they are there, whole, and proved right."""
     for class_bytes in classes(sums):
         if is_remembered(mesh, algorithm, _SUM, class_bytes):
             continue
         try:
             found = read_plan(_path(folder, mesh, algorithm, class_bytes))
-        except InputError:
+            if found.mesh == mesh and _is_sum(found.schedule, mesh):
+                remember(mesh, algorithm, _SUM, class_bytes, found.schedule)
+        except MeshmendError:
             continue
-        if found.mesh == mesh:
-            remember(mesh, algorithm, _SUM, class_bytes, found.schedule)
 
 
 def classes(sums: Sums) -> list[int]:
@@ -85,6 +112,12 @@ def classes(sums: Sums) -> list[int]:
     return list(dict.fromkeys(payload_class(_SUM, n_bytes) for n_bytes in sizes))
 
 
+def _is_sum(schedule: Schedule, mesh: Mesh) -> bool:
+    return schedule.collective is Collective.ALLREDUCE and schedule.n_ranks == mesh.n_live
+
+
 def _path(folder: Path, mesh: Mesh, algorithm: str, class_bytes: int) -> Path:
-    name = hashlib.blake2b(f"{mesh} {algorithm} {class_bytes}".encode(), digest_size=12)
+    # All chips must run the same plan, so one that another version made is not looked at.
+    what = f"{mesh} {algorithm} {class_bytes} {__version__}"
+    name = hashlib.blake2b(what.encode(), digest_size=12)
     return folder / f"{name.hexdigest()}.json"

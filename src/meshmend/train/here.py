@@ -5,7 +5,9 @@ MESHMEND_JOB           the name of the job
 MESHMEND_SECRET        what every process of the job must know
 MESHMEND_MESH, _WRAP, _FAIL, _ALGORITHM, _BIND, _WINDOW    as for the backend
 MESHMEND_CHIP          R,C
-MESHMEND_JOB_DIR       where ledgers go; not set: nowhere
+MESHMEND_JOB_DIR       where ledgers and plans go; not set: ledgers nowhere
+MESHMEND_PLAN_AHEAD    1: the first worker of each host makes plans for what may fail next
+MESHMEND_BOARD         RxC, the chips that may fail together; not set: 2x2
 MESHMEND_INJECT        faults that this worker inflicts on itself, one per line
 MESHMEND_CHECK         1: note a hash of the state after every step
 """
@@ -17,12 +19,13 @@ from functools import cache
 from pathlib import Path
 
 from meshmend.errors import InputError
-from meshmend.topology.failures import Chip
+from meshmend.topology.failures import Chip, board_shape, format_shape, parse_shape
 from meshmend.topology.mesh import Mesh
 from meshmend.torch.settings import settings_from
 from meshmend.train.exchange import Wiring
 from meshmend.train.faults import Fault, parse_fault
 from meshmend.train.member import Member, Post
+from meshmend.train.planner import Ahead, scratch_plans
 
 
 @dataclass(frozen=True)
@@ -61,9 +64,15 @@ def here_from(environment: Mapping[str, str]) -> Here:
     secret = settings.secret.encode()
     folder = environment.get("MESHMEND_JOB_DIR")
     injected = filter(None, environment.get("MESHMEND_INJECT", "").splitlines())
+    job = environment.get("MESHMEND_JOB", "")
+    plans = Path(folder) / "plans" if folder else None
+    ahead = None
+    if environment.get("MESHMEND_PLAN_AHEAD") == "1":
+        board = _board(environment.get("MESHMEND_BOARD", ""), whole)
+        ahead = Ahead(plans or scratch_plans(job, secret), settings.algorithm, board, not folder)
     return Here(
         post=Post(
-            job=environment.get("MESHMEND_JOB", ""),
+            job=job,
             shape=whole.shape,
             chip=chip,
             seat=whole.rank_of[chip],
@@ -78,7 +87,8 @@ def here_from(environment: Mapping[str, str]) -> Here:
             bind=settings.bind,
             algorithm=settings.algorithm,
             window_bytes=settings.window_bytes,
-            plans=Path(folder) / "plans" if folder else None,
+            plans=plans,
+            ahead=ahead,
         ),
         run_dir=Path(folder) if folder else None,
         faults=tuple(parse_fault(text, whole) for text in injected),
@@ -98,6 +108,20 @@ def member() -> Member:
     post = here().post
     assert post is not None, "this process trains alone"
     return Member(post)
+
+
+def _board(text: str, mesh: Mesh) -> tuple[int, ...]:
+    usual = board_shape(len(mesh.shape))
+    try:
+        board = parse_shape(text) if text else usual
+    except ValueError:
+        board = ()
+    if len(board) != len(usual):
+        like = format_shape(usual)
+        raise InputError(
+            f"MESHMEND_BOARD needs a shape for {mesh} such as {like}, but got {text!r}"
+        )
+    return board
 
 
 def _chip(text: str, mesh: Mesh) -> Chip:

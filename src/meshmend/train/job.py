@@ -164,9 +164,7 @@ class Job:
 
     def _attempt(self) -> Iterator[Any]:
         """Yield this chip's samples of the next step; who has none takes part without."""
-        n_live, rank = (
-            (self._exchange.mesh.n_live, self._exchange.rank) if self._exchange else (1, 0)
-        )
+        rank, n_live = self._place
         batch = batch_of(self._policy, self._batch, n_live, self._here.n_first)
         share = share_of(self._position, batch, rank, n_live)
         _seed(hash((self._seed, self.step_number, rank)) & 0x7FFFFFFF)
@@ -359,6 +357,7 @@ class Job:
             return False
         self._generation, self._stamp, self._is_first = generation, number, True
         line.tell(self._status(is_ready=True))
+        exchange.look_ahead(self._gradients.sizes())
         return True
 
     def _heal(self, go: Go) -> None:

@@ -1,0 +1,31 @@
+"""The processes that plan ahead, as the kernel lists them."""
+
+from pathlib import Path
+
+PLANNING_S = 300.0  # what a process of the lowest priority may need on a busy machine
+
+
+def planners_of(pid: int) -> list[int]:
+    """Return the planners that a process started and that still run."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            is_planner = b"meshmend.train.planner" in (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:  # it has ended meanwhile
+            continue
+        if is_planner and _state_and_parent(int(folder.name))[1] == pid:
+            found.append(int(folder.name))
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process; one that has ended and that nobody asked for is none."""
+    return _state_and_parent(pid)[0] not in ("", "Z", "X")
+
+
+def _state_and_parent(pid: int) -> tuple[str, int]:
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "", 0
+    return words[0], int(words[1])

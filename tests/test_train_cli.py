@@ -1,0 +1,65 @@
+"""`meshmend train` as a user types it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from commanding import commands
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("sklearn")
+
+from meshmend.cli.main import run_line
+
+
+@pytest.mark.parametrize(
+    ("line", "match"),
+    [
+        ("nosuch", "a model is one of resnet, bert, but got 'nosuch'"),
+        ("--size huge", "a size is one of tiny, full, but got 'huge'"),
+        ("--norm odd", "a norm is one of batch, group, but got 'odd'"),
+        ("--mesh 0x4", "--mesh needs positive extents"),
+        ("--mesh 2x2 --fail 2x2@0,0", "needs at least one live chip"),
+        ("--inject murder", "--inject cannot read 'murder'"),
+        ("--batch-policy grow", "a batch policy is constant or shrink, but got 'grow'"),
+        ("--lr 0", "--lr needs a number above 0, but got 0.0"),
+        ("--lr nan", "--lr needs a number above 0, but got nan"),
+        ("--steps 0", "'--steps'"),
+        ("--resume {tmp}", "--resume needs a run with a whole checkpoint"),
+        ("--run-dir /dev/null/run", "a run needs a folder of its own"),
+        ("--data {tmp}", "needs a folder per class"),
+        ("--testbed fast", "bandwidth"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_in_one_line(
+    line: str, match: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_line(["train", *line.format(tmp=tmp_path).split()]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert match in said
+
+
+def test_a_run_is_one_json_object_and_can_be_taken_up_with_another_learning_rate(
+    tmp_path: Path,
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    common = ("train", "--norm", "group", "--mesh", "1x2", "--batch", "8", "--json")
+    with commands(tmp_path) as start:
+        ran = start("one", *common, "--steps", "4", "--save-every", "4", "--run-dir", first)
+        assert ran.end() == 0, ran.err
+        options = ("--steps", "6", "--resume", first, "--run-dir", second)
+        again = start("two", *common, *options, "--lr", "1e-9")
+        assert again.end() == 0, again.err
+
+    answer = json.loads(ran.out)
+    assert answer["steps"] == 4
+    assert answer["samples"] == {"used": 32, "lost": 0, "repeated": 0}
+    assert (answer["replicas_equal"], answer["chips"], answer["faults"]) == (True, [2], [])
+    assert Path(answer["report"]).read_text().startswith("<!doctype html>")
+    taken_up = json.loads(again.out)
+    assert taken_up["steps"] == 6
+    before, after = answer["evaluation"], taken_up["evaluation"]
+    assert after["accuracy"] == before["accuracy"]  # such small steps change nothing
+    assert '"rate":1e-09' in (second / "events.jsonl").read_text()
