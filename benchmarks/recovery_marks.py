@@ -9,7 +9,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -149,7 +150,28 @@ def step_s(marks: Sequence[Mark], *, until: float) -> float:
     return median(pauses) if pauses else float("nan")
 
 
-def end(leader: subprocess.Popen[bytes]) -> None:
+@contextmanager
+def started(
+    command: Sequence[str], folder: Path, environment: Mapping[str, str] = ENVIRONMENT
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the process that leads a job, what it writes in `output`; in the end kill all of it."""
+    with (folder / "output").open("wb") as output:
+        leader = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, **environment},
+        )
+    try:
+        yield leader
+    finally:
+        _end(leader)
+        for pid in {mark.pid for mark in marks_in(folder)}:
+            _kill(pid, folder)
+
+
+def _end(leader: subprocess.Popen[bytes]) -> None:
     """End a process that was started in a session of its own, and all that it started there."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
@@ -157,12 +179,6 @@ def end(leader: subprocess.Popen[bytes]) -> None:
             leader.wait(5)
         except (ProcessLookupError, subprocess.TimeoutExpired):
             continue
-
-
-def end_workers(folder: Path) -> None:
-    """Kill what is left of the workers that wrote into a folder."""
-    for pid in {mark.pid for mark in marks_in(folder)}:
-        _kill(pid, folder)
 
 
 def _kill(pid: int, folder: Path) -> None:

@@ -3,7 +3,6 @@
 It lives in an environment of its own, made here on demand: nothing else of this project needs it.
 """
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from recovery_marks import (
-    ENVIRONMENT,
     N_WORKERS,
     SURVIVORS,
     BenchmarkError,
@@ -19,10 +17,9 @@ from recovery_marks import (
     Strike,
     await_step,
     await_that,
-    end,
-    end_workers,
     marks_in,
     output_of,
+    started,
     step_s,
     strike,
 )
@@ -106,32 +103,27 @@ def torchft_recovery(python: Path, timeout_s: float) -> Figures:
     with tempfile.TemporaryDirectory(prefix="torchft-") as name:
         folder = Path(name)
         worker = Path(__file__).with_name("torchft_worker.py")
-        with (folder / "output").open("wb") as output:
-            leader = subprocess.Popen(
-                [str(python), str(worker), str(folder), str(timeout_s)],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env={**os.environ, **ENVIRONMENT},
-            )
-        try:
-            await_step(folder, KILL_AT, leader=leader, for_s=_START_S)
-            kill = strike(folder)
-            await_that(
-                lambda: len(_again(folder, kill)) == len(SURVIVORS),
-                f"a step committed by all {len(SURVIVORS)} survivors",
-                leader=leader,
-                for_s=_RECOVERY_S,
-            )
-            return _figures(folder, kill)
-        except BenchmarkError as error:
-            words = (folder / "output").read_text(errors="replace")
-            told = [line for line in words.splitlines() if line.startswith("worker ")]
-            why = f"{error}; {len(told)} workers ended by themselves"
-            raise BenchmarkError(f"{why}, the first: {told[0][:200]}" if told else why) from None
-        finally:
-            end(leader)
-            end_workers(folder)
+        command = [str(python), str(worker), str(folder), str(timeout_s)]
+        with started(command, folder) as leader:
+            try:
+                await_step(folder, KILL_AT, leader=leader, for_s=_START_S)
+                kill = strike(folder)
+                await_that(
+                    lambda: len(_again(folder, kill)) == len(SURVIVORS),
+                    f"a step committed by all {len(SURVIVORS)} survivors",
+                    leader=leader,
+                    for_s=_RECOVERY_S,
+                )
+                return _figures(folder, kill)
+            except BenchmarkError as error:
+                raise BenchmarkError(_with_deaths(error, folder / "output")) from None
+
+
+def _with_deaths(error: BenchmarkError, output: Path) -> str:
+    words = output.read_text(errors="replace")
+    told = [line for line in words.splitlines() if line.startswith("worker ")]
+    why = f"{error}; {len(told)} workers ended by themselves"
+    return f"{why}, the first: {told[0][:200]}" if told else why
 
 
 def _again(folder: Path, kill: Strike) -> dict[int, float]:

@@ -1,7 +1,5 @@
 """Recovery by torchrun: all workers are ended and started again from the last checkpoint."""
 
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -14,9 +12,8 @@ from recovery_marks import (
     Strike,
     await_step,
     await_that,
-    end,
-    end_workers,
     marks_in,
+    started,
     step_s,
     strike,
 )
@@ -44,30 +41,20 @@ def torchrun_recovery() -> Figures:
     """
     with tempfile.TemporaryDirectory(prefix="torchrun-") as name:
         folder = Path(name)
-        with (folder / "output").open("wb") as output:
-            leader = subprocess.Popen(
-                _command(folder),
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env={**os.environ, **_ENVIRONMENT},
-            )
-        try:
-            await_step(folder, KILL_AT, leader=leader, for_s=_START_S)
-            kill = strike(folder)
-            await_that(
-                lambda: len(_again(folder, kill)) == N_WORKERS,
-                f"step {kill.step + 1} on all workers",
-                leader=leader,
-                for_s=_START_S,
-            )
-            return _figures(folder, kill)
-        except BenchmarkError as error:
-            last = (folder / "output").read_text(errors="replace").strip().splitlines()[-1:]
-            raise BenchmarkError(f"{error}; its last words: {' '.join(last)}") from None
-        finally:
-            end(leader)
-            end_workers(folder)
+        with started(_command(folder), folder, _ENVIRONMENT) as leader:
+            try:
+                await_step(folder, KILL_AT, leader=leader, for_s=_START_S)
+                kill = strike(folder)
+                await_that(
+                    lambda: len(_again(folder, kill)) == N_WORKERS,
+                    f"step {kill.step + 1} on all workers",
+                    leader=leader,
+                    for_s=_START_S,
+                )
+                return _figures(folder, kill)
+            except BenchmarkError as error:
+                last = (folder / "output").read_text(errors="replace").strip().splitlines()[-1:]
+                raise BenchmarkError(f"{error}; its last words: {' '.join(last)}") from None
 
 
 def _command(folder: Path) -> list[str]:

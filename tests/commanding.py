@@ -4,12 +4,11 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
 
 from meshmend.cli import main
 
@@ -97,6 +96,8 @@ def _become(path: Path, arguments: list[str], environment: dict[str, str]) -> No
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
         os.environ.update(environment)
         code = main.run_line(arguments)
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

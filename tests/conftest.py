@@ -1,4 +1,11 @@
-"""Hypothesis runs the same examples everywhere, and no test fails for being slow to compile."""
+"""Hypothesis runs the same examples everywhere, and no test fails for being slow to compile.
+
+Torch computes in one thread: a process that is forked from one with more of them hangs.
+"""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
 
 from hypothesis import settings
 

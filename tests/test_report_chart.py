@@ -12,6 +12,7 @@ from meshmend.errors import InputError
 from meshmend.report.chart import Axis, Series, chart_svg, spread
 from meshmend.report.colours import heat, lighter
 from meshmend.report.svg import clipped, line_path, number, text_width, wrapped
+from meshmend.report.ticks import ticks_around
 
 LOG = Axis("payload")
 LINEAR = Axis("ratio", log=False)
@@ -64,6 +65,16 @@ def test_a_dashed_series_is_dashed_and_has_no_dots() -> None:
 
     assert 'stroke-dasharray="7 4"' in svg
     assert 'class="point"' not in svg
+
+
+@given(st.floats(-1e3, 1e3), st.floats(1e-2, 1e6))
+def test_ticks_lie_around_the_range_in_three_to_eight_steps(low: float, span: float) -> None:
+    ticks = ticks_around(low, low + span)
+
+    slack = 1e-6 * (abs(low) + span)
+    assert 3 <= len(ticks) - 1 <= 8
+    assert ticks[0] <= low + slack
+    assert ticks[-1] >= low + span - slack
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=12))

@@ -19,7 +19,6 @@ from meshmend.train.checkpoint import (
     load,
     prune,
     save_shard,
-    set_aside,
 )
 from meshmend.train.shards import packed, shard_of
 from same_bits import is_same
@@ -241,18 +240,6 @@ def test_prune_twice_at_once_finds_what_the_other_took_gone(
 
     prune(tmp_path, keep=1)
     assert complete_steps(tmp_path) == [200]
-
-
-def test_checkpoints_after_the_resumed_step_are_set_aside(tmp_path: Path) -> None:
-    for step in (100, 200, 300):
-        save(tmp_path, {}, step=step, n_shards=1)
-
-    assert [path.name[:21] for path in set_aside(tmp_path, after=100)] == [
-        "damaged-step-00000200",
-        "damaged-step-00000300",
-    ]
-    assert complete_steps(tmp_path) == [100]
-    assert set_aside(tmp_path, after=100) == []
 
 
 SAVER = """

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshmend.report.strips import Flag, decimated, flags, round_ticks
+from meshmend.report.strips import Flag, decimated, flags
+from meshmend.report.ticks import ticks_inside
 from meshmend.report.training_lanes import MAX_LANES, lanes
 from meshmend.report.training_page import training_page
 from meshmend.report.training_run import training_run
@@ -203,7 +204,7 @@ def test_decimation_keeps_ends_and_extremes(values: list[float], n_most: int) ->
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6), st.integers(3, 15))
 def test_ticks_lie_inside_the_range_and_are_few(low: float, span: float, n_most: int) -> None:
-    ticks = round_ticks(low, low + span, n_most)
+    ticks = ticks_inside(low, low + span, n_most)
 
     assert len(ticks) <= n_most
     slack = 1e-6 * (abs(low) + span)

@@ -109,7 +109,6 @@ def test_loads_are_those_of_the_links_that_the_trees_use(mesh: Mesh, n_trees: in
     packing = tree_packing(mesh, n_trees=n_trees)
     loads = loads_by_hand(packing, mesh)
 
-    np.testing.assert_allclose(packing.link_loads(mesh), loads)
     assert sorted(packing.edge_loads) == pytest.approx(sorted(loads[loads > 0]))
     assert packing.edges.tolist() == sorted(mesh.links[loads > 0].tolist())
     assert packing.max_load == pytest.approx(loads.max(initial=0))

@@ -15,6 +15,7 @@ from meshmend.execute.program import Numbers
 HEADER_BYTES: Final = 32
 BLOCK_BYTES: Final = 1 << 17  # what is added at a time: small enough to stay in the cache
 GAVE_UP: Final = -1
+TURN: Final = 64  # calls of the system in a row for one peer while others may have data
 
 # Columns of `links`, one line per peer.
 FD: Final = 0  # -1: no connection

@@ -7,7 +7,9 @@ Addresses are passed as integers.
 from typing import Any, Final
 
 import numpy as np
-from numba import carray, njit, types  # type: ignore[attr-defined]  # as its stubs have it
+from numba import carray, types  # type: ignore[attr-defined]  # as its stubs have it
+
+from meshmend.kernels import kernel
 
 EAGAIN: Final = 11
 EINTR: Final = 4
@@ -26,14 +28,14 @@ _pointer: Any = types.CPointer
 _errno_location: Any = types.ExternalFunction("__errno_location", _pointer(types.int32)())
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def receive(fd, address, n_bytes):  # type: ignore[no-untyped-def]
     """Return how many bytes were read without waiting, 0 at the end, or minus the error."""
     result = _recv(np.int32(fd), address, np.uintp(n_bytes), np.int32(_DONTWAIT))
     return result if result >= 0 else -np.int64(carray(_errno_location(), 1)[0])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def send_two(fd, message, parts):  # type: ignore[no-untyped-def]
     """Return how many bytes of two parts were sent without waiting, or minus the error.
 
@@ -46,7 +48,7 @@ def send_two(fd, message, parts):  # type: ignore[no-untyped-def]
     return result if result >= 0 else -np.int64(carray(_errno_location(), 1)[0])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def wait(waits, timeout_ms):  # type: ignore[no-untyped-def]
     """Wait until one of the descriptors is ready; `waits` is (descriptor, events) per line.
 
@@ -55,7 +57,7 @@ def wait(waits, timeout_ms):  # type: ignore[no-untyped-def]
     return _poll(waits.ctypes.data, np.uintp(len(waits)), np.int32(timeout_ms))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def copy_memory(target, source, n_bytes):  # type: ignore[no-untyped-def]
     """Copy bytes from one address to another; the two do not overlap."""
     _memcpy(target, source, np.uintp(n_bytes))

@@ -12,7 +12,6 @@ import struct
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Final
 
 import numpy as np
@@ -183,12 +182,7 @@ class SocketTransport:
     def __enter__(self) -> "SocketTransport":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

@@ -6,17 +6,16 @@ groups, and by the kernel if this process is killed.
 """
 
 import secrets
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from types import FrameType
 
 from meshmend.errors import InputError
-from meshmend.launch.children import SIGNAL_BASE, Children
+from meshmend.launch.children import Children
+from meshmend.launch.termination import TERMINATED, TerminatedError, terminable
 from meshmend.launch.worker import Meeting, Place, Script, script_body, work
 from meshmend.scratch import scratch_folder
 from meshmend.topology.failures import Chip
@@ -46,10 +45,6 @@ class Job:
     preload: tuple[str, ...] = ()
 
 
-class _Terminated(BaseException):
-    """This process was asked to end."""
-
-
 def run_job(job: Job) -> int:
     """Run a script on every live chip of a mesh; return the exit code of the first to fail, or 0.
 
@@ -67,19 +62,17 @@ def run_job(job: Job) -> int:
     prepare(mesh, job.settings.algorithm)
     if not job.settings.secret:
         job = replace(job, settings=replace(job.settings, secret=secrets.token_hex(32)))
-    before = signal.signal(signal.SIGTERM, _raise_terminated)
-    with scratch_folder() as folder:
-        watch = _Watch()
+    watch = _Watch()
+    with scratch_folder() as folder, terminable():
         try:
             for rank in range(mesh.n_live):
                 watch.start(job, rank, Path(folder) / "store")
             watch.until_over()
-        except _Terminated:
-            return SIGNAL_BASE + signal.SIGTERM
+        except TerminatedError:
+            return TERMINATED
         finally:
             watch.children.end_all()
-            signal.signal(signal.SIGTERM, before)
-        return watch.verdict()
+    return watch.verdict()
 
 
 def _import(name: str) -> None:
@@ -87,10 +80,6 @@ def _import(name: str) -> None:
         import_module(name)
     except ImportError as error:
         raise InputError(f"--preload needs a module, but cannot import {name}: {error}") from None
-
-
-def _raise_terminated(number: int, frame: FrameType | None) -> None:
-    raise _Terminated
 
 
 class _Watch:

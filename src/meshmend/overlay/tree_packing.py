@@ -108,14 +108,6 @@ class TreePacking:
         channel = child.astype(np.int64) * self.n_ranks + self.parents[tree, child]
         return int(np.unique(channel, return_counts=True)[1].max(initial=0))
 
-    def link_loads(self, mesh: Mesh) -> NDArray[np.float64]:
-        """Return the part of the payload on each of `mesh.links`, each way."""
-        used = self._number(self.edges[:, 0], self.edges[:, 1])
-        number = self._number(mesh.links[:, 0], mesh.links[:, 1])
-        place = np.searchsorted(used, number)
-        in_use = np.append(used, -1)[place] == number
-        return np.where(in_use, np.append(self.edge_loads, 0.0)[place], 0.0)
-
     def _number(self, one: NDArray[np.integer], other: NDArray[np.integer]) -> NDArray[np.int64]:
         """Return a number for each pair of ranks that sorts as the pairs do."""
         low, high = np.minimum(one, other).astype(np.int64), np.maximum(one, other)

@@ -20,6 +20,7 @@ from meshmend.report.svg import (
     mark,
     text_width,
 )
+from meshmend.report.ticks import decades_around, ticks_around
 
 _WIDTH, _HEIGHT = 560.0, 360.0
 _TICK_SIZE = 11.0
@@ -110,35 +111,13 @@ def _scale(axis: Axis, values: Sequence[float], length: float) -> _Scale:
         raise InputError(
             f"the logarithmic axis {axis.words!r} needs positive values, but got {min(values)}"
         )
-    ticks = _log_ticks(min(values), max(values)) if axis.log else _ticks(min(values), max(values))
+    around = decades_around if axis.log else ticks_around
+    ticks = around(min(values), max(values))
     low, high = min(ticks[0], *values), max(ticks[-1], *values)
     room = max(text_width(axis.write(tick), _TICK_SIZE) for tick in ticks) + 12
     n_shown = max(2, int(length / room))
     stride = math.ceil(len(ticks) / n_shown)
     return _Scale(axis, low, high, tuple(ticks[::stride]), length)
-
-
-def _log_ticks(low: float, high: float) -> list[float]:
-    """Return the decades around a range, with 2 and 5 between them where it is short."""
-    first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
-    last = max(last, first + 1)
-    if last - first > 3:
-        return [10.0**k for k in range(first, last + 1)]
-    steps = [float(f"{m}e{k}") for k in range(first, last + 1) for m in (1, 2, 5)]
-    start = max(i for i, step in enumerate(steps) if step <= low * (1 + 1e-9) or i == 0)
-    stop = next((i for i, s in enumerate(steps) if s >= high * (1 - 1e-9)), len(steps) - 1)
-    return steps[start : max(stop, start + 1) + 1]
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    """Return round numbers around a range, four to eight steps apart by 1, 2 or 5."""
-    if low == high:
-        low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
-    span = high - low
-    unit = 10.0 ** math.floor(math.log10(span / 4))
-    step = next(unit * m for m in (1, 2, 5, 10) if span / (unit * m) <= 7)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [step * k for k in range(first, max(last, first + 1) + 1)]
 
 
 def _axes(across: _Scale, down: _Scale, corner: Point) -> list[str]:

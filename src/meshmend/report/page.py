@@ -4,7 +4,7 @@ Everything is inline: a page loads nothing from anywhere. Pictures carry their c
 attributes; where the reader's system is dark, the style sheet exchanges those it knows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from meshmend.report.colours import (
@@ -43,6 +43,7 @@ _IN_THE_DARK = {
     ON_COLOUR: "#0f141a",
 }  # fmt: skip
 
+# Pictures have classes too, such as `bar`: where one name serves both, the rule says `span`.
 _STYLE = """
 body { margin: 0; background: var(--page); color: var(--ink);
        font: 15px/1.5 Helvetica, Arial, "DejaVu Sans", sans-serif; }
@@ -64,8 +65,8 @@ th, td { padding: 5px 10px; text-align: right; border-bottom: 1px solid var(--li
 th { font-weight: 600; color: var(--soft); font-size: 13px; }
 td:first-child, th:first-child, .left { text-align: left; }
 tbody tr:last-child td { border-bottom: 0; }
-.bar { display: inline-block; height: 10px; border-radius: 2px; background: var(--bar);
-       vertical-align: middle; min-width: 1px; }
+span.bar { display: inline-block; height: 10px; border-radius: 2px; background: var(--bar);
+            vertical-align: middle; min-width: 1px; }
 .bar.repair { background: var(--bar-good); } .bar.noticed { background: var(--bad); }
 .bar.noticed.repair { background: var(--good); }
 details table { margin-top: 10px; }
@@ -82,21 +83,26 @@ svg { display: block; max-width: 100%; height: auto; }
 """
 
 
-def page(title: str, parts: Sequence[str]) -> str:
-    """Return a complete HTML document, light or dark as the reader's system is."""
+def page(title: str, parts: Sequence[str], *, style: str = "", dark: bool = True) -> str:
+    """Return a complete HTML document, light or, unless denied, dark as the reader's system is.
+
+    `style` adds rules to those that all pages share.
+    """
+    schemes = "light dark" if dark else "light"
+    rules = _named(_LIGHT) + _STYLE + style + (_dark_rules() if dark else "")
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}'
         '</title><meta name="viewport" content="width=device-width">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<style>{_style()}</style></head>\n<body><main>\n"
+        f'<meta name="color-scheme" content="{schemes}">'
+        f"<style>{rules}</style></head>\n<body><main>\n"
         + "\n".join(parts)
         + "\n</main></body></html>\n"
     )
 
 
-def card(content: str) -> str:
-    """Return content, which is HTML, in a box."""
-    return f'<div class="card">{content}</div>'
+def card(content: str, *, look: str = "") -> str:
+    """Return content, which is HTML, in a box; `look` is a further class of the style."""
+    return f'<div class="card {look}">{content}</div>'
 
 
 def headline(name: str, value: str, note: str = "", *, mood: str = "") -> str:
@@ -107,7 +113,13 @@ def headline(name: str, value: str, note: str = "", *, mood: str = "") -> str:
     )
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[int] = ()) -> str:
+def table(
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    left: Sequence[int] = (),
+    caption: str = "",
+) -> str:
     """Return a table of cells that are HTML; the columns in `left` are aligned left."""
 
     def row(cells: Sequence[str], tag: str) -> str:
@@ -117,16 +129,17 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence
 
     body = "".join(row(cells, "td") for cells in rows)
     head = f"<thead>{row(heads, 'th')}</thead>" if heads else ""
-    return f"<table>{head}<tbody>{body}</tbody></table>"
+    above = f"<caption>{caption}</caption>" if caption else ""
+    return f"<table>{above}{head}<tbody>{body}</tbody></table>"
 
 
-def _style() -> str:
-    light, dark = (
-        "".join(f"--{name}:{colour};" for name, colour in colours.items())
-        for colours in (_LIGHT, _DARK)
-    )
+def _named(colours: Mapping[str, str]) -> str:
+    return ":root{" + "".join(f"--{name}:{colour};" for name, colour in colours.items()) + "}"
+
+
+def _dark_rules() -> str:
     swaps = "".join(
         f'svg [fill="{old}"]{{fill:{new}}}svg [stroke="{old}"]{{stroke:{new}}}'
         for old, new in _IN_THE_DARK.items()
     )
-    return f":root{{{light}}}{_STYLE}@media (prefers-color-scheme:dark){{:root{{{dark}}}{swaps}}}"
+    return f"@media (prefers-color-scheme:dark){{{_named(_DARK)}{swaps}}}"

@@ -1,39 +1,26 @@
 """The reproduction as one HTML page: tables, charts and the paper's figures, nothing to fetch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from html import escape
 
 from meshmend.planning.paper_tables import RUN_TO_RUN, PaperRow
 from meshmend.planning.prediction import Cell, broken_mesh
 from meshmend.planning.reproduction import Reproduction
 from meshmend.report.figures import paper_figures
+from meshmend.report.page import card, page, table
 from meshmend.report.reproduction_charts import efficiencies_svg, overheads_svg
 from meshmend.units import format_bytes, format_time
 
 _TITLE = "The paper's tables, predicted from their full-mesh columns"
 _STYLE = """
-:root { color-scheme: light; }
-body { margin: 0; background: #f4f6f8; color: #1f2933;
-       font: 15px/1.5 Helvetica, Arial, "DejaVu Sans", sans-serif; }
-main { max-width: 1120px; margin: 0 auto; padding: 28px 24px 60px; }
-h1 { font-size: 26px; line-height: 1.25; margin: 8px 0 4px; }
-h2 { font-size: 19px; margin: 34px 0 8px; }
-p { max-width: 100ch; margin: 8px 0; }
-.soft, figcaption { color: #616e7c; }
-.card { background: #fff; border: 1px solid #e3e8ee; border-radius: 8px; padding: 14px 18px;
-        margin: 12px 0; overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: 600; padding: 2px 0 8px; }
-th, td { padding: 5px 10px; text-align: right; border-bottom: 1px solid #e3e8ee;
-         white-space: nowrap; }
-th { font-weight: 600; color: #616e7c; font-size: 13px; vertical-align: bottom; }
-td:first-child, th:first-child { text-align: left; padding-left: 0; }
-tbody tr:last-child td { border-bottom: 0; }
-.miss { color: #c8321e; font-weight: 600; }
+th, td { white-space: nowrap; }
+th { vertical-align: bottom; }
+td:first-child, th:first-child { padding-left: 0; }
+.bad { font-weight: 600; }
 .grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(440px, 1fr)); gap: 14px; }
 .grid .card { margin: 0; display: flex; align-items: flex-start; justify-content: center; }
 .wide { grid-column: 1 / -1; }
-svg { display: block; max-width: 100%; height: auto; }
 """
 _FULL_MESH: dict[str, Callable[[PaperRow], str]] = {
     "overhead": lambda row: f"{100 * row.full_overhead:.1f}",
@@ -52,24 +39,21 @@ _WIDE_FIGURES = ("figure-05", "figure-09", "figure-10")
 def reproduction_page(result: Reproduction) -> str:
     """Return a complete HTML document that loads nothing from anywhere."""
     parts = [
+        f"<h1>{_TITLE}</h1>",
         _method(result),
         _calibration(result),
         "<h2>Predicted</h2>",
-        _card(overheads_svg(result)),
+        card(overheads_svg(result)),
         _compared(result, "Table 2: allreduce on the fault-tolerant mesh, % of a step", "overhead"),
         _compared(result, "Table 1: minutes to train on the fault-tolerant mesh", "minutes"),
         _compared(result, "Table 1: relative efficiency", "efficiency"),
         _notes(result),
         _own_consistency(result),
-        _card(efficiencies_svg(result)),
+        card(efficiencies_svg(result)),
         *([_readings(result)] if result.readings else []),
         _figures(),
     ]
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{_TITLE}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>'
-        f"<body><main><h1>{_TITLE}</h1>\n" + "\n".join(parts) + "\n</main></body></html>\n"
-    )
+    return page(_TITLE, parts, style=_STYLE, dark=False)
 
 
 def _method(result: Reproduction) -> str:
@@ -105,7 +89,7 @@ def _calibration(result: Reproduction) -> str:
         for row in result.paper
     ]
     caption = f"Calibrated on the full mesh ({escape(result.setting.full_algorithm)})"
-    return _card(_table(caption, heads, rows))
+    return card(table(heads, rows, caption=caption))
 
 
 def _compared(result: Reproduction, caption: str, name: str) -> str:
@@ -130,12 +114,12 @@ def _compared(result: Reproduction, caption: str, name: str) -> str:
                 _FULL_MESH[name](row.row),
                 f"{scale * cell.printed:{printed}}{star}",
                 f"{scale * cell.predicted:{ours}}",
-                f'<span class="miss">{difference(cell)}</span>' if missed else difference(cell),
+                f'<span class="bad">{difference(cell)}</span>' if missed else difference(cell),
                 f"{scale * best.predicted:{ours}}",
                 difference(best),
             )
         )
-    return _card(_table(caption, heads, rows))
+    return card(table(heads, rows, caption=caption))
 
 
 def _is_near(cell: Cell) -> bool:
@@ -168,7 +152,7 @@ def _own_consistency(result: Reproduction) -> str:
         )
         for row in result.paper
     ]
-    return _card(_table("Relative efficiency by the paper's own figures", heads, rows))
+    return card(table(heads, rows, caption="Relative efficiency by the paper's own figures"))
 
 
 def _readings(result: Reproduction) -> str:
@@ -192,7 +176,7 @@ def _readings(result: Reproduction) -> str:
         for words, predictions in readings:
             values = (f"{scale * getattr(row, name).predicted:{ours}}" for row in predictions)
             rows.append((escape(words), *values))
-        tables.append(_card(_table(caption, heads, rows)))
+        tables.append(card(table(heads, rows, caption=caption)))
     return (
         "<h2>Other readings of what the paper leaves open</h2>"
         "<p>Each row changes one thing and predicts again, with the slices found above where the "
@@ -226,25 +210,11 @@ def _our_holes(result: Reproduction) -> str:
         )
         for row, full in zip(result.ours, result.full_ours, strict=True)
     ]
-    return _card(_table("What the hole costs our own allreduce", heads, rows))
+    return card(table(heads, rows, caption="What the hole costs our own allreduce"))
 
 
 def _figures() -> str:
     cards = []
     for name, svg in paper_figures().items():
-        wide = " wide" if name.startswith(_WIDE_FIGURES) else ""
-        cards.append(f'<div class="card{wide}">{svg}</div>')
+        cards.append(card(svg, look="wide" if name.startswith(_WIDE_FIGURES) else ""))
     return f'<h2>The paper\'s figures, drawn again</h2><div class="grid">{"".join(cards)}</div>'
-
-
-def _card(content: str) -> str:
-    return f'<div class="card">{content}</div>'
-
-
-def _table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{each}</th>" for each in heads)
-    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>\n" for row in rows)
-    return (
-        f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead>"
-        f"<tbody>{body}</tbody></table>"
-    )

@@ -23,6 +23,7 @@ from meshmend.report.svg import (
     mark,
     text_width,
 )
+from meshmend.report.ticks import ticks_inside
 
 Floats = NDArray[np.float64]
 
@@ -56,15 +57,6 @@ class Flag:
     words: str
 
 
-def round_ticks(low: float, high: float, n_most: int) -> list[float]:
-    """Return at most `n_most` multiples of 1, 2 or 5 times a power of ten inside a range."""
-    span = (high - low) or 1.0
-    unit = 10.0 ** math.floor(math.log10(span / n_most))
-    step = next(unit * m for m in (1, 2, 5, 10, 20) if span / (unit * m) <= n_most - 1)
-    first = math.ceil(low / step - 1e-9)
-    return [step * k for k in range(first, math.floor(high / step + 1e-9) + 1)]
-
-
 def decimated(x: Floats, y: Floats, n_most: int) -> tuple[Floats, Floats]:
     """Return at most `n_most` of the points, in order, with the peaks of every stretch kept.
 
@@ -96,7 +88,7 @@ def staircase(x: Floats, y: Floats) -> tuple[Floats, Floats]:
 def value_axis(span: Span, top: float, title: str, ticks: Sequence[float] = ()) -> list[str]:
     """Return the grid lines and numbers of a strip, round ones if none are given, and its title."""
     marks, data = [label((LEFT, top - 12), title, size=12, colour=INK)], []
-    for tick in ticks or round_ticks(span.low, span.high, max(3, int(span.length / 26))):
+    for tick in ticks or ticks_inside(span.low, span.high, max(3, int(span.length / 26))):
         y = top + span.length - span.at(tick)
         data.append(line_path([(LEFT, y), (LEFT + WIDTH, y)]))
         words = f"{tick:,.10g}"
@@ -108,7 +100,7 @@ def value_axis(span: Span, top: float, title: str, ticks: Sequence[float] = ()) 
 def across_axis(span: Span, bottom: float, title: str, write: Callable[[float], str]) -> list[str]:
     """Return the horizontal axis below the strips: its line, ticks, numbers and title."""
     marks, data = [], [line_path([(LEFT, bottom), (LEFT + WIDTH, bottom)])]
-    ticks = round_ticks(span.low, span.high, 12)
+    ticks = ticks_inside(span.low, span.high, 12)
     for tick in ticks:
         x = LEFT + span.at(tick)
         data.append(line_path([(x, bottom), (x, bottom + 5)]))

@@ -8,7 +8,6 @@ import math
 import time
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 
 from meshmend.errors import InputError
 from meshmend.report.moving_rate import MovingRate
@@ -81,12 +80,7 @@ class TensorBoardLog:
     def __enter__(self) -> "TensorBoardLog":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _scalar(self, name: str, value: float, t: float) -> None:

@@ -24,11 +24,6 @@ class OwnedRings:
     lo: Ranks
     hi: Ranks
 
-    def owners_into(self, owners: Ranks) -> None:
-        """Write each position's rank as the owner of its chunks."""
-        for rank, lo, hi in zip(self.ranks.flat, self.lo.flat, self.hi.flat, strict=True):
-            owners[lo:hi] = rank
-
 
 def both_ways(ranks: Ranks) -> Ranks:
     """Return the rings followed by the same rings in the other direction."""

@@ -12,7 +12,6 @@ import os
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any
 
 from meshmend.errors import TopologyError
@@ -111,12 +110,7 @@ class Testbed:
     def __enter__(self) -> "Testbed":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if os.getpid() == self.process:
             self.down()
 

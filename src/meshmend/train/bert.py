@@ -22,37 +22,36 @@ _FULL_LENGTH, _FULL_TOKENS = 128, 30522
 
 def tiny_bert(data: Path | None, *, seed: int) -> Workload:
     """Return a BERT of 2 layers of 128 on samples of 32 tokens."""
-    from transformers import BertConfig
-
     source = _text(data, _TINY_LENGTH, _TINY_TOKENS, seed=seed)
-    config = BertConfig(
+    config = _config(
         vocab_size=_TINY_TOKENS,
         hidden_size=128,
         num_hidden_layers=2,
         num_attention_heads=2,
         intermediate_size=512,
         max_position_embeddings=_TINY_LENGTH,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
     )
     return _bert(source, config, name="tiny BERT", rate=1e-3, seed=seed)
 
 
 def full_bert(data: Path | None, *, seed: int) -> Workload:
     """Return BERT-large on samples of 128 tokens, the length of most of its pre-training."""
-    from transformers import BertConfig
-
     source = _text(data, _FULL_LENGTH, _FULL_TOKENS, seed=seed)
-    config = BertConfig(
+    config = _config(
         vocab_size=_FULL_TOKENS,
         hidden_size=1024,
         num_hidden_layers=24,
         num_attention_heads=16,
         intermediate_size=4096,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
     )
     return _bert(source, config, name="BERT-large", rate=1e-4, seed=seed)
+
+
+def _config(**sizes: int) -> "BertConfig":
+    """Return a BERT of these sizes that drops nothing: a step is a function of its samples."""
+    from transformers import BertConfig
+
+    return BertConfig(**sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
 
 def _text(data: Path | None, length: int, max_tokens: int, *, seed: int) -> TextSource:

@@ -13,6 +13,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ STALE_S = 600.0  # a draft that nobody wrote to for so long has lost its writer
 
 _STEP = re.compile(r"step-(\d{8,})")
 _SHARD = re.compile(r"shard-(\d{3,})-of-(\d{3,})\.pt")
-_DRAFT, _GONE, _ASIDE = ".part", ".gone-", "damaged-"
+_DRAFT, _GONE = ".part", ".gone-"
 
 OnDamage = Callable[[Path, str], None]
 
@@ -104,21 +105,6 @@ def load(folder: Path, *, on_damage: OnDamage) -> Loaded | None:
     return None
 
 
-def set_aside(folder: Path, *, after: int) -> list[Path]:
-    """Rename the checkpoints after a step, so that a run resumed there does not mix with them.
-
-    Returns their new places; who calls it second finds nothing to do.
-    """
-    moved = []
-    for step in _steps(folder):
-        if step > after:
-            old = _step_folder(folder, step)
-            new = old.with_name(f"{_ASIDE}{old.name}-{uuid4().hex[:8]}")
-            if _renamed(old, new):
-                moved.append(new)
-    return moved
-
-
 def prune(folder: Path, keep: int = 3) -> None:
     """Delete all checkpoints before the newest `keep` complete ones, and drafts left behind.
 
@@ -133,7 +119,8 @@ def prune(folder: Path, keep: int = 3) -> None:
     for step in _steps(folder):
         if kept and step < kept[0]:
             old = _step_folder(folder, step)
-            _renamed(old, old.with_name(f"{_GONE}{uuid4().hex}"))
+            with suppress(FileNotFoundError):  # another chip was faster
+                old.rename(old.with_name(f"{_GONE}{uuid4().hex}"))
     for gone in folder.glob(f"{_GONE}*"):
         shutil.rmtree(gone, ignore_errors=True)  # another chip may be at it too
     for draft in folder.glob(f"step-*/.*{_DRAFT}"):
@@ -210,14 +197,6 @@ def _what_is_missing(folder: Path, step: int) -> str:
     n_shards, files = max(sets.items(), key=lambda item: len(item[1]) / item[0])
     first = next(shard for shard in range(n_shards) if shard not in files)
     return f"it has {len(files)} of {n_shards} shards; {_shard_name(first, n_shards)} is missing"
-
-
-def _renamed(old: Path, new: Path) -> bool:
-    try:
-        old.rename(new)
-    except FileNotFoundError:  # another chip was faster
-        return False
-    return True
 
 
 def _is_stale(draft: Path) -> bool:
