@@ -241,6 +241,21 @@ def test_openmpi_is_left_out_with_a_reason_where_it_is_not(monkeypatch: pytest.M
     assert "openmpi needs mpirun and mpicc, not installed here" in str(openmpi.why_not())
 
 
+def test_openmpi_that_fails_takes_nothing_from_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (("mpicc", "exit 0"), ("mpirun", "echo out of luck; echo -----; exit 3")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    wish = Wish(parse_mesh("1x2"), (PAYLOAD, PAYLOAD), ("ring-1d",), ("openmpi",), repeat=1)
+
+    meeting = held(wish, silent)
+
+    assert [[each.name for each in race.results] for race in meeting.races] == [["ring-1d"]] * 2
+    assert meeting.absent == {"openmpi": "openmpi failed: out of luck"}
+
+
 @pytest.fixture
 def meeting() -> Meeting:
     """The results of two payloads, made up."""

@@ -145,12 +145,18 @@ def _mpirun(ground: Ground, folder: Path) -> list[str]:
 
 
 def _agent(ground: Ground, folder: Path) -> Path:
-    """Write the script that mpirun calls instead of ssh: it enters the chip of an address."""
+    """Write the script that mpirun calls instead of ssh: it enters the chip of an address.
+
+    Each chip has a temporary folder of its own, as a host would: the daemons trip over each other
+    in one.
+    """
     assert ground.bed is not None, "loopback needs no agent"
     cases = ""
-    for chip in ground.mesh.live:
+    for number, chip in enumerate(ground.mesh.live):
+        own = folder / str(number)
+        own.mkdir()
         shell = shlex.join(ground.bed.command(chip, ["sh", "-c"]))
-        cases += f'{ground.address(chip)}) exec {shell} "$*";;\n'
+        cases += f'{ground.address(chip)}) export TMPDIR={own}; exec {shell} "$*";;\n'
     script = folder / "agent"
     script.write_text(f'#!/bin/sh\nhost=$1\nshift\ncase "$host" in\n{cases}esac\nexit 1\n')
     script.chmod(0o700)
@@ -172,6 +178,7 @@ def _said(command: Sequence[str], folder: Path) -> str:
     except subprocess.TimeoutExpired:
         raise BenchError(f"openmpi did not finish within {_LIMIT_S:g} s") from None
     if result.returncode:
-        words = [line for line in (result.stderr + result.stdout).splitlines() if line.strip()]
-        raise BenchError(f"openmpi failed: {words[0] if words else 'without a word'}")
+        lines = (result.stderr + result.stdout).splitlines()
+        words = [line for line in lines if any(map(str.isalnum, line))]  # it draws lines, too
+        raise BenchError(f"openmpi failed: {words[-1] if words else 'without a word'}")
     return result.stdout

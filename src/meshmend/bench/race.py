@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from meshmend.bench.contenders import AUTO, Gloo, Planned, import_torch, planned
-from meshmend.bench.crew import Crew, Lap
+from meshmend.bench.crew import BenchError, Crew, Lap
 from meshmend.bench.figures import measured_fabric
 from meshmend.bench.openmpi import OpenMpi, mpi_laps, why_not
 from meshmend.bench.seats import ITEM_BYTES, Ground
@@ -142,7 +142,10 @@ def _race(
     if "openmpi" in wish.peers and "openmpi" not in absent:
         tell("openmpi")
         mpi = OpenMpi(n_elements)
-        results.append(_result(mpi, mpi_laps(ground, mpi, wish.repeat + 1)))
+        try:
+            results.append(_result(mpi, mpi_laps(ground, mpi, wish.repeat + 1)))
+        except BenchError as error:  # what the others did still counts
+            absent["openmpi"] = str(error)
     return Race(payload_bytes, _limit_s(wish, ground.mesh, payload_bytes), tuple(results))
 
 
