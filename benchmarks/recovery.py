@@ -15,6 +15,8 @@ import argparse
 import datetime
 import json
 import os
+import signal
+import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -47,6 +49,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200, help="steps of each run for the cost")
     parser.add_argument("--part", action="append", choices=PARTS, help="only this; repeat")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended first
     if options.quick:
         options.runs, options.pairs, options.steps, options.no_write = 1, 1, 40, True
     parts = options.part or list(PARTS)
