@@ -267,7 +267,7 @@ def test_a_worker_that_stops_beating_is_turned_away_and_may_come_back(served: Se
 
     def beat() -> None:
         while not beats.wait(0.05):
-            silent.send({"kind": "beat"})
+            silent.send({"kind": "beat", "turn": (0, 0)})
 
     threading.Thread(target=beat, daemon=True).start()
     with hands(served, others):

@@ -200,6 +200,8 @@ for inputs, labels in job:
     loss = torch.nn.functional.mse_loss(model(inputs), labels)
     optimizer.zero_grad()
     loss.backward()
+    if what == "stuck" and chip == "0,1" and job.step_number == 5:
+        time.sleep(600)
     job.step(loss)
     plans = pathlib.Path(os.environ["MESHMEND_JOB_DIR"]) / "plans"
     deadline = time.monotonic() + 30
@@ -227,6 +229,21 @@ def test_a_leader_is_not_ended_while_it_evaluates(
 
         assert ran.end() == 0, ran.err
         assert ran.out == "[0,0] evaluated\n"
+
+
+def test_a_chip_whose_loop_stands_still_is_left_behind(script: Path, tmp_path: Path) -> None:
+    with commands(tmp_path) as start:
+        options = ("--mesh", "1x2", "--stall", "1", "--run-dir", tmp_path / "run")
+        ran = start("run", "run", "--elastic", *options, script, "stuck")
+
+        assert ran.end() == 0, ran.err
+        assert re.search(r"chip \(0, 1\) turned away: its loop kept the others waiting", ran.err)
+        assert re.findall(r"generation \d: (\d) chips? from step (\d+)", ran.err) == [
+            ("2", "0"),
+            ("1", "5"),
+        ]
+    found = audit(tmp_path / "run" / "ledger")
+    assert (found.steps, found.used, found.lost, found.repeated) == (20, 320, 0, 0)
 
 
 def test_a_chip_that_fails_before_the_first_step_is_not_waited_for(

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshmend.cli.console import note
-from meshmend.cli.options import FailOption, MeshOption, WrapOption, mesh_of
+from meshmend.cli.options import (
+    FailOption,
+    HeartbeatOption,
+    MeshOption,
+    StallOption,
+    WrapOption,
+    mesh_of,
+)
 
 if TYPE_CHECKING:
     import socket
@@ -45,10 +52,8 @@ def coordinator_command(
     fail: FailOption = None,
     job: JobOption = "job",
     board: BoardOption = None,
-    heartbeat: Annotated[
-        float,
-        typer.Option("--heartbeat", min=0.2, help="Seconds of silence after which a chip is dead."),
-    ] = 2.0,
+    heartbeat: HeartbeatOption = 2.0,
+    stall: StallOption = 600.0,
     gather: Annotated[
         float,
         typer.Option("--gather", min=0.0, help="Seconds to wait for all chips at the beginning."),
@@ -72,9 +77,8 @@ def coordinator_command(
     from meshmend.train.membership import Timing
 
     begin = mesh_of(mesh, wrap, fail)
-    charge = Charge(
-        job, begin, board_from(board, begin), Timing(silence_s=heartbeat, gather_s=gather)
-    )
+    timing = Timing(silence_s=heartbeat, stall_s=stall, gather_s=gather)
+    charge = Charge(job, begin, board_from(board, begin), timing)
     endpoint = endpoint_from(listen, "--listen")
     secret = secret_from(os.environ, secret_file).encode()
     with terminable():

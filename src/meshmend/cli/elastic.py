@@ -21,14 +21,6 @@ RunDirOption = Annotated[
     Path | None,
     typer.Option("--run-dir", metavar="FOLDER", help="Keep ledgers and events; with --elastic."),
 ]
-HeartbeatOption = Annotated[
-    float,
-    typer.Option(
-        "--heartbeat",
-        min=0.2,
-        help="Seconds of silence after which a chip is dead; with --elastic.",
-    ),
-]
 
 
 def run_elastic_script(run: "ElasticScript") -> int:

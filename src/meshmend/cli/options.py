@@ -27,6 +27,22 @@ FailOption = Annotated[
         "board:3,4, host:3,4.",
     ),
 ]
+HeartbeatOption = Annotated[
+    float,
+    typer.Option(
+        "--heartbeat", min=0.2, help="Seconds of silence after which a chip that trains is dead."
+    ),
+]
+StallOption = Annotated[
+    float,
+    typer.Option(
+        "--stall",
+        min=0.0,
+        max=1800.0,
+        help="Seconds that a chip's loop may keep the others waiting before it counts as dead; "
+        "0: for ever.",
+    ),
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on standard output, nothing else.")
 ]

@@ -7,19 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshmend.cli.console import announce_compilation
-from meshmend.cli.elastic import (
-    ElasticOption,
+from meshmend.cli.elastic import ElasticOption, RunDirOption, run_elastic_script
+from meshmend.cli.options import (
+    FailOption,
     HeartbeatOption,
-    RunDirOption,
-    run_elastic_script,
+    MeshOption,
+    StallOption,
+    WrapOption,
+    mesh_of,
 )
-from meshmend.cli.options import FailOption, MeshOption, WrapOption, mesh_of
 from meshmend.cli.train import InjectOption
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
     from meshmend.launch.elastic_script import ElasticScript
     from meshmend.launch.job import Job
+    from meshmend.train.membership import Timing
 
 # Everything after the script is the script's.
 CONTEXT = {"allow_interspersed_args": False}
@@ -65,6 +68,7 @@ def run_command(
     inject: InjectOption = None,
     run_dir: RunDirOption = None,
     heartbeat: HeartbeatOption = 2.0,
+    stall: StallOption = 600.0,
 ) -> int:
     """Run a training script with one worker per live chip, like torchrun for one machine.
 
@@ -97,9 +101,10 @@ def run_command(
     modules = tuple(preload or ())
     if elastic:
         from meshmend.launch.elastic_script import ElasticScript
+        from meshmend.train.membership import Timing
 
         run = ElasticScript(settings, what, run_dir=run_dir, preload=modules)
-        return run_elastic_script(_with_faults(run, inject, heartbeat, testbed))
+        return run_elastic_script(_with_faults(run, inject, Timing(silence_s=heartbeat, stall_s=stall), testbed))
     if inject or run_dir is not None:
         raise InputError("--inject and --run-dir need --elastic: other jobs end with a lost chip")
     from meshmend.launch.job import Job
@@ -108,11 +113,10 @@ def run_command(
 
 
 def _with_faults(
-    run: "ElasticScript", inject: list[str] | None, heartbeat: float, testbed: str | None
+    run: "ElasticScript", inject: list[str] | None, timing: "Timing", testbed: str | None
 ) -> "ElasticScript":
     """Return a run to which all this happens."""
     from meshmend.train.faults import parse_fault
-    from meshmend.train.membership import Timing
     from meshmend.units import parse_bandwidth
 
     if run.settings.n_slices:
@@ -120,7 +124,7 @@ def _with_faults(
     return replace(
         run,
         faults=tuple(parse_fault(text, run.settings.mesh) for text in inject or ()),
-        timing=Timing(silence_s=heartbeat),
+        timing=timing,
         testbed_bytes_per_s=None if testbed is None else parse_bandwidth(testbed),
     )
 

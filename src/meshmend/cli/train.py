@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meshmend.cli.console import announce_compilation, note, print_json
-from meshmend.cli.options import FailOption, JsonOption, MeshOption, WrapOption, mesh_of
+from meshmend.cli.options import (
+    FailOption,
+    HeartbeatOption,
+    JsonOption,
+    MeshOption,
+    StallOption,
+    WrapOption,
+    mesh_of,
+)
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
@@ -84,10 +92,6 @@ ResumeOption = Annotated[
     Path | None,
     typer.Option("--resume", metavar="FOLDER", help="Go on from an earlier run's checkpoint."),
 ]
-HeartbeatOption = Annotated[
-    float,
-    typer.Option("--heartbeat", min=0.2, help="Seconds of silence after which a chip is dead."),
-]
 CheckEveryStepOption = Annotated[
     bool,
     typer.Option("--check-every-step", help="Compare all replicas bit for bit, every step."),
@@ -115,6 +119,7 @@ def train_command(
     save_every: SaveEveryOption = 50,
     resume: ResumeOption = None,
     heartbeat: HeartbeatOption = 2.0,
+    stall: StallOption = 600.0,
     check_every_step: CheckEveryStepOption = False,
     json: JsonOption = False,
 ) -> int:
@@ -166,7 +171,7 @@ def train_command(
         resume=_checkpoints(resume),
         testbed_bytes_per_s=parse_bandwidth(testbed) if testbed else None,
         checks=check_every_step,
-        timing=Timing(silence_s=heartbeat),
+        timing=Timing(silence_s=heartbeat, stall_s=stall),
     )
     with _shown(training, begin) as show:
         trained = train(training, show)

@@ -21,6 +21,7 @@ from meshmend.execute.reception import Reception
 from meshmend.topology.failures import Chip, Link, parse_failure
 from meshmend.topology.mesh import Mesh
 from meshmend.train.generation import generation_from
+from meshmend.train.laggards import Laggards
 from meshmend.train.membership import Decision, Membership, Status, Timing
 from meshmend.train.wire import Channel, ChannelError, Message
 
@@ -69,6 +70,7 @@ class Coordinator:
         self._lines: dict[int, _Line] = {}
         self._line_of: dict[Chip, _Line] = {}
         self._reasons: dict[Chip, str] = {}
+        self._laggards = Laggards(charge.timing.stall_s)
         self._callers: queue.SimpleQueue[tuple[socket.socket, Errand]] = queue.SimpleQueue()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector = selectors.DefaultSelector()
@@ -88,8 +90,10 @@ class Coordinator:
                 # This process itself was held up: what it missed is not the workers' fault.
                 for line in self._lines.values():
                     line.heard = now
+                self._laggards.excuse()
             looked = now
             self._drop_silent(now)
+            self._drop_stuck(now)
             while (decision := self._membership.decide(now)) != Decision():
                 self._carry_out(decision)
 
@@ -183,6 +187,9 @@ class Coordinator:
             self._repeat(line, status)
         elif line.chip is not None and kind == "done":
             self._tell_observers("done", **{"chip": line.chip, **message["facts"]})
+        elif line.chip is not None and kind == "beat":
+            generation, step = message["turn"]
+            self._laggards.note(line.chip, (int(generation), int(step)))
         elif kind != "beat":
             self._refuse(line, f"an unexpected message {kind!r}")
 
@@ -254,6 +261,15 @@ class Coordinator:
             else:
                 self._turn_away(line, line.chip, f"it was silent for {now - line.heard:.1f} s")
 
+    def _drop_stuck(self, now: float) -> None:
+        generation = self._membership.generation
+        if generation is None or self._membership.is_over:
+            return
+        for chip, behind_s in self._laggards.stuck(generation.chips, now):
+            if chip in self._line_of:
+                why = f"its loop kept the others waiting for {behind_s:.1f} s"
+                self._turn_away(self._line_of[chip], chip, why)
+
     def _turn_away(self, line: _Line, chip: Chip, why: str) -> None:
         """Part with a worker that counts as dead; it may come back as a new one."""
         _log.warning("chip %s was turned away: %s", chip, why)
@@ -276,6 +292,7 @@ class Coordinator:
         line.channel.close()
         if line.chip is not None and self._line_of.get(line.chip) is line:
             del self._line_of[line.chip]
+            self._laggards.forget(line.chip)
             reason = why if str(line.chip) in why else f"chip {line.chip} is gone"
             self._membership.leave(line.chip, reason, time.monotonic())
             if not self._membership.is_over:

@@ -186,6 +186,7 @@ class Job:
         self._ledger.tries(self.step_number + 1, number, share)
         self._harm.at(Moment.REDUCE, self.step_number)
         if self._exchange is not None:
+            member().mark(number, self.step_number + 1)
             try:
                 sizes = zip(self._gradients.payloads(), self._gradients.sizes(), strict=True)
                 for payload, (n_elements, dtype) in sizes:
@@ -341,6 +342,7 @@ class Job:
         exchange, line = self._exchange, member()
         assert exchange is not None
         exchange.enter(generation)
+        line.mark(generation.number, 0)
         line.tell(self._status(is_ready=True))
         self._harm.at(Moment.RECOVERY, self.step_number)
         number = generation.number

@@ -23,6 +23,7 @@ from meshmend.execute.transport import HandshakeError, TransportError
 from meshmend.topology.failures import Chip
 from meshmend.train.coordinator import COORDINATOR
 from meshmend.train.generation import Generation, generation_from
+from meshmend.train.laggards import Turn
 from meshmend.train.membership import FRESH, Go, Status
 from meshmend.train.wire import Channel, ChannelError, Message
 
@@ -79,6 +80,7 @@ class Member:
         self._on_sever: Callable[[Chip], None] = lambda chip: None
         self._reports: deque[Message] = deque(maxlen=_MOST_REPORTS)
         self._must_report = False
+        self._turn: Turn = (0, 0)
         self._silence_s = 4 * _FIRST_PULSE_S
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._is_closed = False
@@ -111,6 +113,10 @@ class Member:
             self._status = status
             self._must_report = True
         self._wake()
+
+    def mark(self, generation: int, step: int) -> None:
+        """Keep which turn this worker's loop has reached; the next heartbeat tells."""
+        self._turn = (generation, step)
 
     def note(self, status: Status) -> None:
         """Keep how this worker stands for when the coordinator asks, without a word."""
@@ -232,7 +238,7 @@ class Member:
         while self._reports and not channel.is_full:
             channel.send(self._reports.popleft())
         if not channel.is_full:
-            channel.send({"kind": "beat"})
+            channel.send({"kind": "beat", "turn": self._turn})
 
     def _take(self, message: Message) -> bool:
         """Take in one message; return whether to go on."""

@@ -30,7 +30,8 @@ class Timing:
     `settle_s`: for more to happen before a new generation is made, as when a board dies chip by
     chip. `doubt_s`: from a complaint about a connection until the link counts as cut, if both
     ends live. `gather_s`: for the first workers; `recall_s`: for the workers of a coordinator that
-    has been started again. `silence_s`: without a heartbeat until a worker counts as dead.
+    has been started again. `silence_s`: without a heartbeat until a worker counts as dead;
+    `stall_s`: for a worker whose loop keeps the others waiting, until it does; 0 is for ever.
     """
 
     settle_s: float = 0.02
@@ -38,6 +39,7 @@ class Timing:
     gather_s: float = 120.0
     recall_s: float = 1.0
     silence_s: float = 2.0
+    stall_s: float = 600.0
 
 
 @dataclass(frozen=True)
