@@ -104,7 +104,9 @@ def run_command(
         from meshmend.train.membership import Timing
 
         run = ElasticScript(settings, what, run_dir=run_dir, preload=modules)
-        return run_elastic_script(_with_faults(run, inject, Timing(silence_s=heartbeat, stall_s=stall), testbed))
+        return run_elastic_script(
+            _with_faults(run, inject, Timing(silence_s=heartbeat, stall_s=stall), testbed)
+        )
     if inject or run_dir is not None:
         raise InputError("--inject and --run-dir need --elastic: other jobs end with a lost chip")
     from meshmend.launch.job import Job
