@@ -1,14 +1,18 @@
 """Plans made ahead: what lies in the folder, whose folder is trusted, and who fills it."""
 
+import fcntl
 import json
+import multiprocessing
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -27,7 +31,8 @@ from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 from meshmend.torch import catalogue
 from meshmend.torch.catalogue import Kind, is_remembered, proved_schedule
-from meshmend.train.foresight import Outlook, losses, plan_ahead, recollect
+from meshmend.train import foresight
+from meshmend.train.foresight import Outlook, losses, plan_ahead, plan_together, recollect
 from meshmend.train.generation import Generation, Seat
 from meshmend.train.here import here_from
 from meshmend.train.planner import Ahead, Planner, is_ours, scratch_plans
@@ -110,6 +115,52 @@ def test_a_plan_that_several_write_at_once_is_whole_whenever_it_is_read(tmp_path
             assert read_plan(path).schedule.algorithm in tables
         assert [writer.result() for writer in writers] == [None] * 3
     assert [one.name for one in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_of_many_who_need_a_plan_at_once_one_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, plans = tmp_path / "made", tmp_path / "plans"
+    make = catalogue._made
+
+    def make_slowly(*question: Any) -> Any:
+        with made.open("a") as log:
+            log.write(f"{os.getpid()}\n")
+        time.sleep(0.2)
+        return make(*question)
+
+    monkeypatch.setattr(catalogue, "_made", make_slowly)
+    workers = [multiprocessing.get_context("fork").Process(
+        target=plan_together, args=(plans, SQUARE, "auto", SUMS)
+    ) for _ in range(4)]  # fmt: skip
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+
+    assert [worker.exitcode for worker in workers] == [0] * 4
+    assert len(made.read_text().splitlines()) == 1
+    assert len(plans_in(plans)) == 1
+
+
+def test_who_waits_for_one_that_has_stopped_makes_the_plan_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foresight, "_TURN_S", 0.05)
+    with (tmp_path / ".turn").open("wb") as stopped:
+        fcntl.flock(stopped, fcntl.LOCK_EX)
+
+        plan_together(tmp_path, SQUARE, "auto", SUMS)
+
+    assert is_remembered(SQUARE, "auto", SUM, CLASS)
+
+
+def test_a_folder_that_cannot_be_written_does_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    plan_together(tmp_path / "file", SQUARE, "auto", SUMS)
+
+    assert proved_schedule(SQUARE, "auto", SUM, CLASS)[0].n_ranks == 4
 
 
 def test_a_loss_that_the_algorithm_does_not_do_is_passed_over(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from meshmend.schedule.spanning import spread
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.torch.catalogue import Catalogue, Kind
-from meshmend.train.foresight import recollect
+from meshmend.train.foresight import plan_together
 from meshmend.train.generation import Generation
 from meshmend.train.planner import Ahead, Planner
 
@@ -111,7 +111,7 @@ class Exchange:
         if self.mesh.n_live == 1:
             return
         if self._plans is not None:
-            recollect(self._plans, self.mesh, self._wiring.algorithm, sums)
+            plan_together(self._plans, self.mesh, self._wiring.algorithm, sums)
         for n_elements, dtype in sums:
             self._sum_task(n_elements, dtype)
 

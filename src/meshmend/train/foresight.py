@@ -4,11 +4,12 @@ After a failure the new plan is on the critical path, so it is made while nothin
 needs one looks into the folder first; a plan that is not there is made on the spot.
 """
 
+import fcntl
 import hashlib
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from meshmend.torch.catalogue import Kind, is_remembered, payload_class, proved_
 Sums = Sequence[tuple[int, str]]  # how many elements of which type
 
 _SUM = Kind("allreduce")
+_TURN_S = 2.0
+_GLANCE_S = 0.005
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,47 @@ def shelve(folder: Path, mesh: Mesh, algorithm: str, sums: Sums) -> None:
         if mesh.n_live > 1 and not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
             write_plan(path, mesh, proved_schedule(mesh, algorithm, _SUM, class_bytes)[0])
+
+
+def plan_together(folder: Path, mesh: Mesh, algorithm: str, sums: Sums) -> None:
+    """Have plans for a mesh, from the folder or made now, by one of all who need them at once.
+
+    The others wait for it and read: many who made the same plan at once would share the cores. Who
+    makes it may stop half-way, so nobody waits for long.
+    """
+    recollect(folder, mesh, algorithm, sums)
+    if all(is_remembered(mesh, algorithm, _SUM, class_bytes) for class_bytes in classes(sums)):
+        return
+    with _turn(folder):
+        recollect(folder, mesh, algorithm, sums)
+        with suppress(MeshmendError, OSError):  # who needs the plan will make it, or say why not
+            shelve(folder, mesh, algorithm, sums)
+
+
+@contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """Be alone with a folder; if that cannot be had soon, go ahead all the same.
+
+    The kernel gives the turn of a process that dies to another.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".turn").open("wb")
+    except OSError:
+        yield
+        return
+    with lock:
+        deadline = time.monotonic() + _TURN_S
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(_GLANCE_S)
+            except OSError:  # a file system without locks
+                break
+            else:
+                break
+        yield
 
 
 def recollect(folder: Path, mesh: Mesh, algorithm: str, sums: Sums) -> None:
