@@ -105,14 +105,16 @@ def test_the_second_question_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyP
     first = choose(mesh, REFERENCE, 1e7, cache_dir=tmp_path)
     monkeypatch.setattr(choosing, "_found", None)  # whoever searches now fails
 
-    start = time.perf_counter()
-    from_memory = choose(mesh, REFERENCE, 1.001e7, cache_dir=tmp_path)
-    took_s = time.perf_counter() - start
+    took_s = []
+    for _ in range(5):
+        start = time.perf_counter()
+        from_memory = choose(mesh, REFERENCE, 1.001e7, cache_dir=tmp_path)
+        took_s.append(time.perf_counter() - start)
     forget()
     from_disk = choose(mesh, REFERENCE, 1e7, cache_dir=tmp_path)
 
     assert first == from_memory == from_disk
-    assert took_s < 1e-3
+    assert min(took_s) < 1e-3
 
 
 def test_trees_that_keep_apart_in_time_are_pipelined_for_the_payload_itself(

@@ -118,7 +118,7 @@ def test_a_chip_that_fails_live_is_routed_around_and_comes_back(bed: Testbed) ->
     broken = bed.fail("0,1")
     took_s = time.monotonic() - start
 
-    assert took_s < 1
+    assert took_s < 5
     assert bed.mesh == broken == parse_mesh("3x3", fail=["1,1", "0,1"])
     assert kernel_paths(bed) == expected_paths(broken)
     assert can_connect(bed, (0, 0), (0, 2))
