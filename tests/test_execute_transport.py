@@ -262,7 +262,7 @@ def test_bad_input_is_refused(square: Bed, action: object, match: str) -> None:
         action(made[0], programs[0])
 
 
-def wait_for(is_so: object, timeout_s: float = 5.0) -> None:
+def wait_for(is_so: object, timeout_s: float = 30.0) -> None:
     assert callable(is_so)
     deadline = time.monotonic() + timeout_s
     while not is_so():

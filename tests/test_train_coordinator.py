@@ -22,7 +22,7 @@ from meshmend.train.wire import Channel, ChannelError, Message
 
 SECRET = b"known to all of us"
 MESH = parse_mesh("2x4")
-TIMING = Timing(doubt_s=0.05, gather_s=10.0, recall_s=1.0, silence_s=0.6)
+TIMING = Timing(doubt_s=0.05, gather_s=10.0, recall_s=1.0, silence_s=1.2)
 CHARGE = Charge("ours", MESH, (2, 2), TIMING)
 
 
@@ -105,7 +105,7 @@ def answer_to(address: Address, *messages: Message) -> list[Message]:
     """Return all that the coordinator answers to a stranger until it hangs up."""
     channel = line_to(address)
     came: list[Message] = []
-    deadline = time.monotonic() + 3.0
+    deadline = time.monotonic() + 20.0
     try:
         for message in messages:
             channel.send(message)
