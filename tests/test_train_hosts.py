@@ -149,6 +149,7 @@ def test_a_job_outlives_its_coordinator_and_a_worker(job: OnLoopback) -> None:
     assert not found.split
 
 
+@pytest.mark.slow  # the lowest priority waits for all other tests
 def test_the_first_worker_of_a_host_plans_ahead_and_the_next_when_it_is_killed(
     job: OnLoopback,
 ) -> None:
@@ -184,6 +185,7 @@ def test_the_first_worker_of_a_host_plans_ahead_and_the_next_when_it_is_killed(
     assert not any(map(is_running, seen["0,0"] | seen["0,1"]))
 
 
+@pytest.mark.slow  # the lowest priority waits for all other tests
 def test_without_a_run_folder_plans_are_in_a_folder_of_the_host_while_the_job_runs(
     job: OnLoopback, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -315,6 +315,7 @@ def planner_of(tmp_path: Path) -> Iterator[Callable[..., Planner]]:
         planner.close()
 
 
+@pytest.mark.slow  # the lowest priority waits for all other tests
 def test_a_planner_fills_its_folder_and_leaves_nothing(
     planner_of: Callable[..., Planner], tmp_path: Path
 ) -> None:
@@ -364,6 +365,7 @@ def test_the_next_generation_ends_what_was_planned_for_the_last(
     assert not planners_of(os.getpid())
 
 
+@pytest.mark.slow  # the lowest priority waits for all other tests
 def test_a_planner_ends_with_its_worker_even_if_that_is_killed(tmp_path: Path) -> None:
     program = (
         "import sys, time\n"
@@ -411,6 +413,7 @@ def test_a_planner_that_cannot_start_is_told_of_once(
     assert "chip (0, 0) makes no plans ahead: [Errno 2]" in record.getMessage()
 
 
+@pytest.mark.slow  # the lowest priority waits for all other tests
 def test_a_planner_that_fails_is_told_of_once(
     planner_of: Callable[..., Planner], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
