@@ -99,7 +99,7 @@ def test_the_set_has_at_least_forty_schedules(golden: dict[str, str]) -> None:
     assert sum(value != "unsupported" for value in golden.values()) >= 40
 
 
-@pytest.mark.parametrize("case", cases())
+@pytest.mark.parametrize("case", list(cases()))
 def test_a_schedule_is_bit_for_bit_what_it_was(case: str, golden: dict[str, str]) -> None:
     assert digest(built(case)) == golden[case]
 
