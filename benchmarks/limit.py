@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from meshmend.simulate.packing_number import (
+from meshmend.limits.packing_number import (
     PackingNumber,
     exact_packing_number,
     packing_bracket,

@@ -17,7 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from recovery_marks import BATCH, MESH, N_WORKERS, BenchmarkError, output_of
+from meshmend.errors import BenchmarkError
+from recovery_marks import BATCH, MESH, N_WORKERS, output_of
 
 WARM_UP = 20  # steps that do not count: pages are copied, plans for failures are made
 HOW = (
@@ -108,10 +109,10 @@ def elastic(n_steps: int, folder: Path) -> int:
 
     from meshmend.launch.elastic import run_elastic
     from meshmend.launch.elastic_job import ElasticJob
+    from meshmend.planning.settings import Settings
     from meshmend.topology.text import parse_mesh
-    from meshmend.torch.settings import Settings
     from meshmend.train.gradients import Gradients
-    from meshmend.train.workloads import preload, workload
+    from meshmend.workloads.registry import preload, workload
 
     torch.set_num_threads(1)
     preload()
@@ -152,16 +153,16 @@ def static(n_steps: int, folder: Path) -> int:
     """Train with the backend that knows of no failures; return an exit code."""
     import torch
 
-    from meshmend.launch.job import Job, run_job
-    from meshmend.launch.worker import Script
+    from meshmend.launch.forked_worker import Script
+    from meshmend.launch.static_job import StaticJob, run_job
+    from meshmend.planning.settings import Settings
     from meshmend.topology.text import parse_mesh
-    from meshmend.torch.settings import Settings
-    from meshmend.train.workloads import preload
+    from meshmend.workloads.registry import preload
 
     torch.set_num_threads(1)
     preload()
     script = Script(__file__, ("static-worker", str(n_steps), str(folder)))
-    return run_job(Job(Settings(parse_mesh(MESH)), script))
+    return run_job(StaticJob(Settings(parse_mesh(MESH)), script))
 
 
 def static_worker(n_steps: int, folder: Path) -> int:
@@ -170,8 +171,8 @@ def static_worker(n_steps: int, folder: Path) -> int:
 
     from meshmend.train.gradients import Gradients
     from meshmend.train.samples import Order, share_of
-    from meshmend.train.workload import batch_of
-    from meshmend.train.workloads import workload
+    from meshmend.workloads.registry import workload
+    from meshmend.workloads.workload import batch_of
 
     watch = Watch()
     work = workload("resnet")

@@ -27,8 +27,9 @@ import ready_cost
 import recovery_ours
 import recovery_torchft
 import recovery_torchrun
+from meshmend.errors import BenchmarkError
 from record import RESULTS, record
-from recovery_marks import BATCH, BOARD, MESH, BenchmarkError
+from recovery_marks import BATCH, BOARD, MESH
 
 CONTENDERS = ("ours", "torchft", "torchrun")
 PARTS = (*CONTENDERS, "cost")

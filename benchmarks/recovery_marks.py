@@ -16,6 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+from meshmend.errors import BenchmarkError
+
 MESH = "4x4"
 N_WORKERS = 16
 BATCH = 64
@@ -25,10 +27,6 @@ SURVIVORS = tuple(rank for rank in range(N_WORKERS) if rank not in KILLED)
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 _POLL_S = 0.01
-
-
-class BenchmarkError(Exception):
-    """A contender did not do what was to be measured; the message says what it did."""
 
 
 @dataclass(frozen=True)

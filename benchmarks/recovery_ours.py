@@ -12,7 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from recovery_marks import BATCH, BOARD, MESH, BenchmarkError, output_of
+from meshmend.errors import BenchmarkError
+from recovery_marks import BATCH, BOARD, MESH, output_of
 
 KILL_AT = 25
 STEPS = 45

@@ -9,10 +9,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from meshmend.errors import BenchmarkError
 from recovery_marks import (
     N_WORKERS,
     SURVIVORS,
-    BenchmarkError,
     Mark,
     Strike,
     await_step,

@@ -5,10 +5,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from meshmend.errors import BenchmarkError
 from recovery_marks import (
     ENVIRONMENT,
     N_WORKERS,
-    BenchmarkError,
     Strike,
     await_step,
     await_that,

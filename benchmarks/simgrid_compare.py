@@ -23,8 +23,8 @@ from meshmend.routing.routes import routes_for
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.table import Collective
-from meshmend.simulate.engine import simulate
-from meshmend.simulate.program import program_of
+from meshmend.simulator.network_program import program_of
+from meshmend.simulator.rules import simulate
 from meshmend.topology.fabric import fabric
 from meshmend.topology.text import parse_mesh
 

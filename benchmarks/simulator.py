@@ -15,9 +15,9 @@ from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
 from meshmend.schedule.table import Collective
-from meshmend.simulate.engine import simulate
-from meshmend.simulate.program import Program, program_of
-from meshmend.simulate.slices import best_slices
+from meshmend.simulator.network_program import Program, program_of
+from meshmend.simulator.rules import simulate
+from meshmend.simulator.slices import best_slices
 from meshmend.topology.fabric import fabric
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh

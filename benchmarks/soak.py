@@ -18,14 +18,14 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from meshmend.faults.fault import Fault
+from meshmend.faults.random_faults import chaos
 from meshmend.launch.training import Training, train
+from meshmend.planning.settings import Settings
 from meshmend.topology.failures import board_shape
 from meshmend.topology.text import parse_mesh
-from meshmend.torch.settings import Settings
-from meshmend.train.chaos import chaos
-from meshmend.train.faults import Fault
 from meshmend.train.ledger import audit
-from meshmend.train.workloads import workload
+from meshmend.workloads.registry import workload
 from record import record
 
 STALL_S = 15.0

@@ -23,8 +23,8 @@ def main() -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     from meshmend.train.samples import Order, share_of
-    from meshmend.train.workload import batch_of
-    from meshmend.train.workloads import workload
+    from meshmend.workloads.registry import workload
+    from meshmend.workloads.workload import batch_of
 
     torch.set_num_threads(1)
     work = workload("resnet")

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from meshmend.limits.limit import limit
 from meshmend.planning.pricing import Question, price
 from meshmend.planning.tree_plan import replanned, tree_plan
 from meshmend.planning.tree_pricing import Found, best_trees
-from meshmend.simulate.limit import limit
 from meshmend.topology.fabric import fabric
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh

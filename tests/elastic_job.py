@@ -37,16 +37,16 @@ def main() -> None:
     import torch
     from torch.nn.functional import cross_entropy
 
+    from meshmend.faults.fault import parse_fault
     from meshmend.launch.elastic import run_elastic
     from meshmend.launch.elastic_job import ElasticJob
+    from meshmend.membership.membership import Timing
+    from meshmend.planning.settings import Settings
     from meshmend.topology.text import parse_mesh
-    from meshmend.torch.settings import Settings
     from meshmend.train.checkpoint import Saving
-    from meshmend.train.faults import parse_fault
     from meshmend.train.gradients import Gradients
     from meshmend.train.job import Job
     from meshmend.train.ledger import audit
-    from meshmend.train.membership import Timing
 
     folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
     torch.set_num_threads(1)
@@ -88,7 +88,7 @@ def main() -> None:
             run_dir=folder,
             on_event=events.append,
             faults=tuple(parse_fault(text, mesh) for text in options.get("inject", ())),
-            timing=Timing(silence_s=options.get("silence_s", 2.0)),
+            timing=Timing(heartbeat_timeout_s=options.get("heartbeat_timeout_s", 2.0)),
             sums=Gradients(model).sizes(),
             checks=True,
         )

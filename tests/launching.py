@@ -57,7 +57,7 @@ def _import_all() -> None:
     import torch._dynamo.utils
     import torch.distributed.rpc  # noqa: F401
 
-    import meshmend.launch.job  # noqa: F401
+    import meshmend.launch.static_job  # noqa: F401
 
 
 def _become_command(folder: Path, arguments: list[str], environment: dict[str, str]) -> None:

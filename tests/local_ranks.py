@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.execute.program import RankProgram, rank_program
+from meshmend.execute.rank_program import RankProgram, rank_program
 from meshmend.execute.sockets import SocketTransport
 from meshmend.execute.transport import Task, task_of
 from meshmend.schedule.hazards import hazards_of

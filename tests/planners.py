@@ -10,7 +10,7 @@ def planners_of(pid: int) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            is_planner = b"meshmend.train.planner" in (folder / "cmdline").read_bytes().split(b"\0")
+            is_planner = b"meshmend.train.ahead" in (folder / "cmdline").read_bytes().split(b"\0")
         except OSError:  # it has ended meanwhile
             continue
         if is_planner and _state_and_parent(int(folder.name))[1] == pid:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
+from meshmend.membership.generation import Generation, generation_from
+from meshmend.membership.membership import FRESH, Go, Membership, Status, Timing
 from meshmend.topology.failures import Chip, Link
 from meshmend.topology.graph import components
 from meshmend.topology.mesh import Mesh
-from meshmend.train.generation import Generation, generation_from
-from meshmend.train.membership import FRESH, Go, Membership, Status, Timing
 
 NONE = Generation(0, ())
 
@@ -43,7 +43,7 @@ class Worker:
     port: int
     bits: Bits = field(default_factory=Bits)
     step: int = 0
-    stamp: int = FRESH
+    state_version: int = FRESH
     doing: str = "waiting"
     after: int = 0
     entered: Generation = NONE
@@ -71,14 +71,14 @@ class Worker:
         self.status = Status(
             generation=self.entered.number,
             ready=is_ready,
-            stamp=self.stamp,
+            state_version=self.state_version,
             step=self.step,
             lost=tuple(lost),
         )
 
     def hello(self) -> tuple[str, Any]:
         """What it says first: how it stands, and the generation it heard of last."""
-        is_known = self.generation is not None and self.stamp != FRESH
+        is_known = self.generation is not None and self.state_version != FRESH
         heard = self.generation.number if self.generation else 0
         status = replace(self.status, generation=max(self.status.generation, heard))
         return "hello", (status, self.generation if is_known else None)
@@ -131,7 +131,7 @@ class Job:
             worker.hangs = False
 
     def drop_silent(self) -> None:
-        """Turn away every worker that hangs."""
+        """LoopPosition away every worker that hangs."""
         for worker in list(self.line_of.values()):
             if worker.hangs and self.membership is not None:
                 self._turn_away(worker)
@@ -336,11 +336,11 @@ class Job:
             worker.doing = "healing"
 
     def _be_up_to_date(self, worker: Worker) -> None:
-        worker.stamp, worker.doing = worker.entered.number, "training"
+        worker.state_version, worker.doing = worker.entered.number, "training"
         worker.tell(is_ready=True)
 
     def _come_back(self, worker: Worker) -> None:
-        worker.turned_away, worker.stamp, worker.doing = False, FRESH, "waiting"
+        worker.turned_away, worker.state_version, worker.doing = False, FRESH, "waiting"
         worker.generation, worker.go = None, None
         worker.note(is_ready=False)
 
@@ -386,7 +386,9 @@ class Job:
         number = generation.number
         for worker in self.workers.values():
             heard = worker.generation.number if worker.generation else 0
-            assert max(heard, worker.stamp, worker.entered.number) < number, "a number used again"
+            assert max(heard, worker.state_version, worker.entered.number) < number, (
+                "a number used again"
+            )
         self.given.pop(number, None)
         for key in [key for key in (*self.summed, *self.sums) if key[0] == number]:
             self.summed.pop(key, None)
@@ -401,13 +403,13 @@ class Job:
         But for one step at most: that was in flight when a chip was cut off or counted as dead.
         """
         bits = {self.line_of[chip].bits for chip in go.holders}
-        latest = max(self.line_of[chip].stamp for chip in go.holders)
+        latest = max(self.line_of[chip].state_version for chip in go.holders)
         assert len(bits) == 1
         (given,) = bits
         for chip, worker in self.line_of.items():
-            if worker.stamp == FRESH or any(kind == "hello" for kind, _ in worker.says):
+            if worker.state_version == FRESH or any(kind == "hello" for kind, _ in worker.says):
                 continue
-            is_late = worker.stamp < latest or chip not in self.made[go.generation].chips
+            is_late = worker.state_version < latest or chip not in self.made[go.generation].chips
             before = worker.bits.before if is_late else None
             is_kept = given.is_from(worker.bits) or (before and given.is_from(before))
             assert is_kept, f"{chip} knows more than the holders"
@@ -421,5 +423,5 @@ def training(job: Job) -> Iterator[Worker]:
     assert job.membership is not None
     current = job.membership.generation
     for worker in job.workers.values():
-        if current and worker.stamp == current.number and worker.doing == "training":
+        if current and worker.state_version == current.number and worker.doing == "training":
             yield worker

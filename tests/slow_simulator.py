@@ -43,7 +43,7 @@ class SlowSimulation:
     rows: Sequence[Row]
     figures: Figures
     slices: int
-    lags: Sequence[float] = ()  # none: no row has any
+    delay_slices: Sequence[float] = ()  # none: no row has any
     now: Fraction = Fraction(0)
     round: int = 0
     holds: dict[Message, Fraction] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class SlowSimulation:
 
     def _priority(self, message: Message) -> tuple[float, int]:
         part, row = message
-        return part + (self.lags[row] if self.lags else 0), row
+        return part + (self.delay_slices[row] if self.delay_slices else 0), row
 
     def _bytes(self, message: Message) -> Fraction:
         return self.figures.payload * self.rows[message[1]].fraction / self.slices

@@ -18,10 +18,10 @@ from meshmend.planning.tree_choice import Pipeline, TreeShape
 from meshmend.planning.tree_pricing import trees_of
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
+from meshmend.schedule.priority import delay_slices, remaining_hops
 from meshmend.schedule.table import Collective
-from meshmend.schedule.urgency import lags, remaining_hops
-from meshmend.simulate.engine import simulate
-from meshmend.simulate.program import program_of
+from meshmend.simulator.network_program import program_of
+from meshmend.simulator.rules import simulate
 from meshmend.topology.fabric import Fabric, fabric
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
@@ -54,7 +54,7 @@ def time_of(mesh: Mesh, choice: Choice, machine: Fabric, payload_bytes: float) -
         machine,
         payload_bytes=payload_bytes,
         slices=choice.pipeline.slices,
-        lags=lags(remaining_hops(schedule, hazards, routes), choice.pipeline.skew),
+        delay_slices=delay_slices(remaining_hops(schedule, hazards, routes), choice.pipeline.skew),
     ).time_s
 
 

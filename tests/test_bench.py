@@ -12,17 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshmend.bench import figures, openmpi
-from meshmend.bench.contenders import Planned, planned
-from meshmend.bench.crew import BenchError, Crew
-from meshmend.bench.figures import fabric_from
+from meshmend.bench import link_figures as figures
+from meshmend.bench import openmpi
+from meshmend.bench.benchmark import BenchmarkRequest, BenchmarkResults, Race, Result, run_benchmark
+from meshmend.bench.contenders import Buffer, Network, Participant, operand, total
+from meshmend.bench.link_figures import fabric_from
 from meshmend.bench.openmpi import OpenMpi, mpi_laps
-from meshmend.bench.race import Meeting, Race, Result, Wish, held
-from meshmend.bench.seats import Buffer, Ground, Seat, operand, total
+from meshmend.bench.runners import Planned, planned
 from meshmend.bench.summary import meeting_svg, save, summary
-from meshmend.errors import InputError
+from meshmend.bench.worker_pool import WorkerPool
+from meshmend.errors import BenchmarkError, InputError
 from meshmend.planning.pricing import Question
-from meshmend.planning.telling import silent
+from meshmend.planning.progress import no_progress
 from meshmend.testbed import records
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.mesh import Mesh
@@ -57,7 +58,7 @@ def children() -> list[int]:
 
 def ring(mesh: Mesh) -> Planned:
     """Return a contender that every small mesh has."""
-    return planned("ring-1d", Question(mesh, PAYLOAD, FABRIC), predicts=True, tell=silent)
+    return planned("ring-1d", Question(mesh, PAYLOAD, FABRIC), predicts=True, progress=no_progress)
 
 
 class Faulty:
@@ -70,9 +71,9 @@ class Faulty:
     def __init__(self, fault: Callable[[], None]) -> None:
         self._fault = fault
 
-    def ready(self, seat: Seat) -> Callable[[Buffer], None]:
+    def ready(self, participant: Participant) -> Callable[[Buffer], None]:
         def run(buffer: Buffer) -> None:
-            if seat.rank == 0:
+            if participant.rank == 0:
                 self._fault()
 
         return run
@@ -103,8 +104,8 @@ def test_a_crew_times_a_schedule_and_checks_its_sum() -> None:
     mesh = parse_mesh("2x2")
     contender = ring(mesh)
 
-    with Crew(Ground(mesh), [contender]) as crew:
-        laps = [crew.lap(contender) for _ in range(3)]
+    with WorkerPool(Network(mesh), [contender]) as pool:
+        laps = [pool.lap(contender) for _ in range(3)]
 
     assert all(lap.right and 0 < lap.time_s < 5 for lap in laps)
 
@@ -112,8 +113,8 @@ def test_a_crew_times_a_schedule_and_checks_its_sum() -> None:
 def test_a_crew_sees_a_wrong_sum() -> None:
     contender = Faulty(lambda: None)
 
-    with Crew(Ground(parse_mesh("1x2")), [contender]) as crew:
-        assert not crew.lap(contender).right
+    with WorkerPool(Network(parse_mesh("1x2")), [contender]) as pool:
+        assert not pool.lap(contender).right
 
 
 @pytest.mark.parametrize(
@@ -127,10 +128,10 @@ def test_a_worker_that_fails_is_named(fault: Callable[[], None], message: str) -
     contender = Faulty(fault)
 
     with (
-        pytest.raises(BenchError, match=message),
-        Crew(Ground(parse_mesh("1x2")), [contender]) as crew,
+        pytest.raises(BenchmarkError, match=message),
+        WorkerPool(Network(parse_mesh("1x2")), [contender]) as pool,
     ):
-        crew.lap(contender)
+        pool.lap(contender)
 
 
 @given(
@@ -186,10 +187,12 @@ def test_a_ping_goes_to_and_fro_between_pairs_that_share_no_chip() -> None:
 
 
 def test_bench_on_loopback_has_no_limit_and_no_prediction() -> None:
-    wish = Wish(parse_mesh("2x2"), (PAYLOAD, 2 * PAYLOAD + 3), peers=("gloo",), repeat=2)
+    request = BenchmarkRequest(
+        parse_mesh("2x2"), (PAYLOAD, 2 * PAYLOAD + 3), peers=("gloo",), repeat=2
+    )
     pytest.importorskip("torch")
 
-    document = summary(held(wish, silent))
+    document = summary(run_benchmark(request, no_progress))
 
     assert [race["payload_bytes"] for race in document["sweep"]] == [PAYLOAD, 2 * PAYLOAD]
     for race in document["sweep"]:
@@ -203,7 +206,7 @@ def test_bench_on_loopback_has_no_limit_and_no_prediction() -> None:
 
 def test_bench_on_a_testbed_stays_above_the_limit_and_near_the_simulator() -> None:
     require_testbed()
-    wish = Wish(
+    request = BenchmarkRequest(
         parse_mesh("2x2"),
         (1 << 18,),
         algorithms=("auto", "ring-1d"),
@@ -211,7 +214,7 @@ def test_bench_on_a_testbed_stays_above_the_limit_and_near_the_simulator() -> No
         repeat=3,
     )
 
-    meeting = held(wish, silent)
+    meeting = run_benchmark(request, no_progress)
 
     race = meeting.races[0]
     limit_s = race.limit_s
@@ -229,7 +232,7 @@ def test_openmpi_is_measured_where_it_is_installed() -> None:
     if reason := openmpi.why_not():
         pytest.skip(reason)
 
-    laps = mpi_laps(Ground(parse_mesh("1x2")), OpenMpi(1000), 2)
+    laps = mpi_laps(Network(parse_mesh("1x2")), OpenMpi(1000), 2)
 
     assert len(laps) == 2
     assert all(lap.right and lap.time_s > 0 for lap in laps)
@@ -248,27 +251,29 @@ def test_openmpi_that_fails_takes_nothing_from_the_others(
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    wish = Wish(parse_mesh("1x2"), (PAYLOAD, PAYLOAD), ("ring-1d",), ("openmpi",), repeat=1)
+    request = BenchmarkRequest(
+        parse_mesh("1x2"), (PAYLOAD, PAYLOAD), ("ring-1d",), ("openmpi",), repeat=1
+    )
 
-    meeting = held(wish, silent)
+    meeting = run_benchmark(request, no_progress)
 
     assert [[each.name for each in race.results] for race in meeting.races] == [["ring-1d"]] * 2
     assert meeting.absent == {"openmpi": "openmpi failed: out of luck"}
 
 
 @pytest.fixture
-def meeting() -> Meeting:
+def meeting() -> BenchmarkResults:
     """The results of two payloads, made up."""
     results = (
         Result("auto", "trees", (1.0, 1.2, 1.1), 1.05, correct=True),
         Result("gloo", "", (3.0, 2.0, 4.0), None, correct=True),
     )
     races = (Race(1000, 1.0, results), Race(2000, 2.0, results))
-    wish = Wish(parse_mesh("2x2", fail=["0,1"]), (1000, 2000), link_bandwidth=1e6)
-    return Meeting(wish, FABRIC, races, {})
+    request = BenchmarkRequest(parse_mesh("2x2", fail=["0,1"]), (1000, 2000), link_bandwidth=1e6)
+    return BenchmarkResults(request, FABRIC, races, {})
 
 
-def test_a_summary_has_the_median_and_its_ratio_to_the_limit(meeting: Meeting) -> None:
+def test_a_summary_has_the_median_and_its_ratio_to_the_limit(meeting: BenchmarkResults) -> None:
     auto, gloo = summary(meeting)["sweep"][1]["results"]
 
     assert (auto["median_s"], auto["min_s"], auto["max_s"]) == (1.1, 1.0, 1.2)
@@ -276,7 +281,9 @@ def test_a_summary_has_the_median_and_its_ratio_to_the_limit(meeting: Meeting) -
     assert (gloo["median_s"], gloo["predicted_s"]) == (3.0, None)
 
 
-def test_a_chart_has_a_curve_for_what_was_measured_and_what_was_predicted(meeting: Meeting) -> None:
+def test_a_chart_has_a_curve_for_what_was_measured_and_what_was_predicted(
+    meeting: BenchmarkResults,
+) -> None:
     picture = meeting_svg(meeting)
 
     for name in (">auto<", ">auto, predicted<", ">gloo<", ">limit<"):
@@ -284,7 +291,9 @@ def test_a_chart_has_a_curve_for_what_was_measured_and_what_was_predicted(meetin
     assert picture.count('class="curve"') == 4
 
 
-def test_a_result_file_names_machine_versions_and_date(meeting: Meeting, tmp_path: Path) -> None:
+def test_a_result_file_names_machine_versions_and_date(
+    meeting: BenchmarkResults, tmp_path: Path
+) -> None:
     path = save(meeting, tmp_path / "new")
 
     document = json.loads(path.read_text())
@@ -307,18 +316,18 @@ def test_a_wish_that_cannot_be_met_is_refused(fields: dict[str, object], message
     given = {"mesh": parse_mesh("2x2"), "payloads": (PAYLOAD,)} | fields
 
     with pytest.raises(InputError, match=message):
-        Wish(**given)  # type: ignore[arg-type]  # on purpose of any type
+        BenchmarkRequest(**given)  # type: ignore[arg-type]  # on purpose of any type
 
 
 def test_workers_end_with_a_bench_that_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "hang.py"
     script.write_text(
         "import time\n"
-        "from meshmend.bench.crew import Crew\n"
-        "from meshmend.bench.seats import Ground\n"
+        "from meshmend.bench.worker_pool import WorkerPool\n"
+        "from meshmend.bench.contenders import Network\n"
         "from meshmend.topology.text import parse_mesh\n"
-        "with Crew(Ground(parse_mesh('1x2')), []) as crew:\n"
-        "    print(*crew._pids, flush=True)\n"
+        "with WorkerPool(Network(parse_mesh('1x2')), []) as pool:\n"
+        "    print(*pool._pids, flush=True)\n"
         "    time.sleep(60)\n"
     )
     process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)

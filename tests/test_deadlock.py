@@ -13,10 +13,14 @@ from scipy.sparse.csgraph import connected_components
 
 from meshmend.errors import DeadlockError, VerificationError
 from meshmend.routing.deadlock import check_deadlock_free, check_tables_deadlock_free, find_cycle
-from meshmend.routing.layers import RoutingTables, all_pairs_tables, default_virtual_channels
 from meshmend.routing.routes import Routes, routes_for
 from meshmend.routing.stretch import Stretch, table_stretch
 from meshmend.routing.tables import demand_from_everywhere, next_ports
+from meshmend.routing.virtual_channels import (
+    RoutingTables,
+    all_pairs_tables,
+    default_virtual_channels,
+)
 from meshmend.topology.failures import Block, Chip
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from local_ranks import programs_of
 from meshmend.errors import InputError
 from meshmend.execute.combine import DTYPES, OPS, combine, combine_code, describe_code
-from meshmend.execute.program import ADD, PUT, SEND, layout_of, rank_program
+from meshmend.execute.rank_program import ADD, PUT, SEND, layout_of, rank_program
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.spanning import broadcast, tree_sum

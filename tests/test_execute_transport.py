@@ -21,18 +21,18 @@ from local_ranks import (
     together,
     transports,
 )
-from meshmend.errors import InputError
-from meshmend.execute import reference
-from meshmend.execute.program import RankProgram
-from meshmend.execute.sockets import SocketTransport
-from meshmend.execute.transport import (
+from meshmend.errors import (
     HandshakeError,
+    InputError,
     MismatchError,
     PeerLostError,
     StalledError,
     StoppedError,
     TransportError,
 )
+from meshmend.execute import reference
+from meshmend.execute.rank_program import RankProgram
+from meshmend.execute.sockets import SocketTransport
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.spanning import tree_sum
 from meshmend.schedule.table import Collective, Schedule

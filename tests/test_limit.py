@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshmend.errors import InputError, TopologyError
-from meshmend.simulate.limit import limit
+from meshmend.limits.limit import limit
 from meshmend.topology.fabric import Fabric, fabric
 from meshmend.topology.text import parse_mesh
 

@@ -14,7 +14,7 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import minimum_spanning_tree
 
 from meshmend.errors import TopologyError
-from meshmend.simulate.packing_number import (
+from meshmend.limits.packing_number import (
     PackingNumber,
     exact_packing_number,
     packing_bracket,

@@ -13,15 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+import meshmend
+from meshmend.draw.load_picture import link_load_svg
+from meshmend.draw.mesh_picture import MAX_DRAWN_CHIPS, mesh_svg
+from meshmend.draw.overlays import layout_svg, rings_svg, routes_svg
+from meshmend.draw.svg import Point, text_width
+from meshmend.draw.tree_picture import trees_svg
 from meshmend.errors import InputError
 from meshmend.overlay.pairs import fault_tolerant_layout, row_pair_layout
 from meshmend.overlay.rings import hamiltonian_ring, line_rings
-from meshmend.report.figures import paper_figures
-from meshmend.report.load_picture import link_load_svg
-from meshmend.report.mesh_picture import MAX_DRAWN_CHIPS, mesh_svg
-from meshmend.report.overlays import layout_svg, rings_svg, routes_svg
-from meshmend.report.svg import Point, text_width
-from meshmend.report.tree_picture import trees_svg
+from meshmend.paper.paper_figures import paper_figures
 from meshmend.topology.failures import Chip, Link
 from meshmend.topology.graph import distances_from, largest_part, stranded
 from meshmend.topology.mesh import Mesh
@@ -249,7 +250,7 @@ def test_a_mesh_beyond_the_limit_is_described_in_words() -> None:
 
 
 def test_a_notebook_shows_the_picture_of_a_mesh() -> None:
-    assert HOLED._repr_svg_() == mesh_svg(HOLED)
+    assert vars(meshmend.Mesh)["_repr_svg_"](HOLED) == mesh_svg(HOLED)
 
 
 def test_words_that_mean_something_in_xml_are_escaped() -> None:

@@ -151,7 +151,9 @@ def test_chips_that_are_cut_off_are_named_and_take_no_part() -> None:
 
 def test_the_steps_are_named_as_they_begin() -> None:
     told: list[tuple[str, float | None]] = []
-    proved = plan(Mesh((2, 2)), "ring-1d", tell=lambda step, part=None: told.append((step, part)))
+    proved = plan(
+        Mesh((2, 2)), "ring-1d", progress=lambda step, part=None: told.append((step, part))
+    )
 
     assert [step for step, _ in told] == list(proved.seconds)
     assert told[0] == ("build", 0.0)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshmend.draw.chart import Axis, Series, chart_svg, spread
+from meshmend.draw.colours import heat, lighter
+from meshmend.draw.svg import clipped, line_path, number, text_width, wrapped
+from meshmend.draw.ticks import ticks_around
 from meshmend.errors import InputError
-from meshmend.report.chart import Axis, Series, chart_svg, spread
-from meshmend.report.colours import heat, lighter
-from meshmend.report.svg import clipped, line_path, number, text_width, wrapped
-from meshmend.report.ticks import ticks_around
 
 LOG = Axis("payload")
 LINEAR = Axis("ratio", log=False)

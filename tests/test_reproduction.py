@@ -13,30 +13,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-import meshmend.planning.reproduction
+import meshmend.paper.reproduction
 from meshmend.cli.reproduce import reproduce_command
 from meshmend.errors import InputError
-from meshmend.planning.calibration import calibrated_links, printed_growth
-from meshmend.planning.paper_tables import BERT, PAPER_ROWS, RESNET, PaperRow, Workload
-from meshmend.planning.prediction import (
+from meshmend.paper.calibration import calibrated_links, printed_growth
+from meshmend.paper.paper_tables import BERT, PAPER_ROWS, RESNET, PaperRow, PaperWorkload
+from meshmend.paper.prediction import (
     PLACES,
     Batch,
     Cell,
     Prediction,
     Setting,
-    Timing,
+    StepTiming,
     broken_mesh,
     predicted,
     timing,
 )
+from meshmend.paper.reproduction import Reproduction, reproduction
+from meshmend.paper.reproduction_page import reproduction_page
 from meshmend.planning.pricing import Question
-from meshmend.planning.reproduction import Reproduction, reproduction
-from meshmend.report.reproduction_page import reproduction_page
 from meshmend.topology.fabric import fabric
 from meshmend.topology.mesh import Mesh
 
 TPU = fabric("tpu-v3")
-SMALL = Workload("Small", 400_000, "made up")
+SMALL = PaperWorkload("Small", 400_000, "made up")
 STAND_INS = (
     PaperRow(SMALL, (8, 8), 2.0, 2.1, 0.95, 0.10, 0.14, note="Made up & small."),
     PaperRow(SMALL, (8, 16), 1.0, 1.1, 0.94, 0.19, 0.22),
@@ -52,7 +52,9 @@ def stand_in(quick: bool = False) -> Reproduction:
 
 
 def prediction_of(row: PaperRow, full_s: float, broken_s: float, batch: Batch) -> Prediction:
-    return Prediction(row, Setting(TPU, batch=batch), Timing(full_s, 1), Timing(broken_s, 1))
+    return Prediction(
+        row, Setting(TPU, batch=batch), StepTiming(full_s, 1), StepTiming(broken_s, 1)
+    )
 
 
 @pytest.mark.parametrize("row", PAPER_ROWS, ids=lambda row: f"{row.workload.name}-{row.shape}")
@@ -217,7 +219,7 @@ def test_a_reading_like_another_takes_its_slices_for_what_both_run() -> None:
     setting = Setting(TPU)
     row = STAND_INS[0]
     main = predicted(row, setting)
-    marked = replace(main, full=Timing(1.0, 3), broken=Timing(1.0, 5))
+    marked = replace(main, full=StepTiming(1.0, 3), broken=StepTiming(1.0, 5))
 
     corner = predicted(row, replace(setting, place="corner"), like=marked)
     assert (corner.full.slices, corner.broken.slices) == (3, 5)
@@ -284,7 +286,7 @@ def test_page_is_whole_and_loads_nothing(quick: bool) -> None:
 @pytest.fixture
 def small_command(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
     """The command on the stand-in rows."""
-    module = meshmend.planning.reproduction
+    module = meshmend.paper.reproduction
     monkeypatch.setattr(module, "reproduction", partial(reproduction, rows=STAND_INS))
     app = typer.Typer()
     app.command()(reproduce_command)

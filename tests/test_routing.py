@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from meshmend.errors import InputError, TopologyError, VerificationError
-from meshmend.routing.layers import all_pairs_tables, default_virtual_channels
 from meshmend.routing.routes import Routes, check_paths, routes_for
 from meshmend.routing.stretch import Stretch, stretch_of, table_stretch
 from meshmend.routing.tables import (
@@ -21,6 +20,7 @@ from meshmend.routing.tables import (
     up_down_order,
     up_down_ports,
 )
+from meshmend.routing.virtual_channels import all_pairs_tables, default_virtual_channels
 from meshmend.topology.failures import Chip
 from meshmend.topology.graph import distances_from
 from meshmend.topology.mesh import Mesh

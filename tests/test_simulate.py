@@ -14,9 +14,9 @@ from meshmend.routing.routes import Routes, routes_for
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.hazards import Hazards, hazards_of
 from meshmend.schedule.table import COPY, REDUCE, Collective, Phase, Schedule, even_cuts
-from meshmend.simulate.engine import Simulation, _delays, simulate
-from meshmend.simulate.events import ADDED, N_KINDS, RELEASE
-from meshmend.simulate.program import SIZE_CLASS, Program, program_of
+from meshmend.simulator.discrete_events import ADDED, N_KINDS, RELEASE
+from meshmend.simulator.network_program import SIZE_CLASS, Program, program_of
+from meshmend.simulator.rules import Simulation, _delays, simulate
 from meshmend.topology.fabric import Fabric, fabric
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
@@ -236,14 +236,23 @@ def both(seed: int) -> tuple[Simulation, SlowSimulation]:
         payload=Fraction(payload),
     )
     program = program_of(schedule, hazards, routes)
-    lags = random_lags(seed, schedule.n_rows)
-    fast = simulate(program, figures, payload_bytes=payload, slices=slices, lags=lags, trace=True)
-    slow = SlowSimulation(slow_rows(schedule, hazards, routes), exact, slices, lags.tolist())
+    delay_slices = random_lags(seed, schedule.n_rows)
+    fast = simulate(
+        program,
+        figures,
+        payload_bytes=payload,
+        slices=slices,
+        delay_slices=delay_slices,
+        trace=True,
+    )
+    slow = SlowSimulation(
+        slow_rows(schedule, hazards, routes), exact, slices, delay_slices.tolist()
+    )
     return fast, slow.run()
 
 
 def random_lags(seed: int, n_rows: int) -> NDArray[np.float64]:
-    """Return lags in quarters of a slice, and none at all for every other seed."""
+    """Return delay_slices in quarters of a slice, and none at all for every other seed."""
     rng = np.random.default_rng((seed, n_rows))
     return rng.integers(0, 1 + seed % 2 * int(rng.integers(1, 16)), n_rows) / 4.0
 
@@ -383,13 +392,21 @@ def test_it_refuses_what_makes_no_sense(payload: float, slices: int, needed: str
         simulate(program, UNIT, payload_bytes=payload, slices=slices)
 
 
-@pytest.mark.parametrize("lags", [[0], [0, 0, 0], [0, -1], [0, float("nan")]])
-def test_it_refuses_lags_that_are_not_one_for_each_row_from_zero_on(lags: list[int]) -> None:
+@pytest.mark.parametrize("delay_slices", [[0], [0, 0, 0], [0, -1], [0, float("nan")]])
+def test_it_refuses_lags_that_are_not_one_for_each_row_from_zero_on(
+    delay_slices: list[int],
+) -> None:
     rows: Rows = [(0, 1, 0, 1, COPY), (1, 0, 0, 1, COPY)]
     program = program_on(parse_mesh("1x2"), schedule_with(rows, 2, 1))
 
-    with pytest.raises(InputError, match=r"needs a lag from 0 to 10\^6 for each of 2 rows"):
-        simulate(program, UNIT, payload_bytes=1, slices=1, lags=np.array(lags, dtype=np.float64))
+    with pytest.raises(InputError, match=r"needs a delay from 0 to 10\^6 slices for each of 2"):
+        simulate(
+            program,
+            UNIT,
+            payload_bytes=1,
+            slices=1,
+            delay_slices=np.array(delay_slices, dtype=np.float64),
+        )
 
 
 def test_a_row_with_a_lag_yields_to_later_slices_of_rows_without() -> None:
@@ -401,7 +418,7 @@ def test_a_row_with_a_lag_yields_to_later_slices_of_rows_without() -> None:
         UNIT,
         payload_bytes=6,
         slices=3,
-        lags=np.array([1.0, 0.0]),
+        delay_slices=np.array([1.0, 0.0]),
         trace=True,
     )
 

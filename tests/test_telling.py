@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshmend.planning.telling import Shares, silent
+from meshmend.planning.progress import ProgressShares, no_progress
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.none() | st.floats(0, 1)), max_size=30))
@@ -11,7 +11,7 @@ def test_pieces_side_by_side_are_told_as_one_part_that_never_falls(
     events: list[tuple[int, float | None]],
 ) -> None:
     told: list[float | None] = []
-    shares = Shares(lambda step, part=None: told.append(part), 3)
+    shares = ProgressShares(lambda step, part=None: told.append(part), 3)
 
     for share, part in events:
         shares.of(share)("step", part)
@@ -25,15 +25,17 @@ def test_pieces_side_by_side_are_told_as_one_part_that_never_falls(
 def test_of_pieces_in_turn_the_one_before_is_done() -> None:
     told: list[tuple[str, float | None]] = []
 
-    for name, tell in zip(
-        "ab", Shares(lambda *each: told.append((each[0], each[1])), 2).in_turn(), strict=True
+    for name, progress in zip(
+        "ab",
+        ProgressShares(lambda *each: told.append((each[0], each[1])), 2).in_turn(),
+        strict=True,
     ):
-        tell(name)
-        tell(name, 0.5)
+        progress(name)
+        progress(name, 0.5)
 
     assert told == [("a", 0.0), ("a", 0.25), ("b", 0.5), ("b", 0.75)]
 
 
 def test_silence_is_a_listener_too() -> None:
-    silent("step")
-    silent("step", 0.5)
+    no_progress("step")
+    no_progress("step", 0.5)

@@ -14,12 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshmend.errors import TopologyError
+from meshmend.errors import TestbedError, TopologyError
 from meshmend.routing.routes import routes_for
 from meshmend.testbed import kernel, records, transfer
 from meshmend.testbed.bed import Testbed
 from meshmend.testbed.measure import link_rate
-from meshmend.testbed.records import TestbedError
 from meshmend.topology.failures import Chip, Link
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh

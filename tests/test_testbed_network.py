@@ -11,8 +11,8 @@ from meshmend.testbed.network import (
     change_commands,
     chip_commands,
     link_commands,
+    link_states,
     rate_commands,
-    wiring,
 )
 from meshmend.topology.failures import Block, Link
 from meshmend.topology.graph import components
@@ -70,7 +70,7 @@ def fresh(mesh: Mesh) -> Kernel:
 @settings(max_examples=40, deadline=None)
 @given(whole_meshes().flatmap(broken))
 def test_routes_follow_the_paths_of_the_routing_layer_within_each_part(mesh: Mesh) -> None:
-    ports = wiring(mesh).ports
+    ports = link_states(mesh).ports
 
     full = Mesh(mesh.shape, mesh.wrap)
     for chips in components(mesh):
@@ -126,14 +126,14 @@ def test_figure_1_goes_along_the_row_first_and_figure_2_steps_aside() -> None:
     full, holed = parse_mesh("4x4"), parse_mesh("4x4", fail=["1,1"])
     here, goal = number_of(full, (1, 0)), number_of(full, (2, 3))
 
-    assert interface_of(wiring(full).ports[here, goal]) == "up1"
-    assert interface_of(wiring(holed).ports[here, goal]) == "up0"
+    assert interface_of(link_states(full).ports[here, goal]) == "up1"
+    assert interface_of(link_states(holed).ports[here, goal]) == "up0"
 
 
 def test_cut_off_chips_reach_each_other_and_nobody_else() -> None:
     mesh = parse_mesh("1x5", fail=["0,2"])
 
-    ports = wiring(mesh).ports
+    ports = link_states(mesh).ports
 
     assert ports.tolist() == [
         [-1, 3, -1, -1, -1],

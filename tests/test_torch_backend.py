@@ -11,10 +11,10 @@ from meshmend.topology.text import parse_mesh
 
 torch = pytest.importorskip("torch")
 
-from meshmend.torch.catalogue import default_slices  # noqa: E402
+from meshmend.planning.catalogue import default_slices  # noqa: E402
+from meshmend.planning.settings import Settings, settings_from  # noqa: E402
 from meshmend.torch.group import check_world  # noqa: E402
-from meshmend.torch.progress import Progress  # noqa: E402
-from meshmend.torch.settings import Settings, settings_from  # noqa: E402
+from meshmend.torch.progress_thread import Progress  # noqa: E402
 
 # Each check is a function of its name; a worker prints the name when it has passed.
 CHECKS = """

@@ -11,19 +11,20 @@ from typing import Any
 
 import pytest
 
-from meshmend.execute.handshake import Errand, Patience, dial
-from meshmend.execute.reception import Address, listening
+from meshmend.errors import ChannelError, RefusedError
+from meshmend.membership.client import Member, News, WorkerIdentity
+from meshmend.membership.coordinator import COORDINATOR, OBSERVER, Coordinator, JobSpec
+from meshmend.membership.membership import FRESH, Status, Timing
+from meshmend.net.channel import Channel, Message
+from meshmend.net.handshake import ConnectRequest, Deadline, dial
+from meshmend.net.listener import Address, listening
 from meshmend.topology.failures import Chip
 from meshmend.topology.text import parse_mesh
-from meshmend.train.coordinator import COORDINATOR, OBSERVER, Charge, Coordinator
-from meshmend.train.member import Member, News, Post, RefusedError
-from meshmend.train.membership import FRESH, Status, Timing
-from meshmend.train.wire import Channel, ChannelError, Message
 
 SECRET = b"known to all of us"
 MESH = parse_mesh("2x4")
-TIMING = Timing(doubt_s=0.05, gather_s=10.0, recall_s=1.0, silence_s=1.2)
-CHARGE = Charge("ours", MESH, (2, 2), TIMING)
+TIMING = Timing(doubt_s=0.05, gather_s=10.0, recall_s=1.0, heartbeat_timeout_s=1.2)
+CHARGE = JobSpec("ours", MESH, (2, 2), TIMING)
 
 
 class Served:
@@ -78,8 +79,8 @@ class Served:
 
 
 def line_to(address: Address, caller: int = 0, secret: bytes = SECRET) -> Channel:
-    patience = Patience(time.monotonic() + 5.0)
-    return Channel(dial(address, secret, Errand(caller, COORDINATOR), patience))
+    patience = Deadline(time.monotonic() + 5.0)
+    return Channel(dial(address, secret, ConnectRequest(caller, COORDINATOR), patience))
 
 
 def hello(chip: Chip, **changes: Any) -> Message:
@@ -93,7 +94,7 @@ def hello(chip: Chip, **changes: Any) -> Message:
         "memory": None,
         "generation": 0,
         "ready": False,
-        "stamp": FRESH,
+        "state_version": FRESH,
         "step": 0,
         "finished": False,
         "lost": (),
@@ -132,7 +133,7 @@ class Hand:
     def __init__(self, chip: Chip, coordinator: Address, secret: bytes = SECRET) -> None:
         seat = MESH.rank_of[chip]
         self.chip = chip
-        self.member = Member(Post("ours", MESH.shape, chip, seat, coordinator, secret))
+        self.member = Member(WorkerIdentity("ours", MESH.shape, chip, seat, coordinator, secret))
         self.severed: list[Chip] = []
         self.error: Exception | None = None
         self._is_closed = False
@@ -169,12 +170,15 @@ class Hand:
                 self.error = RefusedError(news.refused)
                 return
             if news.turned_away:
-                self.status = replace(self.status, stamp=FRESH, ready=False)
+                self.status = replace(self.status, state_version=FRESH, ready=False)
                 self._join()
             elif news.generation and news.generation.number > self.status.generation:
                 self.tell(generation=news.generation.number, ready=True, lost=())
-            elif news.go and self.status.stamp != news.go.generation == self.status.generation:
-                self.tell(stamp=news.go.generation, step=max(news.go.step, 1))
+            elif (
+                news.go
+                and self.status.state_version != news.go.generation == self.status.generation
+            ):
+                self.tell(state_version=news.go.generation, step=max(news.go.step, 1))
             time.sleep(0.005)
 
 
@@ -276,7 +280,7 @@ def test_a_worker_that_stops_beating_is_turned_away_and_may_come_back(served: Se
         stopped = time.monotonic()
         event = served.until_event("turned away")
 
-        assert event["clock"] - stopped < 2 * TIMING.silence_s
+        assert event["clock"] - stopped < 2 * TIMING.heartbeat_timeout_s
         assert (tuple(event["chip"]), "silent for" in event["why"]) == ((0, 0), True)
         assert chips_of(served.until_event("generation")) == list(others)
         with hands(served, ((0, 0),)):

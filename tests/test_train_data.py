@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from meshmend.errors import InputError
-from meshmend.train.images import Pictures, digits, image_folder, split
-from meshmend.train.texts import (
+from meshmend.workloads.images import Pictures, digits, image_folder, split
+from meshmend.workloads.texts import (
     CLS,
     MASK,
     N_SPECIAL,

@@ -3,9 +3,9 @@
 import pytest
 
 from meshmend.errors import InputError
+from meshmend.faults.fault import COORDINATOR, Fault, Moment, parse_fault
 from meshmend.topology.failures import Block, Link
 from meshmend.topology.text import parse_mesh
-from meshmend.train.faults import COORDINATOR, Fault, Moment, parse_fault
 
 MESH = parse_mesh("4x4")
 BOARD = Block((2, 2), (0, 2))

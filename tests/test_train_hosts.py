@@ -23,12 +23,12 @@ pytest.importorskip("torch")
 
 from meshmend.cli.main import run_line
 from meshmend.errors import InputError
-from meshmend.execute.reception import Reception, listening
 from meshmend.launch.hosts import address_toward, board_from, chip_from, is_answered, secret_from
 from meshmend.launch.termination import soon_over
+from meshmend.membership.coordinator import COORDINATOR
+from meshmend.net.listener import Listener, listening
 from meshmend.testbed.bed import Testbed
 from meshmend.topology.mesh import Mesh
-from meshmend.train.coordinator import COORDINATOR
 from meshmend.train.ledger import audit
 
 HOLED = Mesh((2, 2)).without("0,1")
@@ -321,7 +321,7 @@ def test_a_worker_with_another_secret_is_told_so_at_once(
 ) -> None:
     listener = listening("127.0.0.1")
     host, port = listener.getsockname()
-    door = Reception(
+    door = Listener(
         listener,
         b"another",
         COORDINATOR,

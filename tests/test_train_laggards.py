@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshmend.train.laggards import Laggards
+from meshmend.membership.stragglers import Stragglers
 
 A, B, C = (0, 0), (0, 1), (1, 0)
 
 
 def test_who_is_behind_for_too_long_is_stuck() -> None:
-    laggards = Laggards(10.0)
+    laggards = Stragglers(10.0)
     for chip in (A, B, C):
         laggards.note(chip, (1, 5))
     laggards.note(A, (1, 6))
@@ -23,7 +23,7 @@ def test_who_is_behind_for_too_long_is_stuck() -> None:
 
 
 def test_a_long_step_of_all_is_nobody_s_fault() -> None:
-    laggards = Laggards(10.0)
+    laggards = Stragglers(10.0)
     laggards.note(A, (1, 5))
     laggards.note(B, (1, 5))
 
@@ -35,7 +35,7 @@ def test_a_long_step_of_all_is_nobody_s_fault() -> None:
 
 
 def test_who_does_not_take_up_a_new_generation_is_behind() -> None:
-    laggards = Laggards(10.0)
+    laggards = Stragglers(10.0)
     laggards.note(A, (2, 0))
     laggards.note(B, (1, 7))
 
@@ -45,7 +45,7 @@ def test_who_does_not_take_up_a_new_generation_is_behind() -> None:
 
 @pytest.mark.parametrize("event", ["moves", "goes", "is excused"])
 def test_the_time_begins_anew_when_a_worker(event: str) -> None:
-    laggards = Laggards(10.0)
+    laggards = Stragglers(10.0)
     laggards.note(A, (1, 9))
     laggards.note(B, (1, 5))
     laggards.stuck([A, B], 0.0)
@@ -61,7 +61,7 @@ def test_the_time_begins_anew_when_a_worker(event: str) -> None:
 
 
 def test_without_patience_nobody_is_ever_stuck() -> None:
-    laggards = Laggards(0.0)
+    laggards = Stragglers(0.0)
     laggards.note(A, (1, 9))
     laggards.note(B, (1, 5))
 
@@ -75,7 +75,7 @@ def test_without_patience_nobody_is_ever_stuck() -> None:
     )
 )
 def test_the_furthest_is_never_stuck(notes: list[tuple[int, tuple[int, int]]]) -> None:
-    laggards = Laggards(1.5)
+    laggards = Stragglers(1.5)
     latest: dict[tuple[int, ...], tuple[int, int]] = {}
     for now, (number, turn) in enumerate(notes):
         laggards.note((number,), turn)

@@ -6,12 +6,12 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshmend.membership.generation import Generation, generation_from
+from meshmend.membership.membership import Decision, Membership, Status, Timing
 from meshmend.topology.failures import Chip, Link
 from meshmend.topology.graph import components
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
-from meshmend.train.generation import Generation, generation_from
-from meshmend.train.membership import Decision, Membership, Status, Timing
 from simulated_job import Job, training
 
 SQUARE = parse_mesh("4x4")
@@ -287,7 +287,9 @@ def test_nothing_is_decided_any_more_when_all_is_over() -> None:
         membership.arrive(chip, ("host", 1), status=Status(), memory=None, now=0.0)
     generation = membership.decide(1.0).generation
     assert generation is not None
-    done = Status(generation=generation.number, ready=True, stamp=generation.number, finished=True)
+    done = Status(
+        generation=generation.number, ready=True, state_version=generation.number, finished=True
+    )
     for member in generation.chips:
         membership.tell(member, done, 1.0)
 

@@ -24,18 +24,18 @@ from planners import PLANNING_S, is_running, planners_of
 pytest.importorskip("torch")
 
 from meshmend.errors import InputError
+from meshmend.membership.generation import Generation, Seat
+from meshmend.planning import catalogue
+from meshmend.planning import plan_cache as foresight
+from meshmend.planning.catalogue import Kind, is_remembered, proved_schedule
 from meshmend.planning.files import plan_document, read_plan, write_plan
+from meshmend.planning.plan_cache import PlanRequest, load_plans, losses, plan_ahead, plan_together
 from meshmend.schedule.algorithms import ALGORITHMS
 from meshmend.schedule.table import Collective
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
-from meshmend.torch import catalogue
-from meshmend.torch.catalogue import Kind, is_remembered, proved_schedule
-from meshmend.train import foresight
-from meshmend.train.foresight import Outlook, losses, plan_ahead, plan_together, recollect
-from meshmend.train.generation import Generation, Seat
-from meshmend.train.here import here_from
-from meshmend.train.planner import Ahead, Planner, is_ours, scratch_plans
+from meshmend.train.ahead import Ahead, Planner, is_ours, scratch_plans
+from meshmend.train.worker_environment import worker_environment_from
 
 SQUARE = Mesh((2, 2))
 SUMS = [(9, "float32")]
@@ -50,8 +50,8 @@ def _nothing_planned_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue, "_remembered", {})
 
 
-def outlook(mesh: Mesh = SQUARE, algorithm: str = "auto") -> Outlook:
-    return Outlook(mesh, (1,) * len(mesh.shape), algorithm, SUMS)
+def outlook(mesh: Mesh = SQUARE, algorithm: str = "auto") -> PlanRequest:
+    return PlanRequest(mesh, (1,) * len(mesh.shape), algorithm, SUMS)
 
 
 def generation(mesh: Mesh, *hosts: str) -> Generation:
@@ -80,7 +80,7 @@ def test_there_is_a_plan_for_the_loss_of_each_chip_of_a_square_and_for_all_four(
     monkeypatch.setattr(catalogue, "_made", cannot_plan)
 
     for mesh in (SQUARE, *(SQUARE.without(f"{row},{col}") for row in (0, 1) for col in (0, 1))):
-        recollect(tmp_path / "plans", mesh, "auto", SUMS)
+        load_plans(tmp_path / "plans", mesh, "auto", SUMS)
         assert proved_schedule(mesh, "auto", SUM, CLASS)[0].n_ranks == mesh.n_live
 
 
@@ -196,7 +196,7 @@ def test_a_plan_that_is_wrong_is_not_taken_and_does_no_harm(
         path.write_text(json.dumps({**plan, "phases": []}))
     monkeypatch.setattr(catalogue, "_remembered", {})
 
-    recollect(tmp_path, SQUARE, "auto", SUMS)
+    load_plans(tmp_path, SQUARE, "auto", SUMS)
     assert not is_remembered(SQUARE, "auto", SUM, CLASS)
 
 
@@ -290,7 +290,7 @@ ENVIRONMENT = {
 def test_the_environment_says_whether_and_where_to_plan_ahead(
     more: dict[str, str], ahead: Ahead | None
 ) -> None:
-    assert here_from(ENVIRONMENT | more).wiring.ahead == ahead
+    assert worker_environment_from(ENVIRONMENT | more).exchange_settings.ahead == ahead
 
 
 @pytest.mark.parametrize("board", ["2", "2x2x2", "0x2", "two"])
@@ -298,7 +298,7 @@ def test_a_board_of_other_axes_is_refused(board: str) -> None:
     environment = ENVIRONMENT | {"MESHMEND_PLAN_AHEAD": "1", "MESHMEND_BOARD": board}
 
     with pytest.raises(InputError, match="MESHMEND_BOARD needs a shape for 4x4 such as 2x2"):
-        here_from(environment)
+        worker_environment_from(environment)
 
 
 @pytest.fixture

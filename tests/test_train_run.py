@@ -22,9 +22,9 @@ from torch.utils import data
 from meshmend.cli.main import run_line
 from meshmend.launch import elastic
 from meshmend.train import Job, Saving
-from meshmend.train.here import here
 from meshmend.train.ledger import audit
 from meshmend.train.samples import Order
+from meshmend.train.worker_environment import here
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "train"
 MENDED, PLAIN = EXAMPLES / "mended_loop.py", EXAMPLES / "plain_loop.py"

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshmend.errors import InputError
-from meshmend.train.shards import DamageError, merged, packed, shard_of, unpacked
+from meshmend.errors import CheckpointDamageError, InputError
+from meshmend.train.shards import merged, packed, shard_of, unpacked
 from same_bits import is_same
 
 DTYPES = (
@@ -128,5 +128,5 @@ def test_any_byte_changed_or_cut_off_is_noticed(data: st.DataObject) -> None:
 
     unpacked(whole)
     for broken in (bytes(flipped), whole[:at]):
-        with pytest.raises(DamageError):
+        with pytest.raises(CheckpointDamageError):
             unpacked(broken)

@@ -53,7 +53,7 @@ def test_a_board_killed_at_any_moment_of_a_step_costs_no_sample_and_no_bit(
 
 def test_a_chip_that_hangs_is_turned_away_and_comes_back_as_new(tmp_path: Path) -> None:
     result = elastic(
-        tmp_path, mesh="2x2", steps=600, silence_s=1.0, inject=["hang 1,1 at 20 for 2.5s"]
+        tmp_path, mesh="2x2", steps=600, heartbeat_timeout_s=1.0, inject=["hang 1,1 at 20 for 2.5s"]
     )
 
     check_nothing_lost(result, steps=600)

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshmend.train.wire import LONGEST_BYTES, Channel, ChannelError, Message
+from meshmend.errors import ChannelError
+from meshmend.net.channel import LONGEST_BYTES, Channel, Message
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),

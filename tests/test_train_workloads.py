@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from meshmend.errors import InputError
-from meshmend.train.workload import Workload, batch_of
-from meshmend.train.workloads import preload, workload
+from meshmend.workloads.registry import preload, workload
+from meshmend.workloads.workload import Workload, batch_of
 
 
 @pytest.fixture(autouse=True)
@@ -165,7 +165,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_transformers_waits_until_a_workload_is_built() -> None:
-    code = "import sys, meshmend.train.workloads; sys.exit('transformers' in sys.modules)"
+    code = "import sys, meshmend.workloads.registry; sys.exit('transformers' in sys.modules)"
 
     run([sys.executable, "-c", code], check=True)
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshmend.report.strips import Flag, decimated, flags
-from meshmend.report.ticks import ticks_inside
+from meshmend.draw.strips import Flag, decimated, flags
+from meshmend.draw.ticks import ticks_inside
 from meshmend.report.training_lanes import MAX_LANES, lanes
 from meshmend.report.training_page import training_page
 from meshmend.report.training_run import training_run

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from meshmend.errors import TopologyError
+from meshmend.limits.packing_number import exact_packing_number
 from meshmend.overlay.tree_packing import TreePacking, tree_counts, tree_packing
 from meshmend.overlay.tree_repair import repacked
-from meshmend.simulate.packing_number import exact_packing_number
 from meshmend.topology.graph import largest_part, radius
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshmend.errors import TopologyError
+from meshmend.limits.limit import limit
 from meshmend.overlay.tree_packing import tree_packing
 from meshmend.planning.tree_choice import (
     Pipeline,
@@ -21,7 +22,6 @@ from meshmend.planning.tree_plan import proved_tree_plan, replanned, tree_plan
 from meshmend.planning.tree_pricing import best_trees, trees_of
 from meshmend.schedule.table import COPY, REDUCE, Collective
 from meshmend.schedule.trees import spread_tree_schedule, tree_schedule, usual_tree_count
-from meshmend.simulate.limit import limit
 from meshmend.topology.fabric import fabric
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh

@@ -1,4 +1,4 @@
-"""How urgent rows are: the hops that must still follow them, and the lags that come of that."""
+"""How urgent rows are: the hops that must still follow them, and the delays that come of that."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from meshmend.overlay.tree_packing import tree_packing
 from meshmend.schedule.hazards import Hazards, hazards_of
 from meshmend.schedule.placement import placed
+from meshmend.schedule.priority import delay_slices, remaining_hops
 from meshmend.schedule.table import COPY, REDUCE, Collective, Schedule
 from meshmend.schedule.trees import tree_schedule
-from meshmend.schedule.urgency import lags, remaining_hops
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
 from strategies import schedule_from, tables
@@ -48,8 +48,8 @@ def test_up_a_chain_and_down_again_every_row_has_one_hop_less_to_go() -> None:
     remaining = remaining_hops(schedule, hazards_of(schedule), routes)
 
     assert remaining.tolist() == [4, 3, 2, 1]
-    assert lags(remaining, 0.5).tolist() == [0.0, 0.5, 1.0, 1.5]
-    assert lags(remaining, 0.0).tolist() == [0.0] * 4
+    assert delay_slices(remaining, 0.5).tolist() == [0.0, 0.5, 1.0, 1.5]
+    assert delay_slices(remaining, 0.0).tolist() == [0.0] * 4
 
 
 def test_in_trees_it_is_the_way_up_and_the_deepest_way_down() -> None:

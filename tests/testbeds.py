@@ -15,9 +15,9 @@ from unittest import mock
 
 import pytest
 
+from meshmend.errors import TestbedError
 from meshmend.testbed.bed import Testbed
 from meshmend.testbed.holder import FIRST_NAMESPACE
-from meshmend.testbed.records import TestbedError
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 

@@ -24,5 +24,6 @@ _HOME = {
 def __getattr__(name: str) -> object:
     """Import a public name on first use (PEP 562)."""
     if name in _HOME:
+        import_module("meshmend.draw.notebook").register()
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'meshmend' has no attribute {name!r}")

@@ -1,125 +1,93 @@
-"""The ways to sum that run in the crew: our schedules on our sockets, and Gloo's all_reduce."""
+"""Where workers sit, what they sum, and what a contender must offer to be measured.
 
-import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+A **contender** is one way to sum; the pool times it. Payloads are whole numbers in 32-bit floats,
+small enough that every order of adding them gives the same bits, so a result is right or wrong.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from meshmend.bench.seats import ITEM_BYTES, Buffer, Seat
-from meshmend.errors import InputError
-from meshmend.execute.program import rank_program
-from meshmend.execute.transport import task_of
-from meshmend.planning.choose import choose, chosen_schedule
-from meshmend.planning.pricing import Question, price
-from meshmend.planning.telling import Tell
-from meshmend.schedule.hazards import Hazards, hazards_of
-from meshmend.schedule.placement import placed
-from meshmend.schedule.table import Collective, Schedule
-from meshmend.simulate.engine import simulate
-from meshmend.simulate.program import program_of
-from meshmend.verify.contributions import check_contributions
+from meshmend.execute.sockets import SocketTransport
+from meshmend.net.listener import Address
+from meshmend.testbed.bed import Testbed
+from meshmend.testbed.names import CHIP_INTERFACE
+from meshmend.topology.failures import Chip
+from meshmend.topology.mesh import Mesh
 
-AUTO = "auto"
-TIMEOUT_S = 60.0
+ITEM_BYTES = 4
+LOOPBACK, LOOPBACK_INTERFACE = "127.0.0.1", "lo"
+
+Buffer = NDArray[np.float32]
 
 
-@dataclass(frozen=True, eq=False)
-class Planned:
-    """A schedule of ours, cut in slices; `predicted_s` is what the simulator says it takes."""
+@dataclass(frozen=True)
+class Network:
+    """A connected mesh whose chips are processes: in a testbed's network, or on loopback."""
 
-    name: str
-    n_elements: int
-    schedule: Schedule
-    hazards: Hazards
-    n_slices: int
-    predicted_s: float | None = None
-    is_sum: bool = True
+    mesh: Mesh
+    bed: Testbed | None = None
 
     @property
-    def detail(self) -> str:
-        """What is behind the name, in words."""
-        slices = f"{self.n_slices} slice{'s' if self.n_slices > 1 else ''}"
-        return f"{self.schedule.algorithm}, {self.schedule.n_chunks} chunks, {slices}"
+    def interface(self) -> str:
+        """The network interface that a worker's address is on."""
+        return LOOPBACK_INTERFACE if self.bed is None else CHIP_INTERFACE
 
-    def ready(self, seat: Seat) -> Callable[[Buffer], None]:
-        """Return what runs this rank's part of the schedule, once its peers are connected."""
-        program = rank_program(self.schedule, self.hazards, seat.rank)
-        task = task_of(program, self.n_elements, n_slices=self.n_slices)
-        seat.connect(program.peers, timeout_s=TIMEOUT_S)
-        own = np.zeros(0 if self.is_sum else self.n_elements, dtype=np.float32)
+    def address(self, chip: Chip) -> str:
+        """Return the address that a chip's worker listens on."""
+        return LOOPBACK if self.bed is None else self.bed.address(chip)
 
-        def run(buffer: Buffer) -> None:
-            payload = buffer if self.is_sum else own
-            seat.transport.run(task, payload.view(np.uint8), timeout_s=TIMEOUT_S)
-
-        return run
+    def enter(self, chip: Chip) -> None:
+        """Move the calling process, a child just forked, to its chip."""
+        if self.bed is not None:
+            self.bed.enter(chip)
 
 
-@dataclass(frozen=True, eq=False)
-class Gloo:
-    """torch.distributed's all_reduce on the same processes and network."""
+@dataclass(frozen=True)
+class Participant:
+    """A worker's place among the others, and its way to reach them."""
 
-    n_elements: int
-    name: str = "gloo"
-    is_sum: bool = True
-    detail: str = field(default="torch.distributed all_reduce")
-    predicted_s: float | None = None
+    rank: int
+    n_ranks: int
+    transport: SocketTransport
+    addresses: tuple[Address, ...]
+    interface: str
+    folder: Path  # for what workers find each other by
 
-    def ready(self, seat: Seat) -> Callable[[Buffer], None]:
-        """Return what calls all_reduce; the first of these makes the process group."""
-        import torch
-        import torch.distributed
-
-        dist: Any = torch.distributed  # whose stubs lack the stores
-        if not dist.is_initialized():
-            torch.set_num_threads(1)
-            os.environ["GLOO_SOCKET_IFNAME"] = seat.interface
-            store = dist.FileStore(str(seat.folder / "gloo"), seat.n_ranks)
-            dist.init_process_group("gloo", store=store, rank=seat.rank, world_size=seat.n_ranks)
-        return lambda buffer: dist.all_reduce(torch.from_numpy(buffer))
+    def connect(self, peers: Iterable[int], *, timeout_s: float) -> None:
+        """Return when this worker has connections to these ranks."""
+        self.transport.connect({peer: self.addresses[peer] for peer in peers}, timeout_s=timeout_s)
 
 
-def import_torch() -> None:
-    """Import what Gloo needs, once, before workers are forked.
+class Contender(Protocol):
+    """One way to sum payloads of one size; `is_sum` is false for probes of the network."""
 
-    Raises:
-        InputError: torch is not installed.
-    """
-    try:
-        import torch.distributed  # noqa: F401
-    except ImportError:
-        raise InputError(
-            "--compare gloo needs torch, but it is not installed; install meshmend[torch]"
-        ) from None
+    @property
+    def name(self) -> str: ...
 
+    @property
+    def n_elements(self) -> int: ...
 
-def planned(name: str, question: Question, *, predicts: bool, tell: Tell) -> Planned:
-    """Return a named algorithm, or `auto`, with the parameters that are best by simulation.
+    @property
+    def is_sum(self) -> bool: ...
 
-    Where `predicts`, it is simulated as it will run, on the question's fabric.
-
-    Raises:
-        UnsupportedError: the algorithm does not do the mesh. InputError: there is none.
-    """
-    schedule, n_slices = _parameters(name, question, tell)
-    check_contributions(schedule)
-    hazards = hazards_of(schedule)
-    predicted_s = None
-    if predicts:
-        program = program_of(schedule, hazards, placed(question.mesh, schedule).routes)
-        predicted_s = simulate(
-            program, question.fabric, payload_bytes=question.payload_bytes, slices=n_slices
-        ).time_s
-    n_elements = int(question.payload_bytes) // ITEM_BYTES
-    return Planned(name, n_elements, schedule, hazards, n_slices, predicted_s)
+    def ready(self, participant: Participant) -> Callable[[Buffer], None]:
+        """Return what sums a buffer in place; called in every worker at the same time."""
 
 
-def _parameters(name: str, question: Question, tell: Tell) -> tuple[Schedule, int]:
-    if name == AUTO:
-        choice = choose(question.mesh, question.fabric, question.payload_bytes, tell=tell)
-        return chosen_schedule(question.mesh, choice, Collective.ALLREDUCE), choice.slices
-    result = price(question, name, tell=tell)
-    assert result is not None, "without a time to beat there is always a price"
-    return result.simulation.schedule, result.simulation.slices
+def operand(rank: int, n_elements: int) -> Buffer:
+    """Return what a rank puts into a sum: whole numbers below 256, different on every rank."""
+    values = (np.arange(n_elements, dtype=np.int64) * (2 * rank + 1) + rank) % 256
+    return values.astype(np.float32)
+
+
+def total(n_ranks: int, n_elements: int) -> Buffer:
+    """Return the sum of the operands of all ranks: exact, for at most 65793 ranks."""
+    result = np.zeros(n_elements, dtype=np.float32)
+    for rank in range(n_ranks):
+        result += operand(rank, n_elements)
+    return result

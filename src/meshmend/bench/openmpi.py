@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from meshmend.bench.crew import BenchError, Lap
-from meshmend.bench.seats import LOOPBACK, Ground
+from meshmend.bench.contenders import LOOPBACK, Network
+from meshmend.bench.worker_pool import Lap
+from meshmend.errors import BenchmarkError
 from meshmend.scratch import scratch_folder
 
 _SOURCE = r"""
@@ -94,11 +95,11 @@ def why_not() -> str | None:
     )
 
 
-def mpi_laps(ground: Ground, contender: OpenMpi, n_laps: int) -> list[Lap]:
+def mpi_laps(network: Network, contender: OpenMpi, n_laps: int) -> list[Lap]:
     """Return the times of so many repetitions.
 
     Raises:
-        BenchError: it did not compile, start or finish; with the last line that it said.
+        BenchmarkError: it did not compile, start or finish; with the last line that it said.
     """
     with scratch_folder() as name:
         folder = Path(name)
@@ -106,35 +107,35 @@ def mpi_laps(ground: Ground, contender: OpenMpi, n_laps: int) -> list[Lap]:
         program = folder / "allreduce"
         _said(["mpicc", "-O2", "-o", str(program), str(folder / "allreduce.c")], folder)
         command = [
-            *_mpirun(ground, folder),
+            *_mpirun(network, folder),
             str(program),
             str(contender.n_elements),
             str(n_laps),
         ]
-        if ground.bed is not None:
-            command = ground.bed.command(ground.mesh.live[0], command)
+        if network.bed is not None:
+            command = network.bed.command(network.mesh.live[0], command)
         lines = [line for line in _said(command, folder).splitlines() if line.startswith("{")]
     laps = [Lap(**json.loads(line)) for line in lines]
     if len(laps) != n_laps:
-        raise BenchError(f"openmpi gave {len(laps)} of {n_laps} repetitions")
+        raise BenchmarkError(f"openmpi gave {len(laps)} of {n_laps} repetitions")
     return laps
 
 
-def _mpirun(ground: Ground, folder: Path) -> list[str]:
+def _mpirun(network: Network, folder: Path) -> list[str]:
     """Return the command line of mpirun: one process a chip, TCP over the chip's interface."""
-    addresses = [ground.address(chip) for chip in ground.mesh.live]
+    addresses = [network.address(chip) for chip in network.mesh.live]
     settings = {
         "btl": "tcp,self",
-        "btl_tcp_if_include": ground.interface,
-        "oob_tcp_if_include": ground.interface,
+        "btl_tcp_if_include": network.interface,
+        "oob_tcp_if_include": network.interface,
         "mpi_yield_when_idle": "1",
     }
-    if ground.bed is None:
+    if network.bed is None:
         where = ["--host", f"{LOOPBACK}:{len(addresses)}"]
     else:
         hosts = folder / "hosts"
         hosts.write_text("".join(f"{address} slots=1\n" for address in addresses))
-        settings["plm_rsh_agent"] = str(_agent(ground, folder))
+        settings["plm_rsh_agent"] = str(_agent(network, folder))
         settings["plm_rsh_num_concurrent"] = str(max(128, len(addresses)))
         where = ["--hostfile", str(hosts)]
     options = [word for key, value in settings.items() for word in ("--mca", key, value)]
@@ -144,19 +145,19 @@ def _mpirun(ground: Ground, folder: Path) -> list[str]:
     ]
 
 
-def _agent(ground: Ground, folder: Path) -> Path:
+def _agent(network: Network, folder: Path) -> Path:
     """Write the script that mpirun calls instead of ssh: it enters the chip of an address.
 
     Each chip has a temporary folder of its own, as a host would: the daemons trip over each other
     in one.
     """
-    assert ground.bed is not None, "loopback needs no agent"
+    assert network.bed is not None, "loopback needs no agent"
     cases = ""
-    for number, chip in enumerate(ground.mesh.live):
+    for number, chip in enumerate(network.mesh.live):
         own = folder / str(number)
         own.mkdir()
-        shell = shlex.join(ground.bed.command(chip, ["sh", "-c"]))
-        cases += f'{ground.address(chip)}) export TMPDIR={own}; exec {shell} "$*";;\n'
+        shell = shlex.join(network.bed.command(chip, ["sh", "-c"]))
+        cases += f'{network.address(chip)}) export TMPDIR={own}; exec {shell} "$*";;\n'
     script = folder / "agent"
     script.write_text(f'#!/bin/sh\nhost=$1\nshift\ncase "$host" in\n{cases}esac\nexit 1\n')
     script.chmod(0o700)
@@ -164,7 +165,7 @@ def _agent(ground: Ground, folder: Path) -> Path:
 
 
 def _said(command: Sequence[str], folder: Path) -> str:
-    """Return the standard output of a command, or raise BenchError with what went wrong."""
+    """Return the standard output of a command, or raise BenchmarkError with what went wrong."""
     environment = {**os.environ, "HOME": str(folder), "TMPDIR": str(folder)}
     try:
         result = subprocess.run(
@@ -176,9 +177,9 @@ def _said(command: Sequence[str], folder: Path) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise BenchError(f"openmpi did not finish within {_LIMIT_S:g} s") from None
+        raise BenchmarkError(f"openmpi did not finish within {_LIMIT_S:g} s") from None
     if result.returncode:
         lines = (result.stderr + result.stdout).splitlines()
         words = [line for line in lines if any(map(str.isalnum, line))]  # it draws lines, too
-        raise BenchError(f"openmpi failed: {words[-1] if words else 'without a word'}")
+        raise BenchmarkError(f"openmpi failed: {words[-1] if words else 'without a word'}")
     return result.stdout

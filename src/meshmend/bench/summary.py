@@ -10,21 +10,21 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from meshmend.bench.race import Meeting, Race, Result
-from meshmend.report.chart import Axis, Series, chart_svg
+from meshmend.bench.benchmark import BenchmarkResults, Race, Result
+from meshmend.draw.chart import Axis, Series, chart_svg
 from meshmend.units import format_bandwidth, format_bytes, format_time
 
 LIMIT_NOTE = "at the link rate asked for, all of it payload"
 NO_LIMIT_NOTE = "no limit: loopback has no links of a known rate"
 
 
-def summary(meeting: Meeting) -> dict[str, Any]:
+def summary(meeting: BenchmarkResults) -> dict[str, Any]:
     """Return the figures as a JSON value; a sweep over payloads is a list of races."""
-    wish = meeting.wish
+    request = meeting.request
     head = {
-        "mesh": str(wish.mesh),
-        "testbed_bytes_per_s": wish.link_bandwidth,
-        "limit": NO_LIMIT_NOTE if wish.link_bandwidth is None else LIMIT_NOTE,
+        "mesh": str(request.mesh),
+        "testbed_bytes_per_s": request.link_bandwidth,
+        "limit": NO_LIMIT_NOTE if request.link_bandwidth is None else LIMIT_NOTE,
         "fabric": asdict(meeting.fabric),
         "absent": meeting.absent,
     }
@@ -54,10 +54,10 @@ def _result_summary(race: Race, result: Result) -> dict[str, Any]:
     }
 
 
-def meeting_svg(meeting: Meeting) -> str:
+def meeting_svg(meeting: BenchmarkResults) -> str:
     """Return the chart of ratio to the limit against payload; of times, where there is none."""
     races = meeting.races
-    has_limit = meeting.wish.link_bandwidth is not None
+    has_limit = meeting.request.link_bandwidth is not None
     payloads = [float(race.payload_bytes) for race in races]
     curves = []
     for number, first in enumerate(races[0].results):
@@ -76,7 +76,7 @@ def meeting_svg(meeting: Meeting) -> str:
         y=Axis("median time over the physical limit")
         if has_limit
         else Axis("median time", write=format_time),
-        title=f"Allreduce measured on {meeting.wish.mesh}",
+        title=f"Allreduce measured on {meeting.request.mesh}",
         caption=f"{_where(meeting)} Lower is better. Dashed: simulated on {meeting.fabric}.",
     )
 
@@ -85,19 +85,19 @@ def _heights(races: tuple[Race, ...], times: list[float]) -> list[float]:
     return [time_s / (race.limit_s or 1.0) for race, time_s in zip(races, times, strict=True)]
 
 
-def _where(meeting: Meeting) -> str:
-    rate = meeting.wish.link_bandwidth
+def _where(meeting: BenchmarkResults) -> str:
+    rate = meeting.request.link_bandwidth
     if rate is None:
         return "Processes on loopback."
     return f"A testbed with links of {format_bandwidth(rate)} each way."
 
 
-def save(meeting: Meeting, folder: Path) -> Path:
+def save(meeting: BenchmarkResults, folder: Path) -> Path:
     """Write `bench-MESH-DATE.json` with the machine and versions, and return its path."""
     today = datetime.date.today().isoformat()
-    words = "".join(c if c.isalnum() else "-" for c in str(meeting.wish.mesh))
-    ground = "loopback" if meeting.wish.link_bandwidth is None else "testbed"
-    path = folder / f"bench-{ground}-{words}-{today}.json"
+    words = "".join(c if c.isalnum() else "-" for c in str(meeting.request.mesh))
+    network = "loopback" if meeting.request.link_bandwidth is None else "testbed"
+    path = folder / f"bench-{network}-{words}-{today}.json"
     document = {
         "benchmark": "bench",
         "date": today,

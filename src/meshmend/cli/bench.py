@@ -18,7 +18,7 @@ from meshmend.cli.options import FailOption, JsonOption, MeshOption, WrapOption,
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
-    from meshmend.bench.race import Meeting, Race
+    from meshmend.bench.benchmark import BenchmarkResults, Race
 
 
 def bench_command(
@@ -73,12 +73,12 @@ def bench_command(
     """
     announce_compilation()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
-    from meshmend.bench.race import Wish, held
+    from meshmend.bench.benchmark import BenchmarkRequest, run_benchmark
     from meshmend.bench.summary import meeting_svg, summary
     from meshmend.bench.summary import save as save_summary
     from meshmend.units import parse_bandwidth, parse_payloads
 
-    wish = Wish(
+    request = BenchmarkRequest(
         mesh=mesh_of(mesh, wrap, fail),
         payloads=parse_payloads(payload),
         algorithms=_names(algorithm or ["auto"]),
@@ -88,7 +88,7 @@ def bench_command(
     )
     check_writable(output, save / "result.json" if save else None)
     with progress(quiet=as_json) as bar:
-        meeting = held(wish, bar)
+        meeting = run_benchmark(request, bar)
     for reason in meeting.absent.values():
         note(f"meshmend: left out: {reason}")
     if as_json:
@@ -110,12 +110,12 @@ def _names(texts: list[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for text in texts for name in text.split(",")))
 
 
-def _print_meeting(meeting: "Meeting") -> None:
+def _print_meeting(meeting: "BenchmarkResults") -> None:
     from meshmend.units import format_bandwidth
 
-    rate = meeting.wish.link_bandwidth
+    rate = meeting.request.link_bandwidth
     where = "loopback, no rate limit" if rate is None else f"links of {format_bandwidth(rate)}"
-    print(f"mesh         {meeting.wish.mesh}")
+    print(f"mesh         {meeting.request.mesh}")
     print(f"network      {where}")
     print(f"fabric       {meeting.fabric}")
     for race in meeting.races:

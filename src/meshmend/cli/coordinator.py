@@ -20,7 +20,7 @@ from meshmend.cli.options import (
 if TYPE_CHECKING:
     import socket
 
-    from meshmend.train.coordinator import Charge
+    from meshmend.membership.coordinator import JobSpec
 
 JobOption = Annotated[
     str, typer.Option("--job", metavar="NAME", help="Workers of another job are refused.")
@@ -70,15 +70,16 @@ def coordinator_command(
 
     - meshmend coordinator --mesh 4x4 --listen 10.0.0.1:7000
     """
-    from meshmend.execute.reception import listening
+    from meshmend.errors import TerminatedError
     from meshmend.launch.hosts import board_from, endpoint_from, secret_from
-    from meshmend.launch.termination import TERMINATED, TerminatedError, terminable
-    from meshmend.train.coordinator import Charge
-    from meshmend.train.membership import Timing
+    from meshmend.launch.termination import TERMINATED, terminable
+    from meshmend.membership.coordinator import JobSpec
+    from meshmend.membership.membership import Timing
+    from meshmend.net.listener import listening
 
     begin = mesh_of(mesh, wrap, fail)
-    timing = Timing(silence_s=heartbeat, stall_s=stall, gather_s=gather)
-    charge = Charge(job, begin, board_from(board, begin), timing)
+    timing = Timing(heartbeat_timeout_s=heartbeat, straggler_timeout_s=stall, gather_s=gather)
+    spec = JobSpec(job, begin, board_from(board, begin), timing)
     endpoint = endpoint_from(listen, "--listen")
     secret = secret_from(os.environ, secret_file).encode()
     with terminable():
@@ -86,21 +87,21 @@ def coordinator_command(
             listener = listening(*endpoint)
             host, port = listener.getsockname()[:2]
             note(f"meshmend: the coordinator of job {job!r} on {begin} listens on {host}:{port}")
-            _serve(listener, secret, charge)
+            _serve(listener, secret, spec)
         except TerminatedError:
             return TERMINATED
     note("meshmend: all workers have finished")
     return 0
 
 
-def _serve(listener: "socket.socket", secret: bytes, charge: "Charge") -> None:
+def _serve(listener: "socket.socket", secret: bytes, spec: "JobSpec") -> None:
     from meshmend.cli.job_lines import JobLines
-    from meshmend.train.coordinator import Coordinator
+    from meshmend.membership.coordinator import Coordinator
 
     # What it refuses and turns away are lines of ours; strangers at the door are only logged.
-    logging.getLogger("meshmend.train.coordinator").setLevel(logging.ERROR)
-    lines = JobLines(charge.mesh.n_chips)
-    coordinator = Coordinator(listener, secret, charge, on_event=lines.take)
+    logging.getLogger("meshmend.membership.coordinator").setLevel(logging.ERROR)
+    lines = JobLines(spec.mesh.n_chips)
+    coordinator = Coordinator(listener, secret, spec, on_event=lines.take)
     try:
         coordinator.serve()
     finally:

@@ -26,8 +26,9 @@ RunDirOption = Annotated[
 def run_elastic_script(run: "ElasticScript") -> int:
     """Run a script through all faults; return 0 if it finished, else print why not."""
     from meshmend.cli.job_lines import job_line
+    from meshmend.errors import TerminatedError
     from meshmend.launch.elastic_script import run_script
-    from meshmend.launch.termination import TERMINATED, TerminatedError, terminable
+    from meshmend.launch.termination import TERMINATED, terminable
 
     def show(event: dict[str, object]) -> None:
         if line := job_line(event):

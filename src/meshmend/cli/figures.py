@@ -16,7 +16,7 @@ def figures_command(
     as_json: JsonOption = False,
 ) -> None:
     """Draw figures 1 to 10 of the paper as SVG files."""
-    from meshmend.report.figures import paper_figures
+    from meshmend.paper.paper_figures import paper_figures
 
     written = []
     for name, svg in paper_figures().items():

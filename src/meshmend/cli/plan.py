@@ -85,7 +85,7 @@ def plan_command(
             payload_bytes=parse_bytes(payload),
             fabric=fabric_named(fabric),
             cache_dir=cache_dir(),
-            tell=bar,
+            progress=bar,
         )
     if output is not None:
         result.save(output)
@@ -116,7 +116,7 @@ def verify_command(
         raise InputError("--fail and --wrap need --mesh: together they name the mesh to insist on")
     wanted = None if mesh is None else mesh_of(mesh, wrap, fail)
     with progress(quiet=as_json) as bar:
-        result = load_plan(file, mesh=wanted, tell=bar)
+        result = load_plan(file, mesh=wanted, progress=bar)
     _print_plan(result, as_json=as_json)
 
 

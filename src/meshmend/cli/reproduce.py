@@ -23,8 +23,8 @@ from meshmend.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from meshmend.planning.prediction import Cell, Prediction
-    from meshmend.planning.reproduction import Reproduction
+    from meshmend.paper.prediction import Cell, Prediction
+    from meshmend.paper.reproduction import Reproduction
 
 
 def reproduce_command(
@@ -56,8 +56,8 @@ def reproduce_command(
     - meshmend reproduce -o reproduction.html
     """
     announce_compilation()
-    from meshmend.planning.reproduction import reproduction
-    from meshmend.report.reproduction_page import reproduction_page
+    from meshmend.paper.reproduction import reproduction
+    from meshmend.paper.reproduction_page import reproduction_page
 
     machine = fabric_of(
         fabric,
@@ -68,7 +68,7 @@ def reproduce_command(
     )
     check_writable(output)
     with progress(quiet=as_json) as bar:
-        result = reproduction(machine, quick=quick, tell=bar)
+        result = reproduction(machine, quick=quick, progress=bar)
     if output is not None:
         write_text(output, reproduction_page(result))
     if as_json:
@@ -84,7 +84,7 @@ def reproduce_command(
 
 
 def _print_calibration(result: "Reproduction") -> None:
-    from meshmend.planning.prediction import broken_mesh
+    from meshmend.paper.prediction import broken_mesh
     from meshmend.units import format_bytes, format_time
 
     setting = result.setting
@@ -105,7 +105,7 @@ def _print_calibration(result: "Reproduction") -> None:
 
 
 def _print_tables(result: "Reproduction") -> None:
-    from meshmend.planning.paper_tables import RUN_TO_RUN
+    from meshmend.paper.paper_tables import RUN_TO_RUN
 
     scheme = result.setting.broken_algorithm
     print("\nAllreduce on the fault-tolerant mesh, simulated")

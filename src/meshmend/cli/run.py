@@ -21,8 +21,8 @@ from meshmend.errors import InputError
 
 if TYPE_CHECKING:
     from meshmend.launch.elastic_script import ElasticScript
-    from meshmend.launch.job import Job
-    from meshmend.train.membership import Timing
+    from meshmend.launch.static_job import StaticJob
+    from meshmend.membership.membership import Timing
 
 # Everything after the script is the script's.
 CONTEXT = {"allow_interspersed_args": False}
@@ -93,32 +93,37 @@ def run_command(
     # are read when torch is imported, below.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    from meshmend.launch.worker import Script
-    from meshmend.torch.settings import Settings
+    from meshmend.launch.forked_worker import Script
+    from meshmend.planning.settings import Settings
 
     what = Script(script, tuple(arguments or ()), is_module)
     settings = Settings(mesh_of(mesh, wrap, fail), algorithm=algorithm, n_slices=slices)
     modules = tuple(preload or ())
     if elastic:
         from meshmend.launch.elastic_script import ElasticScript
-        from meshmend.train.membership import Timing
+        from meshmend.membership.membership import Timing
 
         run = ElasticScript(settings, what, run_dir=run_dir, preload=modules)
         return run_elastic_script(
-            _with_faults(run, inject, Timing(silence_s=heartbeat, stall_s=stall), testbed)
+            _with_faults(
+                run,
+                inject,
+                Timing(heartbeat_timeout_s=heartbeat, straggler_timeout_s=stall),
+                testbed,
+            )
         )
     if inject or run_dir is not None:
         raise InputError("--inject and --run-dir need --elastic: other jobs end with a lost chip")
-    from meshmend.launch.job import Job
+    from meshmend.launch.static_job import StaticJob
 
-    return _run_once(Job(settings, what, preload=modules), testbed)
+    return _run_once(StaticJob(settings, what, preload=modules), testbed)
 
 
 def _with_faults(
     run: "ElasticScript", inject: list[str] | None, timing: "Timing", testbed: str | None
 ) -> "ElasticScript":
     """Return a run to which all this happens."""
-    from meshmend.train.faults import parse_fault
+    from meshmend.faults.fault import parse_fault
     from meshmend.units import parse_bandwidth
 
     if run.settings.n_slices:
@@ -131,8 +136,8 @@ def _with_faults(
     )
 
 
-def _run_once(job: "Job", testbed: str | None) -> int:
-    from meshmend.launch.job import run_job
+def _run_once(job: "StaticJob", testbed: str | None) -> int:
+    from meshmend.launch.static_job import run_job
     from meshmend.testbed.bed import Testbed
     from meshmend.units import parse_bandwidth
 

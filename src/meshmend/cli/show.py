@@ -74,8 +74,8 @@ def show_command(
 
 def _facts(mesh: "Mesh") -> dict[str, Any]:
     from meshmend.planning.plan import mesh_summary
-    from meshmend.routing.layers import all_pairs_tables
     from meshmend.routing.stretch import table_stretch
+    from meshmend.routing.virtual_channels import all_pairs_tables
     from meshmend.topology.graph import components, diameter, largest_part
 
     parts = components(mesh)
@@ -94,7 +94,7 @@ def _facts(mesh: "Mesh") -> dict[str, Any]:
 
 
 def _print_facts(mesh: "Mesh", facts: dict[str, Any]) -> None:
-    from meshmend.report.mesh_text import mesh_text
+    from meshmend.draw.mesh_text import mesh_text
 
     print(mesh_text(mesh))
     print(f"mesh         {mesh}")
@@ -141,11 +141,11 @@ def _picture(
     *,
     load: bool,
 ) -> str:
+    from meshmend.draw.algorithm_picture import algorithm_svg
+    from meshmend.draw.load_picture import link_load_svg
+    from meshmend.draw.mesh_picture import mesh_svg
+    from meshmend.draw.overlays import routes_svg
     from meshmend.planning.plan import plan
-    from meshmend.report.algorithm_picture import algorithm_svg
-    from meshmend.report.load_picture import link_load_svg
-    from meshmend.report.mesh_picture import mesh_svg
-    from meshmend.report.overlays import routes_svg
     from meshmend.topology.graph import largest_part
 
     part = largest_part(mesh)

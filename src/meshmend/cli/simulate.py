@@ -81,9 +81,9 @@ def simulate_command(
     - meshmend simulate --mesh 8x8 --fail 2x2@2,2 --payload 1KB..1GB -o curve.svg
     """
     announce_compilation()
+    from meshmend.draw.sweep_picture import sweep_svg
     from meshmend.planning.comparison import compared
-    from meshmend.planning.telling import Shares
-    from meshmend.report.sweep_picture import sweep_svg
+    from meshmend.planning.progress import ProgressShares
     from meshmend.units import parse_payloads
 
     broken = mesh_of(mesh, wrap, fail)
@@ -103,9 +103,9 @@ def simulate_command(
     check_writable(save_trace, output)
     results = []
     with progress(quiet=as_json) as bar:
-        for size, told in zip(payloads, Shares(bar, len(payloads)).in_turn(), strict=True):
+        for size, told in zip(payloads, ProgressShares(bar, len(payloads)).in_turn(), strict=True):
             result = compared(
-                broken, machine, size, names, slices=slices, cache_dir=cache_dir(), tell=told
+                broken, machine, size, names, slices=slices, cache_dir=cache_dir(), progress=told
             )
             results.append(result)
             if not as_json:
@@ -150,7 +150,7 @@ def _print_comparison(result: "Comparison", *, first: bool) -> None:
 
 
 def _save_trace(result: "Comparison", path: Path) -> None:
-    from meshmend.simulate.trace import save_trace
+    from meshmend.simulator.trace import save_trace
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -160,7 +160,7 @@ def _save_trace(result: "Comparison", path: Path) -> None:
 
 
 def _heat_map(result: "Comparison") -> str:
-    from meshmend.report.load_picture import link_load_svg
+    from meshmend.draw.load_picture import link_load_svg
     from meshmend.units import format_bytes
 
     best = result.prices[0].simulation

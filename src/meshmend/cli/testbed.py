@@ -246,7 +246,7 @@ def _facts(bed: "Testbed") -> dict[str, Any]:
 
 
 def _print_bed(bed: "Testbed", *, as_json: bool) -> None:
-    from meshmend.report.mesh_text import mesh_text
+    from meshmend.draw.mesh_text import mesh_text
     from meshmend.units import format_bandwidth
 
     facts = _facts(bed)

@@ -142,14 +142,14 @@ def train_command(
     announce_compilation()
     # Read when torch is imported, below: workers on one machine share its cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from meshmend.faults.fault import parse_fault
     from meshmend.launch.training import Training, new_run_dir, train
+    from meshmend.membership.membership import Timing
+    from meshmend.planning.settings import Settings
     from meshmend.report.training_summary import train_summary
-    from meshmend.torch.settings import Settings
-    from meshmend.train.faults import parse_fault
-    from meshmend.train.membership import Timing
     from meshmend.train.samples import batch_of
-    from meshmend.train.workloads import workload
     from meshmend.units import parse_bandwidth
+    from meshmend.workloads.registry import workload
 
     if lr is not None and not 0 < lr < math.inf:
         raise InputError(f"--lr needs a number above 0, but got {lr}")
@@ -171,7 +171,7 @@ def train_command(
         resume=_checkpoints(resume),
         testbed_bytes_per_s=parse_bandwidth(testbed) if testbed else None,
         checks=check_every_step,
-        timing=Timing(silence_s=heartbeat, stall_s=stall),
+        timing=Timing(heartbeat_timeout_s=heartbeat, straggler_timeout_s=stall),
     )
     with _shown(training, begin) as show:
         trained = train(training, show)

@@ -12,7 +12,7 @@ from meshmend.cli.coordinator import BoardOption, JobOption, SecretOption
 from meshmend.cli.options import FailOption, MeshOption, WrapOption, mesh_of
 
 if TYPE_CHECKING:
-    from meshmend.launch.worker import Script
+    from meshmend.launch.forked_worker import Script
 
 # Everything after the script is the script's.
 CONTEXT = {"allow_interspersed_args": False}
@@ -103,8 +103,8 @@ def worker_command(
     _await_answer(endpoint, secret.encode(), mine)
     announce_compilation()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from meshmend.launch.worker import Script
-    from meshmend.torch.settings import Settings
+    from meshmend.launch.forked_worker import Script
+    from meshmend.planning.settings import Settings
 
     settings = Settings(begin, algorithm=algorithm, bind=address, secret=secret)
     os.environ |= {
@@ -130,9 +130,9 @@ def _await_answer(endpoint: tuple[str, int], secret: bytes, chip: tuple[int, ...
 
 def _work(script: "Script") -> int:
     """Run a script in this process; return its exit code, its exception printed."""
-    from meshmend.launch.termination import TERMINATED, TerminatedError, soon_over
-    from meshmend.launch.worker import exit_code_of, script_body, words_of
-    from meshmend.train.member import RefusedError
+    from meshmend.errors import RefusedError, TerminatedError
+    from meshmend.launch.forked_worker import exit_code_of, script_body, words_of
+    from meshmend.launch.termination import TERMINATED, soon_over
 
     with soon_over():
         try:

@@ -10,7 +10,7 @@ A frame is a header of four words and the payload:
 
 from typing import Final, NamedTuple
 
-from meshmend.execute.program import Numbers
+from meshmend.execute.rank_program import Numbers
 
 HEADER_BYTES: Final = 32
 BLOCK_BYTES: Final = 1 << 17  # what is added at a time: small enough to stay in the cache

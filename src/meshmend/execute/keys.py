@@ -24,7 +24,7 @@ from meshmend.execute.frames import (
     STATE,
 )
 from meshmend.execute.libc import copy_memory
-from meshmend.execute.program import ADD, SEND
+from meshmend.execute.rank_program import ADD, SEND
 from meshmend.kernels import plain_kernel
 
 

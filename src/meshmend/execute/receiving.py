@@ -58,7 +58,7 @@ from meshmend.execute.frames import (
 )
 from meshmend.execute.keys import finish, take_from_shelf
 from meshmend.execute.libc import EAGAIN, EINTR, receive
-from meshmend.execute.program import ADD, SEND
+from meshmend.execute.rank_program import ADD, SEND
 from meshmend.kernels import kernel, plain_kernel
 
 

@@ -16,24 +16,23 @@ from typing import Final
 
 import numpy as np
 
-from meshmend.errors import InputError
-from meshmend.execute import frames
-from meshmend.execute.combine import bind_combine
-from meshmend.execute.door import Door, clear, is_set
-from meshmend.execute.engine import progress
-from meshmend.execute.frames import Engine
-from meshmend.execute.program import SEND
-from meshmend.execute.reception import Address
-from meshmend.execute.transport import (
-    Bytes,
+from meshmend.errors import (
+    InputError,
     MismatchError,
     PeerLostError,
     StalledError,
     StoppedError,
-    Task,
     TransportError,
-    describe_fingerprint,
 )
+from meshmend.execute import frames
+from meshmend.execute.combine import bind_combine
+from meshmend.execute.event_loop import progress
+from meshmend.execute.frames import Engine
+from meshmend.execute.peer_connections import PeerConnections
+from meshmend.execute.rank_program import SEND
+from meshmend.execute.transport import Bytes, Task, describe_fingerprint
+from meshmend.net.event_fd import clear, is_set
+from meshmend.net.listener import Address
 
 # What the kernels at both ends have taken on cannot be overtaken by what is more urgent, so they
 # get little: unsent bytes at the sender, a small receive buffer at the receiver. Over slow links
@@ -82,7 +81,7 @@ class SocketTransport:
         self._scratch = np.empty((len(labels), frames.BLOCK_BYTES), dtype=np.uint8)
         self._arena = np.empty(0, dtype=np.uint8)
         self._stop_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._door = Door(rank, self._labels, secret, bind=bind, stop_fd=self._stop_fd)
+        self._door = PeerConnections(rank, self._labels, secret, bind=bind, stop_fd=self._stop_fd)
         self.address: Address = self._door.address
         bind_combine()
 

@@ -17,42 +17,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.errors import MeshmendError
 from meshmend.execute.combine import DTYPES, OPS, combine_code, describe_code
-from meshmend.execute.program import Layout, RankProgram, layout_of
+from meshmend.execute.rank_program import Layout, RankProgram, layout_of
 
 Bytes = NDArray[np.uint8]
 
 ITEMSIZES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "uint8": 1}
 _HALF_BYTES = 2
-
-
-class TransportError(MeshmendError):
-    """A collective did not finish; `rank` is the peer at fault, where one is known."""
-
-    def __init__(self, message: str, rank: int | None = None) -> None:
-        super().__init__(message)
-        self.rank = rank
-
-
-class PeerLostError(TransportError):
-    """The connection to a rank broke, or it never came up."""
-
-
-class MismatchError(TransportError):
-    """Ranks do not agree on what they are doing."""
-
-
-class StoppedError(TransportError):
-    """`interrupt` was called."""
-
-
-class StalledError(TransportError):
-    """Nothing moved for the time allowed."""
-
-
-class HandshakeError(TransportError):
-    """The other end did not prove that it knows the secret."""
 
 
 @dataclass(frozen=True, eq=False)

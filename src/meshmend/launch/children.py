@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from meshmend.launch.lines import Lines
-from meshmend.launch.worker import Pipes
+from meshmend.launch.forked_worker import Pipes
+from meshmend.launch.output_lines import Lines
 
 SIGNAL_BASE = 128
 _TERMINATION_S = 3.0

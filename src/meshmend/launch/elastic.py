@@ -11,23 +11,23 @@ import time
 from dataclasses import replace
 from typing import Any, Final
 
-from meshmend.execute.reception import listening
 from meshmend.launch.children import Child
-from meshmend.launch.crew import Crew
 from meshmend.launch.elastic_job import ElasticJob, Event, Outcome
-from meshmend.launch.mischief import Mischief
+from meshmend.launch.fault_injector import FaultInjector
+from meshmend.launch.job_processes import JobProcesses
 from meshmend.launch.observer import Observer
 from meshmend.launch.recoveries import Recoveries, Recovery
+from meshmend.net.channel import Message
+from meshmend.net.listener import listening
+from meshmend.planning.plan_cache import Sums, plan_losses
 from meshmend.topology.failures import Chip, board_shape
-from meshmend.train.foresight import Sums, foresee
-from meshmend.train.wire import Message
 
 _TURN_S: Final = 0.02
 _CALM_TURN_S: Final = 0.1  # when nothing is to happen by the clock
 _RESTART_S: Final = 0.2  # a coordinator that died is started again after so long
 _LINGER_S: Final = 3.0  # for workers that are left when the job is over
 _MEETING_S: Final = 10.0  # for the coordinator to answer for the first time
-_FORESIGHT_S: Final = 2.0  # for plans that are made before the first worker starts
+_FIRST_PLANS_S: Final = 2.0  # for plans that are made before the first worker starts
 
 
 def run_elastic(job: ElasticJob) -> Outcome:
@@ -41,7 +41,7 @@ def run_elastic(job: ElasticJob) -> Outcome:
     job = replace(job, settings=settings, board=job.board or board_shape(len(settings.mesh.shape)))
     if job.sums:
         mesh, algorithm = settings.mesh, settings.algorithm
-        foresee(mesh, algorithm, job.sums, board=job.board, for_s=_FORESIGHT_S)
+        plan_losses(mesh, algorithm, job.sums, board=job.board, for_s=_FIRST_PLANS_S)
     launcher = _Launcher(job)
     try:
         launcher.start()
@@ -60,9 +60,11 @@ class _Launcher:
         secret = job.settings.secret.encode()
         self._job = job
         self._listener = listening("127.0.0.1")
-        self._crew = Crew(job, name, self._listener)
+        self._processes = JobProcesses(job, name, self._listener)
         self._observer = Observer(name, self._listener.getsockname()[:2], secret, self._hear)
-        self._mischief = Mischief(job, self._crew, say=self._observer.say, note=self._happened)
+        self._injector = FaultInjector(
+            job, self._processes, say=self._observer.say, note=self._happened
+        )
         self._recoveries = Recoveries()
         self._restart_at: float | None = None
         self._started = time.monotonic()
@@ -78,21 +80,21 @@ class _Launcher:
 
     def start(self) -> None:
         """Start the coordinator and a worker for each live chip."""
-        self._crew.start_coordinator()
+        self._processes.start_coordinator()
         deadline = time.monotonic() + _MEETING_S
         while not self._observer.is_connected and time.monotonic() < deadline:
-            self._observer.attend(self._crew.children)  # so that nothing is missed
+            self._observer.attend(self._processes.children)  # so that nothing is missed
         for chip in self._job.settings.mesh.live:
-            self._mischief.start_worker(chip)
+            self._injector.start_worker(chip)
 
     def until_over(self) -> None:
         """Watch, and let happen what is to happen, until no worker is left."""
         over_since = None
-        while self._running() or self._mischief.awaits_repair():
-            self._crew.children.handle(_TURN_S if self._mischief.is_timed() else _CALM_TURN_S)
+        while self._running() or self._injector.awaits_repair():
+            self._processes.children.handle(_TURN_S if self._injector.is_timed() else _CALM_TURN_S)
             self._look_after_coordinator()
             self._notice_deaths()
-            self._mischief.happen(self._step, self._elapsed_s())
+            self._injector.happen(self._step, self._elapsed_s())
             self._end_in_time()
             if self._is_over:
                 over_since = over_since or time.monotonic()
@@ -101,18 +103,18 @@ class _Launcher:
 
     def tell_missed(self) -> None:
         """Tell of faults that were to come, but the job was over before."""
-        for fault in self._mischief.missed():
+        for fault in self._injector.missed():
             self._tell("missed", fault=fault)
 
     def close(self) -> None:
         """End everything that still runs."""
-        self._observer.drop(self._crew.children)
-        self._crew.close()
+        self._observer.drop(self._processes.children)
+        self._processes.close()
         self._listener.close()
 
     def outcome(self) -> Outcome:
         """Return how it went."""
-        workers = self._crew.workers.values()
+        workers = self._processes.workers.values()
         is_finished = any(child.code == 0 and not child.was_ended for child in workers)
         why = "" if is_finished else (self._ended_badly or ["no worker is left"])[0]
         return Outcome(is_finished, why, tuple(self._recoveries.faults), tuple(self._counts))
@@ -121,7 +123,7 @@ class _Launcher:
         return time.monotonic() - self._started
 
     def _running(self) -> list[Child]:
-        return [child for child in self._crew.workers.values() if child.code is None]
+        return [child for child in self._processes.workers.values() if child.code is None]
 
     def _works_on(self) -> bool:
         """Whether a worker is still busy with what comes after its job, such as evaluation.
@@ -130,8 +132,8 @@ class _Launcher:
         came late or is cut off, waits for nothing.
         """
         members = {tuple(chip) for chip in self._formed.get("chips", ())}
-        busy = members - self._mischief.stopped
-        return any(self._crew.workers[chip].code is None for chip in busy)
+        busy = members - self._injector.stopped
+        return any(self._processes.workers[chip].code is None for chip in busy)
 
     def _end_in_time(self) -> None:
         """Send everyone home when the time is over."""
@@ -142,19 +144,19 @@ class _Launcher:
 
     def _look_after_coordinator(self) -> None:
         """Start it again when it has died, and keep a line to it."""
-        coordinator = self._crew.coordinator
+        coordinator = self._processes.coordinator
         if self._is_over or coordinator is None:
             return
         if coordinator.code == 0:
             self._is_over = True
         elif coordinator.code is None:
-            self._observer.attend(self._crew.children)
+            self._observer.attend(self._processes.children)
         elif self._restart_at is None:
             self._restart_at = time.monotonic() + _RESTART_S
             self._tell("coordinator", state="lost")
         elif time.monotonic() >= self._restart_at:
             self._restart_at = None
-            self._crew.start_coordinator()
+            self._processes.start_coordinator()
             self._tell("coordinator", state="back")
 
     def _hear(self, message: Message) -> None:
@@ -195,7 +197,7 @@ class _Launcher:
 
     def _look_ahead(self) -> None:
         if self._formed and self._sums:
-            self._crew.look_ahead(self._formed, self._sums)
+            self._processes.look_ahead(self._formed, self._sums)
 
     def _tell(self, event: str, *, at: float | None = None, **facts: Any) -> None:
         moment = time.monotonic() if at is None else at
@@ -203,7 +205,7 @@ class _Launcher:
 
     def _notice_deaths(self) -> None:
         """Take up workers that ended: by a fault of ours, by another's hand, or well."""
-        for chip, child in self._crew.workers.items():
+        for chip, child in self._processes.workers.items():
             if child.code is None or child.pid in self._ended:
                 continue
             self._ended.add(child.pid)
@@ -216,7 +218,7 @@ class _Launcher:
                 self._note_death(chip, child)
 
     def _note_death(self, chip: Chip, child: Child) -> None:
-        own = self._mischief.own_doing(chip)
+        own = self._injector.own_doing(chip)
         what = own or f"chip {chip} died: {child.how_it_ended}"
         if child.traceback:
             what = f"chip {chip} failed: {child.traceback.strip().splitlines()[-1]}"

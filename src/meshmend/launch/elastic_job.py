@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from meshmend.faults.fault import Fault
 from meshmend.launch.recoveries import Recovery
+from meshmend.membership.membership import Timing
+from meshmend.planning.plan_cache import Sums
+from meshmend.planning.settings import Settings
 from meshmend.topology.failures import Chip, Failure
-from meshmend.torch.settings import Settings
-from meshmend.train.faults import Fault
-from meshmend.train.foresight import Sums
-from meshmend.train.membership import Timing
 
 Event = dict[str, Any]
 

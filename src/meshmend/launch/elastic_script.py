@@ -13,17 +13,17 @@ from pathlib import Path
 import torch
 
 from meshmend.errors import InputError
+from meshmend.faults.fault import Fault
 from meshmend.launch.elastic import run_elastic
 from meshmend.launch.elastic_job import ElasticJob, Event, Outcome, event_line
-from meshmend.launch.worker import Script, script_body
+from meshmend.launch.forked_worker import Script, script_body
+from meshmend.membership.membership import Timing
+from meshmend.planning.catalogue import prepare
+from meshmend.planning.settings import Settings
 from meshmend.scratch import scratch_folder
 from meshmend.testbed.bed import Testbed
 from meshmend.topology.failures import Failure
-from meshmend.torch.catalogue import prepare
-from meshmend.torch.settings import Settings
-from meshmend.train.faults import Fault
 from meshmend.train.ledger import Audit, audit
-from meshmend.train.membership import Timing
 
 
 @dataclass(frozen=True)

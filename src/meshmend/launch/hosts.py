@@ -9,13 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from meshmend.errors import InputError
-from meshmend.execute.handshake import Errand, Patience, dial
-from meshmend.execute.reception import Address
-from meshmend.execute.transport import HandshakeError, TransportError
+from meshmend.errors import HandshakeError, InputError, TransportError
+from meshmend.membership.coordinator import COORDINATOR, OBSERVER
+from meshmend.net.handshake import ConnectRequest, Deadline, dial
+from meshmend.net.listener import Address
 from meshmend.topology.failures import Chip, board_shape, format_shape, parse_shape
 from meshmend.topology.mesh import Mesh
-from meshmend.train.coordinator import COORDINATOR, OBSERVER
 
 SECRET: Final = "MESHMEND_SECRET"
 # Which task a process is and of how many, by launcher; the innermost first: torchrun, Slurm, and
@@ -145,9 +144,9 @@ def is_answered(endpoint: Address, secret: bytes, *, within_s: float) -> bool:
     Raises:
         InputError: who answers does not know the secret.
     """
-    errand = Errand(OBSERVER, COORDINATOR)
+    request = ConnectRequest(OBSERVER, COORDINATOR)
     try:
-        dial(endpoint, secret, errand, Patience(time.monotonic() + within_s)).close()
+        dial(endpoint, secret, request, Deadline(time.monotonic() + within_s)).close()
     except HandshakeError as error:
         raise InputError(
             f"a worker and its coordinator need the same secret, but at {endpoint[0]}:"

@@ -4,12 +4,12 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from meshmend.execute.handshake import Errand, Patience, dial
-from meshmend.execute.reception import Address
-from meshmend.execute.transport import TransportError
+from meshmend.errors import ChannelError, TransportError
 from meshmend.launch.children import Children
-from meshmend.train.coordinator import COORDINATOR, OBSERVER
-from meshmend.train.wire import Channel, ChannelError, Message
+from meshmend.membership.coordinator import COORDINATOR, OBSERVER
+from meshmend.net.channel import Channel, Message
+from meshmend.net.handshake import ConnectRequest, Deadline, dial
+from meshmend.net.listener import Address
 
 _PATIENCE_S: Final = 0.5
 
@@ -55,10 +55,10 @@ class Observer:
             self._channel = None
 
     def _call(self, children: Children) -> None:
-        patience = Patience(time.monotonic() + _PATIENCE_S)
+        deadline = Deadline(time.monotonic() + _PATIENCE_S)
         try:
-            errand = Errand(OBSERVER, COORDINATOR)
-            channel = Channel(dial(self._address, self._secret, errand, patience))
+            request = ConnectRequest(OBSERVER, COORDINATOR)
+            channel = Channel(dial(self._address, self._secret, request, deadline))
             channel.send({"kind": "observe", "job": self._job})
         except (TransportError, ChannelError):
             return  # it will be back

@@ -12,13 +12,11 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Final
 
+from meshmend.errors import TerminatedError
+
 TERMINATED: Final = 128 + signal.SIGTERM  # the exit code of who was
 
 _GRACE_S: Final = 2.0
-
-
-class TerminatedError(BaseException):
-    """This process was asked to end by SIGTERM; no handler of mere errors holds it up."""
 
 
 @contextmanager

@@ -17,23 +17,23 @@ from typing import Any
 import torch
 
 from meshmend.errors import InputError
+from meshmend.faults.fault import Fault
 from meshmend.launch.elastic import run_elastic
 from meshmend.launch.elastic_job import ElasticJob, Event, Outcome, event_line
+from meshmend.membership.membership import Timing
+from meshmend.planning.settings import Settings
 from meshmend.report.tensorboard import TensorBoardLog
 from meshmend.report.training_page import training_page
 from meshmend.report.training_run import TrainingRun, training_run
 from meshmend.testbed.bed import Testbed
 from meshmend.topology.failures import Failure
 from meshmend.topology.text import mesh_words
-from meshmend.torch.settings import Settings
 from meshmend.train.checkpoint import Saving
-from meshmend.train.faults import Fault
 from meshmend.train.gradients import Gradients
 from meshmend.train.job import Job
 from meshmend.train.ledger import Audit, audit
-from meshmend.train.membership import Timing
-from meshmend.train.workload import Workload
-from meshmend.train.workloads import preload
+from meshmend.workloads.registry import preload
+from meshmend.workloads.workload import Workload
 
 _EVENTS = "events.jsonl"
 _ANSWER = "evaluation.json"

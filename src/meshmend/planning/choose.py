@@ -16,7 +16,7 @@ import numpy as np
 from meshmend.errors import InputError, TopologyError
 from meshmend.overlay.tree_packing import TreePacking
 from meshmend.planning.pricing import Question, price, supported_names
-from meshmend.planning.telling import Shares, Tell, silent
+from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
 from meshmend.planning.tree_choice import Pipeline, TreeShape
 from meshmend.planning.tree_pricing import Trees, best_pipeline, trees_of
 from meshmend.schedule.algorithms import algorithm
@@ -57,14 +57,14 @@ def choose(
     payload_bytes: float,
     *,
     cache_dir: Path | None = None,
-    tell: Tell = silent,
+    progress: ProgressCallback = no_progress,
 ) -> Choice:
     """Return the fastest algorithm for a connected mesh, among all that do it.
 
     The answer is that for the payload class; none is more than 2 % faster for the payload itself.
     """
     typical = payload_class_bytes(payload_bytes)
-    choice = _of_class(mesh, fabric, typical, cache_dir, tell)
+    choice = _of_class(mesh, fabric, typical, cache_dir, progress)
     if choice.shape is None or choice.shape.window is None or payload_bytes == typical:
         return choice
     # Trees that keep out of each other's way in time do so for one payload, not for its class.
@@ -77,7 +77,7 @@ def choose(
 
 
 def _of_class(
-    mesh: Mesh, fabric: Fabric, typical: float, cache_dir: Path | None, tell: Tell
+    mesh: Mesh, fabric: Fabric, typical: float, cache_dir: Path | None, progress: ProgressCallback
 ) -> Choice:
     """Return the answer for a payload class: known, kept on disk, or found now."""
     question = (mesh, fabric, typical)
@@ -86,7 +86,7 @@ def _of_class(
     path = None if cache_dir is None else cache_dir / f"{_key(mesh, fabric, typical)}.json"
     choice = _from_disk(path, mesh)
     if choice is None:
-        choice = _found(Question(mesh, typical, fabric), tell)
+        choice = _found(Question(mesh, typical, fabric), progress)
         _to_disk(path, choice)
     _known[question] = choice
     return choice
@@ -115,12 +115,12 @@ def payload_class_bytes(payload_bytes: float) -> float:
     return float(2**octave)
 
 
-def _found(question: Question, tell: Tell) -> Choice:
+def _found(question: Question, progress: ProgressCallback) -> Choice:
     best = None
     names = list(supported_names(question.mesh))
-    for name, told in zip(names, Shares(tell, len(names)).in_turn(), strict=True):
+    for name, told in zip(names, ProgressShares(progress, len(names)).in_turn(), strict=True):
         below_s = None if best is None else best.time_s
-        result = price(question, name, below_s=below_s, tell=told)
+        result = price(question, name, below_s=below_s, progress=told)
         if result is not None and (best is None or result.time_s < best.time_s):
             best = result
     assert best is not None, "trees do every connected mesh"

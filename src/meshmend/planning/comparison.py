@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from meshmend.errors import UnsupportedError
+from meshmend.limits.limit import Limit, limit
 from meshmend.planning.choose import choose
 from meshmend.planning.pricing import (
     BASELINES,
@@ -17,14 +18,13 @@ from meshmend.planning.pricing import (
     price_of_trees,
     supported_names,
 )
-from meshmend.planning.telling import Shares, Tell, silent
+from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
 from meshmend.planning.tree_pricing import Trees, trees_of
 from meshmend.schedule.algorithms import ALGORITHMS
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
-from meshmend.simulate.engine import Simulation, simulate
-from meshmend.simulate.limit import Limit, limit
-from meshmend.simulate.program import program_of
+from meshmend.simulator.network_program import program_of
+from meshmend.simulator.rules import Simulation, simulate
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
@@ -88,7 +88,7 @@ class Comparison:
             self.fabric,
             payload_bytes=self.payload_bytes,
             slices=best.slices,
-            lags=best.lags,
+            delay_slices=best.delay_slices,
             trace=True,
         )
 
@@ -101,7 +101,7 @@ def compared(
     *,
     slices: int | None = None,
     cache_dir: Path | None = None,
-    tell: Tell = silent,
+    progress: ProgressCallback = no_progress,
 ) -> Comparison:
     """Return what algorithms cost for a payload; `all` stands for those that do the mesh, and on
     a broken mesh for the baselines too. `auto` is the fastest one under its own name.
@@ -119,11 +119,11 @@ def compared(
     else:
         wanted = checked_names(name for name in names if name != AUTO)
 
-    shares = Shares(tell, len(wanted) + (AUTO in names))
+    shares = ProgressShares(progress, len(wanted) + (AUTO in names))
 
     def priced(share: int, name: str) -> Price | None:
         try:
-            return price(question, name, slices=slices, tell=shares.of(share))
+            return price(question, name, slices=slices, progress=shares.of(share))
         except UnsupportedError as error:
             if ALL not in names:
                 raise
@@ -151,10 +151,14 @@ def compared(
 
 
 def _price_of_auto(
-    question: Question, known: Sequence[Price], cache_dir: Path | None, tell: Tell
+    question: Question, known: Sequence[Price], cache_dir: Path | None, progress: ProgressCallback
 ) -> Price:
     choice = choose(
-        question.mesh, question.fabric, question.payload_bytes, cache_dir=cache_dir, tell=tell
+        question.mesh,
+        question.fabric,
+        question.payload_bytes,
+        cache_dir=cache_dir,
+        progress=progress,
     )
     result: Price | None
     if choice.shape is not None:
@@ -164,7 +168,9 @@ def _price_of_auto(
         )
     else:
         priced = next((each for each in known if each.name == choice.algorithm), None)
-        result = priced or price(question, choice.algorithm, slices=choice.slices, tell=tell)
+        result = priced or price(
+            question, choice.algorithm, slices=choice.slices, progress=progress
+        )
     assert result is not None, "without a time to beat there is always a price"
     return replace(result, name=AUTO, detail=f"{choice.algorithm} {result.detail}".strip())
 

@@ -18,7 +18,7 @@ from meshmend.errors import InputError, PlanFileError, UnsupportedError
 from meshmend.execute import reference
 from meshmend.planning.choose import choose, chosen_schedule
 from meshmend.planning.files import read_plan, write_plan
-from meshmend.planning.telling import Shares, Tell, silent
+from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
 from meshmend.planning.tree_choice import Pipeline
 from meshmend.routing.deadlock import check_deadlock_free
 from meshmend.routing.stretch import stretch_of
@@ -117,25 +117,25 @@ def plan(
     payload_bytes: float = TYPICAL_PAYLOAD_BYTES,
     fabric: Fabric = FABRICS["reference"],
     cache_dir: Path | None = None,
-    tell: Tell = silent,
+    progress: ProgressCallback = no_progress,
 ) -> Plan:
     """Return a proved plan for the largest connected part of a mesh.
 
     `auto` takes the algorithm that is fastest for this payload on this fabric; what it found is
-    kept in `cache_dir`, if given. `tell` is told each step as it begins.
+    kept in `cache_dir`, if given. `progress` is told each step as it begins.
 
     Raises:
         InputError: an unknown algorithm or collective, or a mesh that the algorithm does not do;
             the message then names one that will.
     """
     wanted = _collective(collective)
-    halves = Shares(tell, 2)
-    steps = _Steps(halves.of(1) if algorithm == AUTO else tell)
+    halves = ProgressShares(progress, 2)
+    steps = _Steps(halves.of(1) if algorithm == AUTO else progress)
     part = largest_part(mesh)
     pipeline = None
     if algorithm == AUTO:
         with steps.timed("choose"):
-            choice = choose(part, fabric, payload_bytes, cache_dir=cache_dir, tell=halves.of(0))
+            choice = choose(part, fabric, payload_bytes, cache_dir=cache_dir, progress=halves.of(0))
         with steps.timed("build"):
             schedule, pipeline = chosen_schedule(part, choice, wanted), choice.pipeline
     else:
@@ -144,14 +144,16 @@ def plan(
     return replace(_proved(mesh, part, schedule, steps), pipeline=pipeline)
 
 
-def load_plan(path: str | Path, *, mesh: Mesh | None = None, tell: Tell = silent) -> Plan:
+def load_plan(
+    path: str | Path, *, mesh: Mesh | None = None, progress: ProgressCallback = no_progress
+) -> Plan:
     """Return the plan of a file, proved anew; given a mesh, it must be the plan's own.
 
     Raises:
         PlanFileError: a file that cannot be read, or that is for another mesh.
         ProofError: the plan is wrong.
     """
-    steps = _Steps(tell)
+    steps = _Steps(progress)
     with steps.timed("read"):
         own, schedule, pipeline = read_plan(Path(path))
     if mesh is not None and mesh != own:
@@ -208,9 +210,9 @@ def _collective(name: str | Collective) -> Collective:
 class _Steps:
     """Names each step to whoever listens, and keeps how long it took."""
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, progress: ProgressCallback) -> None:
         self.seconds: dict[str, float] = {}
-        self._tell = tell
+        self._tell = progress
 
     @contextmanager
     def timed(self, step: str) -> Iterator[None]:

@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from meshmend.errors import InputError, UnsupportedError
-from meshmend.planning.telling import Tell, silent
+from meshmend.planning.progress import ProgressCallback, no_progress
 from meshmend.planning.tree_choice import Pipeline, TreeShape
 from meshmend.planning.tree_pricing import Trees, best_trees
 from meshmend.schedule.algorithms import ALGORITHMS, algorithm
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
 from meshmend.schedule.table import Collective
-from meshmend.simulate.baselines import program_on_part
-from meshmend.simulate.engine import Progress, Simulation, simulate
-from meshmend.simulate.program import Program, program_of
-from meshmend.simulate.slices import best_slices
+from meshmend.simulator.baselines import program_on_part
+from meshmend.simulator.network_program import Program, program_of
+from meshmend.simulator.rules import Progress, Simulation, simulate
+from meshmend.simulator.slices import best_slices
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.submesh import IntactPart, largest_box, without_lines
@@ -67,7 +67,7 @@ def price(
     *,
     slices: int | None = None,
     below_s: float | None = None,
-    tell: Tell = silent,
+    progress: ProgressCallback = no_progress,
 ) -> Price | None:
     """Return what a named algorithm or baseline costs, with the best slices unless given.
 
@@ -78,20 +78,22 @@ def price(
         InputError: there is no such name.
     """
     if name == TREES:
-        return _price_of_trees(question, slices, tell)
+        return _price_of_trees(question, slices, progress)
     mesh = question.mesh
     if below_s is not None and _least_ring_time(question, name) > below_s:
         algorithm(name).check(mesh)
         return None
-    tell(f"{name}: building")
+    progress(f"{name}: building")
     if name in BASELINES:
         program, n_chips, detail = _baseline(mesh, name)
     else:
         program, n_chips, detail = _program(mesh, name), mesh.n_live, ""
     if below_s is not None and _least_time(question, program) > below_s:
         return None
-    tell(f"{name}: simulating")
-    result = _simulated(question, program, slices, lambda part: tell(f"{name}: simulating", part))
+    progress(f"{name}: simulating")
+    result = _simulated(
+        question, program, slices, lambda part: progress(f"{name}: simulating", part)
+    )
     return Price(name, result, n_chips, Pipeline(result.slices), detail)
 
 
@@ -118,9 +120,9 @@ def checked_names(names: Iterable[str]) -> list[str]:
     return wanted
 
 
-def _price_of_trees(question: Question, slices: int | None, tell: Tell) -> Price:
+def _price_of_trees(question: Question, slices: int | None, progress: ProgressCallback) -> Price:
     found = best_trees(
-        question.mesh, question.fabric, question.payload_bytes, slices=slices, tell=tell
+        question.mesh, question.fabric, question.payload_bytes, slices=slices, progress=progress
     )
     return price_of_trees(question, found.trees, found.pipeline, found.simulation)
 

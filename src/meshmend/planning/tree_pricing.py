@@ -2,7 +2,7 @@
 
 Packings are ranked by formula, packed in the order of that ranking until no other can win, and
 the best few are simulated. Time grows by the same step with every slice once a pipeline is
-full, so a few slices of the right size tell how long all of them take; only what comes out in
+full, so a few slices of the right size progress how long all of them take; only what comes out in
 the end is simulated whole. Deterministic, and bounded in messages.
 """
 
@@ -26,11 +26,11 @@ from meshmend.planning.tree_choice import (
 )
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
+from meshmend.schedule.priority import delay_slices, remaining_hops
 from meshmend.schedule.table import Collective
 from meshmend.schedule.trees import tree_schedule
-from meshmend.schedule.urgency import lags, remaining_hops
-from meshmend.simulate.engine import Simulation, simulate
-from meshmend.simulate.program import Program, program_of
+from meshmend.simulator.network_program import Program, program_of
+from meshmend.simulator.rules import Simulation, simulate
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.mesh import Mesh
 
@@ -63,20 +63,20 @@ class Trees:
         return figures_of(self.packing, disjoint=self.shape.window is not None)
 
     @cached_property
-    def _program_and_urgency(self) -> tuple[Program, NDArray[np.int32]]:
+    def _program_and_priority(self) -> tuple[Program, NDArray[np.int32]]:
         schedule = tree_schedule(self.packing, Collective.ALLREDUCE)
         hazards, routes = hazards_of(schedule), placed(self.mesh, schedule).routes
         return program_of(schedule, hazards, routes), remaining_hops(schedule, hazards, routes)
 
     def simulated(self, fabric: Fabric, payload_bytes: float, pipeline: Pipeline) -> Simulation:
         """Return what the trees cost."""
-        program, remaining = self._program_and_urgency
+        program, remaining = self._program_and_priority
         return simulate(
             program,
             fabric,
             payload_bytes=payload_bytes,
             slices=pipeline.slices,
-            lags=lags(remaining, pipeline.skew),
+            delay_slices=delay_slices(remaining, pipeline.skew),
         )
 
     @property
@@ -115,13 +115,13 @@ def best_trees(
     payload_bytes: float,
     *,
     slices: int | None = None,
-    tell: Callable[[str], None] = lambda step: None,
+    progress: Callable[[str], None] = lambda step: None,
 ) -> Found:
     """Return the fastest trees found for a payload; with `slices` given, for that number."""
     search = _Search(fabric, payload_bytes, slices)
-    tell("trees: packing")
+    progress("trees: packing")
     finalists = _finalists(mesh, search)
-    tell("trees: simulating")
+    progress("trees: simulating")
     if search.n_messages(finalists[0]) > MAX_MESSAGES // 2:  # nothing left to compare it with
         trees, pipeline = finalists[0], search.first_pipeline(finalists[0])
     else:
@@ -222,7 +222,7 @@ class _Search:
     def looked_around(
         self, time_s: float, trees: Trees, pipeline: Pipeline
     ) -> tuple[float, Trees, Pipeline]:
-        """Return the best near a pipeline: other numbers of slices, then other lags."""
+        """Return the best near a pipeline: other numbers of slices, then other delay_slices."""
         for factor in _STEPS if self.slices is None else ():
             for _ in range(_MOST_STEPS):
                 slices = round(pipeline.slices * factor)

@@ -14,10 +14,10 @@ from meshmend.routing.stretch import stretch_of
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.hazards import NONE, Hazards
 from meshmend.schedule.placement import channel_loads, placed
+from meshmend.schedule.priority import delay_slices, remaining_hops
 from meshmend.schedule.table import Collective
-from meshmend.schedule.urgency import lags, remaining_hops
-from meshmend.simulate.engine import simulate
-from meshmend.simulate.program import program_of
+from meshmend.simulator.network_program import program_of
+from meshmend.simulator.rules import simulate
 from meshmend.topology.fabric import FABRICS
 from meshmend.topology.mesh import Mesh
 from meshmend.verify.contributions import check_contributions
@@ -31,9 +31,9 @@ def main() -> None:
     placement = placed(mesh, schedule)
     hazards = _one_after_another(schedule.n_rows)
     program = program_of(schedule, hazards, placement.routes)
-    lag = lags(remaining_hops(schedule, hazards, placement.routes), 0.5)
+    lag = delay_slices(remaining_hops(schedule, hazards, placement.routes), 0.5)
     assert len(program.channel_loads) == 2, "for the search for slices"
-    simulate(program, FABRICS["reference"], payload_bytes=1000, slices=2, lags=lag)
+    simulate(program, FABRICS["reference"], payload_bytes=1000, slices=2, delay_slices=lag)
     check_contributions(schedule)
     check_hops(schedule, placement)
     check_deadlock_free(mesh, placement.routes)

@@ -6,7 +6,7 @@ Faults are flags with the numbers that the page's table gives them.
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.report.colours import (
+from meshmend.draw.colours import (
     AMBER,
     BLUE,
     GREEN,
@@ -14,8 +14,8 @@ from meshmend.report.colours import (
     RED,
     lighter,
 )
-from meshmend.report.frame import Key, legend
-from meshmend.report.strips import (
+from meshmend.draw.frame import Key, legend
+from meshmend.draw.strips import (
     LEFT,
     RIGHT,
     WIDTH,
@@ -29,10 +29,10 @@ from meshmend.report.strips import (
     staircase,
     value_axis,
 )
-from meshmend.report.svg import SOFT_INK, Attributes, Panel, document, stacked
+from meshmend.draw.svg import SOFT_INK, Attributes, Panel, document, stacked
 from meshmend.report.training_events import seconds
 from meshmend.report.training_lanes import lane_keys, lane_marks, lanes
-from meshmend.report.training_parts import Fault
+from meshmend.report.training_parts import RunFault
 from meshmend.report.training_run import TrainingRun, samples_per_s, smoothing_s
 
 _SHADE = lighter(AMBER, 0.86)
@@ -41,7 +41,7 @@ _MANY_STEPS = 250  # from here on a mean is drawn over the losses
 _FLAG_ROOM = 24.0
 
 
-def fault_colour(fault: Fault) -> str:
+def fault_colour(fault: RunFault) -> str:
     """Return green for a repair, purple for the coordinator, red for all else."""
     if fault.is_repair:
         return GREEN

@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from meshmend.draw.frame import counted
 from meshmend.errors import InputError
-from meshmend.report.frame import counted
 from meshmend.topology.failures import Chip, blocks_of
 from meshmend.units import format_time
 

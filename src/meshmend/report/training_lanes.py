@@ -4,11 +4,11 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshmend.report.colours import FAILED_FILL, GREEN, STRANDED_FILL, YELLOW_FILL, lighter
-from meshmend.report.frame import Key
-from meshmend.report.strips import LEFT, Span, box
-from meshmend.report.svg import SOFT_INK, label
-from meshmend.report.training_parts import Generation
+from meshmend.draw.colours import FAILED_FILL, GREEN, STRANDED_FILL, YELLOW_FILL, lighter
+from meshmend.draw.frame import Key
+from meshmend.draw.strips import LEFT, Span, box
+from meshmend.draw.svg import SOFT_INK, label
+from meshmend.report.training_parts import RunGeneration
 from meshmend.report.training_run import TrainingRun
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
@@ -37,7 +37,7 @@ def lanes(mesh: Mesh) -> tuple[Lane, ...]:
     return tuple(Lane(f"chip {_place(chip)}", frozenset([chip])) for chip in everywhere)
 
 
-def periods(run: TrainingRun) -> Iterator[tuple[Generation, float, float]]:
+def periods(run: TrainingRun) -> Iterator[tuple[RunGeneration, float, float]]:
     """Yield every generation with the times at which it began and ended."""
     for index, own in enumerate(run.generations):
         later = run.generations[index + 1 :]
@@ -67,7 +67,7 @@ def lane_marks(run: TrainingRun, lane: Lane, across: Span, place: tuple[float, f
     return marks
 
 
-def _state(lane: Lane, generation: Generation) -> str:
+def _state(lane: Lane, generation: RunGeneration) -> str:
     """Return the colour of what a part does in a generation."""
     if lane.chips <= generation.chips:
         return WORKING_FILL

@@ -5,12 +5,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from html import escape
 
-from meshmend.report.colours import YELLOW_FILL
-from meshmend.report.frame import counted
-from meshmend.report.grid import Grid
-from meshmend.report.mesh_picture import mesh_panel
-from meshmend.report.page import card, headline, page, table
-from meshmend.report.svg import document
+from meshmend.draw.colours import YELLOW_FILL
+from meshmend.draw.frame import counted
+from meshmend.draw.grid import Grid
+from meshmend.draw.mesh_picture import mesh_panel
+from meshmend.draw.page import card, headline, page, table
+from meshmend.draw.svg import document
 from meshmend.report.training_charts import loss_svg, timeline_svg
 from meshmend.report.training_events import (
     chips_words,
@@ -22,7 +22,7 @@ from meshmend.report.training_events import (
     words,
 )
 from meshmend.report.training_lanes import WORKING_FILL, periods
-from meshmend.report.training_parts import Fault, Generation
+from meshmend.report.training_parts import RunFault, RunGeneration
 from meshmend.report.training_run import TrainingRun
 from meshmend.topology.failures import Chip
 
@@ -97,7 +97,7 @@ def _chips(run: TrainingRun) -> str:
     return f"{min(run.chips)} to {max(run.chips)}"
 
 
-def _faults(faults: Sequence[Fault]) -> str:
+def _faults(faults: Sequence[RunFault]) -> str:
     """Return the table of faults; many are counted by kind first, and then folded."""
     if not faults:
         return "<h2>Faults</h2><p>None was injected or seen.</p>"
@@ -114,7 +114,7 @@ def _faults(faults: Sequence[Fault]) -> str:
     )
 
 
-def _kinds_table(faults: Sequence[Fault]) -> str:
+def _kinds_table(faults: Sequence[RunFault]) -> str:
     """Return one row for each kind of fault, with the medians and the worst."""
     kinds = dict.fromkeys(fault.kind for fault in faults)
     longest = max((f.recovered_s for f in faults if f.is_recovered), default=0.0) or 1.0
@@ -130,7 +130,7 @@ def _kinds_table(faults: Sequence[Fault]) -> str:
     return table(heads, rows, left=(6,))
 
 
-def _fault_table(faults: Sequence[Fault]) -> str:
+def _fault_table(faults: Sequence[RunFault]) -> str:
     longest = max((f.recovered_s for f in faults if f.is_recovered), default=0.0) or 1.0
     heads = ("", "fault", "at step", "at time", "detected after", "recovered after", "")
     rows = [
@@ -148,7 +148,7 @@ def _fault_table(faults: Sequence[Fault]) -> str:
     return table(heads, rows, left=(1, 6))
 
 
-def _bar(fault: Fault, longest: float) -> str:
+def _bar(fault: RunFault, longest: float) -> str:
     if not fault.is_recovered:
         return "training goes on without it" if fault.is_harmless else ""
     noticed = max(0.0, fault.detected_s) if math.isfinite(fault.detected_s) else 0.0
@@ -168,12 +168,12 @@ def _meshes(run: TrainingRun) -> str:
     if not own:
         return ""
     if len(own) <= n_most:
-        before: list[Generation | None] = [None, *own[:-1]]
+        before: list[RunGeneration | None] = [None, *own[:-1]]
         pictures = [_change(new, old) for new, old in zip(own, before, strict=True)]
         return f'<h2>The mesh, change by change</h2><div class="pictures">{"".join(pictures)}</div>'
-    spent: dict[Generation, float] = defaultdict(float)
-    times: dict[Generation, int] = defaultdict(int)
-    first_like: dict[object, Generation] = {}
+    spent: dict[RunGeneration, float] = defaultdict(float)
+    times: dict[RunGeneration, int] = defaultdict(int)
+    first_like: dict[object, RunGeneration] = {}
     for generation, low, high in periods(run):
         key = (generation.mesh, generation.waiting)
         same = first_like.setdefault(key, generation)
@@ -199,7 +199,7 @@ def _meshes(run: TrainingRun) -> str:
     )
 
 
-def _change(new: Generation, old: Generation | None) -> str:
+def _change(new: RunGeneration, old: RunGeneration | None) -> str:
     joined = new.chips - old.chips if old else frozenset()
     gone = old.chips - new.chips if old else frozenset()
     parts = [f"From step {new.step}, after {seconds(new.at_s)}."]
@@ -213,11 +213,11 @@ def _change(new: Generation, old: Generation | None) -> str:
         parts.append(f"Waiting: {chips_words(new.waiting)}.")
     if new.mesh.failed_links:
         parts.append(f"Without {', '.join(sorted(map(str, new.mesh.failed_links))[:4])}.")
-    head = f"Generation {new.number}: {counted(len(new.chips), 'chip')}"
+    head = f"RunGeneration {new.number}: {counted(len(new.chips), 'chip')}"
     return _picture(new, joined, head, " ".join(parts))
 
 
-def _picture(generation: Generation, joined: frozenset[Chip], head: str, tail: str) -> str:
+def _picture(generation: RunGeneration, joined: frozenset[Chip], head: str, tail: str) -> str:
     pitch = max(6.0, min(42.0, 215 / max(generation.mesh.shape[-2:])))
     grid = Grid(generation.mesh, pitch, numbered=pitch >= 12)
     fills = dict.fromkeys(generation.waiting, YELLOW_FILL) | dict.fromkeys(joined, WORKING_FILL)

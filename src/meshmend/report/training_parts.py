@@ -30,7 +30,7 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Generation:
+class RunGeneration:
     """A set of live chips that works together from `step` on; `mesh` has the rest as failed."""
 
     number: int
@@ -43,7 +43,7 @@ class Generation:
 
 
 @dataclass(frozen=True)
-class Fault:
+class RunFault:
     """One fault or repair, and how long after it was noticed and made good (NaN: never)."""
 
     fault: str
@@ -77,7 +77,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Samples:
+class SampleCounts:
     """How many samples counted, and how many of them too few or too often; `None`: not told."""
 
     used: int

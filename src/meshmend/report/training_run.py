@@ -23,7 +23,7 @@ from meshmend.report.training_events import (
     whole_or_real,
     words,
 )
-from meshmend.report.training_parts import Fault, Floats, Generation, Samples, Steps
+from meshmend.report.training_parts import Floats, RunFault, RunGeneration, SampleCounts, Steps
 from meshmend.topology.failures import Link, parse_failure
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
@@ -38,8 +38,8 @@ class TrainingRun:
     n_steps: int
     duration_s: float
     steps: Steps
-    generations: tuple[Generation, ...]
-    faults: tuple[Fault, ...]
+    generations: tuple[RunGeneration, ...]
+    faults: tuple[RunFault, ...]
     others: tuple[Event, ...]
     end: Event | None
 
@@ -65,13 +65,13 @@ class TrainingRun:
         return value if isinstance(value, bool) else None
 
     @property
-    def samples(self) -> Samples:
+    def samples(self) -> SampleCounts:
         """The ledger as the run closed it, else the samples of the steps seen."""
         told = self.end.get("samples") if self.end else None
         if isinstance(told, dict):
             ledger: Event = {"event": "end", **told}
-            return Samples(*(whole(ledger, name) for name in ("used", "lost", "repeated")))
-        return Samples(int(self.steps.samples.sum()), None, None)
+            return SampleCounts(*(whole(ledger, name) for name in ("used", "lost", "repeated")))
+        return SampleCounts(int(self.steps.samples.sum()), None, None)
 
     @property
     def evaluation(self) -> Mapping[str, float]:
@@ -188,7 +188,7 @@ def _steps(events: Iterable[Event]) -> Steps:
     )
 
 
-def _generation(event: Event, mesh: Mesh) -> Generation:
+def _generation(event: Event, mesh: Mesh) -> RunGeneration:
     chips = frozenset(chips_of(event, "chips"))
     waiting = frozenset(chips_of(event, "waiting"))
     everywhere = set(itertools.product(*map(range, mesh.shape)))
@@ -203,19 +203,19 @@ def _generation(event: Event, mesh: Mesh) -> Generation:
     broken = Mesh(mesh.shape, mesh.wrap, frozenset(everywhere - chips - waiting), links)
     why, at_s = words(event, "why"), real(event, "t")
     number, step = whole(event, "number"), whole(event, "step")
-    return Generation(number, at_s, step, broken, chips, waiting, why)
+    return RunGeneration(number, at_s, step, broken, chips, waiting, why)
 
 
-def _faults(events: Iterable[Event]) -> tuple[Fault, ...]:
+def _faults(events: Iterable[Event]) -> tuple[RunFault, ...]:
     """Return the faults in order of time, each with the first later recovery of its name."""
-    result: list[Fault] = []
+    result: list[RunFault] = []
     for event in events:
         if event["event"] not in {"fault", "recovered"}:
             continue
         name, at_s = words(event, "fault"), real(event, "t")
         at_step = whole(event, "at_step") if event.get("at_step") is not None else None
         if event["event"] == "fault":
-            result.append(Fault(name, at_s, at_step))
+            result.append(RunFault(name, at_s, at_step))
             continue
         times = real(event, "detected_s"), whole_or_real(event, "recovered_s")
         open_ones = [
@@ -223,7 +223,7 @@ def _faults(events: Iterable[Event]) -> tuple[Fault, ...]:
             and not f.is_recovered
         ]  # fmt: skip
         if open_ones:
-            result[open_ones[0]] = Fault(name, result[open_ones[0]].at_s, at_step, *times)
+            result[open_ones[0]] = RunFault(name, result[open_ones[0]].at_s, at_step, *times)
         else:
-            result.append(Fault(name, max(0.0, at_s - times[1]), at_step, *times))
+            result.append(RunFault(name, max(0.0, at_s - times[1]), at_step, *times))
     return tuple(sorted(result, key=lambda fault: fault.at_s))

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Sequence
 
-from meshmend.report.frame import counted
+from meshmend.draw.frame import counted
 from meshmend.report.training_events import event_words, model_words, rate_words, seconds
-from meshmend.report.training_parts import Fault
+from meshmend.report.training_parts import RunFault
 from meshmend.report.training_run import TrainingRun
 
 _MOST_ROWS = 20
@@ -66,7 +66,7 @@ def _recovery(run: TrainingRun) -> str:
     return f"median {median}, worst {worst}, of {n_done}"
 
 
-def _table(faults: Sequence[Fault]) -> list[str]:
+def _table(faults: Sequence[RunFault]) -> list[str]:
     """Return an aligned table; of many faults the slowest to recover from, in order of time."""
     if not faults:
         return []

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from meshmend.errors import DeadlockError
 from meshmend.kernels import kernel
-from meshmend.routing.layers import RoutingTables
 from meshmend.routing.routes import Routes, check_paths
+from meshmend.routing.virtual_channels import RoutingTables
 from meshmend.topology.graph import breadth_first
 from meshmend.topology.mesh import Mesh
 

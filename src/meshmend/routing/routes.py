@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from meshmend.errors import InputError, VerificationError
 from meshmend.kernels import kernel
-from meshmend.routing.layers import RoutingTables, routing_tables
 from meshmend.routing.tables import demand_of
+from meshmend.routing.virtual_channels import RoutingTables, routing_tables
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.routing.layers import RoutingTables
 from meshmend.routing.routes import Routes
 from meshmend.routing.tables import Demand, demand_of, shortest_ports, table_hops
+from meshmend.routing.virtual_channels import RoutingTables
 from meshmend.topology.mesh import Mesh
 
 

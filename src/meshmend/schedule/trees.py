@@ -105,7 +105,7 @@ def _rehung(parents, tree_of_root):  # type: ignore[no-untyped-def]
     for root in range(n_ranks):
         tree = tree_of_root[root]
         result[root] = parents[tree]
-        # Turn round the way from the new root to the old one.
+        # LoopPosition round the way from the new root to the old one.
         before, here = -1, root
         while here >= 0:
             after = parents[tree, here]

@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshmend.errors import TopologyError
+from meshmend.errors import TestbedError, TopologyError
 from meshmend.testbed import kernel, records
 from meshmend.testbed.names import address_of, number_of
-from meshmend.testbed.records import Record, TestbedError
+from meshmend.testbed.records import Record
 from meshmend.topology.failures import Chip, Failure
 from meshmend.topology.mesh import Mesh
 from meshmend.units import format_bandwidth

@@ -18,10 +18,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from meshmend.errors import TestbedError
 from meshmend.testbed import agent
 from meshmend.testbed import holder as holder_module
 from meshmend.testbed.holder import FIRST_NAMESPACE
-from meshmend.testbed.records import TestbedError
 
 _PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # users lack sbin on Debian
 _PACKAGES = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}

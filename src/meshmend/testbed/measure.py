@@ -4,9 +4,9 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
+from meshmend.errors import TestbedError
 from meshmend.testbed import transfer
 from meshmend.testbed.bed import Testbed
-from meshmend.testbed.records import TestbedError
 from meshmend.topology.failures import Link
 
 _TAKES_S = 0.5

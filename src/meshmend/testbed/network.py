@@ -24,7 +24,7 @@ _SHAPER = "burst 10kb limit 1mb"
 
 
 @dataclass(frozen=True, eq=False)
-class Wiring:
+class LinkStates:
     """What one state of a mesh means to the kernel, for all chips of the shape.
 
     `is_up[chip, port]` says which ends of links are up; `ports[chip, destination]` is the port
@@ -35,7 +35,7 @@ class Wiring:
     ports: NDArray[np.int8]
 
 
-def wiring(mesh: Mesh) -> Wiring:
+def link_states(mesh: Mesh) -> LinkStates:
     """Return which links are up and the routes within each connected part of the live chips."""
     number = np.array([number_of(mesh, chip) for chip in mesh.live])
     is_up = np.zeros((mesh.n_chips, mesh.neighbor_ranks.shape[1]), dtype=np.bool_)
@@ -45,7 +45,7 @@ def wiring(mesh: Mesh) -> Wiring:
         part = replace(mesh, failed=mesh.failed | (set(mesh.live) - set(chips)))
         inside = np.array([number_of(mesh, chip) for chip in part.live])
         ports[np.ix_(inside, inside)] = next_ports(part, np.arange(part.n_live)).T
-    return Wiring(is_up, ports)
+    return LinkStates(is_up, ports)
 
 
 def link_commands(mesh: Mesh, namespace: Callable[[int], str]) -> str:
@@ -95,8 +95,12 @@ def change_commands(before: Mesh | None, after: Mesh) -> Mapping[int, str]:
     kernel forget the routes over it, so those are not removed again.
     """
     full = whole(after).neighbor_ranks
-    new = wiring(after)
-    old = wiring(before) if before is not None else Wiring(~new.is_up, np.full_like(new.ports, -1))
+    new = link_states(after)
+    old = (
+        link_states(before)
+        if before is not None
+        else LinkStates(~new.is_up, np.full_like(new.ports, -1))
+    )
     commands = {}
     for chip in range(after.n_chips):
         lines = [] if before is not None else ["route flush table main"]
@@ -112,7 +116,7 @@ def change_commands(before: Mesh | None, after: Mesh) -> Mapping[int, str]:
     return commands
 
 
-def _crosses(old: Wiring, new: Wiring, chip: int) -> NDArray[np.bool_]:
+def _crosses(old: LinkStates, new: LinkStates, chip: int) -> NDArray[np.bool_]:
     """Return for each destination whether the old route left over an interface that goes down."""
     goes_down = np.append(old.is_up[chip] & ~new.is_up[chip], False)  # the last is port -1
     gone: NDArray[np.bool_] = goes_down[old.ports[chip]]

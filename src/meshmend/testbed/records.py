@@ -21,15 +21,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from meshmend.errors import InputError
+from meshmend.errors import TestbedError
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import mesh_words, parse_mesh
-
-
-class TestbedError(InputError):
-    """A testbed that does not exist, or that this machine cannot make."""
-
-    __test__ = False  # its name looks like a test class to pytest
 
 
 @dataclass(frozen=True)

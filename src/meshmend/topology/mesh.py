@@ -178,12 +178,6 @@ class Mesh:
             parts.append(f"less {', '.join(map(str, failures))}")
         return " ".join(parts)
 
-    def _repr_svg_(self) -> str:
-        """Draw the mesh in a notebook."""
-        from meshmend.report.mesh_picture import mesh_svg
-
-        return mesh_svg(self)
-
     @cached_property
     def _alive(self) -> NDArray[np.bool_]:
         alive = np.ones(self.shape, dtype=np.bool_)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed
 
 if TYPE_CHECKING:
+    from meshmend.planning.settings import Settings
     from meshmend.torch.group import MeshmendGroup
-    from meshmend.torch.settings import Settings
 
 __all__ = ["MeshmendGroup", "Settings", "register"]
 
-_HOME = {"MeshmendGroup": "meshmend.torch.group", "Settings": "meshmend.torch.settings"}
+_HOME = {"MeshmendGroup": "meshmend.torch.group", "Settings": "meshmend.planning.settings"}
 
 
 def register() -> None:

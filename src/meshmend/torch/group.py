@@ -13,11 +13,11 @@ import torch.distributed
 
 from meshmend.errors import InputError
 from meshmend.execute.combine import DTYPES
+from meshmend.planning.catalogue import Catalogue, Kind
+from meshmend.planning.settings import Settings, settings_from
 from meshmend.topology.mesh import Mesh
-from meshmend.torch.catalogue import Catalogue, Kind
-from meshmend.torch.movers import mover_of
-from meshmend.torch.progress import Progress
-from meshmend.torch.settings import Settings, settings_from
+from meshmend.torch.progress_thread import Progress
+from meshmend.torch.transports import transport_of
 
 # torch's stubs lack half of what c10d offers to a backend: here it is untyped.
 dist: Any = torch.distributed
@@ -80,7 +80,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         self._gloo = inner
         # What is not overridden below finds this one.
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, inner)
-        self._mover = mover_of(options, settings)
+        self._mover = transport_of(options, settings)
         self._catalogue = Catalogue(mesh, settings.algorithm, settings.n_slices, rank)
         self._progress = Progress(f"meshmend-rank-{rank}")
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from meshmend.errors import InputError
-from meshmend.train.shards import DamageError, Shard, State, merged, packed, shard_of, unpacked
+from meshmend.errors import CheckpointDamageError, InputError
+from meshmend.train.shards import Shard, State, merged, packed, shard_of, unpacked
 
 STALE_S = 600.0  # a draft that nobody wrote to for so long has lost its writer
 
@@ -175,7 +175,7 @@ def _read(files: list[Path], step: int, on_damage: OnDamage) -> dict[str, Any] |
     for number, file in enumerate(files):
         try:
             shard = unpacked(file.read_bytes())
-        except (DamageError, OSError) as error:
+        except (CheckpointDamageError, OSError) as error:
             on_damage(file, str(error))
             return None
         found, wanted = (shard.step, shard.number, shard.n_shards), (step, number, len(files))
@@ -185,7 +185,7 @@ def _read(files: list[Path], step: int, on_damage: OnDamage) -> dict[str, Any] |
         shards.append(shard)
     try:
         return merged(shards)
-    except DamageError as error:
+    except CheckpointDamageError as error:
         on_damage(files[0].parent, str(error))
         return None
 

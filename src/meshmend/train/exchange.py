@@ -11,19 +11,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.execute.program import RankProgram, rank_program
-from meshmend.execute.reception import Address
+from meshmend.execute.rank_program import RankProgram, rank_program
 from meshmend.execute.sockets import SocketTransport
 from meshmend.execute.transport import Task, task_of
+from meshmend.membership.generation import Generation
+from meshmend.net.listener import Address
+from meshmend.planning.catalogue import Catalogue, Kind
 from meshmend.planning.plan import AUTO
+from meshmend.planning.plan_cache import plan_together
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.spanning import spread
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
-from meshmend.torch.catalogue import Catalogue, Kind
-from meshmend.train.foresight import plan_together
-from meshmend.train.generation import Generation
-from meshmend.train.planner import Ahead, Planner
+from meshmend.train.ahead import Ahead, Planner
 
 Bytes = NDArray[np.uint8]
 
@@ -34,12 +34,12 @@ _CONNECT_S = 10.0
 
 
 @dataclass(frozen=True)
-class Wiring:
+class ExchangeSettings:
     """How a worker reaches the others: where it listens, what it proves, how long it is patient.
 
     A peer that takes nothing for `deaf_s` is lost, be it away or busy; a sum in which nothing
-    moves for `stall_s` is given up. `plans` is the folder in which plans may lie ready; `ahead`
-    says that the workers fill it.
+    moves for `sum_timeout_s` is given up. `plans` is the folder in which plans may lie ready;
+    `ahead` says that the workers fill it.
     """
 
     secret: bytes
@@ -47,7 +47,7 @@ class Wiring:
     algorithm: str = AUTO
     window_bytes: int = 0
     deaf_s: float = 120.0
-    stall_s: float = 1800.0
+    sum_timeout_s: float = 1800.0
     plans: Path | None = None
     ahead: Ahead | None = None
 
@@ -55,18 +55,18 @@ class Wiring:
 class Exchange:
     """One chip's connections, and what it does over them in the generation it is in."""
 
-    def __init__(self, whole: Mesh, chip: Chip, wiring: Wiring) -> None:
+    def __init__(self, whole: Mesh, chip: Chip, exchange_settings: ExchangeSettings) -> None:
         self._whole = whole
         self._chip = chip
-        self._wiring = wiring
+        self._settings = exchange_settings
         self._seats = {other: seat for seat, other in enumerate(whole.live)}
         self.transport = SocketTransport(
             self._seats[chip],
             [f"chip {other}" for other in whole.live],
-            wiring.secret,
-            bind=wiring.bind,
-            window_bytes=wiring.window_bytes,
-            deaf_s=wiring.deaf_s,
+            exchange_settings.secret,
+            bind=exchange_settings.bind,
+            window_bytes=exchange_settings.window_bytes,
+            deaf_s=exchange_settings.deaf_s,
         )
         self.mesh = whole
         self.rank = 0
@@ -74,8 +74,8 @@ class Exchange:
         self._catalogue: Catalogue | None = None
         self._tasks: dict[tuple[int, str], Task] = {}
         self._linked: set[int] = set()  # to whom there is a connection of this generation
-        self._planner = Planner(chip, wiring.ahead) if wiring.ahead else None
-        self._plans = self._planner.folder if self._planner else wiring.plans
+        self._planner = Planner(chip, exchange_settings.ahead) if exchange_settings.ahead else None
+        self._plans = self._planner.folder if self._planner else exchange_settings.plans
 
     @property
     def address(self) -> Address:
@@ -98,7 +98,7 @@ class Exchange:
         self._generation = generation
         self.mesh = generation.mesh_of(self._whole)
         self.rank = self.mesh.rank_of[self._chip]
-        self._catalogue = Catalogue(self.mesh, self._wiring.algorithm, 0, self.rank)
+        self._catalogue = Catalogue(self.mesh, self._settings.algorithm, 0, self.rank)
         self._tasks = {}
         self._linked = set()
 
@@ -111,7 +111,7 @@ class Exchange:
         if self.mesh.n_live == 1:
             return
         if self._plans is not None:
-            plan_together(self._plans, self.mesh, self._wiring.algorithm, sums)
+            plan_together(self._plans, self.mesh, self._settings.algorithm, sums)
         for n_elements, dtype in sums:
             self._sum_task(n_elements, dtype)
 
@@ -181,4 +181,4 @@ class Exchange:
     def _run(self, task: Task, payload: Bytes) -> None:
         if not self._linked.issuperset(task.program.peers):
             self._connect(set(task.program.peers))
-        self.transport.run(task, payload, timeout_s=self._wiring.stall_s)
+        self.transport.run(task, payload, timeout_s=self._settings.sum_timeout_s)

@@ -21,22 +21,21 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import default_collate
 
-from meshmend.errors import InputError
-from meshmend.execute.transport import PeerLostError, StoppedError, TransportError
+from meshmend.errors import InputError, PeerLostError, StoppedError, TransportError, TurnedAwayError
+from meshmend.faults.fault import Moment
+from meshmend.faults.self_injection import SelfInjection
+from meshmend.membership.client import News
+from meshmend.membership.generation import Generation
+from meshmend.membership.membership import FRESH, Go, Status
 from meshmend.topology.failures import Chip
 from meshmend.train import checkpoint
 from meshmend.train.checkpoint import Saving
 from meshmend.train.exchange import Exchange
-from meshmend.train.faults import Moment
-from meshmend.train.generation import Generation
 from meshmend.train.gradients import Gradients
-from meshmend.train.harm import Harm
-from meshmend.train.here import Here, here, member
 from meshmend.train.ledger import Ledger
-from meshmend.train.member import News, TurnedAwayError
-from meshmend.train.membership import FRESH, Go, Status
 from meshmend.train.samples import Order, Share, batch_of, share_of
 from meshmend.train.state import digest, packed, tensors_of, unpacked
+from meshmend.train.worker_environment import WorkerEnvironment, here, member
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +78,7 @@ class Job:
                 f"Job needs a batch of at least 1 and no fewer than 0 steps, but got batch={batch} "
                 f"and steps={steps}"
             )
-        self._here: Here = here()
+        self._here: WorkerEnvironment = here()
         batch_of(policy, batch, 1, 1)
         self.model, self.optimizer = model, optimizer
         self._dataset, self._collate, self._also = dataset, collate, tuple(also)
@@ -94,19 +93,21 @@ class Job:
         self.step_number = 0  # steps done
         self.loss: float | None = None  # of the last step, over all its samples
         self._position = 0
-        self._stamp = FRESH
+        self._state_version = FRESH
         self._generation: Generation | None = None
         self._share: Share | None = None
         self._is_first = True
         self._is_over = False
         self._waits = False  # when all was over, this chip was no member
-        self._harm = Harm(self._here.chip, self._here.faults)
+        self._self_injection = SelfInjection(self._here.chip, self._here.faults)
         if resume is not None:
             self._resume(resume)
         self._exchange: Exchange | None = None
         if self._here.post is not None:
             member()
-            self._exchange = Exchange(self._here.whole, self._here.chip, self._here.wiring)
+            self._exchange = Exchange(
+                self._here.whole, self._here.chip, self._here.exchange_settings
+            )
 
     @property
     def chips(self) -> tuple[Chip, ...]:
@@ -168,7 +169,7 @@ class Job:
         batch = batch_of(self._policy, self._batch, n_live, self._here.n_first)
         share = share_of(self._position, batch, rank, n_live)
         _seed(hash((self._seed, self.step_number, rank)) & 0x7FFFFFFF)
-        self._harm.at(Moment.FORWARD, self.step_number)
+        self._self_injection.at(Moment.FORWARD, self.step_number)
         if share.n_samples == 0:
             self._gradients.clear()
             self._settle(share)
@@ -184,7 +185,7 @@ class Job:
         self._share = None
         number = self._generation.number if self._generation else 0
         self._ledger.tries(self.step_number + 1, number, share)
-        self._harm.at(Moment.REDUCE, self.step_number)
+        self._self_injection.at(Moment.REDUCE, self.step_number)
         if self._exchange is not None:
             member().mark(number, self.step_number + 1)
             try:
@@ -196,7 +197,7 @@ class Job:
                 self._complain(error)
                 self._recover(after=number)
                 return False
-        self._harm.at(Moment.UPDATE, self.step_number)
+        self._self_injection.at(Moment.UPDATE, self.step_number)
         self.loss = self._gradients.scatter()
         self.optimizer.step()
         self.step_number += 1
@@ -224,7 +225,7 @@ class Job:
         assert self._exchange is not None
         member().report(
             step=self.step_number,
-            generation=self._stamp,
+            generation=self._state_version,
             at=time.monotonic(),
             leads=self._exchange.rank == 0,
             first=self._is_first,
@@ -252,7 +253,7 @@ class Job:
     def _note_bits(self) -> None:
         state = self.state()
         bits = digest(tensors_of([state["model"], state["optimizer"], state["also"]]))
-        self._ledger.holds(self.step_number, max(self._stamp, 0), bits)
+        self._ledger.holds(self.step_number, max(self._state_version, 0), bits)
 
     def _resume(self, folder: Path) -> None:
         def tell(path: Path, why: str) -> None:
@@ -281,9 +282,9 @@ class Job:
         return Status(
             generation=self._exchange.transport.generation,
             ready=is_ready,
-            stamp=self._stamp,
+            state_version=self._state_version,
             step=self.step_number,
-            finished=self.step_number == self.steps and self._stamp != FRESH,
+            finished=self.step_number == self.steps and self._state_version != FRESH,
             lost=tuple(lost),
         )
 
@@ -326,7 +327,7 @@ class Job:
                         return
             except TurnedAwayError as error:
                 _log.warning("chip %s comes back as new: %s", self._here.chip, error)
-                self._stamp = FRESH
+                self._state_version = FRESH
                 self._join()
 
     def _news_after(self, number: int) -> News:
@@ -344,7 +345,7 @@ class Job:
         exchange.enter(generation)
         line.mark(generation.number, 0)
         line.tell(self._status(is_ready=True))
-        self._harm.at(Moment.RECOVERY, self.step_number)
+        self._self_injection.at(Moment.RECOVERY, self.step_number)
         number = generation.number
         try:
             exchange.plan(self._gradients.sizes())
@@ -357,7 +358,7 @@ class Job:
         except TransportError as error:
             self._complain(error)
             return False
-        self._generation, self._stamp, self._is_first = generation, number, True
+        self._generation, self._state_version, self._is_first = generation, number, True
         line.tell(self._status(is_ready=True))
         exchange.look_ahead(self._gradients.sizes())
         return True
@@ -380,7 +381,7 @@ class Job:
         self._recover(after=self._generation.number)
 
     def _close(self) -> None:
-        if self._exchange is None or self._stamp != FRESH:
+        if self._exchange is None or self._state_version != FRESH:
             self._note_bits()
         self._ledger.close()
         if self._exchange is not None:

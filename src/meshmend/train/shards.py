@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from meshmend.errors import InputError, MeshmendError
+from meshmend.errors import CheckpointDamageError, InputError
 
 FORMAT = "meshmend-checkpoint"
 VERSION = 1
@@ -27,10 +27,6 @@ _SEAL = b"meshmend sha256 "
 _COMMENT_BYTES = len(_SEAL) + 64
 _END_OF_ARCHIVE = b"PK\x05\x06"  # of a zip archive: 22 bytes, the last two count the comment
 _SAMPLES = 64  # elements of each tensor that go into a state's fingerprint
-
-
-class DamageError(MeshmendError):
-    """Bytes that are not a whole shard, or shards that do not belong together."""
 
 
 class Shard(NamedTuple):
@@ -89,17 +85,19 @@ def unpacked(data: bytes) -> Shard:
     """Return the shard that `packed` made bytes of.
 
     Raises:
-        DamageError: a byte is missing, or is not what was written.
+        CheckpointDamageError: a byte is missing, or is not what was written.
     """
     seal = data[-_COMMENT_BYTES:]
     if not seal.startswith(_SEAL):
-        raise DamageError("it does not end with its checksum: cut short, or no checkpoint")
+        raise CheckpointDamageError(
+            "it does not end with its checksum: cut short, or no checkpoint"
+        )
     body = memoryview(data)[:-_COMMENT_BYTES]
     if hashlib.sha256(body).hexdigest().encode() != seal.removeprefix(_SEAL):
-        raise DamageError("its checksum is not that of its bytes")
+        raise CheckpointDamageError("its checksum is not that of its bytes")
     document = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     if document.pop("format") != FORMAT or document.pop("version") != VERSION:
-        raise DamageError(f"it is not of version {VERSION} of {FORMAT}")
+        raise CheckpointDamageError(f"it is not of version {VERSION} of {FORMAT}")
     return Shard(**document)
 
 
@@ -107,11 +105,11 @@ def merged(shards: Sequence[Shard]) -> dict[str, Any]:
     """Return the state that all shards of one save make up, bit for bit, on the CPU.
 
     Raises:
-        DamageError: the shards are of two different saves, or an element is in none of them.
+        CheckpointDamageError: the shards are of two saves, or an element is in none of them.
     """
     first = shards[0]
     if any(shard.fingerprint != first.fingerprint for shard in shards):
-        raise DamageError("its shards were saved from different states")
+        raise CheckpointDamageError("its shards were saved from different states")
     flat = [torch.empty(torch.Size(shape).numel(), dtype=dtype) for shape, dtype in first.tensors]
     missing = [tensor.numel() for tensor in flat]
     for shard in shards:
@@ -119,7 +117,7 @@ def merged(shards: Sequence[Shard]) -> dict[str, Any]:
             flat[number][start : start + elements.numel()] = elements
             missing[number] -= elements.numel()
     if any(missing):
-        raise DamageError("its shards do not make up the whole state")
+        raise CheckpointDamageError("its shards do not make up the whole state")
     shapes = (shape for shape, _ in first.tensors)
     tensors = [tensor.reshape(shape) for tensor, shape in zip(flat, shapes, strict=True)]
     state: dict[str, Any] = _value(first.tree, tensors)

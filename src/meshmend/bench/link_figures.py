@@ -1,0 +1,133 @@
+"""The fabric as this bench finds it: probes through the same sockets as the contenders.
+
+    ping     pairs of neighbours, a short message to and fro           latency + overhead
+    short    every link both ways at once, one message
+    long     the same, three times as long; less the short one:        bandwidth
+    stream   as long as the long one, in pieces; less the long one:    overhead of a message
+
+Many chips are busy at once in all of them, because they share the processors, and for bandwidth
+every link both ways, because acknowledgements take their part of it. Of each probe the quickest
+of a few laps counts: whatever else the machine does only adds to it.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.bench.contenders import ITEM_BYTES, Network
+from meshmend.bench.runners import Planned
+from meshmend.bench.worker_pool import WorkerPool
+from meshmend.schedule.hazards import hazards_of
+from meshmend.schedule.table import COPY, Collective, Rows, schedule_of
+from meshmend.topology.fabric import Fabric
+from meshmend.topology.mesh import Mesh
+
+MEASURED = "measured"
+_LAPS = 4
+_PING_HOPS = 100
+_PIECE_BYTES = 2048
+_SHORT_S = 0.08
+_LOOPBACK_BYTES = 1 << 19
+_LEAST_PIECES, _MOST_PIECES = 16, 512  # of the short probe
+_TIMES_LONGER = 3
+
+
+def measured_fabric(network: Network, progress: Callable[[str], None]) -> Fabric:
+    """Return the link figures of a network.
+
+    Raises:
+        BenchmarkError: a probe did not finish.
+    """
+    rate = None if network.bed is None else network.bed.link_bandwidth
+    wanted_bytes = _LOOPBACK_BYTES if rate is None else _SHORT_S * rate
+    n_pieces = int(np.clip(wanted_bytes // _PIECE_BYTES, _LEAST_PIECES, _MOST_PIECES))
+    n_long = _TIMES_LONGER * n_pieces
+    probes = (
+        _ping(network.mesh),
+        _flood(network.mesh, "short", 1, n_pieces * _PIECE_BYTES),
+        _flood(network.mesh, "long", 1, n_long * _PIECE_BYTES),
+        _flood(network.mesh, "stream", n_long, _PIECE_BYTES),
+    )
+    quickest = dict.fromkeys((probe.name for probe in probes), math.inf)
+    with WorkerPool(network, probes) as pool:
+        for lap in range(_LAPS + 1):
+            for probe in probes:
+                progress(f"measuring links: {probe.name}")
+                time_s = pool.lap(probe).time_s
+                if lap:  # the first fills caches and opens windows
+                    quickest[probe.name] = min(quickest[probe.name], time_s)
+    return fabric_from(*quickest.values(), n_pieces=n_pieces)
+
+
+def fabric_from(
+    ping_s: float, short_s: float, long_s: float, stream_s: float, *, n_pieces: int
+) -> Fabric:
+    """Return the fabric on which the probes take these times, the short one of so many pieces.
+
+    Where noise makes longer probes look quicker, bandwidth is that of the long one alone.
+    """
+    n_long = _TIMES_LONGER * n_pieces
+    more_bytes, more_s = (n_long - n_pieces) * _PIECE_BYTES, long_s - short_s
+    if more_s <= 0.5 * long_s * (1 - 1 / _TIMES_LONGER):
+        more_bytes, more_s = n_long * _PIECE_BYTES, long_s
+    hop_s = ping_s / _PING_HOPS
+    overhead_s = min(hop_s, max(0.0, (stream_s - long_s) / (n_long - 1)))
+    return Fabric(
+        MEASURED,
+        more_bytes / more_s,
+        hop_latency_s=hop_s - overhead_s,
+        message_overhead_s=overhead_s,
+        source="measured by the bench on its own network, through its own sockets",
+    )
+
+
+def _ping(mesh: Mesh) -> Planned:
+    """Return a chain of messages of one element to and fro between the pairs of a matching."""
+    pairs = _matching(mesh)
+    to_and_fro = np.concatenate([pairs, pairs[:, ::-1]])
+    src, dst = np.tile(to_and_fro, (_PING_HOPS // 2, 1)).T
+    pair = np.tile(np.arange(len(pairs)), _PING_HOPS)
+    n_pairs = len(pairs)
+    return _probe(mesh, "ping", Rows(src, dst, pair, pair + 1, COPY), n_pairs, n_pairs)
+
+
+def _matching(mesh: Mesh) -> NDArray[np.int64]:
+    """Return links of which no two share a chip and to which none can be added."""
+    taken: set[int] = set()
+    chosen = []
+    for pair in mesh.links.tolist():
+        if taken.isdisjoint(pair):
+            taken.update(pair)
+            chosen.append(pair)
+    return np.array(chosen, dtype=np.int64)
+
+
+def _flood(mesh: Mesh, name: str, n_pieces: int, piece_bytes: int) -> Planned:
+    """Return so many messages over every link in each direction, none waiting for another.
+
+    A rank sends one set of chunks, one for each port, and receives the other set: the sets
+    alternate over the mesh as the colours of a chess board do.
+    """
+    sender, port = np.nonzero(mesh.neighbor_ranks >= 0)
+    receiver = mesh.neighbor_ranks[sender, port].astype(np.int64)
+    n_ports = mesh.neighbor_ranks.shape[1]
+    colour = np.array(mesh.live).sum(axis=1) % 2
+    first = (colour[sender] * n_ports + port) * n_pieces
+    chunk = (first + np.arange(n_pieces)[:, None]).reshape(-1)
+    src, dst = np.tile(sender, n_pieces), np.tile(receiver, n_pieces)
+    n_chunks = 2 * n_ports * n_pieces
+    n_elements = n_chunks * piece_bytes // ITEM_BYTES
+    return _probe(mesh, name, Rows(src, dst, chunk, chunk + 1, COPY), n_elements, n_chunks)
+
+
+def _probe(mesh: Mesh, name: str, rows: Rows, n_elements: int, n_chunks: int = 1) -> Planned:
+    schedule = schedule_of(
+        [(name, rows)],
+        algorithm=name,
+        collective=Collective.ALL_GATHER,
+        owners=np.zeros(n_chunks, dtype=np.int64),
+        n_ranks=mesh.n_live,
+    )
+    return Planned(name, n_elements, schedule, hazards_of(schedule), 1, is_sum=False)

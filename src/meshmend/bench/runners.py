@@ -1,0 +1,129 @@
+"""The ways to sum that run in the pool: our schedules on our sockets, and Gloo's all_reduce."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from meshmend.bench.contenders import ITEM_BYTES, Buffer, Participant
+from meshmend.errors import InputError
+from meshmend.execute.rank_program import rank_program
+from meshmend.execute.transport import task_of
+from meshmend.planning.choose import choose, chosen_schedule
+from meshmend.planning.pricing import Question, price
+from meshmend.planning.progress import ProgressCallback
+from meshmend.schedule.hazards import Hazards, hazards_of
+from meshmend.schedule.placement import placed
+from meshmend.schedule.table import Collective, Schedule
+from meshmend.simulator.network_program import program_of
+from meshmend.simulator.rules import simulate
+from meshmend.verify.contributions import check_contributions
+
+AUTO = "auto"
+TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """A schedule of ours, cut in slices; `predicted_s` is what the simulator says it takes."""
+
+    name: str
+    n_elements: int
+    schedule: Schedule
+    hazards: Hazards
+    n_slices: int
+    predicted_s: float | None = None
+    is_sum: bool = True
+
+    @property
+    def detail(self) -> str:
+        """What is behind the name, in words."""
+        slices = f"{self.n_slices} slice{'s' if self.n_slices > 1 else ''}"
+        return f"{self.schedule.algorithm}, {self.schedule.n_chunks} chunks, {slices}"
+
+    def ready(self, participant: Participant) -> Callable[[Buffer], None]:
+        """Return what runs this rank's part of the schedule, once its peers are connected."""
+        program = rank_program(self.schedule, self.hazards, participant.rank)
+        task = task_of(program, self.n_elements, n_slices=self.n_slices)
+        participant.connect(program.peers, timeout_s=TIMEOUT_S)
+        own = np.zeros(0 if self.is_sum else self.n_elements, dtype=np.float32)
+
+        def run(buffer: Buffer) -> None:
+            payload = buffer if self.is_sum else own
+            participant.transport.run(task, payload.view(np.uint8), timeout_s=TIMEOUT_S)
+
+        return run
+
+
+@dataclass(frozen=True, eq=False)
+class Gloo:
+    """torch.distributed's all_reduce on the same processes and network."""
+
+    n_elements: int
+    name: str = "gloo"
+    is_sum: bool = True
+    detail: str = field(default="torch.distributed all_reduce")
+    predicted_s: float | None = None
+
+    def ready(self, participant: Participant) -> Callable[[Buffer], None]:
+        """Return what calls all_reduce; the first of these makes the process group."""
+        import torch
+        import torch.distributed
+
+        dist: Any = torch.distributed  # whose stubs lack the stores
+        if not dist.is_initialized():
+            torch.set_num_threads(1)
+            os.environ["GLOO_SOCKET_IFNAME"] = participant.interface
+            store = dist.FileStore(str(participant.folder / "gloo"), participant.n_ranks)
+            dist.init_process_group(
+                "gloo", store=store, rank=participant.rank, world_size=participant.n_ranks
+            )
+        return lambda buffer: dist.all_reduce(torch.from_numpy(buffer))
+
+
+def import_torch() -> None:
+    """Import what Gloo needs, once, before workers are forked.
+
+    Raises:
+        InputError: torch is not installed.
+    """
+    try:
+        import torch.distributed  # noqa: F401
+    except ImportError:
+        raise InputError(
+            "--compare gloo needs torch, but it is not installed; install meshmend[torch]"
+        ) from None
+
+
+def planned(
+    name: str, question: Question, *, predicts: bool, progress: ProgressCallback
+) -> Planned:
+    """Return a named algorithm, or `auto`, with the parameters that are best by simulation.
+
+    Where `predicts`, it is simulated as it will run, on the question's fabric.
+
+    Raises:
+        UnsupportedError: the algorithm does not do the mesh. InputError: there is none.
+    """
+    schedule, n_slices = _parameters(name, question, progress)
+    check_contributions(schedule)
+    hazards = hazards_of(schedule)
+    predicted_s = None
+    if predicts:
+        program = program_of(schedule, hazards, placed(question.mesh, schedule).routes)
+        predicted_s = simulate(
+            program, question.fabric, payload_bytes=question.payload_bytes, slices=n_slices
+        ).time_s
+    n_elements = int(question.payload_bytes) // ITEM_BYTES
+    return Planned(name, n_elements, schedule, hazards, n_slices, predicted_s)
+
+
+def _parameters(name: str, question: Question, progress: ProgressCallback) -> tuple[Schedule, int]:
+    if name == AUTO:
+        choice = choose(question.mesh, question.fabric, question.payload_bytes, progress=progress)
+        return chosen_schedule(question.mesh, choice, Collective.ALLREDUCE), choice.slices
+    result = price(question, name, progress=progress)
+    assert result is not None, "without a time to beat there is always a price"
+    return result.simulation.schedule, result.simulation.slices

@@ -1,0 +1,180 @@
+"""What a worker does between being forked and its script: its place, its output, its end.
+
+Runs in the child. The child dies with its parent, prints into pipes, finds the other workers
+through a file, and tells the parent of an exception before it exits.
+"""
+
+import atexit
+import json
+import os
+import random
+import runpy
+import signal
+import sys
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.distributed
+
+from meshmend.processes import die_with_parent
+from meshmend.topology.failures import Chip
+
+
+@dataclass(frozen=True)
+class Script:
+    """What a worker runs: a file, or a module by name, and its arguments."""
+
+    name: str
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """How the workers of a process group find each other: a file, and who is who."""
+
+    rank: int
+    world_size: int
+    store: Path
+
+
+@dataclass(frozen=True)
+class Place:
+    """A worker's place in the job.
+
+    In the worker, `first()` is called before all else, in the network of the parent, then
+    `enter(chip)`.
+    """
+
+    chip: Chip
+    first: Callable[[], object] | None = None
+    enter: Callable[[Chip], None] | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    rendezvous: Rendezvous | None = None
+
+
+@dataclass(frozen=True)
+class Pipes:
+    """The writing ends of a worker's pipes to its parent."""
+
+    out: int
+    err: int
+    report: int
+
+
+def work(body: Callable[[], int], place: Place, pipes: Pipes, parent: int) -> None:
+    """Run a body as this worker, and end the process with the code that it returns."""
+    code = 1
+    try:
+        belong_to(parent)
+        # What the parent wants undone at its end is not this process's to undo.
+        weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # not in the stubs
+        _redirect(pipes)
+        os.environ.update(place.environment)
+        if place.first is not None:
+            place.first()
+        if place.enter is not None:
+            place.enter(place.chip)
+        if place.rendezvous is not None:
+            use_file_rendezvous(place.rendezvous)
+        random.seed()
+        np.random.seed()
+        code = body()
+    except BaseException as error:
+        if words := words_of(error):
+            _tell(pipes.report, words)
+        code = exit_code_of(error)
+    finally:
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
+
+
+def belong_to(parent: int) -> None:
+    """Die with the parent, and leave its terminal's group."""
+    die_with_parent(parent)
+    os.setpgid(0, 0)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def use_file_rendezvous(rendezvous: Rendezvous) -> None:
+    """Make `init_process_group` find the other workers through a file.
+
+    A TCP store looks up names, which can take seconds with many workers on one machine.
+    """
+    meetings = count()
+
+    dist: Any = torch.distributed  # whose stubs lack the stores
+
+    def rendezvous_by_file(url: str, **_: Any) -> Iterator[tuple[Any, int, int]]:
+        store = dist.FileStore(str(rendezvous.store), rendezvous.world_size)
+        yield (
+            dist.PrefixStore(f"rendezvous-{next(meetings)}", store),
+            rendezvous.rank,
+            rendezvous.world_size,
+        )
+
+    # torch.distributed.rendezvous is a function that hides the module of that name.
+    handlers = import_module("torch.distributed.rendezvous")._rendezvous_handlers
+    handlers["env"] = rendezvous_by_file
+
+
+def _redirect(pipes: Pipes) -> None:
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(pipes.out, 1)
+    os.dup2(pipes.err, 2)
+    # Like the ones they replace, these stay open to the end.
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+
+
+def script_body(script: Script) -> Callable[[], int]:
+    """Return what a worker does that runs a script."""
+
+    def run() -> int:
+        sys.argv = [script.name, *script.arguments]
+        if script.is_module:
+            sys.path.insert(0, str(Path.cwd()))
+            runpy.run_module(script.name, run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, str(Path(script.name).resolve().parent))
+            runpy.run_path(script.name, run_name="__main__")
+        return 0
+
+    return run
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Return the exit code of a script that ended with this."""
+    if isinstance(error, SystemExit) and isinstance(error.code, int | None):
+        return int(error.code or 0) & 0xFF
+    return 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def words_of(error: BaseException) -> str:
+    """Return what to print of a script's end: its exception from its own frame on, or its text."""
+    if isinstance(error, SystemExit):
+        return "" if isinstance(error.code, int | None) else f"{error.code}\n"
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != sys.argv[0]:
+        trace = trace.tb_next
+    frames = trace or error.__traceback__
+    return "".join(traceback.format_exception(type(error), error, frames))
+
+
+def _tell(report: int, words: str) -> None:
+    """Send the parent the last words of a script, and when they were said."""
+    message = json.dumps({"time": time.monotonic(), "traceback": words}).encode()
+    while message:
+        message = message[os.write(report, message) :]

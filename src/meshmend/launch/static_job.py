@@ -1,0 +1,150 @@
+"""Starts one worker per live chip, watches them, and ends them all when one fails.
+
+The workers are forked from this process, which has imported torch and made the plans: sixteen
+start in the time of one. Nothing here outlives the call: workers are killed with their process
+groups, and by the kernel if this process is killed.
+"""
+
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+
+from meshmend.errors import InputError, TerminatedError
+from meshmend.launch.children import Children
+from meshmend.launch.forked_worker import Place, Rendezvous, Script, script_body, work
+from meshmend.launch.termination import TERMINATED, terminable
+from meshmend.planning.catalogue import prepare
+from meshmend.planning.settings import Settings
+from meshmend.scratch import scratch_folder
+from meshmend.topology.failures import Chip
+
+_GRACE_S = 1.0  # for the cause of a failure to show itself, and for others to say their words
+
+# What DistributedDataParallel imports when it is first used: seconds, which no worker should pay.
+_PRELOAD = ("torch._dynamo.utils", "torch.distributed.rpc")
+
+
+@dataclass(frozen=True)
+class StaticJob:
+    """A script to run on every live chip of the settings' mesh.
+
+    `enter(chip)` runs in each worker before anything else, and `address_of(chip)` names the
+    address it listens on: so a testbed puts workers into its network. Modules of `preload` are
+    imported once, before the workers are forked.
+    """
+
+    settings: Settings
+    script: Script
+    enter: Callable[[Chip], None] | None = None
+    address_of: Callable[[Chip], str] | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    preload: tuple[str, ...] = ()
+
+
+def run_job(job: StaticJob) -> int:
+    """Run a script on every live chip of a mesh; return the exit code of the first to fail, or 0.
+
+    A worker that a signal killed counts as 128 and the signal's number. Interrupted from the
+    keyboard, all workers are ended first.
+
+    Raises:
+        InputError: the script is not there.
+    """
+    if not job.script.is_module and not Path(job.script.name).is_file():
+        raise InputError(f"meshmend run needs a script, but there is no file {job.script.name}")
+    for name in (*_PRELOAD, *job.preload):
+        _import(name)
+    mesh = job.settings.mesh
+    prepare(mesh, job.settings.algorithm)
+    if not job.settings.secret:
+        job = replace(job, settings=replace(job.settings, secret=secrets.token_hex(32)))
+    watch = _Watch()
+    with scratch_folder() as folder, terminable():
+        try:
+            for rank in range(mesh.n_live):
+                watch.start(job, rank, Path(folder) / "store")
+            watch.until_over()
+        except TerminatedError:
+            return TERMINATED
+        finally:
+            watch.children.end_all()
+    return watch.verdict()
+
+
+def _import(name: str) -> None:
+    try:
+        import_module(name)
+    except ImportError as error:
+        raise InputError(f"--preload needs a module, but cannot import {name}: {error}") from None
+
+
+class _Watch:
+    """The workers of a job."""
+
+    def __init__(self) -> None:
+        self.children = Children()
+        self._ranks: dict[int, tuple[int, Chip]] = {}
+
+    def start(self, job: StaticJob, rank: int, store: Path) -> None:
+        """Fork the worker of one rank."""
+        chip = job.settings.mesh.live[rank]
+        place = Place(
+            chip=chip,
+            enter=job.enter,
+            environment=_environment(job, rank, chip),
+            rendezvous=Rendezvous(rank, job.settings.mesh.n_live, store),
+        )
+        child = self.children.start(
+            f"[{','.join(map(str, chip))}] ",
+            lambda pipes, parent: work(script_body(job.script), place, pipes, parent),
+        )
+        self._ranks[child.pid] = rank, chip
+
+    def until_over(self) -> None:
+        """Return when all workers have ended, or a while after the first has failed."""
+        deadline = None
+        while self.children.alive():
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return
+            self.children.handle(left)
+            if deadline is None and self.children.failed():
+                deadline = time.monotonic() + _GRACE_S
+
+    def verdict(self) -> int:
+        """Report the first failure on standard error; return its exit code, or 0."""
+        failed = self.children.failed()
+        if not failed:
+            return 0
+        first = failed[0]
+        rank, chip = self._ranks[first.pid]
+        print(
+            f"meshmend: chip {chip} (rank {rank}) failed first: {first.how_it_ended}",
+            file=sys.stderr,
+        )
+        print(first.traceback, file=sys.stderr, end="")
+        return first.code or 1
+
+
+def _environment(job: StaticJob, rank: int, chip: Chip) -> dict[str, str]:
+    """Return what torchrun would set, and what the backend reads."""
+    settings = job.settings
+    if job.address_of is not None:
+        settings = replace(settings, bind=job.address_of(chip))
+    world_size = str(settings.mesh.n_live)
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "GROUP_RANK": "0",
+        "WORLD_SIZE": world_size,
+        "LOCAL_WORLD_SIZE": world_size,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        "MESHMEND_CHIP": ",".join(map(str, chip)),
+        **settings.environment(),
+        **job.environment,
+    }

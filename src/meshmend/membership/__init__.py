@@ -1,0 +1,1 @@
+"""Who trains together: generations, the coordinator, and a worker's connection to it."""

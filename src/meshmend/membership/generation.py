@@ -1,0 +1,89 @@
+"""A generation: a numbered set of live chips, where they listen, and which links are cut.
+
+A value that the coordinator makes and every worker reads. Nothing here knows how it is agreed on.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from meshmend.net.listener import Address
+from meshmend.topology.failures import Chip, Link, parse_failure
+from meshmend.topology.mesh import Mesh
+
+
+@dataclass(frozen=True, order=True)
+class Seat:
+    """A member of a generation: its chip, where it listens, and since when it is a member.
+
+    `since` is the generation at which it came, or came back: from then on it never left.
+    """
+
+    chip: Chip
+    address: Address
+    since: int
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A numbered set of chips that train together.
+
+    `mended` holds the links that were cut and came back, with the generation of that.
+    """
+
+    number: int
+    seats: tuple[Seat, ...]
+    cut: frozenset[Link] = frozenset()
+    mended: tuple[tuple[Link, int], ...] = ()
+
+    @cached_property
+    def chips(self) -> tuple[Chip, ...]:
+        """The chips, in row-major order."""
+        return tuple(seat.chip for seat in self.seats)
+
+    @cached_property
+    def seat_of(self) -> Mapping[Chip, Seat]:
+        return {seat.chip: seat for seat in self.seats}
+
+    def mesh_of(self, whole: Mesh) -> Mesh:
+        """Return the mesh that is left of a whole one: all other chips count as failed."""
+        dead = frozenset(whole.live) - set(self.chips)
+        return replace(
+            whole, failed=whole.failed | dead, failed_links=whole.failed_links | self.cut
+        )
+
+    def epoch(self, one: Chip, other: Chip) -> int:
+        """Return the generation since which two chips can have had a connection without a break."""
+        link = min(one, other), max(one, other)
+        mended = dict(self.mended).get(Link(*link), 0)
+        return max(self.seat_of[one].since, self.seat_of[other].since, mended)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `generation_from` reads back."""
+        return {
+            "number": self.number,
+            "seats": [[list(seat.chip), list(seat.address), seat.since] for seat in self.seats],
+            "cut": sorted(map(str, self.cut)),
+            "mended": [[str(link), number] for link, number in self.mended],
+        }
+
+
+def generation_from(data: Mapping[str, Any]) -> Generation:
+    """Return the generation that `as_json` wrote."""
+    seats = (
+        Seat(tuple(chip), (str(host), int(port)), int(since))
+        for chip, (host, port), since in data["seats"]
+    )
+    return Generation(
+        number=int(data["number"]),
+        seats=tuple(sorted(seats)),
+        cut=frozenset(_link(text) for text in data["cut"]),
+        mended=tuple((_link(text), int(number)) for text, number in data["mended"]),
+    )
+
+
+def _link(text: str) -> Link:
+    link = parse_failure(text)
+    assert isinstance(link, Link)
+    return link

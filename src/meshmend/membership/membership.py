@@ -1,0 +1,388 @@
+"""Who trains together: turns arrivals, departures and complaints into generations.
+
+No sockets and no clock: times are given, decisions are returned. The coordinator asks `decide`
+after everything it has told, and whenever `settled_at` says.
+
+What a worker holds is known by its **state version**, the last generation in which it was up to
+date, and its step. In one generation all members step together and end each step with the same
+bits, so state version and step together name one state. The members with the highest hold what
+counts.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from meshmend.membership.generation import Generation, Seat
+from meshmend.net.listener import Address
+from meshmend.topology.failures import Chip, Link
+from meshmend.topology.graph import components
+from meshmend.topology.mesh import Mesh
+
+FRESH = -1  # the state version of a worker that holds nothing that counts
+
+_UNHEARD = 10  # generations of a lost coordinator of which nobody who is left may have heard
+_LONGEST_SETTLE = 10  # times the usual, if things keep happening
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long to wait for what, in seconds.
+
+    `settle_s`: for more to happen before a new generation is made, as when a board dies chip by
+    chip. `doubt_s`: from a complaint about a connection until the link counts as cut, if both
+    ends live. `gather_s`: for the first workers; `recall_s`: for the workers of a coordinator that
+    has been started again. `heartbeat_timeout_s`: without a heartbeat until a worker counts as
+    dead; `straggler_timeout_s`: for a worker whose loop keeps the others waiting, until it does; 0
+    is for ever.
+    """
+
+    settle_s: float = 0.02
+    doubt_s: float = 0.15
+    gather_s: float = 120.0
+    recall_s: float = 1.0
+    heartbeat_timeout_s: float = 2.0
+    straggler_timeout_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a worker says of itself.
+
+    `generation` is the one it last heard of, `ready` whether it is ready for that, `lost` the
+    peers whose connections broke in it.
+    """
+
+    generation: int = 0
+    ready: bool = False
+    state_version: int = FRESH
+    step: int = 0
+    finished: bool = False
+    lost: tuple[Chip, ...] = ()
+
+
+@dataclass
+class _Worker:
+    """A worker that is connected; `since` is 0 while it is no member."""
+
+    chip: Chip
+    address: Address
+    status: Status
+    since: int = 0
+
+
+@dataclass(frozen=True)
+class Go:
+    """The word to begin: everyone takes up this step; who is no holder takes the state of one."""
+
+    generation: int
+    step: int
+    holders: tuple[Chip, ...]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What `decide` found: a new generation and why, or the word to begin, or the end."""
+
+    generation: Generation | None = None
+    why: str = ""
+    go: Go | None = None
+    is_over: bool = False
+
+
+@dataclass
+class _Unrest:
+    """What has happened since the last generation was made."""
+
+    first: float = 0.0
+    last: float = 0.0
+    reasons: list[str] = field(default_factory=list)
+    doubts: dict[Link, float] = field(default_factory=dict)
+
+
+class Membership:
+    """The workers of one job, and the generations that they form.
+
+    `mesh` is what to begin with; a chip that has failed there joins when its worker comes.
+    """
+
+    def __init__(self, mesh: Mesh, timing: Timing, *, board: tuple[int, ...]) -> None:
+        self._mesh = replace(mesh, failed=frozenset(), failed_links=frozenset())
+        self._timing = timing
+        self._board = board
+        self._workers: dict[Chip, _Worker] = {}
+        self._cut: set[Link] = set(mesh.failed_links)
+        self._mended: dict[Link, int] = {}
+        self._unrest = _Unrest()
+        self._gathers_until: float | None = None
+        self._first = frozenset(mesh.live)
+        self._awaited: set[Chip] = set(mesh.live)
+        self._recalls = False
+        self._unheard = 0
+        self.generation: Generation | None = None
+        self.go: Go | None = None
+        self.is_over = False
+
+    def arrive(
+        self,
+        chip: Chip,
+        address: Address,
+        *,
+        status: Status,
+        memory: Generation | None,
+        now: float,
+    ) -> str | None:
+        """Take a worker in; return why it must come back as new, if it must.
+
+        `memory` is the generation that it last heard of, from which a coordinator that was started
+        again learns what its predecessor knew.
+        """
+        if memory is not None and (self.generation is None or self._recalls):
+            self._recall(memory, now)
+        elif status.state_version != FRESH and not self._recalls:
+            return "the others went on without it"
+        if self.generation is None and self._gathers_until is None:
+            self._gathers_until = now + self._timing.gather_s
+        self._workers[chip] = _Worker(chip, address, status)
+        self._stir(f"chip {chip} is ready", now)
+        return None
+
+    def forgo(self, chip: Chip) -> None:
+        """Begin without a chip whose worker has died before it came."""
+        self._awaited.discard(chip)
+
+    def leave(self, chip: Chip, why: str, now: float) -> None:
+        """Take a worker out."""
+        if self._workers.pop(chip, None) is not None:
+            self._stir(why, now)
+
+    def tell(self, chip: Chip, status: Status, now: float) -> None:
+        """Take up what a worker says of itself."""
+        worker = self._workers[chip]
+        worker.status = status
+        if self.generation is None or status.generation != self.generation.number:
+            return
+        for peer in status.lost:
+            link = Link.between(chip, peer)
+            self._unrest.doubts.setdefault(link, now + self._timing.doubt_s)
+
+    def mend(self, link: Link, now: float) -> None:
+        """Take back a link that was cut."""
+        if link in self._cut:
+            self._cut.discard(link)
+            number = self.generation.number + 1 if self.generation else 1
+            self._mended[link] = number
+            self._stir(f"{link} is back", now)
+
+    def cut(self, link: Link, now: float) -> None:
+        """Take out a link; chips that none joins get a new connection instead."""
+        if self._mesh.has_link(link) and link not in self._cut:
+            self._cut.add(link)
+            self._stir(f"{link} is cut", now)
+            return
+        for chip in (link.first, link.second):
+            if self._is_member(chip) and self.generation is not None:
+                self._workers[chip].since = self.generation.number + 1
+        self._stir(f"{link.first} and {link.second} lost each other", now)
+
+    def settled_at(self) -> float | None:
+        """Return when to ask `decide` again even if nothing happens."""
+        times = list(self._unrest.doubts.values())
+        if self._gathers_until is not None:
+            times.append(self._gathers_until)
+        elif self._unrest.reasons:
+            times.append(self._calm_at())
+        return min(times, default=None)
+
+    def decide(self, now: float) -> Decision:
+        """Return what has to be said to the workers, if anything."""
+        if self.is_over:
+            return Decision()
+        self._resolve_doubts(now)
+        if self._is_gathering(now):
+            return Decision()
+        if self._unrest.reasons and now >= self._calm_at():
+            why = _in_short(list(dict.fromkeys(self._unrest.reasons)))
+            self._unrest.reasons.clear()
+            if (generation := self._formed()) is not None:
+                return Decision(generation=generation, why=why)
+        if (go := self._begun()) is not None:
+            return Decision(go=go)
+        return Decision(is_over=self._ended())
+
+    def waiting(self) -> tuple[Chip, ...]:
+        """Return the chips whose workers are there but are no members."""
+        members = set(self.generation.chips) if self.generation else set()
+        return tuple(sorted(set(self._workers) - members))
+
+    def reason_to_wait(self, chip: Chip) -> str:
+        """Return why a worker that is there is no member."""
+        if self.generation is None or self._gathers_until is not None:
+            return "the others are not there yet"
+        if chip in self._largest(self._able()):
+            return "the next generation is being made"
+        if missing := sorted(self._board_of(chip) - set(self._workers)):
+            verb = "is" if len(missing) == 1 else "are"
+            return f"its board joins whole, and {', '.join(map(str, missing))} {verb} missing"
+        return "it is cut off from the largest live part of the mesh"
+
+    def _stir(self, why: str, now: float) -> None:
+        if not self._unrest.reasons:
+            self._unrest.first = now
+        self._unrest.reasons.append(why)
+        self._unrest.last = now
+
+    def _calm_at(self) -> float:
+        """Return when a new generation is made if nothing more happens."""
+        settle_s = self._timing.settle_s
+        return min(self._unrest.last + settle_s, self._unrest.first + _LONGEST_SETTLE * settle_s)
+
+    def _recall(self, memory: Generation, now: float) -> None:
+        """Take up the generation that a worker remembers, if it is the latest heard of."""
+        if self.generation is None:
+            self._gathers_until = now + self._timing.recall_s
+        elif memory.number <= self.generation.number:
+            return
+        self._recalls = True
+        self.generation = memory
+        self._awaited = set(memory.chips)
+        self._cut = set(memory.cut)
+        self._mended = dict(memory.mended)
+
+    def _is_gathering(self, now: float) -> bool:
+        """Whether workers that are expected may still come."""
+        if self._gathers_until is None:
+            return False
+        if now < self._gathers_until and not self._awaited <= set(self._workers):
+            return True
+        self._gathers_until = None
+        if self._recalls:
+            self._resume()
+        return False
+
+    def _resume(self) -> None:
+        """Go on with the generation that was recalled, if nothing has changed since."""
+        assert self.generation is not None
+        self._recalls = False
+        self._unheard = _UNHEARD
+        number = self.generation.number
+        for seat in self.generation.seats:
+            worker = self._workers.get(seat.chip)
+            if worker and worker.status.state_version != FRESH:  # not one that came in its place
+                worker.since = seat.since
+        members = [self._workers.get(chip) for chip in self.generation.chips]
+        self._unrest.reasons.clear()
+        if all(
+            each and each.status.ready and each.status.state_version == number for each in members
+        ):
+            self.go = Go(number, 0, self.generation.chips)
+        # Who waited for the word of the one before, or was no member, is seen to now.
+        self._unrest.reasons.append("the coordinator was started again")
+
+    def _resolve_doubts(self, now: float) -> None:
+        """Count a link as cut if both its ends live although one lost the other."""
+        for link, until in list(self._unrest.doubts.items()):
+            both_live = link.first in self._workers and link.second in self._workers
+            if both_live and now < until:
+                continue
+            del self._unrest.doubts[link]
+            if both_live:
+                self.cut(link, now)
+
+    def _board_of(self, chip: Chip) -> set[Chip]:
+        """Return the chips that must be there before this one joins.
+
+        All of its board; if it was there from the start, all that were.
+        """
+
+        def number(of: Chip) -> Chip:
+            return tuple(at // size for at, size in zip(of, self._board, strict=True))
+
+        known = self._first if chip in self._first else self._mesh.live
+        return {other for other in known if number(other) == number(chip)}
+
+    def _formed(self) -> Generation | None:
+        """Return the next generation, or None if it would be the same as this one."""
+        if not self._workers:
+            return None
+        chips = self._largest(self._able())
+        number = 1 + max(worker.status.generation for worker in self._workers.values())
+        number = max(number, self.generation.number + 1 if self.generation else 1) + self._unheard
+        seats = []
+        for chip in sorted(self._workers):
+            worker = self._workers[chip]
+            worker.since = (worker.since or number) if chip in chips else 0
+            if worker.since:
+                seats.append(Seat(chip, worker.address, worker.since))
+        formed = Generation(number, tuple(seats), frozenset(self._cut), tuple(self._mended.items()))
+        before = self.generation
+        if before and self.go and (formed.seats, formed.cut) == (before.seats, before.cut):
+            return None
+        self._unrest.doubts.clear()
+        self._unheard = 0
+        self.generation, self.go = formed, None
+        return formed
+
+    def _able(self) -> set[Chip]:
+        """Return the chips that may train: members, whole boards, and who alone can go on."""
+        there = set(self._workers)
+        able = {
+            chip
+            for chip, worker in self._workers.items()
+            if worker.since or self._board_of(chip) <= there
+        }
+        if all(self._state_of(chip)[0] == FRESH for chip in able):
+            able |= {chip for chip in there if self._state_of(chip)[0] != FRESH}
+        return able or there
+
+    def _largest(self, able: Iterable[Chip]) -> frozenset[Chip]:
+        """Return the largest connected part that holds the latest state."""
+        dead = frozenset(self._mesh.live) - set(able)
+        mesh = replace(
+            self._mesh,
+            failed=self._mesh.failed | dead,
+            failed_links=self._mesh.failed_links | self._cut,
+        )
+        parts: tuple[tuple[Chip, ...], ...] = components(mesh)
+        latest = max(self._state_of(chip)[0] for part in parts for chip in part)
+        holders = {chip for part in parts for chip in part if self._state_of(chip)[0] == latest}
+        if self.go and self.go.generation == latest:
+            # Who gave its state to the others holds it, even if it has not said that it is done.
+            holders.update(filter(self._is_member, self.go.holders))
+        largest: tuple[Chip, ...] = max((part for part in parts if holders & set(part)), key=len)
+        return frozenset(largest)
+
+    def _is_member(self, chip: Chip) -> bool:
+        """Whether a worker has been a member since the last generation was made."""
+        return chip in self._workers and self._workers[chip].since > 0
+
+    def _state_of(self, chip: Chip) -> tuple[int, int]:
+        status = self._workers[chip].status
+        return status.state_version, status.step
+
+    def _begun(self) -> Go | None:
+        """Return the word to begin once every member is ready."""
+        if self.generation is None or self.go is not None:
+            return None
+        number = self.generation.number
+        for chip in self.generation.chips:
+            worker = self._workers.get(chip)
+            if not worker or not worker.status.ready or worker.status.generation != number:
+                return None
+        best = max(self._state_of(chip) for chip in self.generation.chips)
+        holders = tuple(chip for chip in self.generation.chips if self._state_of(chip) == best)
+        # Workers that have just been made may differ: one of them gives its state to the others.
+        self.go = Go(number, best[1], holders if best[0] != FRESH else holders[:1])
+        return self.go
+
+    def _ended(self) -> bool:
+        """Whether every member has finished, told once."""
+        if self.generation is None or self.go is None or self.is_over:
+            return False
+        workers = [self._workers.get(chip) for chip in self.generation.chips]
+        self.is_over = all(worker and worker.status.finished for worker in workers)
+        return self.is_over
+
+
+def _in_short(reasons: list[str]) -> str:
+    shown = ", ".join(reasons[:4])
+    return shown if len(reasons) <= 4 else f"{shown} and {len(reasons) - 4} more"

@@ -1,0 +1,1 @@
+"""Connections between processes: the shared secret, the listener, and whole messages."""

@@ -1,0 +1,21 @@
+"""Event descriptors: how one thread wakes another that waits in a selector."""
+
+import os
+
+
+def is_set(event_fd: int) -> bool:
+    """Whether an event descriptor can be read; it stays so."""
+    try:
+        value = os.eventfd_read(event_fd)
+    except BlockingIOError:
+        return False
+    os.eventfd_write(event_fd, value)
+    return True
+
+
+def clear(event_fd: int) -> None:
+    """Take back what was written to an event descriptor."""
+    try:
+        os.eventfd_read(event_fd)
+    except BlockingIOError:
+        return

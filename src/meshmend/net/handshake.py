@@ -1,0 +1,140 @@
+"""Two ends of a new connection prove to each other that they know the secret.
+
+Challenge and response with HMAC-SHA256; the secret itself never crosses the wire, and both ends
+prove it, so neither a stranger who dials nor one who listens gets in. Every message has a fixed
+length; nothing is unpickled.
+
+    dialler    magic, its rank, the rank it wants, the epoch of the connection, 32 random bytes
+    listener   32 random bytes, proof over all of that
+    dialler    proof over all of that
+    listener   one byte: welcome
+"""
+
+import hmac
+import os
+import select
+import socket
+import struct
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from meshmend.errors import HandshakeError, PeerLostError, StoppedError
+
+_MAGIC: Final = b"meshmend/2"
+_HELLO: Final = struct.Struct(">10sIII32s")
+_NONCE_BYTES: Final = 32
+_PROOF_BYTES: Final = 32
+_WELCOME: Final = b"\x01"
+
+
+@dataclass(frozen=True)
+class ConnectRequest:
+    """Who calls whom, and in which epoch: both ends must mean the same connection."""
+
+    caller: int
+    wanted: int
+    epoch: int = 0
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """How long to wait, and the descriptor, if any, that ends all waiting when it can be read."""
+
+    at: float
+    stop_fd: int | None = None
+
+    def wait(self, connection: socket.socket, event: int) -> None:
+        """Return when the event happens on the connection.
+
+        Raises:
+            StoppedError: the descriptor could be read. PeerLostError: the time is up.
+        """
+        poll = select.poll()
+        poll.register(connection, event)
+        if self.stop_fd is not None:
+            poll.register(self.stop_fd, select.POLLIN)
+        ready = dict(poll.poll(max(0.0, self.at - time.monotonic()) * 1e3))
+        if self.stop_fd in ready:
+            raise StoppedError("told to stop while a connection was being made")
+        if not ready:
+            raise PeerLostError("the other end does not answer")
+
+
+def dial(
+    address: tuple[str, int], secret: bytes, request: ConnectRequest, deadline: Deadline
+) -> socket.socket:
+    """Return a proved connection to the one that the request wants, at an address.
+
+    Raises:
+        HandshakeError: the other end does not know the secret, or does not believe that we do.
+        PeerLostError: there is nobody, or it hung up.
+    """
+    connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        connection.setblocking(False)
+        if connection.connect_ex(address) != 0:
+            deadline.wait(connection, select.POLLOUT)
+        if code := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise PeerLostError(f"cannot connect to {address[0]}:{address[1]}: {os.strerror(code)}")
+        hello = _HELLO.pack(
+            _MAGIC, request.caller, request.wanted, request.epoch, os.urandom(_NONCE_BYTES)
+        )
+        connection.sendall(hello)
+        answer = _read(connection, _NONCE_BYTES + _PROOF_BYTES, deadline)
+        nonce, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
+        if not hmac.compare_digest(proof, _proof(secret, b"listener", hello, nonce)):
+            raise HandshakeError("the listener does not know the secret")
+        connection.sendall(_proof(secret, b"dialler", hello, nonce))
+        _read(connection, len(_WELCOME), deadline)
+    except OSError as error:
+        connection.close()
+        raise PeerLostError(f"the other end hung up: {error.strerror or error}") from None
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def welcome(
+    connection: socket.socket, secret: bytes, rank: int, deadline: Deadline
+) -> ConnectRequest:
+    """Return the request of a dialler that proved to know the secret; `rank` is this one.
+
+    Raises:
+        HandshakeError: it did not, or wants another rank. PeerLostError: it hung up or is silent.
+    """
+    hello = _read(connection, _HELLO.size, deadline)
+    magic, caller, wanted, epoch, _ = _HELLO.unpack(hello)
+    if magic != _MAGIC:
+        raise HandshakeError(f"a stranger, whose first bytes are {hello[:10]!r}")
+    if wanted != rank:
+        raise HandshakeError(f"rank {caller} wants rank {wanted}, but this is rank {rank}")
+    nonce = os.urandom(_NONCE_BYTES)
+    connection.sendall(nonce + _proof(secret, b"listener", hello, nonce))
+    proof = _read(connection, _PROOF_BYTES, deadline)
+    if not hmac.compare_digest(proof, _proof(secret, b"dialler", hello, nonce)):
+        raise HandshakeError(f"one who claims to be rank {caller} does not know the secret")
+    connection.sendall(_WELCOME)
+    return ConnectRequest(caller, wanted, epoch)
+
+
+def _proof(secret: bytes, side: bytes, hello: bytes, nonce: bytes) -> bytes:
+    return hmac.digest(secret, side + hello + nonce, "sha256")
+
+
+def _read(connection: socket.socket, n_bytes: int, deadline: Deadline) -> bytes:
+    """Return exactly so many bytes."""
+    parts = b""
+    while len(parts) < n_bytes:
+        deadline.wait(connection, select.POLLIN)
+        try:
+            part = connection.recv(n_bytes - len(parts))
+        except BlockingIOError:
+            continue
+        except ConnectionResetError:
+            part = b""
+        if not part:
+            raise PeerLostError("the other end hung up before it was let in")
+        parts += part
+    return parts

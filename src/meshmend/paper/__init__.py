@@ -1,0 +1,1 @@
+"""The paper: its figures, and its tables beside our predictions."""

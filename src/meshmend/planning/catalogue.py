@@ -1,0 +1,149 @@
+"""Which schedule serves which collective on a mesh, and the tasks of one rank, made once each.
+
+Every schedule is proved before it is used. Reduce-scatter and all-gather need rank i to own part
+i of the payload, as torch cuts it: a ring gives that.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshmend.errors import UnsupportedError
+from meshmend.execute.event_loop import load_event_loop
+from meshmend.execute.rank_program import RankProgram, rank_program
+from meshmend.execute.transport import ITEMSIZES, Task, task_of
+from meshmend.planning.plan import AUTO, plan
+from meshmend.schedule.hazards import Hazards, hazards_of
+from meshmend.schedule.spanning import broadcast, tree_sum
+from meshmend.schedule.table import Collective, Schedule
+from meshmend.topology.mesh import Mesh
+from meshmend.verify.contributions import check_contributions
+
+SHORT_BYTES = 1 << 15  # up to here one tree is quicker than any way to cut the payload up
+RING_MESSAGE_BYTES = 1 << 18
+TREE_MESSAGE_BYTES = 1 << 13
+MOST_SLICES = 16
+_USUAL_BYTES = (1 << 20, 25 << 20)  # DDP's first bucket, and its others
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a collective is, apart from the tensor: `root` counts for a broadcast only."""
+
+    name: str  # "allreduce", "reduce-scatter", "all-gather", "broadcast"
+    root: int = 0
+
+
+Proved = tuple[Schedule, Hazards]
+
+_remembered: dict[tuple[Mesh, str, Kind, int], Proved] = {}
+_MOST_REMEMBERED = 256
+
+
+def proved_schedule(mesh: Mesh, algorithm: str, kind: Kind, class_bytes: int) -> Proved:
+    """Return a proved schedule for a collective on payloads of a class, and its hazards."""
+    key = (mesh, algorithm, kind, class_bytes)
+    if key not in _remembered:
+        while len(_remembered) >= _MOST_REMEMBERED:
+            _remembered.pop(next(iter(_remembered)))
+        _remembered[key] = _made(mesh, algorithm, kind, class_bytes)
+    return _remembered[key]
+
+
+def is_remembered(mesh: Mesh, algorithm: str, kind: Kind, class_bytes: int) -> bool:
+    """Whether `proved_schedule` has this one at hand."""
+    return (mesh, algorithm, kind, class_bytes) in _remembered
+
+
+def remember(mesh: Mesh, algorithm: str, kind: Kind, class_bytes: int, schedule: Schedule) -> None:
+    """Prove a schedule that was made elsewhere, and have `proved_schedule` return it.
+
+    Raises:
+        VerificationError: it is wrong.
+    """
+    _remembered[mesh, algorithm, kind, class_bytes] = _proved(schedule)
+
+
+def _made(mesh: Mesh, algorithm: str, kind: Kind, class_bytes: int) -> Proved:
+    if kind.name == "broadcast":
+        return _proved(broadcast(mesh, kind.root))
+    if kind.name == "allreduce":
+        if class_bytes <= SHORT_BYTES and algorithm == AUTO:
+            return _proved(tree_sum(mesh))
+        made = plan(mesh, algorithm, payload_bytes=class_bytes)
+        return made.schedule, made.hazards
+    try:
+        made = plan(mesh, "ring-1d", collective=kind.name)
+    except UnsupportedError:
+        made = plan(mesh, "rank-ring", collective=kind.name)
+    return made.schedule, made.hazards
+
+
+def payload_class(kind: Kind, n_bytes: int) -> int:
+    """Return the size that payloads are planned for: the next power of four from 32 KiB on.
+
+    Only an allreduce is planned by its size.
+    """
+    largest = SHORT_BYTES
+    while kind.name == "allreduce" and largest < n_bytes:
+        largest *= 4
+    return largest
+
+
+def _proved(schedule: Schedule) -> Proved:
+    check_contributions(schedule)
+    return schedule, hazards_of(schedule)
+
+
+def prepare(mesh: Mesh, algorithm: str) -> None:
+    """Plan what most jobs need and load the compiled code, so that forked workers have it."""
+    for name in ("broadcast", "all-gather", "reduce-scatter"):
+        proved_schedule(mesh, algorithm, Kind(name), SHORT_BYTES)
+    for n_bytes in (1, *_USUAL_BYTES):
+        kind = Kind("allreduce")
+        proved_schedule(mesh, algorithm, kind, payload_class(kind, n_bytes))
+    load_event_loop()
+
+
+class Catalogue:
+    """The tasks of one rank of a mesh."""
+
+    def __init__(self, mesh: Mesh, algorithm: str, n_slices: int, rank: int) -> None:
+        self._mesh = mesh
+        self._algorithm = algorithm
+        self._n_slices = n_slices
+        self._rank = rank
+        self._programs: dict[tuple[Kind, int], RankProgram] = {}
+        self._tasks: dict[tuple[Kind, int, str, str], Task] = {}
+
+    def task(self, kind: Kind, n_elements: int, dtype: str, op: str = "sum") -> Task:
+        """Return this rank's part in a collective on so many elements."""
+        key = (kind, n_elements, dtype, op)
+        if key not in self._tasks:
+            self._tasks[key] = self._made(kind, n_elements, dtype, op)
+        return self._tasks[key]
+
+    def _made(self, kind: Kind, n_elements: int, dtype: str, op: str) -> Task:
+        n_bytes = n_elements * ITEMSIZES.get(dtype, 2)
+        key = (kind, payload_class(kind, n_bytes))
+        if key not in self._programs:
+            schedule, hazards = proved_schedule(self._mesh, self._algorithm, *key)
+            self._programs[key] = rank_program(schedule, hazards, self._rank)
+        program = self._programs[key]
+        n_slices = self._n_slices or default_slices(program.schedule, n_bytes)
+        return task_of(program, n_elements, dtype=dtype, op=op, n_slices=n_slices)
+
+
+def default_slices(schedule: Schedule, n_bytes: int) -> int:
+    """Return how many slices to cut a payload in, so that its largest message is of good size.
+
+    A schedule that shares the payload out over all ranks is a pipeline by itself and wants few
+    slices; one that sends it down trees wants many.
+    """
+    if not schedule.n_rows:
+        return 1
+    largest = float(schedule.row_fractions().max()) * n_bytes
+    shares_out = schedule.collective is not Collective.ALL_GATHER or schedule.n_chunks > 1
+    is_ring = shares_out and len(np.unique(schedule.owners)) == schedule.n_ranks
+    wanted = RING_MESSAGE_BYTES if is_ring else TREE_MESSAGE_BYTES
+    return int(np.clip(round(largest / wanted), 1, MOST_SLICES))

@@ -1,0 +1,71 @@
+"""How urgent a row is: the hops that must still follow it, and what links may make of that.
+
+Links serve earlier slices first. Where slices follow one another through a long pipeline, a row
+near its end may as well wait a few slices for one near its beginning: rows get a **lag**, in
+slices, that grows with what they are ahead. A pipeline is then two numbers, slices and **skew**:
+how many slices of lag one hop is worth. Knows nothing of time.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.kernels import kernel, plain_kernel
+from meshmend.routing.routes import Routes
+from meshmend.schedule.hazards import MANY, NONE, Hazards
+from meshmend.schedule.table import Schedule
+
+
+def remaining_hops(schedule: Schedule, hazards: Hazards, routes: Routes) -> NDArray[np.int32]:
+    """Return for each row the longest chain of hops that starts with its own.
+
+    What waits to be sent follows with all its hops, what waits to be written only with what
+    follows it. One pass from the last row to the first: rows wait for smaller ones only.
+    """
+    hops = _row_hops(
+        schedule.src, schedule.dst, routes.pair_ptr, routes.dst, routes.hops.astype(np.int32)
+    )
+    remaining: NDArray[np.int32] = _chains(hops, hazards.send, hazards.write, hazards.more)
+    return remaining
+
+
+def delay_slices(remaining: NDArray[np.int32], skew: float) -> NDArray[np.float64]:
+    """Return how many slices each row yields to the rows with the most hops still to go."""
+    ahead: NDArray[np.int32] = remaining.max(initial=0) - remaining
+    return np.multiply(ahead, skew, dtype=np.float64)
+
+
+@kernel
+def _row_hops(src, dst, pair_ptr, pair_dst, pair_hops):  # type: ignore[no-untyped-def]
+    """Return how many hops each row's route has."""
+    hops = np.empty(len(src), dtype=np.int32)
+    for row in range(len(src)):
+        pair = pair_ptr[src[row]]
+        while pair_dst[pair] != dst[row]:
+            pair += 1
+        hops[row] = pair_hops[pair]
+    return hops
+
+
+@kernel
+def _chains(hops, send, write, more):  # type: ignore[no-untyped-def]
+    """Return each row's hops and the most that must follow it."""
+    remaining = hops.copy()
+    for row in range(len(hops) - 1, -1, -1):
+        _extend(remaining, hops, send[row], more, np.int64(remaining[row]))
+        _extend(remaining, hops, write[row], more, remaining[row] - hops[row])
+    return remaining
+
+
+@plain_kernel
+def _extend(remaining, hops, entry, more, following):  # type: ignore[no-untyped-def]
+    """Let what an entry of the hazards names be followed by this many hops at least."""
+    if entry == NONE:
+        return
+    if entry < MANY:
+        before = np.int64(entry)
+        remaining[before] = max(remaining[before], hops[before] + following)
+        return
+    at = np.int64(entry - MANY)
+    for which in range(np.int64(more[at])):
+        before = np.int64(more[at + 1 + which])
+        remaining[before] = max(remaining[before], hops[before] + following)

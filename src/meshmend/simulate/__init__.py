@@ -1,1 +1,0 @@
-"""How long: links, contention and latency, next to the physical limit."""

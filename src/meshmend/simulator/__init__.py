@@ -1,0 +1,1 @@
+"""How long a schedule takes: links, contention and latency."""

@@ -1,0 +1,334 @@
+"""The event loop: messages on channels, in whole ticks of time. `rules` states the rules.
+
+`nodes` keeps what waits: what is in flight by its delay (to hold a channel, to hold it and
+travel, to travel, to add up, each for a handful of message sizes), and what is ready by its
+priority in a heap for each channel. Node c is channel c's own, for its release.
+
+Kernels take arrays one by one, many as they are: whole tuples of them would be copied at every
+call.
+"""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.kernels import inlined, plain_kernel
+from meshmend.simulator.network_program import (
+    COUNTED_WRITE,
+    DONE_AT,
+    DONE_STOP,
+    FIRST_HOP,
+    LEFT_AT,
+    PHASE,
+    REDUCE_AT,
+    SEND,
+    SIZE_CLASS,
+    WRITE_SLOT,
+    Tables,
+    channel_of,
+)
+from meshmend.simulator.nodes import (
+    CHILD,
+    CHIPS_LIMIT,
+    FIRST,
+    HEAP,
+    HEAP_TIME,
+    HOP,
+    IN_PLACE,
+    KEY,
+    LAST,
+    LEAVING,
+    LEVELS_PER_SLICE,
+    N_DONE,
+    N_FREED,
+    N_POSTED,
+    N_SLICES,
+    N_TO_CHOOSE,
+    N_TRACED,
+    NEXT,
+    NOTHING,
+    NOW,
+    REPEATS,
+    ROW_BITS,
+    TICKS,
+    TIME,
+    TO_ADD,
+    give_back,
+    meld,
+    new_node,
+    post,
+    sink_top,
+    without_top,
+)
+
+# Kinds of delays, in this order for each size class; a hop's travel is the last delay of all.
+RELEASE: Final = 0
+ARRIVE: Final = 1
+ADDED: Final = 2
+N_KINDS: Final = 3
+TRAVEL: Final = 3
+
+# Columns of State.channels.
+WAITING: Final = 0  # the heap of what waits
+DOING: Final = 1  # IDLE, CHOOSING or BUSY
+BUSY_TICKS: Final = 2
+TO_CHOOSE: Final = 3  # one place of the list of channels that are to choose
+IDLE: Final = 0
+CHOOSING: Final = 1
+BUSY: Final = 2
+
+# Columns of State.chips: the queue of what waits to be added up (FIRST and LAST as above),
+# whether the chip adds, and one place of the list of chips just freed.
+ADDING: Final = 0
+FREED: Final = 3
+
+
+class State(NamedTuple):
+    """What the event loop changes."""
+
+    clock: NDArray[np.int64]
+    nodes: NDArray[np.int64]
+    delays: NDArray[np.int64]
+    channels: NDArray[np.int64]
+    chips: NDArray[np.int64]
+    counters: NDArray[np.int32]  # what each slot of each slice still waits for
+    phases: NDArray[np.int64]  # first start and last end; the last row is for rows of no phase
+    trace: NDArray[np.int64]  # key, channel and start of every hop, or empty: not wanted
+
+
+@plain_kernel
+def begin(tables: Tables, levels: NDArray[np.int32], state: State) -> None:
+    """Let the first slice of every row that waits for nothing wait for its channel."""
+    for row in tables.start_rows:
+        node = new_node(state.clock, state.nodes, np.int64(levels[row]) << 32 | row)
+        state.nodes[node, HOP] = tables.rows[row, FIRST_HOP] | REPEATS
+        _wait(state.clock, state.nodes, state.channels, tables.hops, node)
+
+
+@plain_kernel
+def run(tables: Tables, levels: NDArray[np.int32], state: State, until_done: int) -> int:
+    """Go on until this many messages are done; return how many are."""
+    rows, hops, after = tables.rows, tables.hops, tables.after
+    slot_row = tables.slot_row
+    clock, nodes, delays, channels = state.clock, state.nodes, state.delays, state.channels
+    chips, counters, phases, trace = state.chips, state.counters, state.phases, state.trace
+    while True:
+        for at in range(clock[N_TO_CHOOSE]):
+            channel = channels[at, TO_CHOOSE]
+            node = _first_waiting(clock, nodes, channels, levels, channel)
+            channels[channel, DOING] = BUSY
+            _start(clock, nodes, delays, channels, rows, hops, phases, trace, channel, node)
+        clock[N_TO_CHOOSE] = 0
+        if clock[CHIPS_LIMIT]:
+            _add_up(clock, nodes, delays, chips, rows)
+        if clock[N_POSTED] == 0 or clock[N_DONE] >= until_done:
+            n_done: int = clock[N_DONE]
+            return n_done
+        now = delays[0, HEAP_TIME]
+        clock[NOW] = now
+        while clock[N_POSTED] > 0 and delays[0, HEAP_TIME] == now:
+            delay = delays[0, HEAP]
+            kind = TRAVEL if delay == len(delays) - 1 else delay % N_KINDS
+            node = delays[delay, FIRST]
+            while node != NOTHING and nodes[node, TIME] == now:
+                following = nodes[node, NEXT]
+                if kind == TRAVEL:
+                    _wait(clock, nodes, channels, hops, node)
+                elif kind == ARRIVE:
+                    _arrive(clock, nodes, counters, rows, levels, len(slot_row), node)
+                elif kind == ADDED:
+                    _added(clock, nodes, chips, rows, node)
+                else:
+                    _release(clock, channels, node)
+                    if nodes[node, LEAVING]:
+                        _set_off(
+                            clock, nodes, channels, counters, rows, levels, hops, after, slot_row,
+                            nodes[node, LEAVING] >> 32, nodes[node, LEAVING] & ROW_BITS,
+                            _slice_of(nodes[node, KEY], levels),
+                        )  # fmt: skip
+                while clock[IN_PLACE] != NOTHING:
+                    key = _next_in_place(clock, nodes, phases, rows)
+                    row = key & ROW_BITS
+                    _set_off(
+                        clock, nodes, channels, counters, rows, levels, hops, after, slot_row,
+                        np.int64(rows[row, DONE_AT]), np.int64(rows[row, DONE_STOP]),
+                        _slice_of(key, levels),
+                    )  # fmt: skip
+                node = following
+            delays[delay, FIRST] = node
+            sink_top(clock, nodes, delays)
+
+
+@inlined
+def _slice_of(key, levels):  # type: ignore[no-untyped-def]
+    return ((key >> 32) - levels[key & ROW_BITS]) // LEVELS_PER_SLICE
+
+
+@inlined
+def _set_off(  # type: ignore[no-untyped-def]
+    clock, nodes, channels, counters, rows, levels, hops, after, slot_row, first, stop, part
+):
+    """Set off in a slice what `after` names: sendings, and writings that waited."""
+    for at in range(first, stop):
+        code = np.int64(after[at])
+        row = code >> 2
+        if code & 3 != SEND:
+            counter = part * len(slot_row) + row
+            counters[counter] -= 1
+            if counters[counter] > 0:
+                continue
+            row = np.int64(slot_row[row])
+        node = new_node(clock, nodes, (part * LEVELS_PER_SLICE + levels[row]) << 32 | row)
+        if code & 3 == COUNTED_WRITE:
+            _may_write(clock, nodes, rows, node)
+        else:
+            nodes[node, HOP] = rows[row, FIRST_HOP]
+            _wait(clock, nodes, channels, hops, node)
+
+
+@inlined
+def _wait(clock, nodes, channels, hops, node):  # type: ignore[no-untyped-def]
+    """Let a message wait for the channel of its hop."""
+    channel = channel_of(hops[nodes[node, HOP] & ROW_BITS])
+    nodes[node, CHILD] = NOTHING
+    channels[channel, WAITING] = meld(nodes, channels[channel, WAITING], node)
+    if channels[channel, DOING] == IDLE:
+        _list_to_choose(clock, channels, channel)
+
+
+@inlined
+def _release(clock, channels, channel):  # type: ignore[no-untyped-def]
+    """Let a channel choose of what waits, if anything does."""
+    if channels[channel, WAITING] == NOTHING:
+        channels[channel, DOING] = IDLE
+    else:
+        _list_to_choose(clock, channels, channel)
+
+
+@inlined
+def _list_to_choose(clock, channels, channel):  # type: ignore[no-untyped-def]
+    channels[channel, DOING] = CHOOSING
+    channels[clock[N_TO_CHOOSE], TO_CHOOSE] = channel
+    clock[N_TO_CHOOSE] += 1
+
+
+@inlined
+def _arrive(clock, nodes, counters, rows, levels, n_slots, node):  # type: ignore[no-untyped-def]
+    """Let a message be written if nothing else keeps it from that; else drop its node."""
+    key = nodes[node, KEY]
+    slot = rows[key & ROW_BITS, WRITE_SLOT]
+    if slot >= 0:
+        counter = _slice_of(key, levels) * n_slots + slot
+        counters[counter] -= 1
+        if counters[counter] > 0:
+            give_back(clock, nodes, node)
+            return
+    _may_write(clock, nodes, rows, node)
+
+
+@inlined
+def _may_write(clock, nodes, rows, node):  # type: ignore[no-untyped-def]
+    """Note a message as in place, or as one to be added up first."""
+    if clock[CHIPS_LIMIT] and rows[nodes[node, KEY] & ROW_BITS, REDUCE_AT] >= 0:
+        nodes[node, CHILD] = NOTHING
+        clock[TO_ADD] = meld(nodes, clock[TO_ADD], node)
+    else:
+        nodes[node, NEXT] = clock[IN_PLACE]
+        clock[IN_PLACE] = node
+
+
+@inlined
+def _added(clock, nodes, chips, rows, node):  # type: ignore[no-untyped-def]
+    """Note a message as in place and its chip as free."""
+    chip = rows[nodes[node, KEY] & ROW_BITS, REDUCE_AT]
+    chips[chip, ADDING] = 0
+    chips[clock[N_FREED], FREED] = chip
+    clock[N_FREED] += 1
+    nodes[node, NEXT] = clock[IN_PLACE]
+    clock[IN_PLACE] = node
+
+
+@inlined
+def _next_in_place(clock, nodes, phases, rows):  # type: ignore[no-untyped-def]
+    """Count one of the messages that are in place as done; return its key."""
+    node = clock[IN_PLACE]
+    clock[IN_PLACE] = nodes[node, NEXT]
+    key = nodes[node, KEY]
+    give_back(clock, nodes, node)
+    phases[rows[key & ROW_BITS, PHASE], 1] = clock[NOW]
+    clock[N_DONE] += 1
+    return key
+
+
+@inlined
+def _first_waiting(clock, nodes, channels, levels, channel):  # type: ignore[no-untyped-def]
+    """Take the first message that waits for a channel; if its row waits for nothing, let the
+    next slice wait instead."""
+    node = channels[channel, WAITING]
+    channels[channel, WAITING] = without_top(nodes, node)
+    if nodes[node, HOP] & REPEATS:
+        key = nodes[node, KEY] + (LEVELS_PER_SLICE << 32)
+        if _slice_of(key, levels) < clock[N_SLICES]:
+            following = new_node(clock, nodes, key)
+            nodes[following, HOP] = nodes[node, HOP]
+            nodes[following, CHILD] = NOTHING
+            channels[channel, WAITING] = meld(nodes, channels[channel, WAITING], following)
+        nodes[node, HOP] &= ROW_BITS
+    return node
+
+
+@inlined
+def _start(clock, nodes, delays, channels, rows, hops, phases, trace, channel, node):  # type: ignore[no-untyped-def]
+    """Start a message on a channel; post the channel's release, and where the message goes."""
+    key, hop = nodes[node, KEY], nodes[node, HOP]
+    row = key & ROW_BITS
+    base = N_KINDS * np.int64(rows[row, SIZE_CLASS])
+    channels[channel, BUSY_TICKS] += delays[base + RELEASE, TICKS]
+    nodes[channel, KEY] = key
+    nodes[channel, LEAVING] = 0
+    if hop == rows[row, FIRST_HOP]:
+        if rows[row, LEFT_AT] < rows[row, DONE_AT]:
+            nodes[channel, LEAVING] = np.int64(rows[row, LEFT_AT]) << 32 | rows[row, DONE_AT]
+        if phases[rows[row, PHASE], 0] < 0:
+            phases[rows[row, PHASE], 0] = clock[NOW]
+    post(clock, nodes, delays, base + RELEASE, channel)
+    if len(trace) > 0:
+        at = clock[N_TRACED]
+        trace[at, 0], trace[at, 1], trace[at, 2] = key, channel, clock[NOW]
+        clock[N_TRACED] += 1
+    if hops[hop] < 0:
+        post(clock, nodes, delays, base + ARRIVE, node)
+    else:
+        nodes[node, HOP] = hop + 1
+        post(clock, nodes, delays, len(delays) - 1, node)
+
+
+@inlined
+def _add_up(clock, nodes, delays, chips, rows):  # type: ignore[no-untyped-def]
+    """Let chips that are free add up what came first; what comes now queues by key."""
+    for at in range(clock[N_FREED]):
+        _add_next(clock, nodes, delays, chips, rows, chips[at, FREED])
+    clock[N_FREED] = 0
+    while clock[TO_ADD] != NOTHING:
+        node = clock[TO_ADD]
+        clock[TO_ADD] = without_top(nodes, node)
+        chip = np.int64(rows[nodes[node, KEY] & ROW_BITS, REDUCE_AT])
+        nodes[node, NEXT] = NOTHING
+        if chips[chip, FIRST] == NOTHING:
+            chips[chip, FIRST] = node
+        else:
+            nodes[chips[chip, LAST], NEXT] = node
+        chips[chip, LAST] = node
+        if not chips[chip, ADDING]:
+            _add_next(clock, nodes, delays, chips, rows, chip)
+
+
+@inlined
+def _add_next(clock, nodes, delays, chips, rows, chip):  # type: ignore[no-untyped-def]
+    node = chips[chip, FIRST]
+    if node != NOTHING:
+        chips[chip, FIRST] = nodes[node, NEXT]
+        chips[chip, ADDING] = 1
+        size_class = np.int64(rows[nodes[node, KEY] & ROW_BITS, SIZE_CLASS])
+        post(clock, nodes, delays, N_KINDS * size_class + ADDED, node)

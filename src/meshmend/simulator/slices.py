@@ -1,0 +1,114 @@
+"""How many slices: the number that makes a schedule fastest on a fabric, found by trying.
+
+More slices overlap more of a schedule with itself and pay the overhead of more messages, so
+time first falls and then rises with their number, apart from small bumps.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from meshmend.errors import InputError
+from meshmend.simulator.network_program import Program
+from meshmend.simulator.rules import Progress, Simulation, simulate
+from meshmend.topology.fabric import Fabric
+
+MAX_SLICES = 512
+MAX_MESSAGES = 16_000_000
+
+_UNSTEADY = 8  # up to this number time goes up and down: one that brings nothing says little
+_WORTH_WHILE = 0.99  # twice the messages for less gain than this does not count as a gain
+
+
+@dataclass
+class _Search:
+    """One search: what it is for, the best so far, and how many messages it may still send."""
+
+    program: Program
+    fabric: Fabric
+    payload_bytes: float
+    max_messages: int
+    progress: Progress | None
+    n_messages: int = 0  # simulated so far
+    tried: dict[int, float] = field(default_factory=dict)
+    best: Simulation | None = None
+
+    def may_try(self, slices: int) -> bool:
+        """Whether this number is new, affordable, and could beat the best."""
+        if slices < 1 or slices > MAX_SLICES or slices in self.tried:
+            return False
+        if self.best is None:
+            return True
+        if self.n_messages + self.program.n_rows * slices > self.max_messages:
+            return False
+        return self.least_time(slices) < self.best.time_s
+
+    def least_time(self, slices: int) -> float:
+        """Return a time that this number of slices cannot beat: its busiest channel's work."""
+        n_rows, payloads = self.program.channel_loads
+        work_s = (
+            n_rows * (slices * self.fabric.message_overhead_s)
+            + payloads * (self.payload_bytes / self.fabric.link_bandwidth_bytes_per_s)
+        ) * (1 - 1e-9)  # ticks round
+        return float(np.max(work_s, initial=0.0)) + self.fabric.hop_latency_s
+
+    def nearby(self, slices: int) -> int:
+        """Return three halves of a number, or three quarters if time falls less that way."""
+        below, above = self.tried.get(slices // 2), self.tried.get(2 * slices)
+        upwards = below is None or above is None or above < below
+        return slices * 3 // 2 if upwards else slices * 3 // 4
+
+    def attempt(self, slices: int) -> bool:
+        """Simulate; keep the result if it is the best; return whether it is so by a margin."""
+        result = simulate(
+            self.program,
+            self.fabric,
+            payload_bytes=self.payload_bytes,
+            slices=slices,
+            progress=None if self.progress is None else partial(self._tell, slices),
+        )
+        self.tried[slices] = result.time_s
+        self.n_messages += result.n_messages
+        before = self.best
+        if before is None or result.time_s < before.time_s:
+            self.best = result
+        return before is None or result.time_s < _WORTH_WHILE * before.time_s
+
+    def _tell(self, slices: int, part: float) -> None:
+        assert self.progress is not None, "only then it is asked for"
+        n_messages = self.n_messages + part * slices * self.program.n_rows
+        self.progress(min(1.0, n_messages / self.max_messages))
+
+
+def best_slices(
+    program: Program,
+    fabric: Fabric,
+    *,
+    payload_bytes: float,
+    max_messages: int = MAX_MESSAGES,
+    progress: Progress | None = None,
+) -> Simulation:
+    """Return the fastest simulation among those of 1, 2, 4, ... slices and between.
+
+    Doubles until a number brings nothing (of the first few, where times go up and down, two in
+    a row), until no further number can win by the work of the busiest channel, or until
+    `max_messages` are simulated; then tries the number half way to the better neighbour of the
+    best. The first attempt, one slice, is always made. `progress` is told the part of
+    `max_messages` that is done: the most that is left, often less.
+
+    Raises:
+        InputError: a payload that is negative or not finite, or no messages allowed.
+    """
+    if max_messages < 1:
+        raise InputError(f"best_slices needs max_messages of 1 or more, but got {max_messages}")
+    search = _Search(program, fabric, payload_bytes, max_messages, progress)
+    slices, misses = 1, 0
+    while misses < (2 if slices <= _UNSTEADY else 1) and search.may_try(slices):
+        misses = 0 if search.attempt(slices) else misses + 1
+        slices *= 2
+    assert search.best is not None, "one slice is always tried"
+    nearby = search.nearby(search.best.slices)
+    if search.may_try(nearby):
+        search.attempt(nearby)
+    return search.best

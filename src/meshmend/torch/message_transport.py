@@ -1,0 +1,273 @@
+"""Point-to-point messages of torch.distributed as a transport: Gloo, and NCCL by the same code.
+
+Messages between two ranks go in one fixed order, by key, because NCCL matches them by order
+alone. That cannot block: the smallest key that is not done waits for nothing. What goes to higher
+ranks and what goes to lower ones use two groups, so that neither waits for the other. A thread
+per peer and direction waits for messages; the caller's thread does all the rest.
+
+On a GPU a message that is waited for is a kernel that runs. Whatever makes the device wait for its
+running kernels (memory that is allocated, a kernel that is loaded at its first use, a stream that
+shares a hardware queue with others) would then wait for another chip, which may wait for us. So
+all memory is taken and all kernels are loaded before the first message, and streams are few.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from meshmend.errors import PeerLostError, StalledError, StoppedError
+from meshmend.execute.combine import OPS
+from meshmend.execute.rank_program import ADD, PUT, SEND
+from meshmend.execute.transport import Task
+
+Post = Callable[[list[torch.Tensor], int, int], Any]  # send or recv of a process group
+
+_FOLDS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "sum": torch.Tensor.add_,
+    "product": torch.Tensor.mul_,
+    "min": lambda kept, sent: torch.minimum(kept, sent, out=kept),
+    "max": lambda kept, sent: torch.maximum(kept, sent, out=kept),
+}
+
+
+class MessageTransport:
+    """The messages of one rank; `up` carries what goes to higher ranks, `down` the rest.
+
+    After `interrupt` the groups are of no use: they cannot be told to drop what they wait for.
+    """
+
+    def __init__(self, rank: int, up: Any, down: Any, *, device_type: str = "cpu") -> None:
+        self.device_type = device_type
+        self._rank = rank
+        self._up = up
+        self._down = down
+        self._met: set[int] = set()
+        self._events: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+
+    def run(self, task: Task, flat: torch.Tensor, *, timeout_s: float = 1800.0) -> None:
+        """Send and receive what the task says, in place in a flat tensor.
+
+        Raises:
+            PeerLostError: a message failed. StoppedError: `interrupt` was called.
+            StalledError: nothing came for the time allowed.
+        """
+        self._meet(task.program.peers, flat.device)
+        if flat.is_cuda:
+            _load_kernels(_op_of(task), flat.dtype, flat.device)
+        walk = _Walk(task, flat, self._events)
+        _settle(flat)
+        for peer in task.program.peers:
+            out, back = (self._up, self._down) if peer > self._rank else (self._down, self._up)
+            walk.start(peer, out.send, back.recv)
+        walk.begin()
+        while walk.n_left > 0:
+            try:
+                key, what = self._events.get(timeout=timeout_s)
+            except queue.Empty:
+                raise StalledError(
+                    f"rank {self._rank} saw nothing move for {timeout_s:g} s"
+                ) from None
+            if key == _STOP:
+                raise StoppedError(f"rank {self._rank} was told to stop")
+            if isinstance(what, Exception):
+                raise PeerLostError(f"a message of rank {self._rank} failed: {what}")
+            walk.happened(key, what)
+
+    def interrupt(self) -> None:
+        """Stop waiting now: a run under way, or the next one, raises StoppedError."""
+        self._events.put((_STOP, None))
+
+    def _meet(self, peers: Iterable[int], device: torch.device) -> None:
+        """Exchange a first message with peers that are new.
+
+        NCCL makes the connection of two ranks with their first message, and each end waits for
+        the other meanwhile. All ranks go through the pairs in one order, so none waits in a ring.
+        """
+        new = sorted(set(peers) - self._met, key=lambda peer: sorted((peer, self._rank)))
+        for peer in new:
+            token = torch.zeros(1, device=device)
+            for group, is_sender in (
+                (self._up, peer > self._rank),
+                (self._down, peer < self._rank),
+            ):
+                post = group.send if is_sender else group.recv
+                try:
+                    _exchange(post, token, peer)
+                except Exception as error:
+                    raise PeerLostError(
+                        f"rank {self._rank} cannot reach rank {peer}: {error}", peer
+                    ) from None
+            self._met.add(peer)
+
+    def close(self) -> None:
+        """Give up both groups."""
+        self._up = self._down = None
+
+
+_STOP = -1
+_GLANCE_S = 20e-6
+_ALIGNMENTS = 16
+
+
+def _exchange(post: Post, tensor: torch.Tensor, peer: int) -> None:
+    """Send or receive one message; return when it is done.
+
+    On a GPU the end is asked for. To wait for it in a stream would hold up that stream, and to
+    have one for each message would need more of them than the hardware keeps apart.
+    """
+    work = post([tensor], peer, 0)
+    while tensor.is_cuda and not work.is_completed():
+        time.sleep(_GLANCE_S)
+    work.wait()
+
+
+def _op_of(task: Task) -> str:
+    return OPS[task.code % len(OPS)]
+
+
+@cache
+def _load_kernels(op: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Have CUDA load what folds two tensors, which it would do at the first use of each variant.
+
+    There is one for each alignment that a part of a payload may have.
+    """
+    for at in range(_ALIGNMENTS):
+        kept = torch.zeros(2 * _ALIGNMENTS, dtype=dtype, device=device)[at : at + _ALIGNMENTS]
+        _FOLDS[op](kept, torch.zeros(_ALIGNMENTS, dtype=dtype, device=device))
+    torch.cuda.synchronize(device)
+
+
+def _settle(tensor: torch.Tensor) -> None:
+    """Return when what was computed on a tensor is there for other streams to read."""
+    if tensor.is_cuda:
+        torch.cuda.current_stream(tensor.device).synchronize()
+
+
+class _Walk:
+    """One run of a task: which keys wait for what, and what was received too early."""
+
+    def __init__(
+        self, task: Task, flat: torch.Tensor, events: "queue.SimpleQueue[tuple[int, Any]]"
+    ) -> None:
+        program, layout = task.program, task.layout
+        itemsize = flat.element_size()
+        self._program = program
+        self._flat = flat
+        self._events = events
+        self._start = (layout.start // itemsize).tolist()
+        self._stop = ((layout.start + layout.size) // itemsize).tolist()
+        self._needs = np.tile(program.needs, layout.n_slices).tolist()
+        self._kind = np.tile(program.kind, layout.n_slices)
+        self._peer = np.tile(program.peer, layout.n_slices)
+        self._fold = _FOLDS[_op_of(task)]
+        self._early: dict[int, torch.Tensor] = {}
+        self.n_left = len(self._needs)
+        self._sized = layout.size > 0
+        sends = self._kind == SEND
+        self._unsent = {
+            peer: np.flatnonzero(sends & (self._peer == peer)).tolist()[::-1]
+            for peer in program.peers
+        }
+        self._outboxes: dict[int, queue.SimpleQueue[int]] = {
+            peer: queue.SimpleQueue() for peer in program.peers
+        }
+        for key in np.flatnonzero(~sends & ~self._sized).tolist():
+            self._early[key] = flat[:0]
+        owed = np.flatnonzero(~sends & self._sized).tolist() if flat.is_cuda else []
+        sizes = [self._stop[key] - self._start[key] for key in owed]
+        self._room = dict(
+            zip(owed, flat.new_empty(sum(sizes)).split_with_sizes(sizes), strict=True)
+        )
+
+    def start(self, peer: int, send: Post, receive: Post) -> None:
+        """Start the threads that exchange messages with one peer."""
+        owed = (self._peer == peer) & (self._kind != SEND) & self._sized
+        jobs = (
+            (self._send_all, send, len(self._unsent[peer])),
+            (self._receive_all, receive, np.flatnonzero(owed).tolist()),
+        )
+        for job, post, what in jobs:
+            threading.Thread(target=job, args=(peer, post, what), daemon=True).start()
+
+    def begin(self) -> None:
+        """Let everything go that waits for nothing."""
+        n_moves = self._program.n_moves
+        for key in range(len(self._needs)):
+            if self._program.needs[key % n_moves] == 0 and self._released(key):
+                self._finish(key)
+
+    def happened(self, key: int, received: torch.Tensor | None) -> None:
+        """Take in that a key was sent, or what was received for it."""
+        if received is not None:
+            self._early[key] = received
+            if self._needs[key] > 0:
+                return
+            self._apply(key)
+        self._finish(key)
+
+    def _finish(self, key: int) -> None:
+        program = self._program
+        done = [key]
+        while done:
+            key = done.pop()
+            self.n_left -= 1
+            move = key % program.n_moves
+            span = slice(program.following_ptr[move], program.following_ptr[move + 1])
+            for following in program.following[span].tolist():
+                freed = key - move + following
+                self._needs[freed] -= 1
+                if self._needs[freed] == 0 and self._released(freed):
+                    done.append(freed)
+
+    def _released(self, key: int) -> bool:
+        """Let a key go that waits for nothing more; return whether it is done by that."""
+        if self._kind[key] == SEND:
+            unsent = self._unsent[int(self._peer[key])]
+            while unsent and self._needs[unsent[-1]] == 0:
+                self._outboxes[int(self._peer[key])].put(unsent.pop())
+            return False
+        if key not in self._early:
+            return False
+        self._apply(key)
+        return True
+
+    def _apply(self, key: int) -> None:
+        part = self._flat[self._start[key] : self._stop[key]]
+        received = self._early.pop(key)
+        if self._kind[key] == ADD:
+            self._fold(part, received)
+        elif received.data_ptr() != part.data_ptr():
+            part.copy_(received)
+        _settle(part)
+
+    def _send_all(self, peer: int, send: Post, n_keys: int) -> None:
+        for _ in range(n_keys):
+            key = self._outboxes[peer].get()
+            if not self._sized[key]:
+                self._events.put((key, None))
+                continue
+            self._attempt(key, send, self._flat[self._start[key] : self._stop[key]], peer, None)
+
+    def _receive_all(self, peer: int, receive: Post, keys: list[int]) -> None:
+        for key in keys:
+            part = self._flat[self._start[key] : self._stop[key]]
+            is_free = self._kind[key] == PUT and self._needs[key] == 0
+            room = self._room.get(key)
+            target = part if is_free else torch.empty_like(part) if room is None else room
+            self._attempt(key, receive, target, peer, target)
+
+    def _attempt(
+        self, key: int, post: Post, tensor: torch.Tensor, peer: int, what: torch.Tensor | None
+    ) -> None:
+        try:
+            _exchange(post, tensor, peer)
+        except Exception as error:
+            self._events.put((key, error))
+        else:
+            self._events.put((key, what))

@@ -1,0 +1,102 @@
+"""How a process group moves tensors: by a transport, once its ranks have found each other."""
+
+import os
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed
+from numpy.typing import NDArray
+
+from meshmend.execute.sockets import SocketTransport
+from meshmend.execute.transport import Task
+from meshmend.net.listener import Address
+from meshmend.planning.settings import Settings
+from meshmend.torch.message_transport import MessageTransport
+
+# torch's stubs lack half of what c10d offers to a backend: here it is untyped.
+dist: Any = torch.distributed
+
+_SECRET_BYTES = 32
+
+
+class TensorTransport(Protocol):
+    """Runs tasks on flat tensors of one kind of device."""
+
+    device_type: str
+
+    def run(self, task: Task, flat: torch.Tensor, *, timeout_s: float) -> None:
+        """Run a task in place."""
+
+    def interrupt(self) -> None:
+        """Stop waiting now."""
+
+    def close(self) -> None:
+        """Give up all connections."""
+
+
+class SocketTensorTransport:
+    """Moves CPU tensors by sockets, which it connects when a task first needs them."""
+
+    device_type = "cpu"
+
+    def __init__(self, transport: SocketTransport, addresses: Mapping[int, Address]) -> None:
+        self._transport = transport
+        self._addresses = addresses
+
+    def run(self, task: Task, flat: torch.Tensor, *, timeout_s: float) -> None:
+        """Run a task in place in the tensor's memory."""
+        peers = {peer: self._addresses[peer] for peer in task.program.peers}
+        self._transport.connect(peers, timeout_s=timeout_s)
+        raw: NDArray[np.uint8] = flat.view(torch.uint8).numpy()
+        self._transport.run(task, raw, timeout_s=timeout_s)
+
+    def interrupt(self) -> None:
+        """Stop waiting now."""
+        self._transport.interrupt()
+
+    def close(self) -> None:
+        """Give up all connections."""
+        self._transport.close()
+
+
+def transport_of(options: Any, settings: Settings) -> TensorTransport:
+    """Return the mover that the settings ask for; all ranks call this at the same time."""
+    store, rank, n_ranks = options.store, options.group_rank, options.group_size
+    if settings.transport == "sockets":
+        labels = [f"chip {chip} (rank {at})" for at, chip in enumerate(settings.mesh.live)]
+        secret = _shared_secret(store, rank, settings.secret)
+        transport = SocketTransport(
+            rank,
+            labels,
+            secret,
+            bind=settings.bind,
+            tells=True,
+            window_bytes=settings.window_bytes,
+        )
+        return SocketTensorTransport(transport, _exchanged(store, rank, n_ranks, transport.address))
+    kind = dist.ProcessGroupGloo if settings.transport == "gloo" else dist.ProcessGroupNCCL
+    up, down = (
+        kind(dist.PrefixStore(way, store), rank, n_ranks, options.timeout) for way in ("up", "down")
+    )
+    device_type = "cpu" if settings.transport == "gloo" else "cuda"
+    return MessageTransport(rank, up, down, device_type=device_type)
+
+
+def _shared_secret(store: Any, rank: int, given: str) -> bytes:
+    if given:
+        return given.encode()
+    if rank == 0:
+        store.set("meshmend-secret", os.urandom(_SECRET_BYTES).hex())
+    return bytes(store.get("meshmend-secret"))
+
+
+def _exchanged(store: Any, rank: int, n_ranks: int, address: Address) -> dict[int, Address]:
+    """Return where every rank listens."""
+    store.set(f"meshmend-address-{rank}", f"{address[0]}:{address[1]}")
+    result = {}
+    for peer in range(n_ranks):
+        host, _, port = store.get(f"meshmend-address-{peer}").decode().rpartition(":")
+        result[peer] = (host, int(port))
+    return result

@@ -1,0 +1,1 @@
+"""What `meshmend train` trains: models, their data, and their loss."""
