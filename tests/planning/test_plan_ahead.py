@@ -376,7 +376,7 @@ def test_a_planner_ends_with_its_worker_even_if_that_is_killed(tmp_path: Path) -
         "print(*planners_of(os.getpid()), flush=True)\n"
         "time.sleep(600)\n"
     )
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    path = os.pathsep.join([str(Path(__file__).parents[1] / "helpers"), *filter(None, sys.path)])
     worker = subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path / "plans")],
         stdout=subprocess.PIPE,

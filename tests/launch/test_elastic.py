@@ -26,7 +26,7 @@ from meshmend.train.ledger import audit
 from meshmend.train.samples import Order
 from meshmend.train.worker_environment import here
 
-EXAMPLES = Path(__file__).parent.parent / "examples" / "train"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "train"
 MENDED, PLAIN = EXAMPLES / "mended_loop.py", EXAMPLES / "plain_loop.py"
 
 

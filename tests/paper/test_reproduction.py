@@ -325,7 +325,7 @@ def test_command_prints_json_and_writes_the_page(
 @pytest.mark.slow
 def test_page_of_the_docs_shows_what_the_command_prints() -> None:
     """All figures of docs/reproduction.md stand in its block, which is the command's output."""
-    docs = Path(__file__).parents[1] / "docs" / "reproduction.md"
+    docs = Path(__file__).parents[2] / "docs" / "reproduction.md"
     match = re.search(r"```text\n(fabric .*?)```", docs.read_text(encoding="utf-8"), re.DOTALL)
     assert match is not None
     app = typer.Typer()

@@ -15,7 +15,7 @@ from launching import meshmend_run, started, wait_for_end
 
 pytest.importorskip("torch")
 
-EXAMPLES = Path(__file__).parent.parent / "examples" / "torch"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "torch"
 
 
 @pytest.fixture

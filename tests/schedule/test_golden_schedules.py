@@ -1,7 +1,7 @@
 """Schedules are bit for bit what they were: a change that moves code must not move a byte.
 
-`python tests/test_golden_schedules.py` writes the hashes anew. Do that only in a change that means
-to alter schedules, and say so in its commit.
+`python tests/schedule/test_golden_schedules.py` writes the hashes anew. Do that only in a change
+that means to alter schedules, and say so in its commit.
 """
 
 import hashlib
