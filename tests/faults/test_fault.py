@@ -3,7 +3,7 @@
 import pytest
 
 from meshmend.errors import InputError
-from meshmend.faults.fault import COORDINATOR, Fault, Moment, parse_fault
+from meshmend.faults.fault import COORDINATOR, Fault, FaultKind, Moment, parse_fault
 from meshmend.topology.failures import Block, Link
 from meshmend.topology.text import parse_mesh
 
@@ -16,21 +16,21 @@ LINK = Link((0, 1), (0, 2))
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("kill 2x2@0,2 at 20", Fault("kill", BOARD, at_step=20)),
-        (" kill  2x2@0,2  at  20 ", Fault("kill", BOARD, at_step=20)),
+        ("kill 2x2@0,2 at 20", Fault(FaultKind.KILL, BOARD, at_step=20)),
+        (" kill  2x2@0,2  at  20 ", Fault(FaultKind.KILL, BOARD, at_step=20)),
         (
             "kill 2x2@0,2 at 20 in reduce",
-            Fault("kill", BOARD, at_step=20, moment=Moment.REDUCE),
+            Fault(FaultKind.KILL, BOARD, at_step=20, moment=Moment.REDUCE),
         ),
-        ("kill board:0,2 at 0", Fault("kill", BOARD, at_step=0)),
-        ("kill coordinator at 40", Fault("kill", COORDINATOR, at_step=40)),
-        ("kill coordinator at 1.5s", Fault("kill", COORDINATOR, at_s=1.5)),
-        ("hang 1,1 at 3.5s", Fault("hang", CHIP, at_s=3.5)),
-        ("hang 1,1 at 30 for 5s", Fault("hang", CHIP, at_step=30, for_s=5.0)),
-        ("slow 1,1 at 30 for 0.5s", Fault("slow", CHIP, at_step=30, for_s=0.5)),
-        ("cut link:0,1-0,2 at 30", Fault("cut", LINK, at_step=30)),
-        ("repair link:0,2-0,1 at 30", Fault("repair", LINK, at_step=30)),
-        ("repair 2x2@0,2 at 60", Fault("repair", BOARD, at_step=60)),
+        ("kill board:0,2 at 0", Fault(FaultKind.KILL, BOARD, at_step=0)),
+        ("kill coordinator at 40", Fault(FaultKind.KILL, COORDINATOR, at_step=40)),
+        ("kill coordinator at 1.5s", Fault(FaultKind.KILL, COORDINATOR, at_s=1.5)),
+        ("hang 1,1 at 3.5s", Fault(FaultKind.HANG, CHIP, at_s=3.5)),
+        ("hang 1,1 at 30 for 5s", Fault(FaultKind.HANG, CHIP, at_step=30, for_s=5.0)),
+        ("slow 1,1 at 30 for 0.5s", Fault(FaultKind.SLOW, CHIP, at_step=30, for_s=0.5)),
+        ("cut link:0,1-0,2 at 30", Fault(FaultKind.CUT, LINK, at_step=30)),
+        ("repair link:0,2-0,1 at 30", Fault(FaultKind.REPAIR, LINK, at_step=30)),
+        ("repair 2x2@0,2 at 60", Fault(FaultKind.REPAIR, BOARD, at_step=60)),
     ],
 )
 def test_a_fault_is_read(text: str, fault: Fault) -> None:

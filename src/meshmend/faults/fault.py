@@ -19,12 +19,21 @@ from meshmend.topology.failures import Block, Chip, Failure, Link, parse_failure
 from meshmend.topology.mesh import Mesh
 
 COORDINATOR = "coordinator"
-_ACTIONS = ("kill", "hang", "slow", "cut", "repair")
 _FORM = re.compile(
     r"(?P<action>\w+)\s+(?P<target>\S+)\s+at\s+(?P<at>[\d.]+)(?P<unit>s?)"
     r"(\s+in\s+(?P<phase>\w+))?(\s+for\s+(?P<for>[\d.]+)s)?"
 )
 _HOW = 'write "kill 2x2@0,2 at 20", "hang 1,1 at 3.5s for 5s", "repair 2x2@0,2 at 60"'
+
+
+class FaultKind(StrEnum):
+    """What a fault does."""
+
+    KILL = "kill"
+    HANG = "hang"
+    SLOW = "slow"
+    CUT = "cut"
+    REPAIR = "repair"
 
 
 class Moment(StrEnum):
@@ -40,7 +49,7 @@ class Moment(StrEnum):
 class Fault:
     """What to do to what, and when: once a step is done, or so long after the start."""
 
-    action: str
+    kind: FaultKind
     target: Failure | str
     at_step: int | None = None
     at_s: float | None = None
@@ -48,7 +57,7 @@ class Fault:
     for_s: float | None = None
 
     def __str__(self) -> str:
-        return f"{self.action} {self.target}"
+        return f"{self.kind} {self.target}"
 
     @property
     def words(self) -> str:
@@ -76,7 +85,7 @@ def parse_fault(text: str, mesh: Mesh) -> Fault:
         InputError: it cannot be read, or names what the mesh does not have.
     """
     found = _FORM.fullmatch(text.strip())
-    if not found or found["action"] not in _ACTIONS:
+    if not found or found["action"] not in set(FaultKind):
         raise InputError(f"--inject cannot read {text!r}; {_HOW}")
     try:
         at = float(found["at"])
@@ -93,7 +102,7 @@ def parse_fault(text: str, mesh: Mesh) -> Fault:
     if not found["unit"] and at != int(at):
         raise InputError(f"--inject {text!r} needs a whole step, or seconds such as {at:g}s")
     fault = Fault(
-        action=found["action"],
+        kind=FaultKind(found["action"]),
         target=target,
         at_step=None if found["unit"] else int(at),
         at_s=at if found["unit"] else None,
@@ -106,13 +115,15 @@ def parse_fault(text: str, mesh: Mesh) -> Fault:
 
 def _check(fault: Fault, text: str) -> None:
     is_link = isinstance(fault.target, Link)
-    if fault.action == "cut" and not is_link:
+    if fault.kind is FaultKind.CUT and not is_link:
         raise InputError(f"--inject {text!r} needs a link to cut, such as link:0,1-0,2")
-    if fault.action in ("hang", "slow", "kill") and is_link:
+    if fault.kind in (FaultKind.HANG, FaultKind.SLOW, FaultKind.KILL) and is_link:
         raise InputError(f"--inject {text!r} needs chips; a link is cut")
-    if fault.for_s is not None and fault.action not in ("hang", "slow"):
+    if fault.for_s is not None and fault.kind not in (FaultKind.HANG, FaultKind.SLOW):
         raise InputError(f"--inject {text!r}: only a hang or a slow chip lasts for a time")
-    if fault.target == COORDINATOR and fault.action != "kill":
+    if fault.target == COORDINATOR and fault.kind is not FaultKind.KILL:
         raise InputError(f"--inject {text!r}: the coordinator can be killed, nothing else")
-    if fault.moment and (fault.action != "kill" or fault.at_step is None or not fault.chips()):
+    if fault.moment and (
+        fault.kind is not FaultKind.KILL or fault.at_step is None or not fault.chips()
+    ):
         raise InputError(f"--inject {text!r}: only a kill of chips at a step has a moment")

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from meshmend.faults.fault import COORDINATOR, Fault
+from meshmend.faults.fault import COORDINATOR, Fault, FaultKind
 from meshmend.topology.failures import Block, Chip, Link
 from meshmend.topology.mesh import Mesh
 
@@ -71,13 +71,13 @@ class _Mind:
     def _kill_board(self, at: float) -> Iterator[Fault]:
         block = self.random.choice(self._whole_boards())
         self.dead |= set(block.chips())
-        yield Fault("kill", block, at_s=at)
+        yield Fault(FaultKind.KILL, block, at_s=at)
 
     def _kill_chip(self, at: float) -> Iterator[Fault]:
         block = self.random.choice(self._whole_boards())
         chip = self.random.choice(list(block.chips()))
         self.dead.add(chip)
-        yield Fault("kill", Block((1,) * len(chip), chip), at_s=at)
+        yield Fault(FaultKind.KILL, Block((1,) * len(chip), chip), at_s=at)
 
     def _kill_twice(self, at: float) -> Iterator[Fault]:
         """Kill again while the others still recover from the first kill."""
@@ -91,11 +91,11 @@ class _Mind:
         block = self.random.choice(self._whole_boards())
         chip = self.random.choice(list(block.chips()))
         target = Block((1,) * len(chip), chip)
-        yield Fault("hang", target, at_s=at, for_s=self.random.uniform(*_HANG_S))
+        yield Fault(FaultKind.HANG, target, at_s=at, for_s=self.random.uniform(*_HANG_S))
 
     def _slow(self, at: float) -> Iterator[Fault]:
         chip = self.random.choice(sorted(set(self.mesh.live) - self.dead))
-        yield Fault("slow", Block((1,) * len(chip), chip), at_s=at, for_s=2.0)
+        yield Fault(FaultKind.SLOW, Block((1,) * len(chip), chip), at_s=at, for_s=2.0)
 
     def _cut(self, at: float) -> Iterator[Fault]:
         chips = sorted(set(self.mesh.live) - self.dead)
@@ -109,24 +109,24 @@ class _Mind:
         if links and len(self.cut) < 2:
             link = self.random.choice(links)
             self.cut.add(link)
-            yield Fault("cut", link, at_s=at)
+            yield Fault(FaultKind.CUT, link, at_s=at)
 
     def _kill_coordinator(self, at: float) -> Iterator[Fault]:
         """Kill the coordinator, at times together with chips, before or after."""
-        yield Fault("kill", COORDINATOR, at_s=at)
+        yield Fault(FaultKind.KILL, COORDINATOR, at_s=at)
         if self.random.random() < 0.4:
             yield from self._kill_board(max(0.0, at + self.random.uniform(-0.3, 0.5)))
 
     def _repair(self, at: float) -> Iterator[Fault]:
         """Repair all that is broken, board by board."""
         for link in sorted(self.cut):
-            yield Fault("repair", link, at_s=at)
+            yield Fault(FaultKind.REPAIR, link, at_s=at)
         for block in self._boards():
             broken = sorted(self.dead & set(block.chips()))
             if len(broken) == len(set(block.chips())):
-                yield Fault("repair", block, at_s=at)
+                yield Fault(FaultKind.REPAIR, block, at_s=at)
             else:
                 for chip in broken:
-                    yield Fault("repair", Block((1,) * len(chip), chip), at_s=at)
+                    yield Fault(FaultKind.REPAIR, Block((1,) * len(chip), chip), at_s=at)
         self.dead.clear()
         self.cut.clear()

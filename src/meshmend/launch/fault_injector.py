@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
-from meshmend.faults.fault import COORDINATOR, Fault
+from meshmend.faults.fault import COORDINATOR, Fault, FaultKind
 from meshmend.launch.children import Child
 from meshmend.launch.elastic_job import ElasticJob
 from meshmend.launch.job_processes import JobProcesses
@@ -44,7 +44,9 @@ class FaultInjector:
 
     def awaits_repair(self) -> bool:
         """Whether a board is to come back although nobody may be left."""
-        return any(fault.action == "repair" and fault.at_s is not None for fault in self._pending)
+        return any(
+            fault.kind is FaultKind.REPAIR and fault.at_s is not None for fault in self._pending
+        )
 
     def missed(self) -> list[str]:
         """Return the faults that have not come, as `--inject` writes them."""
@@ -84,10 +86,10 @@ class FaultInjector:
 
     def _noted(self, fault: Fault, step: int) -> Recovery:
         patience_s = self._job.timing.heartbeat_timeout_s
-        is_short = fault.action == "hang" and (fault.for_s or patience_s) < patience_s
-        is_quiet = is_short or fault.action == "slow" or fault.target == COORDINATOR
-        back = fault.chips() if fault.action == "repair" else ()
-        victims = fault.chips() if fault.action in ("kill", "hang") else ()
+        is_short = fault.kind is FaultKind.HANG and (fault.for_s or patience_s) < patience_s
+        is_quiet = is_short or fault.kind is FaultKind.SLOW or fault.target == COORDINATOR
+        back = fault.chips() if fault.kind is FaultKind.REPAIR else ()
+        victims = fault.chips() if fault.kind in (FaultKind.KILL, FaultKind.HANG) else ()
         return Recovery(
             str(fault),
             step,
@@ -103,16 +105,22 @@ class FaultInjector:
             coordinator.was_ended = True
             coordinator.signal(signal.SIGKILL)
         elif isinstance(target, Link):
-            self._say({"kind": "mend" if fault.action == "repair" else "cut", "link": str(target)})
-        elif fault.action == "repair":
+            self._say(
+                {"kind": "mend" if fault.kind is FaultKind.REPAIR else "cut", "link": str(target)}
+            )
+        elif fault.kind is FaultKind.REPAIR:
             self._processes.bury(fault.chips())
             for chip in fault.chips():
                 self.start_worker(chip)
         else:
             self._strike(fault, self._living(fault.chips()))
         network = self._job.network
-        if network and isinstance(target, Block | Link) and fault.action not in ("hang", "slow"):
-            network(fault.action, target)
+        if (
+            network
+            and isinstance(target, Block | Link)
+            and fault.kind not in (FaultKind.HANG, FaultKind.SLOW)
+        ):
+            network(fault.kind, target)
 
     def _living(self, chips: Iterable[Chip]) -> list[tuple[Chip, Child]]:
         workers = self._processes.workers
@@ -125,10 +133,10 @@ class FaultInjector:
     def _strike(self, fault: Fault, victims: Iterable[tuple[Chip, Child]]) -> None:
         """Kill, stop or slow down workers."""
         for chip, child in victims:
-            if fault.action == "kill":
+            if fault.kind is FaultKind.KILL:
                 child.was_ended = True
                 child.signal(signal.SIGKILL)
-            elif fault.action == "hang":
+            elif fault.kind is FaultKind.HANG:
                 self.stopped.add(chip)
                 child.signal(signal.SIGSTOP)
                 if fault.for_s is not None:

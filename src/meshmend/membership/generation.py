@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from meshmend.net.codec import Count
 from meshmend.net.listener import Address
 from meshmend.topology.failures import Chip, Link, parse_failure
 from meshmend.topology.mesh import Mesh
@@ -22,7 +23,7 @@ class Seat:
 
     chip: Chip
     address: Address
-    since: int
+    since: Count
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,10 @@ class Generation:
     `mended` holds the links that were cut and came back, with the generation of that.
     """
 
-    number: int
+    number: Count
     seats: tuple[Seat, ...]
     cut: frozenset[Link] = frozenset()
-    mended: tuple[tuple[Link, int], ...] = ()
+    mended: tuple[tuple[Link, Count], ...] = ()
 
     @cached_property
     def chips(self) -> tuple[Chip, ...]:

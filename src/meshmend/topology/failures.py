@@ -116,6 +116,18 @@ def parse_failure(text: str) -> Failure:
         raise TopologyError(f"--fail cannot read {text!r}; {_HOW_TO_WRITE}") from None
 
 
+def parse_link(text: str) -> Link:
+    """Return the link that a text such as `link:0,1-0,2` names.
+
+    Raises:
+        TopologyError: it names no link.
+    """
+    link = parse_failure(text)
+    if not isinstance(link, Link):
+        raise TopologyError(f"a link is written link:0,1-0,2, but got {text!r}")
+    return link
+
+
 def parse_shape(text: str) -> tuple[int, ...]:
     """Return the extents that `16x32` names.
 
