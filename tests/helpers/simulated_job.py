@@ -12,7 +12,8 @@ from itertools import count
 from typing import Any
 
 from meshmend.membership.generation import Generation, generation_from
-from meshmend.membership.membership import FRESH, Go, Membership, Status, Timing
+from meshmend.membership.membership import Membership, Timing
+from meshmend.membership.messages import FRESH, Go, Status
 from meshmend.topology.failures import Chip, Link
 from meshmend.topology.graph import components
 from meshmend.topology.mesh import Mesh

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshmend.membership.generation import Generation, generation_from
-from meshmend.membership.membership import Decision, Membership, Status, Timing
+from meshmend.membership.membership import Decision, Membership, Timing
+from meshmend.membership.messages import Status
 from meshmend.topology.failures import Chip, Link
 from meshmend.topology.graph import components
 from meshmend.topology.mesh import Mesh

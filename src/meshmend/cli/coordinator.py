@@ -96,12 +96,12 @@ def coordinator_command(
 
 def _serve(listener: "socket.socket", secret: bytes, spec: "JobSpec") -> None:
     from meshmend.cli.job_lines import JobLines
-    from meshmend.membership.coordinator import Coordinator
+    from meshmend.membership.coordinator_server import CoordinatorServer
 
     # What it refuses and turns away are lines of ours; strangers at the door are only logged.
     logging.getLogger("meshmend.membership.coordinator").setLevel(logging.ERROR)
     lines = JobLines(spec.mesh.n_chips)
-    coordinator = Coordinator(listener, secret, spec, on_event=lines.take)
+    coordinator = CoordinatorServer(listener, secret, spec, on_event=lines.take)
     try:
         coordinator.serve()
     finally:

@@ -11,7 +11,7 @@ from meshmend.launch.children import Child
 from meshmend.launch.elastic_job import ElasticJob
 from meshmend.launch.job_processes import JobProcesses
 from meshmend.launch.recoveries import Recovery
-from meshmend.net.channel import Message
+from meshmend.membership.messages import CutLink, MendLink, Message
 from meshmend.topology.failures import Block, Chip, Link
 
 _SLOW_TURN_S: Final = (0.2, 0.1)  # stopped, running
@@ -94,6 +94,8 @@ class FaultInjector:
             str(fault),
             step,
             time.monotonic(),
+            kind=fault.kind,
+            chips=fault.chips(),
             is_quiet=is_quiet,
             victims=frozenset(victims),
             back=frozenset(back),
@@ -105,9 +107,7 @@ class FaultInjector:
             coordinator.was_ended = True
             coordinator.signal(signal.SIGKILL)
         elif isinstance(target, Link):
-            self._say(
-                {"kind": "mend" if fault.kind is FaultKind.REPAIR else "cut", "link": str(target)}
-            )
+            self._say(MendLink(target) if fault.kind is FaultKind.REPAIR else CutLink(target))
         elif fault.kind is FaultKind.REPAIR:
             self._processes.bury(fault.chips())
             for chip in fault.chips():

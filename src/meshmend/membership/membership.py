@@ -13,12 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from meshmend.membership.generation import Generation, Seat
+from meshmend.membership.messages import FRESH, Go, Status
 from meshmend.net.listener import Address
 from meshmend.topology.failures import Chip, Link
 from meshmend.topology.graph import components
 from meshmend.topology.mesh import Mesh
-
-FRESH = -1  # the state version of a worker that holds nothing that counts
 
 _UNHEARD = 10  # generations of a lost coordinator of which nobody who is left may have heard
 _LONGEST_SETTLE = 10  # times the usual, if things keep happening
@@ -44,22 +43,6 @@ class Timing:
     straggler_timeout_s: float = 600.0
 
 
-@dataclass(frozen=True)
-class Status:
-    """What a worker says of itself.
-
-    `generation` is the one it last heard of, `ready` whether it is ready for that, `lost` the
-    peers whose connections broke in it.
-    """
-
-    generation: int = 0
-    ready: bool = False
-    state_version: int = FRESH
-    step: int = 0
-    finished: bool = False
-    lost: tuple[Chip, ...] = ()
-
-
 @dataclass
 class _Worker:
     """A worker that is connected; `since` is 0 while it is no member."""
@@ -68,15 +51,6 @@ class _Worker:
     address: Address
     status: Status
     since: int = 0
-
-
-@dataclass(frozen=True)
-class Go:
-    """The word to begin: everyone takes up this step; who is no holder takes the state of one."""
-
-    generation: int
-    step: int
-    holders: tuple[Chip, ...]
 
 
 @dataclass(frozen=True)
