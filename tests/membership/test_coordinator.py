@@ -13,7 +13,6 @@ import pytest
 
 from meshmend.errors import ChannelError, RefusedError
 from meshmend.membership.client import News, WorkerIdentity
-from meshmend.membership.coordinator import JobSpec
 from meshmend.membership.coordinator_client import CoordinatorClient
 from meshmend.membership.coordinator_server import COORDINATOR, OBSERVER, CoordinatorServer
 from meshmend.membership.events import (
@@ -24,7 +23,7 @@ from meshmend.membership.events import (
     WorkerStepped,
     WorkerTurnedAway,
 )
-from meshmend.membership.membership import Timing
+from meshmend.membership.job_spec import JobSpec
 from meshmend.membership.message_channel import MessageChannel
 from meshmend.membership.messages import (
     FRESH,
@@ -42,6 +41,7 @@ from meshmend.membership.messages import (
     TryLater,
     encode_message,
 )
+from meshmend.membership.timing import Timing
 from meshmend.net.channel import Channel
 from meshmend.net.handshake import ConnectRequest, Deadline, dial
 from meshmend.net.listener import Address, listening

@@ -20,7 +20,7 @@ from meshmend.cli.options import (
 if TYPE_CHECKING:
     import socket
 
-    from meshmend.membership.coordinator import JobSpec
+    from meshmend.membership.job_spec import JobSpec
 
 JobOption = Annotated[
     str, typer.Option("--job", metavar="NAME", help="Workers of another job are refused.")
@@ -73,8 +73,8 @@ def coordinator_command(
     from meshmend.errors import TerminatedError
     from meshmend.launch.hosts import board_from, endpoint_from, secret_from
     from meshmend.launch.termination import TERMINATED, terminable
-    from meshmend.membership.coordinator import JobSpec
-    from meshmend.membership.membership import Timing
+    from meshmend.membership.job_spec import JobSpec
+    from meshmend.membership.timing import Timing
     from meshmend.net.listener import listening
 
     begin = mesh_of(mesh, wrap, fail)

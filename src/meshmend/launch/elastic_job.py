@@ -7,7 +7,7 @@ from pathlib import Path
 from meshmend.faults.fault import Fault
 from meshmend.launch.recoveries import Recovery
 from meshmend.membership.events import TimedEvent
-from meshmend.membership.membership import Timing
+from meshmend.membership.timing import Timing
 from meshmend.planning.plan_cache import Sums
 from meshmend.planning.settings import Settings
 from meshmend.topology.failures import Chip, Failure

@@ -18,7 +18,7 @@ from meshmend.launch.elastic import run_elastic
 from meshmend.launch.elastic_job import ElasticJob, Outcome
 from meshmend.launch.forked_worker import Script, script_body
 from meshmend.membership.events import TimedEvent, event_line
-from meshmend.membership.membership import Timing
+from meshmend.membership.timing import Timing
 from meshmend.planning.catalogue import prepare
 from meshmend.planning.settings import Settings
 from meshmend.scratch import scratch_folder

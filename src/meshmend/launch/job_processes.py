@@ -14,9 +14,9 @@ from typing import Final
 from meshmend.launch.children import Child, Children
 from meshmend.launch.elastic_job import ElasticJob
 from meshmend.launch.forked_worker import Place, work
-from meshmend.membership.coordinator import JobSpec
 from meshmend.membership.coordinator_server import CoordinatorServer
 from meshmend.membership.events import GenerationBegan
+from meshmend.membership.job_spec import JobSpec
 from meshmend.planning.plan_cache import PlanRequest, Sums, plan_ahead
 from meshmend.topology.failures import Chip
 from meshmend.train.worker_environment import coordinator_client

@@ -28,7 +28,7 @@ from meshmend.membership.events import (
     TimedEvent,
     event_line,
 )
-from meshmend.membership.membership import Timing
+from meshmend.membership.timing import Timing
 from meshmend.planning.settings import Settings
 from meshmend.report.tensorboard import TensorBoardLog
 from meshmend.report.training_page import training_page

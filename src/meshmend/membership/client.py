@@ -13,6 +13,7 @@ from meshmend.membership.events import Event
 from meshmend.membership.generation import Generation
 from meshmend.membership.messages import (
     FRESH,
+    Failed,
     Go,
     Heartbeat,
     Hello,
@@ -55,8 +56,9 @@ class News:
     generation: Generation | None = None
     go: Go | None = None
     wait: str = ""
-    turned_away: str = ""
+    turned_away: TurnedAway | None = None
     refused: str = ""
+    failed: str = ""
     is_over: bool = False
 
 
@@ -73,6 +75,7 @@ class MembershipClient:
         self._reports: deque[Event] = deque(maxlen=_MOST_REPORTS)
         self._must_tell_status = False
         self._position = Heartbeat(0, 0)
+        self._memory: Generation | None = None  # the generation it heard of last
         self._on_change: Callable[[], None] = lambda: None
         self._on_sever: Callable[[Chip], None] = lambda chip: None
         self.news = News()
@@ -86,7 +89,7 @@ class MembershipClient:
 
     @property
     def _is_unwanted(self) -> bool:
-        return bool(self.news.turned_away or self.news.refused)
+        return bool(self.news.turned_away or self.news.refused or self.news.failed)
 
     def join(
         self,
@@ -117,15 +120,14 @@ class MembershipClient:
     def hello(self) -> Hello:
         """Return the first message of a new connection."""
         assert self._address is not None, "nothing was joined"
-        known = self.news.generation
-        heard = known.number if known else 0
+        heard = self._memory.number if self._memory else 0
         return Hello(
             job=self._identity.job,
             shape=self._identity.shape,
             chip=self._identity.chip,
             address=self._address,
             status=replace(self.status, generation=max(self.status.generation, heard)),
-            memory=known if self.status.state_version != FRESH else None,
+            memory=self._memory if self.status.state_version != FRESH else None,
         )
 
     def next_status(self) -> StatusChanged | None:
@@ -149,16 +151,19 @@ class MembershipClient:
             case Welcome(heartbeat_timeout_s=timeout_s):
                 self.heartbeat_timeout_s = timeout_s
             case NewGeneration(generation=generation):
+                self._memory = generation
                 self.hear(News(generation=generation))
             case Go():
                 self.hear(replace(self.news, go=message, wait=""), is_change=False)
             case Wait(why=why):
                 # A member that has to wait must stop: whoever it waits for went on without it.
                 self.hear(replace(self.news, wait=why))
-            case TurnedAway(why=why):
-                self.hear(replace(self.news, turned_away=why))
+            case TurnedAway():
+                self.hear(replace(self.news, turned_away=message))
             case Refused(why=why):
                 self.hear(replace(self.news, refused=why))
+            case Failed(why=why):
+                self.hear(replace(self.news, failed=why))
             case Over():
                 self.hear(replace(self.news, is_over=True))
             case Sever(chip=chip):

@@ -9,27 +9,34 @@ launcher's display, get every event; so a job can be watched, and what watches i
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from logging import getLogger
 from typing import Protocol
 
+from meshmend.membership.decision import Decision
 from meshmend.membership.events import (
     ChipsWaiting,
     ConnectionRefused,
     Event,
     GenerationBegan,
     GenerationForming,
+    JobFailed,
+    StateLost,
+    StateRestored,
     WorkerArrived,
     WorkerLeft,
     WorkerSaved,
     WorkerStepped,
     WorkerTurnedAway,
 )
-from meshmend.membership.membership import Decision, Membership, Timing
+from meshmend.membership.history import History, Record
+from meshmend.membership.job_spec import JobSpec
+from meshmend.membership.membership import UNHEARD, Membership
 from meshmend.membership.messages import (
     MESSAGES,
     Absent,
     CutLink,
+    Failed,
     Finish,
     Heartbeat,
     Hello,
@@ -51,19 +58,8 @@ from meshmend.membership.messages import (
 )
 from meshmend.membership.stragglers import Stragglers
 from meshmend.topology.failures import Chip, Link
-from meshmend.topology.mesh import Mesh
 
 _log = getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class JobSpec:
-    """What a coordinator is in charge of: a job on a mesh."""
-
-    job: str
-    mesh: Mesh
-    board: tuple[int, ...]
-    timing: Timing = field(default_factory=Timing)
 
 
 class Connections(Protocol):
@@ -88,24 +84,35 @@ class _Connection:
 
 
 class Coordinator:
-    """One job, until all its workers have finished; `on_event` gets what observers get."""
+    """One job, until all its workers have finished; `on_event` gets what observers get.
+
+    `keep` is called with what must outlive this coordinator before anyone acts on it; `history` is
+    what the one before kept.
+    """
 
     def __init__(
         self,
         spec: JobSpec,
         connections: Connections,
         *,
+        history: History | None = None,
+        keep: Callable[[Record], None] = lambda record: None,
         on_event: Callable[[float, Event], None] = lambda clock, event: None,
     ) -> None:
         self._spec = spec
         self._out = connections
         self._on_event = on_event
-        self._membership = Membership(spec.mesh, spec.timing, board=spec.board)
+        self._keep = keep
+        self._history = history or History(Record(spec.job))
+        self._membership = Membership(
+            spec.mesh, spec.timing, board=spec.board, history=self._history
+        )
         self._connections: dict[int, _Connection] = {}
         self._worker_of: dict[Chip, _Connection] = {}
         self._told_to_wait: dict[Chip, str] = {}
         self._stragglers = Stragglers(spec.timing.straggler_timeout_s)
         self._looked: float | None = None
+        self.failure = ""  # why the job could not go on
         self._now = 0.0
 
     @property
@@ -193,8 +200,8 @@ class Coordinator:
     def _hear_worker(self, connection: _Connection, chip: Chip, message: Message) -> None:
         match message:
             case StatusChanged(status=status):
-                if unknown := [each for each in status.lost if not self._is_other(each, chip)]:
-                    self._refuse(connection, f"chip {chip} lost {unknown[0]}, which is no peer")
+                if why := self._why_impossible(chip, status):
+                    self._refuse(connection, why)
                     return
                 self._membership.tell(chip, status, self._now)
                 self._repeat_go(connection, status)
@@ -202,11 +209,21 @@ class Coordinator:
                 self._tell_observers(event)
             case Heartbeat(generation=generation, step=step):
                 self._stragglers.note(chip, (generation, step))
+                if generation == self._history.latest and step > 0:
+                    self._history.hear_step(step - 1)
             case _:
                 self._refuse_unexpected(connection, message)
 
-    def _is_other(self, peer: Chip, chip: Chip) -> bool:
-        return peer != chip and peer in self._spec.mesh
+    def _why_impossible(self, chip: Chip, status: Status) -> str:
+        """Return what cannot be true of a worker's status, or nothing."""
+        strange = [peer for peer in status.lost if peer == chip or peer not in self._spec.mesh]
+        if strange:
+            return f"chip {chip} lost {strange[0]}, which is no peer"
+        number = max(status.generation, status.state_version)
+        highest = self._history.record.highest
+        if self._membership.knows_all and number > highest + UNHEARD:
+            return f"it speaks of generation {number}, and the highest was {highest}"
+        return ""
 
     def _is_of_this_job(self, connection: _Connection, job: str) -> bool:
         if job == self._spec.job:
@@ -227,11 +244,14 @@ class Coordinator:
             why = f"chip {chip} is taken by another worker"
             self._part(connection, TryLater(why), ConnectionRefused(connection.name, why))
             return
+        if why := self._why_impossible(chip, hello.status):
+            self._refuse(connection, why)
+            return
         why_not = self._membership.arrive(
             chip, hello.address, status=hello.status, memory=hello.memory, now=self._now
         )
         if why_not:
-            self._turn_away(connection, chip, why_not)
+            self._turn_away(connection, chip, why_not, is_stale=True)
             return
         connection.chip = chip
         self._worker_of[chip] = connection
@@ -275,10 +295,12 @@ class Coordinator:
                 why = f"its loop kept the others waiting for {behind_s:.1f} s"
                 self._turn_away(self._worker_of[chip], chip, why)
 
-    def _turn_away(self, connection: _Connection, chip: Chip, why: str) -> None:
-        """Part with a worker that counts as dead; it may come back as a new one."""
+    def _turn_away(
+        self, connection: _Connection, chip: Chip, why: str, *, is_stale: bool = False
+    ) -> None:
+        """Part with a worker that counts as dead; it may come back."""
         _log.warning("chip %s was turned away: %s", chip, why)
-        self._part(connection, TurnedAway(why), WorkerTurnedAway(chip, why))
+        self._part(connection, TurnedAway(why, is_stale), WorkerTurnedAway(chip, why))
 
     def _refuse_unexpected(self, connection: _Connection, message: Message) -> None:
         self._refuse(connection, f"an unexpected message {MESSAGES.name_of(message)!r}")
@@ -323,6 +345,20 @@ class Coordinator:
             self._begin(decision)
         elif decision.is_over:
             self._send_home()
+        elif decision.failed:
+            self._fail(decision.failed)
+        elif decision.lost_step is not None:
+            waits_s = self._spec.timing.holder_timeout_s
+            self._tell_observers(StateLost(decision.lost_step, waits_s))
+            self._tell_waiting(announce=True)
+
+    def _fail(self, why: str) -> None:
+        """Tell everyone that the job cannot go on."""
+        _log.error("the job has failed: %s", why)
+        self.failure = why
+        self._membership.is_over = True
+        self._tell_observers(JobFailed(why))
+        self._send_to(tuple(self._worker_of), Failed(why))
 
     def _send_home(self) -> None:
         self._send_to(tuple(self._worker_of), Over())
@@ -331,7 +367,10 @@ class Coordinator:
         go, generation = decision.go, self._membership.generation
         assert go is not None
         assert generation is not None
+        self._keep(self._history.record)  # first: nobody may step in what is not remembered
         self._send_to(generation.chips, go)
+        if decision.lost_step is not None:
+            self._tell_observers(StateRestored(go.step, decision.lost_step))
         self._tell_observers(
             GenerationBegan(
                 number=generation.number,

@@ -16,6 +16,7 @@ from typing import Final
 from meshmend.errors import (
     ChannelError,
     HandshakeError,
+    JobFailedError,
     MessageError,
     RefusedError,
     TransportError,
@@ -98,7 +99,7 @@ class CoordinatorClient:
         """Return the news as soon as they are enough.
 
         Raises:
-            TurnedAwayError, RefusedError: as their names say.
+            TurnedAwayError, RefusedError, JobFailedError: as their names say.
         """
         said = ""
         with self._changed:
@@ -106,8 +107,11 @@ class CoordinatorClient:
                 news = self._client.news
                 if news.refused:
                     raise RefusedError(news.refused)
+                if news.failed:
+                    raise JobFailedError(news.failed)
                 if news.turned_away:
-                    raise TurnedAwayError(news.turned_away)
+                    away = news.turned_away
+                    raise TurnedAwayError(away.why, is_stale=away.is_stale)
                 if is_enough(news):
                     return news
                 if news.wait != said:

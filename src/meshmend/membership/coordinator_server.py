@@ -10,8 +10,9 @@ from logging import getLogger
 from typing import Final
 
 from meshmend.errors import ChannelError, MessageError
-from meshmend.membership.coordinator import Coordinator, JobSpec
+from meshmend.membership.coordinator import Coordinator
 from meshmend.membership.events import Event
+from meshmend.membership.job_spec import JobSpec
 from meshmend.membership.message_channel import MessageChannel
 from meshmend.membership.messages import Message
 from meshmend.net.channel import Channel

@@ -332,8 +332,9 @@ class Job:
                     if self._enter(news.generation):
                         return
             except TurnedAwayError as error:
-                _log.warning("chip %s comes back as new: %s", self._here.chip, error)
-                self._state_version = FRESH
+                _log.warning("chip %s was turned away: %s", self._here.chip, error)
+                if error.is_stale:
+                    self._state_version = FRESH
                 self._join()
 
     def _news_after(self, number: int) -> News:
