@@ -9,10 +9,9 @@ launcher's display, get every event; so a job can be watched, and what watches i
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from logging import getLogger
-from typing import Protocol
 
+from meshmend.membership.connections import Connections, ControlConnection
 from meshmend.membership.decision import Decision
 from meshmend.membership.events import (
     ChipsWaiting,
@@ -62,27 +61,6 @@ from meshmend.topology.failures import Chip, Link
 _log = getLogger(__name__)
 
 
-class Connections(Protocol):
-    """Where a coordinator's words go; connections are known by number."""
-
-    def send(self, connection: int, message: Message) -> None:
-        """Send a message. If that fails, the coordinator is told by `closed`, later."""
-
-    def hang_up(self, connection: int) -> None:
-        """Close a connection once what was sent is on its way; `closed` is not called for it."""
-
-
-@dataclass
-class _Connection:
-    """A connection: of a worker once it has said which, of an observer, or of neither yet."""
-
-    number: int
-    name: str
-    heard: float
-    chip: Chip | None = None
-    is_observer: bool = False
-
-
 class Coordinator:
     """One job, until all its workers have finished; `on_event` gets what observers get.
 
@@ -107,8 +85,8 @@ class Coordinator:
         self._membership = Membership(
             spec.mesh, spec.timing, board=spec.board, history=self._history
         )
-        self._connections: dict[int, _Connection] = {}
-        self._worker_of: dict[Chip, _Connection] = {}
+        self._connections: dict[int, ControlConnection] = {}
+        self._worker_of: dict[Chip, ControlConnection] = {}
         self._told_to_wait: dict[Chip, str] = {}
         self._stragglers = Stragglers(spec.timing.straggler_timeout_s)
         self._looked: float | None = None
@@ -122,7 +100,7 @@ class Coordinator:
 
     def opened(self, number: int, name: str, now: float) -> None:
         """Take in a new connection."""
-        self._connections[number] = _Connection(number, name, now)
+        self._connections[number] = ControlConnection(number, name, now)
 
     def closed(self, number: int, why: str, now: float) -> None:
         """Take in that a connection is gone."""
@@ -171,7 +149,7 @@ class Coordinator:
         while (decision := self._membership.decide(now)) != Decision():
             self._carry_out(decision)
 
-    def _hear_stranger(self, connection: _Connection, message: Message) -> None:
+    def _hear_stranger(self, connection: ControlConnection, message: Message) -> None:
         """Hear one that has not said yet who it is."""
         match message:
             case Observe(job=job):
@@ -183,7 +161,7 @@ class Coordinator:
             case _:
                 self._refuse_unexpected(connection, message)
 
-    def _hear_observer(self, connection: _Connection, message: Message) -> None:
+    def _hear_observer(self, connection: ControlConnection, message: Message) -> None:
         match message:
             case CutLink(link=link):
                 self._sever(link)
@@ -197,7 +175,7 @@ class Coordinator:
             case _:
                 self._refuse_unexpected(connection, message)
 
-    def _hear_worker(self, connection: _Connection, chip: Chip, message: Message) -> None:
+    def _hear_worker(self, connection: ControlConnection, chip: Chip, message: Message) -> None:
         match message:
             case StatusChanged(status=status):
                 if why := self._why_impossible(chip, status):
@@ -225,13 +203,13 @@ class Coordinator:
             return f"it speaks of generation {number}, and the highest was {highest}"
         return ""
 
-    def _is_of_this_job(self, connection: _Connection, job: str) -> bool:
+    def _is_of_this_job(self, connection: ControlConnection, job: str) -> bool:
         if job == self._spec.job:
             return True
         self._refuse(connection, f"it belongs to job {job!r}, this is {self._spec.job!r}")
         return False
 
-    def _greet(self, connection: _Connection, hello: Hello) -> None:
+    def _greet(self, connection: ControlConnection, hello: Hello) -> None:
         """Take in a worker that says who it is."""
         chip = hello.chip
         if not self._is_of_this_job(connection, hello.job):
@@ -262,7 +240,7 @@ class Coordinator:
             return
         self._tell_waiting(announce=False)
 
-    def _repeat_go(self, connection: _Connection, status: Status) -> None:
+    def _repeat_go(self, connection: ControlConnection, status: Status) -> None:
         """Give the word to begin to a member that missed it."""
         go, generation = self._membership.go, self._membership.generation
         if go is None or generation is None or connection.chip not in generation.chips:
@@ -296,20 +274,20 @@ class Coordinator:
                 self._turn_away(self._worker_of[chip], chip, why)
 
     def _turn_away(
-        self, connection: _Connection, chip: Chip, why: str, *, is_stale: bool = False
+        self, connection: ControlConnection, chip: Chip, why: str, *, is_stale: bool = False
     ) -> None:
         """Part with a worker that counts as dead; it may come back."""
         _log.warning("chip %s was turned away: %s", chip, why)
         self._part(connection, TurnedAway(why, is_stale), WorkerTurnedAway(chip, why))
 
-    def _refuse_unexpected(self, connection: _Connection, message: Message) -> None:
+    def _refuse_unexpected(self, connection: ControlConnection, message: Message) -> None:
         self._refuse(connection, f"an unexpected message {MESSAGES.name_of(message)!r}")
 
-    def _refuse(self, connection: _Connection, why: str) -> None:
+    def _refuse(self, connection: ControlConnection, why: str) -> None:
         _log.warning("refused %s: %s", connection.name, why)
         self._part(connection, Refused(why), ConnectionRefused(connection.name, why))
 
-    def _part(self, connection: _Connection, last_words: Message, event: Event) -> None:
+    def _part(self, connection: ControlConnection, last_words: Message, event: Event) -> None:
         """Say why, hang up, and forget who was there."""
         self._tell_observers(event)
         self._send(connection, last_words)
@@ -318,7 +296,7 @@ class Coordinator:
         who = connection.name if connection.chip is None else f"chip {connection.chip}"
         self._forget(connection, f"{who} was {what}: {getattr(last_words, 'why', '')}")
 
-    def _forget(self, connection: _Connection, why: str) -> None:
+    def _forget(self, connection: ControlConnection, why: str) -> None:
         """Forget a connection, and the worker behind it."""
         if self._connections.pop(connection.number, None) is None:
             return
@@ -394,7 +372,7 @@ class Coordinator:
                 self._tell_observers(ChipsWaiting(chips, why))
         self._told_to_wait = reasons
 
-    def _send(self, connection: _Connection, message: Message) -> None:
+    def _send(self, connection: ControlConnection, message: Message) -> None:
         self._out.send(connection.number, message)
 
     def _send_to(self, chips: tuple[Chip, ...], message: Message) -> None:

@@ -7,14 +7,17 @@ import socket
 import time
 from collections.abc import Callable
 from logging import getLogger
+from pathlib import Path
 from typing import Final
 
 from meshmend.errors import ChannelError, MessageError
 from meshmend.membership.coordinator import Coordinator
 from meshmend.membership.events import Event
+from meshmend.membership.history import Record
 from meshmend.membership.job_spec import JobSpec
 from meshmend.membership.message_channel import MessageChannel
 from meshmend.membership.messages import Message
+from meshmend.membership.record_file import load_history, save_record
 from meshmend.net.channel import Channel
 from meshmend.net.event_fd import clear
 from meshmend.net.handshake import ConnectRequest
@@ -27,7 +30,10 @@ _log = getLogger(__name__)
 
 
 class CoordinatorServer:
-    """Serves one job until all its workers have finished; `on_event` gets what observers get."""
+    """Serves one job until all its workers have finished; `on_event` gets what observers get.
+
+    `record_file` holds what the next coordinator of the job must know if this one dies.
+    """
 
     def __init__(
         self,
@@ -35,9 +41,17 @@ class CoordinatorServer:
         secret: bytes,
         spec: JobSpec,
         *,
+        record_file: Path | None = None,
         on_event: Callable[[float, Event], None] = lambda clock, event: None,
     ) -> None:
-        self._coordinator = Coordinator(spec, self, on_event=on_event)
+        self._record_file = record_file
+        self._coordinator = Coordinator(
+            spec,
+            self,
+            history=load_history(record_file, spec.job) if record_file else None,
+            keep=self._keep,
+            on_event=on_event,
+        )
         self._channels: dict[int, MessageChannel] = {}
         self._broken: list[tuple[int, str]] = []  # connections that failed while we sent
         self._n_opened = 0
@@ -57,8 +71,15 @@ class CoordinatorServer:
             self._coordinator.tick(time.monotonic())
             self._report_broken()
 
+    @property
+    def failure(self) -> str:
+        """Why the job could not go on, or nothing."""
+        return self._coordinator.failure
+
     def close(self) -> None:
-        """Stop listening and hang up on everyone."""
+        """Stop listening and hang up on everyone; the record of a job that is done goes."""
+        if self._record_file is not None and self._coordinator.is_done and not self.failure:
+            self._record_file.unlink(missing_ok=True)
         self._listener.close()
         for channel in self._channels.values():
             channel.close()
@@ -81,6 +102,10 @@ class CoordinatorServer:
         if (channel := self._channels.pop(connection, None)) is not None:
             self._selector.unregister(channel)
             channel.close()
+
+    def _keep(self, record: Record) -> None:
+        if self._record_file is not None:
+            save_record(self._record_file, record)
 
     def _admit(self, connection: socket.socket, request: ConnectRequest) -> None:
         self._callers.put(connection)

@@ -70,10 +70,14 @@ class History:
     def begin(self, generation: Generation, *, version: int, step: int) -> None:
         """Take in that a generation gets the word to begin, with the state of a version at a step.
 
-        A version of FRESH is a new beginning, or one from a checkpoint.
+        A version of FRESH is a new beginning, or one from a checkpoint. Should that take no step,
+        the state that was lost before it is the one that counts again.
         """
-        known = {begun.number: begun.members for begun in self.record.begun}
-        base = () if version == FRESH else (Begun(version, known.get(version, ()), True),)
+        if version == FRESH:
+            base = tuple(replace(begun, is_confirmed=True) for begun in self.record.begun[-1:])
+        else:
+            known = {begun.number: begun.members for begun in self.record.begun}
+            base = (Begun(version, known.get(version, ()), is_confirmed=True),)
         members = tuple((seat.chip, seat.address) for seat in generation.seats)
         self.record = replace(
             self.record, begun=(*base, Begun(generation.number, members)), step=step

@@ -112,6 +112,9 @@ class Membership:
         self.history.hear((chip, worker.address), status)
         if self.generation is None or status.generation != self.generation.number:
             return
+        if self.go and self.go.restores and chip in self.go.holders and not status.ready:
+            self.go = None
+            self._unrest.stir(f"chip {chip} cannot read the checkpoint", now)
         for peer in status.lost:
             link = Link.between(chip, peer)
             self._unrest.doubts.setdefault(link, now + self._timing.doubt_s)

@@ -1,0 +1,28 @@
+"""A coordinator's connections, as it knows them: by number, without sockets."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from meshmend.membership.messages import Message
+from meshmend.topology.failures import Chip
+
+
+class Connections(Protocol):
+    """Where a coordinator's words go; connections are known by number."""
+
+    def send(self, connection: int, message: Message) -> None:
+        """Send a message. If that fails, the coordinator is told by `closed`, later."""
+
+    def hang_up(self, connection: int) -> None:
+        """Close a connection once what was sent is on its way; `closed` is not called for it."""
+
+
+@dataclass
+class ControlConnection:
+    """A connection: of a worker once it has said which, of an observer, or of neither yet."""
+
+    number: int
+    name: str
+    heard: float
+    chip: Chip | None = None
+    is_observer: bool = False
