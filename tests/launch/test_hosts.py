@@ -25,7 +25,7 @@ from meshmend.cli.main import run_line
 from meshmend.errors import InputError
 from meshmend.launch.hosts import address_toward, board_from, chip_from, is_answered, secret_from
 from meshmend.launch.termination import soon_over
-from meshmend.membership.coordinator import COORDINATOR
+from meshmend.membership.coordinator_server import COORDINATOR
 from meshmend.net.listener import Listener, listening
 from meshmend.testbed.bed import Testbed
 from meshmend.topology.mesh import Mesh

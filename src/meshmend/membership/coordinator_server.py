@@ -81,7 +81,7 @@ class CoordinatorServer:
         if self._record_file is not None and self._coordinator.is_done and not self.failure:
             self._record_file.unlink(missing_ok=True)
         self._listener.close()
-        for channel in self._channels.values():
+        for channel in list(self._channels.values()):
             channel.close()
         self._selector.close()
         os.close(self._wake_fd)

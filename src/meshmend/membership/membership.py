@@ -174,7 +174,7 @@ class Membership:
 
     def _look_for_holder(self, now: float) -> Decision | None:
         """Return what has to be said because no worker holds the state that counts."""
-        if self._has_witness() or not self._workers:
+        if self._is_witnessed(self._workers) or not self._workers:
             if self._holder_until is not None:
                 self._holder_until, self._restores = None, False
                 self._unrest.stir("a chip that holds the state is back", now)
@@ -195,10 +195,6 @@ class Membership:
             f"no chip that is left holds the state after step {self.history.step}, none came back "
             f"within {self._timing.holder_timeout_s:g} s, and there is no whole checkpoint"
         )
-
-    def _has_witness(self) -> bool:
-        """Whether a worker is here that holds the state that counts, or may tell who does."""
-        return self._is_witnessed(self._workers)
 
     def waiting(self) -> tuple[Chip, ...]:
         """Return the chips whose workers are there but are no members."""
