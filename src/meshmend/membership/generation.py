@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from meshmend.membership.events import ChipCoordinates
 from meshmend.net.codec import Count
 from meshmend.net.listener import Address
 from meshmend.topology.failures import Chip, Link, parse_failure
@@ -21,7 +22,7 @@ class Seat:
     `since` is the generation at which it came, or came back: from then on it never left.
     """
 
-    chip: Chip
+    chip: ChipCoordinates
     address: Address
     since: Count
 

@@ -10,6 +10,7 @@ Knows nothing of what the values mean. Nothing is unpickled.
 
 import dataclasses
 import math
+import reprlib
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,10 +23,15 @@ from meshmend.errors import MessageError
 
 @dataclass(frozen=True)
 class Within:
-    """The range of a number, both ends included; NaN is in no range."""
+    """The range of a number, both ends included; infinity and NaN are in no range."""
 
     least: float
-    most: float
+    most: float = math.inf
+
+    def __str__(self) -> str:
+        if self.most >= LARGEST:
+            return f"of {self.least:g} or more"
+        return f"from {self.least:g} to {self.most:g}"
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class AnyReal:
 
 LARGEST: Final = (1 << 53) - 1  # whole numbers up to here are exact in every JSON reader
 Count = Annotated[int, Within(0, LARGEST)]
-Seconds = Annotated[float, Within(0.0, math.inf)]
+Seconds = Annotated[float, Within(0)]
 Real = Annotated[float, AnyReal()]
 
 Value = TypeVar("Value")
@@ -74,6 +80,11 @@ class Codec:
         self._texts = dict(texts or {})
         self._nested = dict(nested or {})
         self._readers = cache(self._fields_of)
+
+    @property
+    def kinds(self) -> Mapping[str, type]:
+        """The dataclass of each kind by its name."""
+        return types.MappingProxyType(self._kinds)
 
     def name_of(self, value: object) -> str:
         """Return the name of a value's kind."""
@@ -145,8 +156,9 @@ class Codec:
 
     def _read_object(self, kind: type, document: Mapping[str, object]) -> Any:
         fields = self._readers(kind)
-        if unknown := sorted(set(document) - set(fields)):
-            raise _WrongError("nothing", document[unknown[0]], unknown[0])
+        for name in document:
+            if name not in fields:
+                raise _WrongError("nothing", document[name], name)
         values = {}
         for name, (read, is_needed) in fields.items():
             if name not in document:
@@ -198,7 +210,11 @@ class Codec:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    # Python's own repr cannot show what is nested deeper than its stack.
+    short = reprlib.Repr()
+    short.maxlevel = 4
+    short.maxstring = short.maxlist = short.maxdict = short.maxother = _SHOWN
+    text = short.repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
@@ -244,8 +260,9 @@ def _limited(read: Reader, limit: object) -> Reader:
     def limited(value: object) -> Any:
         number = read(value)
         if isinstance(limit, Within):
-            if not limit.least <= number <= limit.most:
-                raise _WrongError(f"a number from {limit.least:g} to {limit.most:g}", value)
+            if not limit.least <= number <= limit.most or number == math.inf:
+                kind = "whole number" if isinstance(number, int) else "number"
+                raise _WrongError(f"a {kind} {limit}", value)
         elif not isinstance(limit, AnyReal) and not math.isfinite(number):
             raise _WrongError("a finite number", value)
         return number
@@ -259,14 +276,15 @@ def _optional(readers: list[Reader]) -> Reader:
     def read(value: object) -> Any:
         if value is None:
             return None
-        wrong = None
+        errors = []
         for each in readers:
             try:
                 return each(value)
             except _WrongError as error:
-                wrong = wrong or error
-        assert wrong is not None
-        raise wrong
+                errors.append(error)
+        if len(errors) == 1:
+            raise errors[0]
+        raise _WrongError(" or ".join(error.wanted for error in errors), value)
 
     return read
 

@@ -9,12 +9,14 @@ import threading
 import time
 from collections.abc import Callable
 from logging import getLogger
-from typing import Final
+from typing import Annotated, Final
 
 from meshmend.errors import InputError, TransportError
+from meshmend.net.codec import Within
 from meshmend.net.handshake import ConnectRequest, Deadline, welcome
 
-Address = tuple[str, int]
+Port = Annotated[int, Within(0, 65535)]
+Address = tuple[str, Port]
 
 _log = getLogger(__name__)
 _HANDSHAKE_S: Final = 5.0
