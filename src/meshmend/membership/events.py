@@ -8,11 +8,11 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from meshmend.errors import InputError, MessageError
 from meshmend.faults.fault import FaultKind
-from meshmend.net.codec import LARGEST, Codec, Count, Real, Seconds
+from meshmend.net.codec import LARGEST, Codec, Count, Real, Seconds, Within, shown
 
 ChipCoordinates = tuple[Count, ...]
 
@@ -46,7 +46,7 @@ class RunStarted(Event):
     seed: int = 0
     policy: str = ""
     parameters: Count = 0
-    version: Count = VERSION
+    version: Annotated[int, Within(VERSION, VERSION)] = VERSION
 
 
 @dataclass(frozen=True)
@@ -308,7 +308,7 @@ def _timed(document: Any, number: int) -> TimedEvent:
     if (version := fields.get("version", VERSION)) != VERSION:
         raise InputError(
             f"this meshmend reads events of version {VERSION}, but line {number} is of version "
-            f"{version!r:.60}; read it with the meshmend that wrote it"
+            f"{shown(version)}; read it with the meshmend that wrote it"
         )
     try:
         event: Event = EVENTS.decode(fields or document)
@@ -317,6 +317,6 @@ def _timed(document: Any, number: int) -> TimedEvent:
     if isinstance(t, bool) or not isinstance(t, int | float) or not 0 <= t <= LARGEST:
         raise InputError(
             f"events.jsonl, line {number}: an event needs t, seconds of zero or more, but got "
-            f"{t!r:.60}"
+            f"{shown(t)}"
         )
     return TimedEvent(float(t), event)

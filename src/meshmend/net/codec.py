@@ -103,7 +103,7 @@ class Codec:
         if not isinstance(document, dict) or not isinstance(document.get(self._key), str):
             raise MessageError(
                 f"{self._what} needs an object with a text under {self._key!r}, but got "
-                f"{_shown(document)}"
+                f"{shown(document)}"
             )
         name = document[self._key]
         if name not in self._kinds:
@@ -116,7 +116,7 @@ class Codec:
         except _WrongError as wrong:
             raise MessageError(
                 f"{self._what} {name!r} needs {wrong.wanted} under {wrong.where!r}, but got "
-                f"{_shown(wrong.value)}"
+                f"{shown(wrong.value)}"
             ) from None
 
     def _object(self, value: Any) -> dict[str, Any]:
@@ -192,7 +192,7 @@ class Codec:
 
     def _reader_of_class(self, kind: Any) -> Reader:
         if kind in self._nested:
-            return _nested(self._nested[kind])
+            return self._nested[kind].decode
         if kind in self._texts:
             return _text_as(self._texts[kind], kind.__name__)
         if issubclass(kind, Enum):
@@ -209,7 +209,8 @@ class Codec:
         return _SIMPLE[kind]
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """Return a wrong value as an error shows it: its beginning, if it is long or deep."""
     # Python's own repr cannot show what is nested deeper than its stack.
     short = reprlib.Repr()
     short.maxlevel = 4
@@ -330,15 +331,5 @@ def _text_as(read: Callable[[str], Any], name: str) -> Reader:
             return read(_text(value))
         except Exception:
             raise _WrongError(f"the text of a {name.lower()}", value) from None
-
-    return value_of
-
-
-def _nested(codec: Codec) -> Reader:
-    def value_of(value: object) -> Any:
-        try:
-            return codec.decode(value)
-        except MessageError as error:
-            raise _WrongError(str(error), value) from None
 
     return value_of
