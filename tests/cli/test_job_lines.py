@@ -6,7 +6,7 @@ import pytest
 
 from meshmend.cli.job_lines import JobLines, job_line
 from meshmend.membership import events
-from meshmend.membership.events import EVENTS, TimedEvent
+from meshmend.membership.events import TimedEvent
 from training_events import at, step
 
 HERE, THERE = (0, 0), (0, 1)
@@ -29,12 +29,6 @@ def test_a_line_has_the_time_and_the_sentence() -> None:
 )
 def test_what_happens_all_the_time_has_no_line(timed: TimedEvent) -> None:
     assert job_line(timed) is None
-
-
-def test_every_shown_kind_is_one_that_the_codec_knows() -> None:
-    from meshmend.cli.job_lines import _SHOWN
-
-    assert set(_SHOWN) <= set(EVENTS.kinds.values())
 
 
 def told(capsys: pytest.CaptureFixture[str], *pairs: tuple[float, events.Event]) -> list[str]:
