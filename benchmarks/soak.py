@@ -21,7 +21,19 @@ from pathlib import Path
 from meshmend.faults.fault import Fault
 from meshmend.faults.random_faults import chaos
 from meshmend.launch.training import Training, train
+from meshmend.membership.events import (
+    ChipsWaiting,
+    FaultHappened,
+    FaultRecovered,
+    JobFailed,
+    StateLost,
+    StateRestored,
+    StepFinished,
+    TimedEvent,
+    WorkerTurnedAway,
+)
 from meshmend.planning.settings import Settings
+from meshmend.report.event_words import event_words
 from meshmend.topology.failures import board_shape
 from meshmend.topology.text import parse_mesh
 from meshmend.train.ledger import audit
@@ -29,6 +41,10 @@ from meshmend.workloads.registry import workload
 from record import record
 
 STALL_S = 15.0
+_SHOWN = (
+    *(FaultHappened, FaultRecovered, WorkerTurnedAway, ChipsWaiting),
+    *(StateLost, StateRestored, JobFailed),
+)
 _PAGE_MB = os.sysconf("SC_PAGESIZE") / 1e6
 _WARM_S = 30.0
 _MOST_NEW_FDS = 6
@@ -50,22 +66,15 @@ class Watch:
     names: dict[int, str] = field(default_factory=dict)
     is_over: bool = False
 
-    def hear(self, event: dict[str, object]) -> None:
+    def hear(self, timed: TimedEvent) -> None:
         """Take up an event of the run."""
-        kind = event["event"]
-        if kind == "step":
+        event = timed.event
+        if isinstance(event, StepFinished):
             now = time.monotonic()
             self.longest_pause_s = max(self.longest_pause_s, now - min(now, self.last_step_at))
             self.last_step_at, self.steps = now, self.steps + 1
-        elif kind == "recovered":
-            print(
-                f"{float(str(event['t'])):8.1f} s  {event['fault']!s:28} "
-                f"detected {_s(event['detected_s'])}  recovered {_s(event['recovered_s'])}",
-                flush=True,
-            )
-        elif kind in ("fault", "turned away", "waiting"):
-            what = event.get("fault") or event.get("why")
-            print(f"{float(str(event['t'])):8.1f} s  {kind}: {what}", flush=True)
+        elif isinstance(event, _SHOWN):
+            print(f"{timed.t:8.1f} s  {event_words(event)}", flush=True)
 
     def look(self) -> None:
         """Look every second until the run is over; end the process when it goes wrong."""
@@ -206,10 +215,6 @@ def _verdict(
 def _children(parent: int) -> list[int]:
     path = Path(f"/proc/{parent}/task/{parent}/children")
     return [int(pid) for pid in path.read_text().split()]
-
-
-def _s(value: object) -> str:
-    return f"{float(str(value)):.2f} s" if value is not None else "-"
 
 
 if __name__ == "__main__":

@@ -13,23 +13,43 @@ from rich.console import Console
 from meshmend.cli.chip_states import ChipState, ChipStates
 from meshmend.cli.mesh_map import mesh_map
 from meshmend.cli.training_display import LossSketch, TrainingDisplay, plain_line
+from meshmend.membership.events import (
+    ConnectionRefused,
+    CoordinatorChanged,
+    CoordinatorState,
+    FaultHappened,
+    StepFinished,
+    TimedEvent,
+    WorkerLeft,
+)
+from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from strategies import broken_meshes
-from training_events import all_chips, chips_without, generation, long_run, short_run, start, step
+from training_events import (
+    all_chips,
+    at,
+    chips_without,
+    fault,
+    generation,
+    long_run,
+    short_run,
+    start,
+    step,
+)
 
 FULL = chips_without("4x4")
 HOLE = chips_without("4x4", "2x2@0,2")
 BOARD = [(0, 2), (0, 3), (1, 2), (1, 3)]
 
 
-def fault(words: str) -> dict[str, Any]:
-    return {"event": "fault", "t": 2.0, "fault": words, "at_step": 2}
+def died(chip: Chip) -> TimedEvent:
+    return at(2.0, FaultHappened(f"chip {chip} died", 2, chips=(chip,)))
 
 
-def states_after(*events: dict[str, Any], mesh: Mesh | None = None) -> ChipStates:
+def states_after(*events: TimedEvent, mesh: Mesh | None = None) -> ChipStates:
     states = ChipStates(mesh or Mesh((4, 4)))
-    for event in events:
-        states.feed(event)
+    for timed in events:
+        states.feed(timed.event)
     return states
 
 
@@ -47,33 +67,33 @@ def test_before_any_event_live_chips_are_joining() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "chips", "state"),
+    ("event", "chips", "state"),
     [
-        ("kill 2x2@0,2", BOARD, ChipState.DEAD),
-        ("hang 2x2@0,2", BOARD, ChipState.HUNG),
-        ("kill board:1,3", BOARD, ChipState.DEAD),
-        ("chip (1, 1) died", [(1, 1)], ChipState.DEAD),
-        ("slow 1,1", [], ChipState.DEAD),
-        ("cut link:0,0-0,1", [], ChipState.DEAD),
-        ("kill coordinator", [], ChipState.DEAD),
-        ("kill 9,9", [], ChipState.DEAD),
+        (fault(2.0, "kill 2x2@0,2"), BOARD, ChipState.DEAD),
+        (fault(2.0, "hang 2x2@0,2"), BOARD, ChipState.HUNG),
+        (fault(2.0, "kill board:1,3"), BOARD, ChipState.DEAD),
+        (died((1, 1)), [(1, 1)], ChipState.DEAD),
+        (fault(2.0, "slow 1,1"), [], ChipState.DEAD),
+        (fault(2.0, "cut link:0,0-0,1"), [], ChipState.DEAD),
+        (fault(2.0, "kill coordinator"), [], ChipState.DEAD),
+        (fault(2.0, "kill 9,9"), [], ChipState.DEAD),
     ],
 )
 def test_a_fault_shows_on_its_chips_at_once(
-    words: str, chips: list[tuple[int, int]], state: ChipState
+    event: TimedEvent, chips: list[Chip], state: ChipState
 ) -> None:
-    states = states_after(generation(0, 1, FULL), step(1, 1, 1.0), fault(words))
+    states = states_after(generation(0, 1, FULL), step(1, 1, 1.0), event)
 
     assert [chip for chip in all_chips((4, 4)) if states[chip] is state] == chips
     assert states.count(ChipState.ALIVE) == 16 - len(chips)
 
 
 def test_a_board_that_hung_is_hung_until_it_joins_and_alive_after_a_step() -> None:
-    story = [generation(0, 1, FULL), step(1, 1, 1.0), fault("hang 2x2@0,2")]
+    story = [generation(0, 1, FULL), step(1, 1, 1.0), fault(2.0, "hang 2x2@0,2")]
     story += [generation(3, 2, HOLE), step(4, 2, 1.0)]
 
     assert states_after(*story)[(0, 2)] is ChipState.HUNG
-    story.append(fault("repair 2x2@0,2"))
+    story.append(fault(4.5, "repair 2x2@0,2"))
     assert states_after(*story)[(0, 2)] is ChipState.JOINING
     story.append(generation(5, 3, FULL))
     assert states_after(*story)[(0, 2)] is ChipState.JOINING
@@ -82,30 +102,23 @@ def test_a_board_that_hung_is_hung_until_it_joins_and_alive_after_a_step() -> No
 
 
 def test_a_step_that_is_told_late_does_not_bring_a_dead_chip_back() -> None:
-    story = [generation(0, 1, FULL), step(1, 1, 1.0), fault("kill 2x2@0,2"), step(3, 3, 1.0)]
+    story = [generation(0, 1, FULL), step(1, 1, 1.0), fault(2.0, "kill 2x2@0,2"), step(3, 3, 1.0)]
 
     assert states_after(*story).count(ChipState.DEAD) == 4
 
 
 def test_a_chip_that_left_is_dead_at_once() -> None:
-    gone = {"event": "left", "t": 2.0, "chip": (1, 1), "why": "chip (1, 1) is gone"}
+    gone = at(2.0, WorkerLeft((1, 1), "its connection broke"))
 
     states = states_after(generation(0, 1, FULL), step(1, 1, 1.0), gone, step(2, 1, 1.0))
     assert states[(1, 1)] is ChipState.DEAD
 
 
 def test_a_chip_that_hung_for_a_moment_is_alive_after_the_step_after_next() -> None:
-    story = [generation(0, 1, FULL), step(1, 1, 1.0), fault("hang 2x2@0,2"), step(3, 3, 1.0)]
+    story = [generation(0, 1, FULL), step(1, 1, 1.0), fault(2.0, "hang 2x2@0,2"), step(3, 3, 1.0)]
 
     assert states_after(*story).count(ChipState.HUNG) == 4
     assert states_after(*story, step(4, 4, 1.0)).count(ChipState.ALIVE) == 16
-
-
-def test_chips_may_come_as_tuples_straight_from_the_runtime() -> None:
-    chips = tuple((row, col) for row in range(4) for col in range(4))
-    event = {"event": "generation", "t": 0, "number": 1, "chips": chips, "waiting": ()}
-
-    assert states_after(event, step(1, 1, 1.0)).count(ChipState.ALIVE) == 16
 
 
 def test_chips_cut_off_are_waiting() -> None:
@@ -115,21 +128,23 @@ def test_chips_cut_off_are_waiting() -> None:
 
 
 @lru_cache
-def long_events() -> list[dict[str, Any]]:
+def long_events() -> list[TimedEvent]:
     return long_run(500, 40)
 
 
 @given(st.integers(0, 650))
 def test_after_any_step_exactly_the_generation_is_alive(cut: int) -> None:
     events = long_events()[:cut]
-    last_steps = [at for at, event in enumerate(events) if event["event"] == "step"]
-    kept = events[: last_steps[-1] + 1] if last_steps else []
+    steps = [i for i, timed in enumerate(events) if isinstance(timed.event, StepFinished)]
+    kept = events[: steps[-1] + 1] if steps else []
 
     states = states_after(*kept)
 
     assert sum(states.count(state) for state in ChipState) == 16
     if kept:
-        assert states.count(ChipState.ALIVE) == kept[-1]["chips"]
+        last = kept[-1].event
+        assert isinstance(last, StepFinished)
+        assert states.count(ChipState.ALIVE) == last.chips
 
 
 @given(broken_meshes(), st.integers(30, 140), st.integers(8, 50))
@@ -159,7 +174,7 @@ def test_layers_of_a_three_axis_mesh_stand_side_by_side() -> None:
     assert first.split() == ["0", "1"]
 
 
-def display_after(events: list[dict[str, Any]], width: int = 110) -> list[str]:
+def display_after(events: list[TimedEvent], width: int = 110) -> list[str]:
     console = Console(width=width, height=40, file=io.StringIO(), force_terminal=True)
     display = TrainingDisplay(Mesh((4, 4)), 100, console=console)
     for event in events:
@@ -170,9 +185,9 @@ def display_after(events: list[dict[str, Any]], width: int = 110) -> list[str]:
 @pytest.mark.parametrize("width", [50, 80, 110, 200])
 def test_the_picture_tells_step_loss_rate_chips_and_recoveries(width: int) -> None:
     events = short_run()
-    at = next(i for i, event in enumerate(events) if event.get("step") == 40)
+    steps = [i for i, timed in enumerate(events) if isinstance(timed.event, StepFinished)]
 
-    text = "\n".join(display_after(events[: at + 1], width))
+    text = "\n".join(display_after(events[: steps[39] + 1], width))
 
     for words in ("step", "40 of 100", "0.8335", "samples/s", "12 of 16, generation 2",
                   "last 0.41 s, median 0.41 s", "12 alive", "4 dead", "kill 2x2@0,2"):  # fmt: skip
@@ -181,8 +196,8 @@ def test_the_picture_tells_step_loss_rate_chips_and_recoveries(width: int) -> No
 
 
 def test_the_picture_shows_the_last_five_events_and_a_lost_coordinator() -> None:
-    lost = {"event": "coordinator", "t": 9.0, "state": "lost"}
-    refused = [{"event": "refused", "t": 8.0, "who": f"host-{n}", "why": "x"} for n in range(9)]
+    lost = at(9.0, CoordinatorChanged(CoordinatorState.LOST))
+    refused = [at(8.0, ConnectionRefused(who=f"host-{n}", why="x")) for n in range(9)]
 
     text = "\n".join(display_after([start(), *refused, lost]))
 
@@ -234,7 +249,8 @@ def test_plain_lines_are_few_and_tell_the_first_and_the_last_step(n_steps: int) 
 
 
 def test_every_other_event_has_a_plain_line() -> None:
-    told = [plain_line(event, 100) for event in short_run() if event["event"] != "step"]
+    others = [each for each in short_run() if not isinstance(each.event, StepFinished)]
+    told = [plain_line(timed, 100) for timed in others]
 
     assert told[2] == "     2.61 s  kill 2x2@0,2 at step 30"
     assert None not in told

@@ -40,6 +40,7 @@ def main() -> None:
     from meshmend.faults.fault import parse_fault
     from meshmend.launch.elastic import run_elastic
     from meshmend.launch.elastic_job import ElasticJob
+    from meshmend.membership.events import EVENTS, TimedEvent, event_line
     from meshmend.membership.timing import Timing
     from meshmend.planning.settings import Settings
     from meshmend.topology.text import parse_mesh
@@ -80,7 +81,7 @@ def main() -> None:
         return 0
 
     mesh = parse_mesh(options["mesh"], fail=options.get("fail", ()))
-    events: list[dict[str, Any]] = []
+    events: list[TimedEvent] = []
     outcome = run_elastic(
         ElasticJob(
             settings=Settings(mesh),
@@ -97,9 +98,9 @@ def main() -> None:
         "finished": outcome.is_finished,
         "why": outcome.why,
         "chips": outcome.chips,
-        "faults": [recovery.as_json() for recovery in outcome.recoveries],
+        "faults": [EVENTS.encode(each.event()) for each in outcome.recoveries],
         "audit": asdict(audit(folder / "ledger")),
-        "events": events,
+        "events": [json.loads(event_line(event)) for event in events],
     }
     print(json.dumps(result))
 

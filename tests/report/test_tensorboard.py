@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from meshmend.errors import InputError
+from meshmend.membership.events import StepFinished, TimedEvent
 from training_events import chips_without, end, generation, short_run, start, step
 
 pytest.importorskip("tensorboardX")
@@ -56,7 +57,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
     return dict(found)
 
 
-def written(folder: Path, *events: dict[str, Any]) -> Path:
+def written(folder: Path, *events: TimedEvent) -> Path:
     with TensorBoardLog(folder) as log:
         for event in events:
             log.add(event)
@@ -68,13 +69,13 @@ def test_every_step_of_a_run_is_read_back(tmp_path: Path) -> None:
 
     found = scalars(written(tmp_path / "tb", *events))
 
-    steps = [event for event in events if event["event"] == "step"]
+    steps = [(each.t, each.event) for each in events if isinstance(each.event, StepFinished)]
     rates = {"samples_per_s", "recovery_s", "rejoin_s"}
     assert set(found) == {"loss", "chips", "generation"} | rates
     assert [step for step, _, _ in found["loss"]] == list(range(1, 101))
-    for (_, at, loss), event in zip(found["loss"], steps, strict=True):
-        assert at == pytest.approx(event["t"], abs=1e-5)
-        assert loss == pytest.approx(event["loss"], rel=1e-6)
+    for (_, at, loss), (t, event) in zip(found["loss"], steps, strict=True):
+        assert at == pytest.approx(t, abs=1e-5)
+        assert loss == pytest.approx(event.loss, rel=1e-6)
     assert {value for _, _, value in found["chips"]} == {12, 16}
     assert [value for _, _, value in found["generation"]] == [1, 2, 3]
     assert [value for _, _, value in found["recovery_s"]] == pytest.approx([0.41])
@@ -106,7 +107,8 @@ def test_events_are_on_disk_while_the_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_figures_that_are_not_numbers_are_left_out(tmp_path: Path) -> None:
-    broken = start(date="yesterday"), step(1, 1, math.nan), end(2, 1, math.nan, math.nan)
+    no_losses = step(1, 1, math.nan), step(1, 2, None), end(2, 2, math.nan, math.nan)
+    broken = start(date="yesterday"), *no_losses
 
     assert set(scalars(written(tmp_path, *broken))) == {"chips"}
 

@@ -4,7 +4,6 @@ import math
 from functools import lru_cache
 from html.parser import HTMLParser
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +12,12 @@ from hypothesis import strategies as st
 
 from meshmend.draw.strips import Flag, decimated, flags
 from meshmend.draw.ticks import ticks_inside
+from meshmend.membership.events import (
+    ConnectionRefused,
+    FaultHappened,
+    SampleCounts,
+    TimedEvent,
+)
 from meshmend.report.training_lanes import MAX_LANES, lanes
 from meshmend.report.training_page import training_page
 from meshmend.report.training_run import training_run
@@ -20,6 +25,7 @@ from meshmend.topology.mesh import Mesh
 from strategies import broken_meshes
 from training_events import (
     all_chips,
+    at,
     chips_without,
     end,
     generation,
@@ -76,7 +82,7 @@ def outline_of(page: str) -> _Outline:
     return outline
 
 
-def page_of(*events: dict[str, Any]) -> str:
+def page_of(*events: TimedEvent) -> str:
     return training_page(training_run(lines(events)))
 
 
@@ -92,10 +98,11 @@ def test_page_tells_what_the_run_did() -> None:
     for words in (
         "Training tiny ResNet on 4x4", "2.26 → 0.236", "6,400", "0 lost, 0 repeated", "equal",
         "16 → 12 → 16", "accuracy", "kill 2x2@0,2", "repair 2x2@0,2", "0.41 s", "1.70 s",
-        "Generation 2: 12 chips", "Chip (0, 2) hung up. Lost 2x2@0,2.", "Joined 2x2@0,2.",
+        "Chip (0, 2) hung up. Lost 2x2@0,2.", "Joined 2x2@0,2.",
         "board 0,2", "samples per second", "All 10 events but the steps", "checkpoint of step 50",
     ):  # fmt: skip
         assert words in text
+    assert "Generation 2: 12 chips" in outline.words
     assert outline.classes.count("flag") == 4  # two faults in each of two charts
     assert outline.classes.count("chip failed") == 4
     assert outline.classes.count("fewer") == 1
@@ -113,7 +120,7 @@ def test_page_of_a_long_run_stays_small_and_shows_every_fault() -> None:
 
 
 def test_page_of_a_large_mesh_that_changes_often_stays_below_two_megabytes() -> None:
-    whole = [list(chip) for chip in all_chips((32, 32))]
+    whole = all_chips((32, 32))
     changes = [
         generation(float(n), n, whole[:at] + whole[at + 8 :], step=n)
         for n, at in enumerate(range(0, 1000, 20), 1)
@@ -135,8 +142,8 @@ def test_page_of_a_run_cut_short_is_whole_and_says_so(n_events: int) -> None:
 
 def test_page_shows_words_of_others_as_words() -> None:
     evil = "<script>alert(1)</script>"
-    fault = {"event": "fault", "t": 1, "fault": evil, "at_step": None}
-    refused = {"event": "refused", "t": 1, "who": evil, "why": evil}
+    fault = at(1, FaultHappened(evil))
+    refused = at(1, ConnectionRefused(who=evil, why=evil))
 
     page = page_of(start(model=evil), generation(0, 1, FULL, why=evil), fault, refused)
 
@@ -145,7 +152,7 @@ def test_page_shows_words_of_others_as_words() -> None:
 
 
 def test_page_of_diverged_replicas_and_lost_samples_is_red() -> None:
-    samples = {"used": 64, "lost": 3, "repeated": 0}
+    samples = SampleCounts(used=64, lost=3, repeated=0)
     bad = end(2, 1, math.nan, math.nan, replicas_equal=False, samples=samples)
 
     outline = outline_of(page_of(start(), generation(0, 1, FULL), step(1, 1, math.nan), bad))
@@ -155,7 +162,7 @@ def test_page_of_diverged_replicas_and_lost_samples_is_red() -> None:
 
 
 def test_waiting_chips_and_cut_links_are_named() -> None:
-    waiting = {"waiting": FULL[12:], "cut": ["link:0,0-0,1"], "step": 5, "why": "cut off"}
+    waiting = {"waiting": FULL[12:], "cut": ("link:0,0-0,1",), "step": 5, "why": "cut off"}
 
     page = page_of(start(), generation(0, 1, FULL), generation(3, 2, FULL[:12], **waiting))
 

@@ -1,15 +1,20 @@
 """What each chip of a training job is doing, followed from the run's events."""
 
 import itertools
-import re
+from collections.abc import Iterable
 from enum import Enum
+from typing import assert_never
 
-from meshmend.errors import InputError
-from meshmend.report.training_events import Event, chips_of, whole, words
-from meshmend.topology.failures import Block, Chip, parse_failure
+from meshmend.faults.fault import FaultKind
+from meshmend.membership.events import (
+    Event,
+    FaultHappened,
+    GenerationBegan,
+    StepFinished,
+    WorkerLeft,
+)
+from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
-
-_SEEN = re.compile(r"chip \((\d+(?:, ?\d+)*),?\) (died|hung up|is gone|stopped)")
 
 
 class ChipState(Enum):
@@ -47,24 +52,22 @@ class ChipStates:
 
     def feed(self, event: Event) -> None:
         """Follow one event; kinds that say nothing of chips change nothing."""
-        kind = event.get("event")
-        if kind == "generation":
-            self._begin(frozenset(chips_of(event, "chips")), frozenset(chips_of(event, "waiting")))
-        elif kind == "step":
-            self._step(whole(event, "step"))
-        elif kind == "fault":
-            step = event.get("at_step")
-            self._struck_at = step if isinstance(step, int) else 0
-            self._fault(words(event, "fault"))
-        elif kind == "left":
-            (chip,) = chips_of({**event, "chips": [event.get("chip")]}, "chips")
-            if self._state.get(chip) is not ChipState.HUNG:
-                self._set([chip], ChipState.DEAD)
+        match event:
+            case GenerationBegan():
+                self._begin(frozenset(event.chips), frozenset(event.waiting))
+            case StepFinished():
+                self._step(event.step)
+            case FaultHappened():
+                self._struck_at = event.at_step or 0
+                self._fault(event.kind, event.chips)
+            case WorkerLeft():
+                if self._state.get(event.chip) is not ChipState.HUNG:
+                    self._set([event.chip], ChipState.DEAD)
 
     def _step(self, step: int) -> None:
-        """Show as alive with whom a step was finished: a joiner, or one that hung for a moment.
+        """Show members as alive after a step: those that joined, and those that hung for a moment.
 
-        The step that was under way when it began to hang may be told of later.
+        A step that was under way when a chip began to hang may be reported after the fault.
         """
         for chip in self._members:
             state = self._state[chip]
@@ -83,25 +86,20 @@ class ChipStates:
             elif state not in {ChipState.HUNG, ChipState.JOINING}:
                 self._state[chip] = ChipState.DEAD
 
-    def _fault(self, fault: str) -> None:
+    def _fault(self, kind: FaultKind | None, chips: tuple[Chip, ...]) -> None:
         """Show a fault on its chips at once, before the next generation confirms it."""
-        verb, _, what = fault.partition(" ")
-        if seen := _SEEN.search(fault):
-            self._set([tuple(map(int, seen[1].split(",")))], ChipState.DEAD)
-        elif verb in {"kill", "hang"}:
-            self._set(_block(what), ChipState.DEAD if verb == "kill" else ChipState.HUNG)
-        elif verb == "repair":
-            away = [chip for chip in _block(what) if chip not in self._members]
-            self._set(away, ChipState.JOINING)
+        match kind:
+            case FaultKind.KILL | None:  # without a kind: they died by themselves
+                self._set(chips, ChipState.DEAD)
+            case FaultKind.HANG:
+                self._set(chips, ChipState.HUNG)
+            case FaultKind.REPAIR:
+                away = [chip for chip in chips if chip not in self._members]
+                self._set(away, ChipState.JOINING)
+            case FaultKind.SLOW | FaultKind.CUT:
+                pass
+            case _:
+                assert_never(kind)
 
-    def _set(self, chips: list[Chip], state: ChipState) -> None:
+    def _set(self, chips: Iterable[Chip], state: ChipState) -> None:
         self._state.update((chip, state) for chip in chips if chip in self._state)
-
-
-def _block(text: str) -> list[Chip]:
-    """Return the chips that a fault names; none for a link or the coordinator."""
-    try:
-        failure = parse_failure(text)
-    except InputError:
-        return []
-    return list(failure.chips()) if isinstance(failure, Block) else []

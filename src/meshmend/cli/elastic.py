@@ -10,6 +10,7 @@ from meshmend.cli.console import note
 
 if TYPE_CHECKING:
     from meshmend.launch.elastic_script import ElasticScript, Ran
+    from meshmend.membership.events import TimedEvent
 
 ElasticOption = Annotated[
     bool,
@@ -30,8 +31,8 @@ def run_elastic_script(run: "ElasticScript") -> int:
     from meshmend.launch.elastic_script import run_script
     from meshmend.launch.termination import TERMINATED, terminable
 
-    def show(event: dict[str, object]) -> None:
-        if line := job_line(event):
+    def show(timed: "TimedEvent") -> None:
+        if line := job_line(timed):
             note(line)
 
     try:

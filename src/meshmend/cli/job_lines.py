@@ -1,92 +1,90 @@
-"""What a coordinator says of its job, as plain lines on standard error; steps are left out."""
+"""The events of a coordinator as plain lines on standard error; steps are left out."""
 
 import time
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from meshmend.cli.console import note
-from meshmend.report.training_events import chips_words, event_words, seconds
+from meshmend.membership import events
+from meshmend.membership.events import Event, TimedEvent
+from meshmend.report.event_words import event_words, seconds
+from meshmend.topology.failures import Chip
 
-_SAID = {
-    *("generation", "fault", "recovered", "missed"),
-    *("coordinator", "refused", "turned away", "checkpoint"),
-}
+_SHOWN = (
+    events.GenerationBegan,
+    events.FaultHappened,
+    events.FaultRecovered,
+    events.FaultMissed,
+    events.CoordinatorChanged,
+    events.ConnectionRefused,
+    events.WorkerTurnedAway,
+    events.CheckpointSaved,
+    events.WorkerSaved,
+    events.ChipsWaiting,
+    events.WorkerLeft,
+    events.StateLost,
+    events.StateRestored,
+    events.JobFailed,
+)
 
 
-def job_line(event: Mapping[str, Any]) -> str | None:
+def job_line(timed: TimedEvent) -> str | None:
     """Return the line that stands for an event of a job, or None if it has none."""
-    kind = event["event"]
-    if kind in _SAID:
-        text = event_words(event)
-    elif kind == "waiting":
-        text = f"{chips_words(map(tuple, event['chips']))} waits: {event['why']}"
-    elif kind == "left":
-        text = str(event["why"])
-    else:
+    if not isinstance(timed.event, _SHOWN):
         return None
-    return f"{event['t']:9.2f} s  {text}"
+    return _line(timed.t, event_words(timed.event))
 
 
 class JobLines:
-    """Prints the events of a coordinator in this process, who is there, and how long changes took.
+    """Prints the events of a coordinator in this process, and how long each change took.
 
-    A change has taken from the first worker that went, or else the last that came, until the last
-    chip has finished a step again.
+    A change takes from the first worker that left, or else from the last that arrived, until every
+    chip of the new generation has finished a step.
     """
 
     def __init__(self, n_whole: int) -> None:
         self._n_whole = n_whole
-        self._there: set[tuple[int, ...]] = set()
+        self._connected: set[Chip] = set()
         self._started = time.monotonic()
-        self._lost_at: float | None = None
-        self._came_at: float | None = None
+        self._left_at: float | None = None
+        self._arrived_at: float | None = None
         self._why = ""
-        self._expected: set[tuple[int, ...]] = set()
+        self._expected: set[Chip] = set()
         self._n_chips = 0
 
-    def take(self, message: Mapping[str, Any]) -> None:
+    def take(self, clock: float, event: Event) -> None:
         """Print what an event of the coordinator says, if anything."""
-        kind, clock = message["event"], float(message["clock"])
-        facts = {key: value for key, value in message.items() if key not in ("kind", "clock")}
-        facts["t"] = clock - self._started
-        if kind in ("arrived", "left", "turned away"):
-            self._count(kind, facts, clock)
-        elif kind == "forming":
-            self._why = facts["why"]
-        elif kind == "generation":
-            facts["why"] = self._why
-            self._expected = set(facts["chips"])
-            self._n_chips = len(self._expected)
-        elif kind == "done":
-            self._hear_done(facts, clock)
-        if line := job_line(facts):
+        t = clock - self._started
+        match event:
+            case events.WorkerArrived():
+                self._arrived_at = clock
+                self._connected.add(event.chip)
+                count = f"{len(self._connected)} of {self._n_whole}"
+                note(_line(t, f"chip {event.chip} is there, {count}"))
+            case events.WorkerLeft() | events.WorkerTurnedAway():
+                self._connected.discard(event.chip)
+                self._left_at = self._left_at or clock
+            case events.GenerationForming():
+                self._why = event.why
+            case events.GenerationBegan():
+                event = replace(event, why=self._why)
+                self._expected = set(event.chips)
+                self._n_chips = len(self._expected)
+            case events.WorkerStepped(first=True):
+                self._step(clock, event)
+        if line := job_line(TimedEvent(t, event)):
             note(line)
 
-    def _count(self, kind: str, facts: Mapping[str, Any], clock: float) -> None:
-        """Keep count of who is there, and say who has come."""
-        chip = tuple(facts["chip"])
-        if kind != "arrived":
-            self._there.discard(chip)
-            self._lost_at = self._lost_at or clock
-            return
-        self._came_at = clock
-        self._there.add(chip)
-        note(f"{facts['t']:9.2f} s  chip {chip} is there, {len(self._there)} of {self._n_whole}")
-
-    def _hear_done(self, facts: Mapping[str, Any], clock: float) -> None:
-        if "saved" in facts:
-            event = {"event": "checkpoint", "step": facts["step"], "path": facts["saved"]}
-            note(job_line(event | {"t": facts["t"]}) or "")
-            return
-        if not facts.get("first"):
-            return
-        self._expected.discard(tuple(facts["chip"]))
-        since = self._lost_at or self._came_at
+    def _step(self, clock: float, event: events.WorkerStepped) -> None:
+        """Say how long a change took once its last chip has finished a step."""
+        self._expected.discard(event.chip)
+        since = self._left_at or self._arrived_at
         if self._expected or since is None:
             return
-        after = "the first chip went" if self._lost_at else "the last chip came"
-        note(
-            f"{facts['t']:9.2f} s  all {self._n_chips} chips have finished step {facts['step']}, "
-            f"{seconds(clock - since)} after {after}"
-        )
-        self._lost_at = self._came_at = None
+        after = "the first chip went" if self._left_at else "the last chip came"
+        done = f"all {self._n_chips} chips have finished step {event.step}"
+        note(_line(clock - self._started, f"{done}, {seconds(clock - since)} after {after}"))
+        self._left_at = self._arrived_at = None
+
+
+def _line(t: float, text: str) -> str:
+    return f"{t:9.2f} s  {text}"

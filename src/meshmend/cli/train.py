@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,6 +24,7 @@ from meshmend.errors import InputError
 
 if TYPE_CHECKING:
     from meshmend.launch.training import Training
+    from meshmend.membership.events import TimedEvent
     from meshmend.topology.mesh import Mesh
 
 InjectOption = Annotated[
@@ -199,7 +200,7 @@ def _checkpoints(run: Path | None) -> Path | None:
 
 
 @contextmanager
-def _shown(training: "Training", mesh: "Mesh") -> Iterator[Callable[[dict[str, Any]], None]]:
+def _shown(training: "Training", mesh: "Mesh") -> Iterator[Callable[["TimedEvent"], None]]:
     """Yield what shows an event: a live picture on a terminal, else a line on standard error."""
     from meshmend.cli.training_display import TrainingDisplay, plain_line
 
@@ -208,8 +209,8 @@ def _shown(training: "Training", mesh: "Mesh") -> Iterator[Callable[[dict[str, A
             yield display.feed
         return
 
-    def show(event: dict[str, Any]) -> None:
-        if line := plain_line(event, training.steps):
+    def show(timed: "TimedEvent") -> None:
+        if line := plain_line(timed, training.steps):
             note(line)
 
     yield show

@@ -17,16 +17,26 @@ from rich.text import Text
 
 from meshmend.cli.chip_states import ChipState, ChipStates
 from meshmend.cli.mesh_map import mesh_map
-from meshmend.report.moving_rate import MovingRate
-from meshmend.report.training_events import (
+from meshmend.faults.fault import FaultKind
+from meshmend.membership.events import (
+    ConnectionRefused,
+    CoordinatorChanged,
+    CoordinatorState,
     Event,
-    event_words,
-    rate_words,
-    real,
-    seconds,
-    whole,
-    words,
+    FaultHappened,
+    FaultMissed,
+    FaultRecovered,
+    GenerationBegan,
+    JobFailed,
+    RunEnded,
+    StateLost,
+    StateRestored,
+    StepFinished,
+    TimedEvent,
+    WorkerTurnedAway,
 )
+from meshmend.report.event_words import event_words, rate_words, seconds
+from meshmend.report.moving_rate import MovingRate
 from meshmend.topology.mesh import Mesh
 
 _SPARKS = "▁▂▃▄▅▆▇█"
@@ -35,22 +45,32 @@ _N_EVENTS = 5
 _REFRESH_S = 0.1
 _WINDOW_S = 2.0
 _FACTS_WIDTH = 50
-_COLOURS = {
-    "fault": "red", "recovered": "green", "coordinator": "magenta", "refused": "yellow",
-    "turned away": "yellow", "missed": "yellow", "generation": "cyan", "end": "bold green",
-}  # fmt: skip
+_COLOURS: dict[type[Event], str] = {
+    FaultHappened: "red",
+    FaultRecovered: "green",
+    CoordinatorChanged: "magenta",
+    ConnectionRefused: "yellow",
+    WorkerTurnedAway: "yellow",
+    FaultMissed: "yellow",
+    StateLost: "bold red",
+    StateRestored: "yellow",
+    JobFailed: "bold red",
+    GenerationBegan: "cyan",
+    RunEnded: "bold green",
+}
 
 
-def plain_line(event: Event, n_steps: int = 0) -> str | None:
+def plain_line(timed: TimedEvent, n_steps: int = 0) -> str | None:
     """Return the line that stands for an event where there is no terminal.
 
     Of `n_steps` steps about every twentieth has one, the first and the last among them.
     """
-    if event["event"] == "step":
-        step = whole(event, "step")
-        if step not in {1, n_steps} and step % max(1, n_steps // 20):
+    event = timed.event
+    if isinstance(event, StepFinished):
+        is_end = event.step in {1, n_steps}
+        if not is_end and event.step % max(1, n_steps // 20):
             return None
-    return f"{real(event, 't'):9.2f} s  {event_words(event)}"
+    return f"{timed.t:9.2f} s  {event_words(event)}"
 
 
 class LossSketch:
@@ -113,7 +133,7 @@ class TrainingDisplay:
         self._recoveries_s: list[float] = []
         self._n_faults = 0
         self._has_coordinator = True
-        self._events: deque[tuple[float, str, str]] = deque(maxlen=_N_EVENTS)
+        self._events: deque[TimedEvent] = deque(maxlen=_N_EVENTS)
 
     def __enter__(self) -> "TrainingDisplay":
         self._live.start()
@@ -124,28 +144,28 @@ class TrainingDisplay:
         self.refresh()
         self._live.stop()
 
-    def feed(self, event: Event) -> None:
+    def feed(self, timed: TimedEvent) -> None:
         """Follow one event of the run, and redraw if the last picture is old enough."""
-        kind, self._t = str(event["event"]), real(event, "t")
+        self._t, event = timed.t, timed.event
         self._states.feed(event)
-        if kind == "step":
-            self._step, self._loss = whole(event, "step"), real(event, "loss")
-            self._losses.add(self._loss)
-            self._samples_per_s = self._rate.add(self._t, whole(event, "samples"))
-        elif kind == "generation":
-            self._generation = whole(event, "number")
-            self._rate.begin(self._t)
-        elif kind in {"fault", "recovered"} and words(event, "fault").startswith("repair "):
-            kind = "recovered"  # nothing was lost: shown as good news, not counted as a fault
-        elif kind == "fault":
-            self._n_faults += 1
-        elif kind == "recovered":
-            self._recoveries_s.append(real(event, "recovered_s"))
-        elif kind == "coordinator":
-            self._has_coordinator = event.get("state") != "lost"
-        if kind != "step":
-            self._events.append((self._t, kind, event_words(event)))
-        if time.monotonic() - self._drawn >= _REFRESH_S or kind == "end":
+        match event:
+            case StepFinished():
+                self._step = event.step
+                self._loss = math.nan if event.loss is None else event.loss
+                self._losses.add(self._loss)
+                self._samples_per_s = self._rate.add(self._t, event.samples)
+            case GenerationBegan():
+                self._generation = event.number
+                self._rate.begin(self._t)
+            case FaultHappened() if event.kind is not FaultKind.REPAIR:
+                self._n_faults += 1
+            case FaultRecovered(recovered_s=float(took_s)) if event.kind is not FaultKind.REPAIR:
+                self._recoveries_s.append(took_s)
+            case CoordinatorChanged():
+                self._has_coordinator = event.state is not CoordinatorState.LOST
+        if not isinstance(event, StepFinished):
+            self._events.append(timed)
+        if time.monotonic() - self._drawn >= _REFRESH_S or isinstance(event, RunEnded):
             self.refresh()
 
     def refresh(self) -> None:
@@ -202,11 +222,22 @@ class TrainingDisplay:
 
     def _last_events(self) -> Text:
         lines = [
-            Text(f"{t:8.2f} s  {line}", style=_COLOURS.get(kind, ""), no_wrap=True)
-            for t, kind, line in self._events
+            Text(
+                f"{timed.t:8.2f} s  {event_words(timed.event)}",
+                style=_colour(timed.event),
+                no_wrap=True,
+            )
+            for timed in self._events
         ]
         # The panel keeps its height while the first events come.
         lines += [Text("")] * (_N_EVENTS - len(lines))
         text = Text("\n").join(lines)
         text.overflow, text.no_wrap = "ellipsis", True
         return text
+
+
+def _colour(event: Event) -> str:
+    """Return the colour of an event's line; a repair is good news."""
+    if isinstance(event, FaultHappened) and event.kind is FaultKind.REPAIR:
+        return _COLOURS[FaultRecovered]
+    return _COLOURS.get(type(event), "")

@@ -1,32 +1,42 @@
-"""How long a job took to get over each fault, from what its coordinator says happened.
+"""How long a job took to recover from each fault, measured from the coordinator's events.
 
-Events in, times out; knows neither processes nor sockets. A fault is detected when the first word
-of a new generation comes after it, and recovered from when the last chip of the latest generation
+Events in, times out; knows neither processes nor sockets. A fault is detected when a worker leaves
+or a generation forms after it. The job has recovered when the last chip of the latest generation
 has finished its first step.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
 
+from meshmend.faults.fault import FaultKind
+from meshmend.membership.events import (
+    Event,
+    FaultRecovered,
+    GenerationBegan,
+    GenerationForming,
+    WorkerLeft,
+    WorkerSaved,
+    WorkerStepped,
+    WorkerTurnedAway,
+)
 from meshmend.topology.failures import Chip
-
-Event = dict[str, Any]
 
 _LOST_S = 1.0  # a report that has not come for so long will not come
 
 
 @dataclass
 class Recovery:
-    """A fault and how it went; all times are of one clock.
+    """A fault and how the job recovered from it; all times are of one clock.
 
-    One that `is_quiet` needs no new generation: the next step says that it did no harm; so is one
-    whose `victims` were no members. `back` are the chips of a repair: it is over when they are
-    members again. `generation` was the one before.
+    `kind` and `chips` are as in `FaultHappened`. A fault that `is_quiet` needs no new generation:
+    the next step ends it. So does it end one whose `victims` were not members. `back` are the chips
+    of a repair, which ends when they are members again. `generation` is the one that the fault hit.
     """
 
     fault: str
     at_step: int
     at: float
+    kind: FaultKind | None = None
+    chips: tuple[Chip, ...] = ()
     is_quiet: bool = False
     victims: frozenset[Chip] = frozenset()
     back: frozenset[Chip] = frozenset()
@@ -43,14 +53,16 @@ class Recovery:
     def recovered_s(self) -> float | None:
         return None if self.recovered is None else max(0.0, self.recovered - self.at)
 
-    def as_json(self) -> Event:
-        """Return what a report shows of it."""
-        return {
-            "fault": self.fault,
-            "at_step": self.at_step,
-            "detected_s": _rounded(self.detected_s),
-            "recovered_s": _rounded(self.recovered_s),
-        }
+    def event(self) -> FaultRecovered:
+        """Return what a run writes down of it."""
+        return FaultRecovered(
+            fault=self.fault,
+            at_step=self.at_step,
+            detected_s=_rounded(self.detected_s),
+            recovered_s=_rounded(self.recovered_s),
+            kind=self.kind,
+            chips=self.chips,
+        )
 
 
 @dataclass
@@ -64,51 +76,55 @@ class Recoveries:
     _last: float = 0.0
 
     def happened(self, fault: Recovery) -> None:
-        """Take up a fault."""
+        """Begin to measure a fault."""
         fault.generation = self._number
         if fault.victims and self._members and not fault.victims & self._members:
             fault.is_quiet = True
         self.faults.append(fault)
 
     def open(self) -> list[Recovery]:
-        """Return the faults that the job is not over yet."""
+        """Return the faults that the job has not recovered from."""
         return [fault for fault in self.faults if fault.recovered is None and not fault.is_quiet]
 
-    def take(self, event: Event) -> list[Recovery]:
-        """Take up an event of the coordinator; return the faults that this is the end of."""
-        kind = event["event"]
-        if kind in ("left", "forming", "turned away"):
-            self._detect(event["clock"])
-        elif kind == "generation":
-            self._number = max(self._number, event["number"])
-            self._members = frozenset(tuple(chip) for chip in event["chips"])
-            self._expected = set(self._members)
-            self._last = 0.0
-        elif kind == "done":
-            return self._take_step(event)
+    def take(self, clock: float, event: Event) -> list[Recovery]:
+        """Take an event of the coordinator; return the faults that the job is over with it."""
+        match event:
+            case WorkerLeft() | GenerationForming() | WorkerTurnedAway():
+                self._detect(clock)
+            case GenerationBegan():
+                self._number = max(self._number, event.number)
+                self._members = frozenset(event.chips)
+                self._expected = set(self._members)
+                self._last = 0.0
+            case WorkerSaved():
+                return self._end_quiet(event.at)
+            case WorkerStepped():
+                return self._end_quiet(event.at) + self._take_step(event)
         return []
 
-    def _take_step(self, event: Event) -> list[Recovery]:
+    def _end_quiet(self, at: float) -> list[Recovery]:
+        """End the quiet faults that happened before this sign of life."""
         quiet = [
             fault
             for fault in self.faults
-            if fault.is_quiet and fault.recovered is None and event["at"] > fault.at
+            if fault.is_quiet and fault.recovered is None and at > fault.at
         ]
         for fault in quiet:
-            fault.detected = fault.recovered = event["at"]
-        if "generation" not in event:
-            return quiet
-        self._number = max(self._number, event["generation"])
-        if event["first"]:
-            self._expected.discard(tuple(event["chip"]))
-            self._last = max(self._last, event["at"])
-            return quiet if self._expected else quiet + self._recover(self._last)
-        return quiet + self._bound(event["at"], event["generation"])
+            fault.detected = fault.recovered = at
+        return quiet
+
+    def _take_step(self, event: WorkerStepped) -> list[Recovery]:
+        self._number = max(self._number, event.generation)
+        if not event.first:
+            return self._bound(event.at, event.generation)
+        self._expected.discard(event.chip)
+        self._last = max(self._last, event.at)
+        return [] if self._expected else self._recover(self._last)
 
     def _bound(self, at: float, generation: int) -> list[Recovery]:
-        """Take up a later step of a generation: it took all chips, so each has done its first.
+        """Take a later step of a generation: all chips took part, so each has finished its first.
 
-        If their own reports do not come, they were lost with a coordinator.
+        Reports of those first steps that do not come were lost with a coordinator.
         """
         for fault in self._ready(at):
             if fault.generation < generation and fault.bound is None:
@@ -130,7 +146,7 @@ class Recoveries:
         return over
 
     def _ready(self, at: float) -> list[Recovery]:
-        """Return the open faults that a generation which steps at this time is an answer to."""
+        """Return the open faults that end with a first step at this time."""
         return [
             fault
             for fault in self.open()

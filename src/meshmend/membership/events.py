@@ -1,20 +1,20 @@
-"""What happens in a job, as values: what observers are told and what a run writes down.
+"""The events of a job: frozen dataclasses that a coordinator tells and a run writes down.
 
-Each event is a frozen dataclass; `EVENTS` writes and reads them all. A line of `events.jsonl` is an
-event with `t`, the seconds since the start of the run. `docs/events.md` has the table.
+`EVENTS` writes and reads every kind. A line of `events.jsonl` is an event with `t`, the seconds
+since the start of the run. `docs/events.md` lists all kinds and fields, and who is told of them.
 """
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from meshmend.errors import InputError, MessageError
 from meshmend.faults.fault import FaultKind
-from meshmend.net.codec import Codec, Count, Real, Seconds
-from meshmend.topology.failures import Chip
+from meshmend.net.codec import LARGEST, Codec, Count, Real, Seconds, Within, shown
+
+ChipCoordinates = tuple[Count, ...]
 
 VERSION: Final = 1  # of the format of events.jsonl; the start event holds it
 
@@ -32,7 +32,7 @@ class CoordinatorState(StrEnum):
 
 @dataclass(frozen=True)
 class RunStarted(Event):
-    """A run begins: what is trained on which mesh; `mesh`, `wrap` and `fail` as the options say."""
+    """A run begins: `mesh`, `wrap` and `fail` are written as the options of that name are."""
 
     mesh: str
     steps: Count
@@ -46,21 +46,21 @@ class RunStarted(Event):
     seed: int = 0
     policy: str = ""
     parameters: Count = 0
-    version: Count = VERSION
+    version: Annotated[int, Within(VERSION, VERSION)] = VERSION
 
 
 @dataclass(frozen=True)
 class WorkerArrived(Event):
     """A worker has connected and is ready."""
 
-    chip: Chip
+    chip: ChipCoordinates
 
 
 @dataclass(frozen=True)
 class WorkerLeft(Event):
-    """A worker's connection is gone."""
+    """The coordinator lost the connection to a worker."""
 
-    chip: Chip
+    chip: ChipCoordinates
     why: str = ""
 
 
@@ -68,13 +68,13 @@ class WorkerLeft(Event):
 class WorkerTurnedAway(Event):
     """The coordinator counts a worker as dead; it may come back as a new one."""
 
-    chip: Chip
+    chip: ChipCoordinates
     why: str
 
 
 @dataclass(frozen=True)
 class ConnectionRefused(Event):
-    """The coordinator does not talk to whoever called."""
+    """The coordinator closed a connection because of what the other end said, or did not say."""
 
     who: str
     why: str
@@ -82,9 +82,9 @@ class ConnectionRefused(Event):
 
 @dataclass(frozen=True)
 class ChipsWaiting(Event):
-    """Workers that are there but do not train, and why."""
+    """Workers are connected but do not train, and why."""
 
-    chips: tuple[Chip, ...]
+    chips: tuple[ChipCoordinates, ...]
     why: str
 
 
@@ -93,18 +93,22 @@ class GenerationForming(Event):
     """The coordinator asks these chips to form a generation."""
 
     number: Count
-    chips: tuple[Chip, ...]
+    chips: tuple[ChipCoordinates, ...]
     why: str
 
 
 @dataclass(frozen=True)
 class GenerationBegan(Event):
-    """All chips of a generation are ready; they take up training after `step`."""
+    """All chips of a generation are ready; they go on with the step after `step`.
+
+    `waiting` are the chips of workers that are connected but do not train, `cut` the links that are
+    cut.
+    """
 
     number: Count
-    chips: tuple[Chip, ...]
+    chips: tuple[ChipCoordinates, ...]
     step: Count
-    waiting: tuple[Chip, ...] = ()
+    waiting: tuple[ChipCoordinates, ...] = ()
     cut: tuple[str, ...] = ()
     why: str = ""
 
@@ -134,13 +138,14 @@ class JobFailed(Event):
 
 @dataclass(frozen=True)
 class WorkerStepped(Event):
-    """A worker finished a step: every one of the first rank, and the first of each in a generation.
+    """A worker finished a step.
 
-    `at` is the clock that all processes of its machine share. `sums` are what a step sums: how many
+    Rank 0 reports every step; the other ranks report their first step of each generation. `at` is
+    by the clock that all processes of one machine share. `sums` is what a step sums: how many
     elements of which type.
     """
 
-    chip: Chip
+    chip: ChipCoordinates
     step: Count
     generation: Count
     at: Seconds
@@ -153,9 +158,9 @@ class WorkerStepped(Event):
 
 @dataclass(frozen=True)
 class WorkerSaved(Event):
-    """A checkpoint is on disk."""
+    """Rank 0 has written its part of a checkpoint; `path` is the folder of checkpoints."""
 
-    chip: Chip
+    chip: ChipCoordinates
     step: Count
     at: Seconds
     path: str
@@ -182,31 +187,36 @@ class CheckpointSaved(Event):
 
 @dataclass(frozen=True)
 class FaultHappened(Event):
-    """A fault: one that was injected, of a `kind`, or a worker that died by itself, of none.
+    """A fault was injected, or a worker died by itself; the latter has no `kind`.
 
-    `fault` names it in words, `chips` are those that it concerns.
+    `fault` is for people to read. `chips` are the chips that it hits or gives back: none for a
+    link, and none for the coordinator, so a kill without chips is the coordinator's.
     """
 
     fault: str
     at_step: Count | None = None
     kind: FaultKind | None = None
-    chips: tuple[Chip, ...] = ()
+    chips: tuple[ChipCoordinates, ...] = ()
 
 
 @dataclass(frozen=True)
 class FaultRecovered(Event):
-    """The job is over a fault: every chip of the latest generation has finished a step."""
+    """The job has recovered from a fault: every chip of the latest generation finished a step.
+
+    `detected_s` and `recovered_s` are seconds since the fault; None where that did not happen.
+    """
 
     fault: str
     at_step: Count | None
     detected_s: Seconds | None
     recovered_s: Seconds | None
     kind: FaultKind | None = None
+    chips: tuple[ChipCoordinates, ...] = ()
 
 
 @dataclass(frozen=True)
 class FaultMissed(Event):
-    """A fault that was to come, but the job was over before."""
+    """The job was over before this fault was due; `fault` is written as `--inject` reads it."""
 
     fault: str
 
@@ -220,7 +230,7 @@ class CoordinatorChanged(Event):
 
 @dataclass(frozen=True)
 class SampleCounts:
-    """What the ledgers say of the samples of the steps that count."""
+    """How many samples the steps that count used, missed or used twice; None where not known."""
 
     used: Count = 0
     lost: Count | None = None
@@ -229,7 +239,7 @@ class SampleCounts:
 
 @dataclass(frozen=True)
 class RunEnded(Event):
-    """How a run went: its figures."""
+    """A run is over: its figures. `chips` has one count for each change of the set of chips."""
 
     steps: Count
     first_loss: Real | None = None
@@ -291,7 +301,7 @@ def read_events(lines: Iterable[str]) -> tuple[TimedEvent, ...]:
         InputError: any other line is not an event, the first event is not a start, or the format
             is of another version.
     """
-    texts = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    texts = _numbered(lines)
     events: list[TimedEvent] = []
     for number, line in texts:
         try:
@@ -310,20 +320,29 @@ def read_events(lines: Iterable[str]) -> tuple[TimedEvent, ...]:
     return tuple(events)
 
 
-def _timed(document: Any, number: int) -> TimedEvent:
-    t = document.pop("t", None) if isinstance(document, dict) else None
+def _numbered(lines: Iterable[str]) -> list[tuple[int, str]]:
+    """Return the lines that are not blank, with their numbers."""
     try:
-        version = document.get("version", VERSION) if isinstance(document, dict) else VERSION
-        if version != VERSION:
-            raise InputError(
-                f"this meshmend reads events of version {VERSION}, but line {number} is of version "
-                f"{version!r}; read it with the meshmend that wrote it"
-            )
-        event: Event = EVENTS.decode(document)
+        return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    except UnicodeDecodeError as error:
+        raise InputError(f"events.jsonl needs to be text in UTF-8, but got {error}") from None
+
+
+def _timed(document: Any, number: int) -> TimedEvent:
+    fields = dict(document) if isinstance(document, dict) else {}
+    t = fields.pop("t", None)
+    if (version := fields.get("version", VERSION)) != VERSION:
+        raise InputError(
+            f"this meshmend reads events of version {VERSION}, but line {number} is of version "
+            f"{shown(version)}; read it with the meshmend that wrote it"
+        )
+    try:
+        event: Event = EVENTS.decode(fields or document)
     except MessageError as error:
         raise InputError(f"events.jsonl, line {number}: {error}") from None
-    if isinstance(t, bool) or not isinstance(t, int | float) or not 0 <= t < math.inf:
+    if isinstance(t, bool) or not isinstance(t, int | float) or not 0 <= t <= LARGEST:
         raise InputError(
-            f"events.jsonl, line {number}: an event needs t, seconds of zero or more, but got {t!r}"
+            f"events.jsonl, line {number}: an event needs t, seconds of zero or more, but got "
+            f"{shown(t)}"
         )
     return TimedEvent(float(t), event)

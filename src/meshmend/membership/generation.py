@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Final
 
+from meshmend.membership.events import ChipCoordinates
 from meshmend.net.codec import Within
 from meshmend.net.listener import Address
 from meshmend.topology.failures import Chip, Link
@@ -25,7 +26,7 @@ class Seat:
     `since` is the generation at which it came, or came back: from then on it never left.
     """
 
-    chip: Chip
+    chip: ChipCoordinates
     address: Address
     since: GenerationNumber
 

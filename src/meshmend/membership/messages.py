@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from meshmend.errors import MessageError
-from meshmend.membership.events import EVENTS, Event
+from meshmend.membership.events import EVENTS, ChipCoordinates, Event
 from meshmend.membership.generation import LARGEST_NUMBER, Generation, GenerationNumber
 from meshmend.net.codec import Codec, Count, Seconds, Within
 from meshmend.net.listener import Address
-from meshmend.topology.failures import Chip, Link, parse_link
+from meshmend.topology.failures import Link, parse_link
 
 VERSION: Final = 3
 FRESH: Final = -1  # the state version of a worker that holds nothing that counts
@@ -41,7 +41,7 @@ class Status:
     state_version: StateVersion = FRESH
     step: Count = 0
     finished: bool = False
-    lost: tuple[Chip, ...] = ()
+    lost: tuple[ChipCoordinates, ...] = ()
     checkpoint: Count | None = None
 
 
@@ -51,7 +51,7 @@ class Hello(Message):
 
     job: str
     shape: tuple[Count, ...]
-    chip: Chip
+    chip: ChipCoordinates
     address: Address
     status: Status
     memory: Generation | None = None
@@ -104,7 +104,7 @@ class MendLink(Message):
 class Absent(Message):
     """Observer: the worker of this chip died before it came; begin without it."""
 
-    chip: Chip
+    chip: ChipCoordinates
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Go(Message):
 
     generation: GenerationNumber
     step: Count
-    holders: tuple[Chip, ...]
+    holders: tuple[ChipCoordinates, ...]
     restores: bool = False
 
 
@@ -187,7 +187,7 @@ class Failed(Message):
 class Sever(Message):
     """Coordinator: break the connection to this chip."""
 
-    chip: Chip
+    chip: ChipCoordinates
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ Knows nothing of what the values mean. Nothing is unpickled.
 
 import dataclasses
 import math
+import reprlib
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,10 +23,15 @@ from meshmend.errors import MessageError
 
 @dataclass(frozen=True)
 class Within:
-    """The range of a number, both ends included; NaN is in no range."""
+    """The range of a number, both ends included; infinity and NaN are in no range."""
 
     least: float
-    most: float
+    most: float = math.inf
+
+    def __str__(self) -> str:
+        if self.most >= LARGEST:
+            return f"of {self.least:g} or more"
+        return f"from {self.least:g} to {self.most:g}"
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class AnyReal:
 
 LARGEST: Final = (1 << 53) - 1  # whole numbers up to here are exact in every JSON reader
 Count = Annotated[int, Within(0, LARGEST)]
-Seconds = Annotated[float, Within(0.0, math.inf)]
+Seconds = Annotated[float, Within(0)]
 Real = Annotated[float, AnyReal()]
 
 Value = TypeVar("Value")
@@ -75,6 +81,11 @@ class Codec:
         self._nested = dict(nested or {})
         self._readers = cache(self._fields_of)
 
+    @property
+    def kinds(self) -> Mapping[str, type]:
+        """The dataclass of each kind by its name."""
+        return types.MappingProxyType(self._kinds)
+
     def name_of(self, value: object) -> str:
         """Return the name of a value's kind."""
         return self._names[type(value)]
@@ -92,7 +103,7 @@ class Codec:
         if not isinstance(document, dict) or not isinstance(document.get(self._key), str):
             raise MessageError(
                 f"{self._what} needs an object with a text under {self._key!r}, but got "
-                f"{_shown(document)}"
+                f"{shown(document)}"
             )
         name = document[self._key]
         if name not in self._kinds:
@@ -105,7 +116,7 @@ class Codec:
         except _WrongError as wrong:
             raise MessageError(
                 f"{self._what} {name!r} needs {wrong.wanted} under {wrong.where!r}, but got "
-                f"{_shown(wrong.value)}"
+                f"{shown(wrong.value)}"
             ) from None
 
     def _object(self, value: Any) -> dict[str, Any]:
@@ -145,8 +156,9 @@ class Codec:
 
     def _read_object(self, kind: type, document: Mapping[str, object]) -> Any:
         fields = self._readers(kind)
-        if unknown := sorted(set(document) - set(fields)):
-            raise _WrongError("nothing", document[unknown[0]], unknown[0])
+        for name in document:
+            if name not in fields:
+                raise _WrongError("nothing", document[name], name)
         values = {}
         for name, (read, is_needed) in fields.items():
             if name not in document:
@@ -180,7 +192,7 @@ class Codec:
 
     def _reader_of_class(self, kind: Any) -> Reader:
         if kind in self._nested:
-            return _nested(self._nested[kind])
+            return self._nested[kind].decode
         if kind in self._texts:
             return _text_as(self._texts[kind], kind.__name__)
         if issubclass(kind, Enum):
@@ -197,8 +209,13 @@ class Codec:
         return _SIMPLE[kind]
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
+def shown(value: object) -> str:
+    """Return a wrong value as an error shows it: its beginning, if it is long or deep."""
+    # Python's own repr cannot show what is nested deeper than its stack.
+    short = reprlib.Repr()
+    short.maxlevel = 4
+    short.maxstring = short.maxlist = short.maxdict = short.maxother = _SHOWN
+    text = short.repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
@@ -244,8 +261,9 @@ def _limited(read: Reader, limit: object) -> Reader:
     def limited(value: object) -> Any:
         number = read(value)
         if isinstance(limit, Within):
-            if not limit.least <= number <= limit.most:
-                raise _WrongError(f"a number from {limit.least:g} to {limit.most:g}", value)
+            if not limit.least <= number <= limit.most or number == math.inf:
+                kind = "whole number" if isinstance(number, int) else "number"
+                raise _WrongError(f"a {kind} {limit}", value)
         elif not isinstance(limit, AnyReal) and not math.isfinite(number):
             raise _WrongError("a finite number", value)
         return number
@@ -259,14 +277,15 @@ def _optional(readers: list[Reader]) -> Reader:
     def read(value: object) -> Any:
         if value is None:
             return None
-        wrong = None
+        errors = []
         for each in readers:
             try:
                 return each(value)
             except _WrongError as error:
-                wrong = wrong or error
-        assert wrong is not None
-        raise wrong
+                errors.append(error)
+        if len(errors) == 1:
+            raise errors[0]
+        raise _WrongError(" or ".join(error.wanted for error in errors), value)
 
     return read
 
@@ -312,15 +331,5 @@ def _text_as(read: Callable[[str], Any], name: str) -> Reader:
             return read(_text(value))
         except Exception:
             raise _WrongError(f"the text of a {name.lower()}", value) from None
-
-    return value_of
-
-
-def _nested(codec: Codec) -> Reader:
-    def value_of(value: object) -> Any:
-        try:
-            return codec.decode(value)
-        except MessageError as error:
-            raise _WrongError(str(error), value) from None
 
     return value_of

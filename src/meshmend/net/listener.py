@@ -18,13 +18,15 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from logging import getLogger
-from typing import Final
+from typing import Annotated, Final
 
 from meshmend.errors import HandshakeError, InputError, TransportError
+from meshmend.net.codec import Within
 from meshmend.net.event_fd import clear
 from meshmend.net.handshake import ConnectRequest, ListenerHandshake
 
-Address = tuple[str, int]
+Port = Annotated[int, Within(0, 65535)]
+Address = tuple[str, Port]
 
 _log = getLogger(__name__)
 _HANDSHAKE_S: Final = 5.0

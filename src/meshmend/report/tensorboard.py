@@ -10,17 +10,32 @@ from datetime import datetime
 from pathlib import Path
 
 from meshmend.errors import InputError
+from meshmend.faults.fault import FaultKind
+from meshmend.membership.events import (
+    ConnectionRefused,
+    FaultHappened,
+    FaultRecovered,
+    GenerationBegan,
+    RunEnded,
+    RunStarted,
+    StepFinished,
+    TimedEvent,
+    WorkerTurnedAway,
+)
+from meshmend.report.event_words import event_words
 from meshmend.report.moving_rate import MovingRate
-from meshmend.report.training_events import Event, event_words, real, whole, whole_or_real, words
 
 _WINDOW_S = 2.0  # samples per second are a mean over at least this time
 _FLUSH_S = 1.0
+_AS_TEXT = (
+    RunStarted, FaultHappened, FaultRecovered, ConnectionRefused, WorkerTurnedAway, RunEnded,
+)  # fmt: skip
 
 
 class TensorBoardLog:
     """Writes loss, samples_per_s, chips, generation and recovery_s by step, and faults as text.
 
-    What took a repaired part to be at work again is rejoin_s.
+    rejoin_s is the time from a repair until the repaired chips finished a step.
 
     Wall times are the run's date plus each event's seconds, so that TensorBoard's relative axis
     is the run's own. What was added is on disk within about a second of the next event.
@@ -50,26 +65,27 @@ class TensorBoardLog:
         self._rate = MovingRate(_WINDOW_S)
         self._flushed = -math.inf
 
-    def add(self, event: Event) -> None:
+    def add(self, timed: TimedEvent) -> None:
         """Write what an event tells; kinds without a figure are left out."""
-        kind, t = event["event"], whole_or_real(event, "t")
-        if kind == "start":
-            self._started = _epoch(words(event, "date"), self._started)
-            self._rate = MovingRate(_WINDOW_S)
-        elif kind == "generation":
-            self._rate.begin(t)
-            self._scalar("generation", whole(event, "number"), t)
-        elif kind == "step":
-            self._step = whole(event, "step")
-            self._scalar("loss", real(event, "loss"), t)
-            self._scalar("chips", whole(event, "chips"), t)
-            self._scalar("samples_per_s", self._rate.add(t, whole(event, "samples")), t)
-        elif kind == "recovered":
-            back = words(event, "fault").startswith("repair ")
-            self._scalar("rejoin_s" if back else "recovery_s", real(event, "recovered_s"), t)
-        if kind in {"start", "fault", "recovered", "refused", "turned away", "end"}:
+        t, event = timed.t, timed.event
+        match event:
+            case RunStarted():
+                self._started = _epoch(event.date, self._started)
+                self._rate = MovingRate(_WINDOW_S)
+            case GenerationBegan():
+                self._rate.begin(t)
+                self._scalar("generation", event.number, t)
+            case StepFinished():
+                self._step = event.step
+                self._scalar("loss", event.loss, t)
+                self._scalar("chips", event.chips, t)
+                self._scalar("samples_per_s", self._rate.add(t, event.samples), t)
+            case FaultRecovered():
+                name = "rejoin_s" if event.kind is FaultKind.REPAIR else "recovery_s"
+                self._scalar(name, event.recovered_s, t)
+        if isinstance(event, _AS_TEXT):
             self._write(self._summary.text("events", event_words(event)), t)
-        if t - self._flushed >= _FLUSH_S or kind == "end":
+        if t - self._flushed >= _FLUSH_S or isinstance(event, RunEnded):
             self._writer.flush()
             self._flushed = t
 
@@ -83,8 +99,8 @@ class TensorBoardLog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _scalar(self, name: str, value: float, t: float) -> None:
-        if math.isfinite(value):
+    def _scalar(self, name: str, value: float | None, t: float) -> None:
+        if value is not None and math.isfinite(value):
             self._write(self._summary.scalar(name, value), t)
 
     def _write(self, summary: object, t: float) -> None:

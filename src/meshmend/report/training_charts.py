@@ -30,7 +30,7 @@ from meshmend.draw.strips import (
     value_axis,
 )
 from meshmend.draw.svg import SOFT_INK, Attributes, Panel, document, stacked
-from meshmend.report.training_events import seconds
+from meshmend.report.event_words import seconds
 from meshmend.report.training_lanes import lane_keys, lane_marks, lanes
 from meshmend.report.training_parts import RunFault
 from meshmend.report.training_run import TrainingRun, samples_per_s, smoothing_s
@@ -45,7 +45,7 @@ def fault_colour(fault: RunFault) -> str:
     """Return green for a repair, purple for the coordinator, red for all else."""
     if fault.is_repair:
         return GREEN
-    return PURPLE if "coordinator" in fault.fault else RED
+    return PURPLE if fault.is_of_coordinator else RED
 
 
 def loss_svg(run: TrainingRun) -> str:

@@ -11,16 +11,14 @@ from meshmend.draw.grid import Grid
 from meshmend.draw.mesh_picture import mesh_panel
 from meshmend.draw.page import card, headline, page, table
 from meshmend.draw.svg import document
-from meshmend.report.training_charts import loss_svg, timeline_svg
-from meshmend.report.training_events import (
+from meshmend.report.event_words import (
     chips_words,
     event_words,
     model_words,
     rate_words,
     seconds,
-    whole_or_real,
-    words,
 )
+from meshmend.report.training_charts import loss_svg, timeline_svg
 from meshmend.report.training_lanes import WORKING_FILL, periods
 from meshmend.report.training_parts import RunFault, RunGeneration
 from meshmend.report.training_run import TrainingRun
@@ -38,7 +36,7 @@ def training_page(run: TrainingRun) -> str:
     Its size is bounded: curves are decimated, and of many meshes or events some are left out,
     with a sentence that says so.
     """
-    title = f"{model_words({**run.start, 'parameters': 0})} on {run.mesh}"
+    title = f"{model_words(run.start, with_parameters=False)} on {run.mesh}"
     parts = [
         f"<h1>Training {escape(title)}</h1>",
         f'<p class="soft">{escape(_when(run))}</p>',
@@ -56,7 +54,7 @@ def training_page(run: TrainingRun) -> str:
 
 
 def _when(run: TrainingRun) -> str:
-    date = words(run.start, "date").replace("T", " ").removesuffix("Z").removesuffix("+00:00")
+    date = run.start.date.replace("T", " ").removesuffix("Z").removesuffix("+00:00")
     parts = [f"Started {date} UTC" if date else "", f"ran for {seconds(run.duration_s)}"]
     if run.end is None:
         parts.append(f"has no end: cut short, or still running, after step {run.n_done}")
@@ -116,11 +114,11 @@ def _faults(faults: Sequence[RunFault]) -> str:
 
 def _kinds_table(faults: Sequence[RunFault]) -> str:
     """Return one row for each kind of fault, with the medians and the worst."""
-    kinds = dict.fromkeys(fault.kind for fault in faults)
+    kinds = dict.fromkeys(fault.kind_words for fault in faults)
     longest = max((f.recovered_s for f in faults if f.is_recovered), default=0.0) or 1.0
     rows = []
     for kind in kinds:
-        own = [fault for fault in faults if fault.kind == kind]
+        own = [fault for fault in faults if fault.kind_words == kind]
         done = sorted((f for f in own if f.is_recovered), key=lambda f: f.recovered_s)
         middle, worst = (done[len(done) // 2], done[-1]) if done else (own[0], own[0])
         shown = (middle.detected_s, middle.recovered_s, worst.recovered_s)
@@ -150,7 +148,7 @@ def _fault_table(faults: Sequence[RunFault]) -> str:
 
 def _bar(fault: RunFault, longest: float) -> str:
     if not fault.is_recovered:
-        return "training goes on without it" if fault.is_harmless else ""
+        return "training goes on without it" if fault.is_of_coordinator else ""
     noticed = max(0.0, fault.detected_s) if math.isfinite(fault.detected_s) else 0.0
     kind = " repair" if fault.is_repair else ""
     widths = (220 * part / longest for part in (noticed, max(0.0, fault.recovered_s - noticed)))
@@ -213,7 +211,7 @@ def _change(new: RunGeneration, old: RunGeneration | None) -> str:
         parts.append(f"Waiting: {chips_words(new.waiting)}.")
     if new.mesh.failed_links:
         parts.append(f"Without {', '.join(sorted(map(str, new.mesh.failed_links))[:4])}.")
-    head = f"RunGeneration {new.number}: {counted(len(new.chips), 'chip')}"
+    head = f"Generation {new.number}: {counted(len(new.chips), 'chip')}"
     return _picture(new, joined, head, " ".join(parts))
 
 
@@ -226,20 +224,25 @@ def _picture(generation: RunGeneration, joined: frozenset[Chip], head: str, tail
 
 
 def _configuration(run: TrainingRun) -> str:
-    names = {"model": model_words(run.start), "mesh": str(run.mesh)}
-    rest = {
-        name: str(value)
-        for name, value in run.start.items()
-        if name not in {"event", "t", "mesh", "wrap", "fail", "model", "size", "parameters"}
+    start = run.start
+    told = {
+        "model": model_words(start),
+        "mesh": run.mesh,
+        "date": start.date,
+        "steps": start.steps,
+        "batch": start.batch,
+        "rate": start.rate,
+        "seed": start.seed,
+        "policy": start.policy,
     }
-    rows = [(escape(name), escape(value)) for name, value in {**names, **rest}.items()]
+    rows = [(name, escape(str(value))) for name, value in told.items() if value not in (None, "")]
     return f"<h2>Configuration</h2>{card(table((), rows, left=(1,)))}"
 
 
 def _events(run: TrainingRun) -> str:
     """Return every event but the steps, one a line, folded."""
     shown = run.others[:_MAX_EVENTS]
-    lines = [f"{whole_or_real(event, 't'):10.3f} s  {event_words(event)}" for event in shown]
+    lines = [f"{timed.t:10.3f} s  {event_words(timed.event)}" for timed in shown]
     if left_out := len(run.others) - len(shown):
         lines.append(f"... and {left_out} more; events.jsonl has them all")
     return card(

@@ -1,4 +1,4 @@
-"""What a training run is made of: its steps, generations, faults, and the ledger of samples."""
+"""The parts of a training run: its steps, its generations and its faults."""
 
 import math
 from dataclasses import dataclass
@@ -6,18 +6,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from meshmend.faults.fault import FaultKind
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_INJECTED = frozenset({"kill", "hang", "slow", "cut", "repair"})
-
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """The steps that count, in order: each finished last at `at_s`, with this loss."""
+    """The steps that count, in order; a step that was taken twice counts as taken last."""
 
     step: Ints
     at_s: Floats
@@ -31,7 +30,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class RunGeneration:
-    """A set of live chips that works together from `step` on; `mesh` has the rest as failed."""
+    """A set of live chips that trains together from `step` on; `mesh` has the rest as failed."""
 
     number: int
     at_s: float
@@ -44,42 +43,38 @@ class RunGeneration:
 
 @dataclass(frozen=True)
 class RunFault:
-    """One fault or repair, and how long after it was noticed and made good (NaN: never)."""
+    """One fault or repair of a run, when it was detected, and when the run had recovered.
+
+    `kind` is None for a worker that died by itself. `detected_s` and `recovered_s` are seconds
+    since the fault, NaN where that did not happen.
+    """
 
     fault: str
     at_s: float
     at_step: int | None
+    kind: FaultKind | None = None
+    chips: tuple[Chip, ...] = ()
     detected_s: float = math.nan
     recovered_s: float = math.nan
 
     @property
-    def kind(self) -> str:
-        """What happened, without where: `kill`, `hang`, `cut`, `kill coordinator`, `repair`."""
-        first, _, rest = self.fault.partition(" ")
-        if rest == "coordinator":
-            return self.fault
-        return first if first in _INJECTED else "not injected"
+    def kind_words(self) -> str:
+        """What happened, without where: `kill`, `hang`, `kill coordinator`, `not injected`."""
+        if self.is_of_coordinator:
+            return "kill coordinator"
+        return "not injected" if self.kind is None else self.kind.value
 
     @property
     def is_repair(self) -> bool:
         """Whether this gave something back instead of taking it away."""
-        return self.kind == "repair"
+        return self.kind is FaultKind.REPAIR
 
     @property
     def is_recovered(self) -> bool:
-        """Whether the run got over it."""
+        """Whether the run recovered from it."""
         return math.isfinite(self.recovered_s)
 
     @property
-    def is_harmless(self) -> bool:
-        """Whether training goes on without noticing: no chip works for the coordinator."""
-        return self.kind == "kill coordinator"
-
-
-@dataclass(frozen=True)
-class SampleCounts:
-    """How many samples counted, and how many of them too few or too often; `None`: not told."""
-
-    used: int
-    lost: int | None
-    repeated: int | None
+    def is_of_coordinator(self) -> bool:
+        """Whether it killed the coordinator; training goes on without one."""
+        return self.kind is FaultKind.KILL and not self.chips

@@ -7,24 +7,25 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from meshmend.errors import InputError
-from meshmend.report.training_events import (
-    Event,
-    chips_of,
+from meshmend.membership.events import (
+    FaultHappened,
+    FaultRecovered,
+    GenerationBegan,
+    RunEnded,
+    RunStarted,
+    SampleCounts,
+    StepFinished,
+    TimedEvent,
     read_events,
-    real,
-    texts_of,
-    whole,
-    whole_or_real,
-    words,
 )
-from meshmend.report.training_parts import Floats, RunFault, RunGeneration, SampleCounts, Steps
-from meshmend.topology.failures import Link, parse_failure
+from meshmend.report.training_parts import Floats, RunFault, RunGeneration, Steps
+from meshmend.topology.failures import parse_link
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
 
@@ -33,15 +34,15 @@ from meshmend.topology.text import parse_mesh
 class TrainingRun:
     """Everything that a report shows of a run; `end` is `None` for one that was cut short."""
 
-    start: Event
+    start: RunStarted
     mesh: Mesh
     n_steps: int
     duration_s: float
     steps: Steps
     generations: tuple[RunGeneration, ...]
     faults: tuple[RunFault, ...]
-    others: tuple[Event, ...]
-    end: Event | None
+    others: tuple[TimedEvent, ...]
+    end: RunEnded | None
 
     @property
     def n_done(self) -> int:
@@ -61,24 +62,19 @@ class TrainingRun:
     @property
     def replicas_equal(self) -> bool | None:
         """Whether all chips ended with the same weights, bit for bit; `None`: not told."""
-        value = self.end.get("replicas_equal") if self.end else None
-        return value if isinstance(value, bool) else None
+        return self.end.replicas_equal if self.end else None
 
     @property
     def samples(self) -> SampleCounts:
-        """The ledger as the run closed it, else the samples of the steps seen."""
-        told = self.end.get("samples") if self.end else None
-        if isinstance(told, dict):
-            ledger: Event = {"event": "end", **told}
-            return SampleCounts(*(whole(ledger, name) for name in ("used", "lost", "repeated")))
-        return SampleCounts(int(self.steps.samples.sum()), None, None)
+        """The samples as the ledgers of a finished run count them, else those of the steps seen."""
+        if self.end and self.end.samples:
+            return self.end.samples
+        return SampleCounts(used=int(self.steps.samples.sum()))
 
     @property
     def evaluation(self) -> Mapping[str, float]:
         """What the model reached on data it had not seen, by name."""
-        told = self.end.get("evaluation") if self.end else None
-        own = told if isinstance(told, dict) else {}
-        return {str(k): float(v) for k, v in own.items() if isinstance(v, int | float)}
+        return self.end.evaluation if self.end else {}
 
     @property
     def chips(self) -> tuple[int, ...]:
@@ -88,7 +84,7 @@ class TrainingRun:
 
     @property
     def recoveries_s(self) -> tuple[float, ...]:
-        """The recovery times of all faults that were got over; repairs do not count."""
+        """The recovery times of all faults that the run recovered from; repairs do not count."""
         return tuple(f.recovered_s for f in self.faults if f.is_recovered and not f.is_repair)
 
     @property
@@ -123,23 +119,24 @@ def training_run(lines: Iterable[str]) -> TrainingRun:
         InputError: a line that is no event, an event without what its kind needs.
     """
     events = _on_one_clock(read_events(lines))
-    start = events[0]
-    if whole(start, "steps") < 0:
-        raise InputError(f"a start event needs steps of zero or more, but got {start['steps']}")
-    mesh = parse_mesh(
-        words(start, "mesh"), wrap=words(start, "wrap") or "none", fail=texts_of(start, "fail")
-    )
-    bounds = [event for event in events if event["event"] in {"start", "end"}]
+    starts = [timed.event for timed in events if isinstance(timed.event, RunStarted)]
+    start = starts[0]
+    mesh = parse_mesh(start.mesh, wrap=start.wrap or "none", fail=start.fail)
+    last = [each.event for each in events if isinstance(each.event, RunStarted | RunEnded)][-1]
     return TrainingRun(
         start=start,
         mesh=mesh,
-        n_steps=max(whole(event, "steps") for event in events if event["event"] == "start"),
-        duration_s=max(whole_or_real(event, "t") for event in events),
+        n_steps=max(each.steps for each in starts),
+        duration_s=max(timed.t for timed in events),
         steps=_steps(events),
-        generations=tuple(_generation(e, mesh) for e in events if e["event"] == "generation"),
+        generations=tuple(
+            _generation(timed.event, timed.t, mesh)
+            for timed in events
+            if isinstance(timed.event, GenerationBegan)
+        ),
         faults=_faults(events),
-        others=tuple(event for event in events if event["event"] != "step"),
-        end=bounds[-1] if bounds[-1]["event"] == "end" else None,
+        others=tuple(timed for timed in events if not isinstance(timed.event, StepFinished)),
+        end=last if isinstance(last, RunEnded) else None,
     )
 
 
@@ -165,65 +162,71 @@ def samples_per_s(run: TrainingRun, *, n_points: int = 400) -> tuple[Floats, Flo
     return times, rate
 
 
-def _on_one_clock(events: Iterable[Event]) -> tuple[Event, ...]:
+def _on_one_clock(events: Iterable[TimedEvent]) -> tuple[TimedEvent, ...]:
     """Return the events with the times of a resumed run put after those before it."""
     offset, last, result = 0.0, 0.0, []
-    for event in events:
-        if event["event"] == "start":
+    for timed in events:
+        if isinstance(timed.event, RunStarted):
             offset = last
-        last = max(last, offset + whole_or_real(event, "t"))
-        result.append({**event, "t": offset + whole_or_real(event, "t")})
+        last = max(last, offset + timed.t)
+        result.append(TimedEvent(offset + timed.t, timed.event))
     return tuple(result)
 
 
-def _steps(events: Iterable[Event]) -> Steps:
-    latest = {whole(event, "step"): event for event in events if event["event"] == "step"}
+def _steps(events: Iterable[TimedEvent]) -> Steps:
+    latest = {
+        timed.event.step: (timed.t, timed.event)
+        for timed in events
+        if isinstance(timed.event, StepFinished)
+    }
     own = [latest[step] for step in sorted(latest)]
     return Steps(
-        np.array([whole(event, "step") for event in own], dtype=np.int64),
-        np.array([real(event, "t") for event in own], dtype=np.float64),
-        np.array([real(event, "loss") for event in own], dtype=np.float64),
-        np.array([whole(event, "samples") for event in own], dtype=np.int64),
-        np.array([whole(event, "chips") for event in own], dtype=np.int64),
+        np.array([event.step for _, event in own], dtype=np.int64),
+        np.array([t for t, _ in own], dtype=np.float64),
+        np.array([_or_nan(event.loss) for _, event in own], dtype=np.float64),
+        np.array([event.samples for _, event in own], dtype=np.int64),
+        np.array([event.chips for _, event in own], dtype=np.int64),
     )
 
 
-def _generation(event: Event, mesh: Mesh) -> RunGeneration:
-    chips = frozenset(chips_of(event, "chips"))
-    waiting = frozenset(chips_of(event, "waiting"))
+def _generation(event: GenerationBegan, at_s: float, mesh: Mesh) -> RunGeneration:
+    chips, waiting = frozenset(event.chips), frozenset(event.waiting)
     everywhere = set(itertools.product(*map(range, mesh.shape)))
     if not chips or not chips | waiting <= everywhere:
         strange = sorted((chips | waiting) - everywhere)
         raise InputError(
-            f"generation {event.get('number')} needs chips inside the mesh {mesh}, but got "
+            f"generation {event.number} needs chips inside the mesh {mesh}, but got "
             f"{strange[:4] or 'none at all'}"
         )
-    cut = (parse_failure(text) for text in texts_of(event, "cut"))
-    links = mesh.failed_links | {link for link in cut if isinstance(link, Link)}
+    links = mesh.failed_links | {parse_link(text) for text in event.cut}
     broken = Mesh(mesh.shape, mesh.wrap, frozenset(everywhere - chips - waiting), links)
-    why, at_s = words(event, "why"), real(event, "t")
-    number, step = whole(event, "number"), whole(event, "step")
-    return RunGeneration(number, at_s, step, broken, chips, waiting, why)
+    return RunGeneration(event.number, at_s, event.step, broken, chips, waiting, event.why)
 
 
-def _faults(events: Iterable[Event]) -> tuple[RunFault, ...]:
+def _faults(events: Iterable[TimedEvent]) -> tuple[RunFault, ...]:
     """Return the faults in order of time, each with the first later recovery of its name."""
     result: list[RunFault] = []
-    for event in events:
-        if event["event"] not in {"fault", "recovered"}:
-            continue
-        name, at_s = words(event, "fault"), real(event, "t")
-        at_step = whole(event, "at_step") if event.get("at_step") is not None else None
-        if event["event"] == "fault":
-            result.append(RunFault(name, at_s, at_step))
-            continue
-        times = real(event, "detected_s"), whole_or_real(event, "recovered_s")
-        open_ones = [
-            i for i, f in enumerate(result) if (f.fault, f.at_step) == (name, at_step)
-            and not f.is_recovered
-        ]  # fmt: skip
-        if open_ones:
-            result[open_ones[0]] = RunFault(name, result[open_ones[0]].at_s, at_step, *times)
-        else:
-            result.append(RunFault(name, max(0.0, at_s - times[1]), at_step, *times))
+    for timed in events:
+        if isinstance(timed.event, FaultHappened):
+            own = timed.event
+            result.append(RunFault(own.fault, timed.t, own.at_step, own.kind, own.chips))
+        elif isinstance(timed.event, FaultRecovered):
+            _recover(result, timed.t, timed.event)
     return tuple(sorted(result, key=lambda fault: fault.at_s))
+
+
+def _recover(faults: list[RunFault], t: float, event: FaultRecovered) -> None:
+    """Give a recovery to the first fault of its name without one; else add a fault for it."""
+    detected_s, recovered_s = _or_nan(event.detected_s), _or_nan(event.recovered_s)
+    for index, fault in enumerate(faults):
+        is_same = (fault.fault, fault.at_step) == (event.fault, event.at_step)
+        if is_same and not fault.is_recovered:
+            faults[index] = replace(fault, detected_s=detected_s, recovered_s=recovered_s)
+            return
+    at_s = max(0.0, t - (event.recovered_s or 0.0))
+    what = event.fault, at_s, event.at_step, event.kind, event.chips
+    faults.append(RunFault(*what, detected_s, recovered_s))
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value

@@ -1,10 +1,11 @@
-"""What a run prints at its end: its figures, and a table of its faults."""
+"""The summary that a run prints at its end: its figures, and a table of its faults."""
 
 import math
 from collections.abc import Sequence
 
 from meshmend.draw.frame import counted
-from meshmend.report.training_events import event_words, model_words, rate_words, seconds
+from meshmend.membership.events import FaultMissed
+from meshmend.report.event_words import event_words, model_words, rate_words, seconds
 from meshmend.report.training_parts import RunFault
 from meshmend.report.training_run import TrainingRun
 
@@ -27,8 +28,8 @@ def train_summary(run: TrainingRun) -> str:
     if run.end is None:
         figures["end"] = "none: the run was cut short, or still goes on"
     lines = [f"{name:<10}{value}" for name, value in figures.items()]
-    missed = [event_words(event) for event in run.others if event["event"] == "missed"]
-    lines += [f"{'missed':<10}{what}" for what in missed]
+    missed = [timed.event for timed in run.others if isinstance(timed.event, FaultMissed)]
+    lines += [f"{'missed':<10}{event_words(event)}" for event in missed]
     return "\n".join([*lines, *_table(run.faults)])
 
 
@@ -70,9 +71,10 @@ def _table(faults: Sequence[RunFault]) -> list[str]:
     """Return an aligned table; of many faults the slowest to recover from, in order of time."""
     if not faults:
         return []
-    never = {True: 0.0, False: math.inf}  # one that hurt and was not got over comes first
+    # A fault without recovery comes first, unless it was the coordinator's and hurt no chip.
+    never = {True: 0.0, False: math.inf}
     slowest = sorted(
-        faults, key=lambda f: -(f.recovered_s if f.is_recovered else never[f.is_harmless])
+        faults, key=lambda f: -(f.recovered_s if f.is_recovered else never[f.is_of_coordinator])
     )
     shown = sorted(slowest[:_MOST_ROWS], key=lambda fault: fault.at_s)
     rows = [("fault", "at step", "detected", "recovered")]

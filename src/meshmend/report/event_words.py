@@ -1,0 +1,162 @@
+"""Every event of a job as one sentence for people; also times, rates and chips as words.
+
+Sentences are for reading only. Code that needs to know what happened looks at the event's fields.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Final
+
+from meshmend.draw.frame import counted
+from meshmend.faults.fault import FaultKind
+from meshmend.membership import events
+from meshmend.topology.failures import Chip, blocks_of
+from meshmend.units import format_time
+
+_MODELS: Final = {"resnet": "ResNet", "bert": "BERT"}
+_MANY: Final = 4  # more blocks of chips than this are counted, not named
+_COORDINATOR: Final = {
+    events.CoordinatorState.LOST: "coordinator lost; training goes on without it",
+    events.CoordinatorState.BACK: "coordinator back, knows the job again",
+}
+
+
+def event_words(event: events.Event) -> str:
+    """Return one sentence for an event of any kind."""
+    match event:
+        case events.RunStarted():
+            return _started(event)
+        case events.WorkerArrived():
+            return f"chip {event.chip} is ready"
+        case events.WorkerLeft():
+            return event.why or f"chip {event.chip} is gone"
+        case events.WorkerTurnedAway():
+            return f"chip {event.chip} turned away: {event.why}"
+        case events.ConnectionRefused():
+            return f"refused {event.who}: {event.why}"
+        case events.ChipsWaiting():
+            return f"{chips_words(event.chips)} waits: {event.why}"
+        case events.GenerationForming():
+            n_chips = counted(len(event.chips), "chip")
+            return f"generation {event.number} forms of {n_chips}: {event.why}"
+        case events.GenerationBegan():
+            return _began(event)
+        case events.WorkerStepped():
+            return f"chip {event.chip} finished step {event.step}"
+        case events.StepFinished():
+            return _step(event)
+        case events.WorkerSaved() | events.CheckpointSaved():
+            return f"checkpoint of step {event.step} in {event.path}"
+        case _:
+            return _fault_or_end(event)
+
+
+def _fault_or_end(event: events.Event) -> str:
+    match event:
+        case events.FaultHappened():
+            return _fault(event)
+        case events.FaultRecovered():
+            return _recovered(event)
+        case events.FaultMissed():
+            return f"{event.fault} did not come: the job was over before"
+        case events.StateLost():
+            return (
+                f"STEP {event.step} IS LOST: no chip that is left holds it; waiting "
+                f"{seconds(event.waits_s)} for one that does"
+            )
+        case events.StateRestored():
+            n_redone = counted(event.lost - event.step, "step")
+            return f"going on after step {event.step}; {n_redone} must be done again"
+        case events.JobFailed():
+            return f"the job has failed: {event.why}"
+        case events.CoordinatorChanged():
+            return _COORDINATOR[event.state]
+        case events.RunEnded():
+            return _ended(event)
+        case _:
+            raise AssertionError(f"event_words has no sentence for {event!r}")
+
+
+def seconds(time_s: float | None) -> str:
+    """Return a time as a person says it: `0.41 s`, `38.2 s`, `12 min 5 s`; `-` for none."""
+    if time_s is None or not math.isfinite(time_s):
+        return "-"
+    if time_s >= 99.95:
+        minutes, rest = divmod(round(time_s), 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+    return format_time(time_s) if 0 < time_s < 0.01 else f"{time_s:.2f} s"
+
+
+def rate_words(per_s: float) -> str:
+    """Return a rate as a person says it: `1,204`, `3.5`, `0.079`; `-` for none."""
+    if not math.isfinite(per_s):
+        return "-"
+    return f"{per_s:,.0f}" if per_s >= 9.95 else f"{per_s:.2g}"
+
+
+def model_words(start: events.RunStarted, *, with_parameters: bool = True) -> str:
+    """Return what is trained: `tiny ResNet (19,466 parameters)`."""
+    size = start.size if start.size not in start.model else ""
+    parts = [size, _MODELS.get(start.model, start.model)]
+    if with_parameters and start.parameters:
+        parts.append(f"({start.parameters:,} parameters)")
+    return " ".join(part for part in parts if part) or "a model"
+
+
+def chips_words(chips: Iterable[Chip]) -> str:
+    """Return chips as blocks, `2x2@0,2`, or their number where they are many blocks."""
+    own = tuple(chips)
+    blocks = blocks_of(own)
+    return counted(len(own), "chip") if len(blocks) > _MANY else ", ".join(map(str, blocks))
+
+
+def _started(event: events.RunStarted) -> str:
+    wrap = "" if event.wrap in {"", "none"} else f" wrap {event.wrap}"
+    fail = f" less {', '.join(event.fail)}" if event.fail else ""
+    return (
+        f"training {model_words(event)} on mesh {event.mesh}{wrap}{fail}: "
+        f"{counted(event.steps, 'step')} of {counted(event.batch, 'sample')}"
+    )
+
+
+def _began(event: events.GenerationBegan) -> str:
+    n_chips = counted(len(event.chips), "chip")
+    parts = [f"generation {event.number}: {n_chips} from step {event.step} on"]
+    if event.waiting:
+        parts.append(f"{chips_words(event.waiting)} cut off, waiting")
+    if event.cut:
+        parts.append(f"without {', '.join(event.cut[:_MANY])}")
+    if event.why:
+        parts.append(event.why)
+    return "; ".join(parts)
+
+
+def _step(event: events.StepFinished) -> str:
+    return (
+        f"step {event.step}: loss {_number(event.loss)}, {counted(event.samples, 'sample')} on "
+        f"{counted(event.chips, 'chip')}"
+    )
+
+
+def _fault(event: events.FaultHappened | events.FaultRecovered) -> str:
+    return event.fault + (f" at step {event.at_step}" if event.at_step is not None else "")
+
+
+def _recovered(event: events.FaultRecovered) -> str:
+    took = seconds(event.recovered_s)
+    if event.kind is FaultKind.REPAIR:
+        return f"{_fault(event)} done in {took}"
+    return f"recovered from {_fault(event)} in {took} (detected after {seconds(event.detected_s)})"
+
+
+def _ended(event: events.RunEnded) -> str:
+    equal = {True: ", replicas equal", False: ", REPLICAS DIFFER", None: ""}[event.replicas_equal]
+    return (
+        f"done: {counted(event.steps, 'step')}, loss {_number(event.first_loss)} to "
+        f"{_number(event.final_loss)}{equal}"
+    )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
