@@ -1,5 +1,7 @@
 """Faults of any kind that a mesh of 4x4 chips can have, for property tests."""
 
+from typing import assert_never
+
 from hypothesis import strategies as st
 
 from meshmend.faults.fault import COORDINATOR, MAX_S, MAX_STEP, MIN_S, Fault, FaultKind, Moment
@@ -31,8 +33,9 @@ def faults(draw: st.DrawFn, *, max_step: int = MAX_STEP, max_s: float = MAX_S) -
     match kind:
         case FaultKind.KILL:
             moment = draw(st.none() | st.sampled_from(Moment)) if at_s is None else None
-            target = block if moment else draw(st.sampled_from([block, COORDINATOR]))
-            return Fault(kind, target, at_step, at_s, moment=moment)
+            if moment is None and draw(st.booleans()):
+                return Fault(kind, COORDINATOR, at_step, at_s)
+            return Fault(kind, block, at_step, at_s, moment=moment)
         case FaultKind.HANG | FaultKind.SLOW:
             return Fault(kind, block, at_step, at_s, for_s=draw(st.none() | duration))
         case FaultKind.FREEZE:
@@ -41,3 +44,5 @@ def faults(draw: st.DrawFn, *, max_step: int = MAX_STEP, max_s: float = MAX_S) -
             return Fault(kind, link, at_step, at_s)
         case FaultKind.REPAIR:
             return Fault(kind, draw(st.sampled_from([block, link])), at_step, at_s)
+        case _:
+            assert_never(kind)
