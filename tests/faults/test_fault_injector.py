@@ -193,8 +193,8 @@ def test_a_kill_ends_each_worker_and_breaks_their_network() -> None:
     (noted,) = run.noted
     assert (noted.kind, noted.chips) == (FaultKind.KILL, ((0, 2), (0, 3)))
     assert (noted.words, noted.at_step, noted.is_quiet) == ("kill 1x2@0,2", 3, False)
-    assert noted.lost == {(0, 2), (0, 3)}
-    assert not noted.returned
+    assert noted.fault.lost() == {(0, 2), (0, 3)}
+    assert not noted.fault.returned()
 
 
 def test_a_repair_mends_the_network_and_restarts_the_workers() -> None:
@@ -205,7 +205,7 @@ def test_a_repair_mends_the_network_and_restarts_the_workers() -> None:
 
     assert run.job.calls == [(1.0, "mend", "1x2@0,2"), (1.0, "restart", ((0, 2), (0, 3)))]
     assert [fault.words for fault in run.job.restarted_with[0]] == ["kill 0,2 at 30 in reduce"]
-    assert run.noted[0].returned == {(0, 2), (0, 3)}
+    assert run.noted[0].fault.returned() == {(0, 2), (0, 3)}
     assert not run.injector.awaits_repair()
 
 

@@ -9,8 +9,8 @@ To add a kind of fault, add a member to `FaultKind`; mypy then names each `match
 
 | file                           | what to add                                                    |
 | ------------------------------ | -------------------------------------------------------------- |
-| fault.py                       | the member, its targets, its duration, an example              |
-| fault_injector.py              | what it does, which chips are lost by it, whether it is quiet  |
+| fault.py                       | the member, its targets, its duration, which chips it loses    |
+| fault_injector.py              | what it does, and whether the job can ignore it                |
 | launch/process_control.py      | only if it needs one more method of `JobControl`               |
 | random_faults.py               | only if random runs are to have it: a method and its weight    |
 | tests/faults, tests/helpers    | the kind in generated_faults.py, refusals, an example by hand  |

@@ -103,6 +103,28 @@ class Fault:
         """Return the processes that this fault acts on."""
         return (COORDINATOR,) if self.target == COORDINATOR else self.chips()
 
+    def lost(self) -> frozenset[Chip]:
+        """Return the chips that the job has to do without."""
+        match self.kind:
+            case FaultKind.KILL | FaultKind.HANG:
+                return frozenset(self.chips())
+            case FaultKind.SLOW | FaultKind.FREEZE | FaultKind.CUT | FaultKind.REPAIR:
+                return frozenset()
+            case _:
+                assert_never(self.kind)
+
+    def returned(self) -> frozenset[Chip]:
+        """Return the chips that come back with it."""
+        match self.kind:
+            case FaultKind.REPAIR:
+                return frozenset(self.chips())
+            case (
+                FaultKind.KILL | FaultKind.HANG | FaultKind.SLOW | FaultKind.FREEZE | FaultKind.CUT
+            ):
+                return frozenset()
+            case _:
+                assert_never(self.kind)
+
     def is_due(self, step: int, elapsed_s: float) -> bool:
         """Whether the step is done, or the time has come."""
         if self.at_step is not None:

@@ -65,22 +65,6 @@ class InjectedFault:
         """What a report calls it; a moment of a step belongs to the name."""
         return self.fault.words if self.fault.moment else str(self.fault)
 
-    @property
-    def lost(self) -> frozenset[Chip]:
-        """The chips that the job has to do without."""
-        match self.kind:
-            case FaultKind.KILL | FaultKind.HANG:
-                return frozenset(self.chips)
-            case FaultKind.SLOW | FaultKind.FREEZE | FaultKind.CUT | FaultKind.REPAIR:
-                return frozenset()
-            case _:
-                assert_never(self.kind)
-
-    @property
-    def returned(self) -> frozenset[Chip]:
-        """The chips that come back with it."""
-        return frozenset(self.chips) if self.kind is FaultKind.REPAIR else frozenset()
-
 
 @dataclass(frozen=True)
 class _Pause:
@@ -127,9 +111,7 @@ class FaultInjector:
 
     def awaits_repair(self) -> bool:
         """Whether chips come back by the clock, even if no worker is left."""
-        return any(
-            fault.kind is FaultKind.REPAIR and fault.at_s is not None for fault in self._pending
-        )
+        return any(fault.returned() and fault.at_s is not None for fault in self._pending)
 
     def hung(self) -> frozenset[Process]:
         """Return the processes that hang now; slow ones do not."""

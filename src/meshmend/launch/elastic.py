@@ -241,8 +241,8 @@ class _Launcher:
                 injected.at_step,
                 at,
                 is_quiet=injected.is_quiet,
-                victims=injected.lost,
-                back=injected.returned,
+                victims=injected.fault.lost(),
+                back=injected.fault.returned(),
             )
         )
 
