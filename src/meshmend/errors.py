@@ -20,6 +20,7 @@
     ├── MessageError            a control message or an event that its codec refuses
     ├── RefusedError            the coordinator does not want this worker
     ├── TurnedAwayError         the coordinator counts this worker as dead
+    ├── JobFailedError          the job cannot go on: the state that counts is lost
     ├── CheckpointDamageError   a file of a checkpoint that is damaged
     └── BenchmarkError          a contender that did not finish
 
@@ -112,7 +113,18 @@ class RefusedError(MeshmendError):
 
 
 class TurnedAwayError(MeshmendError):
-    """The coordinator counts this worker as dead; it may come back as a new one."""
+    """The coordinator counts this worker as dead; it may come back.
+
+    `is_stale`: the others went on without it, so what it holds does not count any more.
+    """
+
+    def __init__(self, message: str, *, is_stale: bool = False) -> None:
+        super().__init__(message)
+        self.is_stale = is_stale
+
+
+class JobFailedError(MeshmendError):
+    """The job cannot go on: the state that counts is lost."""
 
 
 class CheckpointDamageError(MeshmendError):

@@ -40,7 +40,7 @@ def main() -> None:
     from meshmend.faults.fault import parse_fault
     from meshmend.launch.elastic import run_elastic
     from meshmend.launch.elastic_job import ElasticJob
-    from meshmend.membership.membership import Timing
+    from meshmend.membership.timing import Timing
     from meshmend.planning.settings import Settings
     from meshmend.topology.text import parse_mesh
     from meshmend.train.checkpoint import Saving

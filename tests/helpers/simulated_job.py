@@ -11,8 +11,12 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from meshmend.membership.generation import Generation, generation_from
-from meshmend.membership.membership import FRESH, Go, Membership, Status, Timing
+from meshmend.membership.decision import Decision
+from meshmend.membership.generation import Generation
+from meshmend.membership.history import History, Record
+from meshmend.membership.membership import Membership
+from meshmend.membership.messages import FRESH, Go, Status
+from meshmend.membership.timing import Timing
 from meshmend.topology.failures import Chip, Link
 from meshmend.topology.graph import components
 from meshmend.topology.mesh import Mesh
@@ -50,6 +54,8 @@ class Worker:
     generation: Generation | None = None  # heard of last, as the next three
     go: Go | None = None
     turned_away: bool = False
+    is_stale: bool = False
+    memory: Generation | None = None
     wait: str = ""
     was_told: str = ""
     is_stopped: bool = False
@@ -78,10 +84,9 @@ class Worker:
 
     def hello(self) -> tuple[str, Any]:
         """What it says first: how it stands, and the generation it heard of last."""
-        is_known = self.generation is not None and self.state_version != FRESH
-        heard = self.generation.number if self.generation else 0
+        heard = self.memory.number if self.memory else 0
         status = replace(self.status, generation=max(self.status.generation, heard))
-        return "hello", (status, self.generation if is_known else None)
+        return "hello", (status, self.memory if self.state_version != FRESH else None)
 
 
 class Job:
@@ -90,7 +95,7 @@ class Job:
     def __init__(self, mesh: Mesh, board: tuple[int, ...]) -> None:
         self.mesh, self.board = mesh, board
         self.whole = replace(mesh, failed=frozenset(), failed_links=frozenset())
-        self.timing = Timing(gather_s=3.0, recall_s=0.5)
+        self.timing = Timing(gather_s=3.0, recall_s=0.5, holder_timeout_s=2.0)
         self.now = 0.0
         self.situation: tuple[Any, ...] | None = None
         self.ports = count(1)
@@ -104,6 +109,10 @@ class Job:
         self.summed: dict[tuple[int, int], dict[Worker, Bits]] = {}
         self.dropped: set[tuple[frozenset[int], int]] = set()
         self.sums: dict[tuple[int, int], Bits] = {}
+        self.deepest = Bits()  # the last sum that any worker ever held and that counts
+        self.record = Record("job")  # what coordinators keep on disk
+        self.lost_steps: list[int] = []
+        self.failure = ""
         self.start_coordinator()
 
     # What may happen to it.
@@ -131,7 +140,7 @@ class Job:
             worker.hangs = False
 
     def drop_silent(self) -> None:
-        """LoopPosition away every worker that hangs."""
+        """Turn away every worker that hangs."""
         for worker in list(self.line_of.values()):
             if worker.hangs and self.membership is not None:
                 self._turn_away(worker)
@@ -148,7 +157,9 @@ class Job:
 
     def start_coordinator(self) -> None:
         if self.membership is None:
-            self.membership = Membership(self.mesh, self.timing, board=self.board)
+            self.membership = Membership(
+                self.mesh, self.timing, board=self.board, history=History(self.record)
+            )
 
     def cut(self, link: Link) -> None:
         self.broken.add(link)
@@ -191,17 +202,23 @@ class Job:
         """Let the coordinator say what is to be said."""
         if self.membership is None:
             return
-        while (decision := self.membership.decide(self.now)).generation or decision.go:
+        while (decision := self.membership.decide(self.now)) != Decision():
             if generation := decision.generation:
                 self._check_made(generation)
-                self._say(generation.chips, "generation", generation_from(generation.as_json()))
+                self._say(generation.chips, "generation", generation)
                 for chip in generation.chips:
                     if chip in self.line_of:
                         self.line_of[chip].was_told = ""
             elif decision.go:
-                self._check_go(decision.go)
+                self._check_go(decision.go, restored=decision.lost_step is not None)
+                self.record = self.membership.history.record
                 assert self.membership.generation is not None
                 self._say(self.membership.generation.chips, "go", decision.go)
+            elif decision.lost_step is not None:
+                self.lost_steps.append(decision.lost_step)
+            elif decision.failed:
+                self.failure = decision.failed
+                return
         self._tell_waiting(self.membership)
 
     def listen(self, chip: Chip) -> None:
@@ -213,12 +230,13 @@ class Job:
         worker.is_stopped |= kind != "go"
         if kind == "generation":
             worker.generation, worker.go, worker.wait = content, None, ""
+            worker.memory = content
         elif kind == "go":
             worker.go = content
         elif kind == "wait":
             worker.wait = content
         else:
-            worker.turned_away = True
+            worker.turned_away, worker.is_stale = True, content
 
     def act(self, chip: Chip) -> None:
         """Let a worker's main thread do the next thing."""
@@ -236,6 +254,8 @@ class Job:
 
     def turn(self, first: int = 0) -> None:
         """Let everything go on a little, one worker after another."""
+        if self.failure:
+            return
         chips = self.whole.live
         for chip in (*chips[first % len(chips) :], *chips[: first % len(chips)]):
             self.connect(chip)
@@ -249,6 +269,8 @@ class Job:
 
     def is_calm(self) -> bool:
         """Whether nothing is under way any more."""
+        if self.failure:
+            return True
         lines = [*self.workers.values(), *self.line_of.values()]
         is_quiet = not any(worker.says or worker.hears for worker in lines)
         is_there = all(worker.is_connected for worker in self.workers.values())
@@ -272,6 +294,10 @@ class Job:
             worker.bits = self.sums.setdefault(key, Bits(worker.bits.depth + 1, worker.bits))
             worker.step += 1
             worker.note(is_ready=True)
+            if worker.bits.depth > self.deepest.depth:
+                is_kept = self.deepest.depth == 0 or worker.bits.is_from(self.deepest)
+                assert is_kept, "two histories"
+                self.deepest = worker.bits
         elif worker.is_stopped:
             worker.note(is_ready=False)
             worker.doing = "waiting"
@@ -340,7 +366,9 @@ class Job:
         worker.tell(is_ready=True)
 
     def _come_back(self, worker: Worker) -> None:
-        worker.turned_away, worker.state_version, worker.doing = False, FRESH, "waiting"
+        worker.turned_away, worker.doing = False, "waiting"
+        if worker.is_stale:
+            worker.state_version = FRESH
         worker.generation, worker.go = None, None
         worker.note(is_ready=False)
 
@@ -350,14 +378,14 @@ class Job:
         assert self.membership is not None
         address = ("host", worker.port)
         if self.membership.arrive(worker.chip, address, status=status, memory=memory, now=self.now):
-            self._turn_away(worker)
+            self._turn_away(worker, is_stale=True)
             return
         worker.was_told = ""
         self.situation = None
 
-    def _turn_away(self, worker: Worker) -> None:
+    def _turn_away(self, worker: Worker, *, is_stale: bool = False) -> None:
         assert self.membership is not None
-        self._say([worker.chip], "turned away", None)
+        self._say([worker.chip], "turned away", is_stale)
         del self.line_of[worker.chip]
         worker.is_connected = False
         worker.says.clear()
@@ -397,15 +425,24 @@ class Job:
         self.mesh_of[generation.number] = generation.mesh_of(self.whole)
         assert len(components(self.mesh_of[generation.number])) == 1
 
-    def _check_go(self, go: Go) -> None:
-        """What the holders give is missing nothing that a worker who is there has.
+    def _check_go(self, go: Go, *, restored: bool) -> None:
+        """What the holders give is missing nothing that any worker ever had.
 
         But for one step at most: that was in flight when a chip was cut off or counted as dead.
+        If it was told that the state is lost, the history goes on from what is left.
         """
         bits = {self.line_of[chip].bits for chip in go.holders}
         latest = max(self.line_of[chip].state_version for chip in go.holders)
         assert len(bits) == 1
         (given,) = bits
+        if restored:
+            assert self.lost_steps, "a state was lost without a word"
+            self.deepest = given
+            return
+        before = self.deepest.before
+        is_kept = given.is_from(self.deepest) or (before and given.is_from(before))
+        assert is_kept or self.deepest.depth == 0, "a step was lost"
+        self.deepest = given
         for chip, worker in self.line_of.items():
             if worker.state_version == FRESH or any(kind == "hello" for kind, _ in worker.says):
                 continue

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -17,6 +17,7 @@ from meshmend.launch.children import Child
 from meshmend.launch.elastic_job import ElasticJob
 from meshmend.launch.job_processes import JobProcesses
 from meshmend.launch.process_control import ProcessControl
+from meshmend.membership.messages import CutLink, MendLink, Message
 from meshmend.planning.settings import Settings
 from meshmend.topology.failures import Block, Failure, Link
 from meshmend.topology.text import parse_mesh
@@ -30,7 +31,7 @@ class ControlledJob:
 
     worker: Child
     coordinator: Child
-    told: list[Any] = field(default_factory=list)
+    told: list[Message] = field(default_factory=list)
     failed: list[Failure] = field(default_factory=list)
     repaired: list[Failure] = field(default_factory=list)
 
@@ -125,7 +126,8 @@ def test_the_coordinator_hears_of_links_and_a_testbed_of_all_that_breaks(
         job.control(is_testbed=True).cut(failure)
         job.control(is_testbed=True).mend(failure)
 
-    assert (n_told, len(job.told)) == (2, 4)
+    assert n_told == 2
+    assert job.told == [CutLink(LINK), MendLink(LINK)] * 2
     assert job.failed == job.repaired == [CHIP, LINK]
 
 

@@ -7,24 +7,54 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from meshmend.errors import ChannelError, RefusedError
-from meshmend.membership.client import Member, News, WorkerIdentity
-from meshmend.membership.coordinator import COORDINATOR, OBSERVER, Coordinator, JobSpec
-from meshmend.membership.membership import FRESH, Status, Timing
-from meshmend.net.channel import Channel, Message
+from meshmend.membership.client import News, WorkerIdentity
+from meshmend.membership.coordinator_client import CoordinatorClient
+from meshmend.membership.coordinator_server import COORDINATOR, OBSERVER, CoordinatorServer
+from meshmend.membership.events import (
+    Event,
+    GenerationBegan,
+    GenerationForming,
+    WorkerArrived,
+    WorkerStepped,
+    WorkerTurnedAway,
+)
+from meshmend.membership.job_spec import JobSpec
+from meshmend.membership.message_channel import MessageChannel
+from meshmend.membership.messages import (
+    FRESH,
+    CutLink,
+    Heartbeat,
+    Hello,
+    MendLink,
+    Message,
+    Observe,
+    Observed,
+    Refused,
+    Report,
+    Status,
+    StatusChanged,
+    TryLater,
+    encode_message,
+)
+from meshmend.membership.timing import Timing
+from meshmend.net.channel import Channel
 from meshmend.net.handshake import ConnectRequest, Deadline, dial
 from meshmend.net.listener import Address, listening
-from meshmend.topology.failures import Chip
+from meshmend.topology.failures import Chip, parse_link
 from meshmend.topology.text import parse_mesh
 
 SECRET = b"known to all of us"
 MESH = parse_mesh("2x4")
 TIMING = Timing(doubt_s=0.05, gather_s=10.0, recall_s=1.0, heartbeat_timeout_s=1.2)
-CHARGE = JobSpec("ours", MESH, (2, 2), TIMING)
+SPEC = JobSpec("ours", MESH, (2, 2), TIMING)
+
+
+Kind = TypeVar("Kind", bound=Event)
 
 
 class Served:
@@ -33,28 +63,39 @@ class Served:
     def __init__(self, address: Address = ("127.0.0.1", 0)) -> None:
         listener = listening(*address)
         self.address: Address = listener.getsockname()[:2]
-        self._coordinator = Coordinator(listener, SECRET, CHARGE)
+        self._server = CoordinatorServer(listener, SECRET, SPEC)
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
-        self._watcher = line_to(self.address, OBSERVER)
-        self._watcher.send({"kind": "observe", "job": "ours"})
-        self.events: list[Message] = []
+        self._watcher = connected(self.address, OBSERVER)
+        self._watcher.send(Observe("ours"))
+        self.events: list[Observed] = []
         self._is_closed = False
 
-    def until(self, is_enough: Callable[[Message], bool], within_s: float = 20.0) -> Message:
-        """Return the first event that is enough, heard of since the last."""
+    def until(self, kind: type[Kind], within_s: float = 60.0) -> tuple[float, Kind]:
+        """Return the first event of a kind, heard of since the last, and when it was."""
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
-            self.events += self._watcher.receive()
+            for message in self._watcher.receive():
+                assert isinstance(message, Observed)
+                self.events.append(message)
             while self.events:
-                event = self.events.pop(0)
-                if is_enough(event):
-                    return event
+                observed = self.events.pop(0)
+                if isinstance(observed.event, kind):
+                    return observed.clock, observed.event
             time.sleep(0.005)
         raise AssertionError("it never happened")
 
-    def until_event(self, kind: str) -> Message:
-        return self.until(lambda event: event["event"] == kind)
+    def event(self, kind: type[Kind]) -> Kind:
+        """Return the first event of a kind, heard of since the last."""
+        return self.until(kind)[1]
+
+    def ask(self, message: Message) -> None:
+        """Ask something of the coordinator, as an observer."""
+        self._watcher.send(message)
+
+    @property
+    def n_workers(self) -> int:
+        return len(self._server._coordinator._worker_of)
 
     @property
     def is_serving(self) -> bool:
@@ -70,46 +111,38 @@ class Served:
         if not self._is_closed:
             self._is_closed = True
             self._watcher.close()
-            self._coordinator.close()
+            self._server.close()
             self._thread.join(5.0)
 
     def _serve(self) -> None:
         with suppress(OSError, ValueError, KeyError):  # it was closed under way, as if killed
-            self._coordinator.serve()
+            self._server.serve()
 
 
-def line_to(address: Address, caller: int = 0, secret: bytes = SECRET) -> Channel:
-    patience = Deadline(time.monotonic() + 5.0)
-    return Channel(dial(address, secret, ConnectRequest(caller, COORDINATOR), patience))
+def raw_channel(address: Address, caller: int = 0) -> Channel:
+    deadline = Deadline(time.monotonic() + 60.0)
+    return Channel(dial(address, SECRET, ConnectRequest(caller, COORDINATOR), deadline))
 
 
-def hello(chip: Chip, **changes: Any) -> Message:
+def connected(address: Address, caller: int = 0) -> MessageChannel:
+    return MessageChannel(raw_channel(address, caller))
+
+
+def hello(chip: Chip, *, status: Status | None = None, **changes: Any) -> Hello:
     """What a new worker says first."""
-    return {
-        "kind": "hello",
-        "job": "ours",
-        "shape": MESH.shape,
-        "chip": chip,
-        "address": ("127.0.0.1", 1),
-        "memory": None,
-        "generation": 0,
-        "ready": False,
-        "state_version": FRESH,
-        "step": 0,
-        "finished": False,
-        "lost": (),
-        **changes,
-    }
+    said = Hello("ours", MESH.shape, chip, ("127.0.0.1", 1), status or Status())
+    return replace(said, **changes)
 
 
-def answer_to(address: Address, *messages: Message) -> list[Message]:
+def answer_to(address: Address, *frames: bytes) -> list[Message]:
     """Return all that the coordinator answers to a stranger until it hangs up."""
-    channel = line_to(address)
+    raw = raw_channel(address)
+    channel = MessageChannel(raw)
     came: list[Message] = []
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + 60.0
     try:
-        for message in messages:
-            channel.send(message)
+        for frame in frames:
+            raw.send(frame)
         while time.monotonic() < deadline:
             came += channel.receive()
             time.sleep(0.005)
@@ -133,7 +166,9 @@ class Hand:
     def __init__(self, chip: Chip, coordinator: Address, secret: bytes = SECRET) -> None:
         seat = MESH.rank_of[chip]
         self.chip = chip
-        self.member = Member(WorkerIdentity("ours", MESH.shape, chip, seat, coordinator, secret))
+        self.client = CoordinatorClient(
+            WorkerIdentity("ours", MESH.shape, chip, seat, coordinator, secret)
+        )
         self.severed: list[Chip] = []
         self.error: Exception | None = None
         self._is_closed = False
@@ -144,19 +179,19 @@ class Hand:
 
     @property
     def news(self) -> News:
-        return self.member.news
+        return self.client.news
 
     def tell(self, **changes: Any) -> None:
         self.status = replace(self.status, **changes)
-        self.member.tell(self.status)
+        self.client.tell(self.status)
 
     def close(self) -> None:
         self._is_closed = True
-        self.member.close()
+        self.client.close()
         self._thread.join(2.0)
 
     def _join(self) -> None:
-        self.member.join(
+        self.client.join(
             ("127.0.0.1", 1000 + MESH.rank_of[self.chip]),
             self.status,
             on_change=lambda: None,
@@ -165,7 +200,7 @@ class Hand:
 
     def _work(self) -> None:
         while not self._is_closed:
-            news = self.member.news
+            news = self.client.news
             if news.refused:
                 self.error = RefusedError(news.refused)
                 return
@@ -199,34 +234,32 @@ def served() -> Iterator[Served]:
     coordinator.close()
 
 
-def chips_of(event: Message) -> list[Chip]:
-    return [tuple(chip) for chip in event["chips"]]
-
-
 def test_strangers_are_refused_and_change_nothing(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING), hands(served) as made:
-        first = served.until_event("generation")
+        first = served.event(GenerationBegan)
         refused = [
-            (hello((0, 0), job="theirs"), "it belongs to job 'theirs', this is 'ours'"),
-            (hello((0, 0), shape=(4, 4)), r"not of this mesh"),
-            (hello((7, 7)), "not of this mesh"),
-            ({"kind": "status"}, "an unexpected message 'status'"),
-            ({"kind": "hello", "job": "ours"}, "a message that makes no sense"),
-            ({**hello((0, 0)), "chip": 7}, "a message that makes no sense"),
+            (encode_message(hello((0, 0), job="theirs")), "it belongs to job 'theirs', this is"),
+            (encode_message(hello((0, 0), shape=(4, 4))), "not of this mesh"),
+            (encode_message(hello((7, 7))), "not of this mesh"),
+            (encode_message(StatusChanged(Status())), "an unexpected message 'status'"),
+            (b'{"v":3,"kind":"hello","job":"ours"}', "a message 'hello' needs a value under"),
+            (b'{"v":3,"kind":"dance"}', "needs a kind among hello, status"),
+            (b'{"v":2,"kind":"over"}', "this end speaks version 3 of the protocol"),
+            (b"[" * 100_000, "a frame needs a JSON object"),
         ]
-        for message, why in refused:
-            (answer,) = answer_to(served.address, message)
-            assert answer["kind"] == "refused"
-            assert why in answer["why"]
+        for frame, why in refused:
+            (answer,) = answer_to(served.address, frame)
+            assert isinstance(answer, Refused)
+            assert why in answer.why
             assert why in caplog.text
-        (answer,) = answer_to(served.address, hello((0, 0)))
-        assert answer == {"kind": "later", "why": "chip (0, 0) is taken by another worker"}
+        (answer,) = answer_to(served.address, encode_message(hello((0, 0))))
+        assert answer == TryLater("chip (0, 0) is taken by another worker")
 
-        assert chips_of(first) == list(MESH.live)
+        assert first.chips == MESH.live
         numbers = {hand.news.generation.number for hand in made.values() if hand.news.generation}
-        assert numbers == {first["number"]}
+        assert numbers == {first.number}
         assert served.is_serving
 
 
@@ -234,18 +267,18 @@ def test_garbage_and_silence_on_the_port_harm_nobody(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING), hands(served):
-        served.until_event("generation")
+        served.event(GenerationBegan)
         stranger = socket.create_connection(served.address)
         stranger.sendall(b"GET / HTTP/1.1\r\nHost: somewhere.example.org\r\nAccept: */*\r\n\r\n")
         with suppress(ConnectionResetError):
             assert stranger.recv(10) == b""
         stranger.close()
-        channel = line_to(served.address)  # knows the secret, and says nothing sensible
-        channel._connection.sendall(b"\x00\x00\x00\x05hello")
+        channel = raw_channel(served.address)  # knows the secret, and says nothing sensible
+        channel.send(b"hello")
         silent = answer_to(served.address)
         channel.close()
 
-        assert silent == [{"kind": "refused", "why": "it does not say who it is"}]
+        assert silent == [Refused("it does not say who it is")]
         assert "a stranger, whose first bytes are b'GET / HTTP'" in caplog.text
         assert served.is_serving
 
@@ -265,72 +298,70 @@ def test_a_worker_with_a_wrong_secret_is_refused_on_both_sides(
 
 def test_a_worker_that_stops_beating_is_turned_away_and_may_come_back(served: Served) -> None:
     others = tuple(chip for chip in MESH.live if chip != (0, 0))
-    silent = line_to(served.address)
+    silent = connected(served.address)
     silent.send(hello((0, 0)))
     beats = threading.Event()
 
     def beat() -> None:
         while not beats.wait(0.05):
-            silent.send({"kind": "beat", "turn": (0, 0)})
+            silent.send(Heartbeat(0, 0))
 
     threading.Thread(target=beat, daemon=True).start()
     with hands(served, others):
-        assert len(chips_of(served.until_event("forming"))) == 8
+        assert len(served.event(GenerationForming).chips) == 8
         beats.set()
-        stopped = time.monotonic()
-        event = served.until_event("turned away")
+        event = served.event(WorkerTurnedAway)
 
-        assert event["clock"] - stopped < 2 * TIMING.heartbeat_timeout_s
-        assert (tuple(event["chip"]), "silent for" in event["why"]) == ((0, 0), True)
-        assert chips_of(served.until_event("generation")) == list(others)
+        assert (event.chip, "silent for" in event.why) == ((0, 0), True)
+        assert served.event(GenerationBegan).chips == others
         with hands(served, ((0, 0),)):
-            assert len(chips_of(served.until_event("generation"))) == 8
+            assert len(served.event(GenerationBegan).chips) == 8
     silent.close()
 
 
 def test_a_coordinator_that_is_started_again_learns_the_job(served: Served) -> None:
     with hands(served) as made:
-        before = served.until_event("generation")
+        before = served.event(GenerationBegan)
         served.close()
         again = Served(served.address)
         # Some may have come before there was anyone to watch.
-        soon(lambda: len(again._coordinator._line_of) == MESH.n_live)
-        assert len(again._coordinator._line_of) == MESH.n_live
+        soon(lambda: again.n_workers == MESH.n_live)
+        assert again.n_workers == MESH.n_live
         time.sleep(0.1)
         numbers = {hand.news.generation.number for hand in made.values() if hand.news.generation}
-        assert numbers == {before["number"]}  # nothing has changed, nobody is disturbed
+        assert numbers == {before.number}  # nothing has changed, nobody is disturbed
 
         made[0, 3].close()
-        after = again.until_event("generation")
-        assert chips_of(after) == [chip for chip in MESH.live if chip != (0, 3)]
-        assert after["number"] > before["number"]
-        assert after["step"] == 1
+        after = again.event(GenerationBegan)
+        assert after.chips == tuple(chip for chip in MESH.live if chip != (0, 3))
+        assert after.number > before.number
+        assert after.step == 1
         again.close()
 
 
 def test_a_lost_link_is_cut_and_chips_that_it_cuts_off_wait_and_know_why(served: Served) -> None:
     with hands(served) as made:
-        served.until_event("generation")
+        served.event(GenerationBegan)
         made[0, 1].tell(ready=False, lost=((0, 2),))
-        event = served.until_event("generation")
-        assert (len(chips_of(event)), event["cut"]) == (8, ["link:0,1-0,2"])
+        event = served.event(GenerationBegan)
+        assert (len(event.chips), event.cut) == (8, ("link:0,1-0,2",))
         time.sleep(0.1)
         made[1, 2].tell(ready=False, lost=((1, 1),))
-        event = served.until_event("generation")
+        event = served.event(GenerationBegan)
 
-        waiting = [tuple(chip) for chip in event["waiting"]]
-        assert len(chips_of(event)) == len(waiting) == 4
+        waiting = event.waiting
+        assert len(event.chips) == len(waiting) == 4
         soon(lambda: all(made[chip].news.wait for chip in waiting))
         for chip in waiting:
             assert made[chip].news.wait == "it is cut off from the largest live part of the mesh"
-        served._watcher.send({"kind": "mend", "link": "link:1,1-1,2"})
-        assert len(chips_of(served.until_event("generation"))) == 8
+        served.ask(MendLink(parse_link("link:1,1-1,2")))
+        assert len(served.event(GenerationBegan).chips) == 8
 
 
 def test_a_cut_that_is_asked_for_reaches_both_ends(served: Served) -> None:
     with hands(served) as made:
-        served.until_event("generation")
-        served._watcher.send({"kind": "cut", "link": "link:0,1-0,2"})
+        served.event(GenerationBegan)
+        served.ask(CutLink(parse_link("link:0,1-0,2")))
         soon(lambda: bool(made[0, 1].severed and made[0, 2].severed))
 
         assert made[0, 1].severed == [(0, 2)]
@@ -339,59 +370,65 @@ def test_a_cut_that_is_asked_for_reaches_both_ends(served: Served) -> None:
 
 def test_half_a_board_waits_for_the_rest_of_it(served: Served) -> None:
     with hands(served) as made:
-        served.until_event("generation")
+        served.event(GenerationBegan)
         for chip in ((0, 3), (1, 3)):
             made.pop(chip).close()
-        while len(chips_of(served.until_event("generation"))) != 6:
+        while len(served.event(GenerationBegan).chips) != 6:
             pass
         with hands(served, ((0, 3),)) as back:
-            served.until_event("arrived")
+            served.event(WorkerArrived)
             soon(lambda: bool(back[0, 3].news.wait))
             assert "its board joins whole, and (1, 3) is missing" in back[0, 3].news.wait
             with hands(served, ((1, 3),)):
-                assert len(chips_of(served.until_event("generation"))) == 8
+                assert len(served.event(GenerationBegan).chips) == 8
 
 
 def test_what_workers_report_reaches_who_watches(served: Served) -> None:
     with hands(served) as made:
-        served.until_event("generation")
-        made[1, 1].member.report(step=1, loss=0.5)
-        event = served.until_event("done")
+        served.event(GenerationBegan)
+        stepped = WorkerStepped((1, 1), 1, 1, 2.5, leads=True, first=True, loss=0.5, samples=8)
+        made[1, 1].client.report(stepped)
 
-        assert (tuple(event["chip"]), event["step"], event["loss"]) == ((1, 1), 1, 0.5)
+        assert served.event(WorkerStepped) == stepped
 
 
 def test_when_all_have_finished_all_are_told_and_it_ends(served: Served) -> None:
     with hands(served) as made:
-        served.until_event("generation")
+        served.event(GenerationBegan)
         time.sleep(0.1)
         for hand in made.values():
             hand.tell(finished=True)
         for hand in made.values():
-            hand.member.await_news(lambda news: news.is_over)
+            hand.client.await_news(lambda news: news.is_over)
     served.wait()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize(
-    "message",
+    ("message", "why"),
     [
-        hello((0, 3), memory={"number": 1, "seats": [], "cut": ["nonsense"], "mended": []}),
-        hello((0, 3), memory={"number": 1, "seats": [], "cut": ["0,1"], "mended": []}),
-        hello((0, 3), generation=float("inf")),
-        {**hello((0, 3), generation=2, lost=[(0, 3)]), "kind": "status"},
+        (StatusChanged(Status(generation=2, lost=((0, 3),))), "lost (0, 3), which is no peer"),
+        (StatusChanged(Status(generation=2, lost=((9, 9),))), "lost (9, 9), which is no peer"),
+        (hello((0, 3)), "an unexpected message 'hello'"),
+        (Observe("ours"), "an unexpected message 'observe'"),
+        (
+            Report(WorkerStepped((0, 0), 1, 1, 2.5, leads=True, first=True, loss=None, samples=8)),
+            "an unexpected message 'report'",
+        ),
     ],
-    ids=["no link", "a chip for a link", "no number", "lost itself"],
+    ids=["lost itself", "lost nobody", "two hellos", "turns observer", "reports for another"],
 )
-def test_a_worker_that_talks_nonsense_does_not_end_the_coordinator(
-    served: Served, message: Message
+def test_a_worker_that_talks_nonsense_is_refused_and_its_chip_is_free_again(
+    served: Served, message: Message, why: str
 ) -> None:
     with hands(served) as made:
-        served.until_event("generation")
+        served.event(GenerationBegan)
         made.pop((0, 3)).close()
-        served.until_event("generation")
-        before = [] if message["kind"] == "hello" else [hello((0, 3))]
-        answers = answer_to(served.address, *before, message)
+        served.event(GenerationBegan)
+        frames = (encode_message(hello((0, 3))), encode_message(message))
+        answer = answer_to(served.address, *frames)[-1]
 
-        assert answers[-1]["kind"] == "refused"
-        assert served.is_serving
+        assert isinstance(answer, Refused)
+        assert why in answer.why
+        with hands(served, ((0, 3),)):
+            while len(served.event(GenerationBegan).chips) != MESH.n_live:
+                pass

@@ -1,13 +1,15 @@
 """Who trains together: by hand, and through any order of deaths, hangs, cuts and repairs."""
 
-import json
 from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshmend.membership.generation import Generation, generation_from
-from meshmend.membership.membership import Decision, Membership, Status, Timing
+from meshmend.membership.decision import Decision
+from meshmend.membership.generation import Generation
+from meshmend.membership.membership import Membership
+from meshmend.membership.messages import FRESH, Status
+from meshmend.membership.timing import Timing
 from meshmend.topology.failures import Chip, Link
 from meshmend.topology.graph import components
 from meshmend.topology.mesh import Mesh
@@ -104,6 +106,10 @@ def check_settled(job: Job) -> None:
     """Everybody able trains, all with the same bits, and the next step is done by all."""
     assert job.membership is not None
     generation = job.membership.generation
+    if job.failure:
+        states = {worker.state_version for worker in job.workers.values()}
+        assert states <= {FRESH}, "a state was there to go on from"
+        return
     if not job.workers:
         return
     assert generation is not None
@@ -235,6 +241,67 @@ def test_half_a_board_goes_on_if_nobody_else_knows_what_was_learned() -> None:
 
     assert set(generation_of(job).chips) >= {(2, 2), (2, 3), (3, 2)}
     assert {worker.step for worker in training(job)} != {0}
+    assert job.lost_steps, "the steps that board 0 took alone are told as lost"
+
+
+def test_new_workers_do_not_begin_anew_while_all_who_trained_hang() -> None:
+    """The holders are counted as dead; when they wake, the job goes on from what they hold."""
+    job = started(parse_mesh("1x2"), (1, 1))
+    job.kill((0, 1))
+    settle(job)
+    before = job.workers[0, 0].step
+    job.hang((0, 0))
+    job.drop_silent()
+    job.start_worker((0, 1))
+    for _ in range(50):
+        job.turn()
+    assert job.workers[0, 1].step == 0
+    assert "holds the state after step" in job.workers[0, 1].wait
+    job.wake((0, 0))
+    settle(job)
+
+    assert all(worker.step >= before for worker in training(job))
+    assert len(list(training(job))) == 2
+    assert not job.failure
+
+
+def test_a_job_whose_state_is_gone_for_good_fails_and_says_which_step_is_lost() -> None:
+    job = started(parse_mesh("1x2"), (1, 1))
+    step = job.workers[0, 0].step
+    for chip in ((0, 0), (0, 1)):
+        job.kill(chip)
+        job.start_worker(chip)
+    settle(job)
+
+    assert job.lost_steps[0] >= step - 1
+    assert "no chip that is left holds the state after step" in job.failure
+    assert all(worker.step == 0 for worker in job.workers.values())
+
+
+def test_a_coordinator_that_was_started_again_knows_that_there_was_a_state() -> None:
+    job = started(parse_mesh("1x2"), (1, 1))
+    job.kill_coordinator(loses=True)
+    for chip in ((0, 0), (0, 1)):
+        job.kill(chip)
+        job.start_worker(chip)
+    settle(job)
+
+    assert job.failure
+
+
+def test_a_first_generation_that_took_no_step_is_not_waited_for() -> None:
+    """The chip that gives its first state to the others dies before they have it."""
+    job = Job(parse_mesh("1x2"), (1, 1))
+    for chip in ((0, 0), (0, 1)):
+        job.start_worker(chip)
+    while not (job.membership and job.membership.go):
+        job.turn()
+    job.kill((0, 0))
+    settle(job)
+
+    assert not job.failure
+    assert not job.lost_steps
+    assert [worker.chip for worker in training(job)] == [(0, 1)]
 
 
 def test_a_complaint_is_not_forgotten_with_the_coordinator_that_heard_it() -> None:
@@ -321,19 +388,3 @@ def test_a_generation_is_made_although_things_keep_happening() -> None:
         made.append(membership.decide(0.5 * turn).generation)
 
     assert any(made)
-
-
-def test_a_generation_is_written_and_read_back_the_same() -> None:
-    job = started()
-    for link in LINKS[:2]:
-        job.cut(link)
-    settle(job)
-    job.mend(LINKS[0])
-    settle(job)
-    generation = generation_of(job)
-    assert generation.cut
-    assert generation.mended
-
-    text = json.dumps(generation.as_json())
-
-    assert generation_from(json.loads(text)) == generation

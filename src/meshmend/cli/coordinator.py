@@ -20,7 +20,7 @@ from meshmend.cli.options import (
 if TYPE_CHECKING:
     import socket
 
-    from meshmend.membership.coordinator import JobSpec
+    from meshmend.membership.job_spec import JobSpec
 
 JobOption = Annotated[
     str, typer.Option("--job", metavar="NAME", help="Workers of another job are refused.")
@@ -73,8 +73,8 @@ def coordinator_command(
     from meshmend.errors import TerminatedError
     from meshmend.launch.hosts import board_from, endpoint_from, secret_from
     from meshmend.launch.termination import TERMINATED, terminable
-    from meshmend.membership.coordinator import JobSpec
-    from meshmend.membership.membership import Timing
+    from meshmend.membership.job_spec import JobSpec
+    from meshmend.membership.timing import Timing
     from meshmend.net.listener import listening
 
     begin = mesh_of(mesh, wrap, fail)
@@ -96,12 +96,12 @@ def coordinator_command(
 
 def _serve(listener: "socket.socket", secret: bytes, spec: "JobSpec") -> None:
     from meshmend.cli.job_lines import JobLines
-    from meshmend.membership.coordinator import Coordinator
+    from meshmend.membership.coordinator_server import CoordinatorServer
 
     # What it refuses and turns away are lines of ours; strangers at the door are only logged.
     logging.getLogger("meshmend.membership.coordinator").setLevel(logging.ERROR)
     lines = JobLines(spec.mesh.n_chips)
-    coordinator = Coordinator(listener, secret, spec, on_event=lines.take)
+    coordinator = CoordinatorServer(listener, secret, spec, on_event=lines.take)
     try:
         coordinator.serve()
     finally:

@@ -22,7 +22,7 @@ from meshmend.errors import InputError
 if TYPE_CHECKING:
     from meshmend.launch.elastic_script import ElasticScript
     from meshmend.launch.static_job import StaticJob
-    from meshmend.membership.membership import Timing
+    from meshmend.membership.timing import Timing
 
 # Everything after the script is the script's.
 CONTEXT = {"allow_interspersed_args": False}
@@ -101,7 +101,7 @@ def run_command(
     modules = tuple(preload or ())
     if elastic:
         from meshmend.launch.elastic_script import ElasticScript
-        from meshmend.membership.membership import Timing
+        from meshmend.membership.timing import Timing
 
         run = ElasticScript(settings, what, run_dir=run_dir, preload=modules)
         return run_elastic_script(

@@ -144,7 +144,7 @@ def train_command(
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from meshmend.faults.fault import parse_fault
     from meshmend.launch.training import Training, new_run_dir, train
-    from meshmend.membership.membership import Timing
+    from meshmend.membership.timing import Timing
     from meshmend.planning.settings import Settings
     from meshmend.report.training_summary import train_summary
     from meshmend.train.samples import batch_of

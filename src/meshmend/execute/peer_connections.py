@@ -27,7 +27,7 @@ class PeerConnections:
         self._stop_fd = stop_fd
         self._arrived: dict[int, tuple[int, socket.socket]] = {}
         self._changed = threading.Condition()
-        listener = listening(bind, backlog=len(labels) + 8)
+        listener = listening(bind)
         self._listener = Listener(listener, secret, rank, name=self._me, admit=self._admit)
         self.address: Address = self._listener.address
 

@@ -9,16 +9,30 @@ import os
 import secrets
 import time
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from meshmend.faults.fault_injector import FaultInjector, InjectedFault
 from meshmend.launch.children import Child
-from meshmend.launch.elastic_job import ElasticJob, Event, Outcome
+from meshmend.launch.elastic_job import ElasticJob, Outcome
 from meshmend.launch.job_processes import JobProcesses
 from meshmend.launch.observer import Observer
 from meshmend.launch.process_control import ProcessControl
 from meshmend.launch.recoveries import Recoveries, Recovery
-from meshmend.net.channel import Message
+from meshmend.membership.events import (
+    CheckpointSaved,
+    CoordinatorChanged,
+    CoordinatorState,
+    Event,
+    FaultHappened,
+    FaultMissed,
+    GenerationBegan,
+    GenerationForming,
+    StepFinished,
+    TimedEvent,
+    WorkerSaved,
+    WorkerStepped,
+)
+from meshmend.membership.messages import Absent, Finish
 from meshmend.net.listener import listening
 from meshmend.planning.plan_cache import Sums, plan_losses
 from meshmend.topology.failures import Chip, board_shape
@@ -75,7 +89,7 @@ class _Launcher:
         self._started = time.monotonic()
         self._step = 0
         self._sums: Sums = job.sums
-        self._formed: Event = {}
+        self._formed: GenerationBegan | None = None
         self._why_forming = ""
         self._counts: list[int] = []
         self._ended: set[int] = set()  # processes whose end has been taken up
@@ -108,7 +122,7 @@ class _Launcher:
     def tell_missed(self) -> None:
         """Tell of faults that were to come, but the job was over before."""
         for fault in self._injector.missed():
-            self._tell("missed", fault=fault.words)
+            self._tell(FaultMissed(fault.words))
 
     def close(self) -> None:
         """End everything that still runs."""
@@ -135,7 +149,7 @@ class _Launcher:
         A job is over when all its members have done the last step. Who is no member, because it
         came late or is cut off, waits for nothing.
         """
-        members = {tuple(chip) for chip in self._formed.get("chips", ())}
+        members = set(self._formed.chips) if self._formed else set()
         busy = members - self._injector.hung()
         return any(self._processes.workers[chip].code is None for chip in busy)
 
@@ -144,7 +158,7 @@ class _Launcher:
         for_s = self._job.for_s
         if for_s is not None and self._elapsed_s() > for_s and not self._is_called_off:
             self._is_called_off = True
-            self._observer.say({"kind": "finish"})
+            self._observer.say(Finish())
 
     def _look_after_coordinator(self) -> None:
         """Start it again when it has died, and keep a line to it."""
@@ -157,55 +171,49 @@ class _Launcher:
             self._observer.attend(self._processes.children)
         elif self._restart_at is None:
             self._restart_at = time.monotonic() + _RESTART_S
-            self._tell("coordinator", state="lost")
+            self._tell(CoordinatorChanged(CoordinatorState.LOST))
         elif time.monotonic() >= self._restart_at:
             self._restart_at = None
             self._processes.start_coordinator()
-            self._tell("coordinator", state="back")
+            self._tell(CoordinatorChanged(CoordinatorState.BACK))
 
-    def _hear(self, message: Message) -> None:
+    def _hear(self, clock: float, event: Event) -> None:
         """Take up an event of the coordinator, and pass on what users want to see."""
-        kind = message.get("event")
-        if kind is None:
-            return
-        for fault in self._recoveries.take(message):
-            self._tell("recovered", **fault.as_json())
-        facts = {key: value for key, value in message.items() if key not in ("kind", "event")}
-        at = facts.pop("clock")
-        if kind == "forming":
-            self._why_forming = facts["why"]
-        elif kind == "generation":
-            self._counts.append(len(facts["chips"]))
-            self._formed = facts
-            self._look_ahead()
-            self._tell("generation", at=at, why=self._why_forming, **facts)
-        elif kind == "done":
-            self._hear_done(facts)
-        elif kind in ("refused", "turned away", "waiting", "left", "arrived"):
-            self._tell(kind, at=at, **facts)
+        for recovery in self._recoveries.take(clock, event):
+            self._tell(recovery.event())
+        match event:
+            case GenerationForming(why=why):
+                self._why_forming = why
+            case GenerationBegan():
+                self._counts.append(len(event.chips))
+                self._formed = event
+                self._look_ahead()
+                self._tell(replace(event, why=self._why_forming), at=clock)
+            case WorkerSaved():
+                self._tell(CheckpointSaved(event.step, event.path), at=event.at)
+            case WorkerStepped():
+                self._hear_step(event)
+            case _:
+                self._tell(event, at=clock)
 
-    def _hear_done(self, facts: Event) -> None:
-        """Take up what a worker has done: a checkpoint or a step."""
-        if "saved" in facts:
-            self._tell("checkpoint", at=facts["at"], step=facts["step"], path=facts["saved"])
-            return
-        if facts["sums"] and not self._sums:
-            self._sums = tuple((int(count), str(dtype)) for count, dtype in facts["sums"])
+    def _hear_step(self, event: WorkerStepped) -> None:
+        """Take up a step that a worker has done."""
+        if event.sums and not self._sums:
+            self._sums = event.sums
             self._look_ahead()
-        self._step = max(self._step, facts["step"])
-        if facts["leads"]:
-            shown = ("step", "generation", "loss", "samples")
+        self._step = max(self._step, event.step)
+        if event.leads:
             n_chips = self._counts[-1] if self._counts else 1
-            told = {name: facts[name] for name in shown}
-            self._tell("step", at=facts["at"], chips=n_chips, **told)
+            done = StepFinished(event.step, event.generation, n_chips, event.loss, event.samples)
+            self._tell(done, at=event.at)
 
     def _look_ahead(self) -> None:
         if self._formed and self._sums:
             self._processes.look_ahead(self._formed, self._sums)
 
-    def _tell(self, event: str, *, at: float | None = None, **facts: Any) -> None:
+    def _tell(self, event: Event, *, at: float | None = None) -> None:
         moment = time.monotonic() if at is None else at
-        self._job.on_event({"event": event, "t": round(moment - self._started, 4), **facts})
+        self._job.on_event(TimedEvent(max(0.0, moment - self._started), event))
 
     def _notice_deaths(self) -> None:
         """Take up workers that ended: by a fault of ours, by another's hand, or well."""
@@ -217,7 +225,7 @@ class _Launcher:
                 self._is_over = True
                 continue
             if not self._counts:  # who died before the first generation is not waited for
-                self._observer.say({"kind": "absent", "chip": chip})
+                self._observer.say(Absent(chip))
             if not child.was_ended:
                 self._note_death(chip, child)
 
@@ -232,7 +240,7 @@ class _Launcher:
         else:
             what = f"chip {chip} died: {child.how_it_ended}"
             self._ended_badly.append(what)
-        self._happened(Recovery(what, self._step, child.ended))
+        self._happened(Recovery(what, self._step, child.ended, chips=(chip,)))
 
     def _note_injected(self, injected: InjectedFault, at: float) -> None:
         self._happened(
@@ -240,6 +248,8 @@ class _Launcher:
                 injected.words,
                 injected.at_step,
                 at,
+                kind=injected.kind,
+                chips=injected.chips,
                 is_quiet=injected.is_quiet,
                 victims=injected.fault.lost(),
                 back=injected.fault.returned(),
@@ -248,4 +258,5 @@ class _Launcher:
 
     def _happened(self, fault: Recovery) -> None:
         self._recoveries.happened(fault)
-        self._tell("fault", at=fault.at, fault=fault.fault, at_step=fault.at_step)
+        happened = FaultHappened(fault.fault, fault.at_step, fault.kind, fault.chips)
+        self._tell(happened, at=fault.at)

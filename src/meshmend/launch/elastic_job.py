@@ -1,19 +1,16 @@
 """A job that survives, as a value: what to run on which mesh, and what is to happen to it."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from meshmend.faults.fault import Fault
 from meshmend.launch.recoveries import Recovery
-from meshmend.membership.membership import Timing
+from meshmend.membership.events import TimedEvent
+from meshmend.membership.timing import Timing
 from meshmend.planning.plan_cache import Sums
 from meshmend.planning.settings import Settings
 from meshmend.topology.failures import Chip, Failure
-
-Event = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,7 @@ class ElasticJob:
     settings: Settings
     body: Callable[[], int]
     run_dir: Path
-    on_event: Callable[[Event], None]
+    on_event: Callable[[TimedEvent], None]
     faults: tuple[Fault, ...] = ()
     timing: Timing = field(default_factory=Timing)
     board: tuple[int, ...] = ()
@@ -66,8 +63,3 @@ class Outcome:
     why: str
     recoveries: tuple[Recovery, ...]
     chips: tuple[int, ...]
-
-
-def event_line(event: Event) -> str:
-    """Return an event as a line of `events.jsonl`."""
-    return json.dumps(event, separators=(",", ":")) + "\n"

@@ -15,9 +15,10 @@ import torch
 from meshmend.errors import InputError
 from meshmend.faults.fault import Fault
 from meshmend.launch.elastic import run_elastic
-from meshmend.launch.elastic_job import ElasticJob, Event, Outcome, event_line
+from meshmend.launch.elastic_job import ElasticJob, Outcome
 from meshmend.launch.forked_worker import Script, script_body
-from meshmend.membership.membership import Timing
+from meshmend.membership.events import TimedEvent, event_line
+from meshmend.membership.timing import Timing
 from meshmend.planning.catalogue import prepare
 from meshmend.planning.settings import Settings
 from meshmend.scratch import scratch_folder
@@ -49,7 +50,7 @@ class Ran:
     audit: Audit
 
 
-def run_script(run: ElasticScript, show: Callable[[Event], None]) -> Ran:
+def run_script(run: ElasticScript, show: Callable[[TimedEvent], None]) -> Ran:
     """Run a script through all faults; every event is shown as it happens, and written down.
 
     Raises:
@@ -65,7 +66,7 @@ def run_script(run: ElasticScript, show: Callable[[Event], None]) -> Ran:
     with _folder(run.run_dir) as folder:
         with (folder / "events.jsonl").open("w", encoding="utf-8", buffering=1) as stream:
 
-            def tell(event: Event) -> None:
+            def tell(event: TimedEvent) -> None:
                 stream.write(event_line(event))
                 show(event)
 
@@ -73,7 +74,7 @@ def run_script(run: ElasticScript, show: Callable[[Event], None]) -> Ran:
         return Ran(outcome, audit(folder / "ledger"))
 
 
-def _run(run: ElasticScript, folder: Path, tell: Callable[[Event], None]) -> Outcome:
+def _run(run: ElasticScript, folder: Path, tell: Callable[[TimedEvent], None]) -> Outcome:
     job = ElasticJob(
         settings=run.settings,
         body=script_body(run.script),

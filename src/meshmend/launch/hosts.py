@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from meshmend.errors import HandshakeError, InputError, TransportError
-from meshmend.membership.coordinator import COORDINATOR, OBSERVER
+from meshmend.membership.coordinator_server import COORDINATOR, OBSERVER
 from meshmend.net.handshake import ConnectRequest, Deadline, dial
 from meshmend.net.listener import Address
 from meshmend.topology.failures import Chip, board_shape, format_shape, parse_shape

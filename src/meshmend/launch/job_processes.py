@@ -12,12 +12,14 @@ from dataclasses import replace
 from typing import Final
 
 from meshmend.launch.children import Child, Children
-from meshmend.launch.elastic_job import ElasticJob, Event
+from meshmend.launch.elastic_job import ElasticJob
 from meshmend.launch.forked_worker import Place, work
-from meshmend.membership.coordinator import Coordinator, JobSpec
+from meshmend.membership.coordinator_server import CoordinatorServer
+from meshmend.membership.events import GenerationBegan
+from meshmend.membership.job_spec import JobSpec
 from meshmend.planning.plan_cache import PlanRequest, Sums, plan_ahead
 from meshmend.topology.failures import Chip
-from meshmend.train.worker_environment import member
+from meshmend.train.worker_environment import coordinator_client
 
 _LOW: Final = 19
 _TURN_S: Final = 0.02
@@ -43,7 +45,7 @@ class JobProcesses:
         listener = self._listener
 
         def serve() -> int:
-            coordinator = Coordinator(listener, secret, spec)
+            coordinator = CoordinatorServer(listener, secret, spec)
             coordinator.serve()
             coordinator.close()
             return 0
@@ -70,7 +72,7 @@ class JobProcesses:
             "MESHMEND_CHECK": "1" if job.checks else "",
             **job.environment,
         }
-        place = Place(chip=chip, first=member, enter=job.enter, environment=environment)
+        place = Place(chip=chip, first=coordinator_client, enter=job.enter, environment=environment)
         self.workers[chip] = self.children.start(
             f"[{','.join(map(str, chip))}] ",
             lambda pipes, parent: work(job.body, place, pipes, parent),
@@ -86,15 +88,15 @@ class JobProcesses:
         while any(child.code is None for child in left):
             self.children.handle(_TURN_S)
 
-    def look_ahead(self, formed: Event, sums: Sums) -> None:
+    def look_ahead(self, formed: GenerationBegan, sums: Sums) -> None:
         """Have a process of low priority plan for the loss of each board that is left."""
         job = self._job
         if self._planner is not None:
             self._planner.was_ended = True
             self._planner.signal(signal.SIGKILL)
         whole = replace(job.settings.mesh, failed=frozenset(), failed_links=frozenset())
-        dead = set(whole.live) - {tuple(chip) for chip in formed["chips"]}
-        mesh = replace(whole, failed=frozenset(dead)).without(*formed["cut"])
+        dead = set(whole.live) - set(formed.chips)
+        mesh = replace(whole, failed=frozenset(dead)).without(*formed.cut)
         outlook = PlanRequest(mesh, job.board, job.settings.algorithm, sums)
 
         def plan() -> int:

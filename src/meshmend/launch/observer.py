@@ -1,13 +1,16 @@
-"""A line to the coordinator for one who watches: hears every event, may say a few things."""
+"""A connection to the coordinator for one who watches: hears every event, may ask a few things."""
 
 import time
 from collections.abc import Callable
 from typing import Final
 
-from meshmend.errors import ChannelError, TransportError
+from meshmend.errors import ChannelError, MessageError, TransportError
 from meshmend.launch.children import Children
-from meshmend.membership.coordinator import COORDINATOR, OBSERVER
-from meshmend.net.channel import Channel, Message
+from meshmend.membership.coordinator_server import COORDINATOR, OBSERVER
+from meshmend.membership.events import Event
+from meshmend.membership.message_channel import MessageChannel
+from meshmend.membership.messages import Message, Observe, Observed
+from meshmend.net.channel import Channel
 from meshmend.net.handshake import ConnectRequest, Deadline, dial
 from meshmend.net.listener import Address
 
@@ -18,13 +21,13 @@ class Observer:
     """Hears a coordinator while there is one; what is said meanwhile is kept until there is."""
 
     def __init__(
-        self, job: str, address: Address, secret: bytes, hear: Callable[[Message], None]
+        self, job: str, address: Address, secret: bytes, hear: Callable[[float, Event], None]
     ) -> None:
         self._job = job
         self._address = address
         self._secret = secret
         self._hear = hear
-        self._channel: Channel | None = None
+        self._channel: MessageChannel | None = None
         self._unsaid: list[Message] = []
 
     @property
@@ -58,8 +61,8 @@ class Observer:
         deadline = Deadline(time.monotonic() + _PATIENCE_S)
         try:
             request = ConnectRequest(OBSERVER, COORDINATOR)
-            channel = Channel(dial(self._address, self._secret, request, deadline))
-            channel.send({"kind": "observe", "job": self._job})
+            channel = MessageChannel(Channel(dial(self._address, self._secret, request, deadline)))
+            channel.send(Observe(self._job))
         except (TransportError, ChannelError):
             return  # it will be back
         self._channel = channel
@@ -69,6 +72,7 @@ class Observer:
         assert self._channel is not None
         try:
             for message in self._channel.receive():
-                self._hear(message)
-        except ChannelError:
+                if isinstance(message, Observed):
+                    self._hear(message.clock, message.event)
+        except (ChannelError, MessageError):
             self.drop(children)

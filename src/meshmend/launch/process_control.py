@@ -7,7 +7,7 @@ from meshmend.faults.fault import COORDINATOR, Fault, Process
 from meshmend.launch.children import Child
 from meshmend.launch.elastic_job import ElasticJob
 from meshmend.launch.job_processes import JobProcesses
-from meshmend.net.channel import Message
+from meshmend.membership.messages import CutLink, MendLink, Message
 from meshmend.topology.failures import Chip, Failure, Link
 
 
@@ -45,14 +45,14 @@ class ProcessControl:
     def cut(self, failure: Failure) -> None:
         """Have both ends of a link break their connection; in a testbed, fail its network."""
         if isinstance(failure, Link):
-            self._tell({"kind": "cut", "link": str(failure)})
+            self._tell(CutLink(failure))
         if self._job.fail_network is not None:
             self._job.fail_network(failure)
 
     def mend(self, failure: Failure) -> None:
         """Tell the coordinator that a link is back; in a testbed, repair its network."""
         if isinstance(failure, Link):
-            self._tell({"kind": "mend", "link": str(failure)})
+            self._tell(MendLink(failure))
         if self._job.repair_network is not None:
             self._job.repair_network(failure)
 

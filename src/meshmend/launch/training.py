@@ -19,8 +19,16 @@ import torch
 from meshmend.errors import InputError
 from meshmend.faults.fault import Fault
 from meshmend.launch.elastic import run_elastic
-from meshmend.launch.elastic_job import ElasticJob, Event, Outcome, event_line
-from meshmend.membership.membership import Timing
+from meshmend.launch.elastic_job import ElasticJob, Outcome
+from meshmend.membership.events import (
+    EVENTS,
+    RunEnded,
+    RunStarted,
+    SampleCounts,
+    TimedEvent,
+    event_line,
+)
+from meshmend.membership.timing import Timing
 from meshmend.planning.settings import Settings
 from meshmend.report.tensorboard import TensorBoardLog
 from meshmend.report.training_page import training_page
@@ -69,7 +77,7 @@ class Trained:
     failure: str
 
 
-def train(training: Training, show: Callable[[Event], None]) -> Trained:
+def train(training: Training, show: Callable[[TimedEvent], None]) -> Trained:
     """Train through all faults; every event is shown as it happens, and written down.
 
     Raises:
@@ -90,45 +98,45 @@ def train(training: Training, show: Callable[[Event], None]) -> Trained:
         TensorBoardLog(folder / "tensorboard") as board,
     ):
 
-        def tell(event: Event) -> None:
+        def tell(event: TimedEvent) -> None:
             stream.write(event_line(event))
             board.add(event)
             show(event)
 
-        tell(_beginning(training, model))
+        tell(TimedEvent(0.0, _beginning(training, model)))
         outcome = _run(training, model, tell)
         found = audit(folder / "ledger")
-        answer = _answer(training, outcome, found, folder)
-        tell({"event": "end", "t": answer.pop("t"), **answer})
+        ended = _ended(outcome, found, folder)
+        tell(ended)
     with (folder / _EVENTS).open(encoding="utf-8") as lines:
         run = training_run(lines)
     report = folder / "report.html"
     report.write_text(training_page(run), encoding="utf-8")
+    answer = EVENTS.encode(ended.event)
+    del answer["event"]
     answer |= {"run_dir": str(folder), "report": str(report)}
     return Trained(answer, run, "" if outcome.is_finished else outcome.why)
 
 
-def _beginning(training: Training, model: torch.nn.Module) -> Event:
+def _beginning(training: Training, model: torch.nn.Module) -> RunStarted:
     words = mesh_words(training.settings.mesh)
-    return {
-        "event": "start",
-        "t": 0.0,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "mesh": words["shape"],
-        "wrap": words["wrap"],
-        "fail": words["fail"],
-        "steps": training.steps,
-        "batch": training.batch,
-        "model": training.workload.name,
-        "size": training.size,
-        "rate": training.rate or "the model's own",
-        "seed": training.seed,
-        "policy": training.policy,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-    }
+    return RunStarted(
+        mesh=words["shape"],
+        wrap=words["wrap"],
+        fail=tuple(words["fail"]),
+        steps=training.steps,
+        batch=training.batch,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        model=training.workload.name,
+        size=training.size,
+        rate=training.rate or "the model's own",
+        seed=training.seed,
+        policy=training.policy,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+    )
 
 
-def _run(training: Training, model: torch.nn.Module, tell: Callable[[Event], None]) -> Outcome:
+def _run(training: Training, model: torch.nn.Module, tell: Callable[[TimedEvent], None]) -> Outcome:
     job = ElasticJob(
         settings=training.settings,
         body=lambda: _work(training, model),
@@ -182,26 +190,25 @@ def _work(training: Training, model: torch.nn.Module) -> int:
     return 0
 
 
-def _answer(training: Training, outcome: Outcome, found: Audit, folder: Path) -> dict[str, Any]:
-    """Return what a script wants to know of a run."""
+def _ended(outcome: Outcome, found: Audit, folder: Path) -> TimedEvent:
+    """Return the last event of a run: its figures, from its events and its ledgers."""
     with (folder / _EVENTS).open(encoding="utf-8") as lines:
         so_far = training_run(lines)
     chips = [
         count for at, count in enumerate(outcome.chips) if at == 0 or count != outcome.chips[at - 1]
     ]
     evaluation = folder / _ANSWER
-    last_t = so_far.duration_s
-    return {
-        "t": last_t,
-        "steps": so_far.n_done,
-        "first_loss": so_far.first_loss,
-        "final_loss": so_far.final_loss,
-        "replicas_equal": found.hashed > 0 and not found.split,
-        "samples": {"used": found.used, "lost": found.lost, "repeated": found.repeated},
-        "chips": chips,
-        "faults": [recovery.as_json() for recovery in outcome.recoveries],
-        "evaluation": json.loads(evaluation.read_text()) if evaluation.exists() else {},
-    }
+    event = RunEnded(
+        steps=so_far.n_done,
+        first_loss=so_far.first_loss,
+        final_loss=so_far.final_loss,
+        replicas_equal=found.hashed > 0 and not found.split,
+        samples=SampleCounts(found.used, found.lost, found.repeated),
+        chips=tuple(chips),
+        faults=tuple(recovery.event() for recovery in outcome.recoveries),
+        evaluation=json.loads(evaluation.read_text()) if evaluation.exists() else {},
+    )
+    return TimedEvent(so_far.duration_s, event)
 
 
 def new_run_dir(parent: Path) -> Path:

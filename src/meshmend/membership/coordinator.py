@@ -1,53 +1,82 @@
 """The coordinator: hears of workers that come, go and complain, and says who trains together.
 
+No sockets and no clock: messages and times are given, and what it says goes out through a
+`Connections`. `coordinator_server` is what gives it both.
+
 Its state is soft. Workers step without it; killed and started again it learns the job from them.
 It is on no step's path: a worker is heard when it has something to say. Observers, such as the
 launcher's display, get every event; so a job can be watched, and what watches it can be killed.
 """
 
-import os
-import queue
-import selectors
-import socket
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from logging import getLogger
-from typing import Any, Final
+from typing import Protocol
 
-from meshmend.errors import ChannelError
-from meshmend.membership.generation import generation_from
-from meshmend.membership.membership import Decision, Membership, Status, Timing
+from meshmend.membership.decision import Decision
+from meshmend.membership.events import (
+    ChipsWaiting,
+    ConnectionRefused,
+    Event,
+    GenerationBegan,
+    GenerationForming,
+    JobFailed,
+    StateLost,
+    StateRestored,
+    WorkerArrived,
+    WorkerLeft,
+    WorkerSaved,
+    WorkerStepped,
+    WorkerTurnedAway,
+)
+from meshmend.membership.history import History, Record
+from meshmend.membership.job_spec import JobSpec
+from meshmend.membership.membership import UNHEARD, Membership
+from meshmend.membership.messages import (
+    MESSAGES,
+    Absent,
+    CutLink,
+    Failed,
+    Finish,
+    Heartbeat,
+    Hello,
+    MendLink,
+    Message,
+    NewGeneration,
+    Observe,
+    Observed,
+    Over,
+    Refused,
+    Report,
+    Sever,
+    Status,
+    StatusChanged,
+    TryLater,
+    TurnedAway,
+    Wait,
+    Welcome,
+)
 from meshmend.membership.stragglers import Stragglers
-from meshmend.net.channel import Channel, Message
-from meshmend.net.event_fd import clear
-from meshmend.net.handshake import ConnectRequest
-from meshmend.net.listener import Listener
-from meshmend.topology.failures import Chip, Link, parse_failure
-from meshmend.topology.mesh import Mesh
+from meshmend.topology.failures import Chip, Link
 
 _log = getLogger(__name__)
 
-COORDINATOR: Final = 0xFFFFFFFF  # the rank under which it is called
-OBSERVER: Final = 0xFFFFFFFE
-_FAREWELL_S: Final = 1.0
 
+class Connections(Protocol):
+    """Where a coordinator's words go; connections are known by number."""
 
-@dataclass(frozen=True)
-class JobSpec:
-    """What a coordinator is in spec of: a job on a mesh."""
+    def send(self, connection: int, message: Message) -> None:
+        """Send a message. If that fails, the coordinator is told by `closed`, later."""
 
-    job: str
-    mesh: Mesh
-    board: tuple[int, ...]
-    timing: Timing = field(default_factory=Timing)
+    def hang_up(self, connection: int) -> None:
+        """Close a connection once what was sent is on its way; `closed` is not called for it."""
 
 
 @dataclass
-class _Line:
+class _Connection:
     """A connection: of a worker once it has said which, of an observer, or of neither yet."""
 
-    channel: Channel
+    number: int
     name: str
     heard: float
     chip: Chip | None = None
@@ -55,290 +84,301 @@ class _Line:
 
 
 class Coordinator:
-    """Serves one job until all its workers have finished; `on_event` gets what observers get."""
+    """One job, until all its workers have finished; `on_event` gets what observers get.
+
+    `keep` is called with what must outlive this coordinator before anyone acts on it; `history` is
+    what the one before kept.
+    """
 
     def __init__(
         self,
-        listener: socket.socket,
-        secret: bytes,
         spec: JobSpec,
+        connections: Connections,
         *,
-        on_event: Callable[[Message], None] = lambda message: None,
+        history: History | None = None,
+        keep: Callable[[Record], None] = lambda record: None,
+        on_event: Callable[[float, Event], None] = lambda clock, event: None,
     ) -> None:
         self._spec = spec
+        self._out = connections
         self._on_event = on_event
-        self._membership = Membership(spec.mesh, spec.timing, board=spec.board)
-        self._lines: dict[int, _Line] = {}
-        self._line_of: dict[Chip, _Line] = {}
-        self._reasons: dict[Chip, str] = {}
-        self._stragglers = Stragglers(spec.timing.straggler_timeout_s)
-        self._callers: queue.SimpleQueue[tuple[socket.socket, ConnectRequest]] = queue.SimpleQueue()
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._wake_fd, selectors.EVENT_READ)
-        self._listener = Listener(
-            listener, secret, COORDINATOR, name="the coordinator", admit=self._admit
+        self._keep = keep
+        self._history = history or History(Record(spec.job))
+        self._membership = Membership(
+            spec.mesh, spec.timing, board=spec.board, history=self._history
         )
+        self._connections: dict[int, _Connection] = {}
+        self._worker_of: dict[Chip, _Connection] = {}
+        self._told_to_wait: dict[Chip, str] = {}
+        self._stragglers = Stragglers(spec.timing.straggler_timeout_s)
+        self._looked: float | None = None
+        self.failure = ""  # why the job could not go on
+        self._now = 0.0
 
-    def serve(self) -> None:
-        """Return when all workers have finished and gone."""
-        heartbeat_interval_s = self._spec.timing.heartbeat_timeout_s / 8
-        looked = time.monotonic()
-        while not (self._membership.is_over and not self._line_of):
-            self._handle(self._patience(heartbeat_interval_s))
-            now = time.monotonic()
-            if now - looked > self._spec.timing.heartbeat_timeout_s / 2:
-                # This process itself was held up: what it missed is not the workers' fault.
-                for line in self._lines.values():
-                    line.heard = now
-                self._stragglers.excuse()
-            looked = now
-            self._drop_silent(now)
-            self._drop_stuck(now)
-            while (decision := self._membership.decide(now)) != Decision():
-                self._carry_out(decision)
+    @property
+    def is_done(self) -> bool:
+        """Whether all workers have finished and gone."""
+        return self._membership.is_over and not self._worker_of
 
-    def close(self) -> None:
-        """Stop listening and hang up on everyone."""
-        self._listener.close()
-        for line in list(self._lines.values()):
-            line.channel.close()
-        self._selector.close()
-        os.close(self._wake_fd)
+    def opened(self, number: int, name: str, now: float) -> None:
+        """Take in a new connection."""
+        self._connections[number] = _Connection(number, name, now)
 
-    def _patience(self, heartbeat_interval_s: float) -> float:
-        settled_at = self._membership.settled_at()
-        if settled_at is None:
-            return heartbeat_interval_s
-        return min(heartbeat_interval_s, max(0.0, settled_at - time.monotonic()))
+    def closed(self, number: int, why: str, now: float) -> None:
+        """Take in that a connection is gone."""
+        self._now = now
+        if number in self._connections:
+            self._forget(self._connections[number], why)
 
-    def _admit(self, connection: socket.socket, request: ConnectRequest) -> None:
-        self._callers.put((connection, request))
-        os.eventfd_write(self._wake_fd, 1)
-
-    def _handle(self, timeout_s: float) -> None:
-        for key, events in self._selector.select(timeout_s):
-            if key.fd == self._wake_fd:
-                clear(self._wake_fd)
-                continue
-            line: _Line = key.data
-            try:
-                if events & selectors.EVENT_WRITE:
-                    line.channel.flush()
-                    self._watch(line)
-                if events & selectors.EVENT_READ:
-                    for message in line.channel.receive():
-                        line.heard = time.monotonic()
-                        self._take(line, message)
-            except ChannelError as error:
-                self._lose(line, str(error))
-            except Exception as error:  # whatever one end sends, the others are served
-                self._refuse(line, f"a message that makes no sense ({error!r})")
-        # After the lines: a worker that died is gone before the one that takes its place is heard.
-        while not self._callers.empty():
-            self._open(*self._callers.get())
-
-    def _open(self, connection: socket.socket, request: ConnectRequest) -> None:
-        try:
-            host, port = connection.getpeername()[:2]
-        except OSError:  # it has gone already
-            connection.close()
+    def received(self, number: int, message: Message, now: float) -> None:
+        """Do what a message asks for."""
+        self._now = now
+        connection = self._connections.get(number)
+        if connection is None:  # it was hung up on while this was under way
             return
-        line = _Line(Channel(connection), f"{host}:{port}", time.monotonic())
-        self._lines[line.channel.fileno()] = line
-        self._selector.register(line.channel, selectors.EVENT_READ, line)
+        connection.heard = now
+        if connection.is_observer:
+            self._hear_observer(connection, message)
+        elif connection.chip is not None:
+            self._hear_worker(connection, connection.chip, message)
+        else:
+            self._hear_stranger(connection, message)
 
-    def _watch(self, line: _Line) -> None:
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if line.channel.is_full else 0)
-        if line.channel.fileno() in self._lines:
-            self._selector.modify(line.channel, events, line)
+    def refuse(self, number: int, why: str, now: float) -> None:
+        """Part with who sends what is no message."""
+        self._now = now
+        if number in self._connections:
+            self._refuse(self._connections[number], why)
 
-    def _send(self, line: _Line, message: Message) -> None:
-        try:
-            line.channel.send(message)
-            self._watch(line)
-        except ChannelError as error:
-            self._lose(line, str(error))
+    def next_wakeup(self, now: float) -> float:
+        """Return when to call `tick` even if nothing comes."""
+        soon = now + self._spec.timing.heartbeat_timeout_s / 8
+        settled_at = self._membership.settled_at()
+        return soon if settled_at is None else min(soon, max(now, settled_at))
 
-    def _tell_observers(self, event: str, **facts: Any) -> None:
-        message = {"kind": "event", "event": event, "clock": time.monotonic(), **facts}
-        self._on_event(message)
-        for line in list(self._lines.values()):
-            if line.is_observer:
-                self._send(line, message)
+    def tick(self, now: float) -> None:
+        """Drop who is silent or stuck, then decide and say what was decided."""
+        self._now = now
+        timeout_s = self._spec.timing.heartbeat_timeout_s
+        if self._looked is not None and now - self._looked > timeout_s / 2:
+            # This process itself was held up: what it missed is not the workers' fault.
+            for connection in self._connections.values():
+                connection.heard = now
+            self._stragglers.excuse()
+        self._looked = now
+        self._drop_silent(timeout_s)
+        self._drop_stuck()
+        while (decision := self._membership.decide(now)) != Decision():
+            self._carry_out(decision)
 
-    def _take(self, line: _Line, message: Message) -> None:
-        """Do what one message asks for."""
-        kind = message["kind"]
-        if kind == "observe":
-            self._check_job(line, message)
-            line.is_observer = True
-        elif kind == "hello":
-            self._greet(line, message)
-        elif line.is_observer and kind in ("cut", "mend"):
-            self._change_link(kind, message)
-        elif line.is_observer and kind == "absent":
-            self._membership.forgo(tuple(message["chip"]))
-        elif line.is_observer and kind == "finish":
-            self._membership.is_over = True
-            self._end()
-        elif line.chip is not None and kind == "status":
-            status = status_from(message)
-            self._membership.tell(line.chip, status, time.monotonic())
-            self._repeat(line, status)
-        elif line.chip is not None and kind == "done":
-            self._tell_observers("done", **{"chip": line.chip, **message["facts"]})
-        elif line.chip is not None and kind == "beat":
-            generation, step = message["turn"]
-            self._stragglers.note(line.chip, (int(generation), int(step)))
-        elif kind != "beat":
-            self._refuse(line, f"an unexpected message {kind!r}")
+    def _hear_stranger(self, connection: _Connection, message: Message) -> None:
+        """Hear one that has not said yet who it is."""
+        match message:
+            case Observe(job=job):
+                connection.is_observer = self._is_of_this_job(connection, job)
+            case Hello():
+                self._greet(connection, message)
+            case Heartbeat():
+                pass
+            case _:
+                self._refuse_unexpected(connection, message)
 
-    def _check_job(self, line: _Line, message: Message) -> bool:
-        if message["job"] == self._spec.job:
+    def _hear_observer(self, connection: _Connection, message: Message) -> None:
+        match message:
+            case CutLink(link=link):
+                self._sever(link)
+            case MendLink(link=link):
+                self._membership.mend(link, self._now)
+            case Absent(chip=chip):
+                self._membership.forgo(chip)
+            case Finish():
+                self._membership.is_over = True
+                self._send_home()
+            case _:
+                self._refuse_unexpected(connection, message)
+
+    def _hear_worker(self, connection: _Connection, chip: Chip, message: Message) -> None:
+        match message:
+            case StatusChanged(status=status):
+                if why := self._why_impossible(chip, status):
+                    self._refuse(connection, why)
+                    return
+                self._membership.tell(chip, status, self._now)
+                self._repeat_go(connection, status)
+            case Report(event=WorkerStepped() | WorkerSaved() as event) if event.chip == chip:
+                self._tell_observers(event)
+            case Heartbeat(generation=generation, step=step):
+                self._stragglers.note(chip, (generation, step))
+                if generation == self._history.latest and step > 0:
+                    self._history.hear_step(step - 1)
+            case _:
+                self._refuse_unexpected(connection, message)
+
+    def _why_impossible(self, chip: Chip, status: Status) -> str:
+        """Return what cannot be true of a worker's status, or nothing."""
+        strange = [peer for peer in status.lost if peer == chip or peer not in self._spec.mesh]
+        if strange:
+            return f"chip {chip} lost {strange[0]}, which is no peer"
+        number = max(status.generation, status.state_version)
+        highest = self._history.record.highest
+        if self._membership.knows_all and number > highest + UNHEARD:
+            return f"it speaks of generation {number}, and the highest was {highest}"
+        return ""
+
+    def _is_of_this_job(self, connection: _Connection, job: str) -> bool:
+        if job == self._spec.job:
             return True
-        self._refuse(line, f"it belongs to job {message['job']!r}, this is {self._spec.job!r}")
+        self._refuse(connection, f"it belongs to job {job!r}, this is {self._spec.job!r}")
         return False
 
-    def _greet(self, line: _Line, message: Message) -> None:
+    def _greet(self, connection: _Connection, hello: Hello) -> None:
         """Take in a worker that says who it is."""
-        chip = tuple(message["chip"])
-        if not self._check_job(line, message):
+        chip = hello.chip
+        if not self._is_of_this_job(connection, hello.job):
             return
-        if tuple(message["shape"]) != self._spec.mesh.shape or chip not in self._spec.mesh:
-            self._refuse(line, f"chip {chip} of mesh {message['shape']} is not of this mesh")
+        if hello.shape != self._spec.mesh.shape or chip not in self._spec.mesh:
+            self._refuse(connection, f"chip {chip} of mesh {hello.shape} is not of this mesh")
             return
-        if chip in self._line_of:
+        if chip in self._worker_of:
             # Either one of two is wrong, or the old one is about to be found dead: come back later.
-            self._refuse(line, f"chip {chip} is taken by another worker", kind="later")
+            why = f"chip {chip} is taken by another worker"
+            self._part(connection, TryLater(why), ConnectionRefused(connection.name, why))
             return
-        memory = generation_from(message["memory"]) if message["memory"] else None
-        host, port = message["address"]
-        why = self._membership.arrive(
-            chip,
-            (host, int(port)),
-            status=status_from(message),
-            memory=memory,
-            now=time.monotonic(),
-        )
-        if why:
-            self._turn_away(line, chip, why)
+        if why := self._why_impossible(chip, hello.status):
+            self._refuse(connection, why)
             return
-        line.chip = chip
-        self._line_of[chip] = line
-        self._tell_observers("arrived", chip=chip)
-        self._send(
-            line, {"kind": "welcome", "heartbeat_timeout_s": self._spec.timing.heartbeat_timeout_s}
+        why_not = self._membership.arrive(
+            chip, hello.address, status=hello.status, memory=hello.memory, now=self._now
         )
+        if why_not:
+            self._turn_away(connection, chip, why_not, is_stale=True)
+            return
+        connection.chip = chip
+        self._worker_of[chip] = connection
+        self._tell_observers(WorkerArrived(chip))
+        self._send(connection, Welcome(self._spec.timing.heartbeat_timeout_s))
         if self._membership.is_over:
-            self._send(line, {"kind": "over"})
+            self._send(connection, Over())
             return
         self._tell_waiting(announce=False)
 
-    def _repeat(self, line: _Line, status: Status) -> None:
+    def _repeat_go(self, connection: _Connection, status: Status) -> None:
         """Give the word to begin to a member that missed it."""
         go, generation = self._membership.go, self._membership.generation
-        if go is None or generation is None or line.chip not in generation.chips:
+        if go is None or generation is None or connection.chip not in generation.chips:
             return
         if status.ready and status.generation == go.generation != status.state_version:
-            self._send(line, _go_message(go.generation, go.step, go.holders))
+            self._send(connection, go)
 
-    def _change_link(self, kind: str, message: Message) -> None:
-        link = parse_failure(message["link"])
-        if not isinstance(link, Link):
-            return
-        if kind == "mend":
-            self._membership.mend(link, time.monotonic())
-            return
+    def _sever(self, link: Link) -> None:
+        """Have both ends of a link break their connection."""
         for one, other in ((link.first, link.second), (link.second, link.first)):
-            if one in self._line_of:
-                self._send(self._line_of[one], {"kind": "sever", "chip": other})
+            if one in self._worker_of:
+                self._send(self._worker_of[one], Sever(other))
 
-    def _drop_silent(self, now: float) -> None:
-        limit_s = self._spec.timing.heartbeat_timeout_s
-        for line in list(self._lines.values()):
-            if line.is_observer or now - line.heard <= limit_s:
+    def _drop_silent(self, timeout_s: float) -> None:
+        for connection in list(self._connections.values()):
+            silent_s = self._now - connection.heard
+            if connection.is_observer or silent_s <= timeout_s:
                 continue
-            if line.chip is None:
-                self._refuse(line, "it does not say who it is")
+            if connection.chip is None:
+                self._refuse(connection, "it does not say who it is")
             else:
-                self._turn_away(line, line.chip, f"it was silent for {now - line.heard:.1f} s")
+                self._turn_away(connection, connection.chip, f"it was silent for {silent_s:.1f} s")
 
-    def _drop_stuck(self, now: float) -> None:
+    def _drop_stuck(self) -> None:
         generation = self._membership.generation
         if generation is None or self._membership.is_over:
             return
-        for chip, behind_s in self._stragglers.stuck(generation.chips, now):
-            if chip in self._line_of:
+        for chip, behind_s in self._stragglers.stuck(generation.chips, self._now):
+            if chip in self._worker_of:
                 why = f"its loop kept the others waiting for {behind_s:.1f} s"
-                self._turn_away(self._line_of[chip], chip, why)
+                self._turn_away(self._worker_of[chip], chip, why)
 
-    def _turn_away(self, line: _Line, chip: Chip, why: str) -> None:
-        """Part with a worker that counts as dead; it may come back as a new one."""
+    def _turn_away(
+        self, connection: _Connection, chip: Chip, why: str, *, is_stale: bool = False
+    ) -> None:
+        """Part with a worker that counts as dead; it may come back."""
         _log.warning("chip %s was turned away: %s", chip, why)
-        self._tell_observers("turned away", chip=chip, why=why)
-        self._send(line, {"kind": "turned away", "why": why})
-        self._lose(line, f"chip {chip} was turned away: {why}")
+        self._part(connection, TurnedAway(why, is_stale), WorkerTurnedAway(chip, why))
 
-    def _refuse(self, line: _Line, why: str, *, kind: str = "refused") -> None:
-        _log.warning("refused %s: %s", line.name, why)
-        self._tell_observers("refused", who=line.name, why=why)
-        self._send(line, {"kind": kind, "why": why})
-        self._lose(line, f"{line.name} was refused: {why}")
+    def _refuse_unexpected(self, connection: _Connection, message: Message) -> None:
+        self._refuse(connection, f"an unexpected message {MESSAGES.name_of(message)!r}")
 
-    def _lose(self, line: _Line, why: str) -> None:
+    def _refuse(self, connection: _Connection, why: str) -> None:
+        _log.warning("refused %s: %s", connection.name, why)
+        self._part(connection, Refused(why), ConnectionRefused(connection.name, why))
+
+    def _part(self, connection: _Connection, last_words: Message, event: Event) -> None:
+        """Say why, hang up, and forget who was there."""
+        self._tell_observers(event)
+        self._send(connection, last_words)
+        self._out.hang_up(connection.number)
+        what = "turned away" if isinstance(last_words, TurnedAway) else "refused"
+        who = connection.name if connection.chip is None else f"chip {connection.chip}"
+        self._forget(connection, f"{who} was {what}: {getattr(last_words, 'why', '')}")
+
+    def _forget(self, connection: _Connection, why: str) -> None:
         """Forget a connection, and the worker behind it."""
-        fd = line.channel.fileno()
-        if self._lines.pop(fd, None) is None:
+        if self._connections.pop(connection.number, None) is None:
             return
-        self._selector.unregister(line.channel)
-        line.channel.close()
-        if line.chip is not None and self._line_of.get(line.chip) is line:
-            del self._line_of[line.chip]
-            self._stragglers.forget(line.chip)
-            reason = why if str(line.chip) in why else f"chip {line.chip} is gone"
-            self._membership.leave(line.chip, reason, time.monotonic())
-            if not self._membership.is_over:
-                self._tell_observers("left", chip=line.chip, why=reason)
+        chip = connection.chip
+        if chip is None or self._worker_of.get(chip) is not connection:
+            return
+        del self._worker_of[chip]
+        self._stragglers.forget(chip)
+        reason = why if str(chip) in why else f"chip {chip} is gone"
+        self._membership.leave(chip, reason, self._now)
+        if not self._membership.is_over:
+            self._tell_observers(WorkerLeft(chip, reason))
 
     def _carry_out(self, decision: Decision) -> None:
         """Say to everyone concerned what was decided."""
         if decision.generation is not None:
-            message = {"kind": "generation", "generation": decision.generation.as_json()}
-            for chip in decision.generation.chips:
-                if chip in self._line_of:
-                    self._send(self._line_of[chip], message)
+            generation = decision.generation
+            self._send_to(generation.chips, NewGeneration(generation))
             self._tell_observers(
-                "forming",
-                number=decision.generation.number,
-                chips=decision.generation.chips,
-                why=decision.why,
+                GenerationForming(generation.number, generation.chips, decision.why)
             )
             self._tell_waiting(announce=True)
         elif decision.go is not None:
             self._begin(decision)
         elif decision.is_over:
-            self._end()
+            self._send_home()
+        elif decision.failed:
+            self._fail(decision.failed)
+        elif decision.lost_step is not None:
+            waits_s = self._spec.timing.holder_timeout_s
+            self._tell_observers(StateLost(decision.lost_step, waits_s))
+            self._tell_waiting(announce=True)
 
-    def _end(self) -> None:
-        """Send everyone home."""
-        for line in list(self._line_of.values()):
-            self._send(line, {"kind": "over"})
+    def _fail(self, why: str) -> None:
+        """Tell everyone that the job cannot go on."""
+        _log.error("the job has failed: %s", why)
+        self.failure = why
+        self._membership.is_over = True
+        self._tell_observers(JobFailed(why))
+        self._send_to(tuple(self._worker_of), Failed(why))
+
+    def _send_home(self) -> None:
+        self._send_to(tuple(self._worker_of), Over())
 
     def _begin(self, decision: Decision) -> None:
         go, generation = decision.go, self._membership.generation
         assert go is not None
         assert generation is not None
-        for chip in generation.chips:
-            if chip in self._line_of:
-                self._send(self._line_of[chip], _go_message(go.generation, go.step, go.holders))
+        self._keep(self._history.record)  # first: nobody may step in what is not remembered
+        self._send_to(generation.chips, go)
+        if decision.lost_step is not None:
+            self._tell_observers(StateRestored(go.step, decision.lost_step))
         self._tell_observers(
-            "generation",
-            number=generation.number,
-            chips=generation.chips,
-            waiting=self._membership.waiting(),
-            cut=sorted(map(str, generation.cut)),
-            step=go.step,
+            GenerationBegan(
+                number=generation.number,
+                chips=generation.chips,
+                step=go.step,
+                waiting=self._membership.waiting(),
+                cut=tuple(sorted(map(str, generation.cut))),
+            )
         )
 
     def _tell_waiting(self, *, announce: bool) -> None:
@@ -346,26 +386,24 @@ class Coordinator:
         waiting = self._membership.waiting()
         reasons = {chip: self._membership.reason_to_wait(chip) for chip in waiting}
         for chip, why in reasons.items():
-            if chip in self._line_of and self._reasons.get(chip) != why:
-                self._send(self._line_of[chip], {"kind": "wait", "why": why})
+            if self._told_to_wait.get(chip) != why:
+                self._send_to((chip,), Wait(why))
         if announce:
             for why in dict.fromkeys(reasons.values()):
-                chips = [chip for chip in waiting if reasons[chip] == why]
-                self._tell_observers("waiting", chips=chips, why=why)
-        self._reasons = reasons
+                chips = tuple(chip for chip in waiting if reasons[chip] == why)
+                self._tell_observers(ChipsWaiting(chips, why))
+        self._told_to_wait = reasons
 
+    def _send(self, connection: _Connection, message: Message) -> None:
+        self._out.send(connection.number, message)
 
-def status_from(message: Mapping[str, Any]) -> Status:
-    """Return what a worker says of itself in a message."""
-    return Status(
-        generation=int(message["generation"]),
-        ready=bool(message["ready"]),
-        state_version=int(message["state_version"]),
-        step=int(message["step"]),
-        finished=bool(message["finished"]),
-        lost=tuple(tuple(chip) for chip in message["lost"]),
-    )
+    def _send_to(self, chips: tuple[Chip, ...], message: Message) -> None:
+        for chip in chips:
+            if chip in self._worker_of:
+                self._send(self._worker_of[chip], message)
 
-
-def _go_message(generation: int, step: int, holders: tuple[Chip, ...]) -> Message:
-    return {"kind": "go", "generation": generation, "step": step, "holders": holders}
+    def _tell_observers(self, event: Event) -> None:
+        self._on_event(self._now, event)
+        for connection in list(self._connections.values()):
+            if connection.is_observer:
+                self._send(connection, Observed(self._now, event))

@@ -110,6 +110,29 @@ class GenerationBegan(Event):
 
 
 @dataclass(frozen=True)
+class StateLost(Event):
+    """No worker is left that holds the state after `step`; the job waits for one that does."""
+
+    step: Count
+    waits_s: Seconds
+
+
+@dataclass(frozen=True)
+class StateRestored(Event):
+    """No holder came: the job goes on from the checkpoint of `step`, and redoes those to `lost`."""
+
+    step: Count
+    lost: Count
+
+
+@dataclass(frozen=True)
+class JobFailed(Event):
+    """The job cannot go on."""
+
+    why: str
+
+
+@dataclass(frozen=True)
 class WorkerStepped(Event):
     """A worker finished a step: every one of the first rank, and the first of each in a generation.
 
@@ -229,6 +252,9 @@ EVENTS: Final = Codec(
         "waiting": ChipsWaiting,
         "forming": GenerationForming,
         "generation": GenerationBegan,
+        "lost": StateLost,
+        "restored": StateRestored,
+        "failed": JobFailed,
         "stepped": WorkerStepped,
         "saved": WorkerSaved,
         "step": StepFinished,

@@ -6,12 +6,16 @@ A value that the coordinator makes and every worker reads. Nothing here knows ho
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Final
 
-from meshmend.net.codec import Count
+from meshmend.net.codec import Within
 from meshmend.net.listener import Address
-from meshmend.topology.failures import Chip, Link, parse_failure
+from meshmend.topology.failures import Chip, Link
 from meshmend.topology.mesh import Mesh
+
+# A new generation every second for thirty years. Frames and handshakes hold 32 bits.
+LARGEST_NUMBER: Final = 1 << 30
+GenerationNumber = Annotated[int, Within(0, LARGEST_NUMBER)]
 
 
 @dataclass(frozen=True, order=True)
@@ -23,7 +27,7 @@ class Seat:
 
     chip: Chip
     address: Address
-    since: Count
+    since: GenerationNumber
 
 
 @dataclass(frozen=True)
@@ -33,10 +37,10 @@ class Generation:
     `mended` holds the links that were cut and came back, with the generation of that.
     """
 
-    number: Count
+    number: GenerationNumber
     seats: tuple[Seat, ...]
     cut: frozenset[Link] = frozenset()
-    mended: tuple[tuple[Link, Count], ...] = ()
+    mended: tuple[tuple[Link, GenerationNumber], ...] = ()
 
     @cached_property
     def chips(self) -> tuple[Chip, ...]:
@@ -59,32 +63,3 @@ class Generation:
         link = min(one, other), max(one, other)
         mended = dict(self.mended).get(Link(*link), 0)
         return max(self.seat_of[one].since, self.seat_of[other].since, mended)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return what `generation_from` reads back."""
-        return {
-            "number": self.number,
-            "seats": [[list(seat.chip), list(seat.address), seat.since] for seat in self.seats],
-            "cut": sorted(map(str, self.cut)),
-            "mended": [[str(link), number] for link, number in self.mended],
-        }
-
-
-def generation_from(data: Mapping[str, Any]) -> Generation:
-    """Return the generation that `as_json` wrote."""
-    seats = (
-        Seat(tuple(chip), (str(host), int(port)), int(since))
-        for chip, (host, port), since in data["seats"]
-    )
-    return Generation(
-        number=int(data["number"]),
-        seats=tuple(sorted(seats)),
-        cut=frozenset(_link(text) for text in data["cut"]),
-        mended=tuple((_link(text), int(number)) for text, number in data["mended"]),
-    )
-
-
-def _link(text: str) -> Link:
-    link = parse_failure(text)
-    assert isinstance(link, Link)
-    return link

@@ -5,59 +5,26 @@ after everything it has told, and whenever `settled_at` says.
 
 What a worker holds is known by its **state version**, the last generation in which it was up to
 date, and its step. In one generation all members step together and end each step with the same
-bits, so state version and step together name one state. The members with the highest hold what
-counts.
+bits, so state version and step together name one state. `history` knows which of them counts. No
+generation begins without a worker that holds it. If none is left, the others wait for one, then go
+on from a checkpoint, or the job has failed.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
+from meshmend.membership.decision import Decision
 from meshmend.membership.generation import Generation, Seat
+from meshmend.membership.history import History, Record, restorable
+from meshmend.membership.messages import FRESH, Go, Status
+from meshmend.membership.timing import Timing
+from meshmend.membership.unrest import Unrest
 from meshmend.net.listener import Address
 from meshmend.topology.failures import Chip, Link
 from meshmend.topology.graph import components
 from meshmend.topology.mesh import Mesh
 
-FRESH = -1  # the state version of a worker that holds nothing that counts
-
-_UNHEARD = 10  # generations of a lost coordinator of which nobody who is left may have heard
-_LONGEST_SETTLE = 10  # times the usual, if things keep happening
-
-
-@dataclass(frozen=True)
-class Timing:
-    """How long to wait for what, in seconds.
-
-    `settle_s`: for more to happen before a new generation is made, as when a board dies chip by
-    chip. `doubt_s`: from a complaint about a connection until the link counts as cut, if both
-    ends live. `gather_s`: for the first workers; `recall_s`: for the workers of a coordinator that
-    has been started again. `heartbeat_timeout_s`: without a heartbeat until a worker counts as
-    dead; `straggler_timeout_s`: for a worker whose loop keeps the others waiting, until it does; 0
-    is for ever.
-    """
-
-    settle_s: float = 0.02
-    doubt_s: float = 0.15
-    gather_s: float = 120.0
-    recall_s: float = 1.0
-    heartbeat_timeout_s: float = 2.0
-    straggler_timeout_s: float = 600.0
-
-
-@dataclass(frozen=True)
-class Status:
-    """What a worker says of itself.
-
-    `generation` is the one it last heard of, `ready` whether it is ready for that, `lost` the
-    peers whose connections broke in it.
-    """
-
-    generation: int = 0
-    ready: bool = False
-    state_version: int = FRESH
-    step: int = 0
-    finished: bool = False
-    lost: tuple[Chip, ...] = ()
+UNHEARD = 10  # generations of a lost coordinator of which nobody who is left may have heard
 
 
 @dataclass
@@ -70,54 +37,36 @@ class _Worker:
     since: int = 0
 
 
-@dataclass(frozen=True)
-class Go:
-    """The word to begin: everyone takes up this step; who is no holder takes the state of one."""
-
-    generation: int
-    step: int
-    holders: tuple[Chip, ...]
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What `decide` found: a new generation and why, or the word to begin, or the end."""
-
-    generation: Generation | None = None
-    why: str = ""
-    go: Go | None = None
-    is_over: bool = False
-
-
-@dataclass
-class _Unrest:
-    """What has happened since the last generation was made."""
-
-    first: float = 0.0
-    last: float = 0.0
-    reasons: list[str] = field(default_factory=list)
-    doubts: dict[Link, float] = field(default_factory=dict)
-
-
 class Membership:
     """The workers of one job, and the generations that they form.
 
     `mesh` is what to begin with; a chip that has failed there joins when its worker comes.
+    `history` is what a coordinator before this one knew.
     """
 
-    def __init__(self, mesh: Mesh, timing: Timing, *, board: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        mesh: Mesh,
+        timing: Timing,
+        *,
+        board: tuple[int, ...],
+        history: History | None = None,
+    ) -> None:
         self._mesh = replace(mesh, failed=frozenset(), failed_links=frozenset())
         self._timing = timing
         self._board = board
         self._workers: dict[Chip, _Worker] = {}
         self._cut: set[Link] = set(mesh.failed_links)
         self._mended: dict[Link, int] = {}
-        self._unrest = _Unrest()
+        self._unrest = Unrest(timing.settle_s)
         self._gathers_until: float | None = None
         self._first = frozenset(mesh.live)
         self._awaited: set[Chip] = set(mesh.live)
         self._recalls = False
         self._unheard = 0
+        self._holder_until: float | None = None  # set while no holder is left
+        self._restores = False
+        self.history = history or History(Record(""))
         self.generation: Generation | None = None
         self.go: Go | None = None
         self.is_over = False
@@ -138,12 +87,13 @@ class Membership:
         """
         if memory is not None and (self.generation is None or self._recalls):
             self._recall(memory, now)
-        elif status.state_version != FRESH and not self._recalls:
+        self.history.hear((chip, address), status)
+        if self.history.is_stale(status):
             return "the others went on without it"
         if self.generation is None and self._gathers_until is None:
             self._gathers_until = now + self._timing.gather_s
         self._workers[chip] = _Worker(chip, address, status)
-        self._stir(f"chip {chip} is ready", now)
+        self._unrest.stir(f"chip {chip} is ready", now)
         return None
 
     def forgo(self, chip: Chip) -> None:
@@ -153,12 +103,13 @@ class Membership:
     def leave(self, chip: Chip, why: str, now: float) -> None:
         """Take a worker out."""
         if self._workers.pop(chip, None) is not None:
-            self._stir(why, now)
+            self._unrest.stir(why, now)
 
     def tell(self, chip: Chip, status: Status, now: float) -> None:
         """Take up what a worker says of itself."""
         worker = self._workers[chip]
         worker.status = status
+        self.history.hear((chip, worker.address), status)
         if self.generation is None or status.generation != self.generation.number:
             return
         for peer in status.lost:
@@ -171,26 +122,28 @@ class Membership:
             self._cut.discard(link)
             number = self.generation.number + 1 if self.generation else 1
             self._mended[link] = number
-            self._stir(f"{link} is back", now)
+            self._unrest.stir(f"{link} is back", now)
 
     def cut(self, link: Link, now: float) -> None:
         """Take out a link; chips that none joins get a new connection instead."""
         if self._mesh.has_link(link) and link not in self._cut:
             self._cut.add(link)
-            self._stir(f"{link} is cut", now)
+            self._unrest.stir(f"{link} is cut", now)
             return
         for chip in (link.first, link.second):
             if self._is_member(chip) and self.generation is not None:
                 self._workers[chip].since = self.generation.number + 1
-        self._stir(f"{link.first} and {link.second} lost each other", now)
+        self._unrest.stir(f"{link.first} and {link.second} lost each other", now)
 
     def settled_at(self) -> float | None:
         """Return when to ask `decide` again even if nothing happens."""
         times = list(self._unrest.doubts.values())
+        if self._holder_until is not None and not self._restores:
+            times.append(self._holder_until)
         if self._gathers_until is not None:
             times.append(self._gathers_until)
         elif self._unrest.reasons:
-            times.append(self._calm_at())
+            times.append(self._unrest.calm_at())
         return min(times, default=None)
 
     def decide(self, now: float) -> Decision:
@@ -200,14 +153,49 @@ class Membership:
         self._resolve_doubts(now)
         if self._is_gathering(now):
             return Decision()
-        if self._unrest.reasons and now >= self._calm_at():
-            why = _in_short(list(dict.fromkeys(self._unrest.reasons)))
-            self._unrest.reasons.clear()
+        if self._unrest.reasons and now >= self._unrest.calm_at():
+            why = self._unrest.settle()
             if (generation := self._formed()) is not None:
                 return Decision(generation=generation, why=why)
+        if (found := self._look_for_holder(now)) is not None:
+            return found
+        was_restoring, lost_step = self._restores, self.history.step
         if (go := self._begun()) is not None:
-            return Decision(go=go)
+            return Decision(go=go, lost_step=lost_step if was_restoring else None)
         return Decision(is_over=self._ended())
+
+    @property
+    def knows_all(self) -> bool:
+        """Whether no worker can know of a generation that this coordinator has not heard of."""
+        return self.generation is not None and not self._recalls
+
+    def _look_for_holder(self, now: float) -> Decision | None:
+        """Return what has to be said because no worker holds the state that counts."""
+        if self._has_witness() or not self._workers:
+            if self._holder_until is not None:
+                self._holder_until, self._restores = None, False
+                self._unrest.stir("a chip that holds the state is back", now)
+            return None
+        if self._holder_until is None:
+            self._holder_until = now + self._timing.holder_timeout_s
+            return Decision(lost_step=self.history.step)
+        if now < self._holder_until or self._restores:
+            return None
+        if all(restorable(worker.status) is None for worker in self._workers.values()):
+            return Decision(failed=self._why_failed())
+        self._restores = True
+        self._unrest.stir("nobody is left who holds the state; going on from a checkpoint", now)
+        return None
+
+    def _why_failed(self) -> str:
+        return (
+            f"no chip that is left holds the state after step {self.history.step}, none came back "
+            f"within {self._timing.holder_timeout_s:g} s, and there is no whole checkpoint"
+        )
+
+    def _has_witness(self) -> bool:
+        """Whether a worker is here that holds the state that counts, or may tell who does."""
+        return self._is_witnessed(self._workers)
 
     def waiting(self) -> tuple[Chip, ...]:
         """Return the chips whose workers are there but are no members."""
@@ -218,23 +206,17 @@ class Membership:
         """Return why a worker that is there is no member."""
         if self.generation is None or self._gathers_until is not None:
             return "the others are not there yet"
+        if self._holder_until is not None:
+            return (
+                f"no chip that is here holds the state after step {self.history.step}; waiting "
+                f"{self._timing.holder_timeout_s:g} s for one"
+            )
         if chip in self._largest(self._able()):
             return "the next generation is being made"
         if missing := sorted(self._board_of(chip) - set(self._workers)):
             verb = "is" if len(missing) == 1 else "are"
             return f"its board joins whole, and {', '.join(map(str, missing))} {verb} missing"
         return "it is cut off from the largest live part of the mesh"
-
-    def _stir(self, why: str, now: float) -> None:
-        if not self._unrest.reasons:
-            self._unrest.first = now
-        self._unrest.reasons.append(why)
-        self._unrest.last = now
-
-    def _calm_at(self) -> float:
-        """Return when a new generation is made if nothing more happens."""
-        settle_s = self._timing.settle_s
-        return min(self._unrest.last + settle_s, self._unrest.first + _LONGEST_SETTLE * settle_s)
 
     def _recall(self, memory: Generation, now: float) -> None:
         """Take up the generation that a worker remembers, if it is the latest heard of."""
@@ -263,7 +245,7 @@ class Membership:
         """Go on with the generation that was recalled, if nothing has changed since."""
         assert self.generation is not None
         self._recalls = False
-        self._unheard = _UNHEARD
+        self._unheard = UNHEARD
         number = self.generation.number
         for seat in self.generation.seats:
             worker = self._workers.get(seat.chip)
@@ -302,11 +284,12 @@ class Membership:
 
     def _formed(self) -> Generation | None:
         """Return the next generation, or None if it would be the same as this one."""
-        if not self._workers:
+        chips = self._largest(self._able()) if self._workers else frozenset()
+        if not chips:
             return None
-        chips = self._largest(self._able())
         number = 1 + max(worker.status.generation for worker in self._workers.values())
         number = max(number, self.generation.number + 1 if self.generation else 1) + self._unheard
+        number = max(number, self.history.record.highest + 1)
         seats = []
         for chip in sorted(self._workers):
             worker = self._workers[chip]
@@ -319,6 +302,7 @@ class Membership:
             return None
         self._unrest.doubts.clear()
         self._unheard = 0
+        self.history.made(number)
         self.generation, self.go = formed, None
         return formed
 
@@ -330,12 +314,12 @@ class Membership:
             for chip, worker in self._workers.items()
             if worker.since or self._board_of(chip) <= there
         }
-        if all(self._state_of(chip)[0] == FRESH for chip in able):
-            able |= {chip for chip in there if self._state_of(chip)[0] != FRESH}
+        if not self._can_go_on(able):
+            able |= {chip for chip in there if self._can_go_on([chip])}
         return able or there
 
     def _largest(self, able: Iterable[Chip]) -> frozenset[Chip]:
-        """Return the largest connected part that holds the latest state."""
+        """Return the largest connected part that holds the state that counts; none if none does."""
         dead = frozenset(self._mesh.live) - set(able)
         mesh = replace(
             self._mesh,
@@ -343,13 +327,23 @@ class Membership:
             failed_links=self._mesh.failed_links | self._cut,
         )
         parts: tuple[tuple[Chip, ...], ...] = components(mesh)
-        latest = max(self._state_of(chip)[0] for part in parts for chip in part)
-        holders = {chip for part in parts for chip in part if self._state_of(chip)[0] == latest}
-        if self.go and self.go.generation == latest:
-            # Who gave its state to the others holds it, even if it has not said that it is done.
-            holders.update(filter(self._is_member, self.go.holders))
-        largest: tuple[Chip, ...] = max((part for part in parts if holders & set(part)), key=len)
+        with_state = [part for part in parts if self._can_go_on(part)]
+        largest: tuple[Chip, ...] = max(with_state, key=len, default=())
         return frozenset(largest)
+
+    def _can_go_on(self, part: Iterable[Chip]) -> bool:
+        """Whether one of some chips has the state to go on from, or may tell who has."""
+        if not self._restores:
+            return self._is_witnessed(part)
+        states = {chip: restorable(worker.status) for chip, worker in self._workers.items()}
+        best = max((state for state in states.values() if state is not None), default=None)
+        return best is not None and any(states[chip] == best for chip in part)
+
+    def _is_witnessed(self, part: Iterable[Chip]) -> bool:
+        workers = [self._workers[chip] for chip in part]
+        return self.history.has_witness(
+            ((worker.chip, worker.address), worker.status) for worker in workers
+        )
 
     def _is_member(self, chip: Chip) -> bool:
         """Whether a worker has been a member since the last generation was made."""
@@ -368,10 +362,34 @@ class Membership:
             worker = self._workers.get(chip)
             if not worker or not worker.status.ready or worker.status.generation != number:
                 return None
+        if self._restores:
+            return self._restored(self.generation)
         best = max(self._state_of(chip) for chip in self.generation.chips)
         holders = tuple(chip for chip in self.generation.chips if self._state_of(chip) == best)
+        if not self.history.is_holder(self._workers[holders[0]].status):
+            return None
         # Workers that have just been made may differ: one of them gives its state to the others.
         self.go = Go(number, best[1], holders if best[0] != FRESH else holders[:1])
+        self.history.begin(self.generation, version=best[0], step=best[1])
+        return self.go
+
+    def _restored(self, generation: Generation) -> Go | None:
+        """Return the word to begin from the newest state that a member can still get at."""
+        found = {chip: restorable(self._workers[chip].status) for chip in generation.chips}
+        best = max((state for state in found.values() if state is not None), default=None)
+        if best is None:
+            return None
+        step, version = best
+        holders = tuple(chip for chip in generation.chips if found[chip] == best)
+        is_checkpoint = version == FRESH
+        self.go = Go(
+            generation.number,
+            step,
+            holders[:1] if is_checkpoint else holders,
+            restores=is_checkpoint,
+        )
+        self.history.begin(generation, version=version, step=step)
+        self._holder_until, self._restores = None, False
         return self.go
 
     def _ended(self) -> bool:
@@ -381,8 +399,3 @@ class Membership:
         workers = [self._workers.get(chip) for chip in self.generation.chips]
         self.is_over = all(worker and worker.status.finished for worker in workers)
         return self.is_over
-
-
-def _in_short(reasons: list[str]) -> str:
-    shown = ", ".join(reasons[:4])
-    return shown if len(reasons) <= 4 else f"{shown} and {len(reasons) - 4} more"

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 from meshmend.errors import MessageError
 from meshmend.membership.events import EVENTS, Event
-from meshmend.membership.generation import Generation
+from meshmend.membership.generation import LARGEST_NUMBER, Generation, GenerationNumber
 from meshmend.net.codec import Codec, Count, Seconds, Within
 from meshmend.net.listener import Address
 from meshmend.topology.failures import Chip, Link, parse_link
@@ -19,7 +19,7 @@ from meshmend.topology.failures import Chip, Link, parse_link
 VERSION: Final = 3
 FRESH: Final = -1  # the state version of a worker that holds nothing that counts
 
-StateVersion = Annotated[int, Within(FRESH, (1 << 53) - 1)]
+StateVersion = Annotated[int, Within(FRESH, LARGEST_NUMBER)]
 
 
 class Message:
@@ -32,15 +32,17 @@ class Status:
 
     `generation` is the one it last heard of, `ready` whether it is ready for that, `lost` the
     peers whose connections broke in it. `state_version` is the last generation in which it was up
-    to date, and `step` how many steps it has done.
+    to date, and `step` how many steps it has done. `checkpoint` is the step of the newest whole
+    checkpoint that it can read.
     """
 
-    generation: Count = 0
+    generation: GenerationNumber = 0
     ready: bool = False
     state_version: StateVersion = FRESH
     step: Count = 0
     finished: bool = False
     lost: tuple[Chip, ...] = ()
+    checkpoint: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class StatusChanged(Message):
 class Heartbeat(Message):
     """Worker: I live; my loop is in this generation and has begun the sum of this step."""
 
-    generation: Count
+    generation: GenerationNumber
     step: Count
 
 
@@ -126,11 +128,15 @@ class NewGeneration(Message):
 
 @dataclass(frozen=True)
 class Go(Message):
-    """Coordinator: take up this step; a chip that is not a holder takes the state of one."""
+    """Coordinator: take up this step; a chip that is not a holder takes the state of one.
 
-    generation: Count
+    `restores`: the holders read the checkpoint of that step first.
+    """
+
+    generation: GenerationNumber
     step: Count
     holders: tuple[Chip, ...]
+    restores: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,9 +148,13 @@ class Wait(Message):
 
 @dataclass(frozen=True)
 class TurnedAway(Message):
-    """Coordinator: you count as dead; you may come back as a new worker."""
+    """Coordinator: you count as dead; you may come back.
+
+    `is_stale`: the others went on without you; what you hold does not count any more.
+    """
 
     why: str
+    is_stale: bool = False
 
 
 @dataclass(frozen=True)
@@ -164,6 +174,13 @@ class TryLater(Message):
 @dataclass(frozen=True)
 class Over(Message):
     """Coordinator: the job is done."""
+
+
+@dataclass(frozen=True)
+class Failed(Message):
+    """Coordinator: the job cannot go on, and why."""
+
+    why: str
 
 
 @dataclass(frozen=True)
@@ -201,6 +218,7 @@ MESSAGES: Final = Codec(
         "refused": Refused,
         "later": TryLater,
         "over": Over,
+        "failed": Failed,
         "sever": Sever,
         "observed": Observed,
     },

@@ -96,27 +96,66 @@ def dial(
     return connection
 
 
-def welcome(
-    connection: socket.socket, secret: bytes, rank: int, deadline: Deadline
-) -> ConnectRequest:
-    """Return the request of a dialler that proved to know the secret; `rank` is this one.
+class ListenerHandshake:
+    """The listener's side of one handshake: bytes in, bytes out. Knows no socket and no clock.
 
-    Raises:
-        HandshakeError: it did not, or wants another rank. PeerLostError: it hung up or is silent.
+    `rank` is the number under which this end is called. `request` is what the dialler wants, once
+    it has proved that it knows the secret.
     """
-    hello = _read(connection, _HELLO.size, deadline)
-    magic, caller, wanted, epoch, _ = _HELLO.unpack(hello)
-    if magic != _MAGIC:
-        raise HandshakeError(f"a stranger, whose first bytes are {hello[:10]!r}")
-    if wanted != rank:
-        raise HandshakeError(f"rank {caller} wants rank {wanted}, but this is rank {rank}")
-    nonce = os.urandom(_NONCE_BYTES)
-    connection.sendall(nonce + _proof(secret, b"listener", hello, nonce))
-    proof = _read(connection, _PROOF_BYTES, deadline)
-    if not hmac.compare_digest(proof, _proof(secret, b"dialler", hello, nonce)):
-        raise HandshakeError(f"one who claims to be rank {caller} does not know the secret")
-    connection.sendall(_WELCOME)
-    return ConnectRequest(caller, wanted, epoch)
+
+    def __init__(self, secret: bytes, rank: int) -> None:
+        self._secret = secret
+        self._rank = rank
+        self._received = b""
+        self._expected: bytes | None = None  # the dialler's proof, once it has said hello
+        self._hello: ConnectRequest | None = None
+        self.request: ConnectRequest | None = None
+
+    @property
+    def has_greeted(self) -> bool:
+        """Whether the dialler has said a proper hello, which proves nothing yet."""
+        return self._hello is not None
+
+    @property
+    def n_wanted(self) -> int:
+        """How many bytes the dialler still has to send before this end answers."""
+        whole = _HELLO.size if self._expected is None else _PROOF_BYTES
+        return 0 if self.request is not None else whole - len(self._received)
+
+    def feed(self, data: bytes) -> bytes:
+        """Take bytes of the dialler, at most `n_wanted`; return what to answer.
+
+        Raises:
+            HandshakeError: it does not know the secret, or wants another rank.
+        """
+        self._received += data
+        if self.n_wanted:
+            return b""
+        received, self._received = self._received, b""
+        return self._answer_hello(received) if self._expected is None else self._judge(received)
+
+    def _answer_hello(self, hello: bytes) -> bytes:
+        magic, caller, wanted, epoch, _ = _HELLO.unpack(hello)
+        if magic != _MAGIC:
+            raise HandshakeError(f"a stranger, whose first bytes are {hello[:10]!r}")
+        if wanted != self._rank:
+            raise HandshakeError(
+                f"rank {caller} wants rank {wanted}, but this is rank {self._rank}"
+            )
+        nonce = os.urandom(_NONCE_BYTES)
+        self._hello = ConnectRequest(caller, wanted, epoch)
+        self._expected = _proof(self._secret, b"dialler", hello, nonce)
+        return nonce + _proof(self._secret, b"listener", hello, nonce)
+
+    def _judge(self, proof: bytes) -> bytes:
+        assert self._hello is not None
+        assert self._expected is not None
+        if not hmac.compare_digest(proof, self._expected):
+            raise HandshakeError(
+                f"one who claims to be rank {self._hello.caller} does not know the secret"
+            )
+        self.request = self._hello
+        return _WELCOME
 
 
 def _proof(secret: bytes, side: bytes, hello: bytes, nonce: bytes) -> bytes:

@@ -1,30 +1,57 @@
-"""A listener that lets in who knows the secret.
+"""A listener that lets in who knows the secret, and holds out against who does not.
 
-Every caller is heard in a thread of its own, so that a silent stranger holds up nobody; who fails
-to prove the secret is logged and cut. What a caller wants is the business of who is told of it.
+One thread accepts callers and hears their handshakes, all at once, so that a silent stranger holds
+up nobody. The number of callers that have not proved the secret yet is capped: when one more
+comes, the longest-waiting caller of the address with the most of them is cut off. A caller that
+knows the secret needs a few milliseconds; it gets through even when thousands call who do not.
+What a caller wants is the business of who is told of it.
 """
 
+import errno
+import os
+import resource
+import selectors
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from logging import getLogger
 from typing import Final
 
-from meshmend.errors import InputError, TransportError
-from meshmend.net.handshake import ConnectRequest, Deadline, welcome
+from meshmend.errors import HandshakeError, InputError, TransportError
+from meshmend.net.event_fd import clear
+from meshmend.net.handshake import ConnectRequest, ListenerHandshake
 
 Address = tuple[str, int]
 
 _log = getLogger(__name__)
 _HANDSHAKE_S: Final = 5.0
+_MOST_PENDING: Final = 128  # callers that have not proved the secret
+_SHARE_OF_DESCRIPTORS: Final = 8  # pending callers take at most one in so many
+_BACKLOG: Final = 1024
+_OUT_OF_DESCRIPTORS: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_BREATH_S: Final = 0.05  # without descriptors: until the next try
+_LOG_EVERY_S: Final = 1.0  # refusals come in floods
+_MOST_LOGGED: Final = 10  # refusals a second that are logged one by one
+
+
+@dataclass
+class _Caller:
+    """A connection whose handshake is under way."""
+
+    connection: socket.socket
+    address: Address
+    handshake: ListenerHandshake
+    deadline: float
 
 
 class Listener:
-    """Calls `admit(connection, request)` in a thread for every caller that proved the secret.
+    """Calls `admit(connection, request)` in its thread for every caller that proved the secret.
 
-    `admit` may refuse with a HandshakeError. `name` is how the log calls this end, `rank` the
-    number under which it is called.
+    `admit` may refuse with a HandshakeError and must not block. `name` is how the log calls this
+    end, `rank` the number under which it is called.
     """
 
     def __init__(
@@ -41,40 +68,153 @@ class Listener:
         self._rank = rank
         self._name = name
         self._admit = admit
+        self._pending: dict[int, _Caller] = {}  # by descriptor, the longest-waiting first
+        self._most_pending = _most_pending()
+        self._refusals = _RefusalLog(name)
+        self._is_closed = False
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._selector.register(self._wake_fd, selectors.EVENT_READ)
         self.address: Address = listener.getsockname()[:2]
-        threading.Thread(target=self._receive_all, name="meshmend-door", daemon=True).start()
+        listener.setblocking(False)
+        self._thread = threading.Thread(target=self._serve, name="meshmend-listener", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
-        """Stop listening; again does nothing."""
-        if self._listener.fileno() < 0:
+        """Stop listening; calling it again does nothing."""
+        if self._is_closed:
             return
-        # A blocked accept returns only when the listener is shut down, not when it is closed.
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        self._is_closed = True
+        os.eventfd_write(self._wake_fd, 1)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
-    def _receive_all(self) -> None:
+    def _serve(self) -> None:
+        while not self._is_closed:
+            for key, _ in self._selector.select(self._next_deadline()):
+                if key.fd == self._wake_fd:
+                    clear(self._wake_fd)
+                elif key.fd in self._pending:
+                    self._hear(self._pending[key.fd])
+                elif key.fileobj is self._listener:
+                    self._accept_all()
+            self._drop_late()
+        for caller in list(self._pending.values()):
+            self._drop(caller)
+        self._listener.close()
+        self._selector.close()
+        os.close(self._wake_fd)
+
+    def _next_deadline(self) -> float | None:
+        first = next(iter(self._pending.values()), None)
+        return None if first is None else max(0.0, first.deadline - time.monotonic())
+
+    def _accept_all(self) -> None:
         while True:
             try:
                 connection, address = self._listener.accept()
-            except OSError:  # closed
+            except BlockingIOError:
                 return
-            threading.Thread(
-                target=self._receive_one, args=(connection, address), daemon=True
-            ).start()
+            except OSError as error:
+                if error.errno in _OUT_OF_DESCRIPTORS:
+                    self._make_room()
+                    return
+                continue  # a caller that hung up before it was accepted
+            if len(self._pending) >= self._most_pending:
+                self._refuse(self._longest_waiting(), "others called, and it had proved nothing")
+            self._begin(connection, address[:2])
 
-    def _receive_one(self, connection: socket.socket, address: Address) -> None:
-        """Let one caller in, or log why not and hang up."""
+    def _begin(self, connection: socket.socket, address: Address) -> None:
+        connection.setblocking(False)
+        handshake = ListenerHandshake(self._secret, self._rank)
+        deadline = time.monotonic() + _HANDSHAKE_S
+        caller = _Caller(connection, address, handshake, deadline)
+        self._pending[connection.fileno()] = caller
+        self._selector.register(connection, selectors.EVENT_READ)
+        self._hear(caller)  # its first bytes may be there already
+
+    def _make_room(self) -> None:
+        """Cut off a caller, or wait a moment: this process has no descriptor left."""
+        if self._pending:
+            self._refuse(self._longest_waiting(), "this process has no descriptor left")
+        else:
+            time.sleep(_BREATH_S)
+
+    def _longest_waiting(self) -> _Caller:
+        """Return the longest-waiting caller of the address that has the most.
+
+        One that has not even said hello goes before one that has.
+        """
+        counts = Counter(caller.address[0] for caller in self._pending.values())
+        host, _ = counts.most_common(1)[0]
+        own = [each for each in self._pending.values() if each.address[0] == host]
+        return min(own, key=lambda each: each.handshake.has_greeted)
+
+    def _hear(self, caller: _Caller) -> None:
+        """Take what a caller has sent; let it in once it has proved the secret."""
         try:
-            connection.setblocking(False)
-            deadline = Deadline(time.monotonic() + _HANDSHAKE_S)
-            request = welcome(connection, self._secret, self._rank, deadline)
-            self._admit(connection, request)
+            data = caller.connection.recv(caller.handshake.n_wanted)
+            if not data:
+                raise HandshakeError("the other end hung up before it was let in")
+            if answer := caller.handshake.feed(data):
+                caller.connection.send(answer)  # less than any socket buffer holds
+            if caller.handshake.request is not None:
+                self._forget(caller)
+                self._admit(caller.connection, caller.handshake.request)
+        except BlockingIOError:
+            return
         except (TransportError, OSError) as error:
-            connection.close()
-            _log.warning("%s refused a connection from %s:%d: %s", self._name, *address, error)
+            self._refuse(caller, str(error))
+
+    def _drop_late(self) -> None:
+        now = time.monotonic()
+        for caller in [each for each in self._pending.values() if each.deadline <= now]:
+            self._refuse(caller, "the other end does not answer")
+
+    def _refuse(self, caller: _Caller, why: str) -> None:
+        self._refusals.note(caller.address, why)
+        self._drop(caller)
+
+    def _drop(self, caller: _Caller) -> None:
+        self._forget(caller)
+        caller.connection.close()
+
+    def _forget(self, caller: _Caller) -> None:
+        if self._pending.pop(caller.connection.fileno(), None) is not None:
+            self._selector.unregister(caller.connection)
 
 
-def listening(bind: str, port: int = 0, *, backlog: int = 128) -> socket.socket:
+class _RefusalLog:
+    """Logs refusals: each while they are few, then one line a second with the number of others."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._second = 0.0
+        self._n_logged = 0
+        self._n_silent = 0
+
+    def note(self, address: Address, why: str) -> None:
+        """Log a refusal, or count it."""
+        now = time.monotonic()
+        if now - self._second >= _LOG_EVERY_S:
+            self._second, self._n_logged = now, 0
+        if self._n_logged >= _MOST_LOGGED:
+            self._n_silent += 1
+            return
+        self._n_logged += 1
+        more = f"; {self._n_silent} more before it" if self._n_silent else ""
+        self._n_silent = 0
+        host, port = address
+        _log.warning("%s refused a connection from %s:%d: %s%s", self._name, host, port, why, more)
+
+
+def _most_pending() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, min(_MOST_PENDING, soft // _SHARE_OF_DESCRIPTORS))
+
+
+def listening(bind: str, port: int = 0, *, backlog: int = _BACKLOG) -> socket.socket:
     """Return a socket that listens on an address; port 0 takes one that is free.
 
     Raises:

@@ -25,8 +25,9 @@ from meshmend.errors import InputError, PeerLostError, StoppedError, TransportEr
 from meshmend.faults.fault import Moment
 from meshmend.faults.self_injection import SelfInjection
 from meshmend.membership.client import News
+from meshmend.membership.events import WorkerSaved, WorkerStepped
 from meshmend.membership.generation import Generation
-from meshmend.membership.membership import FRESH, Go, Status
+from meshmend.membership.messages import FRESH, Go, Status
 from meshmend.topology.failures import Chip
 from meshmend.train import checkpoint
 from meshmend.train.checkpoint import Saving
@@ -35,7 +36,7 @@ from meshmend.train.gradients import Gradients
 from meshmend.train.ledger import Ledger
 from meshmend.train.samples import Order, Share, batch_of, share_of
 from meshmend.train.state import digest, packed, tensors_of, unpacked
-from meshmend.train.worker_environment import WorkerEnvironment, here, member
+from meshmend.train.worker_environment import WorkerEnvironment, coordinator_client, here
 
 _log = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class Job:
             self._resume(resume)
         self._exchange: Exchange | None = None
         if self._here.post is not None:
-            member()
+            coordinator_client()
             self._exchange = Exchange(
                 self._here.whole, self._here.chip, self._here.exchange_settings
             )
@@ -187,7 +188,7 @@ class Job:
         self._ledger.tries(self.step_number + 1, number, share)
         self._self_injection.at(Moment.REDUCE, self.step_number)
         if self._exchange is not None:
-            member().mark(number, self.step_number + 1)
+            coordinator_client().mark(number, self.step_number + 1)
             try:
                 sizes = zip(self._gradients.payloads(), self._gradients.sizes(), strict=True)
                 for payload, (n_elements, dtype) in sizes:
@@ -212,7 +213,7 @@ class Job:
             self._note_bits()
         rank, n_live = self._place
         if self._exchange is not None:
-            member().note(self._status(is_ready=True))
+            coordinator_client().note(self._status(is_ready=True))
             if rank == 0 or self._is_first:
                 self._report(batch)
         self._is_first = False
@@ -223,7 +224,8 @@ class Job:
     def _report(self, batch: int) -> None:
         """Tell who watches of the last step: the first chip of every one, all of their first."""
         assert self._exchange is not None
-        member().report(
+        stepped = WorkerStepped(
+            chip=self._here.chip,
             step=self.step_number,
             generation=self._state_version,
             at=time.monotonic(),
@@ -231,8 +233,9 @@ class Job:
             first=self._is_first,
             loss=self.loss,
             samples=batch,
-            sums=self._gradients.sizes() if self._is_first else [],
+            sums=tuple(self._gradients.sizes()) if self._is_first else (),
         )
+        coordinator_client().report(stepped)
 
     def _save(self, saving: Saving, rank: int, n_live: int) -> None:
         """Write this chip's part of a checkpoint; training goes on if that fails."""
@@ -248,7 +251,10 @@ class Job:
             )
             return
         if rank == 0 and self._exchange is not None:
-            member().report(step=self.step_number, at=time.monotonic(), saved=str(saving.folder))
+            saved = WorkerSaved(
+                self._here.chip, self.step_number, time.monotonic(), str(saving.folder)
+            )
+            coordinator_client().report(saved)
 
     def _note_bits(self) -> None:
         state = self.state()
@@ -292,7 +298,7 @@ class Job:
         """Offer this chip to the coordinator."""
         exchange = self._exchange
         assert exchange is not None
-        member().join(
+        coordinator_client().join(
             exchange.address,
             self._status(is_ready=False),
             on_change=exchange.transport.interrupt,
@@ -305,9 +311,9 @@ class Job:
             assert self._exchange is not None
             lost = self._exchange.chip_of(error.rank)
             _log.info("chip %s lost chip %s: %s", self._here.chip, lost, error)
-            member().tell(self._status(is_ready=False, lost=[lost]))
+            coordinator_client().tell(self._status(is_ready=False, lost=[lost]))
         elif isinstance(error, StoppedError):
-            member().note(self._status(is_ready=False))
+            coordinator_client().note(self._status(is_ready=False))
         else:
             raise error
 
@@ -326,13 +332,14 @@ class Job:
                     if self._enter(news.generation):
                         return
             except TurnedAwayError as error:
-                _log.warning("chip %s comes back as new: %s", self._here.chip, error)
-                self._state_version = FRESH
+                _log.warning("chip %s was turned away: %s", self._here.chip, error)
+                if error.is_stale:
+                    self._state_version = FRESH
                 self._join()
 
     def _news_after(self, number: int) -> News:
         """Return the news as soon as there is a later generation, or all is over."""
-        return member().await_news(
+        return coordinator_client().await_news(
             lambda news: (
                 news.is_over or (news.generation is not None and news.generation.number > number)
             )
@@ -340,7 +347,7 @@ class Job:
 
     def _enter(self, generation: Generation) -> bool:
         """Become a member of a generation that is up to date; return False if it is over."""
-        exchange, line = self._exchange, member()
+        exchange, line = self._exchange, coordinator_client()
         assert exchange is not None
         exchange.enter(generation)
         line.mark(generation.number, 0)
@@ -377,7 +384,7 @@ class Job:
         if self._exchange is None or self._generation is None:
             self._is_over = True
             return
-        member().tell(self._status(is_ready=True))
+        coordinator_client().tell(self._status(is_ready=True))
         self._recover(after=self._generation.number)
 
     def _close(self) -> None:
@@ -385,7 +392,7 @@ class Job:
             self._note_bits()
         self._ledger.close()
         if self._exchange is not None:
-            member().close()
+            coordinator_client().close()
             self._exchange.close()
 
 

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from meshmend.errors import InputError
 from meshmend.faults.fault import Fault, parse_fault
-from meshmend.membership.client import Member, WorkerIdentity
+from meshmend.membership.client import WorkerIdentity
+from meshmend.membership.coordinator_client import CoordinatorClient
 from meshmend.planning.settings import settings_from
 from meshmend.topology.failures import Chip, board_shape, format_shape, parse_shape
 from meshmend.topology.mesh import Mesh
@@ -103,11 +104,11 @@ def here() -> WorkerEnvironment:
 
 
 @cache
-def member() -> Member:
-    """Return this process's line to its coordinator; its thread stays in the network of now."""
+def coordinator_client() -> CoordinatorClient:
+    """Return the connection to the coordinator; its thread stays in the network of now."""
     post = here().post
     assert post is not None, "this process trains alone"
-    return Member(post)
+    return CoordinatorClient(post)
 
 
 def _board(text: str, mesh: Mesh) -> tuple[int, ...]:

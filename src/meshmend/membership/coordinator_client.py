@@ -1,0 +1,208 @@
+"""A worker's connection to its coordinator: a thread that reports, listens, and calls again.
+
+The main thread says what has changed and asks what is wanted; it never waits for the coordinator
+while it has a step to do. What the thread hears of a change it passes on by `on_change`, which
+ends whatever the main thread waits for.
+"""
+
+import os
+import selectors
+import threading
+import time
+from collections.abc import Callable
+from logging import getLogger
+from typing import Final
+
+from meshmend.errors import (
+    ChannelError,
+    HandshakeError,
+    JobFailedError,
+    MessageError,
+    RefusedError,
+    TransportError,
+    TurnedAwayError,
+)
+from meshmend.membership.client import MembershipClient, News, WorkerIdentity
+from meshmend.membership.coordinator_server import COORDINATOR
+from meshmend.membership.events import Event
+from meshmend.membership.message_channel import MessageChannel
+from meshmend.membership.messages import Message, Status
+from meshmend.net.channel import Channel
+from meshmend.net.event_fd import clear
+from meshmend.net.handshake import ConnectRequest, Deadline, dial
+from meshmend.net.listener import Address
+from meshmend.topology.failures import Chip
+
+_log = getLogger(__name__)
+
+_CALL_AGAIN_S: Final = 0.1
+_HANDSHAKE_S: Final = 5.0
+_LAST_WORDS_S: Final = 2.0  # for what was told to be sent before the thread ends
+
+
+class CoordinatorClient:
+    """One worker as its coordinator knows it; all methods may be called from any thread."""
+
+    def __init__(self, identity: WorkerIdentity) -> None:
+        self._identity = identity
+        self._client = MembershipClient(identity)
+        self._changed = threading.Condition()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._work, name="meshmend-client", daemon=True)
+        self._thread.start()
+
+    def join(
+        self,
+        address: Address,
+        status: Status,
+        *,
+        on_change: Callable[[], None],
+        on_sever: Callable[[Chip], None],
+    ) -> None:
+        """Offer this worker, which listens at an address, to the coordinator."""
+        with self._changed:
+            self._client.join(address, status, on_change=on_change, on_sever=on_sever)
+        self._wake()
+
+    def report(self, event: Event) -> None:
+        """Tell those who watch the job of an event; it may be lost."""
+        self._client.report(event)
+        self._wake()
+
+    def tell(self, status: Status) -> None:
+        """Say how this worker stands; said again to a coordinator that was started again."""
+        with self._changed:
+            self._client.tell(status)
+        self._wake()
+
+    def mark(self, generation: int, step: int) -> None:
+        """Keep where this worker's loop is; the next heartbeat tells."""
+        self._client.mark(generation, step)
+
+    def note(self, status: Status) -> None:
+        """Keep how this worker stands for when the coordinator asks, without a word."""
+        with self._changed:
+            self._client.status = status
+
+    @property
+    def status(self) -> Status:
+        """What was told last."""
+        return self._client.status
+
+    @property
+    def news(self) -> News:
+        """What the coordinator has said last."""
+        return self._client.news
+
+    def await_news(self, is_enough: Callable[[News], bool]) -> News:
+        """Return the news as soon as they are enough.
+
+        Raises:
+            TurnedAwayError, RefusedError, JobFailedError: as their names say.
+        """
+        said = ""
+        with self._changed:
+            while True:
+                news = self._client.news
+                if news.refused:
+                    raise RefusedError(news.refused)
+                if news.failed:
+                    raise JobFailedError(news.failed)
+                if news.turned_away:
+                    away = news.turned_away
+                    raise TurnedAwayError(away.why, is_stale=away.is_stale)
+                if is_enough(news):
+                    return news
+                if news.wait != said:
+                    said = news.wait
+                    _log.info("chip %s waits: %s", self._identity.chip, said)
+                self._changed.wait()
+
+    def close(self) -> None:
+        """Say no more; what was told is sent first."""
+        self._is_closed = True
+        self._wake()
+        self._thread.join(_LAST_WORDS_S)
+
+    def _wake(self) -> None:
+        os.eventfd_write(self._wake_fd, 1)
+
+    def _work(self) -> None:
+        """Keep a connection to the coordinator for as long as this worker lives."""
+        chip = self._identity.chip
+        while not self._is_closed:
+            if not self._client.wants_connection:
+                self._pause(_CALL_AGAIN_S)
+                continue
+            try:
+                channel = self._call()
+            except HandshakeError as error:
+                self._refused(str(error))
+                continue
+            except TransportError as error:
+                _log.debug("chip %s cannot reach its coordinator: %s", chip, error)
+                self._pause(_CALL_AGAIN_S)
+                continue
+            try:
+                self._talk(channel)
+            except (ChannelError, MessageError) as error:
+                _log.debug("chip %s lost its coordinator: %s", chip, error)
+            finally:
+                channel.close()
+            self._pause(_CALL_AGAIN_S / 2)
+
+    def _refused(self, why: str) -> None:
+        self._client.hear(News(refused=why))
+        with self._changed:
+            self._changed.notify_all()
+
+    def _pause(self, seconds: float) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wake_fd, selectors.EVENT_READ)
+            if selector.select(seconds):
+                clear(self._wake_fd)
+
+    def _call(self) -> MessageChannel:
+        identity = self._identity
+        deadline = Deadline(time.monotonic() + _HANDSHAKE_S)
+        request = ConnectRequest(identity.seat, COORDINATOR)
+        return MessageChannel(
+            Channel(dial(identity.coordinator, identity.secret, request, deadline))
+        )
+
+    def _talk(self, channel: MessageChannel) -> None:
+        """Greet, then pass on what is said in both directions until the connection ends."""
+        with self._changed:
+            hello = self._client.hello()
+        channel.send(hello)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wake_fd, selectors.EVENT_READ)
+            selector.register(channel, selectors.EVENT_READ)
+            while True:
+                want = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.is_full else 0)
+                selector.modify(channel, want)
+                selector.select(self._client.heartbeat_timeout_s / 4)
+                clear(self._wake_fd)
+                if not all(self._take(message) for message in channel.receive()):
+                    return
+                self._say(channel)
+                if self._is_closed and not channel.is_full:
+                    return
+
+    def _say(self, channel: MessageChannel) -> None:
+        with self._changed:
+            status = self._client.next_status()
+        if status is not None:
+            channel.send(status)
+        while not channel.is_full and (report := self._client.next_report()) is not None:
+            channel.send(report)
+        if not channel.is_full:
+            channel.send(self._client.heartbeat())
+
+    def _take(self, message: Message) -> bool:
+        """Take in one message; return whether to go on."""
+        goes_on = self._client.received(message)
+        with self._changed:
+            self._changed.notify_all()
+        return goes_on

@@ -1,0 +1,141 @@
+"""A coordinator on real sockets, by the real clock: one thread, one selector."""
+
+import os
+import queue
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from logging import getLogger
+from typing import Final
+
+from meshmend.errors import ChannelError, MessageError
+from meshmend.membership.coordinator import Coordinator
+from meshmend.membership.events import Event
+from meshmend.membership.job_spec import JobSpec
+from meshmend.membership.message_channel import MessageChannel
+from meshmend.membership.messages import Message
+from meshmend.net.channel import Channel
+from meshmend.net.event_fd import clear
+from meshmend.net.handshake import ConnectRequest
+from meshmend.net.listener import Listener
+
+COORDINATOR: Final = 0xFFFFFFFF  # the rank under which it is called
+OBSERVER: Final = 0xFFFFFFFE
+
+_log = getLogger(__name__)
+
+
+class CoordinatorServer:
+    """Serves one job until all its workers have finished; `on_event` gets what observers get."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        secret: bytes,
+        spec: JobSpec,
+        *,
+        on_event: Callable[[float, Event], None] = lambda clock, event: None,
+    ) -> None:
+        self._coordinator = Coordinator(spec, self, on_event=on_event)
+        self._channels: dict[int, MessageChannel] = {}
+        self._broken: list[tuple[int, str]] = []  # connections that failed while we sent
+        self._n_opened = 0
+        self._callers: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake_fd, selectors.EVENT_READ)
+        self._listener = Listener(
+            listener, secret, COORDINATOR, name="the coordinator", admit=self._admit
+        )
+
+    def serve(self) -> None:
+        """Return when all workers have finished and gone."""
+        while not self._coordinator.is_done:
+            now = time.monotonic()
+            self._handle(self._coordinator.next_wakeup(now) - now)
+            self._coordinator.tick(time.monotonic())
+            self._report_broken()
+
+    def close(self) -> None:
+        """Stop listening and hang up on everyone."""
+        self._listener.close()
+        for channel in self._channels.values():
+            channel.close()
+        self._selector.close()
+        os.close(self._wake_fd)
+
+    def send(self, connection: int, message: Message) -> None:
+        """Send a message to whoever is at a connection; a failure is reported later."""
+        channel = self._channels.get(connection)
+        if channel is None:
+            return
+        try:
+            channel.send(message)
+            self._watch(connection)
+        except ChannelError as error:
+            self._broken.append((connection, str(error)))
+
+    def hang_up(self, connection: int) -> None:
+        """Close a connection."""
+        if (channel := self._channels.pop(connection, None)) is not None:
+            self._selector.unregister(channel)
+            channel.close()
+
+    def _admit(self, connection: socket.socket, request: ConnectRequest) -> None:
+        self._callers.put(connection)
+        os.eventfd_write(self._wake_fd, 1)
+
+    def _handle(self, timeout_s: float) -> None:
+        for key, events in self._selector.select(max(0.0, timeout_s)):
+            if key.fd == self._wake_fd:
+                clear(self._wake_fd)
+            elif key.data in self._channels:
+                self._serve_one(key.data, events)
+        self._report_broken()
+        # After the others: a worker that died is gone before the one that takes its place is heard.
+        while not self._callers.empty():
+            self._open(self._callers.get())
+
+    def _serve_one(self, connection: int, events: int) -> None:
+        channel = self._channels[connection]
+        try:
+            if events & selectors.EVENT_WRITE:
+                channel.flush()
+                self._watch(connection)
+            if events & selectors.EVENT_READ:
+                for message in channel.receive():
+                    self._coordinator.received(connection, message, time.monotonic())
+        except ChannelError as error:
+            self._lose(connection, str(error))
+        except MessageError as error:
+            self._coordinator.refuse(connection, str(error), time.monotonic())
+        except Exception as error:  # whatever one end sends, the others are served
+            _log.exception("a message broke the coordinator's rules")
+            why = f"a message that makes no sense ({error!r})"
+            self._coordinator.refuse(connection, why, time.monotonic())
+
+    def _open(self, connection: socket.socket) -> None:
+        try:
+            host, port = connection.getpeername()[:2]
+        except OSError:  # it has gone already
+            connection.close()
+            return
+        channel = MessageChannel(Channel(connection))
+        self._n_opened += 1
+        self._channels[self._n_opened] = channel
+        self._selector.register(channel, selectors.EVENT_READ, self._n_opened)
+        self._coordinator.opened(self._n_opened, f"{host}:{port}", time.monotonic())
+
+    def _watch(self, connection: int) -> None:
+        channel = self._channels[connection]
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.is_full else 0)
+        self._selector.modify(channel, events, connection)
+
+    def _report_broken(self) -> None:
+        while self._broken:
+            self._lose(*self._broken.pop(0))
+
+    def _lose(self, connection: int, why: str) -> None:
+        self.hang_up(connection)
+        self._coordinator.closed(connection, why, time.monotonic())

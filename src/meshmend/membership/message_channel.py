@@ -1,0 +1,48 @@
+"""Control messages over a channel: typed values in, typed values out."""
+
+from meshmend.membership.messages import Message, decode_message, encode_message
+from meshmend.net.channel import Channel
+
+
+class MessageChannel:
+    """A channel whose frames are control messages. Never blocks."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def fileno(self) -> int:
+        """Return the descriptor, for a selector."""
+        return self._channel.fileno()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether something still waits to be sent."""
+        return self._channel.is_full
+
+    def send(self, message: Message) -> None:
+        """Send a message, or as much of it as the connection takes; `flush` sends the rest.
+
+        Raises:
+            ChannelError: the other end has closed, or takes nothing any more.
+        """
+        self._channel.send(encode_message(message))
+
+    def flush(self) -> None:
+        """Send what is left.
+
+        Raises:
+            ChannelError: the other end has closed, or takes nothing any more.
+        """
+        self._channel.flush()
+
+    def receive(self) -> list[Message]:
+        """Return the messages that have come whole.
+
+        Raises:
+            ChannelError: the other end has closed. MessageError: it sent what is no message.
+        """
+        return [decode_message(frame) for frame in self._channel.receive()]
+
+    def close(self) -> None:
+        """Hang up."""
+        self._channel.close()
