@@ -14,7 +14,8 @@ To add a kind of fault, add a member to `FaultKind`; mypy then names each `match
 | launch/process_control.py      | only if it needs one more method of `JobControl`               |
 | random_faults.py               | only if random runs are to have it: a method and its weight    |
 | tests/faults, tests/helpers    | the kind in generated_faults.py, refusals, an example by hand  |
+| cli/chip_states.py             | how the live display shows the chips of such a fault           |
 | cli/train.py, docs/training.md | an example for users                                           |
 
-Events and reports hold the kind as a value of `FaultKind` and need no change.
+Events and reports hold the kind as a value of `FaultKind`.
 """
