@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshmend.faults.fault import Fault
-from meshmend.faults.random_faults import chaos
+from meshmend.faults.random_faults import random_faults
 from meshmend.launch.training import Training, train
 from meshmend.membership.events import (
     ChipsWaiting,
@@ -144,7 +144,7 @@ def main() -> int:
     options = parser.parse_args()
     mesh = parse_mesh(options.mesh)
     for_s = options.minutes * 60
-    faults = chaos(mesh, board_shape(len(mesh.shape)), for_s=for_s, seed=options.seed)
+    faults = random_faults(mesh, board_shape(len(mesh.shape)), for_s=for_s, seed=options.seed)
     folder = Path(tempfile.mkdtemp(prefix="meshmend-soak-")) / "run"
     print(f"soak: {len(faults)} faults in {for_s:.0f} s on {mesh}, seed {options.seed}; {folder}")
     return _soak(options, mesh_text=options.mesh, faults=faults, folder=folder)

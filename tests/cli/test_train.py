@@ -23,6 +23,7 @@ from meshmend.cli.main import run_line
         ("--mesh 0x4", "--mesh needs positive extents"),
         ("--mesh 2x2 --fail 2x2@0,0", "needs at least one live chip"),
         ("--inject murder", "--inject cannot read 'murder'"),
+        ("--inject kill_0,0_at_" + "9" * 400, "at most 200 characters, but got 412"),
         ("--batch-policy grow", "a batch policy is constant or shrink, but got 'grow'"),
         ("--lr 0", "--lr needs a number above 0, but got 0.0"),
         ("--lr nan", "--lr needs a number above 0, but got nan"),

@@ -95,6 +95,19 @@ def test_training_goes_on_without_its_coordinator_and_a_later_failure_is_handled
     assert max(paces) < 0.5
 
 
+def test_training_goes_on_while_its_coordinator_is_frozen(tmp_path: Path) -> None:
+    inject = ["freeze coordinator at 10 for 1s"]
+
+    result = elastic(tmp_path, mesh="2x2", steps=600, heartbeat_timeout_s=5.0, inject=inject)
+
+    check_nothing_lost(result, steps=600)
+    (fault,) = result["faults"]
+    assert fault["fault"] == "freeze coordinator"
+    assert fault["recovered_s"] is not None
+    assert not of_kind(result, "coordinator")  # it was neither lost nor started again
+    assert result["chips"] == [4]
+
+
 def test_a_failure_and_the_coordinator_s_death_at_once_are_survived(tmp_path: Path) -> None:
     inject = ["kill coordinator at 20", "kill 2x2@0,2 at 20"]
 

@@ -34,7 +34,7 @@ InjectOption = Annotated[
         metavar="FAULT",
         help='What is to happen; repeat for more: "kill 2x2@0,2 at 20" (a step), '
         '"hang 1,1 at 3.5s", "slow 1,1 at 30 for 5s", "cut link:0,1-0,2 at 30", '
-        '"repair 2x2@0,2 at 60", "kill coordinator at 40".',
+        '"repair 2x2@0,2 at 60", "kill coordinator at 40", "freeze coordinator at 20 for 5s".',
     ),
 ]
 

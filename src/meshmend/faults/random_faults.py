@@ -1,40 +1,48 @@
-"""Random faults for a run, as a value: the same seed gives the same faults at the same times.
+"""Random faults for a run, as values: the same seed gives the same faults at the same times.
 
-Kills of chips, boards and several boards at once, kills while the others still recover from one,
-hangs, slow chips, cut links, coordinator kills, and repairs. At least one board is left alone
-until others are back, so that there is always something to go on from.
+There are kills of chips, of boards and of several boards at once, kills while the other chips still
+recover from one, hangs, slow chips, cut links, coordinator kills, and repairs. At least one whole
+board always lives, so that there is always a copy of the state.
 """
 
 import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from meshmend.faults.fault import COORDINATOR, Fault, FaultKind
 from meshmend.topology.failures import Block, Chip, Link
 from meshmend.topology.mesh import Mesh
 
-_FIRST_S = 3.0
-_PAUSE_S = (2.0, 8.0)
-_SOON_S = (0.0, 0.8)  # after a kill: the others are still recovering from it
-_HANG_S = (3.0, 6.0)
-_REST_S = 12.0  # without faults at the end, so that the last one is recovered from
+_FIRST_S: Final = 3.0
+_PAUSE_S: Final = (2.0, 8.0)  # between two faults
+_SECOND_KILL_S: Final = (0.0, 0.8)  # after a kill, while the other chips recover from it
+_COORDINATOR_GAP_S: Final = (-0.3, 0.5)  # from a coordinator kill to the kill of a board
+_HANG_S: Final = (3.0, 6.0)  # longer than the usual heartbeat timeout
+_SLOW_S: Final = 2.0
+_REPAIR_PROBABILITY: Final = 0.3
+_BOARD_WITH_COORDINATOR_PROBABILITY: Final = 0.4
+_MAX_CUT_LINKS: Final = 2
+_REST_S: Final = 12.0  # without faults at the end, so that the job can recover from the last one
 
 
-def chaos(mesh: Mesh, board: tuple[int, ...], *, for_s: float, seed: int) -> tuple[Fault, ...]:
-    """Return random faults for a run of so many seconds, in the order of their times."""
-    mind = _Mind(mesh, board, random.Random(seed))
-    at = _FIRST_S
+def random_faults(
+    mesh: Mesh, board: tuple[int, ...], *, for_s: float, seed: int
+) -> tuple[Fault, ...]:
+    """Return random faults for a run of this many seconds, in the order of their times."""
+    state = _MeshState(mesh, board, random.Random(seed))
+    at_s = _FIRST_S
     faults: list[Fault] = []
-    while at < for_s - _REST_S:
-        faults.extend(mind.next_at(at))
-        at += mind.random.uniform(*_PAUSE_S)
+    while at_s < for_s - _REST_S:
+        faults.extend(state.next_faults(round(at_s, 3)))
+        at_s += state.random.uniform(*_PAUSE_S)
     return tuple(sorted(faults, key=lambda fault: fault.at_s or 0.0))
 
 
 @dataclass
-class _Mind:
-    """What the one who makes trouble thinks is broken."""
+class _MeshState:
+    """What is broken after the faults so far, and where the next random numbers come from."""
 
     mesh: Mesh
     board: tuple[int, ...]
@@ -42,23 +50,24 @@ class _Mind:
     dead: set[Chip] = field(default_factory=set)
     cut: set[Link] = field(default_factory=set)
 
-    def next_at(self, at: float) -> Iterator[Fault]:
-        """Yield what happens next: one thing, or several close together."""
-        whole = self._whole_boards()
-        if len(whole) < 2 or (self.dead and self.random.random() < 0.3):
-            yield from self._repair(at)
+    def next_faults(self, at_s: float) -> Iterator[Fault]:
+        """Yield the next fault, or several close together."""
+        if len(self._whole_boards()) < 2 or (
+            self.dead and self.random.random() < _REPAIR_PROBABILITY
+        ):
+            yield from self._repair_all(at_s)
             return
-        actions: list[tuple[float, Callable[[float], Iterator[Fault]]]] = [
-            (4, self._kill_board),
-            (2, self._kill_chip),
-            (2, self._hang),
-            (1, self._slow),
-            (2, self._cut),
-            (2, self._kill_coordinator),
-            (3, self._kill_twice),
-        ]
-        weights, choices = zip(*actions, strict=True)
-        yield from self.random.choices(choices, weights)[0](at)
+        weights: dict[Callable[[float], Iterator[Fault]], float] = {
+            self._kill_board: 4,
+            self._kill_chip: 2,
+            self._hang_chip: 2,
+            self._slow_chip: 1,
+            self._cut_link: 2,
+            self._kill_coordinator: 2,
+            self._kill_twice: 3,
+        }
+        choices = self.random.choices(list(weights), list(weights.values()))
+        yield from choices[0](at_s)
 
     def _boards(self) -> list[Block]:
         extents = zip(self.mesh.shape, self.board, strict=True)
@@ -66,67 +75,74 @@ class _Mind:
         return [Block(self.board, corner) for corner in corners]
 
     def _whole_boards(self) -> list[Block]:
-        return [block for block in self._boards() if not self.dead & set(block.chips())]
+        dead = self.dead | self.mesh.failed
+        return [block for block in self._boards() if dead.isdisjoint(block.chips())]
 
-    def _kill_board(self, at: float) -> Iterator[Fault]:
-        block = self.random.choice(self._whole_boards())
-        self.dead |= set(block.chips())
-        yield Fault(FaultKind.KILL, block, at_s=at)
+    def _some_time(self, bounds_s: tuple[float, float]) -> float:
+        return round(self.random.uniform(*bounds_s), 3)
 
-    def _kill_chip(self, at: float) -> Iterator[Fault]:
-        block = self.random.choice(self._whole_boards())
-        chip = self.random.choice(list(block.chips()))
-        self.dead.add(chip)
-        yield Fault(FaultKind.KILL, Block((1,) * len(chip), chip), at_s=at)
+    def _chip_of_a_whole_board(self) -> Block:
+        board = self.random.choice(self._whole_boards())
+        return _one(self.random.choice(list(board.chips())))
 
-    def _kill_twice(self, at: float) -> Iterator[Fault]:
-        """Kill again while the others still recover from the first kill."""
-        yield from self._kill_board(at)
+    def _kill_board(self, at_s: float) -> Iterator[Fault]:
+        board = self.random.choice(self._whole_boards())
+        self.dead.update(board.chips())
+        yield Fault(FaultKind.KILL, board, at_s=at_s)
+
+    def _kill_chip(self, at_s: float) -> Iterator[Fault]:
+        chip = self._chip_of_a_whole_board()
+        self.dead.update(chip.chips())
+        yield Fault(FaultKind.KILL, chip, at_s=at_s)
+
+    def _kill_twice(self, at_s: float) -> Iterator[Fault]:
+        """Kill again while the other chips still recover from the first kill."""
+        yield from self._kill_board(at_s)
         if len(self._whole_boards()) > 1:
-            soon = at + self.random.uniform(*_SOON_S)
-            yield from self.random.choice((self._kill_board, self._kill_chip))(soon)
+            kill = self.random.choice((self._kill_board, self._kill_chip))
+            yield from kill(round(at_s + self._some_time(_SECOND_KILL_S), 3))
 
-    def _hang(self, at: float) -> Iterator[Fault]:
-        """Stop a chip for so long that it is turned away; it comes back by itself."""
-        block = self.random.choice(self._whole_boards())
-        chip = self.random.choice(list(block.chips()))
-        target = Block((1,) * len(chip), chip)
-        yield Fault(FaultKind.HANG, target, at_s=at, for_s=self.random.uniform(*_HANG_S))
+    def _hang_chip(self, at_s: float) -> Iterator[Fault]:
+        """Stop a chip until the coordinator counts it as dead; then it comes back by itself."""
+        chip = self._chip_of_a_whole_board()
+        yield Fault(FaultKind.HANG, chip, at_s=at_s, for_s=self._some_time(_HANG_S))
 
-    def _slow(self, at: float) -> Iterator[Fault]:
+    def _slow_chip(self, at_s: float) -> Iterator[Fault]:
         chip = self.random.choice(sorted(set(self.mesh.live) - self.dead))
-        yield Fault(FaultKind.SLOW, Block((1,) * len(chip), chip), at_s=at, for_s=2.0)
+        yield Fault(FaultKind.SLOW, _one(chip), at_s=at_s, for_s=_SLOW_S)
 
-    def _cut(self, at: float) -> Iterator[Fault]:
-        chips = sorted(set(self.mesh.live) - self.dead)
+    def _cut_link(self, at_s: float) -> Iterator[Fault]:
+        living = set(self.mesh.live) - self.dead
         links = sorted(
-            Link(one, other)
-            for one in chips
-            for other in self.mesh.neighbors(one)
-            if one < other and other not in self.dead
+            Link(chip, other)
+            for chip in living
+            for other in living.intersection(self.mesh.neighbors(chip))
+            if chip < other and Link(chip, other) not in self.cut
         )
-        links = [link for link in links if link not in self.cut]
-        if links and len(self.cut) < 2:
+        if links and len(self.cut) < _MAX_CUT_LINKS:
             link = self.random.choice(links)
             self.cut.add(link)
-            yield Fault(FaultKind.CUT, link, at_s=at)
+            yield Fault(FaultKind.CUT, link, at_s=at_s)
 
-    def _kill_coordinator(self, at: float) -> Iterator[Fault]:
-        """Kill the coordinator, at times together with chips, before or after."""
-        yield Fault(FaultKind.KILL, COORDINATOR, at_s=at)
-        if self.random.random() < 0.4:
-            yield from self._kill_board(max(0.0, at + self.random.uniform(-0.3, 0.5)))
+    def _kill_coordinator(self, at_s: float) -> Iterator[Fault]:
+        """Kill the coordinator, sometimes together with a board, shortly before or after."""
+        yield Fault(FaultKind.KILL, COORDINATOR, at_s=at_s)
+        if self.random.random() < _BOARD_WITH_COORDINATOR_PROBABILITY:
+            yield from self._kill_board(round(at_s + self._some_time(_COORDINATOR_GAP_S), 3))
 
-    def _repair(self, at: float) -> Iterator[Fault]:
-        """Repair all that is broken, board by board."""
+    def _repair_all(self, at_s: float) -> Iterator[Fault]:
+        """Repair everything that is broken: links, whole boards, single chips."""
         for link in sorted(self.cut):
-            yield Fault(FaultKind.REPAIR, link, at_s=at)
-        for block in self._boards():
-            broken = sorted(self.dead & set(block.chips()))
-            if len(broken) == len(set(block.chips())):
-                yield Fault(FaultKind.REPAIR, block, at_s=at)
+            yield Fault(FaultKind.REPAIR, link, at_s=at_s)
+        for board in self._boards():
+            broken = sorted(self.dead.intersection(board.chips()))
+            if len(broken) == len(set(board.chips())):
+                yield Fault(FaultKind.REPAIR, board, at_s=at_s)
             else:
-                for chip in broken:
-                    yield Fault(FaultKind.REPAIR, Block((1,) * len(chip), chip), at_s=at)
+                yield from (Fault(FaultKind.REPAIR, _one(chip), at_s=at_s) for chip in broken)
         self.dead.clear()
         self.cut.clear()
+
+
+def _one(chip: Chip) -> Block:
+    return Block((1,) * len(chip), chip)

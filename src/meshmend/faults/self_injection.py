@@ -1,29 +1,31 @@
-"""Faults that a worker inflicts on itself, to hit one moment of a step exactly."""
+"""Faults that a worker injects into itself, to hit one part of a step exactly."""
 
 import os
 import signal
 import threading
 from collections.abc import Iterable
+from typing import Final
 
 from meshmend.faults.fault import Fault, Moment
 from meshmend.topology.failures import Chip
 
-_IN_THE_MIDDLE_S = 0.002  # after a sum has begun, so that it is hit half-way
+_INTO_THE_SUM_S: Final = 0.002  # a fault in `reduce` comes this long after the sum has begun
 
 
 class SelfInjection:
-    """What is to happen to one chip's worker; each fault happens once."""
+    """The faults that the worker of one chip is still to inject into itself; each happens once."""
 
     def __init__(self, chip: Chip, faults: Iterable[Fault]) -> None:
-        self._left = [fault for fault in faults if fault.moment and chip in fault.chips()]
+        self._pending = [fault for fault in faults if fault.moment and chip in fault.chips()]
 
     def at(self, moment: Moment, step: int) -> None:
-        """Kill this process if this is the moment: at once, or while a sum is under way."""
-        for fault in self._left:
+        """Kill this process if a fault names this moment of this step; in `reduce`, soon after."""
+        for fault in self._pending:
             if fault.moment is moment and fault.at_step == step:
-                self._left.remove(fault)
-                end = (os.getpid(), signal.SIGKILL)
-                if moment is not Moment.REDUCE:
-                    os.kill(*end)
-                threading.Timer(_IN_THE_MIDDLE_S, os.kill, end).start()
+                self._pending.remove(fault)
+                kill = (os.getpid(), signal.SIGKILL)
+                if moment is Moment.REDUCE:
+                    threading.Timer(_INTO_THE_SUM_S, os.kill, kill).start()
+                else:
+                    os.kill(*kill)
                 return

@@ -11,11 +11,12 @@ import time
 from dataclasses import replace
 from typing import Final
 
+from meshmend.faults.fault_injector import FaultInjector, InjectedFault
 from meshmend.launch.children import Child
 from meshmend.launch.elastic_job import ElasticJob, Outcome
-from meshmend.launch.fault_injector import FaultInjector
 from meshmend.launch.job_processes import JobProcesses
 from meshmend.launch.observer import Observer
+from meshmend.launch.process_control import ProcessControl
 from meshmend.launch.recoveries import Recoveries, Recovery
 from meshmend.membership.events import (
     CheckpointSaved,
@@ -76,8 +77,12 @@ class _Launcher:
         self._listener = listening("127.0.0.1")
         self._processes = JobProcesses(job, name, self._listener)
         self._observer = Observer(name, self._listener.getsockname()[:2], secret, self._hear)
+        self._control = ProcessControl(job, self._processes, self._observer.say)
         self._injector = FaultInjector(
-            job, self._processes, say=self._observer.say, note=self._happened
+            job.faults,
+            self._control,
+            heartbeat_timeout_s=job.timing.heartbeat_timeout_s,
+            note=lambda injected: self._note_injected(injected, time.monotonic()),
         )
         self._recoveries = Recoveries()
         self._restart_at: float | None = None
@@ -98,8 +103,7 @@ class _Launcher:
         deadline = time.monotonic() + _MEETING_S
         while not self._observer.is_connected and time.monotonic() < deadline:
             self._observer.attend(self._processes.children)  # so that nothing is missed
-        for chip in self._job.settings.mesh.live:
-            self._injector.start_worker(chip)
+        self._control.restart(self._job.settings.mesh.live, self._injector.self_injected)
 
     def until_over(self) -> None:
         """Watch, and let happen what is to happen, until no worker is left."""
@@ -108,7 +112,7 @@ class _Launcher:
             self._processes.children.handle(_TURN_S if self._injector.is_timed() else _CALM_TURN_S)
             self._look_after_coordinator()
             self._notice_deaths()
-            self._injector.happen(self._step, self._elapsed_s())
+            self._injector.inject_due(self._step, self._elapsed_s())
             self._end_in_time()
             if self._is_over:
                 over_since = over_since or time.monotonic()
@@ -118,7 +122,7 @@ class _Launcher:
     def tell_missed(self) -> None:
         """Tell of faults that were to come, but the job was over before."""
         for fault in self._injector.missed():
-            self._tell(FaultMissed(fault))
+            self._tell(FaultMissed(fault.words))
 
     def close(self) -> None:
         """End everything that still runs."""
@@ -146,7 +150,7 @@ class _Launcher:
         came late or is cut off, waits for nothing.
         """
         members = set(self._formed.chips) if self._formed else set()
-        busy = members - self._injector.stopped
+        busy = members - self._injector.hung()
         return any(self._processes.workers[chip].code is None for chip in busy)
 
     def _end_in_time(self) -> None:
@@ -226,14 +230,31 @@ class _Launcher:
                 self._note_death(chip, child)
 
     def _note_death(self, chip: Chip, child: Child) -> None:
-        own = self._injector.own_doing(chip)
-        what = own or f"chip {chip} died: {child.how_it_ended}"
         if child.traceback:
             what = f"chip {chip} failed: {child.traceback.strip().splitlines()[-1]}"
             self._ended_badly.append(f"{what}\n{child.traceback}")
-        elif own is None:
+        elif (injected := self._injector.take_death(chip, self._step)) is not None:
+            self._control.expect_deaths(injected.chips)
+            self._note_injected(injected, child.ended)
+            return
+        else:
+            what = f"chip {chip} died: {child.how_it_ended}"
             self._ended_badly.append(what)
         self._happened(Recovery(what, self._step, child.ended, chips=(chip,)))
+
+    def _note_injected(self, injected: InjectedFault, at: float) -> None:
+        self._happened(
+            Recovery(
+                injected.words,
+                injected.at_step,
+                at,
+                kind=injected.kind,
+                chips=injected.chips,
+                is_quiet=injected.is_quiet,
+                victims=injected.fault.lost(),
+                back=injected.fault.returned(),
+            )
+        )
 
     def _happened(self, fault: Recovery) -> None:
         self._recoveries.happened(fault)

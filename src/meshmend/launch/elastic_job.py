@@ -19,8 +19,7 @@ class ElasticJob:
 
     `body()` is what a worker does; it returns its exit code. `sums` are what its steps sum, if
     that is known before the first: plans for what may fail next are made ahead. After `for_s` the
-    job is ended, whatever step it is at. `enter`, `address_of` and `network` put the workers into
-    a testbed: `network(action, failure)` breaks and mends it.
+    job is ended, whatever step it is at. `in_network` puts the workers into a testbed.
     """
 
     settings: Settings
@@ -36,16 +35,24 @@ class ElasticJob:
     environment: Mapping[str, str] = field(default_factory=dict)
     enter: Callable[[Chip], None] | None = None
     address_of: Callable[[Chip], str] | None = None
-    network: Callable[[str, Failure], None] | None = None
+    fail_network: Callable[[Failure], object] | None = None
+    repair_network: Callable[[Failure], object] | None = None
 
     def in_network(
         self,
         enter: Callable[[Chip], None],
         address_of: Callable[[Chip], str],
-        network: Callable[[str, Failure], None],
+        fail: Callable[[Failure], object],
+        repair: Callable[[Failure], object],
     ) -> "ElasticJob":
-        """Return this job with its workers in a network of their own."""
-        return replace(self, enter=enter, address_of=address_of, network=network)
+        """Return this job with its workers in a network of their own.
+
+        A worker calls `enter(chip)` first, and then listens on `address_of(chip)`. `fail` and
+        `repair` break and mend the network when a fault does so.
+        """
+        return replace(
+            self, enter=enter, address_of=address_of, fail_network=fail, repair_network=repair
+        )
 
 
 @dataclass(frozen=True)

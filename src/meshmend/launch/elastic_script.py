@@ -23,7 +23,6 @@ from meshmend.planning.catalogue import prepare
 from meshmend.planning.settings import Settings
 from meshmend.scratch import scratch_folder
 from meshmend.testbed.bed import Testbed
-from meshmend.topology.failures import Failure
 from meshmend.train.ledger import Audit, audit
 
 
@@ -87,11 +86,7 @@ def _run(run: ElasticScript, folder: Path, tell: Callable[[TimedEvent], None]) -
     if run.testbed_bytes_per_s is None:
         return run_elastic(job)
     with Testbed.up(run.settings.mesh, link_bandwidth=run.testbed_bytes_per_s) as bed:
-
-        def change(action: str, failure: Failure) -> None:
-            (bed.repair if action == "repair" else bed.fail)(failure)
-
-        return run_elastic(job.in_network(bed.enter, bed.address, change))
+        return run_elastic(job.in_network(bed.enter, bed.address, bed.fail, bed.repair))
 
 
 @contextmanager

@@ -34,7 +34,6 @@ from meshmend.report.tensorboard import TensorBoardLog
 from meshmend.report.training_page import training_page
 from meshmend.report.training_run import TrainingRun, training_run
 from meshmend.testbed.bed import Testbed
-from meshmend.topology.failures import Failure
 from meshmend.topology.text import mesh_words
 from meshmend.train.checkpoint import Saving
 from meshmend.train.gradients import Gradients
@@ -153,11 +152,7 @@ def _run(training: Training, model: torch.nn.Module, tell: Callable[[TimedEvent]
         return run_elastic(job)
     whole = training.settings.mesh
     with Testbed.up(whole, link_bandwidth=training.testbed_bytes_per_s) as bed:
-
-        def change(action: str, failure: Failure) -> None:
-            (bed.repair if action == "repair" else bed.fail)(failure)
-
-        return run_elastic(job.in_network(bed.enter, bed.address, change))
+        return run_elastic(job.in_network(bed.enter, bed.address, bed.fail, bed.repair))
 
 
 def _work(training: Training, model: torch.nn.Module) -> int:
