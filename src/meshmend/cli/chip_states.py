@@ -96,7 +96,7 @@ class ChipStates:
             case FaultKind.REPAIR:
                 away = [chip for chip in chips if chip not in self._members]
                 self._set(away, ChipState.JOINING)
-            case FaultKind.SLOW | FaultKind.CUT:
+            case FaultKind.SLOW | FaultKind.CUT | FaultKind.FREEZE:
                 pass
             case _:
                 assert_never(kind)

@@ -76,5 +76,5 @@ class RunFault:
 
     @property
     def is_of_coordinator(self) -> bool:
-        """Whether it killed the coordinator; training goes on without one."""
-        return self.kind is FaultKind.KILL and not self.chips
+        """Whether it killed or froze the coordinator; training goes on without one."""
+        return self.kind in (FaultKind.KILL, FaultKind.FREEZE) and not self.chips
