@@ -19,7 +19,8 @@ from meshmend.launch.observer import Observer
 from meshmend.launch.recoveries import Recoveries, Recovery
 from meshmend.net.channel import Message
 from meshmend.net.listener import listening
-from meshmend.planning.plan_cache import Sums, plan_losses
+from meshmend.planning.plan_cache import plan_losses
+from meshmend.planning.plan_request import PlanRequest, SumSizes
 from meshmend.topology.failures import Chip, board_shape
 
 _TURN_S: Final = 0.02
@@ -40,8 +41,8 @@ def run_elastic(job: ElasticJob) -> Outcome:
         settings = replace(settings, secret=secrets.token_hex(32))
     job = replace(job, settings=settings, board=job.board or board_shape(len(settings.mesh.shape)))
     if job.sums:
-        mesh, algorithm = settings.mesh, settings.algorithm
-        plan_losses(mesh, algorithm, job.sums, board=job.board, for_s=_FIRST_PLANS_S)
+        request = PlanRequest(settings.mesh, job.board, settings.algorithm, tuple(job.sums))
+        plan_losses(request, for_s=_FIRST_PLANS_S)
     launcher = _Launcher(job)
     try:
         launcher.start()
@@ -69,7 +70,7 @@ class _Launcher:
         self._restart_at: float | None = None
         self._started = time.monotonic()
         self._step = 0
-        self._sums: Sums = job.sums
+        self._sums: SumSizes = job.sums
         self._formed: Event = {}
         self._why_forming = ""
         self._counts: list[int] = []
@@ -173,7 +174,7 @@ class _Launcher:
         elif kind == "generation":
             self._counts.append(len(facts["chips"]))
             self._formed = facts
-            self._look_ahead()
+            self._plan_ahead()
             self._tell("generation", at=at, why=self._why_forming, **facts)
         elif kind == "done":
             self._hear_done(facts)
@@ -187,7 +188,7 @@ class _Launcher:
             return
         if facts["sums"] and not self._sums:
             self._sums = tuple((int(count), str(dtype)) for count, dtype in facts["sums"])
-            self._look_ahead()
+            self._plan_ahead()
         self._step = max(self._step, facts["step"])
         if facts["leads"]:
             shown = ("step", "generation", "loss", "samples")
@@ -195,9 +196,9 @@ class _Launcher:
             told = {name: facts[name] for name in shown}
             self._tell("step", at=facts["at"], chips=n_chips, **told)
 
-    def _look_ahead(self) -> None:
+    def _plan_ahead(self) -> None:
         if self._formed and self._sums:
-            self._processes.look_ahead(self._formed, self._sums)
+            self._processes.plan_ahead(self._formed, self._sums)
 
     def _tell(self, event: str, *, at: float | None = None, **facts: Any) -> None:
         moment = time.monotonic() if at is None else at

@@ -109,7 +109,7 @@ class FaultInjector:
                 {"kind": "mend" if fault.kind is FaultKind.REPAIR else "cut", "link": str(target)}
             )
         elif fault.kind is FaultKind.REPAIR:
-            self._processes.bury(fault.chips())
+            self._processes.kill_workers(fault.chips())
             for chip in fault.chips():
                 self.start_worker(chip)
         else:
