@@ -37,8 +37,8 @@ def secret_from(environment: Mapping[str, str], file: Path | None) -> str:
         secret = SECRET.value_in(environment)
         if not secret:
             raise InputError(
-                f"a job on several hosts needs a secret, but {SECRET.name} is not set; set it to the "
-                "same random text everywhere, or name a file that holds it with --secret-file"
+                f"a job on several hosts needs a secret, but {SECRET.name} is not set; set it to "
+                "the same random text everywhere, or name a file that holds it with --secret-file"
             )
         return secret
     try:

@@ -4,8 +4,8 @@ A record names the holder process by its number and its start time, so a number 
 gave to another process is never mistaken for it. A record whose holder is gone is a leftover;
 the kernel has already taken back everything else.
 
-Records live in the folder that the variable `TESTBED_DIR` names, else in `/run/meshmend` for root, else in
-`$XDG_RUNTIME_DIR/meshmend`, else in a folder of the user's own under the temporary folder.
+Records live in the folder that the variable `TESTBED_DIR` names, else in `/run/meshmend` for root,
+else in `$XDG_RUNTIME_DIR/meshmend`, else in a folder of the user's own under the temporary folder.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""How the chips of a generation exchange bytes: connections, sums, states for chips that are behind.
+"""How the chips of a generation exchange bytes: connections, sums, and states.
 
 A **seat** is a chip's number in the whole mesh; connections are between seats and outlive
 generations. A rank is a chip's number among those of one generation; plans are made for ranks.
