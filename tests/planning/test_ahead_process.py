@@ -83,7 +83,6 @@ def test_the_process_maps_no_torch_and_little_memory_of_its_own(side: int, tmp_p
     assert process.wait() == ""
     assert "libtorch" not in maps
     assert "/torch/" not in maps
-    print({name: memory[name] // MB for name in ("VmHWM", "VmRSS", "RssAnon", "RssFile")})
     assert memory["RssAnon"] < 130 * MB
     assert memory["VmHWM"] < 200 * MB
 
