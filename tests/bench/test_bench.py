@@ -37,7 +37,7 @@ PAYLOAD = 1 << 16
 @pytest.fixture(autouse=True)
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A folder of testbeds' records that no other test sees; no worker outlives a test."""
-    monkeypatch.setenv("MESHMEND_RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("MESHMEND_TESTBED_DIR", str(tmp_path / "run"))
     yield
     assert not records.live_records()
     assert not children()

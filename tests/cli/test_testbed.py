@@ -19,7 +19,7 @@ from testbeds import require_testbed
 @pytest.fixture(autouse=True)
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of records that no other test sees; what is up in it goes down at the end."""
-    monkeypatch.setenv("MESHMEND_RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("MESHMEND_TESTBED_DIR", str(tmp_path / "run"))
     yield tmp_path / "run"
     for record in records.live_records():
         Testbed.of(record).down()
@@ -150,7 +150,7 @@ def run_as(privileges: str, interpreter: str, tmp_path: Path) -> "subprocess.Com
     environment = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        "MESHMEND_RUN_DIR": str(folder / "run"),
+        "MESHMEND_TESTBED_DIR": str(folder / "run"),
         "NUMBA_DISABLE_JIT": "1",  # two by two chips are not worth compiling for
     }
     argv = ["setpriv", *privileges.split(), interpreter, "-c", JOB]

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from meshmend.planning.ahead_process import MODULE
+
 PLANNING_S = 300.0  # what a process of the lowest priority may need on a busy machine
 
 
@@ -10,7 +12,7 @@ def planners_of(pid: int) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            is_planner = b"meshmend.train.ahead" in (folder / "cmdline").read_bytes().split(b"\0")
+            is_planner = MODULE.encode() in (folder / "cmdline").read_bytes().split(b"\0")
         except OSError:  # it has ended meanwhile
             continue
         if is_planner and _state_and_parent(int(folder.name))[1] == pid:

@@ -30,7 +30,7 @@ def why_not() -> str | None:
     """Return why this machine cannot make a testbed, or None."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        mock.patch.dict(os.environ, MESHMEND_RUN_DIR=f"{folder}/run"),
+        mock.patch.dict(os.environ, MESHMEND_TESTBED_DIR=f"{folder}/run"),
     ):
         try:
             Testbed.up(Mesh((1, 2)), link_bandwidth=BANDWIDTH).down()

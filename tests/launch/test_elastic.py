@@ -24,7 +24,7 @@ from meshmend.launch import elastic
 from meshmend.train import Job, Saving
 from meshmend.train.ledger import audit
 from meshmend.train.samples import Order
-from meshmend.train.worker_environment import here
+from meshmend.train.worker_environment import worker_environment
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "train"
 MENDED, PLAIN = EXAMPLES / "mended_loop.py", EXAMPLES / "plain_loop.py"
@@ -35,9 +35,9 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process trains alone, whatever the environment says."""
     for name in [name for name in os.environ if name.startswith("MESHMEND_")]:
         monkeypatch.delenv(name)
-    here.cache_clear()
+    worker_environment.cache_clear()
     yield
-    here.cache_clear()
+    worker_environment.cache_clear()
 
 
 def losses_in(text: str) -> list[float]:

@@ -399,7 +399,7 @@ def test_the_hosts_of_a_testbed_train_together_through_a_death(
 ) -> None:
     """Each chip is a host with an address of its own; nothing is shared by fork."""
     require_testbed()
-    monkeypatch.setenv("MESHMEND_RUN_DIR", str(tmp_path / "records"))
+    monkeypatch.setenv("MESHMEND_TESTBED_DIR", str(tmp_path / "records"))
     chips = Mesh((2, 2)).live
     with Testbed.up(Mesh((2, 2)), link_bandwidth=50e6 / 8) as bed:
 

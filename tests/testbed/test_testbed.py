@@ -42,7 +42,7 @@ from testbeds import (
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of records that no other test sees."""
     require_testbed()
-    monkeypatch.setenv("MESHMEND_RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("MESHMEND_TESTBED_DIR", str(tmp_path / "run"))
     return tmp_path / "run"
 
 

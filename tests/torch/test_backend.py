@@ -12,7 +12,7 @@ from meshmend.topology.text import parse_mesh
 torch = pytest.importorskip("torch")
 
 from meshmend.planning.catalogue import default_slices  # noqa: E402
-from meshmend.planning.settings import Settings, settings_from  # noqa: E402
+from meshmend.planning.environment import settings_from  # noqa: E402
 from meshmend.torch.group import check_world  # noqa: E402
 from meshmend.torch.progress_thread import Progress  # noqa: E402
 
@@ -167,12 +167,6 @@ def test_sizes_that_differ_give_an_error_on_every_rank(tmp_path: Path) -> None:
     lines = ended.stdout.splitlines()
     assert len(lines) == 6, ended.stderr
     assert all("ranks disagree: chip" in line and "4004 bytes" in line for line in lines)
-
-
-def test_settings_survive_the_environment() -> None:
-    mesh = parse_mesh("4x4x2", wrap="1", fail=["2x2x1@0,2,0", "link:3,3,0-3,3,1"])
-    settings = Settings(mesh, algorithm="trees", n_slices=3, bind="10.0.0.1", secret="s")
-    assert settings_from(settings.environment()) == settings
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from meshmend.cli.options import (
     WrapOption,
     mesh_of,
 )
+from meshmend.variables import SECRET
 
 if TYPE_CHECKING:
     import socket
@@ -34,7 +35,7 @@ SecretOption = Annotated[
     typer.Option(
         "--secret-file",
         metavar="FILE",
-        help="What all processes of the job must know; else in MESHMEND_SECRET.",
+        help=f"A file with the text that all processes of the job must know; else {SECRET.name}.",
     ),
 ]
 

@@ -27,6 +27,7 @@ from meshmend.cli import (
     worker,
 )
 from meshmend.errors import InputError, MeshmendError
+from meshmend.variables import warn_of_unknown
 
 app = typer.Typer(
     name="meshmend",
@@ -72,6 +73,7 @@ def _root(
 
 def run_line(arguments: list[str]) -> int:
     """Run a command line and return its exit code."""
+    warn_of_unknown(os.environ)
     try:
         result = app(args=arguments or ["--help"], prog_name="meshmend", standalone_mode=False)
         sys.stdout.flush()

@@ -18,6 +18,7 @@ from meshmend.cli.options import (
 )
 from meshmend.cli.train import InjectOption
 from meshmend.errors import InputError
+from meshmend.variables import TRANSPORT
 
 if TYPE_CHECKING:
     from meshmend.launch.elastic_script import ElasticScript
@@ -94,10 +95,15 @@ def run_command(
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     from meshmend.launch.forked_worker import Script
-    from meshmend.planning.settings import Settings
+    from meshmend.planning.settings import TRANSPORTS, Settings
 
     what = Script(script, tuple(arguments or ()), is_module)
-    settings = Settings(mesh_of(mesh, wrap, fail), algorithm=algorithm, n_slices=slices)
+    settings = Settings(
+        mesh_of(mesh, wrap, fail),
+        algorithm=algorithm,
+        n_slices=slices,
+        transport=TRANSPORT.value_in(os.environ) or TRANSPORTS[0],
+    )
     modules = tuple(preload or ())
     if elastic:
         from meshmend.launch.elastic_script import ElasticScript

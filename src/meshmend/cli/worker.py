@@ -90,7 +90,6 @@ def worker_command(
         endpoint_from,
         secret_from,
     )
-    from meshmend.topology.failures import format_shape
 
     begin = mesh_of(mesh, wrap, fail)
     endpoint = endpoint_from(coordinator, "--coordinator")
@@ -104,18 +103,19 @@ def worker_command(
     announce_compilation()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from meshmend.launch.forked_worker import Script
+    from meshmend.planning.environment import Environment
     from meshmend.planning.settings import Settings
 
-    settings = Settings(begin, algorithm=algorithm, bind=address, secret=secret)
-    os.environ |= {
-        **settings.environment(),
-        "MESHMEND_COORDINATOR": f"{endpoint[0]}:{endpoint[1]}",
-        "MESHMEND_JOB": job,
-        "MESHMEND_CHIP": ",".join(map(str, mine)),
-        "MESHMEND_JOB_DIR": str(run_dir.absolute()) if run_dir else "",
-        "MESHMEND_PLAN_AHEAD": "1",
-        "MESHMEND_BOARD": format_shape(boards),
-    }
+    environment = Environment(
+        Settings(begin, algorithm=algorithm, bind=address, secret=secret),
+        chip=mine,
+        coordinator=endpoint,
+        job=job,
+        job_dir=run_dir.absolute() if run_dir else None,
+        plans_ahead=True,
+        board=boards,
+    )
+    os.environ |= environment.to_environment()
     return _work(Script(script, tuple(arguments or ()), is_module))
 
 

@@ -34,7 +34,8 @@ from meshmend.membership.events import (
 )
 from meshmend.membership.messages import Absent, Finish
 from meshmend.net.listener import listening
-from meshmend.planning.plan_cache import Sums, plan_losses
+from meshmend.planning.plan_cache import plan_losses
+from meshmend.planning.plan_request import PlanRequest, SumSizes
 from meshmend.topology.failures import Chip, board_shape
 
 _TURN_S: Final = 0.02
@@ -55,8 +56,8 @@ def run_elastic(job: ElasticJob) -> Outcome:
         settings = replace(settings, secret=secrets.token_hex(32))
     job = replace(job, settings=settings, board=job.board or board_shape(len(settings.mesh.shape)))
     if job.sums:
-        mesh, algorithm = settings.mesh, settings.algorithm
-        plan_losses(mesh, algorithm, job.sums, board=job.board, for_s=_FIRST_PLANS_S)
+        request = PlanRequest(settings.mesh, job.board, settings.algorithm, tuple(job.sums))
+        plan_losses(request, for_s=_FIRST_PLANS_S)
     launcher = _Launcher(job)
     try:
         launcher.start()
@@ -88,7 +89,7 @@ class _Launcher:
         self._restart_at: float | None = None
         self._started = time.monotonic()
         self._step = 0
-        self._sums: Sums = job.sums
+        self._sums: SumSizes = job.sums
         self._formed: GenerationBegan | None = None
         self._why_forming = ""
         self._counts: list[int] = []
@@ -187,7 +188,7 @@ class _Launcher:
             case GenerationBegan():
                 self._counts.append(len(event.chips))
                 self._formed = event
-                self._look_ahead()
+                self._plan_ahead()
                 self._tell(replace(event, why=self._why_forming), at=clock)
             case WorkerSaved():
                 self._tell(CheckpointSaved(event.step, event.path), at=event.at)
@@ -200,16 +201,16 @@ class _Launcher:
         """Take up a step that a worker has done."""
         if event.sums and not self._sums:
             self._sums = event.sums
-            self._look_ahead()
+            self._plan_ahead()
         self._step = max(self._step, event.step)
         if event.leads:
             n_chips = self._counts[-1] if self._counts else 1
             done = StepFinished(event.step, event.generation, n_chips, event.loss, event.samples)
             self._tell(done, at=event.at)
 
-    def _look_ahead(self) -> None:
+    def _plan_ahead(self) -> None:
         if self._formed and self._sums:
-            self._processes.look_ahead(self._formed, self._sums)
+            self._processes.plan_ahead(self._formed, self._sums)
 
     def _tell(self, event: Event, *, at: float | None = None) -> None:
         moment = time.monotonic() if at is None else at

@@ -8,7 +8,7 @@ from meshmend.faults.fault import Fault
 from meshmend.launch.recoveries import Recovery
 from meshmend.membership.events import TimedEvent
 from meshmend.membership.timing import Timing
-from meshmend.planning.plan_cache import Sums
+from meshmend.planning.plan_request import SumSizes
 from meshmend.planning.settings import Settings
 from meshmend.topology.failures import Chip, Failure
 
@@ -29,7 +29,7 @@ class ElasticJob:
     faults: tuple[Fault, ...] = ()
     timing: Timing = field(default_factory=Timing)
     board: tuple[int, ...] = ()
-    sums: Sums = ()
+    sums: SumSizes = ()
     for_s: float | None = None
     checks: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)

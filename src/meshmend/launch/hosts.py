@@ -15,8 +15,8 @@ from meshmend.net.handshake import ConnectRequest, Deadline, dial
 from meshmend.net.listener import Address
 from meshmend.topology.failures import Chip, board_shape, format_shape, parse_shape
 from meshmend.topology.mesh import Mesh
+from meshmend.variables import SECRET
 
-SECRET: Final = "MESHMEND_SECRET"
 # Which task a process is and of how many, by launcher; the innermost first: torchrun, Slurm, and
 # an indexed job of Kubernetes, which does not say how many.
 _TASKS: Final = (
@@ -34,11 +34,11 @@ def secret_from(environment: Mapping[str, str], file: Path | None) -> str:
         InputError: there is none.
     """
     if file is None:
-        secret = environment.get(SECRET, "")
+        secret = SECRET.value_in(environment)
         if not secret:
             raise InputError(
-                f"a job on several hosts needs a secret, but {SECRET} is not set; set it to the "
-                "same random text everywhere, or name a file that holds it with --secret-file"
+                f"a job on several hosts needs a secret, but {SECRET.name} is not set; set it to "
+                "the same random text everywhere, or name a file that holds it with --secret-file"
             )
         return secret
     try:

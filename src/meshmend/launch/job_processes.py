@@ -1,9 +1,11 @@
 """The processes of a job: its coordinator, a worker per live chip, and one that plans ahead.
 
-All are forked from this process, which has imported what they need. Knows how to start them; what
-they are told and what happens to them is not its business.
+Coordinator and workers are forked from this process, which has imported what they need. The process
+that plans ahead needs no torch, and so is started afresh. Knows how to start and end processes;
+what happens to them is not its business.
 """
 
+import logging
 import os
 import signal
 import socket
@@ -17,16 +19,19 @@ from meshmend.launch.forked_worker import Place, work
 from meshmend.membership.coordinator_server import CoordinatorServer
 from meshmend.membership.events import GenerationBegan
 from meshmend.membership.job_spec import JobSpec
-from meshmend.planning.plan_cache import PlanRequest, Sums, plan_ahead
+from meshmend.planning.ahead_process import AheadProcess
+from meshmend.planning.environment import Environment
+from meshmend.planning.plan_request import PlanRequest, PlanTask, SumSizes
 from meshmend.topology.failures import Chip
 from meshmend.train.worker_environment import coordinator_client
 
-_LOW: Final = 19
-_TURN_S: Final = 0.02
+_POLL_S: Final = 0.02
+
+_log = logging.getLogger(__name__)
 
 
 class JobProcesses:
-    """Everyone who works on a job; `workers` holds the latest of each chip."""
+    """All processes of a job; `workers` holds the latest worker of each chip."""
 
     def __init__(self, job: ElasticJob, name: str, listener: socket.socket) -> None:
         self._job = job
@@ -35,10 +40,11 @@ class JobProcesses:
         self.children = Children()
         self.workers: dict[Chip, Child] = {}
         self.coordinator: Child | None = None
-        self._planner: Child | None = None
+        self._planners: dict[int, AheadProcess] = {}  # by pidfd; only the latest is not killed
+        self._has_warned = False
 
     def start_coordinator(self) -> None:
-        """Start the coordinator, again if it has died: what it listens on has stayed."""
+        """Start the coordinator, again if it has died: its listening socket is kept here."""
         job = self._job
         spec = JobSpec(self._name, job.settings.mesh, job.board, job.timing)
         secret = job.settings.secret.encode()
@@ -55,62 +61,78 @@ class JobProcesses:
             "[coordinator] ", lambda pipes, parent: work(serve, place, pipes, parent)
         )
 
-    def start_worker(self, chip: Chip, harms: Sequence[str] = ()) -> None:
-        """Start the worker of a chip; `harms` is what it is to do to itself."""
+    def start_worker(self, chip: Chip, faults: Sequence[str] = ()) -> None:
+        """Start the worker of a chip; it injects `faults` into itself."""
         job = self._job
         settings = job.settings
         if job.address_of is not None:
             settings = replace(settings, bind=job.address_of(chip))
-        host, port = self._listener.getsockname()[:2]
-        environment = {
-            **settings.environment(),
-            "MESHMEND_COORDINATOR": f"{host}:{port}",
-            "MESHMEND_JOB": self._name,
-            "MESHMEND_CHIP": ",".join(map(str, chip)),
-            "MESHMEND_JOB_DIR": str(job.run_dir),
-            "MESHMEND_INJECT": "\n".join(harms),
-            "MESHMEND_CHECK": "1" if job.checks else "",
-            **job.environment,
-        }
-        place = Place(chip=chip, first=coordinator_client, enter=job.enter, environment=environment)
+        environment = Environment(
+            settings,
+            chip=chip,
+            coordinator=self._listener.getsockname()[:2],
+            job=self._name,
+            job_dir=job.run_dir,
+            board=job.board,
+            faults=tuple(faults),
+            checks=job.checks,
+        )
+        variables = {**environment.to_environment(), **job.environment}
+        place = Place(chip=chip, first=coordinator_client, enter=job.enter, environment=variables)
         self.workers[chip] = self.children.start(
             f"[{','.join(map(str, chip))}] ",
             lambda pipes, parent: work(job.body, place, pipes, parent),
         )
 
-    def bury(self, chips: Collection[Chip]) -> None:
-        """Kill what is left of some workers, and wait until they are gone."""
+    def kill_workers(self, chips: Collection[Chip]) -> None:
+        """Kill the workers of some chips that still run, and wait until they are gone."""
         left = [self.workers[chip] for chip in chips if chip in self.workers]
         for child in left:
             if child.code is None:
                 child.was_ended = True
                 child.signal(signal.SIGKILL)
         while any(child.code is None for child in left):
-            self.children.handle(_TURN_S)
+            self.children.handle(_POLL_S)
 
-    def look_ahead(self, formed: GenerationBegan, sums: Sums) -> None:
-        """Have a process of low priority plan for the loss of each board that is left."""
+    def plan_ahead(self, formed: GenerationBegan, sums: SumSizes) -> None:
+        """Plan for the loss of each board that is left, in a process of the lowest priority.
+
+        The process of the generation before is killed. The job goes on whatever becomes of this
+        one: what is wrong with it is logged, once.
+        """
+        for process in self._planners.values():
+            process.kill()
         job = self._job
-        if self._planner is not None:
-            self._planner.was_ended = True
-            self._planner.signal(signal.SIGKILL)
         whole = replace(job.settings.mesh, failed=frozenset(), failed_links=frozenset())
         dead = set(whole.live) - set(formed.chips)
         mesh = replace(whole, failed=frozenset(dead)).without(*formed.cut)
-        outlook = PlanRequest(mesh, job.board, job.settings.algorithm, sums)
-
-        def plan() -> int:
-            os.nice(_LOW)
-            plan_ahead(job.run_dir / "plans", outlook)
-            return 0
-
-        place = Place(chip=())
-        self._planner = self.children.start(
-            "[planner] ", lambda pipes, parent: work(plan, place, pipes, parent)
-        )
+        request = PlanRequest(mesh, job.board, job.settings.algorithm, tuple(sums))
+        try:
+            process = AheadProcess(PlanTask(str(job.run_dir / "plans"), request))
+        except OSError as error:
+            self._warn_once(str(error))
+            return
+        pidfd = os.pidfd_open(process.pid)
+        self._planners[pidfd] = process
+        self.children.watch(pidfd, lambda: self._forget_planner(pidfd))
 
     def close(self) -> None:
-        """End everyone who still runs."""
+        """End all processes that still run."""
+        for pidfd, process in list(self._planners.items()):
+            process.kill()
+            self._forget_planner(pidfd)
         for child in self.children.alive():
             child.signal(signal.SIGCONT)
         self.children.end_all()
+
+    def _forget_planner(self, pidfd: int) -> None:
+        """Wait for the end of a process that plans, which is now or soon."""
+        self.children.unwatch(pidfd)
+        os.close(pidfd)
+        if why := self._planners.pop(pidfd).wait():
+            self._warn_once(why)
+
+    def _warn_once(self, why: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning("the launcher makes no plans ahead: %s", why)

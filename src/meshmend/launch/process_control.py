@@ -38,7 +38,7 @@ class ProcessControl:
 
     def restart(self, chips: Sequence[Chip], self_injected: Sequence[Fault]) -> None:
         """End what is left of the workers of some chips, then start new ones."""
-        self._processes.bury(chips)
+        self._processes.kill_workers(chips)
         for chip in chips:
             self._processes.start_worker(chip, [fault.words for fault in self_injected])
 

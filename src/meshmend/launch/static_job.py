@@ -18,6 +18,7 @@ from meshmend.launch.children import Children
 from meshmend.launch.forked_worker import Place, Rendezvous, Script, script_body, work
 from meshmend.launch.termination import TERMINATED, terminable
 from meshmend.planning.catalogue import prepare
+from meshmend.planning.environment import Environment
 from meshmend.planning.settings import Settings
 from meshmend.scratch import scratch_folder
 from meshmend.topology.failures import Chip
@@ -144,7 +145,6 @@ def _environment(job: StaticJob, rank: int, chip: Chip) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": world_size,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29500",
-        "MESHMEND_CHIP": ",".join(map(str, chip)),
-        **settings.environment(),
+        **Environment(settings, chip=chip).to_environment(),
         **job.environment,
     }

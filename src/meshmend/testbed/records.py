@@ -4,8 +4,8 @@ A record names the holder process by its number and its start time, so a number 
 gave to another process is never mistaken for it. A record whose holder is gone is a leftover;
 the kernel has already taken back everything else.
 
-Records live in `$MESHMEND_RUN_DIR`, else in `/run/meshmend` for root, else in
-`$XDG_RUNTIME_DIR/meshmend`, else in a folder of the user's own under the temporary folder.
+Records live in the folder that the variable `TESTBED_DIR` names, else in `/run/meshmend` for root,
+else in `$XDG_RUNTIME_DIR/meshmend`, else in a folder of the user's own under the temporary folder.
 """
 
 import contextlib
@@ -24,6 +24,7 @@ from typing import Any
 from meshmend.errors import TestbedError
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import mesh_words, parse_mesh
+from meshmend.variables import TESTBED_DIR
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def start_time(process: int) -> int | None:
 
 def run_dir() -> Path:
     """Return the folder of the records; it need not exist."""
-    if chosen := os.environ.get("MESHMEND_RUN_DIR"):
+    if chosen := TESTBED_DIR.value_in(os.environ):
         return Path(chosen)
     if os.geteuid() == 0:
         return Path("/run/meshmend")
@@ -123,7 +124,7 @@ def _locked_folder() -> int:
         except OSError as error:
             raise TestbedError(
                 f"testbeds need the folder {path}, but: {error.strerror}; "
-                "set MESHMEND_RUN_DIR to a folder of yours"
+                f"set {TESTBED_DIR.name} to a folder of yours"
             ) from None
         fcntl.flock(folder, fcntl.LOCK_EX)
         held = os.fstat(folder)
@@ -131,7 +132,7 @@ def _locked_folder() -> int:
             os.close(folder)
             raise TestbedError(
                 f"testbeds need the folder {path} to be writable by you alone, but it is not; "
-                "set MESHMEND_RUN_DIR to a folder of yours"
+                f"set {TESTBED_DIR.name} to a folder of yours"
             )
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_ino == held.st_ino:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed
 
+from meshmend.variables import TRANSPORT
+
 if TYPE_CHECKING:
     from meshmend.planning.settings import Settings
     from meshmend.torch.group import MeshmendGroup
@@ -21,7 +23,7 @@ _HOME = {"MeshmendGroup": "meshmend.torch.group", "Settings": "meshmend.planning
 
 def register() -> None:
     """Make the backend known to torch.distributed; again does nothing."""
-    if os.environ.get("MESHMEND_TRANSPORT") == "nccl":
+    if TRANSPORT.value_in(os.environ) == "nccl":
         # CUDA reads it once. With fewer queues what computes may wait behind what receives.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     if "MESHMEND" not in torch.distributed.Backend._plugins:

@@ -14,10 +14,12 @@ import torch.distributed
 from meshmend.errors import InputError
 from meshmend.execute.combine import DTYPES
 from meshmend.planning.catalogue import Catalogue, Kind
-from meshmend.planning.settings import Settings, settings_from
+from meshmend.planning.environment import settings_from
+from meshmend.planning.settings import Settings
 from meshmend.topology.mesh import Mesh
 from meshmend.torch.progress_thread import Progress
 from meshmend.torch.transports import transport_of
+from meshmend.variables import FAIL, MESH
 
 # torch's stubs lack half of what c10d offers to a backend: here it is untyped.
 dist: Any = torch.distributed
@@ -65,7 +67,7 @@ def check_world(mesh: Mesh, world_size: int) -> None:
         raise InputError(
             f"the backend meshmend needs one worker for each of the {mesh.n_live} live chips of "
             f"{mesh}, but the world size is {world_size}; start {mesh.n_live} workers or describe "
-            "another mesh in MESHMEND_MESH and MESHMEND_FAIL"
+            f"another mesh in {MESH.name} and {FAIL.name}"
         )
 
 

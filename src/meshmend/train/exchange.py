@@ -1,4 +1,4 @@
-"""How the chips of a generation exchange bytes: connections, sums, and states for who is behind.
+"""How the chips of a generation exchange bytes: connections, sums, and states.
 
 A **seat** is a chip's number in the whole mesh; connections are between seats and outlive
 generations. A rank is a chip's number among those of one generation; plans are made for ranks.
@@ -18,12 +18,13 @@ from meshmend.membership.generation import Generation
 from meshmend.net.listener import Address
 from meshmend.planning.catalogue import Catalogue, Kind
 from meshmend.planning.plan import AUTO
-from meshmend.planning.plan_cache import plan_together
+from meshmend.planning.plan_cache import load_or_make_plans
+from meshmend.planning.plan_request import SumSizes
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.spanning import spread
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
-from meshmend.train.ahead import Ahead, Planner
+from meshmend.train.host_planner import HostPlanner, PlanAheadSettings
 
 Bytes = NDArray[np.uint8]
 
@@ -35,11 +36,11 @@ _CONNECT_S = 10.0
 
 @dataclass(frozen=True)
 class ExchangeSettings:
-    """How a worker reaches the others: where it listens, what it proves, how long it is patient.
+    """How a worker reaches the others: where it listens, its secret, and its timeouts.
 
-    A peer that takes nothing for `deaf_s` is lost, be it away or busy; a sum in which nothing
-    moves for `sum_timeout_s` is given up. `plans` is the folder in which plans may lie ready;
-    `ahead` says that the workers fill it.
+    A peer that receives nothing for `deaf_s` counts as lost, whether it is gone or busy. A sum in
+    which nothing moves for `sum_timeout_s` is given up. `plans` is the folder of plans that were
+    made ahead; with `plan_ahead` the workers fill it.
     """
 
     secret: bytes
@@ -49,11 +50,11 @@ class ExchangeSettings:
     deaf_s: float = 120.0
     sum_timeout_s: float = 1800.0
     plans: Path | None = None
-    ahead: Ahead | None = None
+    plan_ahead: PlanAheadSettings | None = None
 
 
 class Exchange:
-    """One chip's connections, and what it does over them in the generation it is in."""
+    """One chip's connections, and its sums in the generation of which it is a member."""
 
     def __init__(self, whole: Mesh, chip: Chip, exchange_settings: ExchangeSettings) -> None:
         self._whole = whole
@@ -73,8 +74,9 @@ class Exchange:
         self._generation = Generation(0, ())
         self._catalogue: Catalogue | None = None
         self._tasks: dict[tuple[int, str], Task] = {}
-        self._linked: set[int] = set()  # to whom there is a connection of this generation
-        self._planner = Planner(chip, exchange_settings.ahead) if exchange_settings.ahead else None
+        self._linked: set[int] = set()  # seats with a connection of this generation
+        ahead = exchange_settings.plan_ahead
+        self._planner = HostPlanner(chip, ahead) if ahead else None
         self._plans = self._planner.folder if self._planner else exchange_settings.plans
 
     @property
@@ -83,7 +85,7 @@ class Exchange:
         return self.transport.address
 
     def chip_of(self, seat: int) -> Chip:
-        """Return the chip that an error of the transport calls by this number."""
+        """Return the chip of a seat, which errors of the transport call a rank."""
         return self._whole.live[seat]
 
     def sever(self, chip: Chip) -> None:
@@ -91,7 +93,7 @@ class Exchange:
         self.transport.sever(self._seats[chip])
 
     def enter(self, generation: Generation) -> None:
-        """Begin a generation: hang up on who is not in it, and number its chips."""
+        """Begin a generation: close connections to chips outside it, and number its chips."""
         self.transport.renew(generation.number)
         present = set(generation.chips)
         self.transport.drop(seat for chip, seat in self._seats.items() if chip not in present)
@@ -103,22 +105,22 @@ class Exchange:
         self._linked = set()
 
     def leave(self) -> None:
-        """Hang up on everyone: this chip is no member any more."""
+        """Close all connections: this chip is no member any more."""
         self.transport.drop(self._seats.values())
 
-    def plan(self, sums: Sequence[tuple[int, str]]) -> None:
-        """Plan sums of so many elements of a type."""
+    def plan(self, sums: SumSizes) -> None:
+        """Plan sums of these sizes."""
         if self.mesh.n_live == 1:
             return
         if self._plans is not None:
-            plan_together(self._plans, self.mesh, self._settings.algorithm, sums)
+            load_or_make_plans(self._plans, self.mesh, self._settings.algorithm, sums)
         for n_elements, dtype in sums:
             self._sum_task(n_elements, dtype)
 
-    def look_ahead(self, sums: Sequence[tuple[int, str]]) -> None:
-        """Have sums planned for what may fail next, where that is the workers' business."""
+    def plan_ahead(self, sums: SumSizes) -> None:
+        """Plan sums for what may fail next, if the workers of this job do that."""
         if self._planner is not None:
-            self._planner.look_ahead(self._generation, self.mesh, sums)
+            self._planner.plan_ahead(self._generation, self.mesh, sums)
 
     def prepare(self) -> None:
         """Connect to all neighbours, and to all that the planned sums need."""
@@ -134,10 +136,10 @@ class Exchange:
             self._run(self._sum_task(n_elements, dtype), payload)
 
     def spread(self, payload: Bytes | None, holders: Sequence[Chip]) -> Bytes:
-        """Return what the holders gave; those who are none give nothing.
+        """Return the payload that the holders have; all other chips give None.
 
-        It comes from the nearest holder, over as many connections at once as there are, first
-        its length, then the bytes.
+        A chip gets it from its nearest holder, over as many connections at once as there are:
+        first its length, then its bytes.
         """
         ranks = [self.mesh.rank_of[chip] for chip in holders]
         schedule = spread(self.mesh, ranks)
@@ -151,7 +153,7 @@ class Exchange:
         return payload
 
     def close(self) -> None:
-        """Give up all connections, and plan no more."""
+        """Close all connections, and plan no more."""
         self.transport.close()
         if self._planner is not None:
             self._planner.close()

@@ -36,7 +36,11 @@ from meshmend.train.gradients import Gradients
 from meshmend.train.ledger import Ledger
 from meshmend.train.samples import Order, Share, batch_of, share_of
 from meshmend.train.state import digest, packed, tensors_of, unpacked
-from meshmend.train.worker_environment import WorkerEnvironment, coordinator_client, here
+from meshmend.train.worker_environment import (
+    WorkerEnvironment,
+    coordinator_client,
+    worker_environment,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +83,7 @@ class Job:
                 f"Job needs a batch of at least 1 and no fewer than 0 steps, but got batch={batch} "
                 f"and steps={steps}"
             )
-        self._here: WorkerEnvironment = here()
+        self._environment: WorkerEnvironment = worker_environment()
         batch_of(policy, batch, 1, 1)
         self.model, self.optimizer = model, optimizer
         self._dataset, self._collate, self._also = dataset, collate, tuple(also)
@@ -89,7 +93,8 @@ class Job:
         self._saving = saving
         self._gradients = Gradients(model)
         self._ledger = Ledger(
-            self._here.run_dir / "ledger" if self._here.run_dir else None, self._here.chip
+            self._environment.run_dir / "ledger" if self._environment.run_dir else None,
+            self._environment.chip,
         )
         self.step_number = 0  # steps done
         self.loss: float | None = None  # of the last step, over all its samples
@@ -100,20 +105,20 @@ class Job:
         self._is_first = True
         self._is_over = False
         self._waits = False  # when all was over, this chip was no member
-        self._self_injection = SelfInjection(self._here.chip, self._here.faults)
+        self._self_injection = SelfInjection(self._environment.chip, self._environment.faults)
         if resume is not None:
             self._resume(resume)
         self._exchange: Exchange | None = None
-        if self._here.post is not None:
+        if self._environment.identity is not None:
             coordinator_client()
             self._exchange = Exchange(
-                self._here.whole, self._here.chip, self._here.exchange_settings
+                self._environment.whole, self._environment.chip, self._environment.exchange_settings
             )
 
     @property
     def chips(self) -> tuple[Chip, ...]:
         """The chips that train now."""
-        return self._generation.chips if self._generation else (self._here.chip,)
+        return self._generation.chips if self._generation else (self._environment.chip,)
 
     @property
     def is_leader(self) -> bool:
@@ -167,7 +172,7 @@ class Job:
     def _attempt(self) -> Iterator[Any]:
         """Yield this chip's samples of the next step; who has none takes part without."""
         rank, n_live = self._place
-        batch = batch_of(self._policy, self._batch, n_live, self._here.n_first)
+        batch = batch_of(self._policy, self._batch, n_live, self._environment.n_first)
         share = share_of(self._position, batch, rank, n_live)
         _seed(hash((self._seed, self.step_number, rank)) & 0x7FFFFFFF)
         self._self_injection.at(Moment.FORWARD, self.step_number)
@@ -209,7 +214,7 @@ class Job:
 
     def _conclude(self, batch: int) -> None:
         """Tell of a step that is done, and save it if its time has come."""
-        if self._here.checks:
+        if self._environment.checks:
             self._note_bits()
         rank, n_live = self._place
         if self._exchange is not None:
@@ -225,7 +230,7 @@ class Job:
         """Tell who watches of the last step: the first chip of every one, all of their first."""
         assert self._exchange is not None
         stepped = WorkerStepped(
-            chip=self._here.chip,
+            chip=self._environment.chip,
             step=self.step_number,
             generation=self._state_version,
             at=time.monotonic(),
@@ -247,12 +252,15 @@ class Job:
                 checkpoint.prune(saving.folder, keep=saving.keep)
         except InputError as error:
             _log.error(
-                "chip %s saved nothing at step %d: %s", self._here.chip, self.step_number, error
+                "chip %s saved nothing at step %d: %s",
+                self._environment.chip,
+                self.step_number,
+                error,
             )
             return
         if rank == 0 and self._exchange is not None:
             saved = WorkerSaved(
-                self._here.chip, self.step_number, time.monotonic(), str(saving.folder)
+                self._environment.chip, self.step_number, time.monotonic(), str(saving.folder)
             )
             coordinator_client().report(saved)
 
@@ -310,7 +318,7 @@ class Job:
         if isinstance(error, PeerLostError) and error.rank is not None:
             assert self._exchange is not None
             lost = self._exchange.chip_of(error.rank)
-            _log.info("chip %s lost chip %s: %s", self._here.chip, lost, error)
+            _log.info("chip %s lost chip %s: %s", self._environment.chip, lost, error)
             coordinator_client().tell(self._status(is_ready=False, lost=[lost]))
         elif isinstance(error, StoppedError):
             coordinator_client().note(self._status(is_ready=False))
@@ -332,7 +340,7 @@ class Job:
                     if self._enter(news.generation):
                         return
             except TurnedAwayError as error:
-                _log.warning("chip %s was turned away: %s", self._here.chip, error)
+                _log.warning("chip %s was turned away: %s", self._environment.chip, error)
                 if error.is_stale:
                     self._state_version = FRESH
                 self._join()
@@ -367,14 +375,14 @@ class Job:
             return False
         self._generation, self._state_version, self._is_first = generation, number, True
         line.tell(self._status(is_ready=True))
-        exchange.look_ahead(self._gradients.sizes())
+        exchange.plan_ahead(self._gradients.sizes())
         return True
 
     def _heal(self, go: Go) -> None:
         """Give or take the state of the step that all take up. Nothing is lost half-way."""
         exchange = self._exchange
         assert exchange is not None
-        is_holder = self._here.chip in go.holders
+        is_holder = self._environment.chip in go.holders
         state = exchange.spread(packed(self.state()) if is_holder else None, go.holders)
         if not is_holder:
             self._take_over(unpacked(state))

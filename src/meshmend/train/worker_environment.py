@@ -1,15 +1,7 @@
-"""Where this process is: which chip of which job, as the environment says.
+"""Which chip of which job this process is, as its environment says.
 
-MESHMEND_COORDINATOR   HOST:PORT of the coordinator; not set: this process trains alone
-MESHMEND_JOB           the name of the job
-MESHMEND_SECRET        what every process of the job must know
-MESHMEND_MESH, _WRAP, _FAIL, _ALGORITHM, _BIND, _WINDOW    as for the backend
-MESHMEND_CHIP          R,C
-MESHMEND_JOB_DIR       where ledgers and plans go; not set: ledgers nowhere
-MESHMEND_PLAN_AHEAD    1: the first worker of each host makes plans for what may fail next
-MESHMEND_BOARD         RxC, the chips that may fail together; not set: 2x2
-MESHMEND_INJECT        faults that this worker inflicts on itself, one per line
-MESHMEND_CHECK         1: note a hash of the state after every step
+`planning/environment.py` reads the variables. This module turns them into what a worker needs: its
+identity for the coordinator, its settings for the exchange, and its faults.
 """
 
 import os
@@ -22,18 +14,20 @@ from meshmend.errors import InputError
 from meshmend.faults.fault import Fault, parse_fault
 from meshmend.membership.client import WorkerIdentity
 from meshmend.membership.coordinator_client import CoordinatorClient
-from meshmend.planning.settings import settings_from
-from meshmend.topology.failures import Chip, board_shape, format_shape, parse_shape
+from meshmend.planning.environment import Environment
+from meshmend.planning.settings import Settings
+from meshmend.topology.failures import Chip, board_shape
 from meshmend.topology.mesh import Mesh
-from meshmend.train.ahead import Ahead, scratch_plans
 from meshmend.train.exchange import ExchangeSettings
+from meshmend.train.host_planner import PlanAheadSettings, scratch_plan_folder
+from meshmend.variables import CHIP, MESH, SECRET
 
 
 @dataclass(frozen=True)
 class WorkerEnvironment:
-    """What a worker knows of its place; `post` is None if it trains alone."""
+    """What a worker knows of its place in a job; `identity` is None if it trains alone."""
 
-    post: WorkerIdentity | None = None
+    identity: WorkerIdentity | None = None
     whole: Mesh = field(default_factory=lambda: Mesh((1,)))
     n_first: int = 1
     chip: Chip = (0,)
@@ -43,93 +37,72 @@ class WorkerEnvironment:
     checks: bool = False
 
 
-def worker_environment_from(environment: Mapping[str, str]) -> WorkerEnvironment:
-    """Return the place that an environment describes.
+def worker_environment_from(variables: Mapping[str, str]) -> WorkerEnvironment:
+    """Return a worker's place in a job, as environment variables describe it.
 
     Raises:
-        InputError: something is missing or cannot be read.
+        InputError: a variable is missing or cannot be read.
     """
-    if not environment.get("MESHMEND_COORDINATOR"):
-        folder = environment.get("MESHMEND_JOB_DIR")
-        return WorkerEnvironment(run_dir=Path(folder) if folder else None)
-    settings = settings_from(environment)
-    host, _, port = environment["MESHMEND_COORDINATOR"].rpartition(":")
-    if not host or not port.isdecimal():
-        raise InputError(
-            f"MESHMEND_COORDINATOR needs HOST:PORT, but got {environment['MESHMEND_COORDINATOR']!r}"
-        )
+    environment = Environment.from_environment(variables)
+    if environment.coordinator is None:
+        return WorkerEnvironment(run_dir=environment.job_dir)
+    settings, chip = environment.settings, environment.chip
+    if settings is None:
+        raise InputError(f"a worker needs to know the mesh, but {MESH.name} is not set")
     if not settings.secret:
-        raise InputError("a worker needs the job's secret, but MESHMEND_SECRET is not set")
+        raise InputError(f"a worker needs the job's secret, but {SECRET.name} is not set")
+    if chip is None:
+        raise InputError(f"a worker needs to know its chip, but {CHIP.name} is not set")
     whole = replace(settings.mesh, failed=frozenset(), failed_links=frozenset())
-    chip = _chip(environment.get("MESHMEND_CHIP", ""), whole)
-    secret = settings.secret.encode()
-    folder = environment.get("MESHMEND_JOB_DIR")
-    injected = filter(None, environment.get("MESHMEND_INJECT", "").splitlines())
-    job = environment.get("MESHMEND_JOB", "")
-    plans = Path(folder) / "plans" if folder else None
-    ahead = None
-    if environment.get("MESHMEND_PLAN_AHEAD") == "1":
-        board = _board(environment.get("MESHMEND_BOARD", ""), whole)
-        ahead = Ahead(plans or scratch_plans(job, secret), settings.algorithm, board, not folder)
     return WorkerEnvironment(
-        post=WorkerIdentity(
-            job=job,
+        identity=WorkerIdentity(
+            job=environment.job,
             shape=whole.shape,
             chip=chip,
             seat=whole.rank_of[chip],
-            coordinator=(host, int(port)),
-            secret=secret,
+            coordinator=environment.coordinator,
+            secret=settings.secret.encode(),
         ),
         whole=whole,
         n_first=settings.mesh.n_live,
         chip=chip,
-        exchange_settings=ExchangeSettings(
-            secret,
-            bind=settings.bind,
-            algorithm=settings.algorithm,
-            window_bytes=settings.window_bytes,
-            plans=plans,
-            ahead=ahead,
-        ),
-        run_dir=Path(folder) if folder else None,
-        faults=tuple(parse_fault(text, whole) for text in injected),
-        checks=environment.get("MESHMEND_CHECK") == "1",
+        exchange_settings=_exchange_settings(environment, settings),
+        run_dir=environment.job_dir,
+        faults=tuple(parse_fault(text, whole) for text in environment.faults),
+        checks=environment.checks,
+    )
+
+
+def _exchange_settings(environment: Environment, settings: Settings) -> ExchangeSettings:
+    secret = settings.secret.encode()
+    plans = environment.job_dir / "plans" if environment.job_dir else None
+    plan_ahead = None
+    if environment.plans_ahead:
+        plan_ahead = PlanAheadSettings(
+            plans or scratch_plan_folder(environment.job, secret),
+            settings.algorithm,
+            environment.board or board_shape(len(settings.mesh.shape)),
+            is_scratch=plans is None,
+        )
+    return ExchangeSettings(
+        secret,
+        bind=settings.bind,
+        algorithm=settings.algorithm,
+        window_bytes=settings.window_bytes,
+        plans=plans,
+        plan_ahead=plan_ahead,
     )
 
 
 @cache
-def here() -> WorkerEnvironment:
-    """Return where this process is."""
+def worker_environment() -> WorkerEnvironment:
+    """Return this process's place in its job."""
     return worker_environment_from(os.environ)
 
 
 @cache
 def coordinator_client() -> CoordinatorClient:
     """Return the connection to the coordinator; its thread stays in the network of now."""
-    post = here().post
-    assert post is not None, "this process trains alone"
-    return CoordinatorClient(post)
-
-
-def _board(text: str, mesh: Mesh) -> tuple[int, ...]:
-    usual = board_shape(len(mesh.shape))
-    try:
-        board = parse_shape(text) if text else usual
-    except ValueError:
-        board = ()
-    if len(board) != len(usual):
-        like = format_shape(usual)
-        raise InputError(
-            f"MESHMEND_BOARD needs a shape for {mesh} such as {like}, but got {text!r}"
-        )
-    return board
-
-
-def _chip(text: str, mesh: Mesh) -> Chip:
-    try:
-        chip = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        chip = ()
-    if chip not in mesh:
-        raise InputError(f"MESHMEND_CHIP needs a chip of {mesh} such as 0,1, but got {text!r}")
-    return chip
+    identity = worker_environment().identity
+    assert identity is not None, "this process trains alone"
+    return CoordinatorClient(identity)

@@ -1,0 +1,86 @@
+"""A process of the lowest priority that makes plans before they are needed.
+
+    python -m meshmend.planning.ahead_process PARENT < TASK
+
+It is a process of its own, not a fork: whoever starts it may have threads, and has imported torch,
+which planning does not need. It dies with the process that started it. Training goes on whatever
+becomes of it: a plan that is not in the folder is made when it is needed.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from typing import Final
+
+from meshmend.planning.plan_request import PlanTask, decode_task, encode_task
+from meshmend.processes import die_with_parent
+
+MODULE: Final = "meshmend.planning.ahead_process"  # __name__ is another when this is the process
+_LOWEST_PRIORITY: Final = 19
+_ONE_THREAD: Final = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "NUMBA_NUM_THREADS": "1",
+}
+
+
+class AheadProcess:
+    """One such process, from its start to its end; whoever starts it waits for its end.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(self, task: PlanTask) -> None:
+        # Files, not pipes: nobody has to read or write while the process runs.
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `wait`
+        try:
+            with tempfile.TemporaryFile() as data:
+                data.write(encode_task(task))
+                data.seek(0)
+                # A group of its own: Ctrl-C is for the parent. -P: the folder in which it runs is
+                # not imported from.
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", MODULE, str(os.getpid())],
+                    stdin=data,
+                    stdout=subprocess.DEVNULL,
+                    stderr=self._errors,
+                    env={**os.environ, **_ONE_THREAD},
+                    process_group=0,
+                )
+        except BaseException:
+            self._errors.close()
+            raise
+        self.pid = self._process.pid
+
+    def kill(self) -> None:
+        """Kill the process, if it still runs; its end is still to be waited for."""
+        self._process.kill()
+
+    def wait(self) -> str:
+        """Wait until the process has ended; return why it failed, or nothing.
+
+        A process that was killed has not failed.
+        """
+        code = self._process.wait()
+        with self._errors:
+            self._errors.seek(0)
+            lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        if code <= 0:
+            return ""
+        return lines[-1] if lines else f"exit code {code}"
+
+
+def main() -> None:
+    """Do the task on standard input, until it is done or the process with this number is gone."""
+    os.nice(_LOWEST_PRIORITY)
+    die_with_parent(int(sys.argv[1]))
+    from meshmend.planning.plan_cache import plan_ahead  # takes a second: at low priority
+
+    task = decode_task(sys.stdin.buffer.read())
+    plan_ahead(task.path, task.request, begin=task.begin)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Which workers plan ahead: the first one of each host, in a process of its own.
+
+For workers that no launcher of ours has started; our launcher plans ahead itself. Knows when the
+process is started and killed, and whose folder may be trusted. Training goes on whatever becomes of
+the process.
+"""
+
+import hmac
+import logging
+import os
+import shutil
+import stat
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from meshmend.membership.generation import Generation
+from meshmend.planning.ahead_process import AheadProcess
+from meshmend.planning.plan_request import PlanRequest, PlanTask, SumSizes
+from meshmend.topology.failures import Chip
+from meshmend.topology.mesh import Mesh
+
+_END_TIMEOUT_S: Final = 5.0  # for a process that was killed to be gone
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PlanAheadSettings:
+    """Where plans made ahead are kept, for which algorithm, and which chips fail together.
+
+    `is_scratch`: the folder is in a place that all users share, and is deleted after the job.
+    """
+
+    folder: Path
+    algorithm: str
+    board: tuple[int, ...]
+    is_scratch: bool = False
+
+
+def scratch_plan_folder(job: str, secret: bytes) -> Path:
+    """Return the folder that all workers of a job on this host find, and nobody else."""
+    name = hmac.digest(secret, f"plans of {job}".encode(), "sha256").hex()[:24]
+    return Path(tempfile.gettempdir()) / f"meshmend-plans-{os.geteuid()}-{name}"
+
+
+def is_private_folder(folder: Path) -> bool:
+    """Make a folder unless it is there; return whether this user alone has access to it."""
+    try:
+        folder.mkdir(mode=stat.S_IRWXU, exist_ok=True)
+        found = folder.lstat()
+    except OSError:
+        return False
+    is_open = found.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not is_open
+
+
+class HostPlanner:
+    """One worker's part in planning ahead; `folder` holds the plans, None if it cannot be used.
+
+    Nothing here raises because of the process that plans: what is wrong is logged, once.
+    """
+
+    def __init__(self, chip: Chip, settings: PlanAheadSettings) -> None:
+        self._chip = chip
+        self._settings = settings
+        self._process: AheadProcess | None = None
+        self._waiter: threading.Thread | None = None
+        self._has_warned = False
+        self._is_first = False
+        self.folder: Path | None = settings.folder
+        if settings.is_scratch and not is_private_folder(settings.folder):
+            self.folder = None
+            self._warn_once(f"{settings.folder} belongs to someone else")
+
+    def plan_ahead(self, generation: Generation, mesh: Mesh, sums: SumSizes) -> None:
+        """Plan sums for what may fail next, if this chip is the first of its host.
+
+        The process of the generation before is killed, whether this chip is still the first or not.
+        """
+        self._kill()
+        hosts = [seat.address[0] for seat in generation.seats]
+        mine = generation.seat_of[self._chip].address[0]
+        self._is_first = generation.seats[hosts.index(mine)].chip == self._chip
+        if self.folder is None or not self._is_first or mesh.n_live == 1:
+            return
+        settings = self._settings
+        each = list(dict.fromkeys(hosts))
+        request = PlanRequest(mesh, settings.board, settings.algorithm, tuple(sums))
+        task = PlanTask(str(self.folder), request, begin=each.index(mine) / len(each))
+        try:
+            self._start(task)
+        except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
+            self._warn_once(str(error))
+
+    def close(self) -> None:
+        """Plan no more; the job is over."""
+        self._kill()
+        if self._waiter is not None:
+            self._waiter.join(_END_TIMEOUT_S)
+        if self._settings.is_scratch and self._is_first and self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _start(self, task: PlanTask) -> None:
+        self._process = AheadProcess(task)
+        self._waiter = threading.Thread(target=self._wait, args=(self._process,), daemon=True)
+        self._waiter.start()
+
+    def _wait(self, process: AheadProcess) -> None:
+        """Wait for the end of a process, so that it does not stay a zombie."""
+        if why := process.wait():
+            self._warn_once(why)
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    def _warn_once(self, why: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning("chip %s makes no plans ahead: %s", self._chip, why)

@@ -1,0 +1,157 @@
+"""The environment variables of meshmend: one table, and nothing else in `src` spells their names.
+
+Knows names and texts. What the texts mean is known to those who read them: a job's variables are
+read and written by `planning/environment.py`, the testbed's by `testbed/records.py`.
+`docs/environment.md` shows the same table.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Final
+
+PREFIX: Final = "MESHMEND_"
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable: an empty value is the same as none.
+
+    `old_name` still works in this release, and says so.
+    """
+
+    name: str
+    meaning: str
+    default: str
+    read_by: str
+    old_name: str = ""
+
+    def value_in(self, environment: Mapping[str, str]) -> str:
+        """Return the variable's text in an environment, or nothing."""
+        if value := environment.get(self.name):
+            return value
+        value = environment.get(self.old_name, "") if self.old_name else ""
+        if value:
+            _warn_once(
+                f"{self.old_name} is now called {self.name}; the old name works in this release "
+                "only"
+            )
+        return value
+
+
+BACKEND: Final = "backend, worker"
+WORKER: Final = "worker"
+
+MESH: Final = Variable(
+    "MESHMEND_MESH", "extents of the mesh: `4x4`", "must be set, except to train alone", BACKEND
+)
+WRAP: Final = Variable(
+    "MESHMEND_WRAP", "axes that wrap around: `none`, `all`, or `0,1`", "`none`", BACKEND
+)
+FAIL: Final = Variable(
+    "MESHMEND_FAIL",
+    "what failed, separated by blanks or semicolons: `2x2@0,2 3,3`",
+    "nothing",
+    BACKEND,
+)
+ALGORITHM: Final = Variable(
+    "MESHMEND_ALGORITHM",
+    "how to sum: `auto`, or a name that `meshmend algorithms` lists",
+    "`auto`",
+    BACKEND,
+)
+SLICES: Final = Variable(
+    "MESHMEND_SLICES", "number of slices of a payload", "by its size", "backend"
+)
+TRANSPORT: Final = Variable(
+    "MESHMEND_TRANSPORT",
+    "`sockets`, or `gloo` or `nccl`: their point-to-point messages",
+    "`sockets`",
+    "backend",
+)
+BIND: Final = Variable("MESHMEND_BIND", "the address to listen on", "`127.0.0.1`", BACKEND)
+WINDOW: Final = Variable(
+    "MESHMEND_WINDOW",
+    "bytes that a peer may send ahead; 0 leaves it to the kernel: raise it on fast links with a "
+    "long round trip",
+    "20000",
+    BACKEND,
+)
+SECRET: Final = Variable(
+    "MESHMEND_SECRET",
+    "a text that every process of the job must know",
+    "backend: made by rank 0, in the store; worker, coordinator: must be set",
+    "backend, worker, coordinator",
+)
+CHIP: Final = Variable(
+    "MESHMEND_CHIP", "this process's chip: `0,3`", "a worker must know it", "worker, your script"
+)
+COORDINATOR: Final = Variable(
+    "MESHMEND_COORDINATOR",
+    "`HOST:PORT` of the coordinator",
+    "none: this process trains alone",
+    WORKER,
+)
+JOB: Final = Variable("MESHMEND_JOB", "the name of the job", "none", WORKER)
+JOB_DIR: Final = Variable(
+    "MESHMEND_JOB_DIR",
+    "the folder of ledgers and plans",
+    "no ledgers; plans in the temporary folder",
+    WORKER,
+)
+PLAN_AHEAD: Final = Variable(
+    "MESHMEND_PLAN_AHEAD",
+    "`1`: the first worker of each host plans for what may fail next",
+    "`0`: the launcher does",
+    WORKER,
+)
+BOARD: Final = Variable("MESHMEND_BOARD", "the chips that fail together: `2x2`", "`2x2`", WORKER)
+INJECT: Final = Variable(
+    "MESHMEND_INJECT",
+    "faults that this worker injects into itself, one per line",
+    "none",
+    WORKER,
+)
+CHECK: Final = Variable(
+    "MESHMEND_CHECK", "`1`: write a hash of the state into the ledger at every step", "`0`", WORKER
+)
+TESTBED_DIR: Final = Variable(
+    "MESHMEND_TESTBED_DIR",
+    "the folder of the testbeds' records",
+    "`/run/meshmend` for root, else `$XDG_RUNTIME_DIR/meshmend`, else in the temporary folder",
+    "testbed",
+    old_name="MESHMEND_RUN_DIR",
+)
+
+VARIABLES: Final = (
+    *(MESH, WRAP, FAIL, ALGORITHM, SLICES, TRANSPORT, BIND, WINDOW, SECRET, CHIP, COORDINATOR),
+    *(JOB, JOB_DIR, PLAN_AHEAD, BOARD, INJECT, CHECK, TESTBED_DIR),
+)
+
+_warned: set[str] = set()  # what this process, or the one it was forked from, has said
+
+
+def warn_of_unknown(environment: Mapping[str, str]) -> None:
+    """Print one line for each variable that has our prefix but is none of ours: a typing error."""
+    known = {name for each in VARIABLES for name in (each.name, each.old_name)}
+    for name in sorted(environment):
+        if name.startswith(PREFIX) and name not in known:
+            like = get_close_matches(name, [each.name for each in VARIABLES], n=1)
+            advice = f"; did you mean {like[0]}?" if like else ""
+            _warn_once(f"there is no variable {name}, it is ignored{advice}")
+
+
+def variable_table() -> str:
+    """Return the table of all variables in Markdown."""
+    rows = [("variable", "meaning", "default", "who reads it", "old name"), ("---",) * 5]
+    for each in VARIABLES:
+        old_name = f"`{each.old_name}`" if each.old_name else ""
+        rows.append((f"`{each.name}`", each.meaning, each.default, each.read_by, old_name))
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _warn_once(line: str) -> None:
+    if line not in _warned:
+        _warned.add(line)
+        print(f"meshmend: {line}", file=sys.stderr)

@@ -1,0 +1,115 @@
+"""The process that plans ahead: its task, its memory, and its end."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from commanding import until
+from meshmend.errors import MessageError
+from meshmend.planning.ahead_process import AheadProcess
+from meshmend.planning.plan_request import PlanRequest, PlanTask, decode_task, encode_task
+from meshmend.topology.mesh import Mesh
+from planners import PLANNING_S
+from strategies import broken_meshes
+
+SUMS = ((10**6, "float32"),)
+MB = 10**6
+
+tasks = st.builds(
+    PlanTask,
+    st.text(),
+    st.builds(
+        PlanRequest,
+        broken_meshes(),
+        st.lists(st.integers(1, 4)).map(tuple),
+        st.text(),
+        st.lists(st.tuples(st.integers(0, 1 << 40), st.text())).map(tuple),
+    ),
+    st.floats(0, 1),
+)
+
+
+@given(tasks)
+def test_a_task_survives_being_written(task: PlanTask) -> None:
+    assert decode_task(encode_task(task)) == task
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"kind": "plan"}', b"\xff"])
+def test_what_is_no_task_is_refused(data: bytes) -> None:
+    with pytest.raises(MessageError, match="a task to plan ahead"):
+        decode_task(data)
+
+
+def memory_bytes(pid: int) -> dict[str, int]:
+    """Return what the kernel counts for a process: VmHWM, VmRSS, RssAnon and others."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    words = [line.split() for line in lines if line.endswith(" kB")]
+    return {name.rstrip(":"): int(number) * 1024 for name, number, _ in words}
+
+
+def until_first_plan(task: PlanTask) -> AheadProcess:
+    shutil.rmtree(task.path, ignore_errors=True)
+    process = AheadProcess(task)
+    until(
+        lambda: any(task.path.glob("*.json")),
+        timeout_s=PLANNING_S,
+        why=lambda: f"process {process.pid} plans nothing",
+    )
+    return process
+
+
+@pytest.mark.slow  # the lowest priority waits for all other tests
+@pytest.mark.parametrize("side", [4, 8])
+def test_the_process_maps_no_torch_and_little_memory_of_its_own(side: int, tmp_path: Path) -> None:
+    """LLVM's code is most of what is resident: file pages that the parent has mapped as well."""
+    request = PlanRequest(Mesh((side, side)), (2, 2), "auto", SUMS)
+    task = PlanTask(str(tmp_path / "plans"), request)
+    compiled = until_first_plan(task)  # so that the second finds all loops compiled
+    compiled.kill()
+    assert compiled.wait() == ""
+
+    process = until_first_plan(task)
+    os.kill(process.pid, signal.SIGSTOP)  # it is not to end while it is looked at
+    maps, memory = Path(f"/proc/{process.pid}/maps").read_text(), memory_bytes(process.pid)
+    process.kill()
+
+    assert process.wait() == ""
+    assert "libtorch" not in maps
+    assert "/torch/" not in maps
+    assert memory["RssAnon"] < 130 * MB
+    assert memory["VmHWM"] < 200 * MB
+
+
+def test_importing_what_plans_imports_no_torch() -> None:
+    program = (
+        "import sys, meshmend.planning.ahead_process, meshmend.planning.plan_cache\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_a_killed_process_has_not_failed(tmp_path: Path) -> None:
+    request = PlanRequest(Mesh((12, 12)), (1, 1), "auto", SUMS)
+    process = AheadProcess(PlanTask(str(tmp_path / "plans"), request))
+
+    process.kill()
+
+    assert process.wait() == ""
+    assert not Path(f"/proc/{process.pid}").exists()
+
+
+@pytest.mark.slow  # the lowest priority waits for all other tests
+def test_a_process_that_fails_says_why_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    request = PlanRequest(Mesh((2, 2)), (1, 1), "auto", ((9, "float32"),))
+    process = AheadProcess(PlanTask(str(tmp_path / "file" / "plans"), request))
+
+    assert process.wait().startswith("NotADirectoryError")

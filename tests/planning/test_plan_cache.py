@@ -1,0 +1,188 @@
+"""Plans made ahead: which there are, who makes them, and which of those in a folder are used."""
+
+import fcntl
+import json
+import multiprocessing
+import os
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from meshmend.planning import catalogue, plan_cache
+from meshmend.planning.catalogue import Kind, is_remembered, proved_schedule
+from meshmend.planning.files import plan_document, read_plan, write_plan
+from meshmend.planning.plan_cache import board_losses, load_or_make_plans, load_plans, plan_ahead
+from meshmend.planning.plan_request import PlanRequest
+from meshmend.schedule.algorithms import ALGORITHMS
+from meshmend.schedule.table import Collective
+from meshmend.topology.graph import largest_part
+from meshmend.topology.mesh import Mesh
+
+SQUARE = Mesh((2, 2))
+SUMS = ((9, "float32"),)
+CLASS = catalogue.SHORT_BYTES
+SUM = Kind("allreduce")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_planned_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "_remembered", {})
+
+
+def request(mesh: Mesh = SQUARE, algorithm: str = "auto") -> PlanRequest:
+    return PlanRequest(mesh, (1,) * len(mesh.shape), algorithm, SUMS)
+
+
+def plans_in(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.json"))
+
+
+def cannot_plan(*_: object) -> None:
+    raise AssertionError("it was to be taken from the folder")
+
+
+def test_there_is_a_plan_for_the_loss_of_each_chip_of_a_square_and_for_all_four(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan_ahead(tmp_path / "plans", request())
+    assert len(plans_in(tmp_path / "plans")) == 5
+    monkeypatch.setattr(catalogue, "_remembered", {})
+    monkeypatch.setattr(catalogue, "_made", cannot_plan)
+
+    for mesh in (SQUARE, *(SQUARE.without(f"{row},{col}") for row in (0, 1) for col in (0, 1))):
+        load_plans(tmp_path / "plans", mesh, "auto", SUMS)
+        assert proved_schedule(mesh, "auto", SUM, CLASS)[0].n_ranks == mesh.n_live
+
+
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.floats(0, 1, exclude_max=True))
+def test_wherever_one_begins_the_same_plans_are_made(tmp_path: Path, begin: float) -> None:
+    for name in ("one", "other"):
+        shutil.rmtree(tmp_path / name, ignore_errors=True)
+    plan_ahead(tmp_path / "one", request())
+    plan_ahead(tmp_path / "other", request(), begin=begin)
+
+    one, other = (plans_in(tmp_path / name) for name in ("one", "other"))
+    assert [path.name for path in one] == [path.name for path in other]
+    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in other]
+
+
+def test_a_plan_that_several_write_at_once_is_whole_whenever_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    tables = {
+        name: ALGORITHMS[name].build(SQUARE, Collective.ALLREDUCE)
+        for name in ("ring-1d", "two-d", "rank-ring")
+    }
+    write_plan(path, SQUARE, tables["ring-1d"])
+
+    def write(name: str) -> None:
+        for _ in range(300):
+            write_plan(path, SQUARE, tables[name])
+
+    with ThreadPoolExecutor() as pool:
+        writers = [pool.submit(write, name) for name in tables]
+        while not all(writer.done() for writer in writers):
+            assert read_plan(path).schedule.algorithm in tables
+        assert [writer.result() for writer in writers] == [None] * 3
+    assert [one.name for one in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_of_many_who_need_a_plan_at_once_one_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, plans = tmp_path / "made", tmp_path / "plans"
+    make = catalogue._made
+
+    def make_slowly(*question: Any) -> Any:
+        with made.open("a") as log:
+            log.write(f"{os.getpid()}\n")
+        time.sleep(0.2)
+        return make(*question)
+
+    monkeypatch.setattr(catalogue, "_made", make_slowly)
+    workers = [multiprocessing.get_context("fork").Process(
+        target=load_or_make_plans, args=(plans, SQUARE, "auto", SUMS)
+    ) for _ in range(4)]  # fmt: skip
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+
+    assert [worker.exitcode for worker in workers] == [0] * 4
+    assert len(made.read_text().splitlines()) == 1
+    assert len(plans_in(plans)) == 1
+
+
+def test_a_process_that_waits_for_a_hung_one_makes_the_plan_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_cache, "_LOCK_TIMEOUT_S", 0.05)
+    with (tmp_path / ".lock").open("wb") as stopped:
+        fcntl.flock(stopped, fcntl.LOCK_EX)
+
+        load_or_make_plans(tmp_path, SQUARE, "auto", SUMS)
+
+    assert is_remembered(SQUARE, "auto", SUM, CLASS)
+
+
+def test_a_folder_that_cannot_be_written_does_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    load_or_make_plans(tmp_path / "file", SQUARE, "auto", SUMS)
+
+    assert proved_schedule(SQUARE, "auto", SUM, CLASS)[0].n_ranks == 4
+
+
+def test_a_loss_that_the_algorithm_does_not_support_is_left_out(tmp_path: Path) -> None:
+    plan_ahead(tmp_path, request(Mesh((4, 4)), "two-d"))
+
+    assert len(plans_in(tmp_path)) == 1  # the whole mesh
+
+
+def _drop_a_row(plan: dict[str, list[int]]) -> None:
+    for name in ("src", "dst", "lo", "hi", "op"):
+        plan[name].pop()
+
+
+def _be_a_gathering(plan: dict[str, object]) -> None:
+    """Right by itself, and no sum."""
+    plan |= plan_document(SQUARE, ALGORITHMS["rank-ring"].build(SQUARE, Collective.ALL_GATHER))
+
+
+def _be_for_fewer(plan: dict[str, object]) -> None:
+    left = SQUARE.without("0,0")
+    other = plan_document(left, ALGORITHMS["rank-ring"].build(left, Collective.ALLREDUCE))
+    plan |= {**other, "mesh": plan["mesh"]}
+
+
+@pytest.mark.parametrize("spoil", [_drop_a_row, _be_a_gathering, _be_for_fewer])
+def test_a_plan_that_is_wrong_is_not_taken_and_does_no_harm(
+    spoil: Callable[[object], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan_ahead(tmp_path, request())
+    for path in plans_in(tmp_path):
+        plan = json.loads(path.read_text())
+        spoil(plan)
+        path.write_text(json.dumps({**plan, "phases": []}))
+    monkeypatch.setattr(catalogue, "_remembered", {})
+
+    load_plans(tmp_path, SQUARE, "auto", SUMS)
+    assert not is_remembered(SQUARE, "auto", SUM, CLASS)
+
+
+@given(st.integers(1, 4), st.integers(2, 4), st.integers(1, 2), st.integers(1, 2))
+def test_each_board_is_lost_once(rows: int, cols: int, high: int, wide: int) -> None:
+    mesh = Mesh((rows, cols))
+    left = list(board_losses(mesh, (high, wide)))
+    n_boards = -(-rows // high) * -(-cols // wide)
+
+    assert len(left) == (n_boards if n_boards > 1 else 0)
+    assert len(set(left)) == len(left)
+    assert all(one == largest_part(one) for one in left)
