@@ -72,8 +72,6 @@ def plan_command(
     """
     announce_compilation()
     from meshmend.planning.plan import plan
-    from meshmend.topology.fabric import fabric as fabric_named
-    from meshmend.units import parse_bytes
 
     broken = mesh_of(mesh, wrap, fail)
     check_writable(output)
@@ -82,8 +80,8 @@ def plan_command(
             broken,
             algorithm,
             collective=collective,
-            payload_bytes=parse_bytes(payload),
-            fabric=fabric_named(fabric),
+            payload=payload,
+            fabric=fabric,
             cache_dir=cache_dir(),
             progress=bar,
         )
