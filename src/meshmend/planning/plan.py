@@ -21,7 +21,7 @@ from meshmend.planning.choose import choose, chosen_schedule
 from meshmend.planning.files import PlanFile, read_plan, write_plan
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
 from meshmend.planning.proof import prove
-from meshmend.planning.target import Payload, Target
+from meshmend.planning.target import Payload, Target, collective_named
 from meshmend.planning.tree_choice import Pipeline
 from meshmend.routing.stretch import stretch_of
 from meshmend.schedule.algorithms import ALGORITHMS, algorithm
@@ -213,7 +213,7 @@ def plan(
         InputError: an unknown algorithm, collective or fabric, a payload that cannot be read, or
             a mesh that the algorithm does not do; the message then names one that will.
     """
-    wanted = _collective(collective)
+    wanted = collective_named(collective)
     target = Target().but(payload, fabric)
     halves = ProgressShares(progress, 2)
     steps = _Steps(halves.of(1) if algorithm == AUTO else progress)
@@ -295,15 +295,6 @@ def _proved(file: PlanFile, part: Mesh, steps: "_Steps") -> Plan:
         pipeline=file.pipeline,
         seconds=steps.seconds,
     )
-
-
-def _collective(name: str | Collective) -> Collective:
-    try:
-        return Collective(name)
-    except ValueError:
-        raise InputError(
-            f"there is no collective {name!r}; choose one of {', '.join(Collective)}"
-        ) from None
 
 
 class _Steps:

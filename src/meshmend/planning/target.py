@@ -1,9 +1,10 @@
-"""What a plan is made for: a payload on a fabric, as a user names them."""
+"""What a plan is made for: a collective, and a payload on a fabric, as a user names them."""
 
 import math
 from dataclasses import dataclass
 
 from meshmend.errors import InputError
+from meshmend.schedule.table import Collective
 from meshmend.topology.fabric import FABRICS, Fabric
 from meshmend.topology.fabric import fabric as fabric_named
 from meshmend.units import parse_bytes
@@ -32,6 +33,20 @@ class Target:
             self.payload_bytes if payload is None else _bytes_of(payload),
             self.fabric if fabric is None else _fabric_of(fabric),
         )
+
+
+def collective_named(name: str | Collective) -> Collective:
+    """Return the collective of this name.
+
+    Raises:
+        InputError: there is none; the message lists those there are.
+    """
+    try:
+        return Collective(name)
+    except ValueError:
+        raise InputError(
+            f"there is no collective {name!r}; choose one of {', '.join(Collective)}"
+        ) from None
 
 
 def _bytes_of(payload: Payload) -> float:
