@@ -24,7 +24,7 @@ def record(name: str, figures: dict[str, Any]) -> Path:
         },
         "versions": {
             "python": platform.python_version(),
-            **{package: version(package) for package in ("meshmend", "numba", "numpy", "scipy")},
+            **{package: version(package) for package in ("meshmend", "numba", "numpy")},
         },
         **figures,
     }

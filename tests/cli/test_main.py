@@ -236,6 +236,54 @@ def test_help_imports_nothing_heavy() -> None:
     assert "Usage: meshmend" in done.stdout
 
 
+MISTAKES = [
+    "plan --mesh foo",
+    "plan --mesh 4x4 --fail 9,9",
+    "plan --mesh 4x4 --payload foo",
+    "plan --mesh 4x4 --fabric foo",
+    "plan --mesh 4x4 --algorithm foo",
+    "plan --mesh 4x4 --collective foo",
+    "verify nowhere.json",
+    "simulate --mesh 4x4 --payload foo",
+    "simulate --mesh 4x4 --algorithm foo",
+    "simulate --mesh 4x4 --slices 0",
+    "show --mesh 4x4 --load",
+    "show --mesh 4x4 --algorithm foo -o picture.svg",
+    "train foo",
+    "train --mesh foo",
+    "train --inject foo",
+    "train --testbed foo",
+    "train --algorithm foo",
+    "train --batch-policy foo",
+    "run --mesh foo script.py",
+    "run --mesh 4x4 nowhere.py",
+    "run --mesh 4x4 --inject foo script.py",
+    "run --elastic --mesh 4x4 --inject foo script.py",
+    "run --elastic --mesh 4x4 --slices 2 script.py",
+    "worker --mesh foo --coordinator 127.0.0.1:7000 script.py",
+    "coordinator --mesh foo --listen 127.0.0.1:7000",
+    "bench --mesh 4x4 --payload foo",
+    "bench --mesh 4x4 --algorithm foo",
+    "testbed up --mesh foo --link 50Mbit",
+    "reproduce --fabric foo",
+]
+
+
+def test_a_mistake_in_the_arguments_is_told_in_one_line_before_anything_heavy_is_imported() -> None:
+    done = python(
+        "import sys\n"
+        "from meshmend.cli.main import run_line as run\n"
+        f"for line in {MISTAKES}:\n"
+        "    assert run(line.split()) == 2, line\n"
+        "    heavy = {'numba', 'torch', 'transformers'} & set(sys.modules)\n"
+        "    assert not heavy, (line, heavy)\n"
+    )
+
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert done.stderr.count("\n") == len(MISTAKES)
+    assert all(line.startswith("meshmend: ") for line in done.stderr.splitlines())
+
+
 def test_importing_the_package_imports_nothing_heavy_and_has_no_effect() -> None:
     done = python(
         "import sys, meshmend\n"

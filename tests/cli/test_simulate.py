@@ -125,7 +125,7 @@ def test_show_draws_what_an_algorithm_lays_over_the_mesh(
         (["simulate", *HOLE, "--payload", "1KB..1MB", "--save-trace", "x"], "one payload"),
         (["show", *HOLE, "--load", "-o", "x.svg"], "--load needs --algorithm"),
         (["show", *HOLE, "--algorithm", "trees"], "--algorithm needs -o"),
-        (["show", *HOLE, "--algorithm", "nope", "-o", "x.svg"], "no picture of the algorithm"),
+        (["show", *HOLE, "--algorithm", "nope", "-o", "x.svg"], "no algorithm 'nope'"),
         (["show", *HOLE, "--route", "0,0-0,2"], "two live chips"),
         (["show", *HOLE, "--route", "2x2@0,0-3,3"], "two live chips"),
         (["show", *HOLE, "--route", "0,0-0,0"], "two different chips"),

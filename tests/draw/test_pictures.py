@@ -253,6 +253,17 @@ def test_a_notebook_shows_the_picture_of_a_mesh() -> None:
     assert vars(meshmend.Mesh)["_repr_svg_"](HOLED) == mesh_svg(HOLED)
 
 
+@pytest.mark.parametrize("mesh", [HOLED, Mesh((2, 3, 2)), Mesh((4, 4)).without("0,1", "1,0")])
+def test_a_notebook_shows_what_a_plan_puts_on_each_link(mesh: Mesh) -> None:
+    planned = meshmend.plan(mesh, "rank-ring")
+
+    svg = vars(meshmend.Plan)["_repr_svg_"](planned)
+
+    check_picture(svg)
+    assert f"rank-ring allreduce on {mesh}: load of each link" in svg
+    assert elements(svg, "load")
+
+
 def test_words_that_mean_something_in_xml_are_escaped() -> None:
     svg = rings_svg(FULL, [], title='a < b & "c"', caption="<d>")
 

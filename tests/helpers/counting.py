@@ -1,5 +1,7 @@
 """The plainest way to run a schedule on counters: what the fast checkers are compared with."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,15 +11,18 @@ from strategies import rows_of
 Counts = NDArray[np.int64]  # (rank, chunk, contributor)
 
 
-def start_counts(schedule: Schedule) -> Counts:
-    """Every rank holds its own contribution to each chunk, once."""
-    own = np.eye(schedule.n_ranks, dtype=np.int64)[:, None, :]
-    return np.repeat(own, schedule.n_chunks, axis=1)
+def start_counts(schedule: Schedule, replicas: Sequence[int] = ()) -> Counts:
+    """Every rank holds its own contribution to each chunk, once; a replica has the owner's."""
+    counts = np.zeros((schedule.n_ranks, schedule.n_chunks, schedule.n_ranks), dtype=np.int64)
+    for rank in range(schedule.n_ranks):
+        for chunk, owner in enumerate(schedule.owners.tolist()):
+            counts[rank, chunk, owner if rank in replicas else rank] = 1
+    return counts
 
 
-def obvious_counts(schedule: Schedule) -> Counts:
+def obvious_counts(schedule: Schedule, replicas: Sequence[int] = ()) -> Counts:
     """Run the rows one after another; counts stop at a million, far beyond right."""
-    counts = start_counts(schedule)
+    counts = start_counts(schedule, replicas)
     for src, dst, lo, hi, op in rows_of(schedule):
         sent = counts[src, lo:hi]
         counts[dst, lo:hi] = np.minimum(counts[dst, lo:hi] + sent if op == REDUCE else sent, 10**6)

@@ -11,7 +11,10 @@ import meshmend
 from meshmend import Mesh, plan
 from meshmend.errors import InputError, UnsupportedError
 from meshmend.planning.plan import Plan, supported
+from meshmend.planning.pricing import BASELINES
 from meshmend.routing.deadlock import check_deadlock_free
+from meshmend.schedule.algorithm_names import ALGORITHM_NAMES, BASELINE_NAMES
+from meshmend.schedule.algorithms import ALGORITHMS
 from meshmend.schedule.table import Collective
 from meshmend.topology.graph import largest_part, stranded
 from meshmend.verify.contributions import check_contributions
@@ -215,8 +218,23 @@ def test_unknown_names_are_refused(arguments: dict[str, str], message: str) -> N
         plan(Mesh((2, 2)), **arguments)  # type: ignore[arg-type]
 
 
+def test_the_names_that_the_command_line_checks_are_those_of_the_builders() -> None:
+    assert tuple(ALGORITHMS) == ALGORITHM_NAMES
+    assert tuple(BASELINES) == BASELINE_NAMES
+
+
 def test_the_package_names_its_public_surface() -> None:
-    assert set(meshmend.__all__) >= {"Mesh", "Plan", "plan", "__version__"}
+    assert meshmend.__all__ == [
+        "Fabric",
+        "Mesh",
+        "MeshmendError",
+        "Plan",
+        "__version__",
+        "limit",
+        "load_plan",
+        "plan",
+        "simulate",
+    ]
     for name in meshmend.__all__:
         assert getattr(meshmend, name) is not None
     with pytest.raises(AttributeError, match="module 'meshmend' has no attribute 'plot'"):

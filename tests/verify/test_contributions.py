@@ -1,7 +1,7 @@
 """The checker: it counts what an obvious loop counts, and no mutant that is wrong gets past it."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from counting import obvious_counts, wrong_cells
-from meshmend.errors import VerificationError
+from meshmend.errors import InputError, VerificationError
 from meshmend.schedule.algorithms import ALGORITHMS
+from meshmend.schedule.spanning import spread
 from meshmend.schedule.table import COPY, REDUCE, Collective, Schedule
 from meshmend.topology.mesh import Mesh
 from meshmend.verify import contributions
@@ -34,9 +35,9 @@ BUILT = [
 ]
 
 
-def is_caught(schedule: Schedule, *, exact: bool) -> bool:
+def is_caught(schedule: Schedule, *, exact: bool, replicas: Sequence[int] = ()) -> bool:
     try:
-        check_contributions(schedule, exact=exact)
+        check_contributions(schedule, exact=exact, replicas=replicas)
     except VerificationError:
         return True
     return False
@@ -96,6 +97,68 @@ def test_a_mutant_is_caught_exactly_when_an_obvious_count_finds_it_wrong(
         assert any(seen[kind]), kind
     if schedule.collective is not Collective.ALL_GATHER:
         assert any(seen["doubled"])
+
+
+SEVERAL_HOLD = [(HOLE, [0]), (HOLE, [3, 7, 8]), (Mesh((3, 3)), [8, 0]), (Mesh((5,)), [0, 4])]
+
+
+@pytest.mark.parametrize(("mesh", "holders"), SEVERAL_HOLD)
+def test_a_mutant_of_a_spread_from_several_holders_is_caught_when_it_is_wrong(
+    mesh: Mesh, holders: list[int]
+) -> None:
+    schedule = spread(mesh, holders)
+    assert not wrong_cells(schedule, obvious_counts(schedule, holders))
+    assert not is_caught(schedule, exact=True, replicas=holders)
+    assert not is_caught(schedule, exact=False, replicas=holders)
+    seen: dict[str, list[bool]] = {}
+    for kind, mutant in mutants(schedule, Random(len(holders)), 12):
+        wrong = bool(wrong_cells(mutant, obvious_counts(mutant, holders)))
+        assert is_caught(mutant, exact=True, replicas=holders) == wrong, kind
+        assert is_caught(mutant, exact=False, replicas=holders) == wrong, kind
+        seen.setdefault(kind, []).append(wrong)
+
+    for kind in ("dropped", "swapped", "other op"):
+        assert all(seen[kind]), kind
+
+
+def test_who_is_no_replica_gives_nothing_of_the_owners() -> None:
+    """Without its holders named, a spread from several is wrong: the check is not just kinder."""
+    line = spread(Mesh((5,)), [0, 4])
+
+    for exact in (True, False):
+        with pytest.raises(VerificationError, match=r"rank 3, .* data that do not .*, of rank 4$"):
+            check_contributions(line, exact=exact)
+        with pytest.raises(VerificationError, match=r"rank 3, .* data that do not .*, of rank 4$"):
+            check_contributions(line, exact=exact, replicas=[0])
+
+
+@settings(max_examples=100)
+@given(tables(), st.data())
+def test_a_random_gather_with_replicas_is_judged_as_an_obvious_count_judges_it(
+    schedule: Schedule, data: st.DataObject
+) -> None:
+    gather = replace(schedule, collective=Collective.ALL_GATHER)
+    replicas = data.draw(st.lists(st.integers(0, schedule.n_ranks - 1), max_size=3))
+    wrong = bool(wrong_cells(gather, obvious_counts(gather, replicas)))
+
+    assert is_caught(gather, exact=True, replicas=replicas) == wrong
+    assert is_caught(gather, exact=False, replicas=replicas) == wrong
+
+
+@pytest.mark.parametrize(
+    ("collective", "replicas", "message"),
+    [
+        (Collective.ALLREDUCE, [1], "replicas need an all-gather, but by hand .* allreduce"),
+        (Collective.REDUCE_SCATTER, [1], "in a sum every rank counts for itself"),
+        (Collective.ALL_GATHER, [3], r"ranks below 3, but got \[3\]"),
+        (Collective.ALL_GATHER, [-1], r"ranks below 3, but got \[-1\]"),
+    ],
+)
+def test_replicas_that_make_no_sense_are_refused(
+    collective: Collective, replicas: list[int], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        check_contributions(hand(RIGHT, collective), replicas=replicas)
 
 
 @settings(max_examples=200)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from meshmend.bench.contenders import ITEM_BYTES, Network
 from meshmend.bench.runners import Planned
 from meshmend.bench.worker_pool import WorkerPool
+from meshmend.planning.proof import check_probe
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.table import COPY, Collective, Rows, schedule_of
 from meshmend.topology.fabric import Fabric
@@ -126,8 +127,9 @@ def _probe(mesh: Mesh, name: str, rows: Rows, n_elements: int, n_chunks: int = 1
     schedule = schedule_of(
         [(name, rows)],
         algorithm=name,
-        collective=Collective.ALL_GATHER,
+        collective=Collective.ALL_GATHER,  # in name only: a probe leaves any data anywhere
         owners=np.zeros(n_chunks, dtype=np.int64),
         n_ranks=mesh.n_live,
     )
+    check_probe(mesh, schedule)
     return Planned(name, n_elements, schedule, hazards_of(schedule), 1, is_sum=False)

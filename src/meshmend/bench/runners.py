@@ -14,12 +14,11 @@ from meshmend.execute.transport import task_of
 from meshmend.planning.choose import choose, chosen_schedule
 from meshmend.planning.pricing import Question, price
 from meshmend.planning.progress import ProgressCallback
-from meshmend.schedule.hazards import Hazards, hazards_of
-from meshmend.schedule.placement import placed
+from meshmend.planning.proof import prove
+from meshmend.schedule.hazards import Hazards
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.simulator.network_program import program_of
 from meshmend.simulator.rules import simulate
-from meshmend.verify.contributions import check_contributions
 
 AUTO = "auto"
 TIMEOUT_S = 60.0
@@ -106,18 +105,18 @@ def planned(
 
     Raises:
         UnsupportedError: the algorithm does not do the mesh. InputError: there is none.
+        ProofError: its schedule is wrong.
     """
     schedule, n_slices = _parameters(name, question, progress)
-    check_contributions(schedule)
-    hazards = hazards_of(schedule)
+    proved = prove(question.mesh, schedule)
     predicted_s = None
     if predicts:
-        program = program_of(schedule, hazards, placed(question.mesh, schedule).routes)
+        program = program_of(schedule, proved.hazards, proved.placement.routes)
         predicted_s = simulate(
             program, question.fabric, payload_bytes=question.payload_bytes, slices=n_slices
         ).time_s
     n_elements = int(question.payload_bytes) // ITEM_BYTES
-    return Planned(name, n_elements, schedule, hazards, n_slices, predicted_s)
+    return Planned(name, n_elements, schedule, proved.hazards, n_slices, predicted_s)
 
 
 def _parameters(name: str, question: Question, progress: ProgressCallback) -> tuple[Schedule, int]:

@@ -116,7 +116,7 @@ def save(meeting: BenchmarkResults, folder: Path) -> Path:
 
 def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
-    for package in ("meshmend", "numba", "numpy", "scipy", "torch"):
+    for package in ("meshmend", "numba", "numpy", "torch"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

@@ -14,7 +14,14 @@ from meshmend.cli.console import (
     progress,
     write_text,
 )
-from meshmend.cli.options import FailOption, JsonOption, MeshOption, WrapOption, mesh_of
+from meshmend.cli.options import (
+    FailOption,
+    JsonOption,
+    MeshOption,
+    WrapOption,
+    check_algorithms,
+    mesh_of,
+)
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
@@ -71,19 +78,24 @@ def bench_command(
 
     - meshmend bench --mesh 4x4 --payload 25MB --compare gloo
     """
+    from meshmend.units import parse_bandwidth, parse_payloads
+
+    broken, payloads = mesh_of(mesh, wrap, fail), parse_payloads(payload)
+    bandwidth = None if testbed is None else parse_bandwidth(testbed)
+    names = _names(algorithm or ["auto"])
+    check_algorithms(names, "auto")
     announce_compilation()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
     from meshmend.bench.benchmark import BenchmarkRequest, run_benchmark
     from meshmend.bench.summary import meeting_svg, summary
     from meshmend.bench.summary import save as save_summary
-    from meshmend.units import parse_bandwidth, parse_payloads
 
     request = BenchmarkRequest(
-        mesh=mesh_of(mesh, wrap, fail),
-        payloads=parse_payloads(payload),
-        algorithms=_names(algorithm or ["auto"]),
+        mesh=broken,
+        payloads=payloads,
+        algorithms=names,
         peers=_names(compare or []),
-        link_bandwidth=None if testbed is None else parse_bandwidth(testbed),
+        link_bandwidth=bandwidth,
         repeat=repeat,
     )
     check_writable(output, save / "result.json" if save else None)

@@ -54,6 +54,14 @@ def check_writable(*paths: Path | None) -> None:
             raise InputError(f"cannot write {path}: {os.strerror(errno.EACCES)}")
 
 
+def check_readable(path: Path, what: str) -> None:
+    """Raise InputError if a file is not there, or nobody lets us read it."""
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise InputError(f"cannot read {what} {path}: {error.strerror}") from None
+
+
 def cache_dir() -> Path:
     """Return the folder of this user in which answers are kept."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -144,7 +152,8 @@ def progress(*, quiet: bool = False) -> Iterator[Bar]:
 def announce_compilation() -> None:
     """Say on standard error, once, when Numba compiles instead of loading its cache.
 
-    A second process then compiles ahead what the command will need later.
+    A second process then compiles ahead what the command will need later. This imports Numba: a
+    command reads its options first.
     """
     import numba.core.event as event
 

@@ -71,6 +71,7 @@ def coordinator_command(
 
     - meshmend coordinator --mesh 4x4 --listen 10.0.0.1:7000
     """
+    begin = mesh_of(mesh, wrap, fail)
     from meshmend.errors import TerminatedError
     from meshmend.launch.hosts import board_from, endpoint_from, secret_from
     from meshmend.launch.termination import TERMINATED, terminable
@@ -78,7 +79,6 @@ def coordinator_command(
     from meshmend.membership.timing import Timing
     from meshmend.net.listener import listening
 
-    begin = mesh_of(mesh, wrap, fail)
     timing = Timing(heartbeat_timeout_s=heartbeat, straggler_timeout_s=stall, gather_s=gather)
     spec = JobSpec(job, begin, board_from(board, begin), timing)
     endpoint = endpoint_from(listen, "--listen")

@@ -1,9 +1,10 @@
 """Options that several commands share, so that shapes and failures are written alike everywhere.
 
-Imported at start-up: only what argument parsing needs.
+Imported at start-up: only what argument parsing needs. What reads an option imports no Numba and
+no torch either, so a command that reads its options first answers a mistake at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -53,6 +54,14 @@ def mesh_of(mesh: str, wrap: str, fail: list[str] | None) -> "Mesh":
     from meshmend.topology.text import parse_mesh
 
     return parse_mesh(mesh, wrap=wrap, fail=fail or ())
+
+
+def check_algorithms(names: Iterable[str], *others: str) -> None:
+    """Raise InputError unless each name is an algorithm or one of the others."""
+    from meshmend.schedule.algorithm_names import ALGORITHM_NAMES, check_algorithm_name
+
+    for name in names:
+        check_algorithm_name(name, (*ALGORITHM_NAMES, *others))
 
 
 PayloadOption = Annotated[

@@ -1,13 +1,14 @@
 """`meshmend plan`, `meshmend verify` and `meshmend algorithms`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from meshmend.cli.console import (
     announce_compilation,
     cache_dir,
+    check_readable,
     check_writable,
     note,
     print_json,
@@ -20,6 +21,7 @@ from meshmend.cli.options import (
     MeshOption,
     PayloadOption,
     WrapOption,
+    check_algorithms,
     mesh_of,
 )
 from meshmend.errors import InputError
@@ -70,20 +72,22 @@ def plan_command(
 
     - meshmend plan --mesh 8x8 --fail 2x2@2,2 --collective reduce-scatter --json
     """
-    announce_compilation()
-    from meshmend.planning.plan import plan
-    from meshmend.topology.fabric import fabric as fabric_named
-    from meshmend.units import parse_bytes
+    from meshmend.planning.target import Target, collective_named
 
     broken = mesh_of(mesh, wrap, fail)
+    check_algorithms([algorithm], "auto")
+    target, wanted = Target().but(payload, fabric), collective_named(collective)
     check_writable(output)
+    announce_compilation()
+    from meshmend.planning.plan import plan
+
     with progress(quiet=as_json) as bar:
         result = plan(
             broken,
             algorithm,
-            collective=collective,
-            payload_bytes=parse_bytes(payload),
-            fabric=fabric_named(fabric),
+            collective=wanted,
+            payload=target.payload_bytes,
+            fabric=target.fabric,
             cache_dir=cache_dir(),
             progress=bar,
         )
@@ -109,12 +113,13 @@ def verify_command(
     With --mesh (and --wrap, --fail) the plan must be for exactly that mesh. Exit code 1 means
     that the plan is wrong, 2 that the file cannot be used.
     """
-    announce_compilation()
-    from meshmend.planning.plan import load_plan
-
     if mesh is None and (fail or wrap != "none"):
         raise InputError("--fail and --wrap need --mesh: together they name the mesh to insist on")
     wanted = None if mesh is None else mesh_of(mesh, wrap, fail)
+    check_readable(file, "the plan")
+    announce_compilation()
+    from meshmend.planning.plan import load_plan
+
     with progress(quiet=as_json) as bar:
         result = load_plan(file, mesh=wanted, progress=bar)
     _print_plan(result, as_json=as_json)
@@ -158,8 +163,22 @@ def _print_plan(plan: "Plan", *, as_json: bool) -> None:
         "pipeline": f"{facts['slices']} slices, skew {facts['skew']:.3g}"
         if facts["slices"]
         else "",
+        "predicted": _prediction(facts),
         "took": ", ".join(f"{step} {1e3 * took:.3g} ms" for step, took in seconds.items()),
     }
     for name, text in lines.items():
         if text:
             print(f"{name:<12} {text}")
+
+
+def _prediction(facts: dict[str, Any]) -> str:
+    """Return the predicted time beside the limit, or nothing where it was not simulated."""
+    from meshmend.units import format_bytes, format_time
+
+    if facts["predicted_s"] is None:
+        return ""
+    what = f"{format_bytes(facts['payload_bytes'])} on {facts['fabric']}"
+    words = f"{format_time(facts['predicted_s'])} for {what}"
+    if facts["limit_s"]:
+        words += f", {facts['predicted_s'] / facts['limit_s']:.3f} times the limit"
+    return words

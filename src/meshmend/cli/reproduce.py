@@ -55,10 +55,6 @@ def reproduce_command(
 
     - meshmend reproduce -o reproduction.html
     """
-    announce_compilation()
-    from meshmend.paper.reproduction import reproduction
-    from meshmend.paper.reproduction_page import reproduction_page
-
     machine = fabric_of(
         fabric,
         link_bandwidth=link_bandwidth,
@@ -67,6 +63,10 @@ def reproduce_command(
         chip_bandwidth=chip_bandwidth,
     )
     check_writable(output)
+    announce_compilation()
+    from meshmend.paper.reproduction import reproduction
+    from meshmend.paper.reproduction_page import reproduction_page
+
     with progress(quiet=as_json) as bar:
         result = reproduction(machine, quick=quick, progress=bar)
     if output is not None:

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +15,7 @@ from meshmend.cli.options import (
     MeshOption,
     StallOption,
     WrapOption,
+    check_algorithms,
     mesh_of,
 )
 from meshmend.cli.train import InjectOption
@@ -21,9 +23,7 @@ from meshmend.errors import InputError
 from meshmend.variables import TRANSPORT
 
 if TYPE_CHECKING:
-    from meshmend.launch.elastic_script import ElasticScript
     from meshmend.launch.static_job import StaticJob
-    from meshmend.membership.timing import Timing
 
 # Everything after the script is the script's.
 CONTEXT = {"allow_interspersed_args": False}
@@ -89,6 +89,19 @@ def run_command(
 
     - meshmend run --elastic --mesh 4x4 --inject "kill 2x2@0,2 at 30" examples/train/mended_loop.py
     """
+    from meshmend.faults.fault import parse_fault
+    from meshmend.units import parse_bandwidth
+
+    begin = mesh_of(mesh, wrap, fail)
+    check_algorithms([algorithm], "auto")
+    if not elastic and (inject or run_dir is not None):
+        raise InputError("--inject and --run-dir need --elastic: other jobs end with a lost chip")
+    if elastic and slices:
+        raise InputError("--slices does not go with --elastic, which chooses them by size")
+    faults = tuple(parse_fault(text, begin) for text in inject or ())
+    bandwidth = None if testbed is None else parse_bandwidth(testbed)
+    if not is_module and not Path(script).is_file():
+        raise InputError(f"meshmend run needs a script, but there is no file {script}")
     announce_compilation()
     # As torchrun does: many workers on one machine must not each start a thread per core. Both
     # are read when torch is imported, below.
@@ -99,7 +112,7 @@ def run_command(
 
     what = Script(script, tuple(arguments or ()), is_module)
     settings = Settings(
-        mesh_of(mesh, wrap, fail),
+        begin,
         algorithm=algorithm,
         n_slices=slices,
         transport=TRANSPORT.value_in(os.environ) or TRANSPORTS[0],
@@ -109,46 +122,27 @@ def run_command(
         from meshmend.launch.elastic_script import ElasticScript
         from meshmend.membership.timing import Timing
 
-        run = ElasticScript(settings, what, run_dir=run_dir, preload=modules)
-        return run_elastic_script(
-            _with_faults(
-                run,
-                inject,
-                Timing(heartbeat_timeout_s=heartbeat, straggler_timeout_s=stall),
-                testbed,
-            )
+        run = ElasticScript(
+            settings,
+            what,
+            run_dir=run_dir,
+            preload=modules,
+            faults=faults,
+            timing=Timing(heartbeat_timeout_s=heartbeat, straggler_timeout_s=stall),
+            testbed_bytes_per_s=bandwidth,
         )
-    if inject or run_dir is not None:
-        raise InputError("--inject and --run-dir need --elastic: other jobs end with a lost chip")
+        return run_elastic_script(run)
     from meshmend.launch.static_job import StaticJob
 
-    return _run_once(StaticJob(settings, what, preload=modules), testbed)
+    return _run_once(StaticJob(settings, what, preload=modules), bandwidth)
 
 
-def _with_faults(
-    run: "ElasticScript", inject: list[str] | None, timing: "Timing", testbed: str | None
-) -> "ElasticScript":
-    """Return a run to which all this happens."""
-    from meshmend.faults.fault import parse_fault
-    from meshmend.units import parse_bandwidth
-
-    if run.settings.n_slices:
-        raise InputError("--slices does not go with --elastic, which chooses them by size")
-    return replace(
-        run,
-        faults=tuple(parse_fault(text, run.settings.mesh) for text in inject or ()),
-        timing=timing,
-        testbed_bytes_per_s=None if testbed is None else parse_bandwidth(testbed),
-    )
-
-
-def _run_once(job: "StaticJob", testbed: str | None) -> int:
+def _run_once(job: "StaticJob", bandwidth: float | None) -> int:
     from meshmend.launch.static_job import run_job
     from meshmend.testbed.bed import Testbed
-    from meshmend.units import parse_bandwidth
 
-    if testbed is None:
+    if bandwidth is None:
         return run_job(job)
-    with Testbed.up(job.settings.mesh, link_bandwidth=parse_bandwidth(testbed)) as bed:
+    with Testbed.up(job.settings.mesh, link_bandwidth=bandwidth) as bed:
         networked = {"GLOO_SOCKET_IFNAME": "chip"}
         return run_job(replace(job, enter=bed.enter, address_of=bed.address, environment=networked))

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meshmend.cli.console import announce_compilation, print_json, write_text
-from meshmend.cli.options import FailOption, JsonOption, MeshOption, WrapOption, mesh_of
+from meshmend.cli.options import (
+    FailOption,
+    JsonOption,
+    MeshOption,
+    WrapOption,
+    check_algorithms,
+    mesh_of,
+)
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
@@ -49,7 +56,6 @@ def show_command(
 
     - meshmend show --mesh 8x8 --fail 2x2@2,2 --route 3,0-3,7 -o route.svg
     """
-    announce_compilation()
     broken = mesh_of(mesh, wrap, fail)
     if load and algorithm is None:
         raise InputError(
@@ -57,6 +63,9 @@ def show_command(
         )
     if algorithm is not None and output is None:
         raise InputError("--algorithm needs -o FILE.svg: its rings are drawn into a picture")
+    if algorithm is not None:
+        check_algorithms([algorithm], *(["auto"] if load else []))
+    announce_compilation()
     facts = _facts(broken)
     routes = [_route(broken, text) for text in route or ()]
     if output is not None:

@@ -25,6 +25,7 @@ from meshmend.cli.options import (
     MeshOption,
     MessageOverheadOption,
     WrapOption,
+    check_algorithms,
     fabric_of,
     mesh_of,
 )
@@ -80,10 +81,7 @@ def simulate_command(
 
     - meshmend simulate --mesh 8x8 --fail 2x2@2,2 --payload 1KB..1GB -o curve.svg
     """
-    announce_compilation()
-    from meshmend.draw.sweep_picture import sweep_svg
-    from meshmend.planning.comparison import compared
-    from meshmend.planning.progress import ProgressShares
+    from meshmend.schedule.algorithm_names import BASELINE_NAMES
     from meshmend.units import parse_payloads
 
     broken = mesh_of(mesh, wrap, fail)
@@ -100,7 +98,13 @@ def simulate_command(
     if save_trace is not None and len(payloads) > 1:
         raise InputError("--save-trace needs one payload, but got a sweep")
     names = [name for text in algorithm or ["all"] for name in text.split(",")]
+    check_algorithms(names, "all", "auto", *BASELINE_NAMES)
     check_writable(save_trace, output)
+    announce_compilation()
+    from meshmend.draw.sweep_picture import sweep_svg
+    from meshmend.planning.comparison import compared
+    from meshmend.planning.progress import ProgressShares
+
     results = []
     with progress(quiet=as_json) as bar:
         for size, told in zip(payloads, ProgressShares(bar, len(payloads)).in_turn(), strict=True):

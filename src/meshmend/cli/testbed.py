@@ -62,14 +62,13 @@ def up_command(
 
     - meshmend testbed exec 0,0 ping -c 3 10.0.0.16
     """
-    announce_compilation()
-    from meshmend.testbed.bed import Testbed
     from meshmend.units import parse_bandwidth
 
-    bandwidth = parse_bandwidth(link)
-    bed = Testbed.up(
-        mesh_of(mesh, wrap, fail), link_bandwidth=bandwidth, name=name, persistent=True
-    )
+    begin, bandwidth = mesh_of(mesh, wrap, fail), parse_bandwidth(link)
+    announce_compilation()
+    from meshmend.testbed.bed import Testbed
+
+    bed = Testbed.up(begin, link_bandwidth=bandwidth, name=name, persistent=True)
     _print_bed(bed, as_json=as_json)
 
 

@@ -18,6 +18,7 @@ from meshmend.cli.options import (
     MeshOption,
     StallOption,
     WrapOption,
+    check_algorithms,
     mesh_of,
 )
 from meshmend.errors import InputError
@@ -140,23 +141,28 @@ def train_command(
 
     - meshmend train --steps 200 --resume runs/train-20261115-120000
     """
-    announce_compilation()
-    # Read when torch is imported, below: workers on one machine share its cores.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     from meshmend.faults.fault import parse_fault
-    from meshmend.launch.training import Training, new_run_dir, train
-    from meshmend.membership.timing import Timing
-    from meshmend.planning.settings import Settings
-    from meshmend.report.training_summary import train_summary
     from meshmend.train.samples import batch_of
     from meshmend.units import parse_bandwidth
-    from meshmend.workloads.registry import workload
+    from meshmend.workloads.model_names import check_model_names
 
+    check_model_names(model, size, norm)
     if lr is not None and not 0 < lr < math.inf:
         raise InputError(f"--lr needs a number above 0, but got {lr}")
     begin = mesh_of(mesh, wrap, fail)
     batch_of(batch_policy, batch, 1, 1)  # refuses an unknown policy
+    check_algorithms([algorithm], "auto")
     faults = tuple(parse_fault(text, begin) for text in inject or ())
+    bandwidth = parse_bandwidth(testbed) if testbed else None
+    announce_compilation()
+    # Read when torch is imported, below: workers on one machine share its cores.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from meshmend.launch.training import Training, new_run_dir, train
+    from meshmend.membership.timing import Timing
+    from meshmend.planning.settings import Settings
+    from meshmend.report.training_summary import train_summary
+    from meshmend.workloads.registry import workload
+
     training = Training(
         workload=workload(model, size, data=data, norm=norm, seed=seed),
         settings=Settings(begin, algorithm=algorithm),
@@ -170,7 +176,7 @@ def train_command(
         faults=faults,
         save_every=save_every,
         resume=_checkpoints(resume),
-        testbed_bytes_per_s=parse_bandwidth(testbed) if testbed else None,
+        testbed_bytes_per_s=bandwidth,
         checks=check_every_step,
         timing=Timing(heartbeat_timeout_s=heartbeat, straggler_timeout_s=stall),
     )

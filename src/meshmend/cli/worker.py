@@ -83,6 +83,8 @@ def worker_command(
     - srun meshmend worker --coordinator 10.0.0.1:7000 --mesh 4x4 train.py
     """
     from meshmend.errors import InputError
+
+    begin = mesh_of(mesh, wrap, fail)
     from meshmend.launch.hosts import (
         address_toward,
         board_from,
@@ -91,7 +93,6 @@ def worker_command(
         secret_from,
     )
 
-    begin = mesh_of(mesh, wrap, fail)
     endpoint = endpoint_from(coordinator, "--coordinator")
     mine = chip_from(chip, os.environ, begin)
     boards = board_from(board, begin)

@@ -26,7 +26,7 @@ from meshmend.topology.failures import Chip
 _GRACE_S = 1.0  # for the cause of a failure to show itself, and for others to say their words
 
 # What DistributedDataParallel imports when it is first used: seconds, which no worker should pay.
-_PRELOAD = ("torch._dynamo.utils", "torch.distributed.rpc")
+_PRELOAD = ("torch._dynamo.utils", "torch.distributed.rpc", "meshmend.torch")
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from meshmend.execute.event_loop import load_event_loop
 from meshmend.execute.rank_program import RankProgram, rank_program
 from meshmend.execute.transport import ITEMSIZES, Task, task_of
 from meshmend.planning.plan import AUTO, plan
-from meshmend.schedule.hazards import Hazards, hazards_of
+from meshmend.planning.proof import prove
+from meshmend.schedule.hazards import Hazards
 from meshmend.schedule.spanning import broadcast, tree_sum
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.topology.mesh import Mesh
-from meshmend.verify.contributions import check_contributions
 
 SHORT_BYTES = 1 << 15  # up to here one tree is quicker than any way to cut the payload up
 RING_MESSAGE_BYTES = 1 << 18
@@ -59,18 +59,18 @@ def remember(mesh: Mesh, algorithm: str, kind: Kind, class_bytes: int, schedule:
     """Prove a schedule that was made elsewhere, and have `proved_schedule` return it.
 
     Raises:
-        VerificationError: it is wrong.
+        ProofError: it is wrong.
     """
-    _remembered[mesh, algorithm, kind, class_bytes] = _proved(schedule)
+    _remembered[mesh, algorithm, kind, class_bytes] = _proved(mesh, schedule)
 
 
 def _made(mesh: Mesh, algorithm: str, kind: Kind, class_bytes: int) -> Proved:
     if kind.name == "broadcast":
-        return _proved(broadcast(mesh, kind.root))
+        return _proved(mesh, broadcast(mesh, kind.root))
     if kind.name == "allreduce":
         if class_bytes <= SHORT_BYTES and algorithm == AUTO:
-            return _proved(tree_sum(mesh))
-        made = plan(mesh, algorithm, payload_bytes=class_bytes)
+            return _proved(mesh, tree_sum(mesh))
+        made = plan(mesh, algorithm, payload=class_bytes)
         return made.schedule, made.hazards
     try:
         made = plan(mesh, "ring-1d", collective=kind.name)
@@ -90,9 +90,9 @@ def payload_class(kind: Kind, n_bytes: int) -> int:
     return largest
 
 
-def _proved(schedule: Schedule) -> Proved:
-    check_contributions(schedule)
-    return schedule, hazards_of(schedule)
+def _proved(mesh: Mesh, schedule: Schedule) -> Proved:
+    """Return a schedule and its hazards; the routes, which no worker needs, are not kept."""
+    return schedule, prove(mesh, schedule).hazards
 
 
 def prepare(mesh: Mesh, algorithm: str) -> None:

@@ -6,6 +6,7 @@ The columns of the table are plain lists, so that any program can read them. Wha
 
 import json
 import secrets
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -13,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.errors import InputError, PlanFileError
+from meshmend.planning.target import Target
 from meshmend.planning.tree_choice import Pipeline
 from meshmend.schedule.table import Collective, Phase, Schedule, index_dtype
+from meshmend.topology.fabric import Fabric
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import mesh_words, parse_mesh
 
@@ -45,15 +48,20 @@ def plan_document(mesh: Mesh, schedule: Schedule) -> dict[str, Any]:
 
 
 class PlanFile(NamedTuple):
-    """What a plan file holds; the pipeline only if the plan names one."""
+    """What a plan file holds: `pipeline` is how to run the schedule on the target, if known."""
 
     mesh: Mesh
     schedule: Schedule
     pipeline: Pipeline | None = None
+    target: Target = Target()
 
 
 def write_plan(
-    path: Path, mesh: Mesh, schedule: Schedule, pipeline: Pipeline | None = None
+    path: Path,
+    mesh: Mesh,
+    schedule: Schedule,
+    pipeline: Pipeline | None = None,
+    target: Target | None = None,
 ) -> None:
     """Write a plan file; an earlier file of that name stays whole until the new one is there.
 
@@ -64,7 +72,9 @@ def write_plan(
     """
     document = plan_document(mesh, schedule)
     if pipeline is not None:
-        document["pipeline"] = {"slices": pipeline.slices, "skew": pipeline.skew}
+        document["pipeline"] = asdict(pipeline)
+    if target is not None:
+        document["target"] = asdict(target)
     text = json.dumps(document, separators=(",", ":")) + "\n"
     try:
         if path.exists() and not path.is_file():  # a pipe or a terminal has nothing to keep whole
@@ -82,7 +92,7 @@ def write_plan(
 
 
 def read_plan(path: Path) -> PlanFile:
-    """Return the mesh, the schedule and the pipeline of a plan file.
+    """Return what a plan file holds.
 
     Raises:
         PlanFileError: no such file, not a plan file, another version, or a damaged one.
@@ -101,7 +111,9 @@ def read_plan(path: Path) -> PlanFile:
             f"{VERSION}; plan again"
         )
     try:
-        return PlanFile(_mesh(document["mesh"]), _schedule(document), _pipeline(document))
+        return PlanFile(
+            _mesh(document["mesh"]), _schedule(document), _pipeline(document), _target(document)
+        )
     except KeyError as error:
         raise PlanFileError(f"{path} is damaged: {error} is missing") from None
     except (InputError, ValueError, TypeError, OverflowError, IndexError) as error:
@@ -125,6 +137,16 @@ def _pipeline(document: dict[str, Any]) -> Pipeline | None:
     if type(slices) is not int or slices < 1 or type(skew) not in {int, float} or not skew >= 0:
         raise ValueError(f"the pipeline needs slices from 1 and skew from 0 on, but got {entry!r}")
     return Pipeline(slices, float(skew))
+
+
+def _target(document: dict[str, Any]) -> Target:
+    entry = document.get("target")
+    if entry is None:
+        return Target()
+    fabric = Fabric(**entry["fabric"])
+    if not all(isinstance(text, str) for text in (fabric.name, fabric.source, fabric.usual_mesh)):
+        raise ValueError(f"the fabric needs its name and source as text, but got {fabric!r}")
+    return Target(float(entry["payload_bytes"]), fabric)
 
 
 def _schedule(document: dict[str, Any]) -> Schedule:

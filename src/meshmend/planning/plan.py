@@ -6,7 +6,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,25 +16,30 @@ from numpy.typing import NDArray
 
 from meshmend.errors import InputError, PlanFileError, UnsupportedError
 from meshmend.execute import reference
+from meshmend.limits.limit import Limit, limit
 from meshmend.planning.choose import choose, chosen_schedule
-from meshmend.planning.files import read_plan, write_plan
+from meshmend.planning.files import PlanFile, read_plan, write_plan
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
+from meshmend.planning.proof import prove
+from meshmend.planning.target import Payload, Target, collective_named
 from meshmend.planning.tree_choice import Pipeline
-from meshmend.routing.deadlock import check_deadlock_free
 from meshmend.routing.stretch import stretch_of
 from meshmend.schedule.algorithms import ALGORITHMS, algorithm
-from meshmend.schedule.hazards import Hazards, hazards_of
-from meshmend.schedule.placement import Placement, channel_loads, placed
+from meshmend.schedule.hazards import Hazards
+from meshmend.schedule.placement import Placement, channel_loads
+from meshmend.schedule.priority import delay_slices, remaining_hops
 from meshmend.schedule.table import Collective, Schedule
-from meshmend.topology.fabric import FABRICS, Fabric
+from meshmend.simulator.network_program import program_of
+from meshmend.simulator.rules import Simulation, simulate
+from meshmend.simulator.slices import best_slices
+from meshmend.topology.fabric import Fabric
 from meshmend.topology.failures import Chip
 from meshmend.topology.graph import largest_part, stranded
 from meshmend.topology.mesh import Mesh
-from meshmend.verify.contributions import Proof, check_contributions
-from meshmend.verify.hops import check_hops
+from meshmend.verify.contributions import Proof
 
 AUTO = "auto"
-TYPICAL_PAYLOAD_BYTES = 100e6  # gradients of a ResNet-50 in 32 bits
+_FEW_MESSAGES = 1 << 17  # of which a simulation takes about 20 ms, with its limit
 _N_STEPS = 5  # of a plan: build or read, hazards, route, verify, deadlock
 
 
@@ -43,8 +48,9 @@ class Plan:
     """A schedule that was proved right on the connected part of a mesh.
 
     `mesh` is what was asked for; `stranded` names its live chips that are cut off and take no
-    part; ranks are the chips of `placement.mesh`. `seconds` says how long each step took, and
-    `pipeline` in how many slices `auto` would run it.
+    part; ranks are the chips of `placement.mesh`. `target` is the payload and the fabric that the
+    plan was made for, `pipeline` how `auto` would run it there. `seconds` says how long each
+    step took.
     """
 
     mesh: Mesh
@@ -53,11 +59,16 @@ class Plan:
     placement: Placement
     hazards: Hazards
     proof: Proof
-    seconds: dict[str, float] = field(default_factory=dict)
+    target: Target
     pipeline: Pipeline | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        return f"<Plan for {self.mesh}: {self.schedule!r}, proved {self.proof.method}>"
+        what = f"{self.schedule.algorithm} {self.schedule.collective}"
+        return (
+            f"<Plan for {self.mesh}: {what} over {self.schedule.n_ranks} ranks, proved "
+            f"{self.proof.method}>"
+        )
 
     def run(self, arrays: Sequence[NDArray[Any]], *, combine: np.ufunc = np.add) -> list[Any]:
         """Return what each rank holds after the collective, computed in this process."""
@@ -65,7 +76,62 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Write the plan as a file that `load_plan` and `meshmend verify` read back."""
-        write_plan(Path(path), self.mesh, self.schedule, self.pipeline)
+        file = PlanFile(self.mesh, self.schedule, self.pipeline, self.target)
+        write_plan(Path(path), *file)
+
+    def predicted(
+        self, payload: Payload | None = None, fabric: Fabric | str | None = None
+    ) -> Simulation:
+        """Return what this plan costs by simulation: for its own payload and fabric, or for others.
+
+        Where `auto` chose it for these, it runs in the pipeline found then, else in the number
+        of slices that makes it fastest.
+
+            >>> plan(Mesh((4, 4)), "ring-1d").predicted("25MB", "tpu-v3").slices
+            2
+
+        Raises:
+            InputError: a payload that cannot be read, or a fabric that is not there.
+        """
+        target = self.target.but(payload, fabric)
+        return self._own_prediction if target == self.target else self._simulated(target, None)
+
+    def limit(self, payload: Payload | None = None, fabric: Fabric | str | None = None) -> Limit:
+        """Return the least time that any allreduce takes on the chips of this plan.
+
+            >>> mended = plan(Mesh((8, 8)).without("2x2@2,2"), payload="10MB")
+            >>> print(f"{mended.predicted().time_s / mended.limit().time_s:.2f} times the limit")
+            1.30 times the limit
+
+        Raises:
+            InputError: a plan of a half of an allreduce, for which no limit is proved; a payload
+                that cannot be read, or a fabric that is not there.
+        """
+        if self.schedule.collective is not Collective.ALLREDUCE:
+            raise InputError(
+                f"a limit is proved for an allreduce, but this is the plan of the collective "
+                f"{self.schedule.collective}; plan an allreduce"
+            )
+        target = self.target.but(payload, fabric)
+        return limit(self.placement.mesh, target.fabric, target.payload_bytes)
+
+    @cached_property
+    def _own_prediction(self) -> Simulation:
+        return self._simulated(self.target, self.pipeline)
+
+    def _simulated(self, target: Target, pipeline: Pipeline | None) -> Simulation:
+        routes = self.placement.routes
+        program = program_of(self.schedule, self.hazards, routes)
+        if pipeline is None:
+            return best_slices(program, target.fabric, payload_bytes=target.payload_bytes)
+        remaining = remaining_hops(self.schedule, self.hazards, routes)
+        return simulate(
+            program,
+            target.fabric,
+            payload_bytes=target.payload_bytes,
+            slices=pipeline.slices,
+            delay_slices=delay_slices(remaining, pipeline.skew),
+        )
 
     @cached_property
     def channel_loads(self) -> NDArray[np.float64]:
@@ -73,7 +139,10 @@ class Plan:
         return channel_loads(self.schedule, self.placement.routes)
 
     def summary(self) -> dict[str, Any]:
-        """Return the figures of the plan as a JSON value."""
+        """Return the figures of the plan as a JSON value.
+
+        The predicted time is None where to simulate it would take long.
+        """
         routes = self.placement.routes
         stretch = stretch_of(self.placement.mesh, routes)
         return {
@@ -93,8 +162,19 @@ class Plan:
             "max_link_load": float(self.channel_loads.max(initial=0.0)),
             "slices": self.pipeline and self.pipeline.slices,
             "skew": self.pipeline and self.pipeline.skew,
+            "payload_bytes": self.target.payload_bytes,
+            "fabric": self.target.fabric.name,
+            **self._predicted_figures(),
             "seconds": self.seconds,
         }
+
+    def _predicted_figures(self) -> dict[str, float | None]:
+        predicted_s = limit_s = None
+        if self.pipeline and self.pipeline.slices * self.schedule.n_rows <= _FEW_MESSAGES:
+            predicted_s = self.predicted().time_s
+            if self.schedule.collective is Collective.ALLREDUCE:
+                limit_s = self.limit().time_s
+        return {"predicted_s": predicted_s, "limit_s": limit_s}
 
 
 def mesh_summary(mesh: Mesh, cut_off: Sequence[Chip]) -> dict[str, Any]:
@@ -114,34 +194,46 @@ def plan(
     algorithm: str = AUTO,
     *,
     collective: str | Collective = Collective.ALLREDUCE,
-    payload_bytes: float = TYPICAL_PAYLOAD_BYTES,
-    fabric: Fabric = FABRICS["reference"],
+    payload: Payload | None = None,
+    fabric: Fabric | str | None = None,
     cache_dir: Path | None = None,
     progress: ProgressCallback = no_progress,
 ) -> Plan:
     """Return a proved plan for the largest connected part of a mesh.
 
-    `auto` takes the algorithm that is fastest for this payload on this fabric; what it found is
-    kept in `cache_dir`, if given. `progress` is told each step as it begins.
+    `auto` takes the algorithm that is fastest for this payload (bytes, or words such as "25MB";
+    100 MB if not given) on this fabric (one of your own, or the name of a preset; `reference` if
+    not given). What it found is kept in `cache_dir`, if given. `progress` is told each step as it
+    begins.
+
+        >>> plan(Mesh((4, 4)).without("2x2@0,2"), payload="25MB", fabric="tpu-v3")
+        <Plan for 4x4 less 2x2@0,2: trees allreduce over 12 ranks, proved exact>
 
     Raises:
-        InputError: an unknown algorithm or collective, or a mesh that the algorithm does not do;
-            the message then names one that will.
+        InputError: an unknown algorithm, collective or fabric, a payload that cannot be read, or
+            a mesh that the algorithm does not do; the message then names one that will.
     """
-    wanted = _collective(collective)
+    wanted = collective_named(collective)
+    target = Target().but(payload, fabric)
     halves = ProgressShares(progress, 2)
     steps = _Steps(halves.of(1) if algorithm == AUTO else progress)
     part = largest_part(mesh)
     pipeline = None
     if algorithm == AUTO:
         with steps.timed("choose"):
-            choice = choose(part, fabric, payload_bytes, cache_dir=cache_dir, progress=halves.of(0))
+            choice = choose(
+                part,
+                target.fabric,
+                target.payload_bytes,
+                cache_dir=cache_dir,
+                progress=halves.of(0),
+            )
         with steps.timed("build"):
             schedule, pipeline = chosen_schedule(part, choice, wanted), choice.pipeline
     else:
         with steps.timed("build"):
             schedule = _built(part, algorithm, wanted)
-    return replace(_proved(mesh, part, schedule, steps), pipeline=pipeline)
+    return _proved(PlanFile(mesh, schedule, pipeline, target), part, steps)
 
 
 def load_plan(
@@ -149,13 +241,18 @@ def load_plan(
 ) -> Plan:
     """Return the plan of a file, proved anew; given a mesh, it must be the plan's own.
 
+        >>> plan(Mesh((2, 2)), "ring-1d").save("plan.json")
+        >>> load_plan("plan.json").proof.method
+        'exact'
+
     Raises:
         PlanFileError: a file that cannot be read, or that is for another mesh.
         ProofError: the plan is wrong.
     """
     steps = _Steps(progress)
     with steps.timed("read"):
-        own, schedule, pipeline = read_plan(Path(path))
+        file = read_plan(Path(path))
+    own, schedule = file.mesh, file.schedule
     if mesh is not None and mesh != own:
         raise PlanFileError(f"{path} is a plan for the mesh {own}, but got {mesh}; plan again")
     part = largest_part(own)
@@ -164,7 +261,7 @@ def load_plan(
             f"{path} is damaged: it has {schedule.n_ranks} ranks, but its mesh {own} has "
             f"{part.n_live} connected live chips"
         )
-    return replace(_proved(own, part, schedule, steps), pipeline=pipeline)
+    return _proved(file, part, steps)
 
 
 def supported(mesh: Mesh) -> Iterator[str]:
@@ -185,26 +282,19 @@ def _built(part: Mesh, name: str, collective: Collective) -> Schedule:
         raise UnsupportedError(f"{error}; '{other}' will do it") from None
 
 
-def _proved(mesh: Mesh, part: Mesh, schedule: Schedule, steps: "_Steps") -> Plan:
-    with steps.timed("hazards"):
-        hazards = hazards_of(schedule)
-    with steps.timed("route"):
-        placement = placed(part, schedule)
-    with steps.timed("verify"):
-        proof = check_contributions(schedule)
-        check_hops(schedule, placement)
-    with steps.timed("deadlock"):
-        check_deadlock_free(part, placement.routes)
-    return Plan(mesh, stranded(mesh), schedule, placement, hazards, proof, steps.seconds)
-
-
-def _collective(name: str | Collective) -> Collective:
-    try:
-        return Collective(name)
-    except ValueError:
-        raise InputError(
-            f"there is no collective {name!r}; choose one of {', '.join(Collective)}"
-        ) from None
+def _proved(file: PlanFile, part: Mesh, steps: "_Steps") -> Plan:
+    proved = prove(part, file.schedule, step=steps.timed)
+    return Plan(
+        mesh=file.mesh,
+        stranded=stranded(file.mesh),
+        schedule=file.schedule,
+        placement=proved.placement,
+        hazards=proved.hazards,
+        proof=proved.proof,
+        target=file.target,
+        pipeline=file.pipeline,
+        seconds=steps.seconds,
+    )
 
 
 class _Steps:

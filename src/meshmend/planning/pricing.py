@@ -6,10 +6,11 @@ Knows every named algorithm and, for comparison, what people do instead on a bro
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from meshmend.errors import InputError, UnsupportedError
+from meshmend.errors import UnsupportedError
 from meshmend.planning.progress import ProgressCallback, no_progress
 from meshmend.planning.tree_choice import Pipeline, TreeShape
 from meshmend.planning.tree_pricing import Trees, best_trees
+from meshmend.schedule.algorithm_names import check_algorithm_name
 from meshmend.schedule.algorithms import ALGORITHMS, algorithm
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
@@ -112,11 +113,9 @@ def supported_names(mesh: Mesh) -> Iterator[str]:
 
 def checked_names(names: Iterable[str]) -> list[str]:
     """Return the names as a list if all of them exist."""
-    known = [*ALGORITHMS, *BASELINES]
     wanted = list(names)
     for name in wanted:
-        if name not in known:
-            raise InputError(f"there is no algorithm {name!r}; choose of {', '.join(known)}")
+        check_algorithm_name(name, (*ALGORITHMS, *BASELINES))
     return wanted
 
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from meshmend.errors import InputError
 from meshmend.overlay.pairs import fault_tolerant_layout, row_pair_layout
 from meshmend.overlay.rings import hamiltonian_ring, line_rings
+from meshmend.schedule.algorithm_names import check_algorithm_name
 from meshmend.schedule.ft_two_d import ft_two_d
 from meshmend.schedule.ring_builders import rank_ring, ring_1d, row_pair, two_d
 from meshmend.schedule.table import Collective, Schedule
@@ -96,6 +96,5 @@ def algorithm(name: str) -> Algorithm:
     Raises:
         InputError: there is none; the message lists those there are.
     """
-    if name not in ALGORITHMS:
-        raise InputError(f"there is no algorithm {name!r}; choose one of {', '.join(ALGORITHMS)}")
+    check_algorithm_name(name)
     return ALGORITHMS[name]

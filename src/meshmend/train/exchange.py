@@ -20,7 +20,7 @@ from meshmend.planning.catalogue import Catalogue, Kind
 from meshmend.planning.plan import AUTO
 from meshmend.planning.plan_cache import load_or_make_plans
 from meshmend.planning.plan_request import SumSizes
-from meshmend.schedule.hazards import hazards_of
+from meshmend.planning.proof import prove
 from meshmend.schedule.spanning import spread
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
@@ -143,7 +143,8 @@ class Exchange:
         """
         ranks = [self.mesh.rank_of[chip] for chip in holders]
         schedule = spread(self.mesh, ranks)
-        program = self._seated(rank_program(schedule, hazards_of(schedule), self.rank))
+        hazards = prove(self.mesh, schedule, replicas=ranks).hazards
+        program = self._seated(rank_program(schedule, hazards, self.rank))
         size = np.array([0 if payload is None else len(payload)], dtype=np.int64)
         self._run(task_of(program, _SIZE_BYTES, dtype="uint8"), size.view(np.uint8))
         if payload is None:

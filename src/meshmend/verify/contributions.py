@@ -3,7 +3,8 @@
 Runs the table row after row, as its meaning says, on counters instead of numbers. At the start
 rank r holds its own contribution once. At the end every cell that the collective promises must
 hold what it promises exactly once, and nothing else: a contribution that arrives twice is as
-wrong as one that is missing.
+wrong as one that is missing. In an all-gather some ranks may be **replicas**: they hold at the
+start what each chunk's owner holds, so that a copy of theirs is as good as the owner's own.
 
 Small schedules are counted exactly. In large ones each cell holds how many contributions it
 has, and their sum modulo the prime 2^61 - 1 with a random weight per rank. A cell with the
@@ -11,13 +12,14 @@ right number has no count that wraps around, so that one whose counts are wrong 
 probability 1 / (2^61 - 1), and a wrong schedule, which has such a cell, with no more.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.errors import VerificationError
+from meshmend.errors import InputError, VerificationError
 from meshmend.kernels import plain_kernel
 from meshmend.schedule.table import COPY, Collective, Schedule
 
@@ -35,7 +37,13 @@ class Proof:
     error_probability: float
 
 
-def check_contributions(schedule: Schedule, *, exact: bool | None = None, seed: int = 0) -> Proof:
+def check_contributions(
+    schedule: Schedule,
+    *,
+    replicas: Sequence[int] = (),
+    exact: bool | None = None,
+    seed: int = 0,
+) -> Proof:
     """Return the proof that the schedule keeps its collective's promise.
 
     Counts exactly or by fingerprint as asked, or else exactly where that is quick. The weights
@@ -43,23 +51,43 @@ def check_contributions(schedule: Schedule, *, exact: bool | None = None, seed: 
 
     Raises:
         VerificationError: names a rank, a chunk, and what is missing or there too often.
+        InputError: replicas that are no ranks, or that would be counted in a sum.
     """
+    _check_replicas(schedule, replicas)
     if exact is None:
         exact = schedule.n_ranks * schedule.n_chunks * schedule.n_ranks <= EXACT_COUNTERS
-    wrong = _wrong_cell_exactly(schedule) if exact else _wrong_cell_by_fingerprint(schedule, seed)
+    if exact:
+        wrong = _wrong_cell_exactly(schedule, replicas)
+    else:
+        wrong = _wrong_cell_by_fingerprint(schedule, replicas, seed)
     if wrong is not None:
-        raise VerificationError(_diagnosis(schedule, *wrong))
+        raise VerificationError(_diagnosis(schedule, replicas, *wrong))
     return Proof("exact", 0.0) if exact else Proof("fingerprint", 1 / PRIME)
 
 
-def contribution_counts(schedule: Schedule, chunk: int) -> NDArray[np.uint8]:
+def contribution_counts(
+    schedule: Schedule, chunk: int, *, replicas: Sequence[int] = ()
+) -> NDArray[np.uint8]:
     """Return how often each rank (first axis) ends with each rank's data of one chunk.
 
-    Counts of 255 mean 255 or more.
+    Counts of 255 mean 255 or more. What a replica holds counts as the owner's.
     """
     counts = np.eye(schedule.n_ranks, dtype=np.uint8)[:, None, :]
+    counts[list(replicas), 0] = counts[schedule.owners[chunk], 0]
     _count(_columns(schedule), chunk, counts)
     return counts[:, 0]
+
+
+def _check_replicas(schedule: Schedule, replicas: Sequence[int]) -> None:
+    if replicas and schedule.collective is not Collective.ALL_GATHER:
+        raise InputError(
+            f"replicas need an all-gather, but {schedule.algorithm} is of the collective "
+            f"{schedule.collective}: in a sum every rank counts for itself"
+        )
+    if not all(0 <= rank < schedule.n_ranks for rank in replicas):
+        raise InputError(
+            f"replicas need to be ranks below {schedule.n_ranks}, but got {list(replicas)}"
+        )
 
 
 def _columns(schedule: Schedule) -> tuple[NDArray[np.unsignedinteger], ...]:
@@ -77,23 +105,24 @@ def _promised(schedule: Schedule, rank: int, chunk: int) -> NDArray[np.uint8] | 
     return np.ones(schedule.n_ranks, dtype=np.uint8)
 
 
-def _wrong_cell_exactly(schedule: Schedule) -> tuple[int, int] | None:
+def _wrong_cell_exactly(schedule: Schedule, replicas: Sequence[int]) -> tuple[int, int] | None:
     n_ranks, n_chunks = schedule.n_ranks, schedule.n_chunks
     counts = np.zeros((n_ranks, n_chunks, n_ranks), dtype=np.uint8)
     counts[np.arange(n_ranks), :, np.arange(n_ranks)] = 1
+    owned = schedule.owners[:, None] == np.arange(n_ranks)
+    counts[list(replicas)] = owned
     _count(_columns(schedule), 0, counts)
-    if schedule.collective is Collective.ALL_GATHER:
-        wanted = schedule.owners[:, None] == np.arange(n_ranks)
-        wrong = np.any(counts != wanted, axis=2)
-    else:
-        wrong = np.any(counts != 1, axis=2)
-    return _first_promised(schedule, wrong)
+    wanted = owned if schedule.collective is Collective.ALL_GATHER else np.True_
+    return _first_promised(schedule, np.any(counts != wanted, axis=2))
 
 
-def _wrong_cell_by_fingerprint(schedule: Schedule, seed: int) -> tuple[int, int] | None:
+def _wrong_cell_by_fingerprint(
+    schedule: Schedule, replicas: Sequence[int], seed: int
+) -> tuple[int, int] | None:
     weights = np.random.default_rng(seed).integers(PRIME, size=schedule.n_ranks, dtype=np.uint64)
     cells = np.empty((schedule.n_ranks, schedule.n_chunks), dtype=np.uint64)
     cells[:] = weights[:, None]
+    cells[list(replicas)] = weights[schedule.owners]
     totals = np.ones(cells.shape, dtype=np.uint32)
     _fingerprint(_columns(schedule), cells, totals)
     if schedule.collective is Collective.ALL_GATHER:
@@ -114,8 +143,8 @@ def _first_promised(schedule: Schedule, wrong: NDArray[np.bool_]) -> tuple[int, 
     return int(rank), int(chunk)
 
 
-def _diagnosis(schedule: Schedule, rank: int, chunk: int) -> str:
-    counts = contribution_counts(schedule, chunk)[rank]
+def _diagnosis(schedule: Schedule, replicas: Sequence[int], rank: int, chunk: int) -> str:
+    counts = contribution_counts(schedule, chunk, replicas=replicas)[rank]
     promised = _promised(schedule, rank, chunk)
     assert promised is not None, "only promised cells are found wrong"
     missing = np.nonzero(counts < promised)[0]

@@ -10,12 +10,9 @@ import torch
 
 from meshmend.errors import InputError
 from meshmend.workloads.bert import full_bert, tiny_bert
+from meshmend.workloads.model_names import check_model_names
 from meshmend.workloads.resnet import full_resnet, tiny_resnet
 from meshmend.workloads.workload import Workload
-
-MODELS = ("resnet", "bert")
-SIZES = ("tiny", "full")
-NORMS = ("batch", "group")
 
 
 def workload(
@@ -29,13 +26,7 @@ def workload(
     Raises:
         InputError: an unknown name, data that cannot be used, or a package that is missing.
     """
-    for what, name, names in (
-        ("model", model, MODELS),
-        ("size", size, SIZES),
-        ("norm", norm, NORMS),
-    ):
-        if name not in names:
-            raise InputError(f"a {what} is one of {', '.join(names)}, but got {name!r}")
+    check_model_names(model, size, norm)
     try:
         if model == "bert":
             return (tiny_bert if size == "tiny" else full_bert)(data, seed=seed)

@@ -1,0 +1,71 @@
+"""The one way to prove a schedule: nothing is planned, measured or run that did not pass here.
+
+Knows schedules and meshes; not where a schedule comes from, nor what becomes of it.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from meshmend.routing.deadlock import check_deadlock_free
+from meshmend.schedule.hazards import Hazards, hazards_of
+from meshmend.schedule.placement import Placement, placed
+from meshmend.schedule.table import Schedule
+from meshmend.topology.mesh import Mesh
+from meshmend.verify.contributions import Proof, check_contributions
+from meshmend.verify.hops import check_hops
+
+Step = Callable[[str], AbstractContextManager[object]]  # is entered for each named step
+
+
+@dataclass(frozen=True, eq=False)
+class ProvedSchedule:
+    """A schedule that was proved right on a connected mesh, and what was derived on the way."""
+
+    schedule: Schedule
+    placement: Placement
+    hazards: Hazards
+    proof: Proof
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh whose live chips are the ranks."""
+        return self.placement.mesh
+
+
+def prove(
+    mesh: Mesh, schedule: Schedule, *, replicas: Sequence[int] = (), step: Step = nullcontext
+) -> ProvedSchedule:
+    """Return a schedule with its proof: contributions, hops, and freedom from deadlock.
+
+    In an all-gather, `replicas` are ranks that hold at the start what the chunks' owners hold.
+    Each of the steps `hazards`, `route`, `verify` and `deadlock` runs inside `step(name)`.
+
+    Raises:
+        InputError: the mesh has more or fewer live chips than the schedule has ranks.
+        VerificationError: a rank ends with the wrong data, or a hop is dead.
+        DeadlockError: routes can wait for each other in a circle.
+    """
+    with step("hazards"):
+        hazards = hazards_of(schedule)
+    with step("route"):
+        placement = placed(mesh, schedule)
+    with step("verify"):
+        proof = check_contributions(schedule, replicas=replicas)
+        check_hops(schedule, placement)
+    with step("deadlock"):
+        check_deadlock_free(mesh, placement.routes)
+    return ProvedSchedule(schedule, placement, hazards, proof)
+
+
+def check_probe(mesh: Mesh, schedule: Schedule) -> None:
+    """Prove of a schedule that sums nothing that its messages cross live links and cannot deadlock.
+
+    What measures links promises nobody any data, so there are no contributions to count.
+
+    Raises:
+        InputError, VerificationError, DeadlockError: as `prove` does.
+    """
+    placement = placed(mesh, schedule)
+    check_hops(schedule, placement)
+    check_deadlock_free(mesh, placement.routes)

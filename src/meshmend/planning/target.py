@@ -1,0 +1,57 @@
+"""What a plan is made for: a collective, and a payload on a fabric, as a user names them."""
+
+import math
+from dataclasses import dataclass
+
+from meshmend.errors import InputError
+from meshmend.schedule.table import Collective
+from meshmend.topology.fabric import FABRICS, Fabric
+from meshmend.topology.fabric import fabric as fabric_named
+from meshmend.units import parse_bytes
+
+Payload = float | str  # bytes per chip, or words such as "100MB"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A payload on a fabric; usually the gradients of a ResNet-50 in 32 bits, on round figures."""
+
+    payload_bytes: float = 100e6
+    fabric: Fabric = FABRICS["reference"]
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.payload_bytes) and self.payload_bytes >= 0):
+            raise InputError(f"a payload needs to be 0 bytes or more, but got {self.payload_bytes}")
+
+    def but(self, payload: Payload | None, fabric: Fabric | str | None) -> "Target":
+        """Return this target with another payload or fabric, where one is given.
+
+        Raises:
+            InputError: a payload that cannot be read, or a fabric that is not there.
+        """
+        return Target(
+            self.payload_bytes if payload is None else _bytes_of(payload),
+            self.fabric if fabric is None else _fabric_of(fabric),
+        )
+
+
+def collective_named(name: str | Collective) -> Collective:
+    """Return the collective of this name.
+
+    Raises:
+        InputError: there is none; the message lists those there are.
+    """
+    try:
+        return Collective(name)
+    except ValueError:
+        raise InputError(
+            f"there is no collective {name!r}; choose one of {', '.join(Collective)}"
+        ) from None
+
+
+def _bytes_of(payload: Payload) -> float:
+    return parse_bytes(payload) if isinstance(payload, str) else payload
+
+
+def _fabric_of(fabric: Fabric | str) -> Fabric:
+    return fabric_named(fabric) if isinstance(fabric, str) else fabric

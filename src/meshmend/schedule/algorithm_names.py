@@ -1,0 +1,14 @@
+"""The names of the algorithms, without what builds them: the command line checks one at once."""
+
+from collections.abc import Iterable
+
+from meshmend.errors import InputError
+
+ALGORITHM_NAMES = ("trees", "ring-1d", "two-d", "row-pair", "ft-two-d", "rank-ring")
+BASELINE_NAMES = ("sub-mesh", "drop-lines")  # what people do instead on a broken mesh
+
+
+def check_algorithm_name(name: str, known: Iterable[str] = ALGORITHM_NAMES) -> None:
+    """Raise InputError unless the name is one of the known ones; the message lists them."""
+    if name not in known:
+        raise InputError(f"there is no algorithm {name!r}; choose one of {', '.join(known)}")

@@ -1,0 +1,118 @@
+"""`simulate` and `limit` as users call them, and what a plan says of itself."""
+
+import doctest
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import meshmend
+from meshmend import Fabric, Mesh, limit, load_plan, plan, simulate
+from meshmend.errors import InputError
+from meshmend.limits.limit import limit as limit_of_mesh
+from meshmend.planning.comparison import compared
+from meshmend.planning.target import Target
+from meshmend.topology.fabric import FABRICS
+from meshmend.topology.graph import largest_part
+
+HOLE = Mesh((4, 4)).without("2x2@0,2")
+CUT = Mesh((4, 4)).without("0,1", "1,0")
+OWN = Fabric("own", 1e9, hop_latency_s=1e-6, message_overhead_s=0.0)
+
+
+@pytest.mark.parametrize(
+    "module", ["meshmend", "meshmend.planning.plan", "meshmend.planning.performance"]
+)
+def test_the_examples_of_the_docstrings_print_what_they_say(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    found = doctest.testmod(import_module(module))
+
+    assert found.attempted
+    assert not found.failed
+
+
+@pytest.mark.parametrize("mesh", [HOLE, CUT, Mesh((2, 3))])
+def test_a_mesh_costs_what_its_fastest_plan_costs(mesh: Mesh) -> None:
+    part = largest_part(mesh)
+    price = compared(mesh, FABRICS["tpu-v3"], 1e6, ["auto"]).prices[0]
+
+    by_words, by_number = simulate(mesh, "1MB", "tpu-v3"), simulate(mesh, 1e6, FABRICS["tpu-v3"])
+
+    assert by_words.time_s == by_number.time_s == price.time_s
+    least = limit(mesh, "1MB", "tpu-v3").time_s
+    assert least == limit_of_mesh(part, FABRICS["tpu-v3"], 1e6).time_s <= by_words.time_s
+
+
+def test_a_plan_is_priced_for_what_it_was_made_for_unless_told_otherwise() -> None:
+    mended = plan(HOLE, payload="1MB", fabric=OWN)
+    assert mended.pipeline is not None
+
+    own = mended.predicted()
+    other = simulate(mended, "10MB", "tpu-v3")
+
+    assert (own.payload_bytes, own.fabric, own.slices) == (1e6, OWN, mended.pipeline.slices)
+    assert simulate(mended) is own
+    assert (other.payload_bytes, other.fabric) == (1e7, FABRICS["tpu-v3"])
+    assert limit(mended).time_s == mended.limit("1MB", OWN).time_s <= own.time_s
+
+
+def test_a_plan_of_a_named_algorithm_runs_in_the_slices_that_are_best() -> None:
+    rings = plan(HOLE, "ft-two-d")
+
+    assert rings.pipeline is None
+    price = compared(HOLE, FABRICS["reference"], 100e6, ["ft-two-d"]).prices[0]
+    assert rings.predicted().time_s == price.time_s
+
+
+def test_the_summary_says_the_predicted_time_and_the_limit_where_that_is_quick() -> None:
+    mended = plan(HOLE, payload="1MB")
+    facts, half = mended.summary(), plan(HOLE, collective="all-gather", payload="1MB").summary()
+
+    assert (facts["payload_bytes"], facts["fabric"]) == (1e6, "reference")
+    assert facts["predicted_s"] == mended.predicted().time_s
+    assert facts["limit_s"] == mended.limit().time_s
+    assert half["predicted_s"] > 0
+    assert half["limit_s"] is None
+    assert plan(HOLE, "ring-1d").summary()["predicted_s"] is None
+
+
+def test_a_file_keeps_what_the_plan_was_made_for(tmp_path: Path) -> None:
+    mended = plan(HOLE, payload="1MB", fabric=OWN)
+    mended.save(tmp_path / "plan.json")
+
+    loaded = load_plan(tmp_path / "plan.json")
+
+    assert loaded.target == mended.target == Target(1e6, OWN)
+    assert loaded.predicted().time_s == mended.predicted().time_s
+
+
+@pytest.mark.parametrize(
+    ("payload", "fabric", "message"),
+    [
+        ("foo", None, "a size needs a number and a unit, but got 'foo'"),
+        (-1, None, "a payload needs to be 0 bytes or more, but got -1"),
+        (float("nan"), None, "a payload needs to be 0 bytes or more, but got nan"),
+        (None, "abacus", "one of reference, .* but got 'abacus'"),
+    ],
+)
+def test_a_payload_or_fabric_that_is_none_is_refused(
+    payload: float | str | None, fabric: str | None, message: str
+) -> None:
+    for ask in (plan(HOLE, "rank-ring").predicted, plan(HOLE, "rank-ring").limit):
+        with pytest.raises(InputError, match=message):
+            ask(payload, fabric)
+    for call in (simulate, limit):
+        with pytest.raises(meshmend.MeshmendError, match=message):
+            call(HOLE, payload, fabric)
+    with pytest.raises(InputError, match=message):
+        plan(HOLE, payload=payload, fabric=fabric)
+
+
+def test_no_limit_is_claimed_for_half_an_allreduce() -> None:
+    half = plan(HOLE, "ring-1d", collective="reduce-scatter")
+
+    with pytest.raises(InputError, match="but this is the plan of the collective reduce-scatter"):
+        limit(half)
