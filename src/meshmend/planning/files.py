@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.errors import InputError, PlanFileError
-from meshmend.planning.tree_choice import Pipeline
+from meshmend.planning.tree_formula import Pipeline
 from meshmend.schedule.table import Collective, Phase, Schedule, index_dtype
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import mesh_words, parse_mesh

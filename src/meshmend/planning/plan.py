@@ -19,7 +19,7 @@ from meshmend.execute import reference
 from meshmend.planning.choose import choose, chosen_schedule
 from meshmend.planning.files import read_plan, write_plan
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
-from meshmend.planning.tree_choice import Pipeline
+from meshmend.planning.tree_formula import Pipeline
 from meshmend.routing.deadlock import check_deadlock_free
 from meshmend.routing.stretch import stretch_of
 from meshmend.schedule.algorithms import ALGORITHMS, algorithm
