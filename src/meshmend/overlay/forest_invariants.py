@@ -71,8 +71,8 @@ def _checked_parents(forest: Forest) -> Ints:
         raise VerificationError(f"tree {k} needs one root, but has {n_roots[k]}")
     behind = forest.ways[np.arange(len(port))[:, None], port, NEIGHBOR]
     parents: Ints = np.where(port >= 0, behind, np.int32(-1))
-    if (wrong := np.argwhere((port >= 0) & (parents < 0))).size:
-        rank, k = wrong[0]
+    if (dangling := np.argwhere((port >= 0) & (parents < 0))).size:
+        rank, k = dangling[0]
         raise VerificationError(
             f"rank {rank} of tree {k} needs a neighbour behind its port {port[rank, k]}, but "
             f"there is none"

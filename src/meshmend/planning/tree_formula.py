@@ -12,10 +12,6 @@ from meshmend.topology.fabric import Fabric
 
 MOST_SLICES = 1024  # twice what any payload up to 1 GB has used on the meshes of the benchmark
 
-# For each hop by which a row is nearer to the end of its chain than the farthest row, it waits
-# this many hops' time longer. Found by trying (`benchmarks/tune_trees.py`).
-USUAL_DELAY_HOPS_PER_HOP = 1.25
-
 
 @dataclass(frozen=True)
 class TreeFigures:
@@ -94,9 +90,7 @@ class TreeFormula:
         hop_s, interval_s = self._hop_and_interval_s(slices)
         return int(slices * interval_s / hop_s)
 
-    def pipeline(
-        self, slices: int, delay_hops_per_hop: float = USUAL_DELAY_HOPS_PER_HOP
-    ) -> Pipeline:
+    def pipeline(self, slices: int, delay_hops_per_hop: float) -> Pipeline:
         """Return a pipeline whose delay per hop, in slices, takes so many hops' time."""
         slices = max(1, slices)
         hop_s, interval_s = self._hop_and_interval_s(slices)

@@ -27,9 +27,11 @@ _SLICES_BEYOND_FULL = 8  # simulated after as many as fill the pipeline (tuned)
 # times in its direction. (tuned)
 _SLICE_FACTORS = (1.1, 0.91, 1.04, 0.96)
 _MOST_STEPS_PER_FACTOR = 3
-# Delays to try after the usual one, in hops' time for each hop. Without delay a long pipeline
-# drifts apart, which its first slices do not show: so none below 1 where only those are
-# simulated. (tuned)
+# For each hop by which a row is nearer to the end of its chain than the farthest row, it waits
+# this many hops' time longer. (tuned)
+USUAL_DELAY_HOPS_PER_HOP = 1.25
+# Delays to try after that one. Without delay a long pipeline drifts apart, which its first slices
+# do not show: so none below 1 where only those are simulated. (tuned)
 _OTHER_DELAYS_HOPS_PER_HOP = (1.0, 1.6, 0.5, 0.0)
 _OTHER_DELAYS_IF_ESTIMATED = (1.0, 1.6)
 
@@ -88,7 +90,7 @@ class _PipelineSearch:
         formula, slices = self._formula(trees), self.request.slices
         if slices is None and trees.shape.window is not None:
             slices = formula.slices_within(trees.shape.window)
-        return formula.pipeline(slices or formula.best_slices())
+        return formula.pipeline(slices or formula.best_slices(), USUAL_DELAY_HOPS_PER_HOP)
 
     def first_try(self, trees: Trees) -> tuple[float, Trees, Pipeline]:
         """Return about what trees cost, pipelined as the formula has it."""
@@ -108,7 +110,7 @@ class _PipelineSearch:
             for _ in range(_MOST_STEPS_PER_FACTOR):
                 slices = round(pipeline.slices * factor)
                 slices += slices == pipeline.slices and (1 if factor > 1 else -1)
-                other = formula.pipeline(slices)
+                other = formula.pipeline(slices, USUAL_DELAY_HOPS_PER_HOP)
                 if not (1 <= slices <= MOST_SLICES and self._is_affordable(trees, other)):
                     break
                 other_s = self.estimated_s(trees, other)
