@@ -35,19 +35,20 @@ from meshmend.overlay.tree_forest import (
 )
 from meshmend.topology.figures import MeshFigures
 
-# All found by trying; `benchmarks/tune_trees.py` varies those that say so.
+# Found by trying. Losses and gains are what `benchmarks/tune_trees.py` finds on small meshes.
 #
-# Hops by which a tree may be deeper than the radius. With two, balanced trees are faster.
+# Hops by which a tree may be deeper than the radius. None loses up to 8 %, two gain nothing.
 _MOST_SLACK_HOPS = 1
-_ATTEMPTS_PER_DEPTH = 10  # each with other roots (tuned)
-# Moves that one attempt may try: 2^22 / ranks, so that an attempt takes as long on every mesh
-# (a move's time grows with the ranks), but 2^12 at least, and 2^10 a rank at most. (tuned)
+# Each attempt has other roots. 3 lose up to 9 %; 30 gain up to 1.4 % in 1.4 times the time.
+_ATTEMPTS_PER_DEPTH = 10
+# Moves that one attempt may try: 2^22 / ranks, so more on small meshes, but 2^12 at least and
+# 2^10 a rank at most. Four times as many gain nothing.
 _MOVES_TIMES_RANKS = 1 << 22
 _LEAST_MOVES = 1 << 12
 _MOST_MOVES_PER_RANK = 1 << 10
-_MOVES_PER_LOOK = 64  # after so many moves the late channels are listed anew (tuned)
+_MOVES_PER_LOOK = 64  # after so many moves the late channels are listed anew
 # Simulated annealing at one temperature: a move that makes channels later by so many hops is
-# still made once in e times, for the sake of later moves. (tuned)
+# still made once in e times, for the sake of later moves.
 _TEMPERATURE_HOPS = 1.0
 _ROUNDING_HOPS = 0.01  # windows are fractions, so their sums are off by less than this
 

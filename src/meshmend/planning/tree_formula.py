@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from meshmend.topology.fabric import Fabric
 
-MOST_SLICES = 1024  # twice what any payload up to 1 GB has used on the meshes of the benchmark
+MOST_SLICES = 1024  # the most that `benchmarks/trees.py` has used is 652
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from meshmend.topology.fabric import Fabric
 MAX_SLICES = 512
 MAX_MESSAGES = 16_000_000
 
-# Both found by trying; `benchmarks/tune_trees.py` varies them.
+# Both found by trying; `benchmarks/tune_trees.py` varies them, for one ring through all ranks.
 #
 # Up to this number of slices time goes up and down with their number, so one attempt that brings
 # nothing says little: it takes two to end the search.
