@@ -9,16 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshmend.errors import TopologyError
-from meshmend.overlay.tree_disjoint import fewest_links
 from meshmend.overlay.tree_packing import TreePacking, disjoint_packing, tree_packing
-from meshmend.planning.tree_choice import TreeShape, disjoint_shapes, likely_time_s
-from meshmend.planning.tree_plan import proved_tree_plan
-from meshmend.planning.tree_pricing import best_trees, trees_of
+from meshmend.planning.packed_trees import TreeShape, trees_of
+from meshmend.planning.tree_finalists import disjoint_shapes
+from meshmend.planning.tree_formula import PipelineRequest, TreeFormula
+from meshmend.planning.tree_search import best_trees
 from meshmend.schedule.table import Collective
+from meshmend.schedule.trees import tree_schedule
 from meshmend.topology.fabric import fabric
-from meshmend.topology.graph import radius
+from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
+from meshmend.verify.contributions import check_contributions
 from strategies import connected_meshes
 
 REFERENCE = fabric("reference")
@@ -80,11 +82,12 @@ def test_no_channel_carries_two_trees_one_way_and_none_is_late(
 
     if packing is None:
         return
-    assert packing.n_trees == fewest_links(mesh)
+    figures = mesh_figures(mesh)
+    assert packing.n_trees == figures.min_degree
     assert packing.most_trees_up == 1
-    assert packing.depth <= radius(mesh) + 1
-    assert latest_end(packing, window) <= 2 * (radius(mesh) + 1) + window + 3
-    proved_tree_plan(mesh, packing, Collective.ALLREDUCE)
+    assert packing.depth <= figures.radius + 1
+    assert latest_end(packing, window) <= 2 * (figures.radius + 1) + window + 3
+    check_contributions(tree_schedule(packing, Collective.ALLREDUCE))
 
 
 @given(connected_meshes(), st.integers(1, 12))
@@ -110,7 +113,7 @@ def test_depths_on_known_meshes(
     assert packing is not None
     assert sorted(packing.depths.tolist()) == depths
     assert packing.most_trees_up == 1
-    proved_tree_plan(mesh, packing, Collective.ALLREDUCE)
+    check_contributions(tree_schedule(packing, Collective.ALLREDUCE))
 
 
 @given(connected_meshes(), st.integers(1, 9), st.integers(0, 3))
@@ -162,7 +165,7 @@ def test_trees_up_a_channel_are_counted_by_hand() -> None:
 
 def test_they_take_as_long_as_the_formula_says_and_less_than_others_at_a_megabyte() -> None:
     found = best_trees(SMALL, REFERENCE, 1e6)
-    formula_s = likely_time_s(found.trees.figures, REFERENCE, 1e6, found.pipeline.slices)
+    formula_s = TreeFormula(found.trees.figures, REFERENCE, 1e6).time_s(found.pipeline.slices)
     others = trees_of(SMALL, TreeShape(5)).simulated(REFERENCE, 1e6, found.pipeline)
 
     assert found.trees.shape.window is not None
@@ -174,7 +177,9 @@ def test_they_take_as_long_as_the_formula_says_and_less_than_others_at_a_megabyt
 def test_payloads_that_fill_the_mesh_and_empty_ones_are_for_other_trees(
     payload_bytes: float,
 ) -> None:
-    assert not list(disjoint_shapes(SMALL, REFERENCE, payload_bytes, None))
+    request = PipelineRequest(REFERENCE, payload_bytes)
+
+    assert not list(disjoint_shapes(mesh_figures(SMALL), request))
     assert best_trees(SMALL, REFERENCE, payload_bytes).trees.shape.window is None
 
 

@@ -1,4 +1,4 @@
-"""Tree packings: spanning, even, shallow; and what a failure leaves of them."""
+"""Tree packings: spanning, even, shallow."""
 
 import math
 import time
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from meshmend.errors import TopologyError
 from meshmend.limits.packing_number import exact_packing_number
-from meshmend.overlay.tree_packing import TreePacking, tree_counts, tree_packing
-from meshmend.overlay.tree_repair import repacked
-from meshmend.topology.graph import largest_part, radius
+from meshmend.overlay.tree_counts import tree_counts
+from meshmend.overlay.tree_packing import TreePacking, tree_packing
+from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
 from strategies import connected_meshes
@@ -99,7 +99,7 @@ def test_no_tree_is_deeper_than_the_radius_and_the_slack(
 ) -> None:
     packing = tree_packing(mesh, n_trees=n_trees, depth_slack=slack)
 
-    assert packing.depth <= radius(mesh) + slack
+    assert packing.depth <= mesh_figures(mesh).radius + slack
     assert packing.depth == packing.depths.max() == packing.hops.max()
 
 
@@ -127,23 +127,6 @@ def test_the_same_seed_gives_the_same_trees(
     assert np.array_equal(one.roots, other.roots)
 
 
-@given(st.data(), connected_meshes(), st.integers(1, 5))
-@settings(max_examples=60)
-def test_a_repacked_packing_spans_the_new_mesh_both_ways(
-    data: st.DataObject, old: Mesh, n_trees: int
-) -> None:
-    """After more failures, and back again after the repair."""
-    chips = data.draw(st.sets(st.sampled_from(old.live), max_size=min(4, old.n_live - 1)))
-    new = largest_part(old.without(*(",".join(map(str, chip)) for chip in sorted(chips))))
-    packing = tree_packing(old, n_trees=n_trees)
-    after = repacked(packing, old, new)
-    back = repacked(after, new, old, n_trees=1)
-
-    assert_spans(after, new)
-    assert_spans(back, old)
-    assert (after.n_trees, back.n_trees) == (n_trees, 1)
-
-
 @pytest.mark.parametrize(("shape", "fail", "n_trees", "tau", "excess", "depth"), KNOWN)
 def test_loads_and_depths_on_meshes_of_known_packing_number(
     shape: str, fail: list[str], n_trees: int, tau: float, excess: float, depth: int
@@ -160,14 +143,14 @@ def test_on_a_torus_the_trees_share_no_link(shape: str, n_trees: int) -> None:
     packing = tree_packing(mesh, n_trees=n_trees)
 
     assert packing.max_load == 1 / n_trees
-    assert packing.depth <= radius(mesh) + 4
+    assert packing.depth <= mesh_figures(mesh).radius + 4
 
 
 def test_a_single_tree_is_as_shallow_as_can_be() -> None:
     mesh = parse_mesh("32x32", fail=["4x2@14,14"])
 
-    assert tree_packing(mesh, n_trees=1).depth == radius(mesh)
-    assert tree_packing(mesh, n_trees=1, depth_slack=5).depth == radius(mesh)
+    assert tree_packing(mesh, n_trees=1).depth == mesh_figures(mesh).radius
+    assert tree_packing(mesh, n_trees=1, depth_slack=5).depth == mesh_figures(mesh).radius
 
 
 def test_more_effort_finds_evener_trees_within_a_tight_depth() -> None:
@@ -176,7 +159,7 @@ def test_more_effort_finds_evener_trees_within_a_tight_depth() -> None:
 
     assert slow.max_load <= quick.max_load
     assert slow.max_load == pytest.approx(5 / 9)
-    assert slow.depth <= radius(mesh) + 2
+    assert slow.depth <= mesh_figures(mesh).radius + 2
 
 
 def test_a_bridge_carries_everything() -> None:
@@ -205,35 +188,18 @@ def test_depths_and_loads_of_two_trees_on_a_row_by_hand() -> None:
 
 
 def test_tree_counts_are_those_that_lower_the_bound_on_the_load() -> None:
-    assert tree_counts(parse_mesh("32x32", fail=["4x2@14,14"]), 12) == (1, 3, 5, 7, 9, 11)
-    assert tree_counts(parse_mesh("8x8", wrap="all"), 4) == (1, 2)
-    assert tree_counts(parse_mesh("1x9"), 4) == (1,)
+    broken, torus, line = (
+        mesh_figures(mesh)
+        for mesh in (
+            parse_mesh("32x32", fail=["4x2@14,14"]),
+            parse_mesh("8x8", wrap="all"),
+            parse_mesh("1x9"),
+        )
+    )
 
-
-def test_one_more_failed_board_changes_little() -> None:
-    old = parse_mesh("32x32", fail=["4x2@14,14"])
-    new = old.without("2x2@0,16")
-    packing = tree_packing(old, n_trees=27)
-    after = repacked(packing, old, new)
-
-    assert_spans(after, new)
-    assert after.max_load == packing.max_load
-    assert after.depth <= packing.depth + 2
-    assert _shared_links(packing, old, after, new) > 0.9
-
-
-def _shared_links(one: TreePacking, old: Mesh, other: TreePacking, new: Mesh) -> float:
-    """Return the part of the other packing's tree links that the first packing has too."""
-
-    def links(packing: TreePacking, mesh: Mesh) -> set[tuple[object, ...]]:
-        return {
-            (k, *sorted((mesh.live[rank], mesh.live[parents[rank]])))
-            for k, parents in enumerate(packing.parents)
-            for rank in np.flatnonzero(parents >= 0)
-        }
-
-    before, after = links(one, old), links(other, new)
-    return len(before & after) / len(after)
+    assert tree_counts(broken, 12) == (1, 3, 5, 7, 9, 11)
+    assert tree_counts(torus, 4) == (1, 2)
+    assert tree_counts(line, 4) == (1,)
 
 
 @pytest.mark.slow
@@ -246,7 +212,7 @@ def test_large_meshes_are_packed_in_time(shape: str, limit_s: float) -> None:
 
     assert time.process_time() - start < limit_s
     assert packing.max_load <= 15 / 29 + 1e-9
-    assert packing.depth <= 1.2 * radius(mesh)
+    assert packing.depth <= 1.2 * mesh_figures(mesh).radius
 
 
 @pytest.mark.parametrize(
@@ -265,20 +231,3 @@ def test_large_meshes_are_packed_in_time(shape: str, limit_s: float) -> None:
 def test_what_a_packing_refuses(build: Callable[[], TreePacking], words: str) -> None:
     with pytest.raises(TopologyError, match=words):
         build()
-
-
-@pytest.mark.parametrize(
-    ("new", "n_trees", "words"),
-    [
-        ("3x3", None, "a new mesh of its shape"),
-        ("2x3", 3, "from 1 to the packing's 2 trees"),
-        ("2x3 cut", None, "use largest_part"),
-    ],
-)
-def test_what_repacking_refuses(new: str, n_trees: int | None, words: str) -> None:
-    old = parse_mesh("2x3")
-    mesh = old.without("2x1@0,1") if new.endswith("cut") else parse_mesh(new)
-    packing = tree_packing(old, n_trees=2)
-
-    with pytest.raises(TopologyError, match=words):
-        repacked(packing, old, mesh, n_trees=n_trees)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from meshmend.planning import choose as choosing
 from meshmend.planning.choose import Choice, choose, chosen_schedule, forget, payload_class_bytes
 from meshmend.planning.comparison import compared
+from meshmend.planning.packed_trees import TreeShape, trees_of
 from meshmend.planning.pricing import Question, price, supported_names
-from meshmend.planning.tree_choice import Pipeline, TreeShape
-from meshmend.planning.tree_pricing import trees_of
+from meshmend.planning.tree_formula import Pipeline
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
 from meshmend.schedule.priority import delay_slices, remaining_hops

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from meshmend.errors import InputError, PlanFileError, VerificationError
 from meshmend.planning.files import plan_document, read_plan, write_plan
 from meshmend.planning.plan import load_plan, plan
-from meshmend.planning.tree_choice import Pipeline
+from meshmend.planning.tree_formula import Pipeline
 from meshmend.schedule.algorithms import ALGORITHMS
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.topology.graph import largest_part

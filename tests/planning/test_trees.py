@@ -1,31 +1,24 @@
-"""The schedule `trees`: right on any connected mesh, near the limit, quick to plan again."""
-
-import time
+"""The schedule `trees`: right on any connected mesh, and near the limit."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshmend.errors import TopologyError
 from meshmend.limits.limit import limit
 from meshmend.overlay.tree_packing import tree_packing
-from meshmend.planning.tree_choice import (
-    Pipeline,
-    TreeShape,
-    figures_of,
-    likely_skew,
-    likely_slices,
-    likely_time_s,
-)
-from meshmend.planning.tree_plan import proved_tree_plan, replanned, tree_plan
-from meshmend.planning.tree_pricing import best_trees, trees_of
+from meshmend.planning.packed_trees import TreeShape, trees_of
+from meshmend.planning.tree_formula import Pipeline, TreeFormula
+from meshmend.planning.tree_search import USUAL_DELAY_HOPS_PER_HOP, best_trees
+from meshmend.routing.deadlock import check_deadlock_free
+from meshmend.schedule.placement import placed
 from meshmend.schedule.table import COPY, REDUCE, Collective
 from meshmend.schedule.trees import spread_tree_schedule, tree_schedule, usual_tree_count
 from meshmend.topology.fabric import fabric
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
 from meshmend.verify.contributions import check_contributions
+from meshmend.verify.hops import check_hops
 from strategies import connected_meshes
 
 REFERENCE = fabric("reference")
@@ -44,11 +37,16 @@ def ratio(mesh: Mesh, payload_bytes: float) -> float:
 def test_it_is_right_and_free_of_deadlock_on_any_connected_mesh(
     mesh: Mesh, n_trees: int, collective: Collective
 ) -> None:
-    plan = tree_plan(mesh, n_trees=n_trees, collective=collective)
+    packing = tree_packing(mesh, n_trees=n_trees)
+    build = tree_schedule if collective is Collective.ALLREDUCE else spread_tree_schedule
 
-    assert plan.proof.method == "exact"
-    assert plan.mesh == mesh
-    assert plan.schedule.collective is collective
+    schedule = build(packing, collective)
+    placement = placed(mesh, schedule)
+
+    assert schedule.collective is collective
+    assert check_contributions(schedule).method == "exact"
+    check_hops(schedule, placement)
+    check_deadlock_free(mesh, placement.routes)
 
 
 @settings(max_examples=15, deadline=None)
@@ -59,14 +57,14 @@ def test_what_is_found_takes_no_longer_than_its_worst_case(
     """Even if every message waited for every other that its links carry, hop after hop."""
     found = best_trees(mesh, REFERENCE, payload_bytes)
     packing, slices = found.trees.packing, found.pipeline.slices
-    figures = figures_of(packing)
+    load = round(packing.max_load * packing.n_trees)
     least_s = limit(mesh, REFERENCE, payload_bytes).time_s
 
     size = payload_bytes * packing.weights.max() / slices
     hold_s = REFERENCE.message_overhead_s + size / REFERENCE.link_bandwidth_bytes_per_s
-    queue_s = figures.load * slices * hold_s + REFERENCE.hop_latency_s
+    queue_s = load * slices * hold_s + REFERENCE.hop_latency_s
     assert least_s <= found.simulation.time_s * (1 + 1e-9)
-    assert found.simulation.time_s <= 2 * figures.depth * queue_s + 1e-12
+    assert found.simulation.time_s <= 2 * packing.depth * queue_s + 1e-12
 
 
 def test_the_smallest_tree_sums_up_and_comes_down() -> None:
@@ -171,69 +169,27 @@ def test_the_same_question_has_the_same_answer_and_can_be_simulated_again() -> N
     assert again.time_s == one.simulation.time_s
 
 
-def test_a_lag_keeps_a_long_pipeline_from_drifting() -> None:
+def test_a_delay_keeps_a_long_pipeline_from_drifting() -> None:
     trees = trees_of(SMALL, TreeShape(5, 1))
-    skew = likely_skew(trees.figures, REFERENCE, 1e8, 200)
+    pipeline = TreeFormula(trees.figures, REFERENCE, 1e8).pipeline(200, USUAL_DELAY_HOPS_PER_HOP)
 
     plain = trees.simulated(REFERENCE, 1e8, Pipeline(200))
-    lagged = trees.simulated(REFERENCE, 1e8, Pipeline(200, skew))
+    delayed = trees.simulated(REFERENCE, 1e8, pipeline)
 
-    assert lagged.time_s < plain.time_s
+    assert delayed.time_s < plain.time_s
 
 
 @pytest.mark.parametrize("payload_bytes", [1e5, 1e6, 1e7, 1e8])
 def test_the_formula_is_least_at_its_slices_and_near_the_simulation(payload_bytes: float) -> None:
     trees = trees_of(SMALL, TreeShape(5, 1))
-    figures = figures_of(trees.packing)
-    slices = likely_slices(figures, REFERENCE, payload_bytes)
-    pipeline = Pipeline(slices, likely_skew(figures, REFERENCE, payload_bytes, slices))
+    formula = TreeFormula(trees.figures, REFERENCE, payload_bytes)
+    slices = formula.best_slices()
 
-    formula_s = likely_time_s(figures, REFERENCE, payload_bytes, slices)
+    formula_s = formula.time_s(slices)
 
     for other in (slices // 2, slices * 2):
         if other:
-            assert formula_s <= likely_time_s(figures, REFERENCE, payload_bytes, other)
+            assert formula_s <= formula.time_s(other)
+    pipeline = formula.pipeline(slices, USUAL_DELAY_HOPS_PER_HOP)
     simulated_s = trees.simulated(REFERENCE, payload_bytes, pipeline).time_s
     assert simulated_s == pytest.approx(formula_s, rel=0.15)
-
-
-@settings(max_examples=20, deadline=None)
-@given(connected_meshes(min_side=3), st.data())
-def test_a_plan_follows_a_failure_and_its_repair(mesh: Mesh, data: st.DataObject) -> None:
-    from meshmend.topology.graph import largest_part
-
-    lost = data.draw(st.sampled_from(mesh.live))
-    if mesh.n_live < 3:
-        return
-    broken = largest_part(mesh.without(",".join(map(str, lost))))
-    plan = tree_plan(mesh, n_trees=3)
-
-    after = replanned(plan, broken)
-    back = replanned(after, mesh)
-
-    assert after.mesh == broken
-    assert back.mesh == mesh
-    assert back.packing.n_trees == 3
-
-
-def test_a_packing_of_another_mesh_is_refused() -> None:
-    plan = tree_plan(parse_mesh("3x3"), n_trees=2)
-
-    with pytest.raises(TopologyError, match="needs a packing of 3x3 and a new mesh of its shape"):
-        replanned(plan, parse_mesh("3x4"))
-    with pytest.raises(Exception, match="needs as many live chips"):
-        proved_tree_plan(parse_mesh("3x4"), plan.packing, Collective.ALLREDUCE)
-
-
-@pytest.mark.slow
-def test_planning_32x32_anew_takes_a_second_and_after_a_failure_half_of_one() -> None:
-    replanned(tree_plan(SMALL), SMALL.without("2x2@4,4"))  # loads what is compiled
-
-    start = time.process_time()
-    plan = tree_plan(LARGE)
-    planned = time.process_time()
-    replanned(plan, LARGE.without("2x2@2,2"))
-    done = time.process_time()
-
-    assert planned - start < 1.0
-    assert done - planned < 0.6  # of processor time, where two threads count twice

@@ -236,7 +236,7 @@ def both(seed: int) -> tuple[Simulation, SlowSimulation]:
         payload=Fraction(payload),
     )
     program = program_of(schedule, hazards, routes)
-    delay_slices = random_lags(seed, schedule.n_rows)
+    delay_slices = random_delays(seed, schedule.n_rows)
     fast = simulate(
         program,
         figures,
@@ -251,7 +251,7 @@ def both(seed: int) -> tuple[Simulation, SlowSimulation]:
     return fast, slow.run()
 
 
-def random_lags(seed: int, n_rows: int) -> NDArray[np.float64]:
+def random_delays(seed: int, n_rows: int) -> NDArray[np.float64]:
     """Return delay_slices in quarters of a slice, and none at all for every other seed."""
     rng = np.random.default_rng((seed, n_rows))
     return rng.integers(0, 1 + seed % 2 * int(rng.integers(1, 16)), n_rows) / 4.0
@@ -393,7 +393,7 @@ def test_it_refuses_what_makes_no_sense(payload: float, slices: int, needed: str
 
 
 @pytest.mark.parametrize("delay_slices", [[0], [0, 0, 0], [0, -1], [0, float("nan")]])
-def test_it_refuses_lags_that_are_not_one_for_each_row_from_zero_on(
+def test_it_refuses_delays_that_are_not_one_for_each_row_from_zero_on(
     delay_slices: list[int],
 ) -> None:
     rows: Rows = [(0, 1, 0, 1, COPY), (1, 0, 0, 1, COPY)]
@@ -409,7 +409,7 @@ def test_it_refuses_lags_that_are_not_one_for_each_row_from_zero_on(
         )
 
 
-def test_a_row_with_a_lag_yields_to_later_slices_of_rows_without() -> None:
+def test_a_row_with_a_delay_yields_to_later_slices_of_rows_without() -> None:
     rows: Rows = [(0, 1, 0, 1, COPY), (0, 1, 1, 2, COPY)]
     program = program_on(parse_mesh("1x2"), schedule_with(rows, 2, 2))
 

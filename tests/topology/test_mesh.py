@@ -12,13 +12,11 @@ from scipy.sparse.csgraph import connected_components, shortest_path
 
 from meshmend.errors import TopologyError
 from meshmend.topology.failures import Block, Chip, Link, blocks_of, region
+from meshmend.topology.figures import mesh_figures
 from meshmend.topology.graph import (
     components,
-    diameter,
     distances_from,
-    eccentricities,
     largest_part,
-    radius,
     stranded,
 )
 from meshmend.topology.mesh import Mesh
@@ -167,9 +165,13 @@ def test_parts_agree_with_scipy_and_come_largest_first(mesh: Mesh) -> None:
 def test_distances_and_diameter_agree_with_scipy(mesh: Mesh) -> None:
     hops = shortest_path(graph_of(mesh), directed=False, unweighted=True)
 
-    assert diameter(mesh) == hops.max()
-    assert radius(mesh) == hops.max(axis=1).min()
-    assert eccentricities(mesh).tolist() == hops.max(axis=1).tolist()
+    figures = mesh_figures(mesh)
+    assert figures.is_connected
+    assert figures.eccentricities.tolist() == hops.max(axis=1).tolist()
+    assert (figures.radius, figures.diameter) == (hops.max(axis=1).min(), hops.max())
+    assert figures.central_rank == figures.ranks_within(figures.radius)[0]
+    assert figures.degrees.tolist() == (hops == 1).sum(axis=1).tolist()
+    assert figures.min_degree == (hops == 1).sum(axis=1).min()
     for rank in range(mesh.n_live):
         assert distances_from(mesh, rank).tolist() == hops[rank].tolist()
 

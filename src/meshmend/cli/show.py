@@ -85,12 +85,13 @@ def _facts(mesh: "Mesh") -> dict[str, Any]:
     from meshmend.planning.plan import mesh_summary
     from meshmend.routing.stretch import table_stretch
     from meshmend.routing.virtual_channels import all_pairs_tables
-    from meshmend.topology.graph import components, diameter, largest_part
+    from meshmend.topology.figures import mesh_figures
+    from meshmend.topology.graph import components, largest_part
 
     parts = components(mesh)
     part = largest_part(mesh)
     facts = mesh_summary(mesh, sorted(chip for other in parts[1:] for chip in other))
-    facts |= {"components": [len(each) for each in parts], "diameter": diameter(part)}
+    facts |= {"components": [len(each) for each in parts], "diameter": mesh_figures(part).diameter}
     if part.n_live <= 1500:  # all pairs: the square of the chips
         tables = all_pairs_tables(part)
         stretch = table_stretch(part, tables)

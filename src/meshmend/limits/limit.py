@@ -18,12 +18,11 @@ bytes a second each: D (n - 1) / (n x C), even if they share the work evenly.
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 from meshmend.errors import InputError
 from meshmend.limits.packing_number import PackingNumber, packing_number
 from meshmend.topology.fabric import Fabric
-from meshmend.topology.graph import diameter
+from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.units import format_bytes, format_time
 
@@ -88,11 +87,6 @@ def limit(mesh: Mesh, fabric: Fabric, payload_bytes: float) -> Limit:
         payload_bytes=payload_bytes,
         packing=packing,
         bandwidth_s=payload_bytes / (packing.upper * fabric.link_bandwidth_bytes_per_s),
-        latency_s=_diameter(mesh) * fabric.hop_latency_s,
+        latency_s=mesh_figures(mesh).diameter * fabric.hop_latency_s,
         chip_s=None if chip_bandwidth is None else additions_per_chip / chip_bandwidth,
     )
-
-
-@lru_cache(maxsize=64)
-def _diameter(mesh: Mesh) -> int:
-    return diameter(mesh)

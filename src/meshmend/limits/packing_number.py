@@ -16,7 +16,7 @@ from meshmend.errors import TopologyError
 from meshmend.limits.packing_exact import binding_partition
 from meshmend.limits.packing_trees import bracketing_partition, quotient
 from meshmend.topology.failures import Chip
-from meshmend.topology.graph import distances_from
+from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 
 EXACT_CHIPS = 1 << 14  # 128x128: seconds; beyond, time grows with the square of the chips
@@ -135,7 +135,7 @@ def packing_bracket(mesh: Mesh, *, n_trees: int = 256) -> PackingNumber:
     """
     if n_trees < 1:
         raise TopologyError(f"packing_bracket needs at least one tree, but got {n_trees}")
-    if (distances_from(mesh, 0) < 0).any():
+    if not mesh_figures(mesh).is_connected:
         raise TopologyError(
             f"the packing number needs connected chips, but {mesh} has chips cut off; "
             "take largest_part(mesh) first"

@@ -1,11 +1,14 @@
 """Channel-disjoint trees: no channel carries more than one tree up, nor more than one down.
 
-For payloads so short that a link is nearly done with what goes up before anything comes down
-it. Then what counts is not what a link carries in all, but each way by itself: with as many
-trees as the fewest links of a rank, each rank sends every tree over a link of its own
-(arc-disjoint arborescences; Edmonds, 1973). Where a channel carries one tree up and another
-down, the two must be far enough apart in time. Time is counted in hops, and the **window** is
-how many of them a tree's slices take to pass; nothing here knows of bytes and seconds.
+They are for payloads so short that a link is nearly done with what goes up before anything comes
+down it. Then it does not matter what a link carries in all, but what it carries each way. With
+as many trees as the fewest links of a rank, each rank sends every tree over a link of its own
+(arc-disjoint arborescences; Edmonds, 1973).
+
+Where a channel carries one tree up and another down, the two must be far enough apart in time.
+Time is counted in hops. A tree's **window** is the number of hops for which its slices take to
+pass a channel. Nothing here knows of bytes and seconds. `docs/design/0002-trees.md` draws the
+windows of one channel.
 """
 
 from collections.abc import Iterator
@@ -30,91 +33,99 @@ from meshmend.overlay.tree_forest import (
     move,
     random_below,
 )
-from meshmend.topology.mesh import Mesh
+from meshmend.topology.figures import MeshFigures
 
-_MOST_SLACK = 1  # hops beyond the radius
-_ATTEMPTS = 10  # with other roots, at each depth
-_FEW_STEPS, _STEPS_TIMES_RANKS = 1 << 12, 1 << 22  # small meshes are tried for longer, ...
-_STEPS_PER_RANK = 1 << 10  # ... but not the smallest
-_STEPS_PER_LOOK: Final = 64
-_HEAT: Final = 1.0  # hops of delay that a step may bring about for the sake of later ones
-_ONE: Final = 1 << 20
-_ROUNDING = 0.01
+# Found by trying. Losses and gains are what `benchmarks/tune_trees.py` finds on small meshes.
+#
+# Hops by which a tree may be deeper than the radius. None loses up to 8 %, two gain nothing.
+_MOST_SLACK_HOPS = 1
+# Each attempt has other roots. 3 lose up to 9 %; 30 gain up to 1.4 % in 1.4 times the time.
+_ATTEMPTS_PER_DEPTH = 10
+# Moves that one attempt may try: 2^22 / ranks, so more on small meshes, but 2^12 at least and
+# 2^10 a rank at most. Four times as many gain nothing.
+_MOVES_TIMES_RANKS = 1 << 22
+_LEAST_MOVES = 1 << 12
+_MOST_MOVES_PER_RANK = 1 << 10
+_MOVES_PER_LOOK = 64  # after so many moves the late channels are listed anew
+# Simulated annealing at one temperature: a move that makes channels later by so many hops is
+# still made once in e times, for the sake of later moves.
+_TEMPERATURE_HOPS = 1.0
+_ROUNDING_HOPS = 0.01  # windows are fractions, so their sums are off by less than this
+
+_RANDOM_ONE: Final = 1 << 20  # random numbers below this stand for 0 to 1
+_PICKS_PER_ANYWHERE: Final = 4  # of so many moves one may be anywhere, the others where it is late
+_MOST_STEPS_DOWN: Final = 4  # below the rank that was picked, exclusive
 
 Floats = NDArray[np.float64]
 
 
-def fewest_links(mesh: Mesh) -> int:
-    """Return the links of the rank with the fewest: so many disjoint trees there may be."""
-    return int((mesh.neighbor_ranks >= 0).sum(axis=1).min())
-
-
-def disjoint_forest(
-    mesh: Mesh, from_center: Ints, window: int, seed: int
-) -> tuple[Forest, Floats] | None:
+def disjoint_forest(figures: MeshFigures, window: int, seed: int) -> tuple[Forest, Floats] | None:
     """Return channel-disjoint trees that keep out of each other's way, and what each carries.
 
-    As many trees as the fewest links of a rank, at most a hop deeper than the radius. The
-    deeper a tree the less it carries, so that all end together. Trees start along one axis
-    after another, each along another one first, and change at random, the better for it the
-    likelier. None: no such trees were found. The forest's loads are not kept.
+    As many trees as the fewest links of a rank, at most a hop deeper than the radius. The deeper
+    a tree, the less it carries, so that all end together. Trees start along one axis after
+    another, each along another one first; then random moves change them, and a move that makes
+    channels later is made the more rarely the later it makes them. None: no such trees were
+    found. The forest's loads count channels and are not kept up to date.
     """
-    n_trees = fewest_links(mesh)
-    n_steps = max(_FEW_STEPS, _STEPS_TIMES_RANKS // mesh.n_live)
-    n_steps = min(n_steps, _STEPS_PER_RANK * mesh.n_live)
-    for caps, spare in _depths(int(from_center.min()), n_trees) if n_trees else ():
-        windows, goal = _windows(window, caps), 2 * caps.mean() + window + spare + _ROUNDING
-        for attempt in range(_ATTEMPTS if windows.min() > 0 else 0):
-            forest, roots = _grown(mesh, from_center, caps, seed=(seed, attempt))
+    n_trees, n_ranks = figures.min_degree, figures.mesh.n_live
+    n_moves = max(_LEAST_MOVES, _MOVES_TIMES_RANKS // n_ranks)
+    n_moves = min(n_moves, _MOST_MOVES_PER_RANK * n_ranks)
+    for caps, spare_hops in _depths(figures.radius, n_trees) if n_trees else ():
+        windows = _windows(window, caps)
+        goal = 2 * caps.mean() + window + spare_hops + _ROUNDING_HOPS
+        for attempt in range(_ATTEMPTS_PER_DEPTH if windows.min() > 0 else 0):
+            forest, roots = _grown(figures, caps, seed=(seed, attempt))
             arrays = (forest.ways, forest.state, forest.random, roots)
-            if _settled(*arrays, windows, caps, goal, n_steps):
+            limits = (n_moves, _MOVES_PER_LOOK, _TEMPERATURE_HOPS)
+            if _separate(*arrays, windows, caps, goal, *limits):
                 depths = forest.state[roots, np.arange(n_trees), HEIGHT]
                 return forest, _windows(window, depths) / (n_trees * window)
     return None
 
 
 def _windows(window: int, depths: Ints) -> Floats:
-    """Return what each tree may take to pass so that all trees end together."""
-    shares: Floats = window + 2.0 * (depths.mean() - depths)
-    return shares
+    """Return each tree's own window, so that all trees end together; their mean is `window`."""
+    windows: Floats = window + 2.0 * (depths.mean() - depths)
+    return windows
 
 
 def _depths(radius: int, n_trees: int) -> Iterator[tuple[Ints, int]]:
-    """Yield how deep each tree may be, and hops by which all may take longer than that.
+    """Yield how deep each tree may be, and by how many hops all may end later than that allows.
 
-    First all the radius, then one after another a hop more.
+    First all trees have the radius, then one after another gets a hop more.
     """
-    for hops in range(_MOST_SLACK * n_trees + 1):
+    for hops in range(_MOST_SLACK_HOPS * n_trees + 1):
         caps = (radius + (np.arange(n_trees) + hops) // n_trees).astype(np.int32)
         yield from ((caps, 0), (caps, 1))
 
 
-def _grown(
-    mesh: Mesh, from_center: Ints, caps: Ints, *, seed: tuple[int, int]
-) -> tuple[Forest, Ints]:
-    """Return shortest-path trees, each along another axis first as far as channels are free.
+def _grown(figures: MeshFigures, caps: Ints, *, seed: tuple[int, int]) -> tuple[Forest, Ints]:
+    """Return shortest-path trees and their roots, which are central and differ if they can.
 
-    And their roots, which are central and differ if they can.
+    Each tree goes along another axis first, as far as channels are free.
     """
+    mesh = figures.mesh
     random = np.random.default_rng(seed)
     roots = np.full(len(caps), -1, dtype=np.int32)
     for k, cap in enumerate(caps):
-        central = random.permutation(np.flatnonzero(from_center <= cap))
+        central = random.permutation(figures.ranks_within(int(cap)))
         roots[k] = next((rank for rank in central if rank not in roots), central[0])
     forest = _by_channel(empty_forest(mesh, len(caps), sum(seed)))
     axes = np.nonzero(mesh.neighbor_ranks >= 0)[1] // 2
     for k in range(len(caps)):
-        out_of_turn = ((axes + k) % len(mesh.shape)).astype(np.int32)
-        load, state = forest.load + out_of_turn, forest.state[:, k : k + 1].copy()
+        # As if the channels along the axes that are to come later were busier.
+        later_axes = ((axes + k) % len(mesh.shape)).astype(np.int32)
+        load, state = forest.load + later_axes, forest.state[:, k : k + 1].copy()
         grow_all(forest.ways, state, load, forest.random, roots[k : k + 1])
-        forest.load[:], forest.state[:, k : k + 1] = load - out_of_turn, state
+        forest.load[:], forest.state[:, k : k + 1] = load - later_axes, state
     return forest, roots
 
 
 def _by_channel(forest: Forest) -> Forest:
-    """Return an empty forest in whose `ways` the two channels of a link have numbers of their own.
+    """Return an empty forest that numbers channels where others number links.
 
-    So loads count what goes up over a channel.
+    So its loads count what goes up over each channel.
     """
     ways = forest.ways.copy()
     rank, out = np.nonzero(ways[..., NEIGHBOR] >= 0)
@@ -124,7 +135,7 @@ def _by_channel(forest: Forest) -> Forest:
 
 
 @kernel
-def _settled(
+def _separate(
     ways: Ints,
     state: Ints,
     random: Words,
@@ -132,41 +143,49 @@ def _settled(
     windows: Floats,
     caps: Ints,
     goal: float,
-    n_steps: int,
+    n_moves: int,
+    moves_per_look: int,
+    temperature_hops: float,
 ) -> bool:
-    """Move ranks to other parents until no channel is late, and return whether that came about.
+    """Move ranks to other parents until no channel is late; return whether that succeeded.
 
-    `windows` is each tree's own; no tree becomes deeper than its entry of `caps`.
+    `windows` has each tree's own, and no tree becomes deeper than its entry of `caps`. All trees
+    should end within `goal` hops.
     """
     stack, depths = np.empty(len(ways), np.int32), np.empty(len(roots), np.int32)
     late = np.empty((ways.shape[0] * ways.shape[1], 2), np.int32)
     n_late = 0
-    for step in range(n_steps):
-        if step % _STEPS_PER_LOOK == 0:
+    for attempt in range(n_moves):
+        if attempt % moves_per_look == 0:
             for k in range(len(roots)):
                 depths[k] = state[roots[k], k, HEIGHT]
-            n_late = _look(ways, state, depths, windows, goal, late)
+            n_late = _list_late(ways, state, depths, windows, goal, late)
             if n_late == 0:
                 return True
         v, k = _pick(ways, state, random, late, n_late)
         p, o = state[v, k, PORT], random_below(random, ways.shape[1])
         if p < 0 or o == p or not may_move(ways, state, v, k, o, caps[k]):
             continue
-        before = _delays(ways, state, depths, windows, goal, v, p, o)
+        before = _hops_late_around(ways, state, depths, windows, goal, v, p, o)
         move(ways, state, v, k, o, stack)
-        worse = _delays(ways, state, depths, windows, goal, v, p, o) - before
-        if worse > 0 and random_below(random, _ONE) >= _ONE * np.exp(-worse / _HEAT):
+        worse = _hops_late_around(ways, state, depths, windows, goal, v, p, o) - before
+        chance = np.exp(-worse / temperature_hops) if worse > 0 else 1.0
+        if worse > 0 and random_below(random, _RANDOM_ONE) >= _RANDOM_ONE * chance:
             move(ways, state, v, k, p, stack)
     return False
 
 
 @plain_kernel
-def _look(ways: Ints, state: Ints, depths: Ints, windows: Floats, goal: float, late: Ints) -> int:
-    """List the channels that are late as rank and port; return how many."""
+def _list_late(
+    ways: Ints, state: Ints, depths: Ints, windows: Floats, goal: float, late: Ints
+) -> int:
+    """Fill `late` with rank and port of each late channel, and return how many there are."""
     n_late = 0
     for v in range(ways.shape[0]):
         for p in range(ways.shape[1]):
-            if ways[v, p, NEIGHBOR] >= 0 and _delay(ways, state, depths, windows, goal, v, p) > 0:
+            if ways[v, p, NEIGHBOR] < 0:
+                continue
+            if _hops_late(ways, state, depths, windows, goal, v, p) > 0:
                 late[n_late, 0], late[n_late, 1] = v, p
                 n_late += 1
     return n_late
@@ -174,13 +193,13 @@ def _look(ways: Ints, state: Ints, depths: Ints, windows: Floats, goal: float, l
 
 @plain_kernel
 def _pick(ways: Ints, state: Ints, random: Words, late: Ints, n_late: int) -> tuple[int, int]:
-    """Return a rank and a tree: mostly that of a late channel or one that hangs deepest below.
+    """Return a rank and a tree: mostly those of a late channel, or of the longest branch below it.
 
-    Whatever makes a branch less deep makes room for moves further up.
+    A move that makes a branch shorter makes room for moves further up.
     """
     k = random_below(random, state.shape[1])
     v = random_below(random, len(ways))
-    if random_below(random, 4) > 0:
+    if random_below(random, _PICKS_PER_ANYWHERE) > 0:
         which = random_below(random, n_late)
         top, p = late[which, 0], late[which, 1]
         w = ways[top, p, NEIGHBOR]
@@ -189,7 +208,7 @@ def _pick(ways: Ints, state: Ints, random: Words, late: Ints, n_late: int) -> tu
                 v = top if state[top, k, PORT] == p else w
                 break
             k = (k + 1) % state.shape[1]
-    for _ in range(random_below(random, 8) - 4):
+    for _ in range(random_below(random, 2 * _MOST_STEPS_DOWN) - _MOST_STEPS_DOWN):
         for o in range(ways.shape[1]):
             w, height = ways[v, o, NEIGHBOR], state[v, k, HEIGHT]
             if w >= 0 and state[w, k, PORT] == o ^ 1 and state[w, k, HEIGHT] == height - 1:
@@ -199,27 +218,29 @@ def _pick(ways: Ints, state: Ints, random: Words, late: Ints, n_late: int) -> tu
 
 
 @plain_kernel
-def _delays(
+def _hops_late_around(
     ways: Ints, state: Ints, depths: Ints, windows: Floats, goal: float, v: int, p: int, o: int
 ) -> float:
-    """Return the delays on all four channels behind ports p and o of rank v, in sum."""
+    """Return by how many hops the four channels behind ports p and o of rank v are late, in sum."""
     in_sum, port = 0.0, p
     for turn in range(4):
         rank = v if turn < 2 else ways[v, port, NEIGHBOR]
-        in_sum += _delay(ways, state, depths, windows, goal, rank, port if turn < 2 else port ^ 1)
+        out = port if turn < 2 else port ^ 1
+        in_sum += _hops_late(ways, state, depths, windows, goal, rank, out)
         port = p + o - port
     return in_sum
 
 
 @plain_kernel
-def _delay(
+def _hops_late(
     ways: Ints, state: Ints, depths: Ints, windows: Floats, goal: float, v: int, p: int
 ) -> float:
-    """Return by how many hops channel p of rank v makes the whole late, at least.
+    """Return by how many hops, at least, channel p of rank v makes the whole end after the goal.
 
-    All that it carries takes the sum of the windows. That cannot begin before the first of it
-    is there (up: when the ranks below are heard; down: when the root has all and sent it here),
-    and what leaves last has the rest of the way to go. Two trees one way are a window too much.
+    What the channel carries takes the sum of the windows. It begins when the first of it is here:
+    up, when the ranks below have sent; down, when the root has all and has sent it here. What
+    leaves last has the rest of its way to go. Two trees the same way count as late by all that
+    they carry.
     """
     w = ways[v, p, NEIGHBOR]
     first, rest, in_all, n_up, n_down = 1e9, 1e9, 0.0, 0, 0

@@ -1,11 +1,15 @@
 """Even out the loads of a forest's links by exchanging links of its trees.
 
-Three changes, all within a cap on depth. A **chain** moves one rank to another parent in one
-tree, a neighbouring rank in another tree, and so on, from an overloaded link to one with room:
-the augmenting path of a matroid union, restricted to steps that cost next to nothing. A
-**kick**, for links that no chain relieves, takes a link out of a tree and joins the two parts
-by any other link between them (the general exchange; costs a few walks over the tree). Where
-kicks bring nothing either, one tree is **grown anew** from another root.
+Three changes, all within a cap on depth:
+
+- A **chain** moves one rank to another parent in one tree, a neighbouring rank in another tree,
+  and so on, from an overloaded link to one with room. It is the augmenting path of a matroid
+  union, restricted to moves that cost next to nothing. `docs/design/0002-trees.md` draws one.
+- A **kick**, for links that no chain relieves, takes a link out of a tree and joins the two parts
+  by any other link between them: the general exchange, which costs a few walks over the tree.
+- Where kicks bring nothing either, one tree is **grown anew** from another root.
+
+Each of them keeps the invariants that `forest_invariants` states.
 """
 
 from typing import Final
@@ -28,30 +32,40 @@ from meshmend.overlay.tree_forest import (
     walk,
 )
 
-# What a search knows of each link: was it seen, which link it is in the queue, where the chain
-# began, and the move (rank, tree, port) that leads to it off the link before.
-_SEEN: Final = 0
-_QUEUE: Final = 1
-_SOURCE: Final = 2
-_BEFORE: Final = 3
-_RANK: Final = 4
-_TREE: Final = 5
-_OUT: Final = 6
+# Columns of `trail`: what the search for chains knows of each link.
+_SEEN: Final = 0  # whether the search came here
+_QUEUE: Final = 1  # entry i: the link that is i-th in the queue of the search
+_SOURCE: Final = 2  # the overloaded link where the chain began
+_BEFORE: Final = 3  # the link before this one in the chain, -1 at its beginning
+_RANK: Final = 4  # the move that leads here: this rank leaves the link before, ...
+_TREE: Final = 5  # ... in this tree, ...
+_OUT: Final = 6  # ... for its port to this link
+
+_NEVER_HOPELESS: Final = 1 << 30  # a load that no forest has
+# A kick may land on a link as busy as the one it came from, so each excess tree on a link gets a
+# second one. Part of a compiled loop, so the tuning script cannot vary it.
+_KICKS_PER_EXCESS_LOAD: Final = 2
 
 
-def balanced(
+def balance_loads(
     forest: Forest,
     goal: int,
     cap: int,
     *,
-    patience: int,
-    hopeless: int = 1 << 30,
-    central: Ints | None = None,
+    idle_rounds: int,
+    hopeless_load: int = _NEVER_HOPELESS,
+    roots: Ints | None = None,
 ) -> int:
-    """Even out a forest in place, as `_balance` does, and return the load left above the goal."""
+    """Change a forest until no link carries more than `goal` trees; return the load left above it.
+
+    No tree becomes deeper than `cap`, if none was before. Rounds of chains, with kicks between
+    them, until `idle_rounds` rounds in a row bring nothing, or more than `hopeless_load` is left
+    after one. With `roots`, a round that brought nothing is followed by a tree that is grown
+    anew from one of these ranks.
+    """
     arrays = (forest.ways, forest.ends, forest.state, forest.load, forest.random)
-    roots = np.empty(0, dtype=np.int32) if central is None else central
-    return int(_balance(*arrays, roots, goal, cap, patience, hopeless))
+    roots = np.empty(0, dtype=np.int32) if roots is None else roots
+    return int(_balance(*arrays, roots, goal, cap, idle_rounds, hopeless_load))
 
 
 @kernel
@@ -61,35 +75,30 @@ def _balance(
     state: Ints,
     load: Ints,
     random: Words,
-    central: Ints,
+    roots: Ints,
     goal: int,
     cap: int,
-    patience: int,
-    hopeless: int,
+    idle_rounds: int,
+    hopeless_load: int,
 ) -> int:
-    """Bring every link's load down to `goal` if it can, and return how much is left above it.
-
-    No tree becomes deeper than `cap`, if none was. Rounds of chains, with kicks between, until
-    `patience` rounds in a row bring nothing, or more than `hopeless` is left after one. After a
-    round that brought nothing a tree is grown anew from one of the ranks `central`, if any.
-    """
+    """Do what `balance_loads` says."""
     trail = np.empty((len(load), 7), np.int32)
     scratch = np.empty((3, len(ways)), np.int32)
-    least, rounds_left = np.int64(1) << 60, patience
+    least, rounds_left = np.int64(1) << 60, idle_rounds
     while True:
         while _chains(ways, ends, state, load, trail, goal, cap, scratch[0]) > 0:
             pass
         left = np.int64(0)
         for e in range(len(load)):
             left += max(0, load[e] - goal)
-        rounds_left = patience if left < least else rounds_left - 1
+        rounds_left = idle_rounds if left < least else rounds_left - 1
         least = min(least, left)
-        if left == 0 or left > hopeless or rounds_left == 0:
+        if left == 0 or left > hopeless_load or rounds_left == 0:
             return int(left)
-        if len(central) > 0 and rounds_left < patience:
-            _regrow(ways, ends, state, load, random, goal, central, scratch)
+        if len(roots) > 0 and rounds_left < idle_rounds:
+            _regrow(ways, ends, state, load, random, goal, roots, scratch)
         for e in range(len(load)):
-            for _ in range(2 * (load[e] - goal)):
+            for _ in range(_KICKS_PER_EXCESS_LOAD * (load[e] - goal)):
                 if load[e] > goal:
                     _kick(ways, ends, state, load, random, e, goal, cap, scratch)
 
@@ -98,7 +107,7 @@ def _balance(
 def _chains(
     ways: Ints, ends: Ints, state: Ints, load: Ints, trail: Ints, goal: int, cap: int, stack: Ints
 ) -> int:
-    """Search once from all overloaded links, follow what chains turn up, return how many."""
+    """Search once from all overloaded links, make the moves of each chain found, count them."""
     n_chains, head, tail = 0, 0, 0
     for e in range(len(load)):
         trail[e, _SEEN] = load[e] > goal
@@ -136,9 +145,10 @@ def _chains(
 def _follow(
     ways: Ints, state: Ints, load: Ints, trail: Ints, last: int, cap: int, stack: Ints
 ) -> bool:
-    """Make the moves of a chain, last one first, as far as earlier chains left them possible.
+    """Make the moves of a chain, last one first; return whether all of them were possible.
 
-    From the end on each move fills room that is there, so that stopping anywhere does no harm.
+    Earlier chains may have changed the trees. Each move fills room that the one before it made,
+    so stopping anywhere leaves no link busier than it was.
     """
     f = last
     while trail[f, _BEFORE] >= 0:
@@ -161,10 +171,10 @@ def _regrow(
     load: Ints,
     random: Words,
     goal: int,
-    central: Ints,
+    roots: Ints,
     scratch: Ints,
 ) -> None:
-    """Grow one tree that uses an overloaded link anew, from a random central rank."""
+    """Grow one tree that uses an overloaded link anew, from a random one of `roots`."""
     e, lowest = -1, 1 << 30
     for f in range(len(load)):
         if load[f] > goal:
@@ -177,7 +187,7 @@ def _regrow(
     for v in range(len(ways)):
         if state[v, k, PORT] >= 0:
             load[ways[v, state[v, k, PORT], LINK]] -= 1
-    root = central[random_below(random, len(central))]
+    root = roots[random_below(random, len(roots))]
     grow(ways, state, load, random, k, root, scratch[0], scratch[1])
 
 
@@ -205,7 +215,7 @@ def _kick(
     cap: int,
     scratch: Ints,
 ) -> None:
-    """Take some tree off link e, onto a random link that has room if any such link can serve."""
+    """Move some tree from link e to a random link that can serve, one with room if there is any."""
     near, order, eccentricity = scratch[0], scratch[1], scratch[2]
     k = _user(ways, ends, state, e, random)
     for end in range(2):

@@ -1,13 +1,19 @@
 """K spanning trees of one graph as flat arrays, and the moves that keep each of them a tree.
 
-Decides nothing about which move is worth making (`tree_exchange` does), and knows nothing of
-meshes beyond their ports. The kernels share three arrays, changed in place and private to one
-packing, so few and so plain because that is what Numba compiles and runs fast:
+Does not decide which move is worth making (`tree_exchange` and `tree_disjoint` do), and knows
+nothing of meshes beyond their ports. The kernels share a few plain arrays, which they change in
+place and which belong to one packing, because that is what Numba compiles and runs fast:
 
-    ways[v, p]    what lies behind port p of rank v: [NEIGHBOR] and [LINK], both -1: nothing
-    state[v, k]   rank v in tree k: [PORT] to its parent (-1: v is the root), [DEPTH] hops to
-                  the root, [HEIGHT] hops to the deepest rank below
-    load[e]       how many trees use link e
+    array         entry       unit   meaning
+    ways[v, p]    [NEIGHBOR]  rank   the rank behind port p of rank v, -1: none
+                  [LINK]      link   the link to it, -1: none
+    state[v, k]   [PORT]      port   of rank v, to its parent in tree k, -1: v is the root
+                  [DEPTH]     hops   from v up to the root of tree k
+                  [HEIGHT]    hops   from v down to the deepest rank below it
+    load[e]                   trees  how many trees use link e
+
+Ports come in pairs, down and up an axis: a link behind port p of one end is behind port `p ^ 1` of
+the other. `forest_invariants` states what every move keeps true.
 """
 
 from dataclasses import dataclass
@@ -49,7 +55,7 @@ def empty_forest(mesh: Mesh, n_trees: int, seed: int) -> Forest:
     ways = np.full((*neighbors.shape, 2), -1, dtype=np.int32)
     ways[..., NEIGHBOR] = neighbors
     ways[here, out, LINK] = number
-    ways[there, out ^ 1, LINK] = number  # ports come in pairs: down and up an axis
+    ways[there, out ^ 1, LINK] = number
     state = np.zeros((mesh.n_live, n_trees, 3), dtype=np.int32)
     state[..., PORT] = -1
     return Forest(
@@ -123,7 +129,7 @@ def fill_heights(ways: Ints, state: Ints, k: int, order: Ints) -> None:
 
 @plain_kernel
 def may_move(ways: Ints, state: Ints, v: int, k: int, p: int, cap: int) -> bool:
-    """Whether tree k stays a tree of depth `cap` at most if v hangs below its port p instead."""
+    """Whether tree k stays a tree no deeper than `cap` if v hangs on its port p instead."""
     w = ways[v, p, NEIGHBOR]
     if w < 0 or state[w, k, DEPTH] + 1 + state[v, k, HEIGHT] > cap:
         return False

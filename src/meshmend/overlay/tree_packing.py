@@ -1,11 +1,11 @@
-"""Tree packings: K spanning trees whose links are used evenly and that are hardly deeper than
-they must be.
+"""Tree packings: K spanning trees that use the links of a mesh evenly and are nearly as shallow
+as can be.
 
-Each tree carries its weight of the payload, reduced up to the root and broadcast down, all at
-once. The busiest link carries `max_load` of the payload in each direction, so bandwidth costs
-`max_load x D / B`; the least possible is one over the packing number of the graph (Tutte and
-Nash-Williams), which equal weights reach for the right number of trees (`tree_counts`).
-Latency costs twice the depth. Knows nothing of bytes, slices or time.
+Each tree carries its weight of the payload: reduced up to the root and broadcast down, all trees
+at once. The busiest link carries `max_load` of the payload in each direction, so bandwidth costs
+`max_load x D / B`. The least possible `max_load` is one over the packing number of the graph
+(Tutte and Nash-Williams), and equal weights reach it for the right number of trees
+(`tree_counts`). Latency costs twice the depth. Knows nothing of bytes, slices or time.
 """
 
 import math
@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from meshmend.errors import TopologyError
 from meshmend.kernels import kernel
+from meshmend.overlay.forest_invariants import check_forest, check_spanning_trees
+from meshmend.overlay.tree_balanced import SearchEffort, evenest_forest, forest_within
 from meshmend.overlay.tree_disjoint import disjoint_forest
 from meshmend.overlay.tree_forest import NEIGHBOR, PORT, Forest, root_all
-from meshmend.overlay.tree_search import Search, evenest_forest, forest_within, least_load
-from meshmend.topology.graph import distances_from, eccentricities
+from meshmend.topology.figures import MeshFigures, mesh_figures
 from meshmend.topology.mesh import Mesh
 
 
@@ -142,11 +143,11 @@ def tree_packing(
     """Return `n_trees` spanning trees of equal weight with even loads on the links.
 
     With `depth_slack` no tree is deeper than the mesh's radius plus that, and the loads are as
-    even as that allows; without, the loads come first and the depth is the least that was
-    found for them. A single tree is as shallow as can be. Trees start as shortest-path trees
-    from central roots and are then evened out by exchanges; time grows about as chips x trees,
-    plus chips squared for the radius. More `effort` takes that many times as long and may find
-    evener or shallower trees. Deterministic for a seed.
+    even as the search finds them within it. Without, the loads come first and the depth is the
+    least that was found for them. A single tree is as shallow as can be. Trees start as
+    shortest-path trees from central roots, and exchanges even out their loads. Time grows about
+    as chips x trees, plus chips squared for the radius. More `effort` takes that many times as
+    long and may find evener or shallower trees. Deterministic for a seed.
 
     Raises:
         TopologyError: the mesh is not connected, or a count is out of range.
@@ -156,62 +157,48 @@ def tree_packing(
             f"tree_packing needs at least one tree, an effort from 1 on and a slack from 0 on, but "
             f"got {n_trees} trees, effort {effort} and slack {depth_slack}"
         )
-    _check_connected(mesh, "tree_packing")
-    from_center, search = eccentricities(mesh), Search(effort, seed)
+    figures, search = _connected_figures(mesh, "tree_packing"), SearchEffort(effort, seed)
     if n_trees == 1:
         depth_slack = 0  # one tree loads its links alike, however deep it is
-    if depth_slack is not None:
-        return packing_of(forest_within(mesh, n_trees, from_center, depth_slack, search))
-    return packing_of(evenest_forest(mesh, n_trees, from_center, search))
+    if depth_slack is None:
+        forest = evenest_forest(figures, n_trees, search)
+    else:
+        forest = forest_within(figures, n_trees, depth_slack, search)
+    root_all(forest.ways, forest.state)
+    check_forest(forest, cap=None if depth_slack is None else figures.radius + depth_slack)
+    return _packing(forest, np.full(n_trees, 1 / n_trees))
 
 
 def disjoint_packing(mesh: Mesh, *, window: int, seed: int = 0) -> TreePacking | None:
-    """Return trees of which no channel carries two one way, or None where none are found.
+    """Return channel-disjoint trees, or None where none are found.
 
-    For payloads too short to fill the mesh. As many trees as the fewest links of a rank, at most
-    a hop deeper than the radius, the deeper ones with less to carry. `window` is how many hops
-    last as long as a tree's part of the payload takes to pass a link; where a channel carries
-    one tree up and another down, they are so far apart that the whole is late by three hops at
-    most. `tree_disjoint` has more. Deterministic for a seed.
+    No channel carries two of them the same way. They are for payloads too short to fill the
+    mesh: as many trees as the fewest links of a rank, at most a hop deeper than the radius, the
+    deeper ones with less to carry. `window` is the time in which a tree's part of the payload
+    passes a link, in hops. Where a channel carries one tree up and another down, they are so far
+    apart in time that the whole is late by three hops at most. `tree_disjoint` says how.
+    Deterministic for a seed.
 
     Raises:
         TopologyError: the mesh is not connected, or a window below one.
     """
     if window < 1:
         raise TopologyError(f"disjoint_packing needs a window of one hop or more, but got {window}")
-    _check_connected(mesh, "disjoint_packing")
-    found = disjoint_forest(mesh, eccentricities(mesh), window, seed)
-    return None if found is None else _packing(*found)
+    found = disjoint_forest(_connected_figures(mesh, "disjoint_packing"), window, seed)
+    if found is None:
+        return None
+    forest, weights = found
+    check_spanning_trees(forest)
+    return _packing(forest, weights)
 
 
-def _check_connected(mesh: Mesh, who: str) -> None:
-    if distances_from(mesh, 0).min() < 0:
+def _connected_figures(mesh: Mesh, who: str) -> MeshFigures:
+    figures = mesh_figures(mesh)
+    if not figures.is_connected:
         raise TopologyError(
             f"{who} needs a connected mesh, but {mesh} falls into parts; use largest_part"
         )
-
-
-def tree_counts(mesh: Mesh, most: int) -> tuple[int, ...]:
-    """Return the numbers of trees up to `most` that may beat every smaller one's best load.
-
-    With K trees of equal weight on a graph of packing number tau the least load is
-    ceil(K / tau) / K. Counts by the bound links / (ranks - 1) on tau; a hole at the border may
-    push tau below it.
-    """
-    counts, least = [], math.inf
-    for n_trees in range(1, most + 1):
-        load = least_load(mesh, n_trees) / n_trees
-        if load < least:
-            counts.append(n_trees)
-            least = load
-    return tuple(counts)
-
-
-def packing_of(forest: Forest) -> TreePacking:
-    """Return the trees of a forest, rooted in their middles, with equal weights."""
-    root_all(forest.ways, forest.state)
-    n_trees = forest.state.shape[1]
-    return _packing(forest, np.full(n_trees, 1 / n_trees))
+    return figures
 
 
 def _packing(forest: Forest, weights: NDArray[np.float64]) -> TreePacking:

@@ -15,10 +15,11 @@ import numpy as np
 
 from meshmend.errors import InputError, TopologyError
 from meshmend.overlay.tree_packing import TreePacking
+from meshmend.planning.packed_trees import Trees, TreeShape, trees_of
 from meshmend.planning.pricing import Question, price, supported_names
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
-from meshmend.planning.tree_choice import Pipeline, TreeShape
-from meshmend.planning.tree_pricing import Trees, best_pipeline, trees_of
+from meshmend.planning.tree_formula import Pipeline
+from meshmend.planning.tree_search import best_pipeline
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.schedule.trees import spread_tree_schedule, tree_schedule

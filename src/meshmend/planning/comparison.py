@@ -9,6 +9,7 @@ from typing import Any
 from meshmend.errors import UnsupportedError
 from meshmend.limits.limit import Limit, limit
 from meshmend.planning.choose import choose
+from meshmend.planning.packed_trees import Trees, trees_of
 from meshmend.planning.pricing import (
     BASELINES,
     Price,
@@ -19,7 +20,6 @@ from meshmend.planning.pricing import (
     supported_names,
 )
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
-from meshmend.planning.tree_pricing import Trees, trees_of
 from meshmend.schedule.algorithms import ALGORITHMS
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from meshmend.errors import InputError, PlanFileError
 from meshmend.planning.target import Target
-from meshmend.planning.tree_choice import Pipeline
+from meshmend.planning.tree_formula import Pipeline
 from meshmend.schedule.table import Collective, Phase, Schedule, index_dtype
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.mesh import Mesh

@@ -22,7 +22,7 @@ from meshmend.planning.files import PlanFile, read_plan, write_plan
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
 from meshmend.planning.proof import prove
 from meshmend.planning.target import Payload, Target, collective_named
-from meshmend.planning.tree_choice import Pipeline
+from meshmend.planning.tree_formula import Pipeline
 from meshmend.routing.stretch import stretch_of
 from meshmend.schedule.algorithms import ALGORITHMS, algorithm
 from meshmend.schedule.hazards import Hazards

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from meshmend.errors import UnsupportedError
+from meshmend.planning.packed_trees import Trees, TreeShape
 from meshmend.planning.progress import ProgressCallback, no_progress
-from meshmend.planning.tree_choice import Pipeline, TreeShape
-from meshmend.planning.tree_pricing import Trees, best_trees
+from meshmend.planning.tree_formula import Pipeline
+from meshmend.planning.tree_search import best_trees
 from meshmend.schedule.algorithm_names import check_algorithm_name
 from meshmend.schedule.algorithms import ALGORITHMS, algorithm
 from meshmend.schedule.hazards import hazards_of

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from meshmend.errors import TopologyError
 from meshmend.kernels import kernel
-from meshmend.topology.graph import breadth_first, eccentricities
+from meshmend.topology.figures import mesh_figures
+from meshmend.topology.graph import breadth_first
 from meshmend.topology.mesh import Mesh
 
 
@@ -139,7 +140,7 @@ def _no_ports(mesh: Mesh, n_destinations: int) -> NDArray[np.int8]:
 
 def up_down_order(mesh: Mesh) -> NDArray[np.int32]:
     """Return the ranks of a connected mesh in breadth-first order from a most central one."""
-    root = int(np.argmin(eccentricities(mesh)))
+    root = mesh_figures(mesh).central_rank
     distance, order = np.empty((2, mesh.n_live), dtype=np.int32)
     breadth_first(mesh.neighbor_ranks, root, distance, order)
     return order

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from meshmend.errors import InputError
 from meshmend.schedule.table import COPY, REDUCE, Collective, Rows, Schedule, schedule_of
-from meshmend.topology.graph import breadth_first, eccentricities
+from meshmend.topology.figures import mesh_figures
+from meshmend.topology.graph import breadth_first
 from meshmend.topology.mesh import Mesh
 
 Ranks = NDArray[np.int32]
@@ -70,7 +71,7 @@ def spread(mesh: Mesh, holders: Sequence[int]) -> Schedule:
 
 def tree_sum(mesh: Mesh) -> Schedule:
     """Return an allreduce up and down one tree of fewest hops from a rank in the middle."""
-    root = int(np.argmin(eccentricities(mesh)))
+    root = mesh_figures(mesh).central_rank
     parents, children = _tree(mesh, root)
     return schedule_of(
         [

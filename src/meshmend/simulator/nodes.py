@@ -1,9 +1,47 @@
 """Where messages wait: a pool of nodes, queues of events by delay, and heaps by priority.
 
-Every delay that occurs is one of few, and events of one delay are posted in order of time, so
-each delay has a queue, first in first out, and the only heap of events is one over the delays.
-Queues, heaps and lists are linked through one pool of nodes, of which a message in flight has
-one. Knows nothing of channels, chips or what an event means.
+There are few different delays, and events of one delay are posted in order of time. So each delay
+has a queue, first in first out, and the only heap of events is one over the delays. Queues, heaps
+and lists are linked through one pool of nodes. Knows nothing of channels, chips or what an event
+means.
+
+All arrays hold int64. A node is one row of `nodes`: node c is channel c's own for the first
+`n_channels` nodes, and each message in flight has one of the others.
+
+    nodes[node]  column   unit        meaning
+    0            TIME     ticks       while posted: when its event comes
+    0            CHILD    node        while in a heap: its first child there, NOTHING: none
+    1            KEY      level, row  level << 32 | row: of two messages the smaller goes first
+    2            HOP      index       of a message: its channel's place in Tables.hops, and perhaps
+                                      the bit REPEATS
+    2            LEAVING  indices     of a channel's node: what its release sets off, as a range of
+                                      Tables.after, start << 32 | stop; 0: nothing
+    3            NEXT     node        the next in its queue, its list, or its heap's row of
+                                      children, NOTHING: none
+
+A level is a 64th of a slice: slice x LEVELS_PER_SLICE + the row's delay in levels. Columns 0 and 2
+have two names, because no node needs both meanings at once.
+
+    delays[i]    column     unit      meaning
+    0            TICKS      ticks     how long delay i is
+    1            FIRST      node      the first event of its queue, NOTHING: none
+    2            LAST       node      the last event of its queue
+    3            HEAP       delay     the delay at place i of the heap of delays
+    4            HEAP_TIME  ticks     when the first event of that delay comes
+
+    clock[i]     name         unit      meaning
+    0            NOW          ticks     the time
+    1            N_SLICES     slices    how many slices there are
+    2            N_DONE       messages  how many are in place
+    3            N_NODES      nodes     how many were ever taken from the pool
+    4            FREE_NODES   node      the list of nodes given back
+    5            IN_PLACE     node      the list of messages whose successors are to be set off
+    6            TO_ADD       node      the heap of messages that are to be added up as of now
+    7            N_TO_CHOOSE  channels  how many are to choose what they start next
+    8            N_FREED      chips     how many have just finished adding
+    9            N_POSTED     delays    how many have events: the size of the heap of delays
+    10           N_TRACED     hops      how many are in the trace
+    11           CHIPS_LIMIT  0 or 1    whether adding up takes time
 """
 
 from typing import Final
@@ -14,40 +52,39 @@ from meshmend.kernels import inlined
 
 NOTHING: Final = -1  # no node
 ROW_BITS: Final = 0xFFFFFFFF
-REPEATS: Final = 1 << 40  # of a row that waits for nothing: when it goes, the next slice waits
-LEVELS_PER_SLICE: Final = 64  # a message's level is its slice times this, plus its row's lag
+REPEATS: Final = 1 << 40  # its row waits for nothing: when it starts, the next slice waits
+LEVELS_PER_SLICE: Final = 64  # delays of rows are rounded to a 64th of a slice
 
-# Columns of `nodes`. A node is posted with a time, or sits in a heap with a child.
+# Columns of `nodes`.
 TIME: Final = 0
 CHILD: Final = 0
-KEY: Final = 1  # level << 32 | row: the smaller goes first
-HOP: Final = 2  # where its channel stands, and perhaps REPEATS
-LEAVING: Final = 2  # of a channel's own node: what its release sets off, start << 32 | stop
+KEY: Final = 1
+HOP: Final = 2
+LEAVING: Final = 2
 NEXT: Final = 3
 
-# Columns of `delays`: a delay, its queue of events, and one place of the heap of delays with the
-# time of the first event of the delay that is there.
+# Columns of `delays`.
 TICKS: Final = 0
 FIRST: Final = 1
 LAST: Final = 2
 HEAP: Final = 3
 HEAP_TIME: Final = 4
 N_DELAY_COLUMNS: Final = 5
-_ARITY: Final = 8  # children in that heap: to look at all is faster than branches nobody foresees
+_ARITY: Final = 8  # children in the heap of delays: fewer levels, so fewer mispredicted branches
 
 # Places in `clock`.
 NOW: Final = 0
 N_SLICES: Final = 1
 N_DONE: Final = 2
 N_NODES: Final = 3
-FREE_NODES: Final = 4  # the list of nodes given back
-IN_PLACE: Final = 5  # the list of messages whose successors are to be set off
-TO_ADD: Final = 6  # the heap of messages that are to be added up as of now
+FREE_NODES: Final = 4
+IN_PLACE: Final = 5
+TO_ADD: Final = 6
 N_TO_CHOOSE: Final = 7
 N_FREED: Final = 8
-N_POSTED: Final = 9  # how many delays have events
+N_POSTED: Final = 9
 N_TRACED: Final = 10
-CHIPS_LIMIT: Final = 11  # whether adding up takes time
+CHIPS_LIMIT: Final = 11
 N_CLOCK: Final = 12
 
 
@@ -100,7 +137,7 @@ def _push_delay(clock, delays, delay, time):  # type: ignore[no-untyped-def]
 
 @inlined
 def sink_top(clock, nodes, delays):  # type: ignore[no-untyped-def]
-    """Bring the heap in order after its top took events from its queue, perhaps all of them."""
+    """Restore the heap of delays after events were taken from the queue of its top, perhaps all."""
     delay = delays[0, HEAP]
     if delays[delay, FIRST] == NOTHING:
         clock[N_POSTED] -= 1

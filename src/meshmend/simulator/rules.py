@@ -8,21 +8,23 @@ The rules, which fix every time that comes out:
   one holding time after it started on its last. Chips buffer what waits: a message that is held
   up ahead keeps no channel behind it.
 - It waits for its first channel from the moment that all rows of its `send` hazards are in
-  place (same slice). It may be written when it has arrived, and of its `write` hazards those
-  that read at its destination have left (their first channel is free again) and the others are
-  in place. Then it is in place; or if it reduces and `chip_bandwidth` is set, when the chip has
-  added it up, which takes `bytes / chip_bandwidth`, one message after another, first come first
-  served, the first by priority among those that come at once.
-- A channel that is free starts the first by priority of what waits for it at once.
-- Priority is the smaller (slice + lag, row), where a row's lag, in slices and rounded to 64ths, is
-  zero unless it is given: a row of lag 3 yields to rows without until they are three slices
-  ahead. Of one row the earlier slice goes first.
-- All that happens at one time is taken in before any channel or chip chooses. What a choice
-  brings about at that same time (where latency or holding time is zero) makes another round.
+  place (same slice).
+- It may be written when it has arrived and its `write` hazards are over: those that read at its
+  destination have left (their first channel is free again), and the others are in place.
+- It is in place when it is written. If it reduces and `chip_bandwidth` is set, it is in place when
+  the chip has added it up, which takes `bytes / chip_bandwidth`. A chip adds up one message after
+  another, first come first served, and by priority among those that come at the same time.
+- A channel that is free starts at once what has priority among the messages that wait for it.
+- Of two messages that wait, the one with the smaller (slice + delay, row) has priority. A row's
+  delay, in slices and rounded to 64ths, is zero unless it is given: a row with a delay of 3 lets
+  rows without delay go first until they are three slices ahead. Of one row the earlier slice goes
+  first.
+- Everything that happens at one time happens before any channel or chip chooses. What a choice
+  causes at that same time (where latency or holding time is zero) makes another round.
 
-Time runs in whole ticks, a power of two of a second and far below 10^-9 of the longest delay:
-the same delays in another order come to the same time, not almost, so ties are decided by the
-rules and not by rounding.
+Time runs in whole ticks. A tick is a power of two of a second, far below 10^-9 of the longest
+delay. The same delays in another order add up to exactly the same time, so the rules decide ties,
+not rounding.
 """
 
 import math

@@ -17,8 +17,14 @@ from meshmend.topology.fabric import Fabric
 MAX_SLICES = 512
 MAX_MESSAGES = 16_000_000
 
-_UNSTEADY = 8  # up to this number time goes up and down: one that brings nothing says little
-_WORTH_WHILE = 0.99  # twice the messages for less gain than this does not count as a gain
+# Both found by trying; `benchmarks/tune_trees.py` varies them, for one ring through all ranks.
+#
+# Up to this number of slices time goes up and down with their number, so one attempt that brings
+# nothing says little: it takes two to end the search.
+_UNSTEADY_SLICES = 8
+# An attempt counts as a gain if its time is below this part of the best so far: twice the
+# messages for less are not worth simulating.
+_WORTH_DOUBLING = 0.99
 
 
 @dataclass
@@ -66,17 +72,17 @@ class _Search:
             self.fabric,
             payload_bytes=self.payload_bytes,
             slices=slices,
-            progress=None if self.progress is None else partial(self._tell, slices),
+            progress=None if self.progress is None else partial(self._report, slices),
         )
         self.tried[slices] = result.time_s
         self.n_messages += result.n_messages
         before = self.best
         if before is None or result.time_s < before.time_s:
             self.best = result
-        return before is None or result.time_s < _WORTH_WHILE * before.time_s
+        return before is None or result.time_s < _WORTH_DOUBLING * before.time_s
 
-    def _tell(self, slices: int, part: float) -> None:
-        assert self.progress is not None, "only then it is asked for"
+    def _report(self, slices: int, part: float) -> None:
+        assert self.progress is not None, "nothing else asks for a report"
         n_messages = self.n_messages + part * slices * self.program.n_rows
         self.progress(min(1.0, n_messages / self.max_messages))
 
@@ -104,7 +110,7 @@ def best_slices(
         raise InputError(f"best_slices needs max_messages of 1 or more, but got {max_messages}")
     search = _Search(program, fabric, payload_bytes, max_messages, progress)
     slices, misses = 1, 0
-    while misses < (2 if slices <= _UNSTEADY else 1) and search.may_try(slices):
+    while misses < (2 if slices <= _UNSTEADY_SLICES else 1) and search.may_try(slices):
         misses = 0 if search.attempt(slices) else misses + 1
         slices *= 2
     assert search.best is not None, "one slice is always tried"

@@ -1,6 +1,7 @@
-"""The live part of a mesh as a graph: distances, connected parts, diameter.
+"""The live part of a mesh as a graph: distances and connected parts.
 
-Works on ranks and the mesh's `neighbor_ranks` table; knows nothing of routes.
+Works on ranks and the mesh's `neighbor_ranks` table. Knows nothing of routes; radius, diameter
+and the like are in `figures`.
 """
 
 from dataclasses import replace
@@ -8,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.kernels import kernel, plain_kernel
+from meshmend.kernels import plain_kernel
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 
@@ -69,31 +70,3 @@ def largest_part(mesh: Mesh) -> Mesh:
     """Return the mesh in which the stranded chips count as failed: it is connected."""
     cut_off = stranded(mesh)
     return replace(mesh, failed=mesh.failed | set(cut_off)) if cut_off else mesh
-
-
-@kernel
-def _eccentricities(neighbors: NDArray[np.int32]) -> NDArray[np.int32]:
-    n_ranks = neighbors.shape[0]
-    result = np.empty(n_ranks, dtype=np.int32)
-    distance = np.empty(n_ranks, dtype=np.int32)
-    queue = np.empty(n_ranks, dtype=np.int32)
-    for start in range(n_ranks):
-        reached = breadth_first(neighbors, start, distance, queue)
-        result[start] = distance[queue[reached - 1]]
-    return result
-
-
-def eccentricities(mesh: Mesh) -> NDArray[np.int32]:
-    """Return each rank's hops to the rank farthest from it within its connected part."""
-    result: NDArray[np.int32] = _eccentricities(mesh.neighbor_ranks)
-    return result
-
-
-def diameter(mesh: Mesh) -> int:
-    """Return the most hops between two live chips of one connected part."""
-    return int(eccentricities(mesh).max())
-
-
-def radius(mesh: Mesh) -> int:
-    """Return the fewest hops within which one chip reaches all of a connected mesh."""
-    return int(eccentricities(mesh).min())

@@ -1,0 +1,41 @@
+"""How many trees: the load that no number of trees can beat, and the numbers worth trying.
+
+Counts links only, by the mesh's figures. Knows no tree.
+"""
+
+import math
+
+from meshmend.topology.figures import MeshFigures
+
+# More trees than this lower the least load of no mesh in `benchmarks/trees.py` by 1 % (32x32 with
+# a hole: 14/27 = 0.5185 for 27 trees, 0.5173 for any number), and the time to plan grows with them.
+MOST_TREES = 32
+
+
+def least_load(figures: MeshFigures, n_trees: int) -> int:
+    """Return a number of trees that some link must carry, whatever the trees.
+
+    All trees together use `n_trees x (ranks - 1)` links, and each tree has to reach the rank
+    with the fewest links over one of them.
+    """
+    mesh = figures.mesh
+    if mesh.n_live == 1:
+        return 0
+    n_uses = n_trees * (mesh.n_live - 1)
+    return max(-(-n_uses // len(mesh.links)), -(-n_trees // figures.min_degree))
+
+
+def tree_counts(figures: MeshFigures, most: int) -> tuple[int, ...]:
+    """Return the numbers of trees up to `most` whose least load beats that of fewer trees.
+
+    With K trees of equal weight on a graph of packing number tau the least load is
+    ceil(K / tau) / K. `least_load` takes links / (ranks - 1) for tau; a hole at the border may
+    push tau below that.
+    """
+    counts, least = [], math.inf
+    for n_trees in range(1, most + 1):
+        load = least_load(figures, n_trees) / n_trees
+        if load < least:
+            counts.append(n_trees)
+            least = load
+    return tuple(counts)

@@ -1,0 +1,97 @@
+"""Packings by their parameters: asks the overlay for trees, and prepares them for the simulator.
+
+A `TreeShape` is small enough for a file and, with the mesh, gives the same trees again.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.overlay.tree_packing import TreePacking, disjoint_packing, tree_packing
+from meshmend.planning.tree_formula import Pipeline, TreeFigures
+from meshmend.schedule.hazards import hazards_of
+from meshmend.schedule.placement import placed
+from meshmend.schedule.priority import delay_slices, remaining_hops
+from meshmend.schedule.table import Collective
+from meshmend.schedule.trees import tree_schedule
+from meshmend.simulator.network_program import Program, program_of
+from meshmend.simulator.rules import Simulation, simulate
+from meshmend.topology.fabric import Fabric
+from meshmend.topology.mesh import Mesh
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """The parameters of a packing: with the mesh they give the same trees again.
+
+    `depth_slack` is how much deeper than the radius the trees may be, None: as deep as even
+    loads need. More `effort` searches longer. With a `window` the trees are channel-disjoint
+    instead, as many as there can be, for slices that take so many hops' time to pass.
+    """
+
+    n_trees: int
+    depth_slack: int | None = None
+    effort: int = 1
+    window: int | None = None
+
+    @property
+    def is_disjoint(self) -> bool:
+        """Whether channel-disjoint trees are wanted, not balanced ones."""
+        return self.window is not None
+
+
+@dataclass(frozen=True, eq=False)
+class Trees:
+    """A packing of a mesh, ready to be simulated."""
+
+    mesh: Mesh
+    shape: TreeShape
+    packing: TreePacking
+
+    @cached_property
+    def figures(self) -> TreeFigures:
+        """Depth and load: of both ways together or, of disjoint trees, of the way up."""
+        packing = self.packing
+        both_ways = round(packing.max_load * packing.n_trees)
+        load = packing.most_trees_up if self.shape.is_disjoint else both_ways
+        return TreeFigures(packing.n_trees, packing.depth, load)
+
+    @cached_property
+    def _program_and_remaining_hops(self) -> tuple[Program, NDArray[np.int32]]:
+        schedule = tree_schedule(self.packing, Collective.ALLREDUCE)
+        hazards, routes = hazards_of(schedule), placed(self.mesh, schedule).routes
+        return program_of(schedule, hazards, routes), remaining_hops(schedule, hazards, routes)
+
+    def simulated(self, fabric: Fabric, payload_bytes: float, pipeline: Pipeline) -> Simulation:
+        """Return what the trees cost."""
+        program, remaining = self._program_and_remaining_hops
+        return simulate(
+            program,
+            fabric,
+            payload_bytes=payload_bytes,
+            slices=pipeline.slices,
+            delay_slices=delay_slices(remaining, pipeline.skew),
+        )
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows the schedule has: one up and one down for each link of a tree."""
+        return 2 * self.packing.n_trees * (self.packing.n_ranks - 1)
+
+
+@lru_cache(maxsize=16)
+def trees_of(mesh: Mesh, shape: TreeShape) -> Trees:
+    """Return the trees of a shape; those asked for last are kept.
+
+    Where no disjoint trees are found they are balanced ones, and the figures say so.
+    """
+    packing = None
+    if shape.window is not None:
+        packing = disjoint_packing(mesh, window=shape.window)
+    if packing is None:
+        packing = tree_packing(
+            mesh, n_trees=shape.n_trees, depth_slack=shape.depth_slack, effort=shape.effort
+        )
+    return Trees(mesh, shape, packing)

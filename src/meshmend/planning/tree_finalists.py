@@ -1,0 +1,154 @@
+"""Which packings are worth simulating: ranked by formula, packed until no other can win.
+
+First every shape gets figures that it is likely to reach. Then the overlay packs shapes in the
+order of the formula, and the formula ranks them again by the figures that they did reach. Nothing
+is simulated here.
+"""
+
+import math
+from collections.abc import Iterator
+
+from meshmend.overlay.tree_counts import MOST_TREES, least_load, tree_counts
+from meshmend.planning.packed_trees import Trees, TreeShape, trees_of
+from meshmend.planning.tree_formula import PipelineRequest, TreeFigures
+from meshmend.topology.figures import MeshFigures, mesh_figures
+from meshmend.topology.mesh import Mesh
+
+# Found by trying. Losses and gains are what `benchmarks/tune_trees.py` finds on small meshes.
+#
+# With 3 finalists schedules are up to 2.3 % slower, 18 gain nothing.
+MOST_FINALISTS = 9
+# Numbers of trees to consider beside those of `tree_counts`: powers of two, for short payloads.
+_FEW_TREES = (1, 2, 4, 8)
+_DEPTH_SLACKS_HOPS = (0, 1, 2)  # beside "as deep as even loads need"
+# A packing whose formula is this many times the best of its kind is not tried further. 1.01 loses
+# up to 4.3 %; 1.16 gains up to 1.2 % in 1.9 times the time.
+_FAR_BEHIND = 1.04
+# Windows to choose from, in hops: each up to 10, then steps of about 20 %, so that payloads not
+# far apart try the same trees. Two radii of 32x32 are 64 hops; 126 are enough for 64x64.
+_WINDOWS_HOPS = (*range(1, 11), 12, 14, 16, 19, 22, 26, 31, 37, 44, 52, 62, 74, 88, 105, 126)
+_WINDOWS_PER_PAYLOAD = 3  # one loses up to 1.5 %, six gain nothing
+# A payload whose window is longer than this many radii is not for disjoint trees: links still
+# carry what goes up long after the rest comes down. One loses up to 14 %, six gain nothing.
+_LONGEST_WINDOW_RADII = 3
+# Packing takes time that grows with the mesh, so how many balanced packings there may be and how
+# much effort is worth it depends on its size.
+_SMALL_RANKS, _HUGE_RANKS = 128, 2048
+_PACKINGS_IF_SMALL, _PACKINGS_USUALLY, _PACKINGS_IF_HUGE = 25, 5, 2
+_MOST_EFFORT = 4
+_RANKS_TIMES_TREES_PER_EFFORT = 3_700  # smaller forests get more attempts anyway
+_MOST_RANKS_TIMES_TREES_FOR_EFFORT = 30_000
+_MOST_RANKS_TIMES_TREES_IF_SMALL = 500
+# A payload that keeps a link busy for so many times the hops to the middle does not gain from a
+# hop less: it would be less than 1/300 of the time.
+_LONG_PAYLOAD_RADII = 300
+
+
+def finalists(mesh: Mesh, request: PipelineRequest) -> list[Trees]:
+    """Return the packings that may be fastest, the best of each kind first, nine at most."""
+    figures = mesh_figures(mesh)
+    packed = _packed_by_formula(figures, request)
+    for shape in _shallower_shapes(figures, request, packed):
+        packed[shape] = request.likely_s(trees_of(mesh, shape).figures)
+    order = sorted(packed, key=lambda each: packed[each])
+    near = [shape for shape in order if not _is_far_behind(packed[shape], shape, packed)]
+    best_of_a_kind = {each.is_disjoint: each for each in reversed(near)}.values()
+    near.sort(key=lambda each: each not in best_of_a_kind)
+    return [trees_of(mesh, shape) for shape in near[:MOST_FINALISTS]]
+
+
+def balanced_shapes(figures: MeshFigures) -> Iterator[tuple[TreeShape, TreeFigures]]:
+    """Yield balanced packings worth a thought, with figures that they are likely to reach.
+
+    Trees of little depth all hang from the few ranks in the middle and crowd their links: about
+    one tree in as many as there are such ranks beyond what is least.
+    """
+    radius = figures.radius
+    for n_trees in sorted({*_FEW_TREES, *tree_counts(figures, MOST_TREES)}):
+        least = least_load(figures, n_trees)
+        yield TreeShape(n_trees), TreeFigures(n_trees, radius + radius // 10 + 1, least)
+        for slack in _DEPTH_SLACKS_HOPS if n_trees > 1 else ():
+            n_central = len(figures.ranks_within(radius + slack))
+            load = min(n_trees, least + n_trees // n_central)
+            yield TreeShape(n_trees, slack), TreeFigures(n_trees, radius + slack, load)
+
+
+def disjoint_shapes(
+    figures: MeshFigures, request: PipelineRequest
+) -> Iterator[tuple[TreeShape, TreeFigures]]:
+    """Yield channel-disjoint trees for a payload, none if it is too long for them.
+
+    Besides the window of the formula the next shorter ones: with fewer slices they may allow
+    less depth.
+    """
+    n_trees, radius = figures.min_degree, figures.radius
+    if n_trees < 2 or not request.payload_bytes:
+        return
+    likely = TreeFigures(n_trees, radius, 1)
+    formula = request.formula(likely)
+    window = max(1, formula.window_hops(request.slices or formula.best_slices()))
+    if window <= _LONGEST_WINDOW_RADII * radius:
+        fitting = [each for each in _WINDOWS_HOPS if each <= min(window, 2 * radius)]
+        for each in fitting[-_WINDOWS_PER_PAYLOAD:]:
+            yield TreeShape(n_trees, window=each), likely
+
+
+def _packed_by_formula(figures: MeshFigures, request: PipelineRequest) -> dict[TreeShape, float]:
+    """Return the formula's time of each shape packed, until no other of its kind can win."""
+    mesh = figures.mesh
+    shapes = [*balanced_shapes(figures), *disjoint_shapes(figures, request)]
+    left = {shape: request.likely_s(likely) for shape, likely in shapes}
+    packed: dict[TreeShape, float] = {}
+    while left and sum(not each.is_disjoint for each in packed) < _most_packings(mesh):
+        shape = min(left, key=lambda each: (left[each], each.n_trees))
+        if not _is_far_behind(left.pop(shape), shape, packed):
+            packed[shape] = request.likely_s(trees_of(mesh, shape).figures)
+    return packed
+
+
+def _is_far_behind(time_s: float, shape: TreeShape, packed: dict[TreeShape, float]) -> bool:
+    """Whether a shape is too far behind the best of its kind to win.
+
+    The formula is off, most of all on small meshes, and not alike for disjoint and balanced trees.
+    """
+    kin = (packed[each] for each in packed if each.is_disjoint == shape.is_disjoint)
+    return time_s > _FAR_BEHIND * min(kin, default=math.inf)
+
+
+def _most_packings(mesh: Mesh) -> int:
+    """Return how many balanced packings to make at most."""
+    if mesh.n_live > _HUGE_RANKS:
+        return _PACKINGS_IF_HUGE
+    return _PACKINGS_USUALLY if mesh.n_live > _SMALL_RANKS else _PACKINGS_IF_SMALL
+
+
+def _shallower_shapes(
+    figures: MeshFigures, request: PipelineRequest, packed: dict[TreeShape, float]
+) -> list[TreeShape]:
+    """Return shapes a hop shallower than the best balanced ones, to be searched for with effort."""
+    radius_s = figures.radius * request.fabric.hop_latency_s
+    long_bytes = _LONG_PAYLOAD_RADII * radius_s * request.fabric.link_bandwidth_bytes_per_s
+    if request.payload_bytes > long_bytes:
+        return []
+    balanced = [each for each in packed if not each.is_disjoint]
+    best = sorted(balanced, key=lambda each: packed[each])
+    n_tried = 1 if figures.mesh.n_live > _SMALL_RANKS else MOST_FINALISTS
+    shallower = (_shallower(figures, shape) for shape in best[:n_tried])
+    return [each for each in shallower if each is not None and each not in packed]
+
+
+def _shallower(figures: MeshFigures, shape: TreeShape) -> TreeShape | None:
+    """Return a shape one hop shallower to be searched for with more effort, if that is worth it.
+
+    On large meshes there are too few ranks in the middle for trees without any slack.
+    """
+    mesh = figures.mesh
+    slack = trees_of(mesh, shape).figures.depth - figures.radius - 1
+    work = mesh.n_live * shape.n_trees
+    if mesh.n_live <= _SMALL_RANKS:
+        is_worth_it = slack >= 0 and work < _MOST_RANKS_TIMES_TREES_IF_SMALL
+        return TreeShape(shape.n_trees, slack, _MOST_EFFORT) if is_worth_it else None
+    effort = min(_MOST_EFFORT, work // _RANKS_TIMES_TREES_PER_EFFORT)
+    if slack < 1 or effort < 2 or work > _MOST_RANKS_TIMES_TREES_FOR_EFFORT:
+        return None
+    return TreeShape(shape.n_trees, slack, effort)

@@ -1,0 +1,124 @@
+"""How long trees take, by formula: what ranks packings before anything is simulated.
+
+Few shallow trees suit short payloads, many even ones suit long payloads. The formula knows how
+deep the trees are and how many of them the busiest link carries. It is off by up to 15 %, so the
+simulator has the last word. Knows no mesh and no packing.
+"""
+
+import math
+from dataclasses import dataclass
+
+from meshmend.topology.fabric import Fabric
+
+MOST_SLICES = 1024  # the most that `benchmarks/trees.py` has used is 652
+
+
+@dataclass(frozen=True)
+class TreeFigures:
+    """What the formula needs to know of a packing: depth, and trees on the busiest link.
+
+    Of disjoint trees `load` counts those that go up the busiest channel: what comes down it
+    comes later.
+    """
+
+    n_trees: int
+    depth: int
+    load: int
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """How a schedule is pipelined: in how many slices, and how links choose between them.
+
+    A row waits `skew` slices for each hop by which it is nearer to the end of its chain than the
+    farthest row: slices of delay per hop (`schedule/priority.py`).
+    """
+
+    slices: int
+    skew: float = 0.0
+
+
+@dataclass(frozen=True)
+class TreeFormula:
+    """The time of trees with these figures for a payload, as a function of the slices."""
+
+    figures: TreeFigures
+    fabric: Fabric
+    payload_bytes: float
+
+    def time_s(self, slices: int) -> float:
+        """Return about how long the trees take.
+
+        The busiest link carries `load` trees' worth of every slice. Then the last slice goes up
+        and down, and each hop costs latency, overhead and the slice's own bytes.
+        """
+        hop_s, interval_s = self._hop_and_interval_s(slices)
+        return 2 * self.figures.depth * hop_s + slices * interval_s
+
+    def best_slices(self) -> int:
+        """Return the number of slices for which the formula is least."""
+        overhead_s = self.fabric.message_overhead_s * self.figures.load
+        if not overhead_s:
+            return MOST_SLICES // 4 if self.payload_bytes and self.figures.load else 1
+        tree_bytes = self.payload_bytes / self.figures.n_trees
+        tree_s = tree_bytes / self.fabric.link_bandwidth_bytes_per_s
+        best = math.sqrt(2 * self.figures.depth * tree_s / overhead_s)
+        return max(1, min(MOST_SLICES, round(best)))
+
+    def slices_within(self, window: int) -> int:
+        """Return the number of slices for which the formula is least of those within a window.
+
+        But not less than half of those for which it is least of all.
+        """
+        best = self.best_slices()
+        slices = best
+        while slices > best / 2 and self.window_hops(slices) > window:
+            slices -= 1
+        return slices
+
+    def slices_in_flight(self, slices: int) -> int:
+        """Return about how many slices are under way at once."""
+        hop_s, interval_s = self._hop_and_interval_s(slices)
+        return math.ceil(2 * self.figures.depth * hop_s / interval_s) if interval_s else slices
+
+    def slice_interval_s(self, slices: int) -> float:
+        """Return the time between slices once the pipeline is full."""
+        return self._hop_and_interval_s(slices)[1]
+
+    def window_hops(self, slices: int) -> int:
+        """Return how many hops take as long as all slices take to pass the busiest link."""
+        hop_s, interval_s = self._hop_and_interval_s(slices)
+        return int(slices * interval_s / hop_s)
+
+    def pipeline(self, slices: int, delay_hops_per_hop: float) -> Pipeline:
+        """Return a pipeline whose delay per hop, in slices, takes so many hops' time."""
+        slices = max(1, slices)
+        hop_s, interval_s = self._hop_and_interval_s(slices)
+        skew = round(delay_hops_per_hop * hop_s / interval_s, 6) if interval_s else 0.0
+        return Pipeline(slices, skew)
+
+    def _hop_and_interval_s(self, slices: int) -> tuple[float, float]:
+        """Return what one hop takes, and the time between slices on the busiest link or chip."""
+        size = self.payload_bytes / self.figures.n_trees / slices
+        hold_s = self.fabric.message_overhead_s + size / self.fabric.link_bandwidth_bytes_per_s
+        add_s = size / (self.fabric.chip_bandwidth_bytes_per_s or math.inf)
+        interval_s = max(self.figures.load * hold_s, self.figures.n_trees * add_s)
+        return self.fabric.hop_latency_s + hold_s + add_s / 2, interval_s
+
+
+@dataclass(frozen=True)
+class PipelineRequest:
+    """What trees are wanted for: a payload on a fabric, in so many slices (None: any number)."""
+
+    fabric: Fabric
+    payload_bytes: float
+    slices: int | None = None
+
+    def formula(self, figures: TreeFigures) -> TreeFormula:
+        """Return the formula of trees with these figures."""
+        return TreeFormula(figures, self.fabric, self.payload_bytes)
+
+    def likely_s(self, figures: TreeFigures) -> float:
+        """Return about how long such trees take, in the slices asked for or the best number."""
+        formula = self.formula(figures)
+        return formula.time_s(self.slices or formula.best_slices())

@@ -1,0 +1,88 @@
+"""The figures of a mesh: degrees, eccentricities, radius, diameter and centre, computed once.
+
+Whoever needs one of them asks `mesh_figures`, which keeps the figures of the meshes that were
+asked for last, and hands the value on. Distances from one rank and connected parts are in
+`graph`; the packing number, which takes longer than all of these, is in `limits`.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.kernels import kernel
+from meshmend.topology.graph import breadth_first, distances_from
+from meshmend.topology.mesh import Mesh
+
+
+@dataclass(frozen=True)
+class MeshFigures:
+    """The figures of one mesh, each computed when it is first asked for.
+
+    Distances are hops over live links. Where the mesh falls into parts, an eccentricity counts
+    within the rank's own part, so ask `is_connected` before you use radius and centre.
+    """
+
+    mesh: Mesh
+
+    @cached_property
+    def is_connected(self) -> bool:
+        """Whether live links join all live chips."""
+        return bool(distances_from(self.mesh, 0).min() >= 0)
+
+    @cached_property
+    def degrees(self) -> NDArray[np.int32]:
+        """How many live links each rank has."""
+        degrees: NDArray[np.int32] = (self.mesh.neighbor_ranks >= 0).sum(axis=1, dtype=np.int32)
+        degrees.flags.writeable = False
+        return degrees
+
+    @cached_property
+    def min_degree(self) -> int:
+        """The live links of the rank that has the fewest."""
+        return int(self.degrees.min())
+
+    @cached_property
+    def eccentricities(self) -> NDArray[np.int32]:
+        """Each rank's hops to the rank farthest from it; takes time chips x links."""
+        eccentricities: NDArray[np.int32] = _eccentricities(self.mesh.neighbor_ranks)
+        eccentricities.flags.writeable = False
+        return eccentricities
+
+    @cached_property
+    def radius(self) -> int:
+        """The least eccentricity: some rank reaches all others in so many hops."""
+        return int(self.eccentricities.min())
+
+    @cached_property
+    def diameter(self) -> int:
+        """The largest eccentricity: the most hops between two ranks."""
+        return int(self.eccentricities.max())
+
+    @cached_property
+    def central_rank(self) -> int:
+        """The first rank of the centre."""
+        return int(np.argmin(self.eccentricities))
+
+    def ranks_within(self, hops: int) -> NDArray[np.int32]:
+        """Return the ranks that reach all others in so many hops; `radius` gives the centre."""
+        return np.flatnonzero(self.eccentricities <= hops).astype(np.int32)
+
+
+@lru_cache(maxsize=64)
+def mesh_figures(mesh: Mesh) -> MeshFigures:
+    """Return the figures of a mesh; equal meshes share one value while it is kept."""
+    return MeshFigures(mesh)
+
+
+@kernel
+def _eccentricities(neighbors: NDArray[np.int32]) -> NDArray[np.int32]:
+    n_ranks = neighbors.shape[0]
+    result = np.empty(n_ranks, dtype=np.int32)
+    distance = np.empty(n_ranks, dtype=np.int32)
+    queue = np.empty(n_ranks, dtype=np.int32)
+    for start in range(n_ranks):
+        reached = breadth_first(neighbors, start, distance, queue)
+        result[start] = distance[queue[reached - 1]]
+    return result
