@@ -1,9 +1,9 @@
 """Messages on a proved connection: whole or not at all."""
 
 import json
+import select
 import socket
 import struct
-import time
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from meshmend.errors import ChannelError
 from meshmend.net.channel import LONGEST_BYTES, Channel, Message
+from waiting import until
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
@@ -46,12 +47,16 @@ def framed(body: bytes) -> bytes:
     return struct.pack(">I", len(body)) + body
 
 
-def received(channel: Channel, n_messages: int, *, within_s: float = 5.0) -> list[Message]:
-    """Return so many messages, or what has come in time."""
+def received(channel: Channel, n_messages: int) -> list[Message]:
+    """Return the next messages, at least so many."""
     messages: list[Message] = []
-    deadline = time.monotonic() + within_s
-    while len(messages) < n_messages and time.monotonic() < deadline:
-        messages += channel.receive()
+
+    def are_enough() -> bool:
+        if len(messages) < n_messages:
+            messages.extend(channel.receive())
+        return len(messages) >= n_messages
+
+    until(are_enough)
     return messages
 
 
@@ -170,7 +175,9 @@ def test_last_words_are_heard_although_the_end_was_a_reset(
     channel.send({"kind": "beat"})  # never read: closing resets the connection
     far.sendall(framed(b'{"kind": "turned away"}'))
     far.close()
-    time.sleep(0.05)
+    reset = select.poll()
+    reset.register(channel, 0)  # tells errors only
+    until(lambda: reset.poll(0))
 
     assert received(channel, 1) == [{"kind": "turned away"}]
 

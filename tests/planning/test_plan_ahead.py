@@ -18,7 +18,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from commanding import until
 from planners import PLANNING_S, is_running, planners_of
 
 pytest.importorskip("torch")
@@ -36,6 +35,7 @@ from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 from meshmend.train.ahead import Ahead, Planner, is_ours, scratch_plans
 from meshmend.train.worker_environment import worker_environment_from
+from waiting import until
 
 SQUARE = Mesh((2, 2))
 SUMS = [(9, "float32")]
