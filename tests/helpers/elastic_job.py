@@ -2,9 +2,11 @@
 
     python elastic_job.py FOLDER '{"mesh": "4x4", "steps": 40, "inject": ["kill 2x2@0,2 at 10"]}'
 
-With `"gate": [30, [["left", null], ["forming", 16]]]` no chip gets past step 30 before such events
-have come in this order, where a number asks for so many chips. So a test does not depend on how
-fast steps are. Prints one JSON object: how it ended, the events, and what the ledgers say.
+With `"gate": [30, [["generation", 12], ["arrived", null]]]` no chip gets past step 30 before such
+events have come in this order, where a number asks for so many chips; the steps after it are slow.
+So a test does not depend on how fast steps are.
+
+Prints one JSON object: how it ended, the events, and what the ledgers say.
 """
 
 import json
@@ -91,6 +93,8 @@ def main() -> None:
             loss.backward()  # type: ignore[no-untyped-call]  # torch's stubs
             while job.step_number == gate_step and not gate.exists():
                 time.sleep(0.01)
+            if gate_step is not None and job.step_number > gate_step:
+                time.sleep(0.05)
             job.step(loss)
         return 0
 

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +57,13 @@ def test_a_chip_that_hangs_is_turned_away_and_comes_back_as_new(tmp_path: Path) 
     result = elastic(
         tmp_path,
         mesh="2x2",
-        steps=100,
+        steps=60,
         heartbeat_timeout_s=3.0,
         inject=["hang 1,1 at 20 for 6s"],
-        gate=[60, [["turned away", None], ["forming", 4]]],
+        gate=[40, [["turned away", None], ["arrived", None]]],
     )
 
-    check_nothing_lost(result, steps=100)
+    check_nothing_lost(result, steps=60)
     (fault,) = result["faults"]
     assert fault["detected_s"] < 6.0  # while it hung
     assert [event["chip"] for event in of_kind(result, "turned away")] == [[1, 1]]
@@ -74,10 +73,10 @@ def test_a_chip_that_hangs_is_turned_away_and_comes_back_as_new(tmp_path: Path) 
 def test_a_cut_link_is_routed_around_and_nobody_leaves(tmp_path: Path) -> None:
     inject = ["cut link:0,0-0,1 at 10", "repair link:0,0-0,1 at 30"]
 
-    gate = [60, [["generation", 4]] * 2 + [["forming", 4]]]
-    result = elastic(tmp_path, mesh="2x2", steps=100, inject=inject, gate=gate)
+    gate = [40, [["generation", 4], ["fault", None]] * 2]
+    result = elastic(tmp_path, mesh="2x2", steps=60, inject=inject, gate=gate)
 
-    check_nothing_lost(result, steps=100)
+    check_nothing_lost(result, steps=60)
     assert result["chips"] == [4, 4, 4]
     assert [event["cut"] for event in of_kind(result, "generation")] == [[], ["link:0,0-0,1"], []]
     assert not of_kind(result, "left")
@@ -93,15 +92,11 @@ def test_training_goes_on_without_its_coordinator_and_a_later_failure_is_handled
     check_nothing_lost(result, steps=120)
     assert [event["state"] for event in of_kind(result, "coordinator")] == ["lost", "back"]
     assert result["chips"] == [8, 4]
-    # No step around the coordinator's death took longer than others, though some are not told of.
+    # Steps without a coordinator are not told of: had they waited for it, one at most were missing.
     lost, back = (event["t"] for event in of_kind(result, "coordinator"))
-    ends = [
-        (event["t"], event["step"])
-        for event in of_kind(result, "step")
-        if lost - 0.5 < event["t"] < back + 0.3
-    ]
-    paces = [(after[0] - before[0]) / (after[1] - before[1]) for before, after in pairwise(ends)]
-    assert max(paces) < 0.5
+    before = max(event["step"] for event in of_kind(result, "step") if event["t"] < lost)
+    after = min(event["step"] for event in of_kind(result, "step") if event["t"] > back)
+    assert after - before > 2
 
 
 def test_a_failure_and_the_coordinator_s_death_at_once_are_survived(tmp_path: Path) -> None:
@@ -116,10 +111,10 @@ def test_a_failure_and_the_coordinator_s_death_at_once_are_survived(tmp_path: Pa
 def test_the_smaller_part_of_a_mesh_that_is_cut_in_two_waits_and_says_so(tmp_path: Path) -> None:
     inject = ["kill 2x2@0,2 at 10", "repair 2x2@0,2 at 40"]
 
-    gate = [60, [["generation", 8], ["forming", 16]]]
-    result = elastic(tmp_path, mesh="2x8", steps=80, inject=inject, gate=gate)
+    gate = [50, [["generation", 8]] + [["arrived", None]] * 4]
+    result = elastic(tmp_path, mesh="2x8", steps=70, inject=inject, gate=gate)
 
-    check_nothing_lost(result, steps=80)
+    check_nothing_lost(result, steps=70)
     assert result["chips"] == [16, 8, 16]
     waiting = of_kind(result, "waiting")
     assert waiting[0]["chips"] == [[0, 0], [0, 1], [1, 0], [1, 1]]

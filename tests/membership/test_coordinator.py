@@ -41,9 +41,7 @@ def die(timeout_s: float) -> None:
 class Served:
     """A coordinator in a thread, and what it tells who watches."""
 
-    def __init__(
-        self, address: Address = ("127.0.0.1", 0), *, timing: Timing = PATIENT
-    ) -> None:
+    def __init__(self, address: Address = ("127.0.0.1", 0), *, timing: Timing = PATIENT) -> None:
         listener = listening(*address)
         self.address: Address = listener.getsockname()[:2]
         spec = JobSpec("ours", MESH, (2, 2), timing)

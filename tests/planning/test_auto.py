@@ -99,7 +99,7 @@ def test_payloads_of_a_class_differ_by_little(payload_bytes: float) -> None:
     assert payload_class_bytes(typical) == pytest.approx(typical, rel=1e-12)
 
 
-def test_the_second_question_needs_no_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_question_needs_no_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = parse_mesh("8x8", fail=["2x2@4,4"])
     first = choose(mesh, REFERENCE, 1e7, cache_dir=tmp_path)
     monkeypatch.setattr(choosing, "_found", None)  # whoever searches now fails
