@@ -208,3 +208,16 @@ def test_two_agents_of_torchrun_make_one_mesh(tmp_path: Path) -> None:
     assert [agent.returncode for agent in agents] == [0, 0], ended
     lines = sorted(line for out, _ in ended for line in out.splitlines())
     assert lines == [f"rank {rank} sum 6" for rank in range(4)]
+
+
+def test_a_script_need_not_import_the_backend(tmp_path: Path) -> None:
+    """In a process of its own: this one has imported the backend for other tests."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch.distributed as dist\nprint('MESHMEND' in dist.Backend._plugins)\n"
+    )
+    command = [sys.executable, "-m", "meshmend", "run", "--mesh", "1x2", str(script)]
+
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
+
+    assert sorted(ended.stdout.splitlines()) == ["[0,0] True", "[0,1] True"], ended.stderr
