@@ -17,7 +17,7 @@ def test_the_example_prints_what_it_says(example: Path, tmp_path: Path) -> None:
         text=True,
         check=False,
         cwd=tmp_path,
-        timeout=120,
+        timeout=600,
     )
 
     assert done.returncode == 0, done.stderr

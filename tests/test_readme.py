@@ -19,5 +19,8 @@ def test_the_ten_lines_print_what_stands_below_them() -> None:
 
 
 def test_every_file_that_the_readme_names_is_there() -> None:
-    for path in re.findall(r"\]\(([^)#:]+)\)", README):
+    paths = re.findall(r"\]\(([^)#:]+)\)", README)
+
+    assert paths
+    for path in paths:
         assert (Path(__file__).parent.parent / path).exists(), path

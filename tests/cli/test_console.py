@@ -8,6 +8,7 @@ import pytest
 
 from meshmend.cli import console
 from meshmend.cli.console import progress
+from waiting import HANG_S, until
 
 
 class Terminal(io.StringIO):
@@ -28,10 +29,7 @@ def _terminal(monkeypatch: pytest.MonkeyPatch, *, patience_s: float) -> Terminal
 
 
 def _wait_for(terminal: Terminal, text: str) -> None:
-    deadline = time.monotonic() + 20
-    while text not in terminal.getvalue():
-        assert time.monotonic() < deadline, terminal.getvalue()
-        time.sleep(0.01)
+    until(lambda: text in terminal.getvalue(), why=terminal.getvalue)
 
 
 def test_long_work_shows_its_step_and_percentage(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +47,7 @@ def test_long_work_shows_its_step_and_percentage(monkeypatch: pytest.MonkeyPatch
 
 
 def test_short_work_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = _terminal(monkeypatch, patience_s=10)
+    terminal = _terminal(monkeypatch, patience_s=HANG_S)
 
     with progress() as bar:
         bar("step", 0.5)

@@ -154,7 +154,7 @@ def run_as(privileges: str, interpreter: str, tmp_path: Path) -> "subprocess.Com
         "NUMBA_DISABLE_JIT": "1",  # two by two chips are not worth compiling for
     }
     argv = ["setpriv", *privileges.split(), interpreter, "-c", JOB]
-    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-import time
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshmend.cli import main
+from waiting import until
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended and what it printed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
 
 
 @dataclass
@@ -30,21 +40,22 @@ class Command:
     def err(self) -> str:
         return self._text("err")
 
-    def signal(self, number: int) -> None:
+    @property
+    def has_ended(self) -> bool:
         if self.code is None:
-            os.kill(self.pid, number)
-
-    def end(self, timeout_s: float = 60.0) -> int:
-        """Return its exit code once it has ended, minus the signal that killed it."""
-        deadline = time.monotonic() + timeout_s
-        while self.code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self.code = os.waitstatus_to_exitcode(status)
-            elif time.monotonic() > deadline:
-                raise TimeoutError(f"{self.name} did not end in {timeout_s} s: {self.err}")
-            else:
-                time.sleep(0.02)
+        return self.code is not None
+
+    def signal(self, number: int) -> None:
+        if not self.has_ended:
+            os.kill(self.pid, number)
+
+    def end(self) -> int:
+        """Return its exit code once it has ended, minus the signal that killed it."""
+        until(lambda: self.has_ended, why=lambda: f"{self.name} did not end: {self.err}")
+        assert self.code is not None
         return self.code
 
     def _text(self, stream: str) -> str:
@@ -55,12 +66,7 @@ class Command:
 @contextmanager
 def commands(folder: Path) -> Iterator[Callable[..., Command]]:
     """Yield what starts a command by a name of its own; none is left at the end."""
-    import torch
-
-    import meshmend.launch.elastic_script
-    import meshmend.train.job  # noqa: F401
-
-    torch.optim.SGD([torch.zeros(1)])  # imports torch's compiler, once for all
+    _import_all()
     began: list[Command] = []
 
     def start(name: str, *arguments: str | Path, **environment: str) -> Command:
@@ -78,12 +84,24 @@ def commands(folder: Path) -> Iterator[Callable[..., Command]]:
             command.end()
 
 
-def until(is_so: Callable[[], bool], *, timeout_s: float = 60.0, why: Callable[[], str]) -> None:
-    """Wait until something is so; fail with the reason if it does not come about."""
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline, why()
-        time.sleep(0.02)
+def meshmend_run(*arguments: str | Path, **environment: str) -> Ended:
+    """Run `meshmend run` with these arguments and return how it ended."""
+    with tempfile.TemporaryDirectory() as folder, commands(Path(folder)) as start:
+        ran = start("run", "run", *arguments, **environment)
+        return Ended(ran.end(), ran.out, ran.err)
+
+
+def _import_all() -> None:
+    """Import what commands import, so that it is done once for all tests."""
+    import torch
+    import torch._dynamo.utils
+    import torch.distributed.rpc
+
+    import meshmend.launch.elastic_script
+    import meshmend.launch.static_job
+    import meshmend.train.job  # noqa: F401
+
+    torch.optim.SGD([torch.zeros(1)])  # imports torch's compiler
 
 
 def _become(path: Path, arguments: list[str], environment: dict[str, str]) -> None:

@@ -2,21 +2,28 @@
 
     python elastic_job.py FOLDER '{"mesh": "4x4", "steps": 40, "inject": ["kill 2x2@0,2 at 10"]}'
 
+With `"gate": [30, [["generation", 12], ["arrived", null]]]` no chip gets past step 30 before such
+events have come in this order, where a number asks for so many chips; the steps after it are slow.
+So a test does not depend on how fast steps are.
+
 Prints one JSON object: how it ended, the events, and what the ledgers say.
 """
 
 import json
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from waiting import HANG_S
 
-def elastic(folder: Path, *, timeout_s: float = 120.0, **options: Any) -> dict[str, Any]:
+
+def elastic(folder: Path, **options: Any) -> dict[str, Any]:
     """Run a job in a process of its own and return what it printed."""
     command = [sys.executable, __file__, str(folder), json.dumps(options)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     result["stderr"] = done.stderr
@@ -31,6 +38,11 @@ def of_kind(result: dict[str, Any], kind: str) -> list[dict[str, Any]]:
 def losses(result: dict[str, Any]) -> dict[int, float]:
     """Return the loss of each step."""
     return {event["step"]: event["loss"] for event in of_kind(result, "step")}
+
+
+def is_seen(event: dict[str, Any], kind: str, n_chips: int | None) -> bool:
+    """Return whether an event is of a kind and, where it matters, of so many chips."""
+    return event["event"] == kind and n_chips in (None, len(event.get("chips", ())))
 
 
 def main() -> None:
@@ -62,6 +74,9 @@ def main() -> None:
     )
     resume = Path(options["resume"]) if "resume" in options else None
 
+    gate = folder / "gate"
+    gate_step, gate_events = options.get("gate", (None, []))
+
     def body() -> int:
         job = Job(
             model,
@@ -77,19 +92,31 @@ def main() -> None:
             loss = cross_entropy(model(features), classes)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]  # torch's stubs
+            while job.step_number == gate_step and not gate.exists():
+                time.sleep(0.01)
+            if gate_step is not None and job.step_number > gate_step:
+                time.sleep(0.05)
             job.step(loss)
         return 0
 
     mesh = parse_mesh(options["mesh"], fail=options.get("fail", ()))
     events: list[TimedEvent] = []
+
+    def take(timed: TimedEvent) -> None:
+        events.append(timed)
+        if gate_events and is_seen(json.loads(event_line(timed)), *gate_events[0]):
+            del gate_events[0]
+            if not gate_events:
+                gate.touch()
+
     outcome = run_elastic(
         ElasticJob(
             settings=Settings(mesh),
             body=body,
             run_dir=folder,
-            on_event=events.append,
+            on_event=take,
             faults=tuple(parse_fault(text, mesh) for text in options.get("inject", ())),
-            timing=Timing(heartbeat_timeout_s=options.get("heartbeat_timeout_s", 2.0)),
+            timing=Timing(heartbeat_timeout_s=options.get("heartbeat_timeout_s", 60.0)),
             sums=Gradients(model).sizes(),
             checks=True,
         )

@@ -13,6 +13,7 @@ from meshmend.execute.sockets import SocketTransport
 from meshmend.execute.transport import Task, task_of
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.table import Schedule
+from waiting import HANG_S
 
 SECRET = b"known to all of us"
 
@@ -43,13 +44,14 @@ def connected(
         addresses = {rank: transport.address for rank, transport in enumerate(made)}
 
         def connect(rank: int) -> None:
-            made[rank].connect({peer: addresses[peer] for peer in programs[rank].peers})
+            peers = {peer: addresses[peer] for peer in programs[rank].peers}
+            made[rank].connect(peers, timeout_s=HANG_S)
 
         assert together(connect, len(made)) == [None] * len(made)
         yield made
 
 
-def together(job: Callable[[int], Any], n_ranks: int, *, timeout_s: float = 20.0) -> list[Any]:
+def together(job: Callable[[int], Any], n_ranks: int) -> list[Any]:
     """Return what a job returns or raises on each rank, all at once."""
     outcome: list[Any] = ["still running"] * n_ranks
 
@@ -63,7 +65,7 @@ def together(job: Callable[[int], Any], n_ranks: int, *, timeout_s: float = 20.0
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout_s)
+        thread.join(HANG_S)
     return outcome
 
 
@@ -80,7 +82,7 @@ def run_all(
 
     def run(rank: int) -> None:
         task = task_for(programs[rank], buffers[rank], n_slices=n_slices, op=op)
-        made[rank].run(task, buffers[rank].view(np.uint8), timeout_s=10.0)
+        made[rank].run(task, buffers[rank].view(np.uint8))
 
     assert together(run, len(made)) == [None] * len(made)
     return buffers

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from meshmend.testbed.bed import Testbed
 from meshmend.testbed.holder import FIRST_NAMESPACE
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
+from waiting import HANG_S
 
 BANDWIDTH = 10e6 / 8
 PORT = 4000
@@ -43,14 +43,6 @@ def require_testbed() -> None:
     """Skip the test where the kernel grants no testbed."""
     if reason := why_not():
         pytest.skip(reason)
-
-
-def wait_until(condition: Callable[[], bool], *, within_s: float = 10.0) -> None:
-    """Return once the condition holds; fail the test if it does not in time."""
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def namespaces(bed: Testbed) -> set[int]:
@@ -85,7 +77,7 @@ def on_chip(bed: Testbed, chip: Chip, work: Callable[[], None]) -> int:
         return child
     code = 1
     try:
-        signal.alarm(20)  # whatever goes wrong, no child outlives its test
+        signal.alarm(round(HANG_S))  # whatever goes wrong, no child outlives its test
         bed.enter(chip)
         work()
         code = 0
@@ -123,17 +115,24 @@ def servers(bed: Testbed, chips: Iterable[Chip]) -> Iterator[None]:
             exit_code(child)
 
 
-def can_connect(bed: Testbed, source: Chip, goal: Chip, *, ttl: int = 64) -> bool:
-    """Return whether a TCP connection from one chip to another comes about within a second."""
+def can_connect(
+    bed: Testbed, source: Chip, goal: Chip, *, ttl: int = 64, timeout_s: float = HANG_S / 10
+) -> bool:
+    """Return whether a TCP connection from one chip to another comes about."""
 
     def connect() -> None:
         with socket.socket() as client:
             client.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, ttl)
-            client.settimeout(1.0)
+            client.settimeout(timeout_s)
             client.connect((bed.address(goal), PORT))
 
     with servers(bed, [goal]):
         return exit_code(on_chip(bed, source, connect)) == 0
+
+
+def cannot_connect(bed: Testbed, source: Chip, goal: Chip, *, ttl: int = 64) -> bool:
+    """Return whether no TCP connection from one chip to another comes about in a second."""
+    return not can_connect(bed, source, goal, ttl=ttl, timeout_s=1.0)
 
 
 def interfaces() -> str:

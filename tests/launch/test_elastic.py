@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from commanding import commands, until
+from commanding import commands
+from waiting import until
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -204,8 +205,7 @@ for inputs, labels in job:
         time.sleep(600)
     job.step(loss)
     plans = pathlib.Path(os.environ["MESHMEND_JOB_DIR"]) / "plans"
-    deadline = time.monotonic() + 150
-    while what == "plans" and not list(plans.glob("*.json")) and time.monotonic() < deadline:
+    while what == "plans" and not list(plans.glob("*.json")):
         time.sleep(0.02)
 if what == "late" and job.is_leader:
     time.sleep(2)
@@ -233,7 +233,7 @@ def test_a_leader_is_not_ended_while_it_evaluates(
 
 def test_a_chip_whose_loop_stands_still_is_left_behind(script: Path, tmp_path: Path) -> None:
     with commands(tmp_path) as start:
-        options = ("--mesh", "1x2", "--stall", "1", "--run-dir", tmp_path / "run")
+        options = ("--mesh", "1x2", "--stall", "5", "--run-dir", tmp_path / "run")
         ran = start("run", "run", "--elastic", *options, script, "stuck")
 
         assert ran.end() == 0, ran.err
@@ -252,7 +252,7 @@ def test_a_chip_that_fails_before_the_first_step_is_not_waited_for(
     with commands(tmp_path) as start:
         ran = start("run", "run", "--elastic", "--mesh", "1x2", script, "early")
 
-        assert ran.end(60.0) == 0, ran.err
+        assert ran.end() == 0, ran.err
         assert re.search(r"chip \(0, 1\) failed: ValueError: no data", ran.err)
         assert "generation 1: 1 chip from step 0 on" in ran.err
 
@@ -264,14 +264,14 @@ def test_plans_for_the_loss_of_a_board_are_made_once_it_is_known_what_is_summed(
         options = ("--mesh", "1x4", "--run-dir", tmp_path / "run")
         ran = start("run", "run", "--elastic", *options, script, "plans")
 
-        assert ran.end(200.0) == 0, ran.err
+        assert ran.end() == 0, ran.err
         assert list((tmp_path / "run" / "plans").glob("*.json"))
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_leaves_no_worker(number: int, code: int, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)\n")
+    script.write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
     with commands(tmp_path) as start:
         ran = start("run", "run", "--elastic", "--mesh", "1x2", script)
         until(lambda: len(ran.out.splitlines()) == 2, why=lambda: ran.err)

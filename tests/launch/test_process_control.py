@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from commanding import until
+from waiting import until
 
 pytest.importorskip("torch")
 

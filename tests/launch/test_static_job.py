@@ -5,13 +5,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from launching import meshmend_run, started, wait_for_end
+from commanding import commands, meshmend_run
+from waiting import HANG_S, until
 
 pytest.importorskip("torch")
 
@@ -30,7 +29,7 @@ def script(tmp_path: Path) -> Path:
         "if what == 'exit' and rank == 1: sys.exit(7)\n"
         "if what == 'text' and rank == 1: sys.exit('that is all')\n"
         "if what == 'kill' and rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "if what != 'end': time.sleep(60)\n"
+        "if what != 'end': time.sleep(600)\n"
     )
     return path
 
@@ -86,27 +85,18 @@ def test_bad_input_ends_with_code_2_and_one_line(
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
 )
-def test_no_worker_outlives_its_parent(script: Path, number: int, code: int) -> None:
-    with started("--mesh", "2x2", script, "sleep") as (parent, folder):
-        until(lambda: (folder / "out").exists() and len(lines_of(folder / "out")) == 4)
-        children = children_of(parent)
-        os.kill(parent, number)
-        assert wait_for_end(parent, 20.0) == code
+def test_no_worker_outlives_its_parent(
+    script: Path, number: int, code: int, tmp_path: Path
+) -> None:
+    with commands(tmp_path) as start:
+        parent = start("run", "run", "--mesh", "2x2", script, "sleep")
+        until(lambda: len(parent.out.splitlines()) == 4, why=lambda: parent.err)
+        children = children_of(parent.pid)
+        parent.signal(number)
+        assert parent.end() == code
 
     assert len(children) == 4
     until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
-
-
-def until(is_so: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Wait until something is so."""
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
-
-
-def lines_of(path: Path) -> list[str]:
-    return path.read_text().splitlines()
 
 
 def children_of(pid: int) -> list[int]:
@@ -116,35 +106,29 @@ def children_of(pid: int) -> list[int]:
 
 
 DYING = """
-import os, sys, time, torch, torch.distributed as dist
+import os, torch, torch.distributed as dist
 dist.init_process_group("meshmend")
 x = torch.ones(1 << 20)
 dist.all_reduce(x)
 if dist.get_rank() == 3:
     os._exit(9)
-start = time.monotonic()
 try:
     while True:
         dist.all_reduce(x)
 except Exception as error:
-    print(f"after {time.monotonic() - start:.2f} s: {error}", flush=True)
+    print(error, flush=True)
 """
 
 
-def test_a_worker_that_dies_is_named_by_every_other_within_a_second(tmp_path: Path) -> None:
+def test_a_worker_that_dies_is_named_by_every_other(tmp_path: Path) -> None:
     script = tmp_path / "dying.py"
     script.write_text(DYING)
 
-    def seconds_until_told() -> list[float]:
-        ended = meshmend_run("--mesh", "2x4", script)
-        assert ended.returncode == 9
-        told = r"after ([\d.]+) s: chip \(0, 3\) \(rank 3\) hung up"
-        found = re.findall(told, ended.stdout)
-        assert len(found) == 7, ended.stdout + ended.stderr
-        return [float(each) for each in found]
+    ended = meshmend_run("--mesh", "2x4", script)
 
-    # A busy machine may hold a worker up for longer than that, but not every time.
-    assert any(max(seconds_until_told()) < 1.0 for _ in range(3))
+    assert ended.returncode == 9
+    told = re.findall(r"\] chip \(0, 3\) \(rank 3\) hung up", ended.stdout)
+    assert len(told) == 7, ended.stdout + ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -155,7 +139,7 @@ def test_a_worker_that_dies_is_named_by_every_other_within_a_second(tmp_path: Pa
             "accelerate_bert.py",
             ["--mesh", "2x3", "--fail", "0,1"],
             ["--preload", "transformers.models.bert.modeling_bert", "--preload", "accelerate"],
-            marks=pytest.mark.slow,  # Gloo, its peer here, now and then hangs at its end
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             "ddp_resnet.py",
@@ -166,27 +150,28 @@ def test_a_worker_that_dies_is_named_by_every_other_within_a_second(tmp_path: Pa
     ],
 )
 def test_training_gives_the_losses_of_gloo(
-    example: str, mesh: list[str], preload: list[str]
+    example: str, mesh: list[str], preload: list[str], tmp_path: Path
 ) -> None:
     if preload:
         pytest.importorskip("accelerate")
-    curves = []
-    for backend in ("meshmend", "gloo"):
-        command = (*mesh, *preload, EXAMPLES / example, "--backend", backend)
-        try:
-            ended = meshmend_run(*command, timeout_s=40.0)
-        except TimeoutError:
-            if backend != "gloo":
-                raise
-            ended = meshmend_run(*command)  # Gloo now and then hangs at its end
-        assert ended.returncode == 0, ended.stderr
-        curves.append([float(line.split()[-1]) for line in ended.stdout.splitlines()])
+    line = ("run", *mesh, *preload, EXAMPLES / example, "--backend")
+    with commands(tmp_path) as start:
+        meshmend = start("meshmend", *line, "meshmend")
+        assert meshmend.end() == 0, meshmend.err
+        ours = losses_in(meshmend.out)
+        gloo = start("gloo", *line, "gloo")
+        # Gloo now and then hangs at its end: what it has printed is enough.
+        until(lambda: gloo.out.count("\n") == len(ours) or gloo.has_ended, why=lambda: gloo.err)
+        theirs = losses_in(gloo.out)
 
-    ours, theirs = curves
-    assert len(ours) >= 5
+    assert len(ours) == len(theirs) >= 5
     # Sums in another order differ in the last bits, and training makes more of it step by step.
     assert ours[:10] == pytest.approx(theirs[:10], rel=1e-5, abs=2e-6)
     assert ours[-1] < ours[0]
+
+
+def losses_in(text: str) -> list[float]:
+    return [float(line.split()[-1]) for line in text.splitlines()]
 
 
 TORCHRUN = """
@@ -218,8 +203,21 @@ def test_two_agents_of_torchrun_make_one_mesh(tmp_path: Path) -> None:
         )
         for node in range(2)
     ]
-    ended = [agent.communicate(timeout=120) for agent in agents]
+    ended = [agent.communicate(timeout=HANG_S) for agent in agents]
 
     assert [agent.returncode for agent in agents] == [0, 0], ended
     lines = sorted(line for out, _ in ended for line in out.splitlines())
     assert lines == [f"rank {rank} sum 6" for rank in range(4)]
+
+
+def test_a_script_need_not_import_the_backend(tmp_path: Path) -> None:
+    """In a process of its own: this one has imported the backend for other tests."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch.distributed as dist\nprint('MESHMEND' in dist.Backend._plugins)\n"
+    )
+    command = [sys.executable, "-m", "meshmend", "run", "--mesh", "1x2", str(script)]
+
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
+
+    assert sorted(ended.stdout.splitlines()) == ["[0,0] True", "[0,1] True"], ended.stderr

@@ -4,8 +4,8 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -47,11 +47,13 @@ from meshmend.net.handshake import ConnectRequest, Deadline, dial
 from meshmend.net.listener import Address, listening
 from meshmend.topology.failures import Chip, parse_link
 from meshmend.topology.text import parse_mesh
+from waiting import HANG_S, until
 
 SECRET = b"known to all of us"
 MESH = parse_mesh("2x4")
-TIMING = Timing(doubt_s=0.05, gather_s=10.0, recall_s=1.0, heartbeat_timeout_s=1.2)
-SPEC = JobSpec("ours", MESH, (2, 2), TIMING)
+# On a busy machine a worker that lives may be silent for long, or late to come back.
+PATIENT = Timing(doubt_s=0.05, gather_s=HANG_S, recall_s=HANG_S, heartbeat_timeout_s=HANG_S)
+IMPATIENT = replace(PATIENT, heartbeat_timeout_s=1.2)
 
 
 Kind = TypeVar("Kind", bound=Event)
@@ -60,10 +62,10 @@ Kind = TypeVar("Kind", bound=Event)
 class Served:
     """A coordinator in a thread, and what it tells who watches."""
 
-    def __init__(self, address: Address = ("127.0.0.1", 0)) -> None:
+    def __init__(self, address: Address = ("127.0.0.1", 0), *, timing: Timing = PATIENT) -> None:
         listener = listening(*address)
         self.address: Address = listener.getsockname()[:2]
-        self._server = CoordinatorServer(listener, SECRET, SPEC)
+        self._server = CoordinatorServer(listener, SECRET, JobSpec("ours", MESH, (2, 2), timing))
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
         self._watcher = connected(self.address, OBSERVER)
@@ -71,7 +73,7 @@ class Served:
         self.events: list[Observed] = []
         self._is_closed = False
 
-    def until(self, kind: type[Kind], within_s: float = 60.0) -> tuple[float, Kind]:
+    def until(self, kind: type[Kind], within_s: float = HANG_S) -> tuple[float, Kind]:
         """Return the first event of a kind, heard of since the last, and when it was."""
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
@@ -103,7 +105,7 @@ class Served:
 
     def wait(self) -> None:
         """Return when it has served the job to its end."""
-        self._thread.join(20.0)
+        self._thread.join(HANG_S)
         assert not self.is_serving
 
     def close(self) -> None:
@@ -112,7 +114,7 @@ class Served:
             self._is_closed = True
             self._watcher.close()
             self._server.close()
-            self._thread.join(5.0)
+            self._thread.join(HANG_S)
 
     def _serve(self) -> None:
         with suppress(OSError, ValueError, KeyError):  # it was closed under way, as if killed
@@ -120,7 +122,7 @@ class Served:
 
 
 def raw_channel(address: Address, caller: int = 0) -> Channel:
-    deadline = Deadline(time.monotonic() + 60.0)
+    deadline = Deadline(time.monotonic() + HANG_S)
     return Channel(dial(address, SECRET, ConnectRequest(caller, COORDINATOR), deadline))
 
 
@@ -139,7 +141,7 @@ def answer_to(address: Address, *frames: bytes) -> list[Message]:
     raw = raw_channel(address)
     channel = MessageChannel(raw)
     came: list[Message] = []
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + HANG_S
     try:
         for frame in frames:
             raw.send(frame)
@@ -151,13 +153,6 @@ def answer_to(address: Address, *frames: bytes) -> list[Message]:
     finally:
         channel.close()
     raise AssertionError(f"it did not hang up, and said {came}")
-
-
-def soon(is_so: Callable[[], bool], within_s: float = 10.0) -> None:
-    """Return when something is so, or when it has had its time."""
-    deadline = time.monotonic() + within_s
-    while not is_so() and time.monotonic() < deadline:
-        time.sleep(0.01)
 
 
 class Hand:
@@ -188,7 +183,7 @@ class Hand:
     def close(self) -> None:
         self._is_closed = True
         self.client.close()
-        self._thread.join(2.0)
+        self._thread.join(HANG_S)
 
     def _join(self) -> None:
         self.client.join(
@@ -229,9 +224,16 @@ def hands(served: Served, chips: tuple[Chip, ...] = MESH.live) -> Iterator[dict[
 
 @pytest.fixture
 def served() -> Iterator[Served]:
-    coordinator = Served()
-    yield coordinator
-    coordinator.close()
+    """A coordinator that gives its workers all the time they need."""
+    with closing(Served()) as coordinator:
+        yield coordinator
+
+
+@pytest.fixture
+def impatient() -> Iterator[Served]:
+    """A coordinator that soon takes a silent worker for dead."""
+    with closing(Served(timing=IMPATIENT)) as coordinator:
+        yield coordinator
 
 
 def test_strangers_are_refused_and_change_nothing(
@@ -264,23 +266,23 @@ def test_strangers_are_refused_and_change_nothing(
 
 
 def test_garbage_and_silence_on_the_port_harm_nobody(
-    served: Served, caplog: pytest.LogCaptureFixture
+    impatient: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING), hands(served):
-        served.event(GenerationBegan)
-        stranger = socket.create_connection(served.address)
+    with caplog.at_level(logging.WARNING), hands(impatient):
+        impatient.event(GenerationBegan)
+        stranger = socket.create_connection(impatient.address)
         stranger.sendall(b"GET / HTTP/1.1\r\nHost: somewhere.example.org\r\nAccept: */*\r\n\r\n")
         with suppress(ConnectionResetError):
             assert stranger.recv(10) == b""
         stranger.close()
-        channel = raw_channel(served.address)  # knows the secret, and says nothing sensible
+        channel = raw_channel(impatient.address)  # knows the secret, and says nothing sensible
         channel.send(b"hello")
-        silent = answer_to(served.address)
+        silent = answer_to(impatient.address)
         channel.close()
 
         assert silent == [Refused("it does not say who it is")]
         assert "a stranger, whose first bytes are b'GET / HTTP'" in caplog.text
-        assert served.is_serving
+        assert impatient.is_serving
 
 
 def test_a_worker_with_a_wrong_secret_is_refused_on_both_sides(
@@ -288,7 +290,7 @@ def test_a_worker_with_a_wrong_secret_is_refused_on_both_sides(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         hand = Hand((0, 0), served.address, b"something else")
-        soon(lambda: hand.error is not None and "refused a connection" in caplog.text)
+        until(lambda: hand.error is not None and "refused a connection" in caplog.text)
 
     assert isinstance(hand.error, RefusedError)
     assert "does not know the secret" in str(hand.error)
@@ -296,9 +298,9 @@ def test_a_worker_with_a_wrong_secret_is_refused_on_both_sides(
     hand.close()
 
 
-def test_a_worker_that_stops_beating_is_turned_away_and_may_come_back(served: Served) -> None:
+def test_a_worker_that_stops_beating_is_turned_away_and_may_come_back(impatient: Served) -> None:
     others = tuple(chip for chip in MESH.live if chip != (0, 0))
-    silent = connected(served.address)
+    silent = connected(impatient.address)
     silent.send(hello((0, 0)))
     beats = threading.Event()
 
@@ -307,15 +309,15 @@ def test_a_worker_that_stops_beating_is_turned_away_and_may_come_back(served: Se
             silent.send(Heartbeat(0, 0))
 
     threading.Thread(target=beat, daemon=True).start()
-    with hands(served, others):
-        assert len(served.event(GenerationForming).chips) == 8
+    with hands(impatient, others):
+        assert len(impatient.event(GenerationForming).chips) == 8
         beats.set()
-        event = served.event(WorkerTurnedAway)
+        event = impatient.event(WorkerTurnedAway)
 
         assert (event.chip, "silent for" in event.why) == ((0, 0), True)
-        assert served.event(GenerationBegan).chips == others
-        with hands(served, ((0, 0),)):
-            assert len(served.event(GenerationBegan).chips) == 8
+        assert impatient.event(GenerationBegan).chips == others
+        with hands(impatient, ((0, 0),)):
+            assert len(impatient.event(GenerationBegan).chips) == 8
     silent.close()
 
 
@@ -325,7 +327,7 @@ def test_a_coordinator_that_is_started_again_learns_the_job(served: Served) -> N
         served.close()
         again = Served(served.address)
         # Some may have come before there was anyone to watch.
-        soon(lambda: again.n_workers == MESH.n_live)
+        until(lambda: again.n_workers == MESH.n_live)
         assert again.n_workers == MESH.n_live
         time.sleep(0.1)
         numbers = {hand.news.generation.number for hand in made.values() if hand.news.generation}
@@ -351,7 +353,7 @@ def test_a_lost_link_is_cut_and_chips_that_it_cuts_off_wait_and_know_why(served:
 
         waiting = event.waiting
         assert len(event.chips) == len(waiting) == 4
-        soon(lambda: all(made[chip].news.wait for chip in waiting))
+        until(lambda: all(made[chip].news.wait for chip in waiting))
         for chip in waiting:
             assert made[chip].news.wait == "it is cut off from the largest live part of the mesh"
         served.ask(MendLink(parse_link("link:1,1-1,2")))
@@ -362,7 +364,7 @@ def test_a_cut_that_is_asked_for_reaches_both_ends(served: Served) -> None:
     with hands(served) as made:
         served.event(GenerationBegan)
         served.ask(CutLink(parse_link("link:0,1-0,2")))
-        soon(lambda: bool(made[0, 1].severed and made[0, 2].severed))
+        until(lambda: bool(made[0, 1].severed and made[0, 2].severed))
 
         assert made[0, 1].severed == [(0, 2)]
         assert made[0, 2].severed == [(0, 1)]
@@ -377,7 +379,7 @@ def test_half_a_board_waits_for_the_rest_of_it(served: Served) -> None:
             pass
         with hands(served, ((0, 3),)) as back:
             served.event(WorkerArrived)
-            soon(lambda: bool(back[0, 3].news.wait))
+            until(lambda: bool(back[0, 3].news.wait))
             assert "its board joins whole, and (1, 3) is missing" in back[0, 3].news.wait
             with hands(served, ((1, 3),)):
                 assert len(served.event(GenerationBegan).chips) == 8

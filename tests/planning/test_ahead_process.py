@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commanding import until
 from meshmend.errors import MessageError
 from meshmend.planning.ahead_process import AheadProcess
 from meshmend.planning.plan_request import PlanRequest, PlanTask, decode_task, encode_task
 from meshmend.topology.mesh import Mesh
 from planners import PLANNING_S
 from strategies import broken_meshes
+from waiting import until
 
 SUMS = ((10**6, "float32"),)
 MB = 10**6

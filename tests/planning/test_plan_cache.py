@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshmend.planning import catalogue, plan_cache
-from meshmend.planning.catalogue import Kind, is_remembered, proved_schedule
+from meshmend.planning.catalogue import CollectiveCall, is_remembered, proved_schedule
 from meshmend.planning.files import plan_document, read_plan, write_plan
 from meshmend.planning.plan_cache import board_losses, load_or_make_plans, load_plans, plan_ahead
 from meshmend.planning.plan_request import PlanRequest
@@ -28,7 +28,7 @@ from meshmend.topology.mesh import Mesh
 SQUARE = Mesh((2, 2))
 SUMS = ((9, "float32"),)
 CLASS = catalogue.SHORT_BYTES
-SUM = Kind("allreduce")
+SUM = CollectiveCall("allreduce")
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 """What is told of work under way: parts add up and never fall."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,6 +37,10 @@ def test_of_pieces_in_turn_the_one_before_is_done() -> None:
     assert told == [("a", 0.0), ("a", 0.25), ("b", 0.5), ("b", 0.75)]
 
 
-def test_silence_is_a_listener_too() -> None:
-    no_progress("step")
-    no_progress("step", 0.5)
+def test_work_that_tells_nobody_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    shares = ProgressShares(no_progress, 2)
+
+    shares.of(0)("step")
+    shares.of(1)("step", 0.5)
+
+    assert capfd.readouterr() == ("", "")

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from launching import Ended, meshmend_run
+from commanding import Ended, meshmend_run
 from meshmend.errors import InputError
 from meshmend.topology.text import parse_mesh
+from waiting import HANG_S
 
 torch = pytest.importorskip("torch")
 
@@ -199,12 +200,12 @@ def test_an_error_reaches_whoever_waits_in_python_and_in_cpp() -> None:
 
     handle = progress.submit(fail, [torch.ones(1)])
     with pytest.raises(InputError, match="no such thing"):
-        handle.wait(timedelta(seconds=1))
-    with pytest.raises(Exception, match="no such thing"):
+        handle.wait(timedelta(seconds=HANG_S))
+    with pytest.raises(RuntimeError, match="no such thing"):
         handle.get_future().wait()
     assert handle.is_completed()
     assert not handle.is_success()
-    assert progress.finish(1.0)
+    assert progress.finish(HANG_S)
 
 
 def test_payloads_are_cut_by_their_size_and_by_the_shape_of_the_schedule() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from commanding import until
 from planners import PLANNING_S, is_running, planners_of
+from waiting import until
 
 pytest.importorskip("torch")
 

@@ -27,7 +27,7 @@ _USUAL_BYTES = (1 << 20, 25 << 20)  # DDP's first bucket, and its others
 
 
 @dataclass(frozen=True)
-class Kind:
+class CollectiveCall:
     """What a collective is, apart from the tensor: `root` counts for a broadcast only."""
 
     name: str  # "allreduce", "reduce-scatter", "all-gather", "broadcast"
@@ -36,11 +36,11 @@ class Kind:
 
 Proved = tuple[Schedule, Hazards]
 
-_remembered: dict[tuple[Mesh, str, Kind, int], Proved] = {}
+_remembered: dict[tuple[Mesh, str, CollectiveCall, int], Proved] = {}
 _MOST_REMEMBERED = 256
 
 
-def proved_schedule(mesh: Mesh, algorithm: str, kind: Kind, class_bytes: int) -> Proved:
+def proved_schedule(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) -> Proved:
     """Return a proved schedule for a collective on payloads of a class, and its hazards."""
     key = (mesh, algorithm, kind, class_bytes)
     if key not in _remembered:
@@ -50,12 +50,14 @@ def proved_schedule(mesh: Mesh, algorithm: str, kind: Kind, class_bytes: int) ->
     return _remembered[key]
 
 
-def is_remembered(mesh: Mesh, algorithm: str, kind: Kind, class_bytes: int) -> bool:
+def is_remembered(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) -> bool:
     """Whether `proved_schedule` has this one at hand."""
     return (mesh, algorithm, kind, class_bytes) in _remembered
 
 
-def remember(mesh: Mesh, algorithm: str, kind: Kind, class_bytes: int, schedule: Schedule) -> None:
+def remember(
+    mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int, schedule: Schedule
+) -> None:
     """Prove a schedule that was made elsewhere, and have `proved_schedule` return it.
 
     Raises:
@@ -64,7 +66,7 @@ def remember(mesh: Mesh, algorithm: str, kind: Kind, class_bytes: int, schedule:
     _remembered[mesh, algorithm, kind, class_bytes] = _proved(mesh, schedule)
 
 
-def _made(mesh: Mesh, algorithm: str, kind: Kind, class_bytes: int) -> Proved:
+def _made(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) -> Proved:
     if kind.name == "broadcast":
         return _proved(mesh, broadcast(mesh, kind.root))
     if kind.name == "allreduce":
@@ -79,7 +81,7 @@ def _made(mesh: Mesh, algorithm: str, kind: Kind, class_bytes: int) -> Proved:
     return made.schedule, made.hazards
 
 
-def payload_class(kind: Kind, n_bytes: int) -> int:
+def payload_class(kind: CollectiveCall, n_bytes: int) -> int:
     """Return the size that payloads are planned for: the next power of four from 32 KiB on.
 
     Only an allreduce is planned by its size.
@@ -98,9 +100,9 @@ def _proved(mesh: Mesh, schedule: Schedule) -> Proved:
 def prepare(mesh: Mesh, algorithm: str) -> None:
     """Plan what most jobs need and load the compiled code, so that forked workers have it."""
     for name in ("broadcast", "all-gather", "reduce-scatter"):
-        proved_schedule(mesh, algorithm, Kind(name), SHORT_BYTES)
+        proved_schedule(mesh, algorithm, CollectiveCall(name), SHORT_BYTES)
     for n_bytes in (1, *_USUAL_BYTES):
-        kind = Kind("allreduce")
+        kind = CollectiveCall("allreduce")
         proved_schedule(mesh, algorithm, kind, payload_class(kind, n_bytes))
     load_event_loop()
 
@@ -113,17 +115,17 @@ class Catalogue:
         self._algorithm = algorithm
         self._n_slices = n_slices
         self._rank = rank
-        self._programs: dict[tuple[Kind, int], RankProgram] = {}
-        self._tasks: dict[tuple[Kind, int, str, str], Task] = {}
+        self._programs: dict[tuple[CollectiveCall, int], RankProgram] = {}
+        self._tasks: dict[tuple[CollectiveCall, int, str, str], Task] = {}
 
-    def task(self, kind: Kind, n_elements: int, dtype: str, op: str = "sum") -> Task:
+    def task(self, kind: CollectiveCall, n_elements: int, dtype: str, op: str = "sum") -> Task:
         """Return this rank's part in a collective on so many elements."""
         key = (kind, n_elements, dtype, op)
         if key not in self._tasks:
             self._tasks[key] = self._made(kind, n_elements, dtype, op)
         return self._tasks[key]
 
-    def _made(self, kind: Kind, n_elements: int, dtype: str, op: str) -> Task:
+    def _made(self, kind: CollectiveCall, n_elements: int, dtype: str, op: str) -> Task:
         n_bytes = n_elements * ITEMSIZES.get(dtype, 2)
         key = (kind, payload_class(kind, n_bytes))
         if key not in self._programs:

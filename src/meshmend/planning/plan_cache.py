@@ -19,7 +19,7 @@ from meshmend.errors import MeshmendError, UnsupportedError
 from meshmend.execute.event_loop import load_event_loop
 from meshmend.execute.transport import ITEMSIZES
 from meshmend.planning.catalogue import (
-    Kind,
+    CollectiveCall,
     is_remembered,
     payload_class,
     proved_schedule,
@@ -31,7 +31,7 @@ from meshmend.schedule.table import Collective, Schedule
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 
-_ALLREDUCE: Final = Kind("allreduce")
+_ALLREDUCE: Final = CollectiveCall("allreduce")
 _LOCK_TIMEOUT_S: Final = 2.0
 _LOCK_RETRY_S: Final = 0.005
 

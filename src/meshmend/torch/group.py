@@ -13,7 +13,7 @@ import torch.distributed
 
 from meshmend.errors import InputError
 from meshmend.execute.combine import DTYPES
-from meshmend.planning.catalogue import Catalogue, Kind
+from meshmend.planning.catalogue import Catalogue, CollectiveCall
 from meshmend.planning.environment import settings_from
 from meshmend.planning.settings import Settings
 from meshmend.topology.mesh import Mesh
@@ -25,9 +25,9 @@ from meshmend.variables import FAIL, MESH
 dist: Any = torch.distributed
 
 ALLREDUCE, REDUCE_SCATTER, ALL_GATHER = (
-    Kind("allreduce"),
-    Kind("reduce-scatter"),
-    Kind("all-gather"),
+    CollectiveCall("allreduce"),
+    CollectiveCall("reduce-scatter"),
+    CollectiveCall("all-gather"),
 )
 
 _FINISH_S = 1.0
@@ -117,7 +117,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         """Leave in each rank's tensor what the root's held."""
         if not self._does(tensors):
             return self._gloo.broadcast(tensors, opts)
-        kind = Kind("broadcast", opts.rootRank)
+        kind = CollectiveCall("broadcast", opts.rootRank)
 
         def job() -> None:
             for tensor in tensors:
@@ -246,11 +246,11 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         _average(mine, op, self.size())
         output.copy_(mine.view(output.shape))
 
-    def _sum(self, kind: Kind, flat: torch.Tensor, op: Any) -> None:
+    def _sum(self, kind: CollectiveCall, flat: torch.Tensor, op: Any) -> None:
         task = self._catalogue.task(kind, flat.numel(), _dtype_name(flat), _op_name(op))
         self._mover.run(task, flat.detach(), timeout_s=self._timeout_s)
 
-    def _move(self, kind: Kind, flat: torch.Tensor) -> None:
+    def _move(self, kind: CollectiveCall, flat: torch.Tensor) -> None:
         """Run a collective that only copies, for which any element is so many bytes."""
         raw = flat.detach().view(torch.uint8)
         task = self._catalogue.task(kind, raw.numel(), "uint8")

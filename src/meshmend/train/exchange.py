@@ -16,7 +16,7 @@ from meshmend.execute.sockets import SocketTransport
 from meshmend.execute.transport import Task, task_of
 from meshmend.membership.generation import Generation
 from meshmend.net.listener import Address
-from meshmend.planning.catalogue import Catalogue, Kind
+from meshmend.planning.catalogue import Catalogue, CollectiveCall
 from meshmend.planning.plan import AUTO
 from meshmend.planning.plan_cache import load_or_make_plans
 from meshmend.planning.plan_request import SumSizes
@@ -28,7 +28,7 @@ from meshmend.train.host_planner import HostPlanner, PlanAheadSettings
 
 Bytes = NDArray[np.uint8]
 
-_SUM = Kind("allreduce")
+_SUM = CollectiveCall("allreduce")
 _SPREAD_MESSAGE_BYTES = 1 << 18
 _SIZE_BYTES = 8
 _CONNECT_S = 10.0
