@@ -13,7 +13,7 @@ from typing import Any
 
 from meshmend.membership.decision import Decision
 from meshmend.membership.generation import Generation
-from meshmend.membership.history import History, Record
+from meshmend.membership.history import CoordinatorRecord, History
 from meshmend.membership.membership import Membership
 from meshmend.membership.messages import FRESH, Go, Status
 from meshmend.membership.timing import Timing
@@ -110,7 +110,7 @@ class Job:
         self.dropped: set[tuple[frozenset[int], int]] = set()
         self.sums: dict[tuple[int, int], Bits] = {}
         self.deepest = Bits()  # the last sum that any worker ever held and that counts
-        self.record = Record("job")  # what coordinators keep on disk
+        self.record = CoordinatorRecord("job")  # what coordinators keep on disk
         self.lost_steps: list[int] = []
         self.failure = ""
         self.start_coordinator()

@@ -33,9 +33,9 @@ def test_a_rate_is_said_in_two_digits_at_least(per_s: float, words: str) -> None
 SENTENCES = [
     (
         events.StateLost(177, 60.0),
-        "STEP 177 IS LOST: no chip that is left holds it; waiting 60.00 s for one that does",
+        "no chip that is left holds the state after step 177; waiting 60.00 s for one that does",
     ),
-    (events.StateRestored(150, 177), "going on after step 150; 27 steps must be done again"),
+    (events.StateRestored(150, 177), "step 177 is lost: going on after step 150, 27 steps are redone"),
     (events.JobFailed("nobody is left"), "the job has failed: nobody is left"),
     (start().event,
      "training tiny ResNet (19,466 parameters) on mesh 4x4: 100 steps of 64 samples"),

@@ -28,7 +28,7 @@ from meshmend.membership.events import (
     WorkerStepped,
     WorkerTurnedAway,
 )
-from meshmend.membership.history import History, Record
+from meshmend.membership.history import CoordinatorRecord, History
 from meshmend.membership.job_spec import JobSpec
 from meshmend.membership.membership import UNHEARD, Membership
 from meshmend.membership.messages import (
@@ -74,14 +74,14 @@ class Coordinator:
         connections: Connections,
         *,
         history: History | None = None,
-        keep: Callable[[Record], None] = lambda record: None,
+        keep: Callable[[CoordinatorRecord], None] = lambda record: None,
         on_event: Callable[[float, Event], None] = lambda clock, event: None,
     ) -> None:
         self._spec = spec
         self._out = connections
         self._on_event = on_event
         self._keep = keep
-        self._history = history or History(Record(spec.job))
+        self._history = history or History(CoordinatorRecord(spec.job))
         self._membership = Membership(
             spec.mesh, spec.timing, board=spec.board, history=self._history
         )

@@ -13,7 +13,7 @@ from typing import Final
 from meshmend.errors import ChannelError, MessageError
 from meshmend.membership.coordinator import Coordinator
 from meshmend.membership.events import Event
-from meshmend.membership.history import Record
+from meshmend.membership.history import CoordinatorRecord
 from meshmend.membership.job_spec import JobSpec
 from meshmend.membership.message_channel import MessageChannel
 from meshmend.membership.messages import Message
@@ -103,7 +103,7 @@ class CoordinatorServer:
             self._selector.unregister(channel)
             channel.close()
 
-    def _keep(self, record: Record) -> None:
+    def _keep(self, record: CoordinatorRecord) -> None:
         if self._record_file is not None:
             save_record(self._record_file, record)
 

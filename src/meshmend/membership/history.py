@@ -5,7 +5,7 @@ of. So from that word on, the state that counts is the one of its members, until
 none of them took a step. That proof is a member that says it never was up to date in that
 generation: a sum needs all members, so without this one no step was completed.
 
-Knows statuses, not sockets or clocks. `Record` is what a coordinator keeps on disk.
+Knows statuses, not sockets or clocks. `CoordinatorRecord` is what a coordinator keeps on disk.
 """
 
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ class Begun:
 
 
 @dataclass(frozen=True)
-class Record:
+class CoordinatorRecord:
     """What must outlive a coordinator.
 
     `begun` holds at most two generations: the one that began last, if it may have taken steps, and
@@ -47,14 +47,14 @@ class Record:
     highest: GenerationNumber = 0
 
 
-RECORDS = Codec("a coordinator's record", {"coordinator": Record})
+RECORDS = Codec("a coordinator's record", {"coordinator": CoordinatorRecord})
 
 
 @dataclass
 class History:
     """What is known of the state that counts."""
 
-    record: Record
+    record: CoordinatorRecord
     is_unknown: bool = False  # there was a coordinator before, and its record is lost
 
     @property

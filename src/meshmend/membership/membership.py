@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from meshmend.membership.decision import Decision
 from meshmend.membership.generation import Generation, Seat
-from meshmend.membership.history import History, Record, restorable
+from meshmend.membership.history import CoordinatorRecord, History, restorable
 from meshmend.membership.messages import FRESH, Go, Status
 from meshmend.membership.timing import Timing
 from meshmend.membership.unrest import Unrest
@@ -66,7 +66,7 @@ class Membership:
         self._unheard = 0
         self._holder_until: float | None = None  # set while no holder is left
         self._restores = False
-        self.history = history or History(Record(""))
+        self.history = history or History(CoordinatorRecord(""))
         self.generation: Generation | None = None
         self.go: Go | None = None
         self.is_over = False

@@ -8,7 +8,7 @@ from typing import Final
 from uuid import uuid4
 
 from meshmend.errors import MessageError
-from meshmend.membership.history import RECORDS, History, Record
+from meshmend.membership.history import RECORDS, CoordinatorRecord, History
 
 VERSION: Final = 1
 
@@ -26,9 +26,9 @@ def load_history(path: Path, job: str) -> History:
         version = document.pop("version", None) if isinstance(document, dict) else None
         if version != VERSION:
             raise MessageError(f"it is of version {version!r}, this reads {VERSION}")
-        record: Record = RECORDS.decode(document)
+        record: CoordinatorRecord = RECORDS.decode(document)
     except FileNotFoundError:
-        return History(Record(job))
+        return History(CoordinatorRecord(job))
     except (OSError, ValueError, RecursionError, MessageError) as error:
         _log.error(
             "the coordinator's record %s cannot be read (%s); it waits for a worker that holds "
@@ -36,11 +36,11 @@ def load_history(path: Path, job: str) -> History:
             path,
             error,
         )
-        return History(Record(job), is_unknown=True)
-    return History(record if record.job == job else Record(job))
+        return History(CoordinatorRecord(job), is_unknown=True)
+    return History(record if record.job == job else CoordinatorRecord(job))
 
 
-def save_record(path: Path, record: Record) -> None:
+def save_record(path: Path, record: CoordinatorRecord) -> None:
     """Put a record on the disk in the place of the one before; a failure is logged, no more.
 
     Workers remember too. A full disk must not stop a job whose workers are well.

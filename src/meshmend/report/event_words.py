@@ -61,12 +61,12 @@ def _fault_or_end(event: events.Event) -> str:
             return f"{event.fault} did not come: the job was over before"
         case events.StateLost():
             return (
-                f"STEP {event.step} IS LOST: no chip that is left holds it; waiting "
+                f"no chip that is left holds the state after step {event.step}; waiting "
                 f"{seconds(event.waits_s)} for one that does"
             )
         case events.StateRestored():
             n_redone = counted(event.lost - event.step, "step")
-            return f"going on after step {event.step}; {n_redone} must be done again"
+            return f"step {event.lost} is lost: going on after step {event.step}, {n_redone} are redone"
         case events.JobFailed():
             return f"the job has failed: {event.why}"
         case events.CoordinatorChanged():

@@ -84,6 +84,15 @@ class Exchange:
         """Where this chip listens."""
         return self.transport.address
 
+    @property
+    def generation_number(self) -> int:
+        """The generation that was entered last."""
+        return self.transport.generation
+
+    def interrupt(self) -> None:
+        """Stop waiting now."""
+        self.transport.interrupt()
+
     def chip_of(self, seat: int) -> Chip:
         """Return the chip of a seat, which errors of the transport call a rank."""
         return self._whole.live[seat]

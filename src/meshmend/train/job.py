@@ -14,20 +14,18 @@ comes to terms with the others, and hands out its new share of the same step.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch.utils.data import default_collate
 
-from meshmend.errors import InputError, PeerLostError, StoppedError, TransportError, TurnedAwayError
+from meshmend.errors import CheckpointDamageError, InputError
 from meshmend.faults.fault import Moment
 from meshmend.faults.self_injection import SelfInjection
-from meshmend.membership.client import News
 from meshmend.membership.events import WorkerSaved, WorkerStepped
-from meshmend.membership.generation import Generation
-from meshmend.membership.messages import FRESH, Go, Status
+from meshmend.membership.messages import FRESH
 from meshmend.topology.failures import Chip
 from meshmend.train import checkpoint
 from meshmend.train.checkpoint import Saving
@@ -41,6 +39,7 @@ from meshmend.train.worker_environment import (
     coordinator_client,
     worker_environment,
 )
+from meshmend.train.worker_loop import Bytes, SumSizes, WorkerLoop
 
 _log = logging.getLogger(__name__)
 
@@ -99,31 +98,33 @@ class Job:
         self.step_number = 0  # steps done
         self.loss: float | None = None  # of the last step, over all its samples
         self._position = 0
-        self._state_version = FRESH
-        self._generation: Generation | None = None
         self._share: Share | None = None
-        self._is_first = True
-        self._is_over = False
-        self._waits = False  # when all was over, this chip was no member
+        self._reported = 0  # the generation of which a step was reported
+        self._unreadable: set[int] = set()  # steps whose checkpoints turned out to be damaged
         self._self_injection = SelfInjection(self._environment.chip, self._environment.faults)
         if resume is not None:
             self._resume(resume)
         self._exchange: Exchange | None = None
+        self._loop: WorkerLoop | None = None
         if self._environment.identity is not None:
-            coordinator_client()
-            self._exchange = Exchange(
-                self._environment.whole, self._environment.chip, self._environment.exchange_settings
+            place = self._environment
+            self._exchange = Exchange(place.whole, place.chip, place.exchange_settings)
+            self._loop = WorkerLoop(
+                place.chip, self, coordinator_client(), self._exchange, self._self_injection
             )
 
     @property
     def chips(self) -> tuple[Chip, ...]:
         """The chips that train now."""
-        return self._generation.chips if self._generation else (self._environment.chip,)
+        generation = self._loop.generation if self._loop else None
+        return generation.chips if generation else (self._environment.chip,)
 
     @property
     def is_leader(self) -> bool:
         """Whether this chip is the first of those that train now: one to print or to plot."""
-        return self._exchange is None or (self._exchange.rank == 0 and not self._waits)
+        if self._exchange is None or self._loop is None:
+            return True
+        return self._exchange.rank == 0 and not self._loop.was_waiting
 
     @property
     def _place(self) -> tuple[int, int]:
@@ -131,15 +132,21 @@ class Job:
         return (self._exchange.rank, self._exchange.mesh.n_live) if self._exchange else (0, 1)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield this chip's samples, step by step, until all steps are done on all chips."""
-        if self._exchange is not None:
-            self._join()
-            self._recover(after=0)
-        while not self._is_over:
-            if self.step_number < self.steps:
+        """Yield this chip's samples, step by step, until all steps are done on all chips.
+
+        Raises:
+            JobFailedError: the state of the job is lost, and there is no checkpoint.
+        """
+        loop = self._loop
+        if loop is not None:
+            loop.start()
+        while not (loop and loop.is_over):
+            if not self.is_finished:
                 yield from self._attempt()
+            elif loop is None:
+                break
             else:
-                self._finish()
+                loop.finish()
         self._close()
 
     def step(self, loss: torch.Tensor, *, weight: float | None = None) -> bool:
@@ -189,20 +196,13 @@ class Job:
     def _settle(self, share: Share) -> bool:
         """Make the step real, or come to terms with the others; return whether it is real."""
         self._share = None
-        number = self._generation.number if self._generation else 0
+        number = self._loop.number if self._loop else 0
         self._ledger.tries(self.step_number + 1, number, share)
         self._self_injection.at(Moment.REDUCE, self.step_number)
-        if self._exchange is not None:
-            coordinator_client().mark(number, self.step_number + 1)
-            try:
-                sizes = zip(self._gradients.payloads(), self._gradients.sizes(), strict=True)
-                for payload, (n_elements, dtype) in sizes:
-                    self._exchange.sum(payload, n_elements, dtype)
-            except TransportError as error:
-                self._gradients.restore()
-                self._complain(error)
-                self._recover(after=number)
-                return False
+        if self._loop is not None and not self._loop.summed(self._payloads()):
+            self._gradients.restore()
+            self._loop.recover(after=number)
+            return False
         self._self_injection.at(Moment.UPDATE, self.step_number)
         self.loss = self._gradients.scatter()
         self.optimizer.step()
@@ -212,33 +212,37 @@ class Job:
         self._conclude(share.batch)
         return True
 
+    def _payloads(self) -> Iterator[tuple[Bytes, int, str]]:
+        sizes = self._gradients.sizes()
+        for payload, (n_elements, dtype) in zip(self._gradients.payloads(), sizes, strict=True):
+            yield payload, n_elements, dtype
+
     def _conclude(self, batch: int) -> None:
         """Tell of a step that is done, and save it if its time has come."""
         if self._environment.checks:
             self._note_bits()
         rank, n_live = self._place
-        if self._exchange is not None:
-            coordinator_client().note(self._status(is_ready=True))
-            if rank == 0 or self._is_first:
-                self._report(batch)
-        self._is_first = False
+        if self._loop is not None:
+            self._loop.stepped()
+            if rank == 0 or self._reported != self._loop.number:
+                self._report(self._loop.number, batch)
         saving = self._saving
         if saving and self.step_number % saving.every == 0:
             self._save(saving, rank, n_live)
 
-    def _report(self, batch: int) -> None:
-        """Tell who watches of the last step: the first chip of every one, all of their first."""
-        assert self._exchange is not None
+    def _report(self, generation: int, batch: int) -> None:
+        """Tell observers of the last step: rank 0 of every step, all chips of their first."""
+        is_first, self._reported = self._reported != generation, generation
         stepped = WorkerStepped(
             chip=self._environment.chip,
             step=self.step_number,
-            generation=self._state_version,
+            generation=generation,
             at=time.monotonic(),
-            leads=self._exchange.rank == 0,
-            first=self._is_first,
+            leads=self._place[0] == 0,
+            first=is_first,
             loss=self.loss,
             samples=batch,
-            sums=tuple(self._gradients.sizes()) if self._is_first else (),
+            sums=tuple(self._gradients.sizes()) if is_first else (),
         )
         coordinator_client().report(stepped)
 
@@ -267,7 +271,7 @@ class Job:
     def _note_bits(self) -> None:
         state = self.state()
         bits = digest(tensors_of([state["model"], state["optimizer"], state["also"]]))
-        self._ledger.holds(self.step_number, max(self._state_version, 0), bits)
+        self._ledger.holds(self.step_number, self._loop.number if self._loop else 0, bits)
 
     def _resume(self, folder: Path) -> None:
         def tell(path: Path, why: str) -> None:
@@ -291,122 +295,53 @@ class Job:
         self._position = int(state["progress"]["position"])
         self.loss = state["progress"]["loss"]
 
-    def _status(self, *, is_ready: bool, lost: Iterable[Chip] = ()) -> Status:
-        assert self._exchange is not None
-        return Status(
-            generation=self._exchange.transport.generation,
-            ready=is_ready,
-            state_version=self._state_version,
-            step=self.step_number,
-            finished=self.step_number == self.steps and self._state_version != FRESH,
-            lost=tuple(lost),
-        )
+    # What the worker's loop asks of a job.
 
-    def _join(self) -> None:
-        """Offer this chip to the coordinator."""
-        exchange = self._exchange
-        assert exchange is not None
-        coordinator_client().join(
-            exchange.address,
-            self._status(is_ready=False),
-            on_change=exchange.transport.interrupt,
-            on_sever=exchange.sever,
-        )
+    @property
+    def is_finished(self) -> bool:
+        """Whether all steps are done."""
+        return self.step_number >= self.steps
 
-    def _complain(self, error: TransportError) -> None:
-        """Tell the coordinator of a lost peer; a stop was its own word."""
-        if isinstance(error, PeerLostError) and error.rank is not None:
-            assert self._exchange is not None
-            lost = self._exchange.chip_of(error.rank)
-            _log.info("chip %s lost chip %s: %s", self._environment.chip, lost, error)
-            coordinator_client().tell(self._status(is_ready=False, lost=[lost]))
-        elif isinstance(error, StoppedError):
-            coordinator_client().note(self._status(is_ready=False))
-        else:
-            raise error
+    def sum_sizes(self) -> SumSizes:
+        """Return how many elements of which type one step sums."""
+        return self._gradients.sizes()
 
-    def _recover(self, *, after: int) -> None:
-        """Return when this chip is up to date in a generation later than one, or all is over.
+    def packed_state(self) -> Bytes:
+        """Return all that makes up the training at this step, as bytes."""
+        return packed(self.state())
 
-        Whatever happens on the way starts it over with the next generation.
+    def take_over(self, state: Bytes) -> None:
+        """Be where another chip is. Nothing is lost half-way."""
+        self._take_over(unpacked(state))
+
+    def newest_checkpoint(self) -> int | None:
+        """Return the step of the newest checkpoint that may be read."""
+        steps = checkpoint.complete_steps(self._saving.folder) if self._saving else []
+        return max((step for step in steps if step not in self._unreadable), default=None)
+
+    def restore(self, step: int) -> None:
+        """Be where the checkpoint of a step is.
+
+        Raises:
+            CheckpointDamageError: it cannot be read.
         """
-        while not self._is_over:
-            try:
-                news = self._news_after(after)
-                if news.is_over:
-                    self._is_over, self._waits = True, bool(news.wait)
-                elif news.generation is not None:
-                    after = news.generation.number
-                    if self._enter(news.generation):
-                        return
-            except TurnedAwayError as error:
-                _log.warning("chip %s was turned away: %s", self._environment.chip, error)
-                if error.is_stale:
-                    self._state_version = FRESH
-                self._join()
-
-    def _news_after(self, number: int) -> News:
-        """Return the news as soon as there is a later generation, or all is over."""
-        return coordinator_client().await_news(
-            lambda news: (
-                news.is_over or (news.generation is not None and news.generation.number > number)
-            )
+        assert self._saving is not None, "no checkpoint was announced"
+        damage: list[str] = []
+        loaded = checkpoint.load(
+            self._saving.folder, on_damage=lambda path, why: damage.append(f"{path}: {why}")
         )
-
-    def _enter(self, generation: Generation) -> bool:
-        """Become a member of a generation that is up to date; return False if it is over."""
-        exchange, line = self._exchange, coordinator_client()
-        assert exchange is not None
-        exchange.enter(generation)
-        line.mark(generation.number, 0)
-        line.tell(self._status(is_ready=True))
-        self._self_injection.at(Moment.RECOVERY, self.step_number)
-        number = generation.number
-        try:
-            exchange.plan(self._gradients.sizes())
-            news = line.await_news(lambda news: _is_answered(news.generation, news.go, number))
-            if news.generation is None or news.generation.number != number or news.go is None:
-                return False
-            exchange.prepare()
-            if len(news.go.holders) < len(generation.seats):
-                self._heal(news.go)
-        except TransportError as error:
-            self._complain(error)
-            return False
-        self._generation, self._state_version, self._is_first = generation, number, True
-        line.tell(self._status(is_ready=True))
-        exchange.plan_ahead(self._gradients.sizes())
-        return True
-
-    def _heal(self, go: Go) -> None:
-        """Give or take the state of the step that all take up. Nothing is lost half-way."""
-        exchange = self._exchange
-        assert exchange is not None
-        is_holder = self._environment.chip in go.holders
-        state = exchange.spread(packed(self.state()) if is_holder else None, go.holders)
-        if not is_holder:
-            self._take_over(unpacked(state))
-
-    def _finish(self) -> None:
-        """Wait until all chips have finished; if the mesh changes instead, be in it again."""
-        if self._exchange is None or self._generation is None:
-            self._is_over = True
-            return
-        coordinator_client().tell(self._status(is_ready=True))
-        self._recover(after=self._generation.number)
+        if loaded is None or loaded.step != step:
+            self._unreadable.add(step)
+            raise CheckpointDamageError("; ".join(damage) or "it is gone")
+        self._take_over(loaded.state)
 
     def _close(self) -> None:
-        if self._exchange is None or self._state_version != FRESH:
+        if self._loop is None or self._loop.state_version != FRESH:
             self._note_bits()
         self._ledger.close()
         if self._exchange is not None:
             coordinator_client().close()
             self._exchange.close()
-
-
-def _is_answered(generation: Generation | None, go: Go | None, number: int) -> bool:
-    is_later = generation is not None and generation.number > number
-    return is_later or (go is not None and go.generation == number)
 
 
 def _seed(number: int) -> None:
