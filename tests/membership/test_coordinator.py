@@ -66,7 +66,7 @@ class Served:
         listener = listening(*address)
         self.address: Address = listener.getsockname()[:2]
         self._server = CoordinatorServer(listener, SECRET, JobSpec("ours", MESH, (2, 2), timing))
-        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread = threading.Thread(target=self._server.serve, daemon=True)
         self._thread.start()
         self._watcher = connected(self.address, OBSERVER)
         self._watcher.send(Observe("ours"))
@@ -112,13 +112,10 @@ class Served:
         """Hang up on everyone, as a coordinator that is killed does; again does nothing."""
         if not self._is_closed:
             self._is_closed = True
+            self._server.stop()
+            self._thread.join(HANG_S)
             self._watcher.close()
             self._server.close()
-            self._thread.join(HANG_S)
-
-    def _serve(self) -> None:
-        with suppress(OSError, ValueError, KeyError):  # it was closed under way, as if killed
-            self._server.serve()
 
 
 def raw_channel(address: Address, caller: int = 0) -> Channel:

@@ -35,7 +35,10 @@ SENTENCES = [
         events.StateLost(177, 60.0),
         "no chip that is left holds the state after step 177; waiting 60.00 s for one that does",
     ),
-    (events.StateRestored(150, 177), "step 177 is lost: going on after step 150, 27 steps are redone"),
+    (
+        events.StateRestored(150, 177),
+        "step 177 is lost: going on after step 150, 27 steps are redone",
+    ),
     (events.JobFailed("nobody is left"), "the job has failed: nobody is left"),
     (start().event,
      "training tiny ResNet (19,466 parameters) on mesh 4x4: 100 steps of 64 samples"),

@@ -55,6 +55,7 @@ class CoordinatorServer:
         self._channels: dict[int, MessageChannel] = {}
         self._broken: list[tuple[int, str]] = []  # connections that failed while we sent
         self._n_opened = 0
+        self._is_stopped = False
         self._callers: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector = selectors.DefaultSelector()
@@ -64,12 +65,17 @@ class CoordinatorServer:
         )
 
     def serve(self) -> None:
-        """Return when all workers have finished and gone."""
-        while not self._coordinator.is_done:
+        """Return when all workers have finished and gone, or when told to stop."""
+        while not (self._coordinator.is_done or self._is_stopped):
             now = time.monotonic()
             self._handle(self._coordinator.next_wakeup(now) - now)
             self._coordinator.tick(time.monotonic())
             self._report_broken()
+
+    def stop(self) -> None:
+        """Have `serve` return soon; may be called from any thread."""
+        self._is_stopped = True
+        os.eventfd_write(self._wake_fd, 1)
 
     @property
     def failure(self) -> str:
@@ -81,7 +87,7 @@ class CoordinatorServer:
         if self._record_file is not None and self._coordinator.is_done and not self.failure:
             self._record_file.unlink(missing_ok=True)
         self._listener.close()
-        for channel in list(self._channels.values()):
+        for channel in self._channels.values():
             channel.close()
         self._selector.close()
         os.close(self._wake_fd)

@@ -66,7 +66,8 @@ def _fault_or_end(event: events.Event) -> str:
             )
         case events.StateRestored():
             n_redone = counted(event.lost - event.step, "step")
-            return f"step {event.lost} is lost: going on after step {event.step}, {n_redone} are redone"
+            lost = f"step {event.lost} is lost"
+            return f"{lost}: going on after step {event.step}, {n_redone} are redone"
         case events.JobFailed():
             return f"the job has failed: {event.why}"
         case events.CoordinatorChanged():
