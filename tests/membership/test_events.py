@@ -120,7 +120,7 @@ def test_a_file_with_any_bytes_inside_is_refused_or_read(data: bytes, at: int) -
         ([LINE, '{"event":"arrived","t":1,"chip":[-1,0]}'],
          "needs a whole number of 0 or more under 'chip', but got -1"),
         ([LINE, '{"event":"fault","t":1,"fault":"x","kind":"burn"}'],
-         "needs one of kill, hang, slow, cut, repair under 'kind', but got 'burn'"),
+         "needs one of kill, hang, slow, freeze, cut, repair under 'kind', but got 'burn'"),
     ],
 )  # fmt: skip
 def test_nonsense_is_refused_with_its_line(lines: list[str], words: str) -> None:
