@@ -67,8 +67,7 @@ def until_first_plan(task: PlanTask) -> AheadProcess:
 
 @pytest.mark.slow  # the lowest priority waits for all other tests
 @pytest.mark.parametrize("side", [4, 8])
-def test_the_process_maps_no_torch_and_little_memory_of_its_own(side: int, tmp_path: Path) -> None:
-    """LLVM's code is most of what is resident: file pages that the parent has mapped as well."""
+def test_the_process_maps_no_torch_and_never_holds_130_mb(side: int, tmp_path: Path) -> None:
     request = PlanRequest(Mesh((side, side)), (2, 2), "auto", SUMS)
     task = PlanTask(str(tmp_path / "plans"), request)
     compiled = until_first_plan(task)  # so that the second finds all loops compiled
@@ -83,8 +82,7 @@ def test_the_process_maps_no_torch_and_little_memory_of_its_own(side: int, tmp_p
     assert process.wait() == ""
     assert "libtorch" not in maps
     assert "/torch/" not in maps
-    assert memory["RssAnon"] < 130 * MB
-    assert memory["VmHWM"] < 200 * MB
+    assert memory["VmHWM"] < 130 * MB  # the most that was ever resident
 
 
 def test_importing_what_plans_imports_no_torch() -> None:

@@ -7,10 +7,14 @@ which planning does not need. It dies with the process that started it. Training
 becomes of it: a plan that is not in the folder is made when it is needed.
 """
 
+import ctypes
 import os
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+from pathlib import Path
 from typing import Final
 
 from meshmend.planning.plan_request import PlanTask, decode_task, encode_task
@@ -18,6 +22,8 @@ from meshmend.processes import die_with_parent
 
 MODULE: Final = "meshmend.planning.ahead_process"  # __name__ is another when this is the process
 _LOWEST_PRIORITY: Final = 19
+_MADV_DONTNEED: Final = 4
+_DROP_EVERY_S: Final = 0.05
 _ONE_THREAD: Final = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -76,10 +82,27 @@ def main() -> None:
     """Do the task on standard input, until it is done or the process with this number is gone."""
     os.nice(_LOWEST_PRIORITY)
     die_with_parent(int(sys.argv[1]))
+    threading.Thread(target=_keep_compiler_out_of_memory, daemon=True).start()
     from meshmend.planning.plan_cache import plan_ahead  # takes a second: at low priority
 
     task = decode_task(sys.stdin.buffer.read())
     plan_ahead(task.path, task.request, begin=task.begin)
+
+
+def _keep_compiler_out_of_memory() -> None:
+    """Drop the compiler's code from this process's memory again and again.
+
+    Loading a compiled kernel runs through much of LLVM, once. Its code is 45 MB that would stay
+    resident for as long as this process lives; what is needed again comes from the page cache.
+    """
+    libc = ctypes.CDLL(None)
+    while True:
+        time.sleep(_DROP_EVERY_S)
+        for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+            # Only code, which nobody writes to: what was written to would be lost.
+            if "r-xp" in line and "libllvmlite" in line:
+                start, stop = (int(end, 16) for end in line.split()[0].split("-"))
+                libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _MADV_DONTNEED)
 
 
 if __name__ == "__main__":
