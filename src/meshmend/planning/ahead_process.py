@@ -83,6 +83,8 @@ def main() -> None:
     os.nice(_LOWEST_PRIORITY)
     die_with_parent(int(sys.argv[1]))
     threading.Thread(target=_keep_compiler_out_of_memory, daemon=True).start()
+    # Numba loads SciPy, where it is installed, for linear algebra that no plan needs: 13 MB.
+    sys.modules["scipy"] = None  # type: ignore[assignment]  # how Python marks what is not there
     from meshmend.planning.plan_cache import plan_ahead  # takes a second: at low priority
 
     task = decode_task(sys.stdin.buffer.read())
