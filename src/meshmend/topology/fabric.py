@@ -147,6 +147,14 @@ _PRESETS = (
     _other("trainium2", 160, "4x4 torus", f"Low confidence: about 160 GB/s. {_ASSUMED}"),
     _other("wormhole-galaxy", 50, "4x8 mesh", f"{_PUBLIC} {_ASSUMED}"),
     _other("dojo", 1000, "mesh of D1 dies", f"Low confidence: about 1 TB/s an edge. {_ASSUMED}"),
+    Fabric(
+        "testbed-50mbit",
+        link_bandwidth_bytes_per_s=6.15e6,
+        hop_latency_s=44e-6,
+        message_overhead_s=12e-6,
+        source="Measured by `meshmend bench --mesh 4x4 --testbed 50Mbit`, headers left out.",
+        usual_mesh="4x4, made by `meshmend testbed up --link 50Mbit`",
+    ),
 )
 FABRICS: Mapping[str, Fabric] = MappingProxyType({preset.name: preset for preset in _PRESETS})
 
