@@ -233,7 +233,7 @@ def test_a_leader_is_not_ended_while_it_evaluates(
 
 def test_a_chip_whose_loop_stands_still_is_left_behind(script: Path, tmp_path: Path) -> None:
     with commands(tmp_path) as start:
-        options = ("--mesh", "1x2", "--stall", "5", "--run-dir", tmp_path / "run")
+        options = ("--mesh", "1x2", "--straggler-timeout", "5", "--run-dir", tmp_path / "run")
         ran = start("run", "run", "--elastic", *options, script, "stuck")
 
         assert ran.end() == 0, ran.err

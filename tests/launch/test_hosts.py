@@ -92,7 +92,7 @@ class OnLoopback:
 
     def coordinator(self) -> Command:
         self._n_started += 1
-        listen = ("--listen", f"127.0.0.1:{self._port}", "--heartbeat", "60")
+        listen = ("--listen", f"127.0.0.1:{self._port}", "--heartbeat-timeout", "60")
         line = ("coordinator", "--mesh", "2x2", "--board", "1x1", *listen)
         return self._start(f"coordinator{self._n_started}", *line)
 

@@ -10,9 +10,9 @@ import typer
 from meshmend.cli.console import note
 from meshmend.cli.options import (
     FailOption,
-    HeartbeatOption,
+    HeartbeatTimeoutOption,
     MeshOption,
-    StallOption,
+    StragglerTimeoutOption,
     WrapOption,
     mesh_of,
 )
@@ -53,8 +53,8 @@ def coordinator_command(
     fail: FailOption = None,
     job: JobOption = "job",
     board: BoardOption = None,
-    heartbeat: HeartbeatOption = 2.0,
-    stall: StallOption = 600.0,
+    heartbeat_timeout: HeartbeatTimeoutOption = 2.0,
+    straggler_timeout: StragglerTimeoutOption = 600.0,
     gather: Annotated[
         float,
         typer.Option("--gather", min=0.0, help="Seconds to wait for all chips at the beginning."),
@@ -79,7 +79,11 @@ def coordinator_command(
     from meshmend.membership.timing import Timing
     from meshmend.net.listener import listening
 
-    timing = Timing(heartbeat_timeout_s=heartbeat, straggler_timeout_s=stall, gather_s=gather)
+    timing = Timing(
+        heartbeat_timeout_s=heartbeat_timeout,
+        straggler_timeout_s=straggler_timeout,
+        gather_s=gather,
+    )
     spec = JobSpec(job, begin, board_from(board, begin), timing)
     endpoint = endpoint_from(listen, "--listen")
     secret = secret_from(os.environ, secret_file).encode()

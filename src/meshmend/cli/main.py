@@ -26,6 +26,7 @@ from meshmend.cli import (
     train,
     worker,
 )
+from meshmend.cli.options import RENAMED_OPTIONS
 from meshmend.errors import InputError, MeshmendError
 from meshmend.variables import warn_of_unknown
 
@@ -37,7 +38,7 @@ app = typer.Typer(
     help="Keep data-parallel training running on mesh-connected chips when chips fail.",
     epilog="Start with: meshmend train --inject 'kill 2x2@0,2 at 30'",
 )
-app.command("train")(train.train_command)
+app.command("train", context_settings=RENAMED_OPTIONS)(train.train_command)
 app.command("plan")(plan.plan_command)
 app.command("verify")(plan.verify_command)
 app.command("algorithms")(plan.algorithms_command)
@@ -47,7 +48,7 @@ app.command("show")(show.show_command)
 app.command("figures")(figures.figures_command)
 app.command("reproduce")(reproduce.reproduce_command)
 app.command("run", context_settings=run.CONTEXT)(run.run_command)
-app.command("coordinator")(coordinator.coordinator_command)
+app.command("coordinator", context_settings=RENAMED_OPTIONS)(coordinator.coordinator_command)
 app.command("worker", context_settings=worker.CONTEXT)(worker.worker_command)
 app.command("bench")(bench.bench_command)
 app.add_typer(testbed.app, name="testbed")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from meshmend.cli.console import note
+
 if TYPE_CHECKING:
     from meshmend.topology.fabric import Fabric
     from meshmend.topology.mesh import Mesh
@@ -28,25 +30,43 @@ FailOption = Annotated[
         "board:3,4, host:3,4.",
     ),
 ]
-HeartbeatOption = Annotated[
+HeartbeatTimeoutOption = Annotated[
     float,
     typer.Option(
-        "--heartbeat", min=0.2, help="Seconds of silence after which a chip that trains is dead."
+        "--heartbeat-timeout",
+        min=0.2,
+        help="Seconds without a heartbeat after which a worker counts as dead.",
     ),
 ]
-StallOption = Annotated[
+StragglerTimeoutOption = Annotated[
     float,
     typer.Option(
-        "--stall",
+        "--straggler-timeout",
         min=0.0,
         max=1800.0,
-        help="Seconds that a chip's loop may keep the others waiting before it counts as dead; "
-        "0: for ever.",
+        help="Seconds that a worker's loop may keep the others waiting before the worker counts "
+        "as dead; 0: for ever.",
     ),
 ]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on standard output, nothing else.")
 ]
+
+_OLD_NAMES = {"stall": "straggler-timeout", "heartbeat": "heartbeat-timeout"}
+
+
+def _current_name(option: str) -> str:
+    """Return the name of an option today; one line on standard error says that it was renamed."""
+    if option not in _OLD_NAMES:
+        return option
+    name = _OLD_NAMES[option]
+    note(f"meshmend: --{option} is now --{name}; the old name goes in the next release")
+    return name
+
+
+# The context settings of a command whose options were renamed. The parser hands every option that
+# it meets to this function, so old names work but `--help` does not list them.
+RENAMED_OPTIONS = {"token_normalize_func": _current_name}
 
 
 def mesh_of(mesh: str, wrap: str, fail: list[str] | None) -> "Mesh":

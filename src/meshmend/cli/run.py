@@ -10,10 +10,11 @@ import typer
 from meshmend.cli.console import announce_compilation
 from meshmend.cli.elastic import ElasticOption, RunDirOption, run_elastic_script
 from meshmend.cli.options import (
+    RENAMED_OPTIONS,
     FailOption,
-    HeartbeatOption,
+    HeartbeatTimeoutOption,
     MeshOption,
-    StallOption,
+    StragglerTimeoutOption,
     WrapOption,
     check_algorithms,
     mesh_of,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from meshmend.launch.static_job import StaticJob
 
 # Everything after the script is the script's.
-CONTEXT = {"allow_interspersed_args": False}
+CONTEXT = {"allow_interspersed_args": False, **RENAMED_OPTIONS}
 
 
 def run_command(
@@ -68,8 +69,8 @@ def run_command(
     elastic: ElasticOption = False,
     inject: InjectOption = None,
     run_dir: RunDirOption = None,
-    heartbeat: HeartbeatOption = 2.0,
-    stall: StallOption = 600.0,
+    heartbeat_timeout: HeartbeatTimeoutOption = 2.0,
+    straggler_timeout: StragglerTimeoutOption = 600.0,
 ) -> int:
     """Run a training script with one worker per live chip, like torchrun for one machine.
 
@@ -128,7 +129,9 @@ def run_command(
             run_dir=run_dir,
             preload=modules,
             faults=faults,
-            timing=Timing(heartbeat_timeout_s=heartbeat, straggler_timeout_s=stall),
+            timing=Timing(
+                heartbeat_timeout_s=heartbeat_timeout, straggler_timeout_s=straggler_timeout
+            ),
             testbed_bytes_per_s=bandwidth,
         )
         return run_elastic_script(run)

@@ -13,10 +13,10 @@ import typer
 from meshmend.cli.console import announce_compilation, note, print_json
 from meshmend.cli.options import (
     FailOption,
-    HeartbeatOption,
+    HeartbeatTimeoutOption,
     JsonOption,
     MeshOption,
-    StallOption,
+    StragglerTimeoutOption,
     WrapOption,
     check_algorithms,
     mesh_of,
@@ -120,8 +120,8 @@ def train_command(
     run_dir: RunDirOption = None,
     save_every: SaveEveryOption = 50,
     resume: ResumeOption = None,
-    heartbeat: HeartbeatOption = 2.0,
-    stall: StallOption = 600.0,
+    heartbeat_timeout: HeartbeatTimeoutOption = 2.0,
+    straggler_timeout: StragglerTimeoutOption = 600.0,
     check_every_step: CheckEveryStepOption = False,
     json: JsonOption = False,
 ) -> int:
@@ -178,7 +178,7 @@ def train_command(
         resume=_checkpoints(resume),
         testbed_bytes_per_s=bandwidth,
         checks=check_every_step,
-        timing=Timing(heartbeat_timeout_s=heartbeat, straggler_timeout_s=stall),
+        timing=Timing(heartbeat_timeout_s=heartbeat_timeout, straggler_timeout_s=straggler_timeout),
     )
     with _shown(training, begin) as show:
         trained = train(training, show)
