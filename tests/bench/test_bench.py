@@ -14,12 +14,18 @@ from hypothesis import strategies as st
 
 from meshmend.bench import link_figures as figures
 from meshmend.bench import openmpi
-from meshmend.bench.benchmark import BenchmarkRequest, BenchmarkResults, Race, Result, run_benchmark
+from meshmend.bench.benchmark import (
+    BenchmarkRequest,
+    BenchmarkResults,
+    PayloadResults,
+    Result,
+    run_benchmark,
+)
 from meshmend.bench.contenders import Buffer, Network, Participant, operand, total
 from meshmend.bench.link_figures import fabric_from
-from meshmend.bench.openmpi import OpenMpi, mpi_laps
+from meshmend.bench.openmpi import OpenMpi, openmpi_repetitions
 from meshmend.bench.runners import Planned, planned
-from meshmend.bench.summary import meeting_svg, save, summary
+from meshmend.bench.summary import results_svg, save, summary
 from meshmend.bench.worker_pool import WorkerPool
 from meshmend.errors import BenchmarkError, InputError
 from meshmend.planning.pricing import Question
@@ -106,16 +112,16 @@ def test_a_worker_pool_times_a_schedule_and_checks_its_sum() -> None:
     contender = ring(mesh)
 
     with WorkerPool(Network(mesh), [contender]) as pool:
-        laps = [pool.lap(contender) for _ in range(3)]
+        repetitions = [pool.measure(contender) for _ in range(3)]
 
-    assert all(lap.right and lap.time_s > 0 for lap in laps)
+    assert all(repetition.correct and repetition.time_s > 0 for repetition in repetitions)
 
 
 def test_a_worker_pool_sees_a_wrong_sum() -> None:
     contender = Faulty(lambda: None)
 
     with WorkerPool(Network(parse_mesh("1x2")), [contender]) as pool:
-        assert not pool.lap(contender).right
+        assert not pool.measure(contender).correct
 
 
 @pytest.mark.parametrize(
@@ -132,7 +138,7 @@ def test_a_worker_that_fails_is_named(fault: Callable[[], None], message: str) -
         pytest.raises(BenchmarkError, match=message),
         WorkerPool(Network(parse_mesh("1x2")), [contender]) as pool,
     ):
-        pool.lap(contender)
+        pool.measure(contender)
 
 
 @given(
@@ -195,11 +201,11 @@ def test_bench_on_loopback_has_no_limit_and_no_prediction() -> None:
 
     document = summary(run_benchmark(request, no_progress))
 
-    assert [race["payload_bytes"] for race in document["sweep"]] == [PAYLOAD, 2 * PAYLOAD]
-    for race in document["sweep"]:
-        assert race["limit_s"] is None
-        assert [result["name"] for result in race["results"]] == ["auto", "gloo"]
-        for result in race["results"]:
+    assert [point["payload_bytes"] for point in document["sweep"]] == [PAYLOAD, 2 * PAYLOAD]
+    for point in document["sweep"]:
+        assert point["limit_s"] is None
+        assert [result["name"] for result in point["results"]] == ["auto", "gloo"]
+        for result in point["results"]:
             assert result["correct"]
             assert result["ratio_to_limit"] is None is result["predicted_s"]
             assert 0 < result["min_s"] <= result["median_s"] <= result["max_s"]
@@ -215,13 +221,13 @@ def test_bench_on_a_testbed_stays_above_the_limit_and_near_the_simulator() -> No
         repeat=3,
     )
 
-    meeting = run_benchmark(request, no_progress)
+    measured = run_benchmark(request, no_progress)
 
-    race = meeting.races[0]
-    limit_s = race.limit_s
+    point = measured.sweep[0]
+    limit_s = point.limit_s
     assert limit_s is not None
     assert limit_s == pytest.approx(0.75 * (1 << 18) / 12.5e6)
-    for result in race.results:
+    for result in point.results:
         assert result.correct
         # Links carry a burst of 10 KB for free after idling.
         assert min(result.times_s) > 0.9 * limit_s
@@ -230,19 +236,21 @@ def test_bench_on_a_testbed_stays_above_the_limit_and_near_the_simulator() -> No
 
 
 def test_openmpi_is_measured_where_it_is_installed() -> None:
-    if reason := openmpi.why_not():
+    if reason := openmpi.why_unavailable():
         pytest.skip(reason)
 
-    laps = mpi_laps(Network(parse_mesh("1x2")), OpenMpi(1000), 2)
+    repetitions = openmpi_repetitions(Network(parse_mesh("1x2")), OpenMpi(1000), 2)
 
-    assert len(laps) == 2
-    assert all(lap.right and lap.time_s > 0 for lap in laps)
+    assert len(repetitions) == 2
+    assert all(repetition.correct and repetition.time_s > 0 for repetition in repetitions)
 
 
 def test_openmpi_is_left_out_with_a_reason_where_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
 
-    assert "openmpi needs mpirun and mpicc, not installed here" in str(openmpi.why_not())
+    assert "--compare openmpi needs mpirun and mpicc, but they are not installed" in str(
+        openmpi.why_unavailable()
+    )
 
 
 def test_openmpi_that_fails_takes_nothing_from_the_others(
@@ -256,26 +264,26 @@ def test_openmpi_that_fails_takes_nothing_from_the_others(
         parse_mesh("1x2"), (PAYLOAD, PAYLOAD), ("ring-1d",), ("openmpi",), repeat=1
     )
 
-    meeting = run_benchmark(request, no_progress)
+    measured = run_benchmark(request, no_progress)
 
-    assert [[each.name for each in race.results] for race in meeting.races] == [["ring-1d"]] * 2
-    assert meeting.absent == {"openmpi": "openmpi failed: out of luck"}
+    assert [[each.name for each in point.results] for point in measured.sweep] == [["ring-1d"]] * 2
+    assert measured.absent == {"openmpi": "openmpi failed: out of luck"}
 
 
 @pytest.fixture
-def meeting() -> BenchmarkResults:
+def measured() -> BenchmarkResults:
     """The results of two payloads, made up."""
     results = (
         Result("auto", "trees", (1.0, 1.2, 1.1), 1.05, correct=True),
         Result("gloo", "", (3.0, 2.0, 4.0), None, correct=True),
     )
-    races = (Race(1000, 1.0, results), Race(2000, 2.0, results))
+    sweep = (PayloadResults(1000, 1.0, results), PayloadResults(2000, 2.0, results))
     request = BenchmarkRequest(parse_mesh("2x2", fail=["0,1"]), (1000, 2000), link_bandwidth=1e6)
-    return BenchmarkResults(request, FABRIC, races, {})
+    return BenchmarkResults(request, FABRIC, sweep, {})
 
 
-def test_a_summary_has_the_median_and_its_ratio_to_the_limit(meeting: BenchmarkResults) -> None:
-    auto, gloo = summary(meeting)["sweep"][1]["results"]
+def test_a_summary_has_the_median_and_its_ratio_to_the_limit(measured: BenchmarkResults) -> None:
+    auto, gloo = summary(measured)["sweep"][1]["results"]
 
     assert (auto["median_s"], auto["min_s"], auto["max_s"]) == (1.1, 1.0, 1.2)
     assert auto["ratio_to_limit"] == pytest.approx(0.55)
@@ -283,9 +291,9 @@ def test_a_summary_has_the_median_and_its_ratio_to_the_limit(meeting: BenchmarkR
 
 
 def test_a_chart_has_a_curve_for_what_was_measured_and_what_was_predicted(
-    meeting: BenchmarkResults,
+    measured: BenchmarkResults,
 ) -> None:
-    picture = meeting_svg(meeting)
+    picture = results_svg(measured)
 
     for name in (">auto<", ">auto, predicted<", ">gloo<", ">limit<"):
         assert name in picture
@@ -293,9 +301,9 @@ def test_a_chart_has_a_curve_for_what_was_measured_and_what_was_predicted(
 
 
 def test_a_result_file_names_machine_versions_and_date(
-    meeting: BenchmarkResults, tmp_path: Path
+    measured: BenchmarkResults, tmp_path: Path
 ) -> None:
-    path = save(meeting, tmp_path / "new")
+    path = save(measured, tmp_path / "new")
 
     document = json.loads(path.read_text())
     assert path.name.startswith("bench-testbed-2x2-less-0-1-")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import meshmend
+from meshmend.draw.grid import fitting_grid
 from meshmend.draw.load_picture import link_load_svg
 from meshmend.draw.mesh_picture import MAX_DRAWN_CHIPS, mesh_svg
 from meshmend.draw.overlays import layout_svg, rings_svg, routes_svg
@@ -221,6 +222,18 @@ def test_a_channel_is_coloured_by_its_load_to_the_right_of_its_way() -> None:
     idle, busy = elements(svg, "load")
     assert min(y for _, y in drawn(busy)) > max(y for _, y in drawn(idle))
     assert "Busiest: (0, 0) to (0, 1) with 1.5 × the payload" in svg
+
+
+def test_equally_busy_links_are_counted() -> None:
+    mesh = Mesh((1, 2))
+
+    svg = link_load_svg(mesh, np.where(mesh.neighbor_ranks.reshape(-1) >= 0, 0.5, 0.0))
+
+    assert "Busiest: 2 of 2 directed links with 0.5 × the payload" in svg
+
+
+def test_four_layers_stand_two_by_two() -> None:
+    assert fitting_grid(Mesh((4, 4, 4), wrap=(True,) * 3)).layers_per_row == 2
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from meshmend.membership.events import (
     TimedEvent,
 )
 from meshmend.report.moving_rate import MovingRate
+from meshmend.report.training_parts import RunFault
 from meshmend.report.training_run import TrainingRun, samples_per_s, training_run
 from meshmend.report.training_summary import train_summary
 from training_events import (
@@ -140,11 +141,12 @@ def test_a_recovery_belongs_to_the_first_open_fault_of_its_name() -> None:
     assert [f.kind_words for f in run.faults] == ["kill", "kill", "not injected"]
 
 
-def test_a_kill_without_chips_is_the_coordinators() -> None:
-    (own,) = run_of(start(), fault(1.0, "kill coordinator")).faults
+@pytest.mark.parametrize("kind", [FaultKind.KILL, FaultKind.FREEZE])
+def test_a_fault_without_chips_is_the_coordinators(kind: FaultKind) -> None:
+    own = RunFault(f"{kind.value} coordinator", 1.0, 5, kind)
 
     assert own.is_of_coordinator
-    assert own.kind_words == "kill coordinator"
+    assert own.kind_words == f"{kind.value} coordinator"
 
 
 def test_a_run_resumed_into_the_same_file_goes_on_in_time() -> None:
@@ -186,7 +188,7 @@ def test_summary_of_a_whole_run_reads_as_a_table() -> None:
     assert train_summary(short()).splitlines() == [
         "trained   tiny ResNet (19,466 parameters) on 4x4",
         "steps     100 of 100 in 10.13 s, 694 samples/s",
-        "loss      2.264 to 0.2361; on samples held back: accuracy 0.93",
+        "loss      2.264 to 0.2361; on held-out samples: accuracy 0.93",
         "samples   6400 used, 0 lost, 0 repeated",
         "chips     16, 12, 16",
         "replicas  equal bit for bit",

@@ -1,1 +1,1 @@
-"""How long an allreduce really takes: ours, Gloo's and OpenMPI's, side by side."""
+"""Benchmarks of allreduce on real processes: meshmend, Gloo and OpenMPI side by side."""

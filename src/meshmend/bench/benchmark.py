@@ -1,7 +1,7 @@
-"""A race: contenders one after another, round after round, on one network; then the figures.
+"""A benchmark: contenders take turns on one network, payload by payload; then come the figures.
 
-Rounds are interleaved, so that whatever else the machine does hits all contenders alike; OpenMPI,
-which brings its own processes, runs as a block at the end.
+In every round each contender runs once, so whatever else the machine does slows all of them alike.
+OpenMPI brings its own processes, so all its repetitions run together at the end.
 """
 
 import statistics
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from meshmend.bench.contenders import ITEM_BYTES, Network
 from meshmend.bench.link_figures import measured_fabric
-from meshmend.bench.openmpi import OpenMpi, mpi_laps, why_not
+from meshmend.bench.openmpi import OpenMpi, openmpi_repetitions, why_unavailable
 from meshmend.bench.runners import AUTO, Gloo, Planned, import_torch, planned
-from meshmend.bench.worker_pool import Lap, WorkerPool
+from meshmend.bench.worker_pool import Repetition, WorkerPool
 from meshmend.errors import BenchmarkError, InputError
 from meshmend.limits.limit import limit
 from meshmend.planning.pricing import Question
@@ -31,7 +31,7 @@ Runner = Planned | Gloo | OpenMpi
 
 @dataclass(frozen=True)
 class BenchmarkRequest:
-    """What to measure: `link_bandwidth` None is loopback, without a network of links."""
+    """What to measure; without `link_bandwidth` the workers use loopback, not a testbed."""
 
     mesh: Mesh
     payloads: tuple[int, ...]
@@ -57,7 +57,7 @@ class BenchmarkRequest:
 
 @dataclass(frozen=True)
 class Result:
-    """What one contender took: all repetitions but the first, which warms up."""
+    """The times of one contender, without those of the first repetition, which warms up."""
 
     name: str
     detail: str
@@ -71,33 +71,33 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Race:
-    """The results for one payload; `limit_s` is None where no link rate was asked for."""
+class PayloadResults:
+    """The results for one payload; `limit_s` is None if the request names no link bandwidth."""
 
     payload_bytes: int
     limit_s: float | None
     results: tuple[Result, ...]
 
     def ratio(self, time_s: float) -> float | None:
-        """Return a time over the limit, where there is one."""
+        """Return a time divided by the limit, or None if there is no limit."""
         return None if self.limit_s is None else time_s / self.limit_s
 
 
 @dataclass(frozen=True)
 class BenchmarkResults:
-    """All races of a request, the link figures measured first, and who could not take part."""
+    """The results of a request: the links as measured, one point per payload, who is missing."""
 
     request: BenchmarkRequest
     fabric: Fabric
-    races: tuple[Race, ...]
+    sweep: tuple[PayloadResults, ...]
     absent: dict[str, str]
 
 
 def run_benchmark(request: BenchmarkRequest, progress: ProgressCallback) -> BenchmarkResults:
-    """Return the races that were wished for, run now on this machine.
+    """Measure what the request asks for on this machine, now, and return the results.
 
     Raises:
-        InputError: the machine cannot make the testbed, or lacks torch for Gloo.
+        InputError: this machine cannot make the testbed, or Gloo is wanted and torch is missing.
         BenchmarkError: a contender did not finish.
     """
     part = largest_part(request.mesh)
@@ -105,7 +105,7 @@ def run_benchmark(request: BenchmarkRequest, progress: ProgressCallback) -> Benc
         progress("importing torch")
         import_torch()
     absent = {}
-    if "openmpi" in request.peers and (reason := why_not()):
+    if "openmpi" in request.peers and (reason := why_unavailable()):
         absent["openmpi"] = reason
     progress("building the network")
     with (
@@ -116,69 +116,72 @@ def run_benchmark(request: BenchmarkRequest, progress: ProgressCallback) -> Benc
         network = Network(part, bed)
         fabric = measured_fabric(network, progress)
         turn = ProgressShares(progress, len(request.payloads)).in_turn()
-        races = tuple(
-            _race(request, network, fabric, size, absent, next(turn)) for size in request.payloads
+        sweep = tuple(
+            _measure_payload(request, network, fabric, size, absent, next(turn))
+            for size in request.payloads
         )
-    return BenchmarkResults(request, fabric, races, absent)
+    return BenchmarkResults(request, fabric, sweep, absent)
 
 
-def _race(
+def _measure_payload(
     request: BenchmarkRequest,
     network: Network,
     fabric: Fabric,
     size: int,
     absent: dict[str, str],
     progress: ProgressCallback,
-) -> Race:
+) -> PayloadResults:
     n_elements = size // ITEM_BYTES
     payload_bytes = n_elements * ITEM_BYTES
     question = Question(network.mesh, payload_bytes, fabric)
     predicts = network.bed is not None
     ours = [
-        # What a plan tells of its parts is no part of the race.
+        # The parts of a plan's progress are not parts of the benchmark's.
         planned(name, question, predicts=predicts, progress=lambda step, part=None: progress(step))
         for name in request.algorithms
     ]
     runners: list[Planned | Gloo] = [*ours]
     if "gloo" in request.peers:
         runners.append(Gloo(n_elements))
-    laps = _rounds(network, runners, request.repeat, progress)
-    results = [_result(runner, own) for runner, own in zip(runners, laps, strict=True)]
+    repetitions = _rounds(network, runners, request.repeat, progress)
+    results = [_result(runner, own) for runner, own in zip(runners, repetitions, strict=True)]
     if "openmpi" in request.peers and "openmpi" not in absent:
         progress("openmpi")
         mpi = OpenMpi(n_elements)
         try:
-            results.append(_result(mpi, mpi_laps(network, mpi, request.repeat + 1)))
-        except BenchmarkError as error:  # what the others did still counts
+            results.append(_result(mpi, openmpi_repetitions(network, mpi, request.repeat + 1)))
+        except BenchmarkError as error:  # the results of the others still count
             absent["openmpi"] = str(error)
-    return Race(payload_bytes, _limit_s(request, network.mesh, payload_bytes), tuple(results))
+    return PayloadResults(
+        payload_bytes, _limit_s(request, network.mesh, payload_bytes), tuple(results)
+    )
 
 
 def _rounds(
     network: Network, runners: Sequence[Planned | Gloo], repeat: int, progress: ProgressCallback
-) -> list[list[Lap]]:
-    laps: list[list[Lap]] = [[] for _ in runners]
+) -> list[list[Repetition]]:
+    repetitions: list[list[Repetition]] = [[] for _ in runners]
     with WorkerPool(network, runners) as pool:
         for turn in range(repeat + 1):
-            for runner, own in zip(runners, laps, strict=True):
-                told = f"{runner.name}: {f'{turn} of {repeat}' if turn else 'warming up'}"
-                progress(told, sum(map(len, laps)) / (len(laps) * (repeat + 1)))
-                own.append(pool.lap(runner))
-    return laps
+            for runner, own in zip(runners, repetitions, strict=True):
+                step = f"{runner.name}: {f'{turn} of {repeat}' if turn else 'warming up'}"
+                progress(step, sum(map(len, repetitions)) / (len(repetitions) * (repeat + 1)))
+                own.append(pool.measure(runner))
+    return repetitions
 
 
-def _result(runner: Runner, laps: Sequence[Lap]) -> Result:
+def _result(runner: Runner, repetitions: Sequence[Repetition]) -> Result:
     return Result(
         name=runner.name,
         detail=runner.detail,
-        times_s=tuple(lap.time_s for lap in laps[1:]),
+        times_s=tuple(repetition.time_s for repetition in repetitions[1:]),
         predicted_s=runner.predicted_s,
-        correct=all(lap.right for lap in laps),
+        correct=all(repetition.correct for repetition in repetitions),
     )
 
 
 def _limit_s(request: BenchmarkRequest, mesh: Mesh, payload_bytes: int) -> float | None:
-    """Return the physical limit at the link rate that was asked for, headers not counted."""
+    """Return the physical limit at the requested link bandwidth; it leaves out packet headers."""
     if request.link_bandwidth is None:
         return None
     asked = Fabric("asked", request.link_bandwidth, hop_latency_s=0.0, message_overhead_s=0.0)

@@ -1,7 +1,7 @@
-"""Where workers sit, what they sum, and what a contender must offer to be measured.
+"""The network of a benchmark, what its workers sum, and what a contender must offer.
 
 A **contender** is one way to sum; the pool times it. Payloads are whole numbers in 32-bit floats,
-small enough that every order of adding them gives the same bits, so a result is right or wrong.
+so small that every order of adding them gives the same bits: each result can be checked.
 """
 
 from collections.abc import Callable, Iterable
@@ -56,7 +56,7 @@ class Participant:
     transport: SocketTransport
     addresses: tuple[Address, ...]
     interface: str
-    folder: Path  # for what workers find each other by
+    folder: Path  # where workers leave files by which they find each other
 
     def connect(self, peers: Iterable[int], *, timeout_s: float) -> None:
         """Return when this worker has connections to these ranks."""
@@ -76,7 +76,7 @@ class Contender(Protocol):
     def is_sum(self) -> bool: ...
 
     def ready(self, participant: Participant) -> Callable[[Buffer], None]:
-        """Return what sums a buffer in place; called in every worker at the same time."""
+        """Return a function that sums a buffer in place; all workers call this at the same time."""
 
 
 def operand(rank: int, n_elements: int) -> Buffer:

@@ -1,13 +1,13 @@
-"""The fabric as this bench finds it: probes through the same sockets as the contenders.
+"""The fabric as measured: probes through the same sockets that the contenders use.
 
     ping     pairs of neighbours, a short message to and fro           latency + overhead
     short    every link both ways at once, one message
     long     the same, three times as long; less the short one:        bandwidth
     stream   as long as the long one, in pieces; less the long one:    overhead of a message
 
-Many chips are busy at once in all of them, because they share the processors, and for bandwidth
-every link both ways, because acknowledgements take their part of it. Of each probe the quickest
-of a few laps counts: whatever else the machine does only adds to it.
+Every probe keeps many chips busy at once, because chips share the processors. The probes of
+bandwidth use every link in both directions, because acknowledgements take their part of it. The
+quickest of a few repetitions counts: other work of the machine only makes a probe slower.
 """
 
 import math
@@ -26,7 +26,7 @@ from meshmend.topology.fabric import Fabric
 from meshmend.topology.mesh import Mesh
 
 MEASURED = "measured"
-_LAPS = 4
+_N_REPETITIONS = 4
 _PING_HOPS = 100
 _PIECE_BYTES = 2048
 _SHORT_S = 0.08
@@ -53,11 +53,11 @@ def measured_fabric(network: Network, progress: Callable[[str], None]) -> Fabric
     )
     quickest = dict.fromkeys((probe.name for probe in probes), math.inf)
     with WorkerPool(network, probes) as pool:
-        for lap in range(_LAPS + 1):
+        for repetition in range(_N_REPETITIONS + 1):
             for probe in probes:
                 progress(f"measuring links: {probe.name}")
-                time_s = pool.lap(probe).time_s
-                if lap:  # the first fills caches and opens windows
+                time_s = pool.measure(probe).time_s
+                if repetition:  # the first fills caches and opens windows
                     quickest[probe.name] = min(quickest[probe.name], time_s)
     return fabric_from(*quickest.values(), n_pieces=n_pieces)
 
@@ -67,7 +67,7 @@ def fabric_from(
 ) -> Fabric:
     """Return the fabric on which the probes take these times, the short one of so many pieces.
 
-    Where noise makes longer probes look quicker, bandwidth is that of the long one alone.
+    If noise makes the longer probe look quicker, the bandwidth is that of the long probe alone.
     """
     n_long = _TIMES_LONGER * n_pieces
     more_bytes, more_s = (n_long - n_pieces) * _PIECE_BYTES, long_s - short_s

@@ -1,7 +1,7 @@
-"""OpenMPI's MPI_Allreduce on the same network, where Debian's OpenMPI is installed.
+"""OpenMPI's MPI_Allreduce on the same network, if Debian's OpenMPI is installed.
 
-It brings its own processes, so it runs as a block of its own: a small C program, compiled into a
-temporary folder and started by mpirun with one process on each chip.
+OpenMPI starts its own processes, so it does not run in the pool. It runs a small C program, which
+is compiled into a temporary folder and started by mpirun with one process on each chip.
 """
 
 import json
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshmend.bench.contenders import LOOPBACK, Network
-from meshmend.bench.worker_pool import Lap
+from meshmend.bench.worker_pool import Repetition
 from meshmend.errors import BenchmarkError
 from meshmend.scratch import scratch_folder
 
@@ -37,13 +37,13 @@ int main(int argc, char **argv) {
     int rank, n_ranks;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &n_ranks);
-    long n = atol(argv[1]), n_laps = atol(argv[2]);
+    long n = atol(argv[1]), n_repetitions = atol(argv[2]);
     float *mine = malloc(4 * n), *sum = malloc(4 * n), *expected = calloc(n, 4);
     for (long i = 0; i < n; i++) {
         mine[i] = operand(rank, i);
         for (long other = 0; other < n_ranks; other++) expected[i] += operand(other, i);
     }
-    for (long lap = 0; lap < n_laps; lap++) {
+    for (long repetition = 0; repetition < n_repetitions; repetition++) {
         double start = now() + 0.02 + 0.001 * n_ranks;
         MPI_Barrier(MPI_COMM_WORLD);
         MPI_Bcast(&start, 1, MPI_DOUBLE, 0, MPI_COMM_WORLD);
@@ -61,7 +61,7 @@ int main(int argc, char **argv) {
         MPI_Reduce(&ended, &last, 1, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
         MPI_Reduce(&right, &all_right, 1, MPI_INT, MPI_LAND, 0, MPI_COMM_WORLD);
         if (rank == 0) {
-            printf("{\"time_s\": %.9f, \"right\": %s}\n", last - first,
+            printf("{\"time_s\": %.9f, \"correct\": %s}\n", last - first,
                    all_right ? "true" : "false");
             fflush(stdout);
         }
@@ -76,7 +76,7 @@ _LIMIT_S = 300.0
 
 @dataclass(frozen=True)
 class OpenMpi:
-    """MPI_Allreduce as OpenMPI chooses to do it."""
+    """MPI_Allreduce with the algorithm that OpenMPI chooses."""
 
     n_elements: int
     name: str = "openmpi"
@@ -84,41 +84,43 @@ class OpenMpi:
     predicted_s: float | None = None
 
 
-def why_not() -> str | None:
+def why_unavailable() -> str | None:
     """Return why OpenMPI cannot be measured here, or None."""
     missing = [tool for tool in ("mpirun", "mpicc") if shutil.which(tool) is None]
     if not missing:
         return None
     return (
-        f"openmpi needs {' and '.join(missing)}, not installed here; "
+        f"--compare openmpi needs {' and '.join(missing)}, but they are not installed; "
         "install with: apt-get install openmpi-bin libopenmpi-dev"
     )
 
 
-def mpi_laps(network: Network, contender: OpenMpi, n_laps: int) -> list[Lap]:
-    """Return the times of so many repetitions.
+def openmpi_repetitions(
+    network: Network, contender: OpenMpi, n_repetitions: int
+) -> list[Repetition]:
+    """Return this many timed repetitions.
 
     Raises:
-        BenchmarkError: it did not compile, start or finish; with the last line that it said.
+        BenchmarkError: it did not compile, start or finish; the message has its last line.
     """
     with scratch_folder() as name:
         folder = Path(name)
         (folder / "allreduce.c").write_text(_SOURCE, encoding="utf-8")
         program = folder / "allreduce"
-        _said(["mpicc", "-O2", "-o", str(program), str(folder / "allreduce.c")], folder)
+        _output_of(["mpicc", "-O2", "-o", str(program), str(folder / "allreduce.c")], folder)
         command = [
             *_mpirun(network, folder),
             str(program),
             str(contender.n_elements),
-            str(n_laps),
+            str(n_repetitions),
         ]
         if network.bed is not None:
             command = network.bed.command(network.mesh.live[0], command)
-        lines = [line for line in _said(command, folder).splitlines() if line.startswith("{")]
-    laps = [Lap(**json.loads(line)) for line in lines]
-    if len(laps) != n_laps:
-        raise BenchmarkError(f"openmpi gave {len(laps)} of {n_laps} repetitions")
-    return laps
+        lines = [line for line in _output_of(command, folder).splitlines() if line.startswith("{")]
+    repetitions = [Repetition(**json.loads(line)) for line in lines]
+    if len(repetitions) != n_repetitions:
+        raise BenchmarkError(f"openmpi gave {len(repetitions)} of {n_repetitions} repetitions")
+    return repetitions
 
 
 def _mpirun(network: Network, folder: Path) -> list[str]:
@@ -148,8 +150,8 @@ def _mpirun(network: Network, folder: Path) -> list[str]:
 def _agent(network: Network, folder: Path) -> Path:
     """Write the script that mpirun calls instead of ssh: it enters the chip of an address.
 
-    Each chip has a temporary folder of its own, as a host would: the daemons trip over each other
-    in one.
+    Each chip has a temporary folder of its own, as a host would: OpenMPI's daemons disturb each
+    other if they share one.
     """
     assert network.bed is not None, "loopback needs no agent"
     cases = ""
@@ -164,8 +166,12 @@ def _agent(network: Network, folder: Path) -> Path:
     return script
 
 
-def _said(command: Sequence[str], folder: Path) -> str:
-    """Return the standard output of a command, or raise BenchmarkError with what went wrong."""
+def _output_of(command: Sequence[str], folder: Path) -> str:
+    """Return the standard output of a command.
+
+    Raises:
+        BenchmarkError: it failed, or did not finish in time.
+    """
     environment = {**os.environ, "HOME": str(folder), "TMPDIR": str(folder)}
     try:
         result = subprocess.run(
@@ -181,5 +187,5 @@ def _said(command: Sequence[str], folder: Path) -> str:
     if result.returncode:
         lines = (result.stderr + result.stdout).splitlines()
         words = [line for line in lines if any(map(str.isalnum, line))]  # it draws lines, too
-        raise BenchmarkError(f"openmpi failed: {words[-1] if words else 'without a word'}")
+        raise BenchmarkError(f"openmpi failed: {words[-1] if words else 'it printed no reason'}")
     return result.stdout

@@ -1,7 +1,7 @@
 """One worker of the pool: what it does between being forked and its end.
 
-It hears from the pool over a socket, in lines of JSON, and answers in such lines: never over the
-network that is being measured.
+The pool and the worker send each other lines of JSON over a socket pair, never over the network
+that is being measured.
 """
 
 import gc
@@ -11,6 +11,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +22,28 @@ from meshmend.execute.sockets import SocketTransport
 from meshmend.processes import die_with_parent
 
 
-class Line:
-    """One end of the line between the pool and a worker."""
+@dataclass(frozen=True)
+class PoolSession:
+    """What all workers of a pool share: a folder, a secret, and their parent process."""
+
+    folder: Path
+    secret: bytes
+    parent: int
+
+
+class PoolChannel:
+    """One end of the connection between the pool and a worker; a message is one line of JSON."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self._stream = connection.makefile("r", encoding="utf-8")
 
-    def say(self, words: dict[str, Any]) -> None:
-        """Send one line."""
-        self.connection.sendall(json.dumps(words).encode() + b"\n")
+    def send(self, message: dict[str, Any]) -> None:
+        """Send one message."""
+        self.connection.sendall(json.dumps(message).encode() + b"\n")
 
-    def hear(self) -> dict[str, Any] | None:
-        """Return the next line, or None if the other end has closed.
+    def receive(self) -> dict[str, Any] | None:
+        """Return the next message, or None if the other end has closed.
 
         Raises:
             TimeoutError: nothing came in the time set on the connection.
@@ -42,70 +52,66 @@ class Line:
         return json.loads(text) if text else None
 
     def close(self) -> None:
-        """Give up the line."""
+        """Close the connection."""
         self._stream.close()
         self.connection.close()
 
 
 def work(
-    line: Line,
+    channel: PoolChannel,
     network: Network,
     rank: int,
     contenders: Sequence[Contender],
-    meeting: tuple[Path, bytes, int],
+    session: PoolSession,
 ) -> None:
-    """Serve the pool as one rank until it hangs up, and end the process; never returns.
-
-    `meeting` is a folder and a secret that all workers share, and their parent.
-    """
-    folder, secret, parent = meeting
+    """Serve the pool as one rank until it closes the channel, then end this process."""
     try:
-        _belong_to(parent)
-        gc.disable()  # what the parent has made is not to be visited, page by page
+        _end_with(session.parent)
+        gc.disable()  # a collection would copy every page that is shared with the parent
         chips = network.mesh.live
         network.enter(chips[rank])
         labels = [f"chip {chip}" for chip in chips]
         bind = network.address(chips[rank])
-        with SocketTransport(rank, labels, secret, bind=bind) as transport:
-            line.say({"address": transport.address})
-            if (answer := line.hear()) is None:
+        with SocketTransport(rank, labels, session.secret, bind=bind) as transport:
+            channel.send({"address": transport.address})
+            if (answer := channel.receive()) is None:
                 os._exit(0)
             addresses = tuple((host, port) for host, port in answer["addresses"])
             participant = Participant(
-                rank, len(chips), transport, addresses, network.interface, folder
+                rank, len(chips), transport, addresses, network.interface, session.folder
             )
-            _serve(line, participant, contenders)
+            _serve(channel, participant, contenders)
     except BaseException as error:
-        line.say({"error": f"{type(error).__name__}: {error}"})
+        channel.send({"error": f"{type(error).__name__}: {error}"})
     finally:
         os._exit(0)
 
 
-def _belong_to(parent: int) -> None:
+def _end_with(parent: int) -> None:
     die_with_parent(parent)
-    os.setpgid(0, 0)  # Ctrl-C is the parent's to handle
+    os.setpgid(0, 0)  # Ctrl-C goes to the parent alone
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _serve(line: Line, participant: Participant, contenders: Sequence[Contender]) -> None:
-    """Run contenders as the pool asks: get ready, then start at the time it names."""
+def _serve(channel: PoolChannel, participant: Participant, contenders: Sequence[Contender]) -> None:
+    """Run contenders as the pool asks: prepare one, then start it when the pool says."""
     ready: dict[int, Callable[[Buffer], None]] = {}
     most = max((each.n_elements for each in contenders if each.is_sum), default=0)
     buffer = np.zeros(most, dtype=np.float32)
     mine, expected = operand(participant.rank, most), total(participant.n_ranks, most)
-    while (order := line.hear()) is not None:
+    while (order := channel.receive()) is not None:
         number = order["contender"]
         contender = contenders[number]
         n_elements = contender.n_elements if contender.is_sum else 0
         if number not in ready:
             ready[number] = contender.ready(participant)
         buffer[:n_elements] = mine[:n_elements]
-        line.say({"ready": number})
-        if (start := line.hear()) is None:
+        channel.send({"ready": number})
+        if (start := channel.receive()) is None:
             return
         time.sleep(max(0.0, start["at"] - time.monotonic()))
         began = time.monotonic()
         ready[number](buffer[:n_elements])
         ended = time.monotonic()
-        right = bool(np.array_equal(buffer[:n_elements], expected[:n_elements]))
-        line.say({"began": began, "ended": ended, "right": right})
+        correct = bool(np.array_equal(buffer[:n_elements], expected[:n_elements]))
+        channel.send({"began": began, "ended": ended, "correct": correct})

@@ -38,12 +38,12 @@ class Planned:
 
     @property
     def detail(self) -> str:
-        """What is behind the name, in words."""
+        """The schedule in words: algorithm, chunks, slices."""
         slices = f"{self.n_slices} slice{'s' if self.n_slices > 1 else ''}"
         return f"{self.schedule.algorithm}, {self.schedule.n_chunks} chunks, {slices}"
 
     def ready(self, participant: Participant) -> Callable[[Buffer], None]:
-        """Return what runs this rank's part of the schedule, once its peers are connected."""
+        """Connect to the peers and return a function that runs this rank's part of the schedule."""
         program = rank_program(self.schedule, self.hazards, participant.rank)
         task = task_of(program, self.n_elements, n_slices=self.n_slices)
         participant.connect(program.peers, timeout_s=TIMEOUT_S)
@@ -67,7 +67,7 @@ class Gloo:
     predicted_s: float | None = None
 
     def ready(self, participant: Participant) -> Callable[[Buffer], None]:
-        """Return what calls all_reduce; the first of these makes the process group."""
+        """Return a function that calls all_reduce; the first call here makes the process group."""
         import torch
         import torch.distributed
 
@@ -101,10 +101,11 @@ def planned(
 ) -> Planned:
     """Return a named algorithm, or `auto`, with the parameters that are best by simulation.
 
-    Where `predicts`, it is simulated as it will run, on the question's fabric.
+    With `predicts`, it is also simulated as it will run, on the question's fabric.
 
     Raises:
-        UnsupportedError: the algorithm does not do the mesh. InputError: there is none.
+        UnsupportedError: the algorithm does not support the mesh.
+        InputError: no algorithm has this name.
         ProofError: its schedule is wrong.
     """
     schedule, n_slices = _parameters(name, question, progress)

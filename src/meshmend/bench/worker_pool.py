@@ -1,9 +1,9 @@
 """The pool: one worker process per live chip, started once, timed many times.
 
-Workers are forked from a process that has everything imported and compiled. They start each
-repetition at a time that the pool names over its own lines to them, so the network is idle then.
-The time of a repetition is from the first worker's start to the last one's end, on the clock that
-all processes of a machine share.
+Workers are forked from a process that has everything imported and compiled. The pool names the
+time at which all of them start a repetition. It does so over channels of its own, so the measured
+network is idle at that time. A repetition lasts from the first worker's start to the last worker's
+end, on the clock that all processes of a machine share.
 """
 
 import os
@@ -17,42 +17,42 @@ from pathlib import Path
 from typing import Any
 
 from meshmend.bench.contenders import Contender, Network
-from meshmend.bench.pool_worker import Line, work
+from meshmend.bench.pool_worker import PoolChannel, PoolSession, work
 from meshmend.errors import BenchmarkError
 from meshmend.execute.event_loop import load_event_loop
 from meshmend.scratch import scratch_folder
 
 ANSWER_S = 120.0
 _HEAD_START_S = 0.01
-_PER_WORKER_S = 0.0003  # to wake it
+_PER_WORKER_S = 0.0003  # the time that waking a worker takes
 
 
 @dataclass(frozen=True)
-class Lap:
+class Repetition:
     """One repetition: its time, and whether every rank ended with the right sum."""
 
     time_s: float
-    right: bool
+    correct: bool
 
 
 class WorkerPool:
-    """The workers of a network, ready to run these contenders; a context manager."""
+    """The workers of a network, ready to run these contenders; used in a `with` block."""
 
     def __init__(self, network: Network, contenders: Sequence[Contender]) -> None:
         load_event_loop()
-        self._ground = network
+        self._network = network
         self._contenders = contenders
         self._folder = scratch_folder()
-        self._lines: list[Line] = []
+        self._channels: list[PoolChannel] = []
         self._pids: list[int] = []
 
     def __enter__(self) -> "WorkerPool":
         try:
             secret = secrets.token_bytes(32)
-            for rank in range(self._ground.mesh.n_live):
+            for rank in range(self._network.mesh.n_live):
                 self._start(rank, secret)
-            addresses = [self._hear(rank, "address") for rank in range(len(self._lines))]
-            self._say({"addresses": addresses})
+            addresses = [self._receive(rank, "address") for rank in range(len(self._channels))]
+            self._send_all({"addresses": addresses})
         except BaseException:
             self.end()
             raise
@@ -61,55 +61,57 @@ class WorkerPool:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def lap(self, contender: Contender) -> Lap:
-        """Return one repetition of a contender, timed.
+    def measure(self, contender: Contender) -> Repetition:
+        """Run a contender once and return how long it took.
 
         Raises:
             BenchmarkError: a worker failed, or did not finish in time.
         """
-        self._say({"contender": self._contenders.index(contender)})
-        ranks = range(len(self._lines))
+        self._send_all({"contender": self._contenders.index(contender)})
+        ranks = range(len(self._channels))
         for rank in ranks:
-            self._hear(rank, "ready", contender)
-        self._say({"at": time.monotonic() + _HEAD_START_S + _PER_WORKER_S * len(self._lines)})
-        answers = [self._hear(rank, None, contender) for rank in ranks]
+            self._receive(rank, "ready", contender)
+        self._send_all(
+            {"at": time.monotonic() + _HEAD_START_S + _PER_WORKER_S * len(self._channels)}
+        )
+        answers = [self._receive(rank, None, contender) for rank in ranks]
         began, ended = (min(a["began"] for a in answers), max(a["ended"] for a in answers))
-        return Lap(ended - began, all(answer["right"] for answer in answers))
+        return Repetition(ended - began, all(answer["correct"] for answer in answers))
 
     def end(self) -> None:
-        """End all workers and remove what they met by."""
-        for line in self._lines:
-            line.close()
+        """End all workers and remove the folder that they share."""
+        for channel in self._channels:
+            channel.close()
         for pid in self._pids:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-        self._lines, self._pids = [], []
+        self._channels, self._pids = [], []
         self._folder.cleanup()
 
     def _start(self, rank: int, secret: bytes) -> None:
-        meeting = Path(self._folder.name), secret, os.getpid()
+        session = PoolSession(Path(self._folder.name), secret, os.getpid())
         ours, theirs = socket.socketpair()
         pid = os.fork()
         if pid == 0:
             ours.close()
-            work(Line(theirs), self._ground, rank, self._contenders, meeting)
+            work(PoolChannel(theirs), self._network, rank, self._contenders, session)
         theirs.close()
         self._pids.append(pid)
         ours.settimeout(ANSWER_S)
-        self._lines.append(Line(ours))
+        self._channels.append(PoolChannel(ours))
 
-    def _say(self, words: dict[str, Any]) -> None:
-        for line in self._lines:
-            line.say(words)
+    def _send_all(self, message: dict[str, Any]) -> None:
+        for channel in self._channels:
+            channel.send(message)
 
-    def _hear(self, rank: int, key: str | None, contender: Contender | None = None) -> Any:
-        """Return what a worker says, or what it says under a key."""
-        who = f"the worker of chip {self._ground.mesh.live[rank]}"
+    def _receive(self, rank: int, key: str | None, contender: Contender | None = None) -> Any:
+        """Return the next message of a worker, or the value of one key of it."""
+        who = f"the worker of chip {self._network.mesh.live[rank]}"
         doing = f" in {contender.name}" if contender is not None else ""
         try:
-            answer = self._lines[rank].hear()
+            answer = self._channels[rank].receive()
         except TimeoutError:
-            raise BenchmarkError(f"{who} said nothing for {ANSWER_S:g} s{doing}") from None
+            raise BenchmarkError(f"{who} did not answer for {ANSWER_S:g} s{doing}") from None
         if answer is None:
             raise BenchmarkError(f"{who} died{doing}")
         if "error" in answer:

@@ -25,7 +25,7 @@ from meshmend.cli.options import (
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
-    from meshmend.bench.benchmark import BenchmarkResults, Race
+    from meshmend.bench.benchmark import BenchmarkResults, PayloadResults
 
 
 def bench_command(
@@ -87,7 +87,7 @@ def bench_command(
     announce_compilation()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
     from meshmend.bench.benchmark import BenchmarkRequest, run_benchmark
-    from meshmend.bench.summary import meeting_svg, summary
+    from meshmend.bench.summary import results_svg, summary
     from meshmend.bench.summary import save as save_summary
 
     request = BenchmarkRequest(
@@ -100,52 +100,52 @@ def bench_command(
     )
     check_writable(output, save / "result.json" if save else None)
     with progress(quiet=as_json) as bar:
-        meeting = run_benchmark(request, bar)
-    for reason in meeting.absent.values():
+        measured = run_benchmark(request, bar)
+    for reason in measured.absent.values():
         note(f"meshmend: left out: {reason}")
     if as_json:
-        print_json(summary(meeting))
+        print_json(summary(measured))
     else:
-        _print_meeting(meeting)
+        _print_results(measured)
     if output is not None:
-        write_text(output, meeting_svg(meeting))
+        write_text(output, results_svg(measured))
     if save is not None:
         try:
-            path = save_summary(meeting, save)
+            path = save_summary(measured, save)
         except OSError as error:
             raise InputError(f"cannot write in {save}: {error.strerror}") from None
         note(f"meshmend: written {path}")
-    return 0 if all(result.correct for race in meeting.races for result in race.results) else 1
+    return 0 if all(result.correct for point in measured.sweep for result in point.results) else 1
 
 
 def _names(texts: list[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for text in texts for name in text.split(",")))
 
 
-def _print_meeting(meeting: "BenchmarkResults") -> None:
+def _print_results(measured: "BenchmarkResults") -> None:
     from meshmend.units import format_bandwidth
 
-    rate = meeting.request.link_bandwidth
+    rate = measured.request.link_bandwidth
     where = "loopback, no rate limit" if rate is None else f"links of {format_bandwidth(rate)}"
-    print(f"mesh         {meeting.request.mesh}")
+    print(f"mesh         {measured.request.mesh}")
     print(f"network      {where}")
-    print(f"fabric       {meeting.fabric}")
-    for race in meeting.races:
-        _print_race(race)
+    print(f"fabric       {measured.fabric}")
+    for point in measured.sweep:
+        _print_payload(point)
 
 
-def _print_race(race: "Race") -> None:
+def _print_payload(point: "PayloadResults") -> None:
     from meshmend.bench.summary import LIMIT_NOTE, NO_LIMIT_NOTE
     from meshmend.units import format_bytes, format_time
 
     limit = NO_LIMIT_NOTE
-    if race.limit_s is not None:
-        limit = f"limit {format_time(race.limit_s)}, {LIMIT_NOTE}"
-    print(f"\n{format_bytes(race.payload_bytes)}: {limit}")
+    if point.limit_s is not None:
+        limit = f"limit {format_time(point.limit_s)}, {LIMIT_NOTE}"
+    print(f"\n{format_bytes(point.payload_bytes)}: {limit}")
     head = ("name", "median", "min", "max", "of limit", "predicted", "error")
     print("{:<12} {:>9} {:>9} {:>9} {:>9} {:>10} {:>7}".format(*head))
-    for result in race.results:
-        ratio, predicted_s = race.ratio(result.median_s), result.predicted_s
+    for result in point.results:
+        ratio, predicted_s = point.ratio(result.median_s), result.predicted_s
         words = [
             format_time(t) for t in (result.median_s, min(result.times_s), max(result.times_s))
         ]

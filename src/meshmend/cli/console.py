@@ -14,7 +14,7 @@ from typing import Any
 
 from meshmend.errors import InputError
 
-_PATIENCE_S = 1.0  # what is done before shows no bar
+_PATIENCE_S = 1.0  # work that is done sooner shows no bar
 _COMPILING = "compiling for the first use on this machine; this takes some seconds, once ..."
 
 
@@ -39,9 +39,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Raise InputError if one of these files could not be written: before the work, not after it.
+    """Raise InputError if one of these files cannot be written; call it before the work.
 
-    Folders that are missing are made.
+    It makes folders that are missing.
     """
     for path in filter(None, paths):
         try:
@@ -55,7 +55,7 @@ def check_writable(*paths: Path | None) -> None:
 
 
 def check_readable(path: Path, what: str) -> None:
-    """Raise InputError if a file is not there, or nobody lets us read it."""
+    """Raise InputError if a file is not there or may not be read."""
     try:
         path.open("rb").close()
     except OSError as error:
@@ -63,7 +63,7 @@ def check_readable(path: Path, what: str) -> None:
 
 
 def cache_dir() -> Path:
-    """Return the folder of this user in which answers are kept."""
+    """Return the folder in which this user's plans and answers are cached."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "meshmend"
 
@@ -71,8 +71,8 @@ def cache_dir() -> Path:
 class Bar:
     """A bar on standard error that shows what is under way, once that takes over a second.
 
-    It is told a step and the part of all work that is done, if known. Where standard error is
-    not a terminal, or in a quiet command, it shows nothing.
+    Call it with the current step and, if known, the share of all work that is done. It shows
+    nothing in a quiet command, or if standard error is not a terminal.
     """
 
     def __init__(self, *, quiet: bool) -> None:
@@ -141,7 +141,7 @@ class Bar:
 
 @contextmanager
 def progress(*, quiet: bool = False) -> Iterator[Bar]:
-    """Show on a terminal what is under way; the caller tells each step and part to the bar."""
+    """Yield a bar that shows on a terminal what is under way; call it at each step."""
     bar = Bar(quiet=quiet)
     try:
         yield bar
@@ -175,4 +175,4 @@ def announce_compilation() -> None:
 def _compile_ahead() -> None:
     command = [sys.executable, "-m", "meshmend.planning.warm_up"]
     helper = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    atexit.register(helper.kill)  # done or not, it does not outlive the command
+    atexit.register(helper.kill)  # it must not outlive the command, done or not

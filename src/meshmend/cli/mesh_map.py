@@ -20,7 +20,7 @@ def mesh_map(states: ChipStates, width: int, height: int) -> RenderableType:
     """Return the map within so many columns and rows, with a legend of the states that occur.
 
     A mesh of more than two axes is shown layer by layer, side by side. One that does not fit
-    even with one column a chip is told as the number of chips in each state.
+    even with one column a chip becomes a line with the number of chips in each state.
     """
     for cell in _CELL_WIDTHS:
         per_row = _layers_per_row(states, width, cell)

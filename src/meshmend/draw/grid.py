@@ -93,12 +93,14 @@ class Grid:
 
     @property
     def layers_per_row(self) -> int:
-        """How many layers stand side by side: the last layer axis, or a near-square."""
+        """How many layers stand side by side: the last layer axis, or rows of equal length."""
         if len(self.layer_shape) > 1:
             return self.layer_shape[-1]
         width, height = self.layer_size
         square = round(math.sqrt(1.8 * self.n_layers * height / width))
-        return max(1, min(self.n_layers, max(square, int(_ROW_WIDTH / (width + _LAYER_GAP)))))
+        n_most = max(1, square, int(_ROW_WIDTH / (width + _LAYER_GAP)))
+        n_rows = math.ceil(self.n_layers / n_most)
+        return math.ceil(self.n_layers / n_rows)
 
     @property
     def size(self) -> Point:

@@ -94,8 +94,9 @@ def _summary(mesh: Mesh, load: NDArray[np.float64]) -> str:
         return "No link carries anything."
     rank, port = np.unravel_index(int(load.argmax()), load.shape)
     there = mesh.live[mesh.neighbor_ranks[rank, port]]
-    mean = load[mesh.neighbor_ranks >= 0].mean()
-    return (
-        f"Busiest: {mesh.live[rank]} to {there} with {load.max():.3g} × the payload; "
-        f"mean {mean:.3g}."
-    )
+    live = load[mesh.neighbor_ranks >= 0]
+    n_busiest = int(np.isclose(live, load.max()).sum())
+    which = f"{mesh.live[rank]} to {there}"
+    if n_busiest > 1:
+        which = f"{n_busiest} of {live.size} directed links"
+    return f"Busiest: {which} with {load.max():.3g} × the payload; mean {live.mean():.3g}."

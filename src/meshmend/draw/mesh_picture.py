@@ -15,7 +15,7 @@ from meshmend.draw.colours import (
     RED,
     STRANDED_FILL,
 )
-from meshmend.draw.frame import Key, framed
+from meshmend.draw.frame import Key, counted, framed
 from meshmend.draw.grid import Grid, drawn_apart, fitting_grid
 from meshmend.draw.svg import (
     SOFT_INK,
@@ -87,9 +87,9 @@ def ground_keys(mesh: Mesh) -> list[Key]:
 
 
 def _summary(mesh: Mesh) -> str:
-    parts = [f"{mesh.n_live} live chips", f"{len(mesh.links)} live links"]
+    parts = [counted(mesh.n_live, "live chip"), counted(len(mesh.links), "live link")]
     if mesh.failed:
-        parts.append(f"{len(mesh.failed)} failed")
+        parts.append(counted(len(mesh.failed), "failed chip"))
     if cut_off := stranded(mesh):
         parts.append(f"{len(cut_off)} cut off")
     return f"{format_shape(mesh.shape)}: " + ", ".join(parts)

@@ -54,7 +54,7 @@ p { max-width: 100ch; margin: 8px 0; }
 .soft { color: var(--soft); } .good { color: var(--good); } .bad { color: var(--bad); }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 8px;
         padding: 14px 18px; margin: 12px 0; overflow-x: auto; }
-.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(240px, 1fr)); gap: 12px; }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(200px, 1fr)); gap: 12px; }
 .figures .card { margin: 0; padding: 12px 16px; }
 .figures .name { color: var(--soft); font-size: 13px; }
 .figures .value { font-size: 23px; font-weight: 600; line-height: 1.3; white-space: nowrap;
@@ -80,6 +80,8 @@ summary { cursor: pointer; font-weight: 600; }
 .events { font: 12.5px/1.55 ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace;
           white-space: pre-wrap; margin: 10px 0 0; }
 svg { display: block; max-width: 100%; height: auto; }
+.chart svg { min-width: 860px; } /* on a narrow page it scrolls: its text stays readable */
+.unbroken td { white-space: nowrap; }
 """
 
 

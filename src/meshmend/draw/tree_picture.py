@@ -4,6 +4,7 @@ A tree is an array over ranks: each rank's parent, -1 at the root. Edges near th
 dark and broad, those far from it light and thin.
 """
 
+import math
 from collections import defaultdict
 
 import numpy as np
@@ -88,7 +89,7 @@ def _edges(grid: Grid, own: list[LanePath], colour: str, paleness: float) -> lis
 
 
 def _side_by_side(mesh: Mesh, parents: NDArray[np.int32], depths: NDArray[np.int32]) -> Panel:
-    n_columns = min(len(parents), 4)
+    n_columns = min(math.ceil(math.sqrt(len(parents))), 4)
     natural = fitting_grid(mesh, fill=0.5)
     share = (_SHEET_WIDTH / n_columns - 24) / natural.size[0]
     pitch = max(6.0, min(natural.pitch, natural.pitch * share))

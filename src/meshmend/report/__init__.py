@@ -1,1 +1,1 @@
-"""Show it: SVG pictures of meshes, rings, routes and loads, and the figures of the paper."""
+"""A training run as people read it: sentences, a summary, an HTML page, TensorBoard files."""

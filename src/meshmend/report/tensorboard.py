@@ -38,7 +38,7 @@ class TensorBoardLog:
     rejoin_s is the time from a repair until the repaired chips finished a step.
 
     Wall times are the run's date plus each event's seconds, so that TensorBoard's relative axis
-    is the run's own. What was added is on disk within about a second of the next event.
+    shows the time of the run. An event is on disk about a second after the next one came.
 
     Raises:
         InputError: tensorboardX is not installed, or the folder cannot be written.
@@ -66,7 +66,7 @@ class TensorBoardLog:
         self._flushed = -math.inf
 
     def add(self, timed: TimedEvent) -> None:
-        """Write what an event tells; kinds without a figure are left out."""
+        """Write the figures of an event; an event without figures writes nothing."""
         t, event = timed.t, timed.event
         match event:
             case RunStarted():

@@ -76,7 +76,7 @@ def loss_svg(run: TrainingRun) -> str:
     marks += across_axis(across, bottom, "step", lambda v: f"{v:,.10g}")
     marks += flags(_flags(run, across, by_step=True), top, bottom)
     chart = Panel(LEFT + WIDTH + RIGHT, bottom + 44, tuple(marks))
-    keys = [Key(BLUE, "loss, mean of 120 stretches" if many else "loss", "line")]
+    keys = [Key(BLUE, "loss, mean of 120 intervals" if many else "loss", "line")]
     keys += [Key(SOFT_INK, "fewer chips at work", fill=_SHADE)] if len(run.chips) > 1 else []
     return document(
         stacked([chart, legend([*keys, *_flag_keys(run)], WIDTH)]),
@@ -164,7 +164,7 @@ def _flags(run: TrainingRun, across: Span, *, by_step: bool) -> list[Flag]:
     result = []
     for number, fault in enumerate(run.faults, 1):
         at = fault.at_step if by_step else fault.at_s
-        done = f", made good in {seconds(fault.recovered_s)}" if fault.is_recovered else ""
+        done = f", recovered in {seconds(fault.recovered_s)}" if fault.is_recovered else ""
         if at is not None:
             result.append(Flag(across.at(at), number, fault_colour(fault), fault.fault + done))
     return result

@@ -42,9 +42,9 @@ def training_page(run: TrainingRun) -> str:
         f'<p class="soft">{escape(_when(run))}</p>',
         _figures(run),
         "<h2>Loss</h2>",
-        card(loss_svg(run)),
+        card(loss_svg(run), look="chart"),
         "<h2>What happened when</h2>",
-        card(timeline_svg(run)),
+        card(timeline_svg(run), look="chart"),
         _faults(run.faults),
         _meshes(run),
         _configuration(run),
@@ -64,9 +64,10 @@ def _when(run: TrainingRun) -> str:
 def _figures(run: TrainingRun) -> str:
     samples = run.samples
     wrong = [n for n in (samples.lost, samples.repeated) if n]
-    told = samples.lost is not None
-    ledger = f"{samples.lost} lost, {samples.repeated} repeated" if told else "of the steps seen"
-    equal = {True: ("equal", "good"), False: ("differ", "bad"), None: ("not told", "")}
+    ledger = "of the steps seen"
+    if samples.lost is not None:
+        ledger = f"{samples.lost} lost, {samples.repeated} repeated"
+    equal = {True: ("equal", "good"), False: ("differ", "bad"), None: ("unknown", "")}
     replicas, mood = equal[run.replicas_equal]
     faults = [fault for fault in run.faults if not fault.is_repair]
     repairs = len(run.faults) - len(faults)
@@ -85,7 +86,7 @@ def _figures(run: TrainingRun) -> str:
         ),
     ]
     for name, value in run.evaluation.items():
-        own.append(headline(name, f"{value:.4g}", "on samples held back"))
+        own.append(headline(name, f"{value:.4g}", "on held-out samples"))
     return f'<div class="figures">{"".join(own)}</div>'
 
 
@@ -102,9 +103,9 @@ def _faults(faults: Sequence[RunFault]) -> str:
     whole = _fault_table(faults)
     if len(faults) > _MANY_FAULTS:
         folded = f"<details><summary>All {len(faults)} one by one</summary>{whole}</details>"
-        whole = card(_kinds_table(faults)) + card(folded)
+        whole = card(_kinds_table(faults), look="unbroken") + card(folded, look="unbroken")
     else:
-        whole = card(whole)
+        whole = card(whole, look="unbroken")
     return (
         f"<h2>Faults and repairs</h2>{whole}"
         '<p class="soft">Recovered: from the fault until the last live chip finished its next '
@@ -200,7 +201,7 @@ def _meshes(run: TrainingRun) -> str:
 def _change(new: RunGeneration, old: RunGeneration | None) -> str:
     joined = new.chips - old.chips if old else frozenset()
     gone = old.chips - new.chips if old else frozenset()
-    parts = [f"From step {new.step}, after {seconds(new.at_s)}."]
+    parts = [f"From step {new.step}, {seconds(new.at_s)} after the start."]
     if new.why:
         parts.append(f"{new.why[0].upper()}{new.why[1:]}.")
     if gone:
@@ -225,17 +226,19 @@ def _picture(generation: RunGeneration, joined: frozenset[Chip], head: str, tail
 
 def _configuration(run: TrainingRun) -> str:
     start = run.start
-    told = {
+    settings = {
         "model": model_words(start),
         "mesh": run.mesh,
         "date": start.date,
         "steps": start.steps,
         "batch": start.batch,
-        "rate": start.rate,
+        "learning rate": start.rate,
         "seed": start.seed,
-        "policy": start.policy,
+        "batch policy": start.policy,
     }
-    rows = [(name, escape(str(value))) for name, value in told.items() if value not in (None, "")]
+    rows = [
+        (name, escape(str(value))) for name, value in settings.items() if value not in (None, "")
+    ]
     return f"<h2>Configuration</h2>{card(table((), rows, left=(1,)))}"
 
 

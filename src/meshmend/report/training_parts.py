@@ -60,9 +60,9 @@ class RunFault:
     @property
     def kind_words(self) -> str:
         """What happened, without where: `kill`, `hang`, `kill coordinator`, `not injected`."""
-        if self.is_of_coordinator:
-            return "kill coordinator"
-        return "not injected" if self.kind is None else self.kind.value
+        if self.kind is None:
+            return "not injected"
+        return f"{self.kind.value} coordinator" if self.is_of_coordinator else self.kind.value
 
     @property
     def is_repair(self) -> bool:

@@ -1,6 +1,6 @@
 """One training run as a value, read back from its events: steps, generations, faults, figures.
 
-A run that was killed is a run too: what its events do not tell is `None` or not a number (NaN).
+A run that was killed can be read too: what its events do not say is `None` or NaN.
 """
 
 import itertools
@@ -61,7 +61,7 @@ class TrainingRun:
 
     @property
     def replicas_equal(self) -> bool | None:
-        """Whether all chips ended with the same weights, bit for bit; `None`: not told."""
+        """Whether all chips ended with the same weights, bit for bit; `None`: unknown."""
         return self.end.replicas_equal if self.end else None
 
     @property
@@ -99,7 +99,7 @@ class TrainingRun:
 
     @cached_property
     def first_work_s(self) -> float:
-        """When the first set of chips began to work."""
+        """The time at which the first generation began to work."""
         return self.generations[0].at_s if self.generations else 0.0
 
     @property
@@ -110,13 +110,13 @@ class TrainingRun:
 
 
 def training_run(lines: Iterable[str]) -> TrainingRun:
-    """Return the run that the lines of an `events.jsonl` tell.
+    """Return the run that the lines of an `events.jsonl` describe.
 
-    A step told twice counts as told last. A torn last line is left out. Where a run was resumed
-    into the same file, its times go on from those before.
+    Of a step that occurs twice the last counts. A torn last line is left out. If a run was resumed
+    into the same file, its times continue those before.
 
     Raises:
-        InputError: a line that is no event, an event without what its kind needs.
+        InputError: a line is not an event, or an event lacks a field that its kind needs.
     """
     events = _on_one_clock(read_events(lines))
     starts = [timed.event for timed in events if isinstance(timed.event, RunStarted)]

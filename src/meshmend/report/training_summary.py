@@ -20,7 +20,7 @@ def train_summary(run: TrainingRun) -> str:
         "loss": _loss(run),
         "samples": _samples(run),
         "chips": _chips(run),
-        "replicas": {True: "equal bit for bit", False: "DIFFER", None: "not told"}[
+        "replicas": {True: "equal bit for bit", False: "DIFFER", None: "unknown"}[
             run.replicas_equal
         ],
         "recovery": _recovery(run),
@@ -42,15 +42,15 @@ def _loss(run: TrainingRun) -> str:
     if not len(run.steps):
         return "-"
     reached = ", ".join(f"{name} {value:.4g}" for name, value in run.evaluation.items())
-    held_back = f"; on samples held back: {reached}" if reached else ""
-    return f"{run.first_loss:.4g} to {run.final_loss:.4g}{held_back}"
+    evaluation = f"; on held-out samples: {reached}" if reached else ""
+    return f"{run.first_loss:.4g} to {run.final_loss:.4g}{evaluation}"
 
 
 def _samples(run: TrainingRun) -> str:
     samples = run.samples
-    told = samples.lost is not None
-    tail = f", {samples.lost} lost, {samples.repeated} repeated" if told else " in the steps seen"
-    return f"{samples.used} used{tail}"
+    if samples.lost is None:
+        return f"{samples.used} used in the steps seen"
+    return f"{samples.used} used, {samples.lost} lost, {samples.repeated} repeated"
 
 
 def _chips(run: TrainingRun) -> str:

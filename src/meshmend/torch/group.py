@@ -21,7 +21,7 @@ from meshmend.torch.progress_thread import Progress
 from meshmend.torch.transports import transport_of
 from meshmend.variables import FAIL, MESH
 
-# torch's stubs lack half of what c10d offers to a backend: here it is untyped.
+# torch's stubs lack half of what c10d offers to a backend, so it is untyped here.
 dist: Any = torch.distributed
 
 ALLREDUCE, REDUCE_SCATTER, ALL_GATHER = (
@@ -80,7 +80,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         self.settings = settings
         self._timeout_s = options.timeout.total_seconds()
         self._gloo = inner
-        # What is not overridden below finds this one.
+        # c10d sends every collective that is not overridden below to this Gloo group.
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, inner)
         self._mover = transport_of(options, settings)
         self._catalogue = Catalogue(mesh, settings.algorithm, settings.n_slices, rank)
@@ -91,7 +91,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         return "meshmend"
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
-        """Leave in each rank's tensor the sum (mean, product, least, greatest) of all."""
+        """Replace each rank's tensor by the sum (mean, product, minimum, maximum) over all ranks."""
         opts = opts or dist.AllreduceOptions()
         if not self._does(tensors, opts.reduceOp):
             return self._gloo.allreduce(tensors, opts)
@@ -114,7 +114,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         return self.allreduce(tensors, plain)
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Any:
-        """Leave in each rank's tensor what the root's held."""
+        """Replace each rank's tensor by that of the root."""
         if not self._does(tensors):
             return self._gloo.broadcast(tensors, opts)
         kind = CollectiveCall("broadcast", opts.rootRank)
@@ -128,14 +128,14 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         return self._progress.submit(job, tensors)
 
     def barrier(self, opts: Any = None, **_: Any) -> Any:
-        """Return a handle that ends when every rank has come here."""
+        """Return a handle that is done when every rank has called this."""
         device = self._mover.device_type
         return self.allreduce([torch.zeros(1, dtype=torch.uint8, device=device)])
 
     def allgather(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
     ) -> Any:
-        """Leave in `outputs[0][i]` what rank i gave."""
+        """Write the input of rank i to `outputs[0][i]`."""
         if not self._does(inputs) or not _are_alike(outputs[0], inputs[0]):
             return self._gloo.allgather(outputs, inputs, opts or dist.AllgatherOptions())
 
@@ -148,7 +148,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         return self._progress.submit(job, outputs)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:  # noqa: A002  # c10d's name
-        """Leave in part i of `output` what rank i gave."""
+        """Write the input of rank i to part i of `output`."""
         return self.all_gather_single_coalesced([output], [input], opts)
 
     def all_gather_single_coalesced(
@@ -171,7 +171,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
     def reduce_scatter(
         self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
     ) -> Any:
-        """Leave in `outputs[0]` the sum over all ranks of what they gave for this one."""
+        """Write to `outputs[0]` the sum over all ranks of their inputs for this rank."""
         opts = opts or dist.ReduceScatterOptions()
         if not self._does([*outputs, *inputs[0]], opts.reduceOp) or not _are_alike(
             inputs[0], outputs[0]
@@ -190,7 +190,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         input: torch.Tensor,  # noqa: A002  # c10d's name
         opts: Any = None,
     ) -> Any:
-        """Leave in `output` the sum over all ranks of this rank's part of what they gave."""
+        """Write to `output` the sum over all ranks of this rank's part of their inputs."""
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     def reduce_scatter_single_coalesced(
@@ -215,18 +215,21 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def shutdown(self) -> None:
-        """Finish what was asked for and close all connections."""
+        """Finish all collectives that were started, then close all connections."""
         if not self._progress.finish(_FINISH_S):
             self._mover.interrupt()
             self._progress.finish(_FINISH_S)
         self._mover.close()
 
     def abort(self) -> None:
-        """Stop waiting now: what is under way ends with an error."""
+        """Stop waiting now: every collective under way ends with an error."""
         self._mover.interrupt()
 
     def _does(self, tensors: list[torch.Tensor], op: Any = None) -> bool:
-        """Whether the schedules do this operation on these; without one, any type will do."""
+        """Whether our schedules support this operation on these tensors.
+
+        Without an operation the tensors are only copied, and any element type will do.
+        """
         return all(
             tensor.device.type == self._mover.device_type
             and tensor.layout is torch.strided
@@ -251,7 +254,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         self._mover.run(task, flat.detach(), timeout_s=self._timeout_s)
 
     def _move(self, kind: CollectiveCall, flat: torch.Tensor) -> None:
-        """Run a collective that only copies, for which any element is so many bytes."""
+        """Run a collective that only copies; it sees an element of any type as bytes."""
         raw = flat.detach().view(torch.uint8)
         task = self._catalogue.task(kind, raw.numel(), "uint8")
         self._mover.run(task, raw, timeout_s=self._timeout_s)
@@ -272,7 +275,7 @@ def _check_parts(wholes: list[torch.Tensor], parts: list[torch.Tensor], n_ranks:
 
 
 def _op_name(op: Any) -> str:
-    """Return the name under which `combine` knows an operation, or nothing."""
+    """Return the name of an operation in `combine`, or None if it has none."""
     return next((name for known, name in _OP_NAMES if op == known), "")
 
 

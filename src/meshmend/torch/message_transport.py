@@ -37,9 +37,9 @@ _FOLDS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 
 
 class MessageTransport:
-    """The messages of one rank; `up` carries what goes to higher ranks, `down` the rest.
+    """The messages of one rank: `up` carries those to higher ranks, `down` those to lower ones.
 
-    After `interrupt` the groups are of no use: they cannot be told to drop what they wait for.
+    After `interrupt` the groups cannot be used again: they go on waiting for their messages.
     """
 
     def __init__(self, rank: int, up: Any, down: Any, *, device_type: str = "cpu") -> None:
@@ -51,7 +51,7 @@ class MessageTransport:
         self._events: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
 
     def run(self, task: Task, flat: torch.Tensor, *, timeout_s: float = 1800.0) -> None:
-        """Send and receive what the task says, in place in a flat tensor.
+        """Run a task in place in a flat tensor: send and receive its messages.
 
         Raises:
             PeerLostError: a message failed. StoppedError: `interrupt` was called.
@@ -106,7 +106,7 @@ class MessageTransport:
             self._met.add(peer)
 
     def close(self) -> None:
-        """Give up both groups."""
+        """Close both groups."""
         self._up = self._down = None
 
 
@@ -133,7 +133,7 @@ def _op_of(task: Task) -> str:
 
 @cache
 def _load_kernels(op: str, dtype: torch.dtype, device: torch.device) -> None:
-    """Have CUDA load what folds two tensors, which it would do at the first use of each variant.
+    """Have CUDA load the kernels that combine two tensors, which it else loads at their first use.
 
     There is one for each alignment that a part of a payload may have.
     """
@@ -144,7 +144,7 @@ def _load_kernels(op: str, dtype: torch.dtype, device: torch.device) -> None:
 
 
 def _settle(tensor: torch.Tensor) -> None:
-    """Return when what was computed on a tensor is there for other streams to read."""
+    """Return when other streams can read what was computed on a tensor."""
     if tensor.is_cuda:
         torch.cuda.current_stream(tensor.device).synchronize()
 

@@ -18,7 +18,7 @@ Job = tuple[Callable[[], Any], Future]
 
 
 class Handle(torch.distributed.Work):
-    """A collective under way: `wait` returns when it is done here, or raises why it is not.
+    """A collective under way: `wait` returns when this rank is done, or raises the error.
 
     `outcome` is the future of an error or None, `future` that of the tensors, for C++ code.
     """
@@ -80,7 +80,7 @@ class Progress:
         return Handle(outcome, outcome.then(concluded))
 
     def finish(self, timeout_s: float) -> bool:
-        """Run what was submitted, then end the thread; return whether it ended in time."""
+        """Run all submitted collectives, then end the thread; return whether it ended in time."""
         self._jobs.put(None)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()

@@ -15,7 +15,7 @@ from meshmend.net.listener import Address
 from meshmend.planning.settings import Settings
 from meshmend.torch.message_transport import MessageTransport
 
-# torch's stubs lack half of what c10d offers to a backend: here it is untyped.
+# torch's stubs lack half of what c10d offers to a backend, so it is untyped here.
 dist: Any = torch.distributed
 
 _SECRET_BYTES = 32
@@ -33,7 +33,7 @@ class TensorTransport(Protocol):
         """Stop waiting now."""
 
     def close(self) -> None:
-        """Give up all connections."""
+        """Close all connections."""
 
 
 class SocketTensorTransport:
@@ -57,12 +57,12 @@ class SocketTensorTransport:
         self._transport.interrupt()
 
     def close(self) -> None:
-        """Give up all connections."""
+        """Close all connections."""
         self._transport.close()
 
 
 def transport_of(options: Any, settings: Settings) -> TensorTransport:
-    """Return the mover that the settings ask for; all ranks call this at the same time."""
+    """Return the transport that the settings name; all ranks call this at the same time."""
     store, rank, n_ranks = options.store, options.group_rank, options.group_size
     if settings.transport == "sockets":
         labels = [f"chip {chip} (rank {at})" for at, chip in enumerate(settings.mesh.live)]
@@ -93,7 +93,7 @@ def _shared_secret(store: Any, rank: int, given: str) -> bytes:
 
 
 def _exchanged(store: Any, rank: int, n_ranks: int, address: Address) -> dict[int, Address]:
-    """Return where every rank listens."""
+    """Return the address on which every rank listens."""
     store.set(f"meshmend-address-{rank}", f"{address[0]}:{address[1]}")
     result = {}
     for peer in range(n_ranks):
