@@ -91,7 +91,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         return "meshmend"
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
-        """Replace each rank's tensor by the sum (mean, product, minimum, maximum) over all ranks."""
+        """Replace each rank's tensor by the sum (mean, product, minimum, maximum) over ranks."""
         opts = opts or dist.AllreduceOptions()
         if not self._does(tensors, opts.reduceOp):
             return self._gloo.allreduce(tensors, opts)
