@@ -232,6 +232,15 @@ def test_equally_busy_links_are_counted() -> None:
     assert "Busiest: 2 of 2 directed links with 0.5 × the payload" in svg
 
 
+def test_a_load_that_is_no_share_of_the_payload_names_its_unit() -> None:
+    mesh = Mesh((1, 2))
+
+    svg = link_load_svg(mesh, np.full(mesh.neighbor_ranks.size, 0.0), unit="of the time")
+
+    assert "of the time, per directed link" in svg
+    assert "payload" not in svg
+
+
 def test_four_layers_stand_two_by_two() -> None:
     assert fitting_grid(Mesh((4, 4, 4), wrap=(True,) * 3)).layers_per_row == 2
 

@@ -145,6 +145,8 @@ def _print_plan(plan: "Plan", *, as_json: bool) -> None:
     if as_json:
         print_json(facts)
         return
+    from meshmend.units import format_time
+
     mesh, seconds = facts["mesh"], facts["seconds"]
     if plan.stranded:
         shown = ", ".join(map(str, plan.stranded[:4]))
@@ -164,7 +166,7 @@ def _print_plan(plan: "Plan", *, as_json: bool) -> None:
         if facts["slices"]
         else "",
         "predicted": _prediction(facts),
-        "took": ", ".join(f"{step} {1e3 * took:.3g} ms" for step, took in seconds.items()),
+        "took": ", ".join(f"{step} {format_time(took)}" for step, took in seconds.items()),
     }
     for name, text in lines.items():
         if text:

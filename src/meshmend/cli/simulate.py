@@ -146,11 +146,12 @@ def _print_comparison(result: "Comparison", *, first: bool) -> None:
     print("{:<12} {:>10} {:>9} {:>7} {:>13} {:>6}".format(*head))
     for price in result.prices:
         simulation = price.simulation
-        print(
+        line = (
             f"{price.name:<12} {format_time(price.time_s):>10} "
             f"{result.ratio(price):>8.3f}x {simulation.slices:>7} "
             f"{simulation.max_link_utilisation:>12.1%} {price.n_chips:>6}  {price.detail}"
         )
+        print(line.rstrip())
 
 
 def _save_trace(result: "Comparison", path: Path) -> None:
@@ -171,7 +172,8 @@ def _heat_map(result: "Comparison") -> str:
     return link_load_svg(
         result.part,
         best.channel_busy_s / best.time_s,
+        unit="of the time",
         title=f"Busy links of {result.prices[0].name} on {result.mesh}",
-        caption=f"Part of the time for which each directed link is busy, "
+        caption="The share of the time for which each directed link is busy: "
         f"{format_bytes(result.payload_bytes)} on {result.fabric.name}.",
     )

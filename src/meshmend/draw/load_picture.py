@@ -17,24 +17,30 @@ _SHADES = 24
 
 
 def link_load_svg(
-    mesh: Mesh, load_per_channel: NDArray[np.float64], *, title: str = "", caption: str = ""
+    mesh: Mesh,
+    load_per_channel: NDArray[np.float64],
+    *,
+    unit: str = "× the payload",
+    title: str = "",
+    caption: str = "",
 ) -> str:
     """Return a mesh whose directed links are coloured by load, traffic keeping to the right.
 
-    `load_per_channel[rank * n_ports + port]` is what leaves a rank by a port over the payload.
+    `load_per_channel[rank * n_ports + port]` is the load of the link that leaves a rank by a port,
+    in units of the payload unless `unit` names another.
 
     Raises:
         InputError: not one finite load of at least 0 per channel, or load on a dead channel.
     """
     load = _checked(mesh, load_per_channel)
     grid = fitting_grid(mesh, fill=0.5)
-    bar = colour_bar("0", f"{load.max():.3g}", "× the payload, per directed link")
+    bar = colour_bar("0", f"{load.max():.3g}", f"{unit}, per directed link")
     panel = stacked([mesh_panel(grid).plus(load_marks(grid, load)), bar], gap=10)
     return framed(
         panel,
         title=title or f"Link load on {mesh}",
         keys=ground_keys(mesh),
-        caption=caption or _summary(mesh, load),
+        caption=caption or _summary(mesh, load, unit),
     )
 
 
@@ -89,7 +95,7 @@ def _checked(mesh: Mesh, load_per_channel: NDArray[np.float64]) -> NDArray[np.fl
     return load
 
 
-def _summary(mesh: Mesh, load: NDArray[np.float64]) -> str:
+def _summary(mesh: Mesh, load: NDArray[np.float64], unit: str) -> str:
     if not load.max() > 0:
         return "No link carries anything."
     rank, port = np.unravel_index(int(load.argmax()), load.shape)
@@ -99,4 +105,4 @@ def _summary(mesh: Mesh, load: NDArray[np.float64]) -> str:
     which = f"{mesh.live[rank]} to {there}"
     if n_busiest > 1:
         which = f"{n_busiest} of {live.size} directed links"
-    return f"Busiest: {which} with {load.max():.3g} × the payload; mean {live.mean():.3g}."
+    return f"Busiest: {which} with {load.max():.3g} {unit}; mean {live.mean():.3g}."

@@ -90,7 +90,8 @@ class Testbed:
         found = records.live_records()
         if len(found) != 1:
             raise TestbedError(
-                f"no name is enough where one testbed is up, but there is {records.listed(found)}; "
+                "without a name exactly one testbed must be up, but there is "
+                f"{records.listed(found)}; "
                 + ("name one of them" if found else "make one with: meshmend testbed up")
             )
         return cls.of(found[0])
