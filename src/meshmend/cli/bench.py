@@ -46,14 +46,23 @@ def bench_command(
     ] = None,
     algorithm: Annotated[
         list[str] | None,
-        typer.Option("--algorithm", metavar="NAME", help="auto, or names; repeat or use commas."),
+        typer.Option(
+            "--algorithm",
+            metavar="NAME",
+            help="auto, or names of algorithms; repeat or use commas.",
+        ),
     ] = None,
     compare: Annotated[
         list[str] | None,
         typer.Option("--compare", metavar="NAME", help="gloo, openmpi; repeat or use commas."),
     ] = None,
     repeat: Annotated[
-        int, typer.Option("--repeat", metavar="N", help="Times each is measured, after one more.")
+        int,
+        typer.Option(
+            "--repeat",
+            metavar="N",
+            help="How often each is measured, after a first time that does not count.",
+        ),
     ] = 5,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="SVG: the chart of ratio to the limit.")
@@ -66,8 +75,8 @@ def bench_command(
 ) -> int:
     """Measure how long an allreduce takes with one process per live chip of a mesh.
 
-    First the links are measured, through the same sockets; with those figures auto chooses and
-    the simulator predicts. Then all take turns, so that noise hits them alike. Every result is
+    First it measures the links, through the same sockets. With these figures auto chooses and the
+    simulator predicts. Then all take turns, so that noise slows them alike. Every result is
     checked. The limit is what physics allows at the link rate asked for.
 
     **Examples**

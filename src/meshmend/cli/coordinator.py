@@ -24,11 +24,18 @@ if TYPE_CHECKING:
     from meshmend.membership.job_spec import JobSpec
 
 JobOption = Annotated[
-    str, typer.Option("--job", metavar="NAME", help="Workers of another job are refused.")
+    str,
+    typer.Option(
+        "--job", metavar="NAME", help="The name of the job; workers of another job are refused."
+    ),
 ]
 BoardOption = Annotated[
     str | None,
-    typer.Option("--board", metavar="2x2", help="Chips that come and go together; 2x2."),
+    typer.Option(
+        "--board",
+        metavar="2x2",
+        help="The chips that fail and come back together; 2x2 unless given.",
+    ),
 ]
 SecretOption = Annotated[
     Path | None,
@@ -63,9 +70,9 @@ def coordinator_command(
 ) -> int:
     """Say who trains together: the coordinator of workers that run on several hosts.
 
-    Start it once, anywhere that all workers can reach, and one `meshmend worker` per chip. No
-    step waits for it: killed, training goes on; started again at the same address, it learns
-    the job from its workers. It ends when all of them have finished.
+    Start it once, on a host that all workers can reach, and start one `meshmend worker` per chip.
+    No step waits for it: if it is killed, training goes on. If it is started again at the same
+    address, it learns the job from its workers. It ends when all workers have finished.
 
     **Example**
 
@@ -103,7 +110,7 @@ def _serve(listener: "socket.socket", secret: bytes, spec: "JobSpec") -> None:
     from meshmend.cli.job_lines import JobLines
     from meshmend.membership.coordinator_server import CoordinatorServer
 
-    # What it refuses and turns away are lines of ours; strangers at the door are only logged.
+    # JobLines prints whom the coordinator refuses, so the log need not say it again.
     logging.getLogger("meshmend.membership.coordinator").setLevel(logging.ERROR)
     lines = JobLines(spec.mesh.n_chips)
     coordinator = CoordinatorServer(listener, secret, spec, on_event=lines.take)

@@ -7,7 +7,7 @@ from meshmend.cli.options import JsonOption
 
 
 def fabrics_command(as_json: JsonOption = False) -> None:
-    """List the machines whose links we know: figures, and how far to trust them."""
+    """List the fabrics: the figures of each machine's network, and where they come from."""
     from meshmend.topology.fabric import FABRICS
 
     if as_json:

@@ -91,7 +91,7 @@ def _print_calibration(result: "Reproduction") -> None:
     shapes = dict.fromkeys(row.row.shape for row in result.paper)
     print(f"fabric       {setting.fabric}")
     print(f"holes        {', '.join(str(broken_mesh(s, setting.place)) for s in shapes)}")
-    print(f"held equal   batch {setting.batch}, samples seen")
+    print(f"kept equal   batch {setting.batch}, samples seen")
     print(f"\nCalibrated on the full-mesh columns, which run {setting.full_algorithm}")
     head = ("benchmark", "chips", "payload", "allreduce", "slices", "of a step", "so compute")
     print("{:<10} {:>6} {:>8} {:>10} {:>7} {:>10} {:>11}".format(*head))

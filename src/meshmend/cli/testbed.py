@@ -1,4 +1,4 @@
-"""`meshmend testbed`: a real mesh network on this machine, to break and to mend."""
+"""`meshmend testbed`: a real mesh network on this machine, whose chips and links can fail."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,7 +48,9 @@ def up_command(
     ],
     wrap: WrapOption = "none",
     fail: FailOption = None,
-    name: Annotated[str | None, typer.Option("--name", help="What to call it: bed1, ...")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Its name; else bed1, bed2, ...")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a mesh network: a namespace per chip, a rate-limited link between neighbours.
@@ -124,8 +126,8 @@ def status_command(name: NameArgument = None, as_json: JsonOption = False) -> No
     "exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )
 def exec_command(
-    chip: Annotated[str, typer.Argument(metavar="CHIP", help="Where: 3,4.")],
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="What to run.")],
+    chip: Annotated[str, typer.Argument(metavar="CHIP", help="The chip: 3,4.")],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The command to run.")],
     name: NameOption = None,
 ) -> None:
     """Run a command on a chip; its exit code becomes ours.
@@ -147,8 +149,8 @@ def exec_command(
 def fail_command(what: WhatArgument, name: NameOption = None, as_json: JsonOption = False) -> None:
     """Take chips, boards or links out of the live network and route around them.
 
-    Links go down; what runs on a failed chip lives on, cut off. To see how a job takes it, kill
-    its workers there too.
+    Links go down; processes on a failed chip live on, cut off. To see how a job survives it,
+    kill its workers on these chips too.
     """
     from meshmend.testbed.bed import Testbed
 
@@ -178,7 +180,7 @@ def check_command(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure one link with a TCP transfer of half a second and compare with what was asked."""
+    """Measure one link with half a second of TCP and compare it with the rate asked for."""
     from meshmend.testbed.bed import Testbed
     from meshmend.testbed.measure import link_rate
     from meshmend.topology.failures import Link, parse_failure
@@ -269,7 +271,9 @@ def _print_bed(bed: "Testbed", *, as_json: bool) -> None:
         f"{format_bandwidth(bed.link_bandwidth)} ({megabits}) each way",
     }
     if not facts["settled"]:
-        lines["unsettled"] = "a change died half-way; the next fail or repair sets all anew"
+        lines["unsettled"] = (
+            "a change was interrupted; the next fail or repair sets all links and routes anew"
+        )
     print(mesh_text(bed.mesh))
     for name, text in lines.items():
         print(f"{name:<12} {text}")

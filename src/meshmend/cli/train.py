@@ -33,7 +33,7 @@ InjectOption = Annotated[
     typer.Option(
         "--inject",
         metavar="FAULT",
-        help='What is to happen; repeat for more: "kill 2x2@0,2 at 20" (a step), '
+        help='A fault to inject; repeat for more: "kill 2x2@0,2 at 20" (a step), '
         '"hang 1,1 at 3.5s", "slow 1,1 at 30 for 5s", "cut link:0,1-0,2 at 30", '
         '"repair 2x2@0,2 at 60", "kill coordinator at 40", "freeze coordinator at 20 for 5s".',
     ),
@@ -47,31 +47,35 @@ SizeOption = Annotated[
     str, typer.Option("--size", metavar="SIZE", help="tiny, or full: ResNet-50, BERT-large.")
 ]
 NormOption = Annotated[
-    str, typer.Option("--norm", metavar="KIND", help="Of ResNet: batch, or group.")
+    str, typer.Option("--norm", metavar="KIND", help="The normalisation of ResNet: batch or group.")
 ]
 DataOption = Annotated[
     Path | None,
     typer.Option(
         "--data",
         metavar="FOLDER",
-        help="Images, one folder a class, or text files; else data that packages carry.",
+        help="Images in one folder per class, or text files; else data from Python packages.",
     ),
 ]
 StepsOption = Annotated[int, typer.Option("--steps", min=1, help="How many steps.")]
-BatchOption = Annotated[int, typer.Option("--batch", min=1, help="Samples a step, all chips.")]
+BatchOption = Annotated[
+    int, typer.Option("--batch", min=1, help="Samples of a step, over all chips.")
+]
 BatchPolicyOption = Annotated[
     str,
     typer.Option(
         "--batch-policy",
         metavar="POLICY",
-        help="constant: always the same batch; shrink: fewer chips, a smaller batch.",
+        help="constant: always the same batch; shrink: a smaller batch while chips are missing.",
     ),
 ]
 RateOption = Annotated[
     float | None,
     typer.Option("--lr", metavar="RATE", help="The learning rate; else one that suits the model."),
 ]
-SeedOption = Annotated[int, typer.Option("--seed", help="Of the model and the order of samples.")]
+SeedOption = Annotated[
+    int, typer.Option("--seed", help="The seed of the model and of the order of samples.")
+]
 AlgorithmOption = Annotated[
     str, typer.Option("--algorithm", metavar="NAME", help="How to sum; auto by default.")
 ]
@@ -85,7 +89,9 @@ TestbedOption = Annotated[
 ]
 RunDirOption = Annotated[
     Path | None,
-    typer.Option("--run-dir", metavar="FOLDER", help="Of this run; else one in runs/."),
+    typer.Option(
+        "--run-dir", metavar="FOLDER", help="The folder of this run; else a new one in runs/."
+    ),
 ]
 SaveEveryOption = Annotated[
     int, typer.Option("--save-every", min=0, help="Steps between checkpoints; 0: none.")
@@ -127,8 +133,8 @@ def train_command(
 ) -> int:
     """Train a real model on a mesh of processes; chips die and come back, training goes on.
 
-    One process a chip. When chips fail, the others plan a new sum around the hole, take the step
-    again, and go on with the same global batch: no sample is lost or used twice. A board that
+    Each chip is one process. When chips fail, the others plan a new sum around the hole, repeat
+    the step, and go on with the same global batch: no sample is lost or used twice. A board that
     comes back takes its state from its neighbours.
 
     **Examples**

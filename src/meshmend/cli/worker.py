@@ -29,7 +29,8 @@ def worker_command(
     ] = None,
     *,
     coordinator: Annotated[
-        str, typer.Option("--coordinator", metavar="HOST:PORT", help="Where it listens.")
+        str,
+        typer.Option("--coordinator", metavar="HOST:PORT", help="The address of the coordinator."),
     ],
     mesh: MeshOption,
     wrap: WrapOption = "none",
@@ -61,8 +62,8 @@ def worker_command(
         typer.Option(
             "--run-dir",
             metavar="FOLDER",
-            help="Of the ledgers and of plans made ahead; else there are no ledgers, and plans "
-            "are in the temporary folder.",
+            help="The folder of ledgers and of plans made ahead; else there are no ledgers, and "
+            "plans are in the temporary folder.",
         ),
     ] = None,
     secret_file: SecretOption = None,
@@ -70,7 +71,7 @@ def worker_command(
         bool, typer.Option("-m", "--module", help="SCRIPT is a module's name.")
     ] = False,
 ) -> int:
-    """Be one chip of a training job: run a script that loops over a meshmend.train.Job.
+    """Run the worker of one chip: a script that loops over a meshmend.train.Job.
 
     Start one per chip, by torchrun, Slurm, Kubernetes or by hand, and one `meshmend
     coordinator`. A worker that is started again for a chip that died takes its state from its
