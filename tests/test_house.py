@@ -25,7 +25,7 @@ DIALECT = frozenset(
     [
         *("Here", "harm", "mischief", "chaos", "door", "reception", "errand", "Errand"),
         *("foresight", "shelve", "recollect", "telling", "laggards", "urgency", "movers", "crew"),
-        *("Wish", "Ground"),
+        *("Wish", "Ground", "Race", "Lap", "meeting_svg"),
     ]
 )
 DIALECT_FUNCTIONS = frozenset(["here"])  # as a variable it is a place in a mesh
