@@ -104,7 +104,7 @@ def planned(
     Where `predicts`, it is simulated as it will run, on the question's fabric.
 
     Raises:
-        UnsupportedError: the algorithm does not do the mesh. InputError: there is none.
+        UnsupportedError: the algorithm does not support the mesh. InputError: there is none.
         ProofError: its schedule is wrong.
     """
     schedule, n_slices = _parameters(name, question, progress)

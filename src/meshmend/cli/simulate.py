@@ -107,9 +107,9 @@ def simulate_command(
 
     results = []
     with progress(quiet=as_json) as bar:
-        for size, told in zip(payloads, ProgressShares(bar, len(payloads)).in_turn(), strict=True):
+        for size, share in zip(payloads, ProgressShares(bar, len(payloads)).in_turn(), strict=True):
             result = compared(
-                broken, machine, size, names, slices=slices, cache_dir=cache_dir(), progress=told
+                broken, machine, size, names, slices=slices, cache_dir=cache_dir(), progress=share
             )
             results.append(result)
             if not as_json:
