@@ -73,8 +73,8 @@ TRANSPORT: Final = Variable(
 BIND: Final = Variable("MESHMEND_BIND", "the address to listen on", "`127.0.0.1`", BACKEND)
 WINDOW: Final = Variable(
     "MESHMEND_WINDOW",
-    "bytes that a peer may send ahead; 0 leaves it to the kernel: raise it on fast links with a "
-    "long round trip",
+    "bytes that a peer may send before they are read; 0 leaves it to the kernel. Raise it on fast "
+    "links with a long round trip",
     "20000",
     BACKEND,
 )

@@ -51,7 +51,7 @@ def row_pair_layout(mesh: Mesh) -> PairLayout:
 def fault_tolerant_layout(mesh: Mesh) -> PairLayout:
     """Return blue and yellow rings that hold every live chip once (figure 9).
 
-    Pairs rows or columns: those of which fewer pairs are broken, rows on a tie.
+    Pairs rows or columns, whichever has fewer broken pairs; rows on a tie.
 
     Raises:
         UnsupportedError: the mesh is not 2-D, the failed chips are not whole aligned 2x2 blocks,

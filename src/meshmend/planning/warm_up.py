@@ -46,7 +46,9 @@ def _one_after_another(n_rows: int) -> Hazards:
     send = np.arange(n_rows, dtype=np.uint32) - np.uint32(1)  # the first wraps round to NONE
     write, more = np.full(n_rows, NONE), np.empty(0, dtype=np.uint32)
     for array in (send, write, more):
-        array.flags.writeable = False  # as `hazards_of` has it: other arrays compile anew
+        array.flags.writeable = (
+            False  # as in `hazards_of`; writable arrays would compile other loops
+        )
     return Hazards(send, write, more)
 
 
