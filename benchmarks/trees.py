@@ -176,7 +176,7 @@ def short(quick: bool) -> Figures:
                 "busy": busy,
             }
             print(
-                f"{row['mesh']:<24} {payload_bytes / 1e6:.1f} MB: {row['ratio']:.3f} of the limit, "
+                f"{row['mesh']:<38} {payload_bytes / 1e6:.1f} MB: {row['ratio']:.3f} of the limit, "
                 f"balanced trees {row['balanced_ratio']:.3f} ({row['balanced_depth']} deep, load "
                 f"{row['balanced_load']:.2f}), bound {row['bound_ratio']:.2f}, "
                 f"links busy {busy:.0%}",
@@ -200,16 +200,16 @@ def without_disjoint_trees() -> Iterator[None]:
 def one_hop_bound_s(mesh: Mesh, payload_bytes: float) -> float:
     """Return the bound of docs/design/0002-trees.md for messages of one size and one hop.
 
-    A corner chip, with the fewest links, sends all messages; the last one then goes to the
-    farthest chip.
+    Each chip sends all messages over its links; the last one then goes to the chip farthest from
+    it. On a mesh the corners bind.
     """
     figures, bytes_s = mesh_figures(mesh), payload_bytes / REFERENCE.link_bandwidth_bytes_per_s
     latency_s, overhead_s = REFERENCE.hop_latency_s, REFERENCE.message_overhead_s
 
     def time_s(n_messages: int) -> float:
         message_s = overhead_s + bytes_s / n_messages
-        sending_s = n_messages * message_s / figures.min_degree
-        return figures.diameter * (latency_s + message_s) + sending_s - message_s
+        travel_s = figures.eccentricities * (latency_s + message_s)
+        return float((travel_s + n_messages * message_s / figures.degrees).max() - message_s)
 
     return min(map(time_s, range(1, 4096)))
 
