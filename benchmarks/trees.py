@@ -11,15 +11,19 @@ import argparse
 import datetime
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from meshmend.limits.limit import limit
 from meshmend.overlay.tree_packing import tree_packing
+from meshmend.planning import tree_finalists
 from meshmend.planning.pricing import Question, price
+from meshmend.planning.tree_formula import Pipeline
 from meshmend.planning.tree_search import Found, best_trees
 from meshmend.schedule.trees import usual_tree_count
 from meshmend.topology.fabric import fabric
+from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
 from record import RESULTS, record
@@ -45,6 +49,14 @@ OTHERS = (
     ("8x8x8", "all", ("2x2x2@2,2,2",)),
     ("2x20", "none", ("0,7",)),
     ("1x16", "none", ()),
+)
+SHORT_OTHERS = (
+    ("16x16", "none", ()),
+    ("16x16", "none", ("2x2@2,2", "2x2@10,4", "2x2@6,12")),
+    ("15x13", "none", ("3,4",)),
+    ("8x8x8", "none", ()),
+    ("6x6", "all", ()),
+    ("16x16", "all", ("4x2@6,6",)),
 )
 Figures = list[dict[str, Any]]
 
@@ -144,6 +156,78 @@ def others(quick: bool) -> Figures:
     return rows
 
 
+def short(quick: bool) -> Figures:
+    """Disjoint trees, balanced trees and a bound for one-hop messages, at about 1 MB."""
+    meshes = [parse_mesh(shape, fail=[fail]) for shape, fail in HOLES.items()]
+    meshes += [parse_mesh(shape, wrap=wrap, fail=fail) for shape, wrap, fail in SHORT_OTHERS]
+    rows = []
+    for mesh in meshes[:1] if quick else meshes:
+        for payload_bytes in (3e5, 1e6, 2e6):
+            best, figures = found(mesh, payload_bytes)
+            with without_disjoint_trees():
+                _, balanced = found(mesh, payload_bytes)
+            busy = float(best.simulation.channel_busy_s.mean() / best.simulation.time_s)
+            row = {
+                **{name: figures[name] for name in ("mesh", "payload_bytes", "ratio", "window")},
+                "balanced_ratio": balanced["ratio"],
+                "balanced_depth": balanced["depth"],
+                "balanced_load": balanced["trees_on_busiest_link"] / balanced["trees"],
+                "bound_ratio": one_hop_bound_s(mesh, payload_bytes) / figures["limit_s"],
+                "busy": busy,
+            }
+            print(
+                f"{row['mesh']:<38} {payload_bytes / 1e6:.1f} MB: {row['ratio']:.3f} of the limit, "
+                f"balanced trees {row['balanced_ratio']:.3f} ({row['balanced_depth']} deep, load "
+                f"{row['balanced_load']:.2f}), bound {row['bound_ratio']:.2f}, "
+                f"links busy {busy:.0%}",
+                flush=True,
+            )
+            rows.append(row)
+    return rows
+
+
+@contextmanager
+def without_disjoint_trees() -> Iterator[None]:
+    """Let the search find balanced trees only."""
+    longest = tree_finalists._LONGEST_WINDOW_RADII
+    tree_finalists._LONGEST_WINDOW_RADII = -1
+    try:
+        yield
+    finally:
+        tree_finalists._LONGEST_WINDOW_RADII = longest
+
+
+def one_hop_bound_s(mesh: Mesh, payload_bytes: float) -> float:
+    """Return the bound of docs/design/0002-trees.md for messages of one size and one hop.
+
+    Each chip sends all messages over its links; the last one then goes to the chip farthest from
+    it. On a mesh the corners bind.
+    """
+    figures, bytes_s = mesh_figures(mesh), payload_bytes / REFERENCE.link_bandwidth_bytes_per_s
+    latency_s, overhead_s = REFERENCE.hop_latency_s, REFERENCE.message_overhead_s
+
+    def time_s(n_messages: int) -> float:
+        message_s = overhead_s + bytes_s / n_messages
+        travel_s = figures.eccentricities * (latency_s + message_s)
+        return float((travel_s + n_messages * message_s / figures.degrees).max() - message_s)
+
+    return min(map(time_s, range(1, 4096)))
+
+
+def delays(quick: bool) -> Figures:
+    """What the delay of rows gains at 100 MB: the same trees and slices without it."""
+    rows = []
+    for shape, fail in HOLES.items():
+        if quick and shape != "8x8":
+            continue
+        best, _ = found(parse_mesh(shape, fail=[fail]), 1e8)
+        without = best.trees.simulated(REFERENCE, 1e8, Pipeline(best.pipeline.slices))
+        loss = without.time_s / best.simulation.time_s - 1
+        print(f"{shape} less {fail} 100 MB: without delays {loss:+.1%}", flush=True)
+        rows.append({"mesh": shape, "hole": fail, "loss_without_delays": loss})
+    return rows
+
+
 def packing(quick: bool) -> Figures:
     """How long a packing for long payloads takes, with its proof."""
     tree_packing(parse_mesh("8x8"), n_trees=5)
@@ -169,7 +253,7 @@ def packing(quick: bool) -> Figures:
 
 
 PARTS: dict[str, Callable[[bool], Figures]] = {
-    part.__name__: part for part in (table, holes, peers, others, packing)
+    part.__name__: part for part in (table, holes, peers, others, short, delays, packing)
 }
 
 

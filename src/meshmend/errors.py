@@ -3,7 +3,7 @@
     MeshmendError
     ├── InputError              what the caller gave cannot be used: exit code 2
     │   ├── TopologyError       no such mesh, chip, link or region
-    │   ├── UnsupportedError    this algorithm does not do this mesh
+    │   ├── UnsupportedError    this algorithm does not support this mesh
     │   ├── PlanFileError       a plan file that cannot be read, or is for another mesh
     │   ├── UnitError           a number with a unit that cannot be read
     │   └── TestbedError        a testbed that is not there, is there already, or cannot be made
@@ -43,7 +43,7 @@ class TopologyError(InputError):
 
 
 class UnsupportedError(InputError):
-    """An algorithm that does not do this mesh."""
+    """An algorithm does not support this mesh."""
 
 
 class PlanFileError(InputError):

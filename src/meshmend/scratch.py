@@ -1,4 +1,4 @@
-"""Folders for what a process needs while it runs; those of processes that were killed are swept."""
+"""Temporary folders of running processes; those of processes that were killed are deleted."""
 
 import os
 import re
@@ -12,8 +12,8 @@ _NAME = re.compile(r"meshmend-(\d+)-")
 def scratch_folder() -> "tempfile.TemporaryDirectory[str]":
     """Return a new temporary folder, and delete those whose processes are gone.
 
-    A process that was killed cannot delete its own. One of another user is left alone, and so is
-    one whose number has been given to another process since.
+    A process that was killed cannot delete its own folder. Folders of other users stay, and so
+    does a folder whose process number belongs to another process by now.
     """
     for folder in Path(tempfile.gettempdir()).glob("meshmend-*"):
         owner = _NAME.match(folder.name)

@@ -1,6 +1,6 @@
-"""Quantities as people write them: bytes, bandwidths, times, and back.
+"""Reads and writes quantities with units: bytes, bandwidths and times.
 
-Knows units and nothing of what is measured. Decimal units count in thousands (`KB`, `MB`),
+Knows units, not what is measured. Decimal units count in thousands (`KB`, `MB`),
 binary ones in 1024 (`KiB`, `MiB`), `bit` is an eighth of a byte. Upper and lower case matter
 where they would change the meaning: `Mb` is refused, because it may be read as bits or bytes.
 
@@ -57,7 +57,7 @@ def parse_bytes(text: str) -> int:
     """Return the whole number of bytes nearest to what `102.4MB`, `64KiB` or `1e6` names.
 
     Raises:
-        UnitError: no number, an unknown unit, or less than nothing.
+        UnitError: no number, an unknown unit, or a negative one.
     """
     return round(_quantity(text, _BYTES, "a size", "102.4MB, 64KiB or 1e6"))
 
@@ -66,7 +66,7 @@ def parse_bandwidth(text: str) -> float:
     """Return the bytes a second that `70GB/s`, `50Mbit/s` or `50Mbit` names.
 
     Raises:
-        UnitError: no number, an unknown unit, or nothing a second.
+        UnitError: no number, an unknown unit, or zero.
     """
     example = "70GB/s or 50Mbit/s"
     value = float(_quantity(text, _BANDWIDTHS, "a bandwidth", example))
@@ -79,7 +79,7 @@ def parse_time(text: str) -> float:
     """Return the seconds that `0.5us`, `50ns`, `1ms` or `2s` names.
 
     Raises:
-        UnitError: no number, an unknown unit, or less than nothing.
+        UnitError: no number, an unknown unit, or a negative one.
     """
     return float(_quantity(text, _TIMES, "a time", "0.5us, 50ns or 2s"))
 
@@ -132,7 +132,7 @@ def format_time(time_s: float) -> str:
 
 
 def _quantity(text: str, units: Mapping[str, Fraction], what: str, example: str) -> Fraction:
-    """Return the exact value in the base unit; decimals are not squeezed through a float."""
+    """Return the exact value in the base unit; decimals are never rounded to a float."""
     match = _NUMBER_AND_UNIT.fullmatch(text.strip())
     if match is None:
         raise UnitError(f"{what} needs a number and a unit, but got {text!r}; write {example}")

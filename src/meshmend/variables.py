@@ -1,7 +1,7 @@
-"""The environment variables of meshmend: one table, and nothing else in `src` spells their names.
+"""The environment variables of meshmend: one table, the only place in `src` with their names.
 
-Knows names and texts. What the texts mean is known to those who read them: a job's variables are
-read and written by `planning/environment.py`, the testbed's by `testbed/records.py`.
+Knows names and texts, not what the texts mean. `planning/environment.py` reads and writes a job's
+variables, `testbed/records.py` reads the testbed's.
 `docs/environment.md` shows the same table.
 """
 
@@ -16,9 +16,9 @@ PREFIX: Final = "MESHMEND_"
 
 @dataclass(frozen=True)
 class Variable:
-    """One environment variable: an empty value is the same as none.
+    """One environment variable; an empty value counts as not set.
 
-    `old_name` still works in this release, and says so.
+    `old_name` still works in this release, with a warning.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Variable:
     old_name: str = ""
 
     def value_in(self, environment: Mapping[str, str]) -> str:
-        """Return the variable's text in an environment, or nothing."""
+        """Return the variable's text in an environment, or an empty text."""
         if value := environment.get(self.name):
             return value
         value = environment.get(self.old_name, "") if self.old_name else ""
@@ -73,8 +73,8 @@ TRANSPORT: Final = Variable(
 BIND: Final = Variable("MESHMEND_BIND", "the address to listen on", "`127.0.0.1`", BACKEND)
 WINDOW: Final = Variable(
     "MESHMEND_WINDOW",
-    "bytes that a peer may send ahead; 0 leaves it to the kernel: raise it on fast links with a "
-    "long round trip",
+    "bytes that a peer may send before they are read; 0 leaves it to the kernel. Raise it on fast "
+    "links with a long round trip",
     "20000",
     BACKEND,
 )
@@ -129,25 +129,26 @@ VARIABLES: Final = (
     *(JOB, JOB_DIR, PLAN_AHEAD, BOARD, INJECT, CHECK, TESTBED_DIR),
 )
 
-_warned: set[str] = set()  # what this process, or the one it was forked from, has said
+_warned: set[str] = set()  # lines that this process, or its parent before a fork, has printed
 
 
 def warn_of_unknown(environment: Mapping[str, str]) -> None:
-    """Print one line for each variable that has our prefix but is none of ours: a typing error."""
-    known = {name for each in VARIABLES for name in (each.name, each.old_name)}
+    """Print one line for each variable that has our prefix but is not in the table."""
+    known = {name for variable in VARIABLES for name in (variable.name, variable.old_name)}
     for name in sorted(environment):
         if name.startswith(PREFIX) and name not in known:
-            like = get_close_matches(name, [each.name for each in VARIABLES], n=1)
-            advice = f"; did you mean {like[0]}?" if like else ""
+            similar = get_close_matches(name, [variable.name for variable in VARIABLES], n=1)
+            advice = f"; did you mean {similar[0]}?" if similar else ""
             _warn_once(f"there is no variable {name}, it is ignored{advice}")
 
 
 def variable_table() -> str:
     """Return the table of all variables in Markdown."""
     rows = [("variable", "meaning", "default", "who reads it", "old name"), ("---",) * 5]
-    for each in VARIABLES:
-        old_name = f"`{each.old_name}`" if each.old_name else ""
-        rows.append((f"`{each.name}`", each.meaning, each.default, each.read_by, old_name))
+    for variable in VARIABLES:
+        old_name = f"`{variable.old_name}`" if variable.old_name else ""
+        columns = (variable.meaning, variable.default, variable.read_by, old_name)
+        rows.append((f"`{variable.name}`", *columns))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 

@@ -154,7 +154,7 @@ def test_verify_tells_a_wrong_plan_from_one_that_cannot_be_used(
         ("plan --mesh 4x4 --fail 4x4@0,0", "at least one live chip, but all 16 failed"),
         ("plan --mesh 4x4 --algorithm nope", "there is no algorithm 'nope'; choose one of"),
         ("plan --mesh 4x4 --collective nope", "there is no collective 'nope'; choose one of"),
-        ("plan --mesh 8x8 --fail 2x2@2,2 --algorithm two-d", "' will do it"),
+        ("plan --mesh 8x8 --fail 2x2@2,2 --algorithm two-d", "; use '"),
         ("plan --mesh 4x4 -o .", "cannot write .: Is a directory"),
         ("plan --mesh 4x4 -o /dev/null/p.json", "cannot write /dev/null/p.json"),
         ("reproduce -o /dev/null/p.html", "cannot write /dev/null/p.html"),  # at once

@@ -12,15 +12,11 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from meshmend.errors import DeadlockError, VerificationError
-from meshmend.routing.deadlock import check_deadlock_free, check_tables_deadlock_free, find_cycle
+from meshmend.routing.deadlock import check_deadlock_free, find_cycle
 from meshmend.routing.routes import Routes, routes_for
-from meshmend.routing.stretch import Stretch, table_stretch
-from meshmend.routing.tables import demand_from_everywhere, next_ports
-from meshmend.routing.virtual_channels import (
-    RoutingTables,
-    all_pairs_tables,
-    default_virtual_channels,
-)
+from meshmend.routing.stretch import Stretch, stretch_of
+from meshmend.routing.tables import next_ports
+from meshmend.routing.virtual_channels import all_pairs_tables, default_virtual_channels
 from meshmend.topology.failures import Block, Chip
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
@@ -48,6 +44,23 @@ def routes_over(mesh: Mesh, paths: list[list[Chip]]) -> Routes:
         virtual_channel=np.zeros(len(paths), dtype=np.uint8),
         n_virtual_channels=1,
     )
+
+
+def all_pairs_routes(mesh: Mesh, max_virtual_channels: int | None = None) -> Routes:
+    src, dst = np.nonzero(~np.eye(mesh.n_live, dtype=bool))
+    return routes_for(mesh, src, dst, max_virtual_channels=max_virtual_channels)
+
+
+def shortest_paths(mesh: Mesh) -> list[list[Chip]]:
+    """The path that the shortest tables give each pair of ranks, followed hop by hop."""
+    ports = next_ports(mesh, np.arange(mesh.n_live))
+    paths = []
+    for src, dst in itertools.permutations(range(mesh.n_live), 2):
+        path = [src]
+        while path[-1] != dst:
+            path.append(int(mesh.neighbor_ranks[path[-1], ports[dst, path[-1]]]))
+        paths.append([mesh.live[rank] for rank in path])
+    return paths
 
 
 CLOCKWISE: list[list[Chip]] = [
@@ -101,8 +114,7 @@ def test_a_broken_path_is_no_proof() -> None:
 
 def test_shortest_routes_around_a_hole_on_one_virtual_channel_are_caught() -> None:
     """What the second virtual channel is for; the printed circle is one of true dependencies."""
-    src, dst = np.nonzero(~np.eye(HOLE.n_live, dtype=bool))
-    routes = routes_for(HOLE, src, dst)
+    routes = all_pairs_routes(HOLE)
     one_channel = replace(
         routes, virtual_channel=np.zeros(routes.n_pairs, np.uint8), n_virtual_channels=1
     )
@@ -114,8 +126,8 @@ def test_shortest_routes_around_a_hole_on_one_virtual_channel_are_caught() -> No
     circle = re.findall(r"(\(\d, \d\))->(\(\d, \d\))", str(caught.value))
     taken = {
         tuple(map(str, path[at : at + 3]))
-        for pair in zip(src, dst, strict=True)
-        for path in [routes.path(HOLE, *map(int, pair))]
+        for pair in itertools.permutations(range(HOLE.n_live), 2)
+        for path in [routes.path(HOLE, *pair)]
         for at in range(len(path) - 2)
     }
     assert circle[0] == circle[-1]
@@ -152,10 +164,8 @@ def test_any_connected_mesh_gets_deadlock_free_routes_within_its_virtual_channel
     mesh: Mesh, limit: int | None
 ) -> None:
     tables = all_pairs_tables(mesh, max_virtual_channels=limit)
-    src, dst = np.nonzero(~np.eye(mesh.n_live, dtype=bool))
-    routes = routes_for(mesh, src, dst, max_virtual_channels=limit)
+    routes = all_pairs_routes(mesh, limit)
 
-    check_tables_deadlock_free(mesh, tables)
     check_deadlock_free(mesh, routes)
     allowed = default_virtual_channels(mesh) if limit is None else limit
     assert tables.n_virtual_channels == routes.n_virtual_channels <= allowed
@@ -164,15 +174,13 @@ def test_any_connected_mesh_gets_deadlock_free_routes_within_its_virtual_channel
 @settings(deadline=None)
 @given(connected_meshes(min_side=2))
 def test_a_second_virtual_channel_is_used_only_where_shortest_routes_need_it(mesh: Mesh) -> None:
-    demand = demand_from_everywhere(np.arange(mesh.n_live), mesh.n_live)
-    shortest = next_ports(mesh, np.arange(mesh.n_live))
-    together = RoutingTables(demand, (shortest,), np.zeros(mesh.n_live**2, dtype=np.uint8))
+    on_one_channel = routes_over(mesh, shortest_paths(mesh))
 
     if all_pairs_tables(mesh).n_virtual_channels == 1:
-        check_tables_deadlock_free(mesh, together)
+        check_deadlock_free(mesh, on_one_channel)
     else:
         with pytest.raises(DeadlockError, match="on virtual channel 0"):
-            check_tables_deadlock_free(mesh, together)
+            check_deadlock_free(mesh, on_one_channel)
 
 
 @pytest.mark.parametrize("side", [4, 5, 6])
@@ -183,11 +191,11 @@ def test_every_rectangular_hole_needs_at_most_two_virtual_channels_and_no_longer
     for rows, columns in itertools.product(range(1, side), range(1, side + 1)):
         for origin in itertools.product(range(side - rows + 1), range(side + 2 - columns)):
             mesh = largest_part(whole.without(Block((rows, columns), origin)))
-            tables = all_pairs_tables(mesh)
+            routes = all_pairs_routes(mesh)
 
-            check_tables_deadlock_free(mesh, tables)
-            assert tables.n_virtual_channels <= 2
-            assert table_stretch(mesh, tables) == Stretch(1.0, 1.0)
+            check_deadlock_free(mesh, routes)
+            assert routes.n_virtual_channels <= 2
+            assert stretch_of(mesh, routes) == Stretch(1.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -203,11 +211,11 @@ def test_every_rectangular_hole_needs_at_most_two_virtual_channels_and_no_longer
     ids=str,
 )
 def test_virtual_channels_of_all_pairs_with_every_route_shortest(mesh: Mesh, count: int) -> None:
-    tables = all_pairs_tables(mesh)
+    routes = all_pairs_routes(mesh)
 
-    check_tables_deadlock_free(mesh, tables)
-    assert tables.n_virtual_channels == count
-    assert table_stretch(mesh, tables) == Stretch(1.0, 1.0)
+    check_deadlock_free(mesh, routes)
+    assert all_pairs_tables(mesh).n_virtual_channels == routes.n_virtual_channels == count
+    assert stretch_of(mesh, routes) == Stretch(1.0, 1.0)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -233,10 +241,8 @@ def test_neighbours_and_pairs_that_skip_a_row_need_one_virtual_channel(axis: int
 @pytest.mark.slow
 def test_all_pairs_of_a_large_mesh_are_deadlock_free_on_two_virtual_channels() -> None:
     mesh = Mesh((32, 32)).without("4x2@14,14")
-    tables = all_pairs_tables(mesh)
-    routes = routes_for(mesh, *np.nonzero(~np.eye(mesh.n_live, dtype=bool)))
+    routes = all_pairs_routes(mesh)
 
-    check_tables_deadlock_free(mesh, tables)
     check_deadlock_free(mesh, routes)
-    assert routes.n_virtual_channels == tables.n_virtual_channels == 2
-    assert table_stretch(mesh, tables) == Stretch(1.0, 1.0)
+    assert routes.n_virtual_channels == all_pairs_tables(mesh).n_virtual_channels == 2
+    assert stretch_of(mesh, routes) == Stretch(1.0, 1.0)

@@ -54,7 +54,7 @@ def cases() -> Iterator[str]:
 
 
 def built(case: str) -> Schedule | None:
-    """Return the schedule of a case, or None if the algorithm does not do the mesh."""
+    """Return the schedule of a case, or None if the algorithm does not support the mesh."""
     shape, wrap, fail, name, what = case.split("|")
     mesh = parse_mesh(shape, wrap=wrap, fail=fail.split())
     if name == "auto":

@@ -39,7 +39,7 @@ def algorithm_svg(mesh: Mesh, algorithm: str) -> str:
     """Return the picture of an algorithm's rings on a connected mesh.
 
     Raises:
-        UnsupportedError: the algorithm does not do this mesh.
+        UnsupportedError: the algorithm does not support this mesh.
         InputError: there is no picture of that name.
     """
     if algorithm not in _PICTURES:

@@ -1,6 +1,7 @@
-"""What every way of moving bytes offers, what it is asked to do, and how it fails.
+"""A rank's part in a collective as a task, and the errors of the transports that run tasks.
 
-A transport sends and receives what a task says, and stops waiting at once when told to.
+A transport has `run(task, payload, timeout_s=...)`, which sends and receives what the task says;
+`interrupt()`, which makes a run, or the next one, raise StoppedError; and `close()`.
 
     TransportError              a collective did not finish on this rank
     ├── PeerLostError           the connection to a rank broke, or it never came up
@@ -12,7 +13,6 @@ A transport sends and receives what a task says, and stops waiting at once when 
 
 import zlib
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,16 +69,3 @@ def describe_fingerprint(fingerprint: int) -> str:
     known = code < len(DTYPES) * len(OPS)
     what = describe_code(code) if known else "something unknown"
     return f"{what} over {fingerprint >> 24} bytes (plan {fingerprint & 0xFFFF:04x})"
-
-
-class Transport(Protocol):
-    """Moves the bytes of tasks between this rank and its peers."""
-
-    def run(self, task: Task, payload: Any, *, timeout_s: float) -> None:
-        """Send and receive what the task says; the payload ends as the collective leaves it."""
-
-    def interrupt(self) -> None:
-        """Stop waiting now: a run under way, or the next one, raises StoppedError."""
-
-    def close(self) -> None:
-        """Give up all connections."""

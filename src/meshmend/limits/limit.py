@@ -4,7 +4,7 @@ Three bounds, each a proof; the limit is the largest.
 
 Bandwidth. Cut the mesh into parts, and follow one byte of the result. Until a first part holds
 the sum of all, messages between parts must have joined them all: parts - 1 at least. Every
-other part has yet to receive that sum or what it lacks of it: parts - 1 more. (It is the
+other part must then still receive that sum or the rest of it: parts - 1 more. (It is the
 one-way gossip problem, Harary and Schwenk 1974; bytes are added and moved, not coded.) Between
 the parts there are 2 x cut channels of bandwidth B, so D (parts - 1) / (cut x B) seconds pass,
 and the worst partition gives D / (packing number x B). Where the packing number is known only as
@@ -29,7 +29,7 @@ from meshmend.units import format_bytes, format_time
 
 @dataclass(frozen=True, eq=False)
 class Limit:
-    """The least time of an allreduce of `payload_bytes`, and the bounds that it is the largest of.
+    """The least time of an allreduce of `payload_bytes`: the largest of three bounds.
 
     `chip_s` is None where the fabric does not limit the chips.
     """
@@ -75,7 +75,7 @@ def limit(mesh: Mesh, fabric: Fabric, payload_bytes: float) -> Limit:
 
     Raises:
         TopologyError: the live chips are not connected.
-        InputError: a payload of less than nothing.
+        InputError: a payload that is negative or not finite.
     """
     if not (math.isfinite(payload_bytes) and payload_bytes >= 0):
         raise InputError(f"limit needs a payload of zero bytes or more, but got {payload_bytes}")

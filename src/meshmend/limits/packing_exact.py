@@ -33,7 +33,7 @@ def binding_partition(mesh: Mesh, start: NDArray[np.int32]) -> tuple[NDArray[np.
     partition of `packing_trees` there are rarely more than two.
     """
     part_of, n_guesses = start, 0
-    while (guess := quotient(part_of, mesh.links)) > 1:  # and 1 is certain: it is connected
+    while (guess := quotient(part_of, mesh.links)) > 1:  # no connected mesh has less than 1
         n_guesses += 1
         leader, room = _best_partition(mesh.neighbor_ranks, guess.numerator, guess.denominator)
         if room == guess.numerator:  # no partition beats the trivial one

@@ -1,9 +1,9 @@
 """The packing number of a mesh: how many spanning trees its links carry at the same time.
 
-A fractional packing gives each spanning tree a weight so that no link is in trees of more than
-weight one in all. The packing number, the most weight there can be, is also the least
-(cut links) / (parts - 1) over all partitions of the chips, so a packing bounds it from below and
-a partition from above. Knows no bytes and no seconds: `limit` turns it into time.
+A fractional packing gives each spanning tree a weight so that the trees on any one link weigh one
+or less together. The packing number is the largest possible weight of all trees. It is also the
+least (cut links) / (parts - 1) over all partitions of the chips, so a packing bounds it from below
+and a partition from above. Knows no bytes and no seconds: `limit` turns it into time.
 """
 
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ from meshmend.topology.failures import Chip
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 
-EXACT_CHIPS = 1 << 14  # 128x128: seconds; beyond, time grows with the square of the chips
-_SMALL_CHIPS = 1 << 10  # so few that a poor first guess costs less than many trees
+EXACT_CHIPS = 1 << 14  # 128x128 takes seconds; time grows with the square of the chips
+_SMALL_CHIPS = 1 << 10  # up to here a poor first guess costs less than many trees
 _SEED = 0
 
 
@@ -99,7 +99,7 @@ class PackingNumber:
 def packing_number(mesh: Mesh) -> PackingNumber:
     """Return the packing number of a connected mesh, exact up to `EXACT_CHIPS` live chips.
 
-    Beyond, it is the bracket of `packing_bracket`.
+    For more chips it is the bracket of `packing_bracket`.
 
     Raises:
         TopologyError: the live chips are not connected.
@@ -131,7 +131,7 @@ def packing_bracket(mesh: Mesh, *, n_trees: int = 256) -> PackingNumber:
     Twice the trees about halve the gap.
 
     Raises:
-        TopologyError: the live chips are not connected, or there is no tree.
+        TopologyError: the live chips are not connected, or `n_trees` is below one.
     """
     if n_trees < 1:
         raise TopologyError(f"packing_bracket needs at least one tree, but got {n_trees}")

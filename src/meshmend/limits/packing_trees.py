@@ -1,9 +1,9 @@
 """A bracket of the spanning-tree packing number in time linear in the links, for huge meshes.
 
-Below: trees that are really there. Each next tree is a minimum spanning tree by the load that
-the trees before it put on the links (greedy tree packing, Thorup 2007); K trees whose fullest
-link is in `load` of them pack K / load. Above: partitions. Links that every tree needs end
-with the highest loads, so leaving those out lets the graph fall into parts that bind.
+Trees give the lower end. Each tree is a minimum spanning tree by the load that the trees before it
+put on the links (greedy tree packing, Thorup 2007); K trees whose fullest link is in `load` of them
+pack K / load. Partitions give the upper end. Links that every tree needs end with the highest
+loads, so without them the graph falls into parts that bind.
 """
 
 from fractions import Fraction
@@ -17,7 +17,7 @@ from meshmend.kernels import kernel
 def bracketing_partition(
     links: NDArray[np.int32], n_ranks: int, *, n_trees: int, seed: int
 ) -> tuple[float, NDArray[np.int32]]:
-    """Return a packing that trees reach, and a partition whose quotient none can exceed.
+    """Return the weight that these trees pack, and a partition whose quotient no packing exceeds.
 
     `links` join two or more ranks to one connected part.
     """

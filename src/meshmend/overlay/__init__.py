@@ -1,1 +1,1 @@
-"""The logical shapes laid over a mesh: rings, row pairs, blue and yellow rings."""
+"""Logical shapes on a mesh: rings, pairs of rows, and packings of spanning trees."""

@@ -1,4 +1,4 @@
-"""What holds of a forest before and after every move, as a proof that refuses anything else.
+"""The invariants of a forest, which every move keeps, and the check that proves them.
 
 A move changes a few entries of flat arrays and must leave every one of these true:
 
@@ -10,7 +10,7 @@ A move changes a few entries of flat arrays and must leave every one of these tr
 4. `load[e]` is the number of trees in which either end of link e hangs on the other.
 5. No tree is deeper than the cap, where there is one.
 
-Takes time linear in ranks x trees, so `tree_packing` proves every forest that it hands out.
+Takes time linear in ranks x trees, so `tree_packing` proves every forest that it returns.
 """
 
 import numpy as np
@@ -39,7 +39,7 @@ def check_forest(forest: Forest, *, cap: int | None = None) -> None:
 
 
 def check_spanning_trees(forest: Forest, *, cap: int | None = None) -> None:
-    """Prove the invariants of a forest less its loads, which channel-disjoint trees do not keep.
+    """Prove all invariants of a forest but its loads, which channel-disjoint trees do not keep.
 
     Raises:
         VerificationError: as `check_forest`.

@@ -2,9 +2,9 @@
 
 A pair of lines without failed chips forms a full **blue** ring: along one line, back along the
 other. A pair that holds failed chips is broken: its live chips are **yellow**, form rings of
-2x2 blocks, and each has a blue **partner** in its own column that takes its contribution in
-and hands the result back. Across the blue rings, chips at the same position form the rings of
-the second phase; what fails in between is routed around.
+2x2 blocks, and each has a blue **partner** in its own column that adds its contribution and
+returns the result. Across the blue rings, chips at the same position form the rings of the
+second phase; their routes go around failed chips.
 """
 
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ def row_pair_layout(mesh: Mesh) -> PairLayout:
 def fault_tolerant_layout(mesh: Mesh) -> PairLayout:
     """Return blue and yellow rings that hold every live chip once (figure 9).
 
-    Pairs rows or columns, whichever breaks fewer pairs; rows on a tie.
+    Pairs rows or columns, whichever has fewer broken pairs; rows on a tie.
 
     Raises:
         UnsupportedError: the mesh is not 2-D, the failed chips are not whole aligned 2x2 blocks,
@@ -82,7 +82,7 @@ def _full_layout(mesh: Mesh, who: str) -> PairLayout:
 
 
 def _layout(mesh: Mesh, axis: int, *, broken: frozenset[int]) -> PairLayout:
-    """Lay the pairs of lines along `axis` out; `broken` numbers the pairs that hold a hole."""
+    """Return the layout of pairs of lines along `axis`; `broken` numbers the pairs with a hole."""
     n_lines, length = mesh.shape[axis], mesh.shape[1 - axis]
 
     def chip(line: int, at: int) -> Chip:

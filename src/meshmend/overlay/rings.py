@@ -23,8 +23,8 @@ _CLOCKWISE = {(0, 0): (0, 1), (0, 1): (1, 0), (1, 1): (0, -1), (1, 0): (-1, 0)}
 def hamiltonian_ring(mesh: Mesh) -> Ring:
     """Return a ring through every live chip, each hop over one live link.
 
-    Takes the first that avoids the failed links: the snake of figure 3, the same with rows and
-    columns exchanged, the walk around the live 2x2 blocks of figure 8.
+    It is the first of three that avoids the failed links: the snake of figure 3, the same with rows
+    and columns exchanged, and the walk around the live 2x2 blocks of figure 8.
 
     Raises:
         UnsupportedError: the mesh is not 2-D, both sides are odd, a failed region is not made of
@@ -100,7 +100,7 @@ def block_ring(mesh: Mesh) -> Ring:
 
 
 def live_blocks(mesh: Mesh, who: str) -> frozenset[Block2x2]:
-    """Return the aligned 2x2 blocks that are alive, where every block is whole or gone.
+    """Return the aligned 2x2 blocks that are alive, where no block is half dead.
 
     Raises:
         UnsupportedError: a side is odd, or a block is half dead.

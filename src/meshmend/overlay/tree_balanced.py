@@ -1,4 +1,4 @@
-"""The search for balanced trees: even loads, small depth; which roots, which depth, how long.
+"""The search for balanced trees, with even loads and little depth: which roots, how deep, how long.
 
 Grows shortest-path trees from central roots and lets `tree_exchange` even out their loads. Where
 that fails it tries other roots, then more depth, then a busier link.
@@ -17,20 +17,20 @@ from meshmend.topology.figures import MeshFigures
 # Found by trying. Losses and gains are what `benchmarks/tune_trees.py` finds on small meshes.
 #
 # A search with effort 1 may grow this many ranks x trees in all its attempts. Small forests get
-# many attempts, large ones a single one. With 4 attempts at most schedules are up to 1.3 % slower,
-# 36 gain nothing.
+# many attempts, large ones a single one. With at most 4 attempts schedules are up to 1.3 % slower;
+# 36 attempts gain nothing.
 _RANKS_TIMES_TREES_PER_SEARCH = 60_000
 _MOST_ATTEMPTS = 12
-# Rounds of exchanges in a row that may bring nothing: always two, and one more for every 20
-# attempts that the forest is small enough for. Half or twice of these change little.
+# Rounds of exchanges in a row that may gain nothing: always two, and one more for every 20
+# attempts that the forest is small enough for. Half or twice as many change little.
 _LEAST_IDLE_ROUNDS = 2
 _MOST_MORE_IDLE_ROUNDS = 6
 _IDLE_ROUNDS_PER_ATTEMPT = 20
-# An attempt that leaves more than this load above the goal after its first round is given up: at
-# least four trees' worth, or one for every two trees.
+# An attempt that leaves more than this load above the goal after its first round is given up: four,
+# or one for every two trees if that is more.
 _LEAST_HOPELESS_LOAD = 4
 _TREES_PER_HOPELESS_LOAD = 2
-# Depths above the radius, where loads come first: from 1/16 of the radius to a half and 4 hops.
+# Hops above the radius, where even loads come first: from 1/16 of the radius to half of it and 4.
 # Every mesh in the tests reaches its least load within that.
 _RADIUS_PER_FIRST_SLACK_HOP = 16
 _RADIUS_PER_LAST_SLACK_HOP = 2
@@ -45,12 +45,12 @@ class SearchEffort:
     seed: int
 
     def n_attempts(self, n_ranks: int, n_trees: int) -> int:
-        """Return how many forests to try: more of small ones."""
+        """Return how many forests to try: more if they are small."""
         n_affordable = _RANKS_TIMES_TREES_PER_SEARCH // (n_ranks * n_trees)
         return self.effort * max(1, min(_MOST_ATTEMPTS, n_affordable))
 
     def idle_rounds(self, n_ranks: int, n_trees: int) -> int:
-        """Return how many rounds of exchanges may bring nothing: more on small forests."""
+        """Return how many rounds of exchanges may gain nothing: more on small forests."""
         n_affordable = _RANKS_TIMES_TREES_PER_SEARCH // (
             _IDLE_ROUNDS_PER_ATTEMPT * n_ranks * n_trees
         )
@@ -92,7 +92,7 @@ def evenest_forest(figures: MeshFigures, n_trees: int, search: SearchEffort) -> 
             for attempt in range(min(search.n_attempts(n_ranks, n_trees), 2 + 2 * slack)):
                 roots = _possible_roots(figures, slack, attempt)
                 forest = _grown(figures, n_trees, roots, seed=search.seed, attempt=attempt)
-                left = balance_loads(
+                excess_load = balance_loads(
                     forest,
                     load,
                     figures.radius + slack,
@@ -100,7 +100,7 @@ def evenest_forest(figures: MeshFigures, n_trees: int, search: SearchEffort) -> 
                     hopeless_load=search.hopeless_load(n_trees),
                     roots=roots,
                 )
-                if not left:
+                if not excess_load:
                     return forest
         load += 1
 
@@ -108,7 +108,7 @@ def evenest_forest(figures: MeshFigures, n_trees: int, search: SearchEffort) -> 
 def _grown(
     figures: MeshFigures, n_trees: int, possible_roots: Ints, *, seed: int, attempt: int
 ) -> Forest:
-    """Return shortest-path trees; each possible root has about as many of them as the others."""
+    """Return shortest-path trees, about equally many from each possible root."""
     random = np.random.default_rng((seed, attempt))
     forest = empty_forest(figures.mesh, n_trees, seed + attempt)
     roots = np.resize(random.permutation(possible_roots), n_trees)
@@ -117,10 +117,10 @@ def _grown(
 
 
 def _possible_roots(figures: MeshFigures, depth_slack: int, attempt: int) -> Ints:
-    """Return the ranks from which a shortest-path tree is no deeper than an attempt wants.
+    """Return the ranks from which a shortest-path tree is no deeper than this attempt allows.
 
-    Many roots spread the load around them, but a tree from a root at the very limit of depth has
-    no room for moves. So attempts take turns: each keeps another number of hops below the limit.
+    Many roots spread the load around them, but a tree that starts at the limit of depth has no room
+    for moves. So each attempt stays another number of hops below the limit.
     """
     hops_below_limit = (depth_slack // 3 + attempt) % (depth_slack + 1)
     return figures.ranks_within(figures.radius + depth_slack - hops_below_limit)

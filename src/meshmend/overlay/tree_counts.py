@@ -1,6 +1,6 @@
 """How many trees: the load that no number of trees can beat, and the numbers worth trying.
 
-Counts links only, by the mesh's figures. Knows no tree.
+Uses the figures of a mesh only, not its trees.
 """
 
 import math

@@ -1,13 +1,13 @@
 """Channel-disjoint trees: no channel carries more than one tree up, nor more than one down.
 
 They are for payloads so short that a link is nearly done with what goes up before anything comes
-down it. Then it does not matter what a link carries in all, but what it carries each way. With
+down. Then only the load of each direction matters, not the load of a link in both. With
 as many trees as the fewest links of a rank, each rank sends every tree over a link of its own
 (arc-disjoint arborescences; Edmonds, 1973).
 
 Where a channel carries one tree up and another down, the two must be far enough apart in time.
-Time is counted in hops. A tree's **window** is the number of hops for which its slices take to
-pass a channel. Nothing here knows of bytes and seconds. `docs/design/0002-trees.md` draws the
+Time is counted in hops. A tree's **window** is the time, in hops, that its slices take to pass a
+channel. Knows nothing of bytes and seconds. `docs/design/0002-trees.md` draws the
 windows of one channel.
 """
 
@@ -37,7 +37,7 @@ from meshmend.topology.figures import MeshFigures
 
 # Found by trying. Losses and gains are what `benchmarks/tune_trees.py` finds on small meshes.
 #
-# Hops by which a tree may be deeper than the radius. None loses up to 8 %, two gain nothing.
+# Hops by which a tree may be deeper than the radius. Zero loses up to 8 %, two gain nothing.
 _MOST_SLACK_HOPS = 1
 # Each attempt has other roots. 3 lose up to 9 %; 30 gain up to 1.4 % in 1.4 times the time.
 _ATTEMPTS_PER_DEPTH = 10
@@ -46,27 +46,27 @@ _ATTEMPTS_PER_DEPTH = 10
 _MOVES_TIMES_RANKS = 1 << 22
 _LEAST_MOVES = 1 << 12
 _MOST_MOVES_PER_RANK = 1 << 10
-_MOVES_PER_LOOK = 64  # after so many moves the late channels are listed anew
-# Simulated annealing at one temperature: a move that makes channels later by so many hops is
-# still made once in e times, for the sake of later moves.
+_MOVES_PER_LOOK = 64  # after so many moves the late channels are listed again
+# Simulated annealing at one temperature: a move that makes channels later by so many hops is still
+# made with probability 1/e, because it may allow better moves.
 _TEMPERATURE_HOPS = 1.0
 _ROUNDING_HOPS = 0.01  # windows are fractions, so their sums are off by less than this
 
 _RANDOM_ONE: Final = 1 << 20  # random numbers below this stand for 0 to 1
-_PICKS_PER_ANYWHERE: Final = 4  # of so many moves one may be anywhere, the others where it is late
+_PICKS_PER_ANYWHERE: Final = 4  # one pick of so many is anywhere, the others at a late channel
 _MOST_STEPS_DOWN: Final = 4  # below the rank that was picked, exclusive
 
 Floats = NDArray[np.float64]
 
 
 def disjoint_forest(figures: MeshFigures, window: int, seed: int) -> tuple[Forest, Floats] | None:
-    """Return channel-disjoint trees that keep out of each other's way, and what each carries.
+    """Return channel-disjoint trees that do not delay each other, and each tree's weight.
 
-    As many trees as the fewest links of a rank, at most a hop deeper than the radius. The deeper
-    a tree, the less it carries, so that all end together. Trees start along one axis after
-    another, each along another one first; then random moves change them, and a move that makes
-    channels later is made the more rarely the later it makes them. None: no such trees were
-    found. The forest's loads count channels and are not kept up to date.
+    There are as many trees as the fewest links of a rank, at most a hop deeper than the radius. A
+    deeper tree carries less, so that all trees end together. Each tree starts along another axis
+    first. Then random moves change the trees; the later a move makes channels, the more rarely it
+    is made. Returns None if no such trees were found. The forest's loads count channels and are not
+    kept up to date.
     """
     n_trees, n_ranks = figures.min_degree, figures.mesh.n_live
     n_moves = max(_LEAST_MOVES, _MOVES_TIMES_RANKS // n_ranks)
@@ -91,7 +91,7 @@ def _windows(window: int, depths: Ints) -> Floats:
 
 
 def _depths(radius: int, n_trees: int) -> Iterator[tuple[Ints, int]]:
-    """Yield how deep each tree may be, and by how many hops all may end later than that allows.
+    """Yield how deep each tree may be, and how many hops late all trees may end.
 
     First all trees have the radius, then one after another gets a hop more.
     """
@@ -114,7 +114,7 @@ def _grown(figures: MeshFigures, caps: Ints, *, seed: tuple[int, int]) -> tuple[
     forest = _by_channel(empty_forest(mesh, len(caps), sum(seed)))
     axes = np.nonzero(mesh.neighbor_ranks >= 0)[1] // 2
     for k in range(len(caps)):
-        # As if the channels along the axes that are to come later were busier.
+        # Counts the channels along later axes as busier, so that the tree takes them later.
         later_axes = ((axes + k) % len(mesh.shape)).astype(np.int32)
         load, state = forest.load + later_axes, forest.state[:, k : k + 1].copy()
         grow_all(forest.ways, state, load, forest.random, roots[k : k + 1])
@@ -123,9 +123,9 @@ def _grown(figures: MeshFigures, caps: Ints, *, seed: tuple[int, int]) -> tuple[
 
 
 def _by_channel(forest: Forest) -> Forest:
-    """Return an empty forest that numbers channels where others number links.
+    """Return an empty forest that numbers channels instead of links.
 
-    So its loads count what goes up over each channel.
+    So its loads count the trees that go up over each channel.
     """
     ways = forest.ways.copy()
     rank, out = np.nonzero(ways[..., NEIGHBOR] >= 0)
@@ -193,9 +193,9 @@ def _list_late(
 
 @plain_kernel
 def _pick(ways: Ints, state: Ints, random: Words, late: Ints, n_late: int) -> tuple[int, int]:
-    """Return a rank and a tree: mostly those of a late channel, or of the longest branch below it.
+    """Return a rank and a tree to move, mostly at a late channel or on the longest branch below it.
 
-    A move that makes a branch shorter makes room for moves further up.
+    A move that shortens a branch makes room for moves further up.
     """
     k = random_below(random, state.shape[1])
     v = random_below(random, len(ways))
@@ -235,12 +235,12 @@ def _hops_late_around(
 def _hops_late(
     ways: Ints, state: Ints, depths: Ints, windows: Floats, goal: float, v: int, p: int
 ) -> float:
-    """Return by how many hops, at least, channel p of rank v makes the whole end after the goal.
+    """Return by how many hops, at least, channel p of rank v makes all trees end after the goal.
 
-    What the channel carries takes the sum of the windows. It begins when the first of it is here:
-    up, when the ranks below have sent; down, when the root has all and has sent it here. What
-    leaves last has the rest of its way to go. Two trees the same way count as late by all that
-    they carry.
+    The channel is busy for the sum of the windows of its trees. It begins when the first data is
+    at v: on the way up when the ranks below have sent, on the way down when the root has all data
+    and has sent it to v. The data that leaves last still has the rest of its way to go. Two trees
+    in the same direction count as late by all that they carry.
     """
     w = ways[v, p, NEIGHBOR]
     first, rest, in_all, n_up, n_down = 1e9, 1e9, 0.0, 0, 0

@@ -7,7 +7,7 @@ Three changes, all within a cap on depth:
   union, restricted to moves that cost next to nothing. `docs/design/0002-trees.md` draws one.
 - A **kick**, for links that no chain relieves, takes a link out of a tree and joins the two parts
   by any other link between them: the general exchange, which costs a few walks over the tree.
-- Where kicks bring nothing either, one tree is **grown anew** from another root.
+- Where kicks do not help either, one tree is **grown again** from another root.
 
 Each of them keeps the invariants that `forest_invariants` states.
 """
@@ -42,8 +42,8 @@ _TREE: Final = 5  # ... in this tree, ...
 _OUT: Final = 6  # ... for its port to this link
 
 _NEVER_HOPELESS: Final = 1 << 30  # a load that no forest has
-# A kick may land on a link as busy as the one it came from, so each excess tree on a link gets a
-# second one. Part of a compiled loop, so the tuning script cannot vary it.
+# A kick may end on a link as busy as the one it began at, so each excess tree on a link gets two.
+# Part of a compiled loop, so the tuning script cannot vary it.
 _KICKS_PER_EXCESS_LOAD: Final = 2
 
 
@@ -58,10 +58,10 @@ def balance_loads(
 ) -> int:
     """Change a forest until no link carries more than `goal` trees; return the load left above it.
 
-    No tree becomes deeper than `cap`, if none was before. Rounds of chains, with kicks between
-    them, until `idle_rounds` rounds in a row bring nothing, or more than `hopeless_load` is left
-    after one. With `roots`, a round that brought nothing is followed by a tree that is grown
-    anew from one of these ranks.
+    No tree becomes deeper than `cap`, if none was before. Runs rounds of chains, with kicks between
+    them, until `idle_rounds` rounds in a row gain nothing, or more than `hopeless_load` is left
+    after one. With `roots`, a round without gain is followed by a tree that is grown again from
+    one of these ranks.
     """
     arrays = (forest.ways, forest.ends, forest.state, forest.load, forest.random)
     roots = np.empty(0, dtype=np.int32) if roots is None else roots
@@ -107,7 +107,7 @@ def _balance(
 def _chains(
     ways: Ints, ends: Ints, state: Ints, load: Ints, trail: Ints, goal: int, cap: int, stack: Ints
 ) -> int:
-    """Search once from all overloaded links, make the moves of each chain found, count them."""
+    """Search once from all overloaded links, make each chain's moves, return how many succeed."""
     n_chains, head, tail = 0, 0, 0
     for e in range(len(load)):
         trail[e, _SEEN] = load[e] > goal
@@ -122,8 +122,8 @@ def _chains(
         for end in range(2):
             v = ends[e, end]
             for k in range(state.shape[1]):
-                here = state[v, k, PORT]
-                if here < 0 or ways[v, here, LINK] != e or load[trail[e, _SOURCE]] <= goal:
+                port = state[v, k, PORT]
+                if port < 0 or ways[v, port, LINK] != e or load[trail[e, _SOURCE]] <= goal:
                     continue
                 for p in range(ways.shape[1]):
                     f = ways[v, p, LINK]
@@ -147,14 +147,14 @@ def _follow(
 ) -> bool:
     """Make the moves of a chain, last one first; return whether all of them were possible.
 
-    Earlier chains may have changed the trees. Each move fills room that the one before it made,
-    so stopping anywhere leaves no link busier than it was.
+    A move may be impossible by now, because earlier chains changed the trees. Each move fills room
+    that the one before it made, so stopping adds load to the last link only, which had room.
     """
     f = last
     while trail[f, _BEFORE] >= 0:
         e, v, k, p = trail[f, _BEFORE], trail[f, _RANK], trail[f, _TREE], trail[f, _OUT]
-        here = state[v, k, PORT]
-        if here < 0 or ways[v, here, LINK] != e or not may_move(ways, state, v, k, p, cap):
+        port = state[v, k, PORT]
+        if port < 0 or ways[v, port, LINK] != e or not may_move(ways, state, v, k, p, cap):
             return False
         move(ways, state, v, k, p, stack)
         load[e] -= 1
@@ -174,7 +174,7 @@ def _regrow(
     roots: Ints,
     scratch: Ints,
 ) -> None:
-    """Grow one tree that uses an overloaded link anew, from a random one of `roots`."""
+    """Grow one tree that uses an overloaded link again, from a random one of `roots`."""
     e, lowest = -1, 1 << 30
     for f in range(len(load)):
         if load[f] > goal:

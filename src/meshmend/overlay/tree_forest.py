@@ -1,8 +1,8 @@
 """K spanning trees of one graph as flat arrays, and the moves that keep each of them a tree.
 
 Does not decide which move is worth making (`tree_exchange` and `tree_disjoint` do), and knows
-nothing of meshes beyond their ports. The kernels share a few plain arrays, which they change in
-place and which belong to one packing, because that is what Numba compiles and runs fast:
+nothing of meshes beyond their ports. The kernels share a few plain arrays of one packing and change
+them in place, because Numba runs that fast:
 
     array         entry       unit   meaning
     ways[v, p]    [NEIGHBOR]  rank   the rank behind port p of rank v, -1: none
@@ -97,7 +97,7 @@ def grow(
     near: Ints,
     order: Ints,
 ) -> None:
-    """Make tree k, so far without links, a shortest-path tree that favours links of low load."""
+    """Make tree k, which has no links yet, a shortest-path tree that favours links of low load."""
     breadth_first(ways[:, :, NEIGHBOR], root, near, order)
     state[root, k, PORT] = -1
     state[root, k, DEPTH] = 0
@@ -207,9 +207,9 @@ def walk(ways: Ints, state: Ints, k: int, start: int, without: int, near: Ints, 
 
 @plain_kernel
 def hang(ways: Ints, state: Ints, a: int, p: int, top: int, k: int) -> None:
-    """Hang the part of tree k below `top` on port p of its rank a, which comes to head it.
+    """Hang the part of tree k below `top` on port p of its rank a, which becomes its highest rank.
 
-    Leaves depths and heights to the caller.
+    Does not update depths and heights.
     """
     v, out = a, p
     while True:

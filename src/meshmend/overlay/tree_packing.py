@@ -173,10 +173,10 @@ def disjoint_packing(mesh: Mesh, *, window: int, seed: int = 0) -> TreePacking |
     """Return channel-disjoint trees, or None where none are found.
 
     No channel carries two of them the same way. They are for payloads too short to fill the
-    mesh: as many trees as the fewest links of a rank, at most a hop deeper than the radius, the
-    deeper ones with less to carry. `window` is the time in which a tree's part of the payload
-    passes a link, in hops. Where a channel carries one tree up and another down, they are so far
-    apart in time that the whole is late by three hops at most. `tree_disjoint` says how.
+    mesh. There are as many trees as the fewest links of a rank, at most a hop deeper than the
+    radius; deeper trees carry less. `window` is the time, in hops, in which a tree's part of the
+    payload passes a link. Where a channel carries one tree up and another down, they are so far
+    apart in time that all end at most three hops late. `tree_disjoint` says how.
     Deterministic for a seed.
 
     Raises:

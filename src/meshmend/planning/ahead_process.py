@@ -2,9 +2,9 @@
 
     python -m meshmend.planning.ahead_process PARENT < TASK
 
-It is a process of its own, not a fork: whoever starts it may have threads, and has imported torch,
-which planning does not need. It dies with the process that started it. Training goes on whatever
-becomes of it: a plan that is not in the folder is made when it is needed.
+It is a new process, not a fork: its parent may have threads, and has imported torch, which planning
+does not need. It dies with its parent. Training does not depend on it: a plan that is not in the
+folder is made when it is needed.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from typing import Final
 from meshmend.planning.plan_request import PlanTask, decode_task, encode_task
 from meshmend.processes import die_with_parent
 
-MODULE: Final = "meshmend.planning.ahead_process"  # __name__ is another when this is the process
+MODULE: Final = "meshmend.planning.ahead_process"  # in the process itself, __name__ is __main__
 _LOWEST_PRIORITY: Final = 19
 _MADV_DONTNEED: Final = 4
 _DROP_EVERY_S: Final = 0.05
@@ -32,21 +32,21 @@ _ONE_THREAD: Final = {
 
 
 class AheadProcess:
-    """One such process, from its start to its end; whoever starts it waits for its end.
+    """A process that makes plans; `wait` must be called once for each.
 
     Raises:
         OSError: it cannot be started.
     """
 
     def __init__(self, task: PlanTask) -> None:
-        # Files, not pipes: nobody has to read or write while the process runs.
+        # Files, not pipes: no thread has to read or write while the process runs.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `wait`
         try:
             with tempfile.TemporaryFile() as data:
                 data.write(encode_task(task))
                 data.seek(0)
-                # A group of its own: Ctrl-C is for the parent. -P: the folder in which it runs is
-                # not imported from.
+                # A process group of its own, so that Ctrl-C ends the parent only. -P: nothing is
+                # imported from the working directory.
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", MODULE, str(os.getpid())],
                     stdin=data,
@@ -61,11 +61,11 @@ class AheadProcess:
         self.pid = self._process.pid
 
     def kill(self) -> None:
-        """Kill the process, if it still runs; its end is still to be waited for."""
+        """Kill the process if it still runs; `wait` must still be called."""
         self._process.kill()
 
     def wait(self) -> str:
-        """Wait until the process has ended; return why it failed, or nothing.
+        """Wait until the process has ended; return why it failed, or an empty text.
 
         A process that was killed has not failed.
         """
@@ -79,7 +79,7 @@ class AheadProcess:
 
 
 def main() -> None:
-    """Do the task on standard input, until it is done or the process with this number is gone."""
+    """Do the task on standard input, until it is done or the parent process is gone."""
     os.nice(_LOWEST_PRIORITY)
     die_with_parent(int(sys.argv[1]))
     threading.Thread(target=_keep_compiler_out_of_memory, daemon=True).start()

@@ -1,7 +1,7 @@
-"""Which schedule serves which collective on a mesh, and the tasks of one rank, made once each.
+"""The schedule of each collective on a mesh, and the tasks of one rank, each made once.
 
-Every schedule is proved before it is used. Reduce-scatter and all-gather need rank i to own part
-i of the payload, as torch cuts it: a ring gives that.
+Every schedule is proved before it is used. In reduce-scatter and all-gather rank i must own
+part i of the payload, as torch cuts it; a ring does that.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from meshmend.schedule.spanning import broadcast, tree_sum
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.topology.mesh import Mesh
 
-SHORT_BYTES = 1 << 15  # up to here one tree is quicker than any way to cut the payload up
+SHORT_BYTES = 1 << 15  # up to here one tree is faster than anything that cuts the payload
 RING_MESSAGE_BYTES = 1 << 18
 TREE_MESSAGE_BYTES = 1 << 13
 MOST_SLICES = 16
@@ -28,7 +28,7 @@ _USUAL_BYTES = (1 << 20, 25 << 20)  # DDP's first bucket, and its others
 
 @dataclass(frozen=True)
 class CollectiveCall:
-    """What a collective is, apart from the tensor: `root` counts for a broadcast only."""
+    """A collective without its tensor; `root` is for a broadcast only."""
 
     name: str  # "allreduce", "reduce-scatter", "all-gather", "broadcast"
     root: int = 0
@@ -51,14 +51,14 @@ def proved_schedule(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_byte
 
 
 def is_remembered(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) -> bool:
-    """Whether `proved_schedule` has this one at hand."""
+    """Whether `proved_schedule` has this one in memory."""
     return (mesh, algorithm, kind, class_bytes) in _remembered
 
 
 def remember(
     mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int, schedule: Schedule
 ) -> None:
-    """Prove a schedule that was made elsewhere, and have `proved_schedule` return it.
+    """Prove a schedule that was made elsewhere; `proved_schedule` then returns it.
 
     Raises:
         ProofError: it is wrong.
@@ -139,13 +139,13 @@ class Catalogue:
 def default_slices(schedule: Schedule, n_bytes: int) -> int:
     """Return how many slices to cut a payload in, so that its largest message is of good size.
 
-    A schedule that shares the payload out over all ranks is a pipeline by itself and wants few
-    slices; one that sends it down trees wants many.
+    A schedule that shares the payload out over all ranks is a pipeline by itself and needs few
+    slices; a schedule of trees needs many.
     """
     if not schedule.n_rows:
         return 1
     largest = float(schedule.row_fractions().max()) * n_bytes
     shares_out = schedule.collective is not Collective.ALL_GATHER or schedule.n_chunks > 1
     is_ring = shares_out and len(np.unique(schedule.owners)) == schedule.n_ranks
-    wanted = RING_MESSAGE_BYTES if is_ring else TREE_MESSAGE_BYTES
-    return int(np.clip(round(largest / wanted), 1, MOST_SLICES))
+    message_bytes = RING_MESSAGE_BYTES if is_ring else TREE_MESSAGE_BYTES
+    return int(np.clip(round(largest / message_bytes), 1, MOST_SLICES))

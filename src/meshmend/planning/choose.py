@@ -1,7 +1,7 @@
 """`auto`: the fastest algorithm and its parameters for a mesh, payload and fabric.
 
-By simulation, with bounds that rule most algorithms out before they are simulated. What was
-found is kept, in memory and, if a folder is given, on disk, so that the second question is free.
+Algorithms are compared by simulation; bounds rule most of them out before that. Answers are kept in
+memory and, if a folder is given, on disk, so that the same question is not searched twice.
 """
 
 import hashlib
@@ -26,10 +26,10 @@ from meshmend.schedule.trees import spread_tree_schedule, tree_schedule
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.mesh import Mesh
 
-# Payloads within 1.5 % share their answer. No time grows faster than the payload, so that is
-# also the most by which a shared answer falls behind one's own.
+# Payloads within 1.5 % share their answer. No time grows faster than the payload, so a shared
+# answer is at most that much slower than the payload's own.
 _CLASSES_PER_OCTAVE = 24
-_VERSION = 5  # of the search: answers of another are not asked for
+_VERSION = 5  # of the search; answers on disk of other versions are not read
 
 _known: dict[tuple[Mesh, Fabric, float], "Choice"] = {}
 
@@ -38,8 +38,8 @@ _known: dict[tuple[Mesh, Fabric, float], "Choice"] = {}
 class Choice:
     """What `auto` runs: an algorithm, how it is pipelined, and its packing if it has trees.
 
-    With the mesh it gives the same schedule again; the trees found are kept because to search
-    for them again takes longer than all the rest of a plan.
+    With the mesh it gives the same schedule again. The packing is kept because the search for it
+    takes longer than all other steps of a plan.
     """
 
     algorithm: str
@@ -60,7 +60,7 @@ def choose(
     cache_dir: Path | None = None,
     progress: ProgressCallback = no_progress,
 ) -> Choice:
-    """Return the fastest algorithm for a connected mesh, among all that do it.
+    """Return the fastest algorithm for a connected mesh, among all that support it.
 
     The answer is that for the payload class; none is more than 2 % faster for the payload itself.
     """
@@ -68,19 +68,19 @@ def choose(
     choice = _of_class(mesh, fabric, typical, cache_dir, progress)
     if choice.shape is None or choice.shape.window is None or payload_bytes == typical:
         return choice
-    # Trees that keep out of each other's way in time do so for one payload, not for its class.
-    own = (mesh, fabric, payload_bytes)
-    if own not in _known:
+    # Disjoint trees avoid delaying each other for one payload, not for its whole class.
+    question = (mesh, fabric, payload_bytes)
+    if question not in _known:
         trees = Trees(mesh, choice.shape, choice.packing or trees_of(mesh, choice.shape).packing)
         pipeline = best_pipeline(trees, fabric, payload_bytes)
-        _known[own] = replace(choice, pipeline=pipeline)
-    return _known[own]
+        _known[question] = replace(choice, pipeline=pipeline)
+    return _known[question]
 
 
 def _of_class(
     mesh: Mesh, fabric: Fabric, typical: float, cache_dir: Path | None, progress: ProgressCallback
 ) -> Choice:
-    """Return the answer for a payload class: known, kept on disk, or found now."""
+    """Return the answer for a payload class: from memory, from disk, or searched now."""
     question = (mesh, fabric, typical)
     if question in _known:
         return _known[question]
@@ -119,12 +119,12 @@ def payload_class_bytes(payload_bytes: float) -> float:
 def _found(question: Question, progress: ProgressCallback) -> Choice:
     best = None
     names = list(supported_names(question.mesh))
-    for name, told in zip(names, ProgressShares(progress, len(names)).in_turn(), strict=True):
+    for name, share in zip(names, ProgressShares(progress, len(names)).in_turn(), strict=True):
         below_s = None if best is None else best.time_s
-        result = price(question, name, below_s=below_s, progress=told)
+        result = price(question, name, below_s=below_s, progress=share)
         if result is not None and (best is None or result.time_s < best.time_s):
             best = result
-    assert best is not None, "trees do every connected mesh"
+    assert best is not None, "trees support every connected mesh"
     packing = None if best.shape is None else trees_of(question.mesh, best.shape).packing
     return Choice(best.name, best.pipeline, best.shape, packing)
 
@@ -169,7 +169,7 @@ def _from_disk(path: Path | None, mesh: Mesh) -> Choice | None:
             None if shape is None else _packing(mesh, document["packing"]),
         )
     except (InputError, OSError, ValueError, KeyError, TypeError):
-        return None  # no answer, or not one of ours: find it anew
+        return None  # no answer, or a damaged one: search again
 
 
 def _to_disk(path: Path | None, choice: Choice) -> None:
@@ -185,4 +185,4 @@ def _to_disk(path: Path | None, choice: Choice) -> None:
         draft.write_text(json.dumps(document), encoding="utf-8")
         draft.replace(path)
     except OSError:
-        pass  # a cache that cannot be written costs time, not answers
+        pass  # without a cache the next search takes longer, but gives the same answer

@@ -30,7 +30,7 @@ from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 
 ALL = "all"
-_SIDE_BY_SIDE_CHIPS = 1500
+_SIDE_BY_SIDE_CHIPS = 1500  # up to here two algorithms are simulated at the same time
 AUTO = "auto"
 
 
@@ -38,7 +38,7 @@ AUTO = "auto"
 class Comparison:
     """Prices of algorithms on the connected part of a mesh, fastest first.
 
-    `refused` says of each algorithm that was left out why it does not do this mesh.
+    `refused` says of each algorithm that was left out why it does not support this mesh.
     """
 
     mesh: Mesh
@@ -79,7 +79,7 @@ class Comparison:
         }
 
     def traced(self) -> Simulation:
-        """Return the fastest once more, with the trace of every message."""
+        """Return the fastest simulation again, with a trace of every message."""
         best = self.prices[0].simulation
         schedule = best.schedule
         program = program_of(schedule, hazards_of(schedule), placed(self.part, schedule).routes)
@@ -103,51 +103,60 @@ def compared(
     cache_dir: Path | None = None,
     progress: ProgressCallback = no_progress,
 ) -> Comparison:
-    """Return what algorithms cost for a payload; `all` stands for those that do the mesh, and on
-    a broken mesh for the baselines too. `auto` is the fastest one under its own name.
+    """Return the costs of algorithms for a payload, fastest first.
+
+    `all` stands for all algorithms that support the mesh and, on a broken mesh, the baselines.
+    `auto` is the choice of `choose`, listed under the name `auto`.
 
     Raises:
-        UnsupportedError: an algorithm that was asked for by name does not do this mesh.
+        UnsupportedError: an algorithm that was named does not support this mesh.
         InputError: there is no such algorithm.
     """
     part = largest_part(mesh)
     question = Question(part, payload_bytes, fabric)
-    refused: dict[str, str] = {}
+    refused = refusals(part) if ALL in names else {}
     if ALL in names:
-        wanted = [*supported_names(part), *(BASELINES if mesh.failures() else ())]
-        refused = {name: reason for name, reason in refusals(part).items() if name not in wanted}
+        to_price = [*supported_names(part), *(BASELINES if mesh.failures() else ())]
     else:
-        wanted = checked_names(name for name in names if name != AUTO)
+        to_price = checked_names(name for name in names if name != AUTO)
+    shares = ProgressShares(progress, len(to_price) + (AUTO in names))
+    results = _prices(question, to_price, slices, shares, may_refuse=ALL in names)
+    prices = [result for result in results if isinstance(result, Price)]
+    for name, result in zip(to_price, results, strict=True):
+        if isinstance(result, UnsupportedError):
+            refused[name] = str(result)
+    if AUTO in names:
+        prices.append(_price_of_auto(question, prices, cache_dir, shares.of(len(to_price))))
+    prices.sort(key=lambda price: price.time_s)
+    least = limit(part, fabric, payload_bytes)
+    return Comparison(mesh, part, fabric, payload_bytes, least, tuple(prices), refused)
 
-    shares = ProgressShares(progress, len(wanted) + (AUTO in names))
 
-    def priced(share: int, name: str) -> Price | None:
+def _prices(
+    question: Question,
+    names: Sequence[str],
+    slices: int | None,
+    shares: ProgressShares,
+    *,
+    may_refuse: bool,
+) -> list[Price | UnsupportedError]:
+    """Return for each name its price or, if it may refuse the mesh, why it does."""
+
+    def priced(share: int, name: str) -> Price | UnsupportedError:
         try:
-            return price(question, name, slices=slices, progress=shares.of(share))
+            result = price(question, name, slices=slices, progress=shares.of(share))
         except UnsupportedError as error:
-            if ALL not in names:
+            if not may_refuse:
                 raise
-            refused[name] = str(error)
-            return None
+            return error
         finally:
             shares.of(share)(f"{name}: done", 1.0)
+        assert result is not None, "without a time to beat there is always a price"
+        return result
 
     # The event loop runs without the interpreter's lock; large tables are better one at a time.
-    with ThreadPoolExecutor(2 if part.n_live <= _SIDE_BY_SIDE_CHIPS else 1) as pool:
-        found = pool.map(priced, range(len(wanted)), wanted)
-        prices = [result for result in found if result is not None]
-    if AUTO in names:
-        prices.append(_price_of_auto(question, prices, cache_dir, shares.of(len(wanted))))
-    prices.sort(key=lambda price: price.time_s)
-    return Comparison(
-        mesh,
-        part,
-        fabric,
-        payload_bytes,
-        limit(part, fabric, payload_bytes),
-        tuple(prices),
-        refused,
-    )
+    with ThreadPoolExecutor(2 if question.mesh.n_live <= _SIDE_BY_SIDE_CHIPS else 1) as pool:
+        return list(pool.map(priced, range(len(names)), names))
 
 
 def _price_of_auto(
@@ -167,7 +176,7 @@ def _price_of_auto(
             question, Trees(question.mesh, choice.shape, packing), choice.pipeline
         )
     else:
-        priced = next((each for each in known if each.name == choice.algorithm), None)
+        priced = next((price for price in known if price.name == choice.algorithm), None)
         result = priced or price(
             question, choice.algorithm, slices=choice.slices, progress=progress
         )
@@ -176,7 +185,7 @@ def _price_of_auto(
 
 
 def refusals(mesh: Mesh) -> dict[str, str]:
-    """Return the algorithms that do not do a connected mesh, with their reasons."""
+    """Return the algorithms that do not support a connected mesh, with their reasons."""
     reasons = {}
     for name, algorithm in ALGORITHMS.items():
         try:

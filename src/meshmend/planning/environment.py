@@ -1,4 +1,4 @@
-"""A process's place in a job as environment variables, and back.
+"""Reads and writes a process's place in a job as environment variables.
 
 The launcher writes an `Environment` into the variables of each worker, and the worker reads it
 back. Knows nothing of torch, of the membership or of faults: an injected fault is a text here.
@@ -46,10 +46,10 @@ _SWITCH: Final = {"": False, "0": False, "1": True}
 
 @dataclass(frozen=True)
 class Environment:
-    """What the environment says of a process: its settings, its chip, its job.
+    """What the environment says about a process: its settings, its chip, its job.
 
-    Without a mesh there are no settings, and neither a chip nor a board. `faults` holds the faults
-    that a worker injects into itself, as they are written.
+    Without a mesh there are no settings, no chip and no board. `faults` holds the faults that a
+    worker injects into itself, as texts.
     """
 
     settings: Settings | None = None
@@ -76,7 +76,7 @@ class Environment:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "Environment":
-        """Return what an environment says; unknown names with our prefix are warned of.
+        """Return what an environment says; warn of unknown names with our prefix.
 
         Raises:
             InputError: a value cannot be read.
@@ -102,7 +102,7 @@ class Environment:
     def to_environment(self) -> dict[str, str]:
         """Return the variables that `from_environment` reads back as this.
 
-        All variables of a job are in it, so that none of the launcher's own is left over.
+        All variables of a job are in it, so that they replace all of the launcher's own.
         """
         host, port = self.coordinator or ("", 0)
         variables = {

@@ -1,7 +1,7 @@
 """Plan files: a schedule and the mesh it is for, as versioned JSON.
 
 The columns of the table are plain lists, so that any program can read them. What is derived
-(hazards, routes, proofs) is not stored: it is computed anew and so cannot be stale.
+(hazards, routes, proofs) is not stored: it is computed again and so cannot be out of date.
 """
 
 import json
@@ -65,7 +65,7 @@ def write_plan(
 ) -> None:
     """Write a plan file; an earlier file of that name stays whole until the new one is there.
 
-    Several may write it at once: the last to finish has written it.
+    Several processes may write it at once; the file of the last one stays.
 
     Raises:
         PlanFileError: the file cannot be written.
@@ -77,7 +77,7 @@ def write_plan(
         document["target"] = asdict(target)
     text = json.dumps(document, separators=(",", ":")) + "\n"
     try:
-        if path.exists() and not path.is_file():  # a pipe or a terminal has nothing to keep whole
+        if path.exists() and not path.is_file():  # a pipe or a terminal cannot be replaced
             path.write_text(text, encoding="utf-8")
             return
         file = path.resolve()  # a link stays a link

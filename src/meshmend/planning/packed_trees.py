@@ -1,4 +1,4 @@
-"""Packings by their parameters: asks the overlay for trees, and prepares them for the simulator.
+"""Packings by their parameters: gets trees from the overlay, and prepares them for the simulator.
 
 A `TreeShape` is small enough for a file and, with the mesh, gives the same trees again.
 """
@@ -28,7 +28,7 @@ class TreeShape:
 
     `depth_slack` is how much deeper than the radius the trees may be, None: as deep as even
     loads need. More `effort` searches longer. With a `window` the trees are channel-disjoint
-    instead, as many as there can be, for slices that take so many hops' time to pass.
+    instead, as many as possible, for slices that pass a channel in the time of so many hops.
     """
 
     n_trees: int
@@ -38,7 +38,7 @@ class TreeShape:
 
     @property
     def is_disjoint(self) -> bool:
-        """Whether channel-disjoint trees are wanted, not balanced ones."""
+        """Whether the shape asks for channel-disjoint trees, not balanced ones."""
         return self.window is not None
 
 
@@ -52,7 +52,7 @@ class Trees:
 
     @cached_property
     def figures(self) -> TreeFigures:
-        """Depth and load: of both ways together or, of disjoint trees, of the way up."""
+        """Depth, and the load of both directions together; of disjoint trees the load upwards."""
         packing = self.packing
         both_ways = round(packing.max_load * packing.n_trees)
         load = packing.most_trees_up if self.shape.is_disjoint else both_ways
@@ -83,9 +83,9 @@ class Trees:
 
 @lru_cache(maxsize=16)
 def trees_of(mesh: Mesh, shape: TreeShape) -> Trees:
-    """Return the trees of a shape; those asked for last are kept.
+    """Return the trees of a shape; the last 16 are kept in memory.
 
-    Where no disjoint trees are found they are balanced ones, and the figures say so.
+    Where no disjoint trees are found they are balanced ones, and the figures show it.
     """
     packing = None
     if shape.window is not None:

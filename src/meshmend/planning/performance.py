@@ -1,6 +1,6 @@
-"""How fast: `simulate` and `limit` as users call them, with a plan or a mesh.
+"""`simulate` and `limit` as users call them, with a plan or a mesh.
 
-Beneath them lie `simulator/`, which times any schedule on any routes, and `limits/`, which proves.
+They call `simulator/`, which times any schedule on any routes, and `limits/`, which proves bounds.
 """
 
 from meshmend.limits.limit import Limit
@@ -29,7 +29,7 @@ def simulate(
         '211 us by rings, 112 us by trees'
 
     Raises:
-        InputError: a payload that cannot be read, or a fabric that is not there.
+        InputError: a payload that cannot be read, or an unknown fabric.
     """
     if isinstance(what, Mesh):
         what = plan(what, payload=payload, fabric=fabric)
@@ -41,16 +41,16 @@ def limit(
 ) -> Limit:
     """Return the least time that any allreduce takes on a mesh, or on that of a plan: a proof.
 
-    Of a mesh that is not connected it is that of its largest part, as for `plan`. Payload and
-    fabric are given as for `simulate`.
+    For a mesh that is not connected it is the limit of its largest part, as for `plan`. Payload and
+    fabric are as for `simulate`.
 
         >>> from meshmend import Mesh, limit
         >>> print(limit(Mesh((8, 8)).without("2x2@2,2"), "10MB").describe()[:49])
         at least 85.7 us for 10 MB on reference, by bandw
 
     Raises:
-        InputError: a plan of a half of an allreduce, a payload that cannot be read, or a fabric
-            that is not there.
+        InputError: a plan of a half of an allreduce, a payload that cannot be read, or an unknown
+            fabric.
     """
     if isinstance(what, Plan):
         return what.limit(payload, fabric)

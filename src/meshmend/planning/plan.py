@@ -1,6 +1,6 @@
 """A plan: a schedule for a broken mesh, placed, analysed and proved.
 
-`plan(mesh)` builds one; nothing is returned that was not proved right and free of deadlock.
+`plan(mesh)` builds one; every plan it returns was proved right and free of deadlock.
 """
 
 import time
@@ -39,7 +39,7 @@ from meshmend.topology.mesh import Mesh
 from meshmend.verify.contributions import Proof
 
 AUTO = "auto"
-_FEW_MESSAGES = 1 << 17  # of which a simulation takes about 20 ms, with its limit
+_FEW_MESSAGES = 1 << 17  # to simulate them and compute the limit takes about 20 ms
 _N_STEPS = 5  # of a plan: build or read, hazards, route, verify, deadlock
 
 
@@ -47,10 +47,10 @@ _N_STEPS = 5  # of a plan: build or read, hazards, route, verify, deadlock
 class Plan:
     """A schedule that was proved right on the connected part of a mesh.
 
-    `mesh` is what was asked for; `stranded` names its live chips that are cut off and take no
-    part; ranks are the chips of `placement.mesh`. `target` is the payload and the fabric that the
-    plan was made for, `pipeline` how `auto` would run it there. `seconds` says how long each
-    step took.
+    `mesh` is the mesh that the caller gave; `stranded` names its live chips that are cut off and
+    take no part; ranks are the chips of `placement.mesh`. `target` is the payload and the fabric
+    that the plan was made for, `pipeline` how `auto` would run it there. `seconds` says how long
+    each step took.
     """
 
     mesh: Mesh
@@ -84,14 +84,14 @@ class Plan:
     ) -> Simulation:
         """Return what this plan costs by simulation: for its own payload and fabric, or for others.
 
-        Where `auto` chose it for these, it runs in the pipeline found then, else in the number
-        of slices that makes it fastest.
+        If `auto` chose the plan for these, it runs in the pipeline of that choice, otherwise in the
+        number of slices that makes it fastest.
 
             >>> plan(Mesh((4, 4)), "ring-1d").predicted("25MB", "tpu-v3").slices
             2
 
         Raises:
-            InputError: a payload that cannot be read, or a fabric that is not there.
+            InputError: a payload that cannot be read, or an unknown fabric.
         """
         target = self.target.but(payload, fabric)
         return self._own_prediction if target == self.target else self._simulated(target, None)
@@ -105,7 +105,7 @@ class Plan:
 
         Raises:
             InputError: a plan of a half of an allreduce, for which no limit is proved; a payload
-                that cannot be read, or a fabric that is not there.
+                that cannot be read, or an unknown fabric.
         """
         if self.schedule.collective is not Collective.ALLREDUCE:
             raise InputError(
@@ -141,7 +141,7 @@ class Plan:
     def summary(self) -> dict[str, Any]:
         """Return the figures of the plan as a JSON value.
 
-        The predicted time is None where to simulate it would take long.
+        The predicted time is None where its simulation would take long.
         """
         routes = self.placement.routes
         stretch = stretch_of(self.placement.mesh, routes)
@@ -203,17 +203,16 @@ def plan(
 
     `auto` takes the algorithm that is fastest for this payload (bytes, or words such as "25MB";
     100 MB if not given) on this fabric (one of your own, or the name of a preset; `reference` if
-    not given). What it found is kept in `cache_dir`, if given. `progress` is told each step as it
-    begins.
+    not given). Its choice is kept in `cache_dir`, if given. `progress` is called as a step begins.
 
         >>> plan(Mesh((4, 4)).without("2x2@0,2"), payload="25MB", fabric="tpu-v3")
         <Plan for 4x4 less 2x2@0,2: trees allreduce over 12 ranks, proved exact>
 
     Raises:
         InputError: an unknown algorithm, collective or fabric, a payload that cannot be read, or
-            a mesh that the algorithm does not do; the message then names one that will.
+            a mesh that the algorithm does not support; the message then names one that does.
     """
-    wanted = collective_named(collective)
+    collective = collective_named(collective)
     target = Target().but(payload, fabric)
     halves = ProgressShares(progress, 2)
     steps = _Steps(halves.of(1) if algorithm == AUTO else progress)
@@ -229,17 +228,17 @@ def plan(
                 progress=halves.of(0),
             )
         with steps.timed("build"):
-            schedule, pipeline = chosen_schedule(part, choice, wanted), choice.pipeline
+            schedule, pipeline = chosen_schedule(part, choice, collective), choice.pipeline
     else:
         with steps.timed("build"):
-            schedule = _built(part, algorithm, wanted)
+            schedule = _built(part, algorithm, collective)
     return _proved(PlanFile(mesh, schedule, pipeline, target), part, steps)
 
 
 def load_plan(
     path: str | Path, *, mesh: Mesh | None = None, progress: ProgressCallback = no_progress
 ) -> Plan:
-    """Return the plan of a file, proved anew; given a mesh, it must be the plan's own.
+    """Return the plan of a file, proved again; a given mesh must be the plan's own.
 
         >>> plan(Mesh((2, 2)), "ring-1d").save("plan.json")
         >>> load_plan("plan.json").proof.method
@@ -252,20 +251,21 @@ def load_plan(
     steps = _Steps(progress)
     with steps.timed("read"):
         file = read_plan(Path(path))
-    own, schedule = file.mesh, file.schedule
-    if mesh is not None and mesh != own:
-        raise PlanFileError(f"{path} is a plan for the mesh {own}, but got {mesh}; plan again")
-    part = largest_part(own)
-    if part.n_live != schedule.n_ranks:
+    if mesh is not None and mesh != file.mesh:
         raise PlanFileError(
-            f"{path} is damaged: it has {schedule.n_ranks} ranks, but its mesh {own} has "
-            f"{part.n_live} connected live chips"
+            f"{path} is a plan for the mesh {file.mesh}, but got {mesh}; plan again"
+        )
+    part = largest_part(file.mesh)
+    if part.n_live != file.schedule.n_ranks:
+        raise PlanFileError(
+            f"{path} is damaged: it has {file.schedule.n_ranks} ranks, but its mesh {file.mesh} "
+            f"has {part.n_live} connected live chips"
         )
     return _proved(file, part, steps)
 
 
 def supported(mesh: Mesh) -> Iterator[str]:
-    """Yield the names of the algorithms that do a connected mesh, in the order to prefer."""
+    """Yield the names of the algorithms that support a connected mesh, preferred ones first."""
     for candidate in ALGORITHMS.values():
         try:
             candidate.check(mesh)
@@ -279,7 +279,7 @@ def _built(part: Mesh, name: str, collective: Collective) -> Schedule:
         return algorithm(name).build(part, collective)
     except UnsupportedError as error:
         other = next(supported(part))
-        raise UnsupportedError(f"{error}; '{other}' will do it") from None
+        raise UnsupportedError(f"{error}; use '{other}'") from None
 
 
 def _proved(file: PlanFile, part: Mesh, steps: "_Steps") -> Plan:
@@ -298,15 +298,15 @@ def _proved(file: PlanFile, part: Mesh, steps: "_Steps") -> Plan:
 
 
 class _Steps:
-    """Names each step to whoever listens, and keeps how long it took."""
+    """Reports each step when it begins, and records how long it took."""
 
     def __init__(self, progress: ProgressCallback) -> None:
         self.seconds: dict[str, float] = {}
-        self._tell = progress
+        self._progress = progress
 
     @contextmanager
     def timed(self, step: str) -> Iterator[None]:
-        self._tell(step, len(self.seconds) / _N_STEPS)
+        self._progress(step, len(self.seconds) / _N_STEPS)
         start = time.perf_counter()
         yield
         self.seconds[step] = time.perf_counter() - start

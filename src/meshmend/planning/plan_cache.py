@@ -76,8 +76,8 @@ def plan_ahead(folder: Path, request: PlanRequest, *, begin: float = 0.0) -> Non
     """Put plans into a folder for the loss of each board, then for the mesh as it is now.
 
     The last plan is for a chip that comes back, which has planned nothing yet. Several processes
-    may fill one folder: each begins after another share of the losses, 0 to 1, and leaves out the
-    plans that are there. A loss that the algorithm does not support is left out.
+    may fill one folder: each begins after another share `begin` of the losses, 0 to 1, and leaves
+    out the plans that are there. A loss that the algorithm does not support is left out.
     """
     losses = list(board_losses(request.mesh, request.board))
     first = int(begin * len(losses))
@@ -96,23 +96,23 @@ def store_plans(folder: Path, mesh: Mesh, algorithm: str, sums: SumSizes) -> Non
 
 
 def load_or_make_plans(folder: Path, mesh: Mesh, algorithm: str, sums: SumSizes) -> None:
-    """Have plans for a mesh in memory, from the folder or made now by one of all that need them.
+    """Load the plans for a mesh into memory; make those that are not in the folder.
 
-    The other processes wait for it and read its plans: if all made the same plan at once, they
-    would share the cores. The process that makes it may hang, so none waits for long.
+    One of the processes that need a plan makes it, and the others wait and read it: if all made the
+    same plan at once, they would share the cores. That process may hang, so none waits for long.
     """
     load_plans(folder, mesh, algorithm, sums)
-    if all(is_remembered(mesh, algorithm, _ALLREDUCE, each) for each in payload_classes(sums)):
+    if all(is_remembered(mesh, algorithm, _ALLREDUCE, size) for size in payload_classes(sums)):
         return
     with _lock(folder):
         load_plans(folder, mesh, algorithm, sums)
-        with suppress(MeshmendError, OSError):  # whoever uses the plan makes it, or says why not
+        with suppress(MeshmendError, OSError):  # the sum that needs the plan raises it again
             store_plans(folder, mesh, algorithm, sums)
 
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder; without it after a while, go ahead all the same.
+    """Hold the lock of a folder; after two seconds without it, continue.
 
     The kernel releases the lock of a process that dies.
     """

@@ -1,6 +1,6 @@
-"""What to plan ahead, as values: a request, and the task of the process that does it.
+"""What to plan before it is needed: a request, and the task of the process that makes the plans.
 
-Light to import: the process reads its task at the lowest priority before it imports what plans.
+Imports little: the process reads its task before it imports the planner.
 """
 
 import json

@@ -1,6 +1,6 @@
 """What an algorithm costs on a mesh and fabric: built, placed, and simulated.
 
-Knows every named algorithm and, for comparison, what people do instead on a broken mesh.
+Knows every algorithm and, for comparison, the baselines on an intact part of a broken mesh.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -29,14 +29,14 @@ BASELINES: dict[str, Callable[[Mesh], IntactPart]] = {
     "sub-mesh": largest_box,
     "drop-lines": without_lines,
 }
-_INTACT = ("row-pair", "two-d", "rank-ring")  # on intact meshes: the paper's, then what works
+_INTACT = ("row-pair", "two-d", "rank-ring")  # for baselines: the first that supports the part
 
 MAX_MESSAGES = 16_000_000  # of one search for slices
 
 
 @dataclass(frozen=True)
 class Question:
-    """A connected mesh, a payload and a fabric: what does it cost to sum here?"""
+    """What does an allreduce of this payload cost on this connected mesh and fabric?"""
 
     mesh: Mesh
     payload_bytes: float
@@ -45,7 +45,7 @@ class Question:
 
 @dataclass(frozen=True, eq=False)
 class Price:
-    """What one way to sum costs: a simulation, how many chips take part, and how it was built.
+    """What an algorithm costs: a simulation, how many chips take part, and how it was built.
 
     `shape` is set for tree packings: with it and the pipeline the schedule can be built and
     simulated again.
@@ -73,10 +73,10 @@ def price(
 ) -> Price | None:
     """Return what a named algorithm or baseline costs, with the best slices unless given.
 
-    Given `below_s`, returns None as soon as a bound says that it takes longer than that.
+    With `below_s`, returns None if a bound shows that it takes longer than that.
 
     Raises:
-        UnsupportedError: the algorithm does not do this mesh.
+        UnsupportedError: the algorithm does not support this mesh.
         InputError: there is no such name.
     """
     if name == TREES:
@@ -100,7 +100,7 @@ def price(
 
 
 def supported_names(mesh: Mesh) -> Iterator[str]:
-    """Yield the algorithms that do a connected mesh, the quickest to judge first."""
+    """Yield the algorithms that support a connected mesh, trees first."""
     yield TREES
     for name in ALGORITHMS:
         if name == TREES:
@@ -114,10 +114,10 @@ def supported_names(mesh: Mesh) -> Iterator[str]:
 
 def checked_names(names: Iterable[str]) -> list[str]:
     """Return the names as a list if all of them exist."""
-    wanted = list(names)
-    for name in wanted:
+    checked = list(names)
+    for name in checked:
         check_algorithm_name(name, (*ALGORITHMS, *BASELINES))
-    return wanted
+    return checked
 
 
 def _price_of_trees(question: Question, slices: int | None, progress: ProgressCallback) -> Price:
@@ -151,7 +151,7 @@ def _baseline(mesh: Mesh, name: str) -> tuple[Program, int, str]:
         except UnsupportedError:
             continue
         return program, part.mesh.n_live, f"{candidate} on {part.what}"
-    raise AssertionError("rank-ring does every connected mesh")
+    raise AssertionError("rank-ring supports every connected mesh")
 
 
 def _simulated(
@@ -187,7 +187,7 @@ def _least_ring_time(question: Question, name: str) -> float:
 def _least_time(question: Question, program: Program) -> float:
     """Return a time that no number of slices beats: its chain of empty messages, its busiest link.
 
-    Empty messages still queue, so the first could in theory be a little long; 2 % are taken off.
+    Empty messages still queue, so the time of the chain may be a little long; 2 % are taken off.
     """
     fabric = question.fabric
     empty_s = simulate(program, fabric, payload_bytes=0, slices=1).time_s

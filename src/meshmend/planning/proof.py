@@ -1,6 +1,6 @@
-"""The one way to prove a schedule: nothing is planned, measured or run that did not pass here.
+"""The only way to prove a schedule: every schedule passes here before it is measured or run.
 
-Knows schedules and meshes; not where a schedule comes from, nor what becomes of it.
+Knows schedules and meshes, not where a schedule comes from or what it is used for.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,9 +59,10 @@ def prove(
 
 
 def check_probe(mesh: Mesh, schedule: Schedule) -> None:
-    """Prove of a schedule that sums nothing that its messages cross live links and cannot deadlock.
+    """Prove that the messages of a schedule cross live links and cannot deadlock.
 
-    What measures links promises nobody any data, so there are no contributions to count.
+    This is for schedules that only measure links: they promise no data, so there are no
+    contributions to count.
 
     Raises:
         InputError, VerificationError, DeadlockError: as `prove` does.

@@ -1,7 +1,7 @@
-"""What the backend must know: the mesh, how to sum on it, and where to listen.
+"""Settings of the backend: the mesh, how to sum on it, and where to listen.
 
-A value. It comes from the environment (`planning/environment.py`), or it is given as `pg_options`
-of `init_process_group`.
+They come from the environment (`planning/environment.py`), or from `pg_options` of
+`init_process_group`.
 """
 
 from dataclasses import dataclass

@@ -14,7 +14,7 @@ Payload = float | str  # bytes per chip, or words such as "100MB"
 
 @dataclass(frozen=True)
 class Target:
-    """A payload on a fabric; usually the gradients of a ResNet-50 in 32 bits, on round figures."""
+    """A payload on a fabric; by default about the gradients of a ResNet-50, on `reference`."""
 
     payload_bytes: float = 100e6
     fabric: Fabric = FABRICS["reference"]
@@ -27,7 +27,7 @@ class Target:
         """Return this target with another payload or fabric, where one is given.
 
         Raises:
-            InputError: a payload that cannot be read, or a fabric that is not there.
+            InputError: a payload that cannot be read, or an unknown fabric.
         """
         return Target(
             self.payload_bytes if payload is None else _bytes_of(payload),
@@ -39,7 +39,7 @@ def collective_named(name: str | Collective) -> Collective:
     """Return the collective of this name.
 
     Raises:
-        InputError: there is none; the message lists those there are.
+        InputError: there is no such collective; the message lists all.
     """
     try:
         return Collective(name)

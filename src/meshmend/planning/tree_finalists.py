@@ -1,8 +1,8 @@
 """Which packings are worth simulating: ranked by formula, packed until no other can win.
 
-First every shape gets figures that it is likely to reach. Then the overlay packs shapes in the
-order of the formula, and the formula ranks them again by the figures that they did reach. Nothing
-is simulated here.
+First every shape gets the figures that it will probably reach. Then the overlay packs shapes in the
+order of the formula, and the formula ranks them again by the figures that they reached. Nothing is
+simulated here.
 """
 
 import math
@@ -28,8 +28,8 @@ _FAR_BEHIND = 1.04
 # far apart try the same trees. Two radii of 32x32 are 64 hops; 126 are enough for 64x64.
 _WINDOWS_HOPS = (*range(1, 11), 12, 14, 16, 19, 22, 26, 31, 37, 44, 52, 62, 74, 88, 105, 126)
 _WINDOWS_PER_PAYLOAD = 3  # one loses up to 1.5 %, six gain nothing
-# A payload whose window is longer than this many radii is not for disjoint trees: links still
-# carry what goes up long after the rest comes down. One loses up to 14 %, six gain nothing.
+# A payload whose window is longer than this many radii is not for disjoint trees: links still carry
+# data up long after other data comes down. One loses up to 14 %, six gain nothing.
 _LONGEST_WINDOW_RADII = 3
 # Packing takes time that grows with the mesh, so how many balanced packings there may be and how
 # much effort is worth it depends on its size.
@@ -50,18 +50,18 @@ def finalists(mesh: Mesh, request: PipelineRequest) -> list[Trees]:
     packed = _packed_by_formula(figures, request)
     for shape in _shallower_shapes(figures, request, packed):
         packed[shape] = request.likely_s(trees_of(mesh, shape).figures)
-    order = sorted(packed, key=lambda each: packed[each])
+    order = sorted(packed, key=lambda shape: packed[shape])
     near = [shape for shape in order if not _is_far_behind(packed[shape], shape, packed)]
-    best_of_a_kind = {each.is_disjoint: each for each in reversed(near)}.values()
-    near.sort(key=lambda each: each not in best_of_a_kind)
+    best_of_each_kind = {shape.is_disjoint: shape for shape in reversed(near)}.values()
+    near.sort(key=lambda shape: shape not in best_of_each_kind)
     return [trees_of(mesh, shape) for shape in near[:MOST_FINALISTS]]
 
 
 def balanced_shapes(figures: MeshFigures) -> Iterator[tuple[TreeShape, TreeFigures]]:
-    """Yield balanced packings worth a thought, with figures that they are likely to reach.
+    """Yield balanced packings worth trying, with the figures that they will probably reach.
 
-    Trees of little depth all hang from the few ranks in the middle and crowd their links: about
-    one tree in as many as there are such ranks beyond what is least.
+    Shallow trees have their roots at the few ranks in the middle and crowd the links there: the
+    busiest link carries about `n_trees / n_central` more trees than the least load.
     """
     radius = figures.radius
     for n_trees in sorted({*_FEW_TREES, *tree_counts(figures, MOST_TREES)}):
@@ -78,8 +78,8 @@ def disjoint_shapes(
 ) -> Iterator[tuple[TreeShape, TreeFigures]]:
     """Yield channel-disjoint trees for a payload, none if it is too long for them.
 
-    Besides the window of the formula the next shorter ones: with fewer slices they may allow
-    less depth.
+    Beside the window of the formula it tries the next shorter ones: with fewer slices they may
+    allow less depth.
     """
     n_trees, radius = figures.min_degree, figures.radius
     if n_trees < 2 or not request.payload_bytes:
@@ -88,31 +88,32 @@ def disjoint_shapes(
     formula = request.formula(likely)
     window = max(1, formula.window_hops(request.slices or formula.best_slices()))
     if window <= _LONGEST_WINDOW_RADII * radius:
-        fitting = [each for each in _WINDOWS_HOPS if each <= min(window, 2 * radius)]
-        for each in fitting[-_WINDOWS_PER_PAYLOAD:]:
-            yield TreeShape(n_trees, window=each), likely
+        fitting = [hops for hops in _WINDOWS_HOPS if hops <= min(window, 2 * radius)]
+        for hops in fitting[-_WINDOWS_PER_PAYLOAD:]:
+            yield TreeShape(n_trees, window=hops), likely
 
 
 def _packed_by_formula(figures: MeshFigures, request: PipelineRequest) -> dict[TreeShape, float]:
     """Return the formula's time of each shape packed, until no other of its kind can win."""
     mesh = figures.mesh
     shapes = [*balanced_shapes(figures), *disjoint_shapes(figures, request)]
-    left = {shape: request.likely_s(likely) for shape, likely in shapes}
+    untried = {shape: request.likely_s(likely) for shape, likely in shapes}
     packed: dict[TreeShape, float] = {}
-    while left and sum(not each.is_disjoint for each in packed) < _most_packings(mesh):
-        shape = min(left, key=lambda each: (left[each], each.n_trees))
-        if not _is_far_behind(left.pop(shape), shape, packed):
+    while untried and sum(not shape.is_disjoint for shape in packed) < _most_packings(mesh):
+        shape = min(untried, key=lambda shape: (untried[shape], shape.n_trees))
+        if not _is_far_behind(untried.pop(shape), shape, packed):
             packed[shape] = request.likely_s(trees_of(mesh, shape).figures)
     return packed
 
 
 def _is_far_behind(time_s: float, shape: TreeShape, packed: dict[TreeShape, float]) -> bool:
-    """Whether a shape is too far behind the best of its kind to win.
+    """Whether a shape is too slow, compared with the best of its kind, to win.
 
-    The formula is off, most of all on small meshes, and not alike for disjoint and balanced trees.
+    The formula's error is largest on small meshes and differs between disjoint and balanced trees,
+    so shapes are compared with their own kind, and with a margin.
     """
-    kin = (packed[each] for each in packed if each.is_disjoint == shape.is_disjoint)
-    return time_s > _FAR_BEHIND * min(kin, default=math.inf)
+    of_its_kind = (packed[other] for other in packed if other.is_disjoint == shape.is_disjoint)
+    return time_s > _FAR_BEHIND * min(of_its_kind, default=math.inf)
 
 
 def _most_packings(mesh: Mesh) -> int:
@@ -130,11 +131,11 @@ def _shallower_shapes(
     long_bytes = _LONG_PAYLOAD_RADII * radius_s * request.fabric.link_bandwidth_bytes_per_s
     if request.payload_bytes > long_bytes:
         return []
-    balanced = [each for each in packed if not each.is_disjoint]
-    best = sorted(balanced, key=lambda each: packed[each])
+    balanced = [shape for shape in packed if not shape.is_disjoint]
+    best = sorted(balanced, key=lambda shape: packed[shape])
     n_tried = 1 if figures.mesh.n_live > _SMALL_RANKS else MOST_FINALISTS
     shallower = (_shallower(figures, shape) for shape in best[:n_tried])
-    return [each for each in shallower if each is not None and each not in packed]
+    return [shape for shape in shallower if shape is not None and shape not in packed]
 
 
 def _shallower(figures: MeshFigures, shape: TreeShape) -> TreeShape | None:

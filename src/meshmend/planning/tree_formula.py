@@ -1,8 +1,8 @@
-"""How long trees take, by formula: what ranks packings before anything is simulated.
+"""How long trees take, by a formula that ranks packings before anything is simulated.
 
 Few shallow trees suit short payloads, many even ones suit long payloads. The formula knows how
 deep the trees are and how many of them the busiest link carries. It is off by up to 15 %, so the
-simulator has the last word. Knows no mesh and no packing.
+simulator decides. Knows no mesh and no packing.
 """
 
 import math
@@ -17,8 +17,7 @@ MOST_SLICES = 1024  # the most that `benchmarks/trees.py` has used is 652
 class TreeFigures:
     """What the formula needs to know of a packing: depth, and trees on the busiest link.
 
-    Of disjoint trees `load` counts those that go up the busiest channel: what comes down it
-    comes later.
+    Of disjoint trees `load` counts those that go up the busiest channel: data comes down later.
     """
 
     n_trees: int
@@ -30,8 +29,8 @@ class TreeFigures:
 class Pipeline:
     """How a schedule is pipelined: in how many slices, and how links choose between them.
 
-    A row waits `skew` slices for each hop by which it is nearer to the end of its chain than the
-    farthest row: slices of delay per hop (`schedule/priority.py`).
+    A row's delay is `skew` slices for each hop by which it is nearer to the end of its chain than
+    the farthest row (`schedule/priority.py`).
     """
 
     slices: int
@@ -40,7 +39,7 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class TreeFormula:
-    """The time of trees with these figures for a payload, as a function of the slices."""
+    """The time of trees with these figures for a payload, as a function of the number of slices."""
 
     figures: TreeFigures
     fabric: Fabric
@@ -56,7 +55,7 @@ class TreeFormula:
         return 2 * self.figures.depth * hop_s + slices * interval_s
 
     def best_slices(self) -> int:
-        """Return the number of slices for which the formula is least."""
+        """Return the number of slices with the least time."""
         overhead_s = self.fabric.message_overhead_s * self.figures.load
         if not overhead_s:
             return MOST_SLICES // 4 if self.payload_bytes and self.figures.load else 1
@@ -66,9 +65,9 @@ class TreeFormula:
         return max(1, min(MOST_SLICES, round(best)))
 
     def slices_within(self, window: int) -> int:
-        """Return the number of slices for which the formula is least of those within a window.
+        """Return the largest number of slices, up to the best, that passes within a window.
 
-        But not less than half of those for which it is least of all.
+        It is never less than half of the best number, even if that takes longer than the window.
         """
         best = self.best_slices()
         slices = best
@@ -86,12 +85,12 @@ class TreeFormula:
         return self._hop_and_interval_s(slices)[1]
 
     def window_hops(self, slices: int) -> int:
-        """Return how many hops take as long as all slices take to pass the busiest link."""
+        """Return in how many hops' time all slices pass the busiest link."""
         hop_s, interval_s = self._hop_and_interval_s(slices)
         return int(slices * interval_s / hop_s)
 
     def pipeline(self, slices: int, delay_hops_per_hop: float) -> Pipeline:
-        """Return a pipeline whose delay per hop, in slices, takes so many hops' time."""
+        """Return a pipeline whose delay per hop takes the time of `delay_hops_per_hop` hops."""
         slices = max(1, slices)
         hop_s, interval_s = self._hop_and_interval_s(slices)
         skew = round(delay_hops_per_hop * hop_s / interval_s, 6) if interval_s else 0.0
@@ -108,7 +107,7 @@ class TreeFormula:
 
 @dataclass(frozen=True)
 class PipelineRequest:
-    """What trees are wanted for: a payload on a fabric, in so many slices (None: any number)."""
+    """A payload to be summed on a fabric, in so many slices (None: any number)."""
 
     fabric: Fabric
     payload_bytes: float
@@ -119,6 +118,6 @@ class PipelineRequest:
         return TreeFormula(figures, self.fabric, self.payload_bytes)
 
     def likely_s(self, figures: TreeFigures) -> float:
-        """Return about how long such trees take, in the slices asked for or the best number."""
+        """Return about how long such trees take, in the requested or the best number of slices."""
         formula = self.formula(figures)
         return formula.time_s(self.slices or formula.best_slices())

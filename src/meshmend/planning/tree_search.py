@@ -1,4 +1,4 @@
-"""The search for the fastest trees: asks the overlay for packings, then the simulator for prices.
+"""The search for the fastest trees: gets packings from the overlay, then times from the simulator.
 
 `tree_finalists` picks a few packings by formula. Each is simulated with the pipeline of the
 formula, then with a few others near it. Time grows by the same step with every slice once a
@@ -21,14 +21,14 @@ MAX_MESSAGES = 6_000_000  # simulated before the answer is, which comes on top
 # Found by trying. Losses and gains are what `benchmarks/tune_trees.py` finds on small meshes.
 #
 _LEAST_FINALISTS = 2  # even if their first simulations take more than half of the messages
-_MESSAGES_SIMULATED_WHOLE = 120_000  # no more than this are not worth an estimate
+_MESSAGES_SIMULATED_WHOLE = 120_000  # up to here all slices are simulated, not estimated
 _SLICES_BEYOND_FULL = 8  # simulated after as many as fill the pipeline
 # From the best number of slices so far to the next: first coarse, then fine, each up to three
 # times in its direction. Without them schedules are up to 3.3 % slower.
 _SLICE_FACTORS = (1.1, 0.91, 1.04, 0.96)
 _MOST_STEPS_PER_FACTOR = 3
-# For each hop by which a row is nearer to the end of its chain than the farthest row, it waits
-# this many hops' time longer. Zero loses up to 6 %; from 1.0 to 1.6 it makes no difference.
+# For each hop by which a row is nearer to the end of its chain than the farthest row, its delay is
+# longer by the time of this many hops. Zero loses up to 6 %; from 1.0 to 1.6 nothing changes.
 USUAL_DELAY_HOPS_PER_HOP = 1.25
 # Delays to try after that one. Without delay a long pipeline drifts apart, which its first slices
 # do not show: so none below 1 where only those are simulated. Trying none loses up to 1.4 %.
@@ -65,9 +65,9 @@ def best_trees(
     else:
         n_tries = max(_LEAST_FINALISTS, MAX_MESSAGES // 2 // max(1, n_messages))
         tries = [search.first_try(trees) for trees in candidates[:n_tries]]
-        tries.sort(key=lambda each: each[0])
-        improved = [search.improved(*each) for each in tries]
-        _, trees, pipeline = min(improved, key=lambda each: each[0])
+        tries.sort(key=lambda attempt: attempt[0])
+        improved = [search.improved(*attempt) for attempt in tries]
+        _, trees, pipeline = min(improved, key=lambda attempt: attempt[0])
     return Found(trees, pipeline, search.simulated_whole(trees, pipeline))
 
 
@@ -79,21 +79,21 @@ def best_pipeline(trees: Trees, fabric: Fabric, payload_bytes: float) -> Pipelin
 
 @dataclass
 class _PipelineSearch:
-    """What is asked, how many messages may still be simulated, and what has been."""
+    """One search: its request, the messages that may still be simulated, and the results."""
 
     request: PipelineRequest
     messages_left: int = MAX_MESSAGES
     known: dict[tuple[TreeShape, Pipeline], Simulation] = field(default_factory=dict)
 
     def first_pipeline(self, trees: Trees) -> Pipeline:
-        """Return the pipeline that the formula has for trees."""
+        """Return the pipeline that the formula gives for trees."""
         formula, slices = self._formula(trees), self.request.slices
         if slices is None and trees.shape.window is not None:
             slices = formula.slices_within(trees.shape.window)
         return formula.pipeline(slices or formula.best_slices(), USUAL_DELAY_HOPS_PER_HOP)
 
     def first_try(self, trees: Trees) -> tuple[float, Trees, Pipeline]:
-        """Return about what trees cost, pipelined as the formula has it."""
+        """Return the estimated time of trees in the pipeline of the formula."""
         pipeline = self.first_pipeline(trees)
         return self.estimated_s(trees, pipeline), trees, pipeline
 
@@ -127,7 +127,7 @@ class _PipelineSearch:
         return time_s, trees, pipeline
 
     def estimated_s(self, trees: Trees, pipeline: Pipeline) -> float:
-        """Return a time from as many slices as fill the pipeline and a few more."""
+        """Return a time estimated from as many slices as fill the pipeline and a few more."""
         n_simulated = self._n_simulated(trees, pipeline)
         part_bytes = self.request.payload_bytes * n_simulated / pipeline.slices
         result = trees.simulated(

@@ -1,10 +1,10 @@
-"""Compiles the inner loops that most commands share, ahead of their use.
+"""Compiles the inner loops that most commands share, before they are used.
 
     python -m meshmend.planning.warm_up
 
-Run beside a first command, it halves the wait on two cores: whoever compiles a loop first
-stores it for the other. So it leaves out what a command begins with, packing trees and deriving
-hazards: at the same moment both would compile that.
+Run beside a first command, it halves the wait on two cores: a loop that one process has compiled is
+stored for the other. It leaves out the loops that a command needs first, packing trees and deriving
+hazards: both processes would compile them at the same time.
 """
 
 import numpy as np
@@ -31,9 +31,9 @@ def main() -> None:
     placement = placed(mesh, schedule)
     hazards = _one_after_another(schedule.n_rows)
     program = program_of(schedule, hazards, placement.routes)
-    lag = delay_slices(remaining_hops(schedule, hazards, placement.routes), 0.5)
-    assert len(program.channel_loads) == 2, "for the search for slices"
-    simulate(program, FABRICS["reference"], payload_bytes=1000, slices=2, delay_slices=lag)
+    delays = delay_slices(remaining_hops(schedule, hazards, placement.routes), 0.5)
+    assert len(program.channel_loads) == 2, "also compiles what the search for slices uses"
+    simulate(program, FABRICS["reference"], payload_bytes=1000, slices=2, delay_slices=delays)
     check_contributions(schedule)
     check_hops(schedule, placement)
     check_deadlock_free(mesh, placement.routes)
@@ -46,7 +46,9 @@ def _one_after_another(n_rows: int) -> Hazards:
     send = np.arange(n_rows, dtype=np.uint32) - np.uint32(1)  # the first wraps round to NONE
     write, more = np.full(n_rows, NONE), np.empty(0, dtype=np.uint32)
     for array in (send, write, more):
-        array.flags.writeable = False  # as `hazards_of` has it: other arrays compile anew
+        array.flags.writeable = (
+            False  # as in `hazards_of`; writable arrays would compile other loops
+        )
     return Hazards(send, write, more)
 
 

@@ -1,1 +1,1 @@
-"""One message from a to b: next-hop tables around any hole, and a proof that none waits forever."""
+"""Routes of messages: next-hop tables around any hole, and the proof that none waits for ever."""

@@ -1,8 +1,8 @@
 """The proof that no message waits for ever: the channel-dependency graph and its cycles.
 
 A message that holds a channel waits for the next channel of its path. Routes cannot deadlock
-if, on each virtual channel, these waits form no cycle (Dally and Seitz 1987). Everything here
-is computed from finished routes or tables; how they were made is not asked.
+if, on each virtual channel, these waits form no cycle (Dally and Seitz 1987). The proof
+reads finished routes only, so it does not depend on how they were made.
 
 The graph is an array (channels, ports): entry `[c, q]` is the channel that leaves the far end
 of channel c by port q, if some path takes it after c, else -1.
@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 from meshmend.errors import DeadlockError
 from meshmend.kernels import kernel
 from meshmend.routing.routes import Routes, check_paths
-from meshmend.routing.virtual_channels import RoutingTables
 from meshmend.topology.graph import breadth_first
 from meshmend.topology.mesh import Mesh
 
 
 def check_deadlock_free(mesh: Mesh, routes: Routes) -> None:
-    """Prove that on no virtual channel a circle of these routes can wait for each other.
+    """Prove that on no virtual channel these routes can wait for each other in a circle.
 
     Raises:
         VerificationError: a path is broken.
@@ -31,57 +30,20 @@ def check_deadlock_free(mesh: Mesh, routes: Routes) -> None:
     check_paths(mesh, routes)
     after = np.delete(np.arange(len(routes.channels)), routes.hop_ptr[:-1])
     pair = np.repeat(np.arange(routes.n_pairs), routes.hops)[after]
-    for layer in range(routes.n_virtual_channels):
-        hop = after[routes.virtual_channel[pair] == layer]
-        waits = _no_waits(mesh)
+    n_ranks, n_ports = mesh.neighbor_ranks.shape
+    for number in range(routes.n_virtual_channels):
+        hop = after[routes.virtual_channel[pair] == number]
+        waits = np.full((n_ranks * n_ports, n_ports), -1, dtype=np.int32)
         waits[routes.channels[hop - 1], routes.channels[hop] % routes.n_ports] = routes.channels[
             hop
         ]
-        _check_waits(mesh, waits, layer)
-
-
-def check_tables_deadlock_free(mesh: Mesh, tables: RoutingTables) -> None:
-    """Prove the same of the routes that tables give to those who demanded them.
-
-    Raises:
-        DeadlockError: a circle of routes can wait for each other; the message prints it.
-    """
-    demand = tables.demand
-    for layer, ports in enumerate(tables.ports):
-        here = tables.virtual_channel == layer
-        rows, sources = demand.rows[here], demand.sources[here]
-        waits = _no_waits(mesh)
-        _follow(mesh.neighbor_ranks, ports, rows, sources, waits)
-        _check_waits(mesh, waits, layer)
-
-
-@kernel
-def _follow(
-    neighbors: NDArray[np.int32],
-    ports: NDArray[np.int8],
-    rows: NDArray[np.int32],
-    sources: NDArray[np.int32],
-    waits: NDArray[np.int32],
-) -> None:
-    """Enter the waits of each source's route by its row of the table; rows come in order."""
-    n_ports = neighbors.shape[1]
-    seen_for = np.zeros(neighbors.shape[0], dtype=np.int64)
-    for index in range(len(rows)):
-        row, here = rows[index], sources[index]
-        port = ports[row, here]
-        while port >= 0 and seen_for[here] != row + 1:
-            seen_for[here] = row + 1
-            held = here * n_ports + port
-            here = neighbors[here, port]
-            port = ports[row, here]
-            if port >= 0:
-                waits[held, port] = here * n_ports + port
+        _check_waits(mesh, waits, number)
 
 
 def find_cycle(waits: NDArray[np.int32]) -> tuple[int, ...]:
-    """Return channels of which each waits for the next and the last for the first, or ().
+    """Return a cycle of channels, each waiting for the next and the last for the first, or ().
 
-    Among the cycles through the channel at which the search closes one, it is the shortest.
+    It is the shortest cycle through the channel at which the search found the first one.
     """
     waits.flags.writeable = False  # one kind of array, one compilation of the kernels
     start = int(_channel_on_cycle(waits))
@@ -129,17 +91,12 @@ def _channel_on_cycle(waits: NDArray[np.int32]) -> int:
     return -1
 
 
-def _no_waits(mesh: Mesh) -> NDArray[np.int32]:
-    n_ranks, n_ports = mesh.neighbor_ranks.shape
-    return np.full((n_ranks * n_ports, n_ports), -1, dtype=np.int32)
-
-
-def _check_waits(mesh: Mesh, waits: NDArray[np.int32], layer: int) -> None:
+def _check_waits(mesh: Mesh, waits: NDArray[np.int32], virtual_channel: int) -> None:
     if cycle := find_cycle(waits):
         circle = " waits for ".join(_in_words(mesh, (*cycle, cycle[0])))
         raise DeadlockError(
-            f"routes need channels that never wait in a circle, but on virtual channel {layer} "
-            f"{circle}; routes_for finds routes that do not"
+            f"routes need channels that never wait in a circle, but on virtual channel "
+            f"{virtual_channel} {circle}; routes_for finds routes that do not"
         )
 
 

@@ -1,7 +1,7 @@
 """Routes: the paths of a set of pairs of ranks, as arrays.
 
-What verifies, simulates or draws a plan reads paths from here; how they were chosen is the
-business of `tables` and `layers`. A **channel** is a directed link: `rank * n_ports + port`.
+Proofs, the simulator and the drawings read paths from here; `tables` and `virtual_channels` choose
+them. A **channel** is a directed link: `rank * n_ports + port`.
 """
 
 from dataclasses import dataclass
@@ -109,10 +109,10 @@ def routes_for(
     *,
     max_virtual_channels: int | None = None,
 ) -> Routes:
-    """Return routes for pairs of ranks that cannot deadlock; a pair may be named repeatedly.
+    """Return routes for pairs of ranks, which cannot deadlock; a pair may be named repeatedly.
 
-    Neighbours take the link between them, and all take a shortest live path unless the virtual
-    channels run out (2 on a mesh, 4 or more on a torus, if not given).
+    Neighbours use the link between them. Every route is a shortest live path unless the virtual
+    channels run out. If their number is not given, a mesh has 2 and a torus 4 or more.
 
     Raises:
         InputError: a rank that does not exist, or that is paired with itself.
@@ -165,7 +165,7 @@ def _paths(
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Return `hop_ptr` and `channels` of the paths that the tables give these pairs."""
     ports, rows = tables.ports[0], np.searchsorted(tables.demand.destinations, goals)
-    if tables.ports[-1] is not ports:  # only the last one may differ: put it below the first
+    if tables.ports[-1] is not ports:  # only the last table may differ: append it to the first
         rows += len(ports) * (virtual_channel == tables.n_virtual_channels - 1)
         ports = np.concatenate([ports, tables.ports[-1]])
     hop_ptr = np.zeros(len(goals) + 1, dtype=np.int64)
@@ -216,8 +216,8 @@ def check_paths(mesh: Mesh, routes: Routes) -> None:
     if not routes.n_pairs:
         return
     channels, src = routes.channels, routes.src
-    if np.any(strange := (channels < 0) | (channels >= heads.size)):
-        raise VerificationError(f"no channel {channels[np.argmax(strange)]} in {mesh}")
+    if np.any(unknown := (channels < 0) | (channels >= heads.size)):
+        raise VerificationError(f"no channel {channels[np.argmax(unknown)]} in {mesh}")
     reached = heads[channels]
     tails = channels // routes.n_ports
     expected = np.empty_like(tails)
@@ -229,8 +229,8 @@ def check_paths(mesh: Mesh, routes: Routes) -> None:
         hop = int(np.argmax(broken))
         pair = int(np.searchsorted(routes.hop_ptr, hop, side="right")) - 1
         _raise_broken(mesh, routes, pair, f"breaks at {mesh.live[tails[hop]]}")
-    if np.any(astray := arrived != routes.dst):
-        pair = int(np.argmax(astray))
+    if np.any(misled := arrived != routes.dst):
+        pair = int(np.argmax(misled))
         _raise_broken(mesh, routes, pair, f"ends at {mesh.live[arrived[pair]]}")
 
 

@@ -13,7 +13,7 @@ from meshmend.topology.mesh import Mesh
 
 @dataclass(frozen=True)
 class Stretch:
-    """Hops over the hops of a shortest live path: over all pairs the mean, and the worst."""
+    """Hops divided by those of a shortest live path: the mean over all pairs, and the worst."""
 
     mean: float
     max: float
@@ -27,13 +27,13 @@ def stretch_of(mesh: Mesh, routes: Routes) -> Stretch:
 
 
 def table_stretch(mesh: Mesh, tables: RoutingTables) -> Stretch:
-    """Return the stretch of the routes that tables give to those who demanded them."""
+    """Return the stretch of the tables' routes from each source of their demand."""
     demand, shortest = tables.demand, _shortest_hops(mesh, tables.demand)
     hops = np.empty_like(shortest)
-    for layer, ports in enumerate(tables.ports):
-        here = tables.virtual_channel == layer
+    for number, ports in enumerate(tables.ports):
+        uses_it = tables.virtual_channel == number
         table = table_hops(mesh, demand.destinations, ports)
-        hops[here] = table[demand.rows[here], demand.sources[here]]
+        hops[uses_it] = table[demand.rows[uses_it], demand.sources[uses_it]]
     return _stretch(hops[shortest > 0], shortest[shortest > 0])
 
 

@@ -1,10 +1,10 @@
-"""Next-hop tables: the port on which each rank passes on what is bound for a destination.
+"""Next-hop tables: the port on which each rank forwards messages for a destination.
 
 A table depends on the destination alone, so a real network can be programmed from it. Two
 kinds are built here. **Shortest** tables follow a shortest live path, the last axis (X) first:
 on a full mesh that is dimension order (figure 1), at a hole they step aside, walk along its
 border and come back (figure 2). **Up/down** tables climb towards a central root, then descend:
-longer, but never in a circle. Which destination gets which is not decided here.
+longer, but never in a circle. `virtual_channels` decides which destination gets which kind.
 """
 
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ from meshmend.topology.mesh import Mesh
 
 @dataclass(frozen=True, eq=False)
 class Demand:
-    """Who sends to whom: destination k is sent to by `sources[ptr[k]:ptr[k + 1]]`.
+    """Which ranks send to which: destination k receives from `sources[ptr[k]:ptr[k + 1]]`.
 
-    Destinations are distinct, and so are the sources of each; a destination among its own
-    sources asks for nothing.
+    Destinations are distinct, and so are the sources of each. A destination may be among its own
+    sources; that pair needs no route.
     """
 
     destinations: NDArray[np.int32]
@@ -37,7 +37,7 @@ class Demand:
 
     @property
     def rows(self) -> NDArray[np.int32]:
-        """The number of the destination that each source asks for."""
+        """The number of each source's destination."""
         return np.repeat(np.arange(self.n_destinations, dtype=np.int32), np.diff(self.ptr))
 
 
@@ -81,9 +81,9 @@ def shortest_ports(mesh: Mesh, demand: Demand) -> NDArray[np.int8]:
     _fill_shortest(mesh.neighbor_ranks, demand.destinations, demand.ptr, demand.sources, ports)
     rows = demand.rows
     goal = demand.destinations[rows]
-    lost = (ports[rows, demand.sources] < 0) & (goal != demand.sources)
-    if lost.any():
-        at = int(np.argmax(lost))
+    unreachable = (ports[rows, demand.sources] < 0) & (goal != demand.sources)
+    if unreachable.any():
+        at = int(np.argmax(unreachable))
         raise TopologyError(
             f"routes need a connected mesh, but {mesh} has no way from "
             f"{mesh.live[demand.sources[at]]} to {mesh.live[goal[at]]}; "
@@ -104,10 +104,10 @@ def _fill_shortest(
     # Hops from the destination plus 1, so that 0 is a rank not met and the destination has 1.
     distance = np.zeros(n_ranks, dtype=np.int64)
     queue = np.empty(n_ranks, dtype=np.int64)
-    wanted_by = np.zeros(n_ranks, dtype=np.int64)
+    source_of = np.zeros(n_ranks, dtype=np.int64)
     for row in range(len(destinations)):
         for at in range(ptr[row], ptr[row + 1]):
-            wanted_by[sources[at]] = row + 1
+            source_of[sources[at]] = row + 1
         missing = ptr[row + 1] - ptr[row]
         distance[destinations[row]] = 1
         queue[0] = destinations[row]
@@ -121,7 +121,7 @@ def _fill_shortest(
                     distance[there] = distance[here] + 1
                     queue[tail] = there
                     tail += 1
-                    if wanted_by[there] == row + 1:
+                    if source_of[there] == row + 1:
                         missing -= 1
         for at in range(1, tail):
             here = queue[at]
@@ -175,8 +175,8 @@ def _fill_up_down(
     for row in range(len(destinations)):
         hops[:] = -1
         hops[destinations[row]] = 0
-        # First pass, backwards: who gets there by going down only. Second pass, forwards: the
-        # others, who must go up first.
+        # First pass, backwards: ranks that get there by going down only. Second pass, forwards:
+        # the other ranks, which must go up first.
         start = position[destinations[row]]
         for step in range(start + n_ranks):
             going_down = step < start
@@ -204,18 +204,18 @@ def _fill_hops(
     hops: NDArray[np.int32],
 ) -> None:
     n_ranks = neighbors.shape[0]
-    way = np.empty(n_ranks, dtype=np.int32)
+    path = np.empty(n_ranks, dtype=np.int32)
     for row in range(len(destinations)):
         hops[row, destinations[row]] = 0
         for start in range(n_ranks):
             here, steps = start, 0
             while hops[row, here] < 0 and ports[row, here] >= 0 and steps < n_ranks:
-                way[steps] = here
+                path[steps] = here
                 steps += 1
                 here = neighbors[here, ports[row, here]]
             if hops[row, here] >= 0:
                 for back in range(steps):
-                    hops[row, way[back]] = hops[row, here] + steps - back
+                    hops[row, path[back]] = hops[row, here] + steps - back
 
 
 def table_hops(

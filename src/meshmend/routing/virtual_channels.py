@@ -1,13 +1,14 @@
-"""Deadlock-free tables: which pairs are routed how, and on which virtual channel.
+"""Deadlock-free tables: which route each pair takes, and on which virtual channel.
 
 Routes that share a virtual channel can block each other for ever only if the channels they
-hold and wait for form a cycle (Dally and Seitz 1987). So pairs are given, group by group, to
-the first virtual channel on which their shortest routes close no cycle; what fits nowhere takes
-up/down routes on the last one. This module makes; `deadlock` proves.
+hold and wait for form a cycle (Dally and Seitz 1987). So each
+group of pairs goes to the first virtual channel on which its shortest routes close no cycle.
+Groups that fit on none take up/down routes on the last one. `deadlock` proves the result.
 
-A group is what goes to one destination in one direction along the last axis. Routes that only
-ever go up the last axis close no cycle around a hole, nor do those that only go down it, so on
-a 2-D mesh two virtual channels hold all routes but those that must step aside and come back.
+A group is all pairs with the same destination and the same direction along the last axis. Routes
+that only ever go up the last axis close no cycle around a hole, nor do routes that only go down
+it. So on a 2-D mesh two virtual channels hold all routes but those that must step aside and come
+back.
 
 A **dependency** is a channel and the port taken after it: number `channel * n_ports + port`.
 """
@@ -30,7 +31,7 @@ from meshmend.topology.mesh import Mesh
 
 @dataclass(frozen=True, eq=False)
 class RoutingTables:
-    """For each virtual channel a table (destinations, ranks) of ports, and who uses which.
+    """A table (destinations, ranks) of ports for each virtual channel, and each source's channel.
 
     Source `demand.sources[i]` sends on `virtual_channel[i]`, and every rank on the way looks up
     the port in that channel's table. The tables differ only where the last one had to divert;
@@ -48,9 +49,9 @@ class RoutingTables:
 
 @dataclass(frozen=True, eq=False)
 class _Groups:
-    """A demand, cut up: row `row[g]` of the tables is used by `sources[ptr[g]:ptr[g + 1]]`.
+    """A demand in groups: `sources[ptr[g]:ptr[g + 1]]` use row `row[g]` of the tables.
 
-    `order` says where in the demand each source stood.
+    `order[i]` is the place of `sources[i]` in the demand.
     """
 
     row: NDArray[np.int32]
@@ -87,7 +88,7 @@ def routing_tables(
     """Return tables for a demand whose routes cannot deadlock.
 
     They use one virtual channel if shortest routes fit on one, else as many as first fit needs.
-    All routes are shortest unless the virtual channels run out; one is enough to be safe.
+    All routes are shortest unless the virtual channels run out; one is enough to avoid deadlock.
 
     Raises:
         InputError: fewer than one virtual channel, or more than 255.
@@ -98,27 +99,28 @@ def routing_tables(
         raise InputError(f"routing_tables needs 1 to 255 virtual channels, but got {limit}")
     shortest = shortest_ports(mesh, demand)
     groups = _groups(mesh, demand)
-    layer_of = np.zeros(len(groups.row), dtype=np.uint8)
-    left = np.arange(len(groups.row))
+    channel_of_group = np.zeros(len(groups.row), dtype=np.uint8)
+    unplaced = np.arange(len(groups.row))
     ports: tuple[NDArray[np.int8], ...] = ()
-    while len(ports) < limit and (left.size or not ports):
-        layer_of[left] = len(ports)
+    while len(ports) < limit and (unplaced.size or not ports):
+        channel_of_group[unplaced] = len(ports)
         ports = (*ports, shortest)
         depends = _no_dependencies(mesh)
-        # Turned round each time: the second channel begins with the other direction.
-        left = left[_refused(mesh, demand, groups, shortest, left, depends)][::-1]
-    if left.size:
-        last = np.flatnonzero(layer_of == limit - 1)
+        # Reversed each time, so that the second channel begins with the other direction.
+        refused = _refused(mesh, demand, groups, shortest, unplaced, depends)
+        unplaced = unplaced[refused][::-1]
+    if unplaced.size:
+        last = np.flatnonzero(channel_of_group == limit - 1)
         ports = (*ports[:-1], _diverted(mesh, demand, groups, shortest, last))
     virtual_channel = np.empty(len(demand.sources), dtype=np.uint8)
-    virtual_channel[groups.order] = np.repeat(layer_of, np.diff(groups.ptr))
+    virtual_channel[groups.order] = np.repeat(channel_of_group, np.diff(groups.ptr))
     return RoutingTables(demand, ports, virtual_channel)
 
 
 def _groups(mesh: Mesh, demand: Demand) -> _Groups:
-    """Cut up a demand: first all that goes up the last axis, then across it, then down.
+    """Return the groups of a demand: first those up the last axis, then across it, then down.
 
-    Where the last axis wraps, up and down mean nothing, and destinations stay whole.
+    Where the last axis wraps, up and down mean nothing, and each destination is one group.
     """
     rows = demand.rows
     at = mesh.coordinates[:, -1].astype(np.int32)
@@ -141,8 +143,9 @@ def _diverted(
 ) -> NDArray[np.int8]:
     """Return a table on which all these groups close no cycle: up/down for some destinations.
 
-    The dependencies of all these groups' up/down routes are taken as given, so whoever ends up
-    with them closes no cycle; shortest routes stay where they close none with these.
+    The dependencies of all these groups' up/down routes are entered first, so any group may use
+    its up/down routes. A destination keeps its shortest routes where these close no cycle with
+    them.
     """
     rows = np.unique(groups.row[which])
     ports = shortest.copy()
@@ -169,7 +172,7 @@ def _refused(
     which: NDArray[np.int64],
     depends: NDArray[np.bool_],
 ) -> NDArray[np.bool_]:
-    """Add dependencies group by group; return which groups would close a cycle, so were left out.
+    """Add dependencies group by group; return the groups left out because they close a cycle.
 
     Tries all groups at once, half as many after a failure, twice as many after a success.
     """

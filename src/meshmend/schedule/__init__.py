@@ -1,1 +1,1 @@
-"""Who sends what, when: the schedule table, its hazards, and one builder per algorithm."""
+"""Schedules: the table of transfers, its hazards, and one builder per algorithm."""

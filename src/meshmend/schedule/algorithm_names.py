@@ -1,11 +1,11 @@
-"""The names of the algorithms, without what builds them: the command line checks one at once."""
+"""The names of the algorithms, without their builders: quick to import for the command line."""
 
 from collections.abc import Iterable
 
 from meshmend.errors import InputError
 
 ALGORITHM_NAMES = ("trees", "ring-1d", "two-d", "row-pair", "ft-two-d", "rank-ring")
-BASELINE_NAMES = ("sub-mesh", "drop-lines")  # what people do instead on a broken mesh
+BASELINE_NAMES = ("sub-mesh", "drop-lines")  # run on an intact part of a broken mesh
 
 
 def check_algorithm_name(name: str, known: Iterable[str] = ALGORITHM_NAMES) -> None:

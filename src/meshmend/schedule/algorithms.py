@@ -1,4 +1,4 @@
-"""The algorithms by name: what each needs, what it gives, and who builds it."""
+"""The algorithms by name: what each needs, what it gives, and its builder."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ Check = Callable[[Mesh], object]  # raises UnsupportedError, cheaply
 class Algorithm:
     """A named way to build a schedule; `needs` and `gives` are sentences for users.
 
-    `check` raises what `build` would for a mesh that the algorithm does not do, without building.
+    For a mesh that the algorithm does not support, `check` raises the same as `build`, but quickly.
     """
 
     name: str
@@ -94,7 +94,7 @@ def algorithm(name: str) -> Algorithm:
     """Return the algorithm of this name.
 
     Raises:
-        InputError: there is none; the message lists those there are.
+        InputError: there is no such algorithm; the message lists all.
     """
     check_algorithm_name(name)
     return ALGORITHMS[name]

@@ -2,7 +2,7 @@
 
 Yellow 2x2 rings sum a quarter of each half of the payload per chip and forward it to a blue
 partner; the blue rings then work as in `row-pair` and hand the quarters back. Forwarding and
-blue rings overlap as far as the data allow: nothing here waits but for what it needs, and
+blue rings overlap as far as the data allow: a row waits only for the data that it needs, and
 each yellow chip takes the quarter that its partner's ring needs last.
 """
 

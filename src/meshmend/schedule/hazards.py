@@ -8,8 +8,8 @@ local to one rank and one chunk:
   read, write after write). They gate only the change there, not the sending.
 
 REDUCE rows that add to one cell with no read between them commute: they do not wait for each
-other, and whoever reads the cell next waits for all of them. An executor that wants bitwise
-repeatable sums adds them in row order; a simulator may take them as they come.
+other, and the next row that reads the cell waits for all of them. An executor adds them in row
+order, so that sums repeat bit for bit; a simulator may add them in order of arrival.
 """
 
 from concurrent.futures import ThreadPoolExecutor

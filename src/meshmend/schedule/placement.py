@@ -1,6 +1,6 @@
 """Where a schedule's ranks sit and how its pairs are routed: a schedule laid over a mesh.
 
-A schedule speaks of ranks alone. Its placement is the mesh (rank i is the i-th live chip) and
+A schedule names ranks only. Its placement is the mesh (rank i is the i-th live chip) and
 one route for each pair of ranks that exchange data.
 """
 

@@ -1,9 +1,9 @@
-"""How urgent a row is: the hops that must still follow it, and what links may make of that.
+"""The priority of a row: the hops that must still follow it, and the delay that results.
 
-Links serve earlier slices first. Where slices follow one another through a long pipeline, a row
-near its end may as well wait a few slices for one near its beginning: rows get a **lag**, in
-slices, that grows with what they are ahead. A pipeline is then two numbers, slices and **skew**:
-how many slices of lag one hop is worth. Knows nothing of time.
+Links serve earlier slices first. In a long pipeline a row near the end of its chain of hops can
+wait a few slices for a row near the beginning. So each row has a **delay** in slices: the fewer
+hops must follow it, the longer. A pipeline is then two numbers: the slices, and the **skew**, which
+is the delay per hop in slices. Knows nothing of time.
 """
 
 import numpy as np
@@ -18,8 +18,9 @@ from meshmend.schedule.table import Schedule
 def remaining_hops(schedule: Schedule, hazards: Hazards, routes: Routes) -> NDArray[np.int32]:
     """Return for each row the longest chain of hops that starts with its own.
 
-    What waits to be sent follows with all its hops, what waits to be written only with what
-    follows it. One pass from the last row to the first: rows wait for smaller ones only.
+    A row that waits to be sent adds its whole chain; a row that waits to be written adds only the
+    hops after its own. One pass from the last row to the first, because rows wait for smaller ones
+    only.
     """
     hops = _row_hops(
         schedule.src, schedule.dst, routes.pair_ptr, routes.dst, routes.hops.astype(np.int32)
@@ -29,9 +30,9 @@ def remaining_hops(schedule: Schedule, hazards: Hazards, routes: Routes) -> NDAr
 
 
 def delay_slices(remaining: NDArray[np.int32], skew: float) -> NDArray[np.float64]:
-    """Return how many slices each row yields to the rows with the most hops still to go."""
-    ahead: NDArray[np.int32] = remaining.max(initial=0) - remaining
-    return np.multiply(ahead, skew, dtype=np.float64)
+    """Return each row's delay: `skew` slices per hop that its chain is shorter than the longest."""
+    shorter_by: NDArray[np.int32] = remaining.max(initial=0) - remaining
+    return np.multiply(shorter_by, skew, dtype=np.float64)
 
 
 @kernel
@@ -58,7 +59,7 @@ def _chains(hops, send, write, more):  # type: ignore[no-untyped-def]
 
 @plain_kernel
 def _extend(remaining, hops, entry, more, following):  # type: ignore[no-untyped-def]
-    """Let what an entry of the hazards names be followed by this many hops at least."""
+    """Let at least `following` hops follow each row that an entry of the hazards names."""
     if entry == NONE:
         return
     if entry < MANY:

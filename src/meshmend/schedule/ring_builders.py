@@ -33,7 +33,7 @@ def ring_1d(mesh: Mesh, collective: Collective) -> Schedule:
 def rank_ring(mesh: Mesh, collective: Collective) -> Schedule:
     """Return one ring through all live chips in rank order, blind to where the chips sit.
 
-    What a library does that does not know the mesh; works wherever chips are connected.
+    Libraries that do not know the mesh use this ring. It works on every connected mesh.
     """
     return _one_ring("rank-ring", np.arange(mesh.n_live, dtype=np.int32)[None], collective)
 

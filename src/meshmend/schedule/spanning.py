@@ -1,7 +1,7 @@
 """Schedules over one spanning tree or forest: broadcasts, and a sum for short payloads.
 
 One tree of fewest hops moves the whole payload: a broadcast in slices keeps every link of the
-tree busy, and a sum too short to be worth cutting takes twice the radius in hops.
+tree busy, and a sum that is too short to be cut takes twice the radius in hops.
 """
 
 from collections.abc import Sequence
@@ -37,9 +37,9 @@ def broadcast(mesh: Mesh, root: int) -> Schedule:
 
 
 def spread(mesh: Mesh, holders: Sequence[int]) -> Schedule:
-    """Return a schedule after which every rank holds what the holders, who hold the same, held.
+    """Return a schedule after which every rank holds the holders' data, which must be equal.
 
-    Every other rank takes it once, from a neighbour that is nearer to the holder nearest to it.
+    Every other rank receives it once, from a neighbour one hop nearer to the nearest holder.
 
     Raises:
         InputError: no holder, or one that the mesh does not have.
@@ -49,17 +49,17 @@ def spread(mesh: Mesh, holders: Sequence[int]) -> Schedule:
             f"spread on {mesh} needs holders below {mesh.n_live}, but got {list(holders)}"
         )
     is_reached = np.zeros(mesh.n_live, dtype=np.bool_)
-    front = np.array(sorted(set(holders)), dtype=np.int32)
-    is_reached[front] = True
-    parents, children = [front[:0]], [front[:0]]
-    while len(front):
-        beside = mesh.neighbor_ranks[front]
-        parent, child = np.repeat(front, beside.shape[1]), beside.reshape(-1)
+    frontier = np.array(sorted(set(holders)), dtype=np.int32)
+    is_reached[frontier] = True
+    parents, children = [frontier[:0]], [frontier[:0]]
+    while len(frontier):
+        neighbors = mesh.neighbor_ranks[frontier]
+        parent, child = np.repeat(frontier, neighbors.shape[1]), neighbors.reshape(-1)
         is_new = (child >= 0) & ~is_reached[child]
-        front, first = np.unique(child[is_new], return_index=True)
-        is_reached[front] = True
+        frontier, first = np.unique(child[is_new], return_index=True)
+        is_reached[frontier] = True
         parents.append(parent[is_new][first])
-        children.append(front)
+        children.append(frontier)
     return schedule_of(
         [("spread", _rows(np.concatenate(parents), np.concatenate(children), COPY))],
         algorithm="spread",
@@ -92,9 +92,9 @@ def _tree(mesh: Mesh, root: int) -> tuple[Ranks, Ranks]:
     distance, order = np.empty((2, mesh.n_live), dtype=np.int32)
     breadth_first(mesh.neighbor_ranks, root, distance, order)
     children = order[1:]
-    beside = mesh.neighbor_ranks[children]
-    is_nearer = (beside >= 0) & (distance[beside] < distance[children][:, None])
-    parents = np.take_along_axis(beside, np.argmax(is_nearer, axis=1)[:, None], axis=1)[:, 0]
+    neighbors = mesh.neighbor_ranks[children]
+    is_nearer = (neighbors >= 0) & (distance[neighbors] < distance[children][:, None])
+    parents = np.take_along_axis(neighbors, np.argmax(is_nearer, axis=1)[:, None], axis=1)[:, 0]
     return parents, children
 
 

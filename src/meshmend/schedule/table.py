@@ -29,8 +29,8 @@ Index = NDArray[
 class Collective(StrEnum):
     """What the ranks hold at the end.
 
-    ALLREDUCE: every rank the sum of all. REDUCE_SCATTER: each chunk's owner the sum of all.
-    ALL_GATHER: every rank what each chunk's owner held at the start.
+    ALLREDUCE: every rank holds the sum of all. REDUCE_SCATTER: each chunk's owner holds the sum of
+    all. ALL_GATHER: every rank holds what each chunk's owner held at the start.
     """
 
     ALLREDUCE = "allreduce"

@@ -2,7 +2,7 @@
 
 Each tree carries its own chunk. Up and down overlap: while later slices are still summed
 towards the roots, earlier ones already come down, over the other direction of the same links.
-Rows are ordered by what is left to do after them, so that a busy link serves the longest way
+Rows are ordered by the hops that must follow them, so that a busy link serves the longest chain
 first.
 """
 
@@ -16,8 +16,8 @@ from meshmend.schedule.table import COPY, REDUCE, Collective, Rows, Schedule, sc
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 
-# Fewer trees are quicker to plan, so their load may be this many times that of more trees. A
-# choice, not a measurement: 2 % is 19 trees on 32x32 with a hole instead of 27.
+# Fewer trees are quicker to plan, so their load may be this many times that of more trees. The
+# figure is a choice, not a measurement: 32x32 with a hole gets 19 trees instead of 27.
 _WORTH_FEWER_TREES = 1.02
 
 
@@ -72,17 +72,17 @@ def tree_schedule(
 def spread_tree_schedule(packing: TreePacking, collective: Collective) -> Schedule:
     """Return the schedule in which every rank owns an equal chunk, in rank order.
 
-    Rank r's chunk goes up and down the links of one of the trees, hung from r: a tree takes as
-    many ranks as its weight asks for. For the halves of an allreduce, where each rank shall own
-    its share of the optimizer's work.
+    Rank r's chunk goes up and down the links of one of the trees, with r as its root. A tree serves
+    a number of ranks in proportion to its weight. This is for the halves of an allreduce, between
+    which each rank does an equal share of the optimizer's work.
     """
     n_trees, n_ranks = packing.parents.shape
     tree_of_rank = np.searchsorted(
         np.cumsum(packing.weights), (np.arange(n_ranks) + 0.5) / n_ranks
     ).clip(max=n_trees - 1)
-    # Neighbouring ranks hang from different trees, so that their traffic parts.
+    # Neighbouring ranks use different trees, so that their traffic takes different links.
     tree_of_rank = tree_of_rank[np.argsort(np.arange(n_ranks) * 7919 % n_ranks, kind="stable")]
-    parents = _rehung(packing.parents, tree_of_rank)
+    parents = _rerooted(packing.parents, tree_of_rank)
     weights = np.full(n_ranks, 1 / n_ranks)
     spread = TreePacking(np.arange(n_ranks, dtype=np.int32), parents, weights)
     return tree_schedule(spread, collective)
@@ -103,14 +103,14 @@ def _heights(parents):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _rehung(parents, tree_of_root):  # type: ignore[no-untyped-def]
-    """Return for each rank r the tree `tree_of_root[r]`, hung from r."""
+def _rerooted(parents, tree_of_root):  # type: ignore[no-untyped-def]
+    """Return for each rank r the tree `tree_of_root[r]` with r as its root."""
     n_ranks = parents.shape[1]
     result = np.empty((n_ranks, n_ranks), dtype=np.int32)
     for root in range(n_ranks):
         tree = tree_of_root[root]
         result[root] = parents[tree]
-        # LoopPosition round the way from the new root to the old one.
+        # Reverse the path from the new root to the old one.
         before, here = -1, root
         while here >= 0:
             after = parents[tree, here]

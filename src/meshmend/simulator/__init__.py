@@ -1,1 +1,1 @@
-"""How long a schedule takes: links, contention and latency."""
+"""Simulates how long a schedule takes: links, contention and latency."""

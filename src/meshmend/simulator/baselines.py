@@ -1,7 +1,7 @@
-"""What a user would run instead on a broken mesh: an algorithm for intact meshes, on a part.
+"""Baselines for a broken mesh: an algorithm for intact meshes, run on an intact part.
 
-The chips of the part hold the payload; others may forward. What comes out is a schedule of the
-broken mesh like any other, so its cost compares.
+The chips of the part hold the payload; other live chips may forward. The result is a schedule of
+the broken mesh like any other, so its cost can be compared.
 """
 
 from dataclasses import replace
@@ -36,7 +36,7 @@ def program_on_part(part: IntactPart, mesh: Mesh, name: str, collective: Collect
     """Return an algorithm for a part's chips, on routes over the live chips of the whole mesh.
 
     Raises:
-        UnsupportedError: the algorithm does not do meshes of the part's shape.
+        UnsupportedError: the algorithm does not support the part's shape.
     """
     schedule = on_ranks(algorithm(name).build(part.mesh, collective), part.ranks, mesh.n_live)
     return program_of(schedule, hazards_of(schedule), placed(mesh, schedule).routes)

@@ -1,11 +1,11 @@
 """The event loop: messages on channels, in whole ticks of time. `rules` states the rules.
 
-`nodes` keeps what waits: what is in flight by its delay (to hold a channel, to hold it and
-travel, to travel, to add up, each for a handful of message sizes), and what is ready by its
-priority in a heap for each channel. Node c is channel c's own, for its release.
+`nodes` holds everything that waits. Messages in flight wait in queues, one for each delay: to hold
+a channel, to hold it and travel, to travel, or to be added up, each for a few message sizes.
+Messages that are ready wait by priority, in one heap for each channel. Node c belongs to channel c
+and stands for its release.
 
-Kernels take arrays one by one, many as they are: whole tuples of them would be copied at every
-call.
+Kernels take each array as an argument of its own: a tuple of arrays would be copied at every call.
 """
 
 from typing import Final, NamedTuple
@@ -73,13 +73,13 @@ TRAVEL: Final = 3
 WAITING: Final = 0  # the heap of what waits
 DOING: Final = 1  # IDLE, CHOOSING or BUSY
 BUSY_TICKS: Final = 2
-TO_CHOOSE: Final = 3  # one place of the list of channels that are to choose
+TO_CHOOSE: Final = 3  # entry i: the channel that is i-th to choose what it starts next
 IDLE: Final = 0
 CHOOSING: Final = 1
 BUSY: Final = 2
 
-# Columns of State.chips: the queue of what waits to be added up (FIRST and LAST as above),
-# whether the chip adds, and one place of the list of chips just freed.
+# Columns of State.chips: whether the chip adds, the queue of what waits to be added up (columns
+# FIRST and LAST of `nodes`), and entry i of the list of chips that have just finished adding.
 ADDING: Final = 0
 FREED: Final = 3
 
@@ -94,12 +94,12 @@ class State(NamedTuple):
     chips: NDArray[np.int64]
     counters: NDArray[np.int32]  # what each slot of each slice still waits for
     phases: NDArray[np.int64]  # first start and last end; the last row is for rows of no phase
-    trace: NDArray[np.int64]  # key, channel and start of every hop, or empty: not wanted
+    trace: NDArray[np.int64]  # key, channel and start of every hop; empty without a trace
 
 
 @plain_kernel
 def begin(tables: Tables, levels: NDArray[np.int32], state: State) -> None:
-    """Let the first slice of every row that waits for nothing wait for its channel."""
+    """Queue the first slice of every row that waits for nothing at its channel."""
     for row in tables.start_rows:
         node = new_node(state.clock, state.nodes, np.int64(levels[row]) << 32 | row)
         state.nodes[node, HOP] = tables.rows[row, FIRST_HOP] | REPEATS
@@ -169,7 +169,7 @@ def _slice_of(key, levels):  # type: ignore[no-untyped-def]
 def _set_off(  # type: ignore[no-untyped-def]
     clock, nodes, channels, counters, rows, levels, hops, after, slot_row, first, stop, part
 ):
-    """Set off in a slice what `after` names: sendings, and writings that waited."""
+    """Start, in one slice, the sends and writes of `after[first:stop]` that now wait for no row."""
     for at in range(first, stop):
         code = np.int64(after[at])
         row = code >> 2
@@ -189,7 +189,7 @@ def _set_off(  # type: ignore[no-untyped-def]
 
 @inlined
 def _wait(clock, nodes, channels, hops, node):  # type: ignore[no-untyped-def]
-    """Let a message wait for the channel of its hop."""
+    """Queue a message at the channel of its hop."""
     channel = channel_of(hops[nodes[node, HOP] & ROW_BITS])
     nodes[node, CHILD] = NOTHING
     channels[channel, WAITING] = meld(nodes, channels[channel, WAITING], node)
@@ -199,7 +199,7 @@ def _wait(clock, nodes, channels, hops, node):  # type: ignore[no-untyped-def]
 
 @inlined
 def _release(clock, channels, channel):  # type: ignore[no-untyped-def]
-    """Let a channel choose of what waits, if anything does."""
+    """Let a channel choose among the messages that wait for it; without any it is idle."""
     if channels[channel, WAITING] == NOTHING:
         channels[channel, DOING] = IDLE
     else:
@@ -215,7 +215,7 @@ def _list_to_choose(clock, channels, channel):  # type: ignore[no-untyped-def]
 
 @inlined
 def _arrive(clock, nodes, counters, rows, levels, n_slots, node):  # type: ignore[no-untyped-def]
-    """Let a message be written if nothing else keeps it from that; else drop its node."""
+    """Write a message that arrived, or free its node: the last row it waits for makes a new one."""
     key = nodes[node, KEY]
     slot = rows[key & ROW_BITS, WRITE_SLOT]
     if slot >= 0:
@@ -263,8 +263,8 @@ def _next_in_place(clock, nodes, phases, rows):  # type: ignore[no-untyped-def]
 
 @inlined
 def _first_waiting(clock, nodes, channels, levels, channel):  # type: ignore[no-untyped-def]
-    """Take the first message that waits for a channel; if its row waits for nothing, let the
-    next slice wait instead."""
+    """Take the first message that waits for a channel; if its row waits for nothing, queue the
+    next slice in its place."""
     node = channels[channel, WAITING]
     channels[channel, WAITING] = without_top(nodes, node)
     if nodes[node, HOP] & REPEATS:
@@ -306,7 +306,7 @@ def _start(clock, nodes, delays, channels, rows, hops, phases, trace, channel, n
 
 @inlined
 def _add_up(clock, nodes, delays, chips, rows):  # type: ignore[no-untyped-def]
-    """Let chips that are free add up what came first; what comes now queues by key."""
+    """Let free chips add up what came first; messages that come now queue by their keys."""
     for at in range(clock[N_FREED]):
         _add_next(clock, nodes, delays, chips, rows, chips[at, FREED])
     clock[N_FREED] = 0

@@ -1,4 +1,4 @@
-"""A schedule on its routes, laid out for the event loop: what a row is, and what it sets off.
+"""A schedule on its routes, laid out for the event loop: each row, and what waits for it.
 
 Hazards say what a row waits for; an event loop needs the reverse, what waits for a row. That
 depends on no figure of the fabric, no payload and no number of slices, so it is made once.
@@ -23,19 +23,19 @@ SIZE_CLASS: Final = 1
 PHASE: Final = 2  # -1: none
 WRITE_SLOT: Final = 3  # -1: its writing waits for its arrival only
 REDUCE_AT: Final = 4  # the rank that adds it up, -1: it overwrites
-LEFT_AT: Final = 5  # where what its leaving sets off begins in Tables.after,
-DONE_AT: Final = 6  # where that ends and what its being in place sets off begins,
-DONE_STOP: Final = 7  # and where that ends
-N_COLUMNS: Final = 8  # half a cache line: the event loop waits for memory more than for anything
+LEFT_AT: Final = 5  # start in Tables.after of what may go on when this row has left its source,
+DONE_AT: Final = 6  # end of that, and start of what may go on when this row is in place,
+DONE_STOP: Final = 7  # and end of that
+N_COLUMNS: Final = 8  # half a cache line: the event loop spends most of its time on memory
 
-# What a row sets off: the two lowest bits say how, those above are a row (SEND) or a slot.
+# Entries of Tables.after: the two lowest bits are one of these, the others a row (SEND) or a slot.
 SEND: Final = 0
 COUNTED_SEND: Final = 1
 COUNTED_WRITE: Final = 2
 
 MAX_ROWS: Final = 1 << 30
 
-# Chunks of one size come out of the cuts with less noise than this: they count as one size.
+# Fractions that differ by no more than this differ by rounding only: they count as one size.
 _SAME_FRACTION: Final = 2.0**-50
 
 
@@ -43,9 +43,9 @@ class Tables(NamedTuple):
     """What the event loop reads.
 
     A row's message takes the channels of `hops` from its first hop on; the last one stands there
-    as its complement `~channel`. `after` lists what rows set off. A sending that waits for one
-    row only is set off by it at once; what waits for more owns a slot, which counts down from
-    `slot_needs`. Rows that wait for nothing are listed.
+    as its complement `~channel`. `after` lists what waits for each row. A send that waits for one
+    row only starts as soon as that row is in place. A send or write that waits for more has a slot,
+    which counts down from `slot_needs`. `start_rows` are the rows that wait for nothing.
     """
 
     rows: NDArray[np.int32]
@@ -201,10 +201,10 @@ def _before(entry, more, which):  # type: ignore[no-untyped-def]
 
 @kernel
 def _enter_slots(rows, send, write, more):  # type: ignore[no-untyped-def]
-    """Number the slots, a row's for sending before its for writing; return whose and how many.
+    """Number the slots, a row's send slot before its write slot; return each slot's row and count.
 
-    A sending has one if it waits for two rows or more; a writing if it waits for any, and its
-    slot counts the message's own arrival too.
+    A send has a slot if it waits for two rows or more. A write has one if it waits for any row,
+    and its count includes the message's own arrival.
     """
     n_slots = 0
     for row in range(len(rows)):
@@ -227,7 +227,7 @@ def _enter_slots(rows, send, write, more):  # type: ignore[no-untyped-def]
 
 @kernel
 def _enter_successors(rows, send, write, more, src, dst):  # type: ignore[no-untyped-def]
-    """Return what each row's leaving, and its being in place, set off; enter where to find it."""
+    """Return `after`, the lists of what waits for each row; enter where each list begins."""
     rows[:, LEFT_AT:] = 0
     for row in range(len(rows)):
         for which in range(_n_before(send[row], more)):

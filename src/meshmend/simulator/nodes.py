@@ -14,7 +14,7 @@ All arrays hold int64. A node is one row of `nodes`: node c is channel c's own f
     1            KEY      level, row  level << 32 | row: of two messages the smaller goes first
     2            HOP      index       of a message: its channel's place in Tables.hops, and perhaps
                                       the bit REPEATS
-    2            LEAVING  indices     of a channel's node: what its release sets off, as a range of
+    2            LEAVING  indices     of a channel's node: what waits for its release, as a range of
                                       Tables.after, start << 32 | stop; 0: nothing
     3            NEXT     node        the next in its queue, its list, or its heap's row of
                                       children, NOTHING: none
@@ -35,7 +35,7 @@ have two names, because no node needs both meanings at once.
     2            N_DONE       messages  how many are in place
     3            N_NODES      nodes     how many were ever taken from the pool
     4            FREE_NODES   node      the list of nodes given back
-    5            IN_PLACE     node      the list of messages whose successors are to be set off
+    5            IN_PLACE     node      the list of messages whose successors are to be started
     6            TO_ADD       node      the heap of messages that are to be added up as of now
     7            N_TO_CHOOSE  channels  how many are to choose what they start next
     8            N_FREED      chips     how many have just finished adding
@@ -162,7 +162,7 @@ def sink_top(clock, nodes, delays):  # type: ignore[no-untyped-def]
 
 @inlined
 def meld(nodes, one, other):  # type: ignore[no-untyped-def]
-    """Return the top of two pairing heaps made one."""
+    """Join two pairing heaps; return the top."""
     if one == NOTHING:
         return other
     if nodes[other, KEY] < nodes[one, KEY]:
@@ -174,7 +174,7 @@ def meld(nodes, one, other):  # type: ignore[no-untyped-def]
 
 @inlined
 def without_top(nodes, top):  # type: ignore[no-untyped-def]
-    """Return the top of a pairing heap without its top: meld children in pairs, then all."""
+    """Remove the top of a pairing heap; return the next: meld children in pairs, then all."""
     pairs = NOTHING
     child = nodes[top, CHILD]
     while child != NOTHING:

@@ -1,20 +1,20 @@
 """How long a schedule takes on a fabric: the rules, and the result.
 
-The rules, which fix every time that comes out:
+These rules determine every simulated time:
 
 - A **message** is one row of one slice: `payload x (cuts[hi] - cuts[lo]) / slices` bytes. It
   holds a channel for `message_overhead + bytes / link_bandwidth`. It may start on its next
   channel one `hop_latency` after it started on this one, and it arrives one `hop_latency` and
-  one holding time after it started on its last. Chips buffer what waits: a message that is held
-  up ahead keeps no channel behind it.
-- It waits for its first channel from the moment that all rows of its `send` hazards are in
-  place (same slice).
-- It may be written when it has arrived and its `write` hazards are over: those that read at its
+  one holding time after it started on its last. Chips buffer what waits: a message that waits for
+  its next channel keeps none of the earlier ones.
+- It waits for its first channel from the moment when all rows of its `send` hazards are in
+  place, in the same slice.
+- It may be written when it has arrived and its `write` hazards are over: rows that read at its
   destination have left (their first channel is free again), and the others are in place.
 - It is in place when it is written. If it reduces and `chip_bandwidth` is set, it is in place when
   the chip has added it up, which takes `bytes / chip_bandwidth`. A chip adds up one message after
   another, first come first served, and by priority among those that come at the same time.
-- A channel that is free starts at once what has priority among the messages that wait for it.
+- A free channel starts at once the message with the highest priority of those that wait for it.
 - Of two messages that wait, the one with the smaller (slice + delay, row) has priority. A row's
   delay, in slices and rounded to 64ths, is zero unless it is given: a row with a delay of 3 lets
   rows without delay go first until they are three slices ahead. Of one row the earlier slice goes
@@ -42,7 +42,7 @@ from meshmend.simulator.discrete_events import State
 from meshmend.simulator.network_program import SIZE_CLASS, Program
 from meshmend.topology.fabric import Fabric
 
-Progress = Callable[[float], None]  # told the part that is done, from 0 to 1
+Progress = Callable[[float], None]  # called with the part that is done, from 0 to 1
 
 _TICKS_PER_DELAY = 2.0**44  # of the longest delay, as far as ...
 _TICKS_IN_ALL = 2.0**62  # ... all delays one after another stay below this
@@ -109,8 +109,8 @@ def simulate(
     Takes time about linear in rows x slices. A trace costs 28 bytes a message and hop.
 
     Raises:
-        InputError: a payload that is negative or not finite, slices below one, or not one delay
-            from zero on for each row.
+        InputError: a payload that is negative or not finite, slices below one, or delays that are
+            negative or not one for each row.
     """
     if not (math.isfinite(payload_bytes) and payload_bytes >= 0):
         raise InputError(f"simulate needs a payload of 0 bytes or more, but got {payload_bytes}")
@@ -127,10 +127,7 @@ def simulate(
         payload_bytes=payload_bytes,
         slices=slices,
         time_s=float(state.phases[:, 1].max() * tick_s),
-        phases=tuple(
-            PhaseTime(phase.name, float(first * tick_s), float(last * tick_s))
-            for phase, (first, last) in zip(program.schedule.phases, state.phases[:-1], strict=True)
-        ),
+        phases=_phase_times(program.schedule, state, tick_s),
         channel_busy_s=state.channels[:, events.BUSY_TICKS].astype(np.float64) * tick_s,
         delay_slices=delay_slices,
         trace=_trace_of(program, levels, state, tick_s) if trace else None,
@@ -213,6 +210,13 @@ def _run(
         assert done > before, "hazards name earlier rows only, so some message can always go on"
         if progress is not None:
             progress(done / n_messages)
+
+
+def _phase_times(schedule: Schedule, state: State, tick_s: float) -> tuple[PhaseTime, ...]:
+    return tuple(
+        PhaseTime(phase.name, float(first * tick_s), float(last * tick_s))
+        for phase, (first, last) in zip(schedule.phases, state.phases[:-1], strict=True)
+    )
 
 
 def _trace_of(program: Program, levels: NDArray[np.int32], state: State, tick_s: float) -> Trace:

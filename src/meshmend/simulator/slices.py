@@ -1,7 +1,7 @@
 """How many slices: the number that makes a schedule fastest on a fabric, found by trying.
 
-More slices overlap more of a schedule with itself and pay the overhead of more messages, so
-time first falls and then rises with their number, apart from small bumps.
+With more slices more of a schedule overlaps, but more messages pay overhead. So time first falls
+and then rises with their number, apart from small bumps.
 """
 
 from dataclasses import dataclass, field
@@ -19,17 +19,17 @@ MAX_MESSAGES = 16_000_000
 
 # Both found by trying; `benchmarks/tune_trees.py` varies them, for one ring through all ranks.
 #
-# Up to this number of slices time goes up and down with their number, so one attempt that brings
-# nothing says little: it takes two to end the search.
+# Up to this number of slices time goes up and down with their number, so one attempt without a
+# gain says little: the search ends after two.
 _UNSTEADY_SLICES = 8
-# An attempt counts as a gain if its time is below this part of the best so far: twice the
-# messages for less are not worth simulating.
+# An attempt counts as a gain if its time is below this part of the best so far: a smaller gain is
+# not worth simulating twice the messages.
 _WORTH_DOUBLING = 0.99
 
 
 @dataclass
 class _Search:
-    """One search: what it is for, the best so far, and how many messages it may still send."""
+    """One search: its question, the best so far, and how many messages it has simulated."""
 
     program: Program
     fabric: Fabric
@@ -60,13 +60,13 @@ class _Search:
         return float(np.max(work_s, initial=0.0)) + self.fabric.hop_latency_s
 
     def nearby(self, slices: int) -> int:
-        """Return three halves of a number, or three quarters if time falls less that way."""
+        """Return the number half way to the faster neighbour: 3/2 of a number, or 3/4."""
         below, above = self.tried.get(slices // 2), self.tried.get(2 * slices)
         upwards = below is None or above is None or above < below
         return slices * 3 // 2 if upwards else slices * 3 // 4
 
     def attempt(self, slices: int) -> bool:
-        """Simulate; keep the result if it is the best; return whether it is so by a margin."""
+        """Simulate; keep the result if it is the best; return whether it counts as a gain."""
         result = simulate(
             self.program,
             self.fabric,
@@ -97,11 +97,11 @@ def best_slices(
 ) -> Simulation:
     """Return the fastest simulation among those of 1, 2, 4, ... slices and between.
 
-    Doubles until a number brings nothing (of the first few, where times go up and down, two in
-    a row), until no further number can win by the work of the busiest channel, or until
-    `max_messages` are simulated; then tries the number half way to the better neighbour of the
-    best. The first attempt, one slice, is always made. `progress` is told the part of
-    `max_messages` that is done: the most that is left, often less.
+    Doubles the number until there is no gain (up to 8 slices: twice in a row), until the busiest
+    channel alone would take longer than the best so far, or until `max_messages` are simulated.
+    Then tries the number half way to the faster neighbour of the best. One slice is always tried.
+    `progress` is called with the part of `max_messages` that is simulated; the search often ends
+    before it reaches 1.
 
     Raises:
         InputError: a payload that is negative or not finite, or no messages allowed.

@@ -1,7 +1,7 @@
 """A simulation's trace as a file for a browser's trace viewer (chrome://tracing, Perfetto).
 
 One process a chip, one track for each of its outgoing links, one bar for each message on it.
-Knows the trace event format and nothing of how the times came about.
+Knows the trace event format, not how the times were found.
 """
 
 import gzip

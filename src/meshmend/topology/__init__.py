@@ -1,1 +1,1 @@
-"""What is there: meshes and tori, live and failed chips and links, boards and hosts."""
+"""Meshes and tori: live and failed chips and links, boards and hosts."""

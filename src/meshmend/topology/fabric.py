@@ -1,9 +1,9 @@
-"""The fabric: how fast the links of a machine are, and presets for machines people have.
+"""The fabric: how fast the links of a machine are, and presets for known machines.
 
-Knows four figures a machine and where each comes from; nothing of meshes or schedules. A
-preset's `source` says in words how far to trust it. The figures that machines differ in most,
-latency and overhead, are hardly published anywhere: where a preset assumes them, it says so.
-Override what you have measured: `fabric("tpu-v3").with_(...)`.
+A fabric has four figures and knows nothing of meshes or schedules. A preset's `source` says where
+its figures come from and how far to trust them. Machines differ most in latency and overhead,
+which are rarely published; where a preset assumes them, its `source` says so. Replace a preset's
+figures with your own measurements: `fabric("tpu-v3").with_(...)`.
 """
 
 import math
@@ -21,7 +21,7 @@ class Fabric:
 
     A link carries `link_bandwidth_bytes_per_s` in each direction at once, a message's head
     takes `hop_latency_s` over a link, and each message holds a link for `message_overhead_s`
-    beyond its bytes. A chip adds up `chip_bandwidth_bytes_per_s`; None is without limit.
+    beyond its bytes. A chip adds up `chip_bandwidth_bytes_per_s`; None: adding takes no time.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Fabric:
 
     def __post_init__(self) -> None:
         if not self.name:
-            raise InputError("Fabric needs a name, but got an empty one; results are printed by it")
+            raise InputError("Fabric needs a name, but got an empty one; results show it")
         self._check("link_bandwidth_bytes_per_s", self.link_bandwidth_bytes_per_s, "a positive")
         self._check("hop_latency_s", self.hop_latency_s, "zero or a positive")
         self._check("message_overhead_s", self.message_overhead_s, "zero or a positive")
@@ -51,7 +51,7 @@ class Fabric:
     ) -> "Fabric":
         """Return this fabric with the figures that are given, its name starred if any changes.
 
-        The star, `tpu-v3*`, keeps a printed time from passing for the preset's.
+        The star, `tpu-v3*`, marks printed times that are not those of the preset.
         """
         given = {
             "link_bandwidth_bytes_per_s": link_bandwidth_bytes_per_s,
@@ -163,7 +163,7 @@ def fabric(name: str) -> Fabric:
     """Return the preset of this name.
 
     Raises:
-        InputError: there is none; the message lists those there are.
+        InputError: there is no such preset; the message lists all.
     """
     if name not in FABRICS:
         raise InputError(f"--fabric needs one of {', '.join(FABRICS)}, but got {name!r}")

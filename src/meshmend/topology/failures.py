@@ -1,7 +1,7 @@
 """What can fail, as a value and as text: a block of chips, or one link.
 
-Knows the grammar of `--fail` and nothing of any mesh: whether a block lies inside is the
-mesh's to say.
+Knows the grammar of `--fail` and nothing of any mesh: the mesh checks whether a block lies
+inside it.
 
     4x2@6,8        the block of shape 4x2 whose first chip is (6, 8)
     3,4            one chip
@@ -91,7 +91,7 @@ def region(kind: str, chip: Chip) -> Block:
 
 
 def board_shape(n_axes: int, kind: str = "board") -> tuple[int, ...]:
-    """Return the shape of a board or host on so many axes; on a line each chip is its own."""
+    """Return the shape of a board or host on so many axes; on one axis it is a single chip."""
     return REGION_SHAPES[kind] + (1,) * (n_axes - 2) if n_axes > 1 else (1,)
 
 
@@ -150,19 +150,19 @@ def format_shape(shape: tuple[int, ...]) -> str:
 def blocks_of(chips: Collection[Chip]) -> tuple[Block, ...]:
     """Return disjoint blocks that cover exactly these chips, each grown as far as it goes.
 
-    Grows from the first chip left, along the last axis first, so that a single failed
-    block comes back as itself.
+    Grows from the first chip that is not covered yet, along the last axis first. So a single
+    failed block comes back as itself.
     """
-    left = set(chips)
+    uncovered = set(chips)
     blocks = []
     for chip in sorted(chips):
-        if chip not in left:
+        if chip not in uncovered:
             continue
         block = Block((1,) * len(chip), chip)
         for axis in reversed(range(len(chip))):
-            while left.issuperset((grown := _longer(block, axis)).chips()):
+            while uncovered.issuperset((grown := _longer(block, axis)).chips()):
                 block = grown
-        left.difference_update(block.chips())
+        uncovered.difference_update(block.chips())
         blocks.append(block)
     return tuple(blocks)
 

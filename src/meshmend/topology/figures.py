@@ -1,8 +1,8 @@
 """The figures of a mesh: degrees, eccentricities, radius, diameter and centre, computed once.
 
-Whoever needs one of them asks `mesh_figures`, which keeps the figures of the meshes that were
-asked for last, and hands the value on. Distances from one rank and connected parts are in
-`graph`; the packing number, which takes longer than all of these, is in `limits`.
+All callers take them from `mesh_figures`, which keeps those of the 64 meshes used last. Distances
+from one rank and connected parts are in `graph`. The packing number, which takes longer than all
+of these, is in `limits`.
 """
 
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ from meshmend.topology.mesh import Mesh
 
 @dataclass(frozen=True)
 class MeshFigures:
-    """The figures of one mesh, each computed when it is first asked for.
+    """The figures of one mesh, each computed at its first use.
 
     Distances are hops over live links. Where the mesh falls into parts, an eccentricity counts
-    within the rank's own part, so ask `is_connected` before you use radius and centre.
+    within the rank's own part, so check `is_connected` before you use radius and centre.
     """
 
     mesh: Mesh
@@ -72,7 +72,7 @@ class MeshFigures:
 
 @lru_cache(maxsize=64)
 def mesh_figures(mesh: Mesh) -> MeshFigures:
-    """Return the figures of a mesh; equal meshes share one value while it is kept."""
+    """Return the figures of a mesh; equal meshes share one value while it is cached."""
     return MeshFigures(mesh)
 
 

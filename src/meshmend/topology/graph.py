@@ -39,7 +39,7 @@ def breadth_first(
 
 
 def distances_from(mesh: Mesh, rank: int) -> NDArray[np.int32]:
-    """Return the hops from one rank to every rank over live links, -1 where there is no way."""
+    """Return the hops from one rank to every rank over live links, -1 where no path exists."""
     distance, queue = np.empty((2, mesh.n_live), dtype=np.int32)
     breadth_first(mesh.neighbor_ranks, rank, distance, queue)
     return distance

@@ -55,7 +55,7 @@ class Mesh:
             raise TopologyError(
                 f"Mesh needs at most {MAX_CHIPS} chips, but got {format_shape(self.shape)}"
             )
-        if not self.wrap:  # spelt out, so that equal meshes compare equal
+        if not self.wrap:  # one flag per axis, so that equal meshes compare equal
             object.__setattr__(self, "wrap", (False,) * len(self.shape))
         if len(self.wrap) != len(self.shape):
             raise TopologyError(
@@ -66,9 +66,9 @@ class Mesh:
                 f"Mesh needs failed chips inside its shape {format_shape(self.shape)}, but got "
                 f"{_some(outside)}"
             )
-        if strange := sorted(link for link in self.failed_links if not self.has_link(link)):
+        if unknown := sorted(link for link in self.failed_links if not self.has_link(link)):
             raise TopologyError(
-                f"Mesh {format_shape(self.shape)} has no {_some([str(link) for link in strange])}; "
+                f"Mesh {format_shape(self.shape)} has no {_some([str(link) for link in unknown])}; "
                 "a link joins two neighbouring chips"
             )
         if len(self.failed) == self.n_chips:
@@ -98,7 +98,7 @@ class Mesh:
         return replace(self, failed=frozenset(chips), failed_links=frozenset(links))
 
     def repaired(self, *failures: Failure | str) -> "Mesh":
-        """Return this mesh with failures taken back; what was alive stays alive."""
+        """Return this mesh without these failures; what was alive stays alive."""
         chips, links = set(self.failed), set(self.failed_links)
         for failure in failures:
             part = parse_failure(failure) if isinstance(failure, str) else failure

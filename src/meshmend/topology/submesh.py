@@ -1,7 +1,7 @@
-"""What people do today with a broken mesh: use an intact part of it and leave the rest idle.
+"""The intact parts of a broken mesh, for jobs that run on one of them and leave the rest idle.
 
-Two such parts: the largest box without a failure, and what is left when every row (or every
-column) that holds a failure is dropped. Knows nothing of collectives.
+There are two: the largest box without a failure, and the mesh that is left when every row (or
+every column) with a failure is dropped. Knows nothing of collectives.
 """
 
 import itertools
@@ -33,9 +33,9 @@ class IntactPart:
 def largest_box(mesh: Mesh) -> IntactPart:
     """Return the box of most chips that holds no failed chip and no failed link.
 
-    Among equals the one whose first chip comes first. An axis that wraps still does if the box
-    spans it; boxes across the seam are not tried. Takes time in the square of all extents but
-    the last.
+    Among equals the one whose first chip comes first. An axis that wraps still wraps if the box
+    spans it; boxes across the wrap-around links are not tried. Time grows with the square of all
+    extents but the last.
     """
     best: tuple[int, tuple[Range, ...]] = (0, ())
     for outer in itertools.product(*map(_ranges, mesh.shape[:-1])):
@@ -60,17 +60,17 @@ def largest_box(mesh: Mesh) -> IntactPart:
 def without_lines(mesh: Mesh, axis: int | None = None) -> IntactPart:
     """Return what is left when every line across an axis that holds a failure is dropped.
 
-    Axis 0 drops rows, axis 1 columns; if none is given, the one that keeps most chips, rows
-    first. Live chips of dropped lines compute nothing, but they forward: the lines left form
-    one smaller mesh, whose neighbours across a gap are routed over the broken one. A failed
-    link counts where its first chip is.
+    Axis 0 drops rows, axis 1 columns. Without an axis, the one that keeps most chips is taken,
+    rows on a tie. Live chips of dropped lines compute nothing, but they forward: the lines that
+    are left form one smaller mesh, and its neighbours across a gap are joined by routes over the
+    broken mesh. A failed link counts in the line of its first chip.
 
     Raises:
         TopologyError: no such axis.
         UnsupportedError: every line holds a failure.
     """
     if axis is None:
-        kept = [len(_clear_lines(mesh, each)) / size for each, size in enumerate(mesh.shape)]
+        kept = [len(_clear_lines(mesh, i)) / size for i, size in enumerate(mesh.shape)]
         axis = int(np.argmax(kept))
     if not 0 <= axis < len(mesh.shape):
         raise TopologyError(f"without_lines needs an axis of {mesh}, but got {axis}")
@@ -82,7 +82,7 @@ def without_lines(mesh: Mesh, axis: int | None = None) -> IntactPart:
         )
     shape = (*mesh.shape[:axis], len(lines), *mesh.shape[axis + 1 :])
     chips = itertools.product(
-        *(lines if each == axis else range(size) for each, size in enumerate(mesh.shape))
+        *(lines if i == axis else range(size) for i, size in enumerate(mesh.shape))
     )
     ranks = np.array([mesh.rank_of[chip] for chip in chips], dtype=np.int32)
     dropped = mesh.shape[axis] - len(lines)

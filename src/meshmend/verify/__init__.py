@@ -1,1 +1,1 @@
-"""Is it right: counts every contribution, and walks every hop."""
+"""Proofs of schedules: every contribution is counted, and every hop is followed."""

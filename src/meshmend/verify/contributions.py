@@ -1,15 +1,15 @@
-"""Counts contributions: who ends with whose data, and how often.
+"""Counts contributions: which rank ends with which ranks' data, and how often.
 
-Runs the table row after row, as its meaning says, on counters instead of numbers. At the start
+Runs the table row after row, on counters instead of numbers. At the start
 rank r holds its own contribution once. At the end every cell that the collective promises must
 hold what it promises exactly once, and nothing else: a contribution that arrives twice is as
 wrong as one that is missing. In an all-gather some ranks may be **replicas**: they hold at the
-start what each chunk's owner holds, so that a copy of theirs is as good as the owner's own.
+start what each chunk's owner holds, so a copy from a replica counts as a copy from the owner.
 
 Small schedules are counted exactly. In large ones each cell holds how many contributions it
-has, and their sum modulo the prime 2^61 - 1 with a random weight per rank. A cell with the
-right number has no count that wraps around, so that one whose counts are wrong passes with
-probability 1 / (2^61 - 1), and a wrong schedule, which has such a cell, with no more.
+has, and their sum modulo the prime 2^61 - 1 with a random weight per rank. If a cell has
+the right number, none of its counts wraps around. So a cell with wrong counts passes with
+probability 1 / (2^61 - 1). A wrong schedule has such a cell, so it passes with no more than that.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ _MANY: Final = 1 << 31  # contributions in one cell: more than there are ranks
 
 @dataclass(frozen=True)
 class Proof:
-    """How a schedule was found right, and the probability that a wrong one would pass."""
+    """How a schedule was proved right, and the probability that a wrong one would pass."""
 
     method: str  # "exact" or "fingerprint"
     error_probability: float
@@ -46,12 +46,12 @@ def check_contributions(
 ) -> Proof:
     """Return the proof that the schedule keeps its collective's promise.
 
-    Counts exactly or by fingerprint as asked, or else exactly where that is quick. The weights
-    of the fingerprint come from `seed`.
+    `exact` says whether to count exactly or by fingerprint; None: exactly where that is quick. The
+    weights of the fingerprint come from `seed`.
 
     Raises:
         VerificationError: names a rank, a chunk, and what is missing or there too often.
-        InputError: replicas that are no ranks, or that would be counted in a sum.
+        InputError: replicas that are not ranks, or replicas in a sum.
     """
     _check_replicas(schedule, replicas)
     if exact is None:
@@ -70,7 +70,7 @@ def contribution_counts(
 ) -> NDArray[np.uint8]:
     """Return how often each rank (first axis) ends with each rank's data of one chunk.
 
-    Counts of 255 mean 255 or more. What a replica holds counts as the owner's.
+    Counts of 255 mean 255 or more. A replica's data count as the owner's.
     """
     counts = np.eye(schedule.n_ranks, dtype=np.uint8)[:, None, :]
     counts[list(replicas), 0] = counts[schedule.owners[chunk], 0]

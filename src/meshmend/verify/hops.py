@@ -1,4 +1,4 @@
-"""Walks the routes: every transfer of a schedule must cross live links all the way."""
+"""Follows the routes: every transfer of a schedule must cross live links all the way."""
 
 from meshmend.errors import VerificationError
 from meshmend.kernels import plain_kernel
