@@ -38,7 +38,7 @@ class LedgerJob:
         bits: str = "bits",
         finished_by: Iterable[int] | None = None,
     ) -> None:
-        """Do the steps after one up to another; the last is finished by some only, if they are named."""
+        """Do the steps after one up to another; if some are named, only they finish the last."""
         chips = [(0, column) for column in columns]
         for step in range(after + 1, to + 1):
             for rank, chip in enumerate(chips):

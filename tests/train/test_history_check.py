@@ -222,8 +222,8 @@ def test_two_digests_of_a_step_in_one_generation_are_found_even_if_the_step_was_
     assert audit(tmp_path).split == (5,)
 
 
-def test_a_million_lines_take_seconds(tmp_path: Path) -> None:
-    n_chips, n_steps = 16, 6250  # 300,000 lines; the test of a million is a benchmark
+def test_the_check_takes_microseconds_for_each_line(tmp_path: Path) -> None:
+    n_chips, n_steps = 16, 1000
     job = LedgerJob(tmp_path, batch=64, n_samples=1797)
     job.run(1, range(n_chips), after=0, to=n_steps)
     job.close()
@@ -232,4 +232,5 @@ def test_a_million_lines_take_seconds(tmp_path: Path) -> None:
     found = audit(tmp_path)
 
     assert found.used == 64 * n_steps
-    assert time.process_time() - started < 20.0  # of one core, however busy; measured: 0.7 s
+    # Measured: 2.2 us a line, so that a million lines take seconds.
+    assert (time.process_time() - started) / (3 * n_chips * n_steps) < 50e-6

@@ -111,6 +111,7 @@ _EMPTY: Final = {
     "back": np.empty((0, 4), dtype=np.int64),
     "resume": np.empty((0, 4), dtype=np.int64),
 }
+_INITIALS: Final = {kind: kind[:1].encode() for kind in _EMPTY}
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,20 +141,17 @@ def _read(path: Path, number: int) -> _Part:
         )
     _check_lines(path, data, head.end())
     lines = data[head.end() :].split(b"\n")[:-1]
-    places: dict[bytes, list[int]] = {kind: [] for kind in (b"t", b"d", b"h", b"b", b"r", b"g")}
+    places: dict[bytes, list[int]] = {initial: [] for initial in (b"g", *_INITIALS.values())}
     for place, line in enumerate(lines):
         places[line[:1]].append(place)
-    holds = _words(lines, places[b"h"], 4)
     tables = {
-        "try": _table(number, places[b"t"], _words(lines, places[b"t"], 7)[:, 1:]),
-        "done": _table(number, places[b"d"], _words(lines, places[b"d"], 4)[:, 1:]),
-        "hold": _table(number, places[b"h"], holds[:, 1:3]),
-        "back": _table(number, places[b"b"], _words(lines, places[b"b"], 3)[:, 1:]),
-        "resume": _table(number, places[b"r"], _words(lines, places[b"r"], 3)[:, 1:]),
+        kind: _table(number, places[initial], lines, _EMPTY[kind].shape[1] - 2)
+        for kind, initial in _INITIALS.items()
     }
+    bits = [lines[place].rpartition(b" ")[2] for place in places[b"h"]]
     chip, gaps = tuple(map(int, head[2].split(b","))), tuple(places[b"g"])
     file = LedgerFile(chip, int(head[3]), int(head[4]), int(head[5]), gaps)
-    return _Part(file, tables, holds[:, 3])
+    return _Part(file, tables, np.array(bits, dtype="S"))
 
 
 def _check_lines(path: Path, data: bytes, start: int) -> None:
@@ -167,17 +165,15 @@ def _check_lines(path: Path, data: bytes, start: int) -> None:
     raise InputError(f"{path} is no ledger: line {number} reads {line[:80]!r}")
 
 
-def _words(lines: Sequence[bytes], places: Sequence[int], n_words: int) -> NDArray[np.bytes_]:
-    """Return the words of lines that have equally many, a row a line."""
-    text = b" ".join([lines[place] for place in places]).replace(b" -", b" -1")
-    return np.array(text.split(), dtype="S").reshape(-1, n_words)
-
-
-def _table(number: int, places: Sequence[int], words: NDArray[np.bytes_]) -> Numbers:
-    """Return the file's number, the place of each line, and its words as numbers."""
-    where = np.empty((len(places), 2), dtype=np.int64)
-    where[:, 0], where[:, 1] = number, places
-    return np.hstack([where, words.astype(np.int64)])
+def _table(number: int, places: Sequence[int], lines: Sequence[bytes], n_numbers: int) -> Numbers:
+    """Return the file's number, the place of each line, and the numbers in it."""
+    table = np.empty((len(places), 2 + n_numbers), dtype=np.int64)
+    table[:, 0], table[:, 1] = number, places
+    if places:
+        words = (b" ".join(lines[at].split(b" ")[1 : 1 + n_numbers]) for at in places)
+        text = b" ".join(words).replace(b" -", b" %d" % UNTOLD)
+        table[:, 2:] = np.fromstring(text, dtype=np.int64, sep=" ").reshape(-1, n_numbers)
+    return table
 
 
 def keys_of(table: Numbers) -> Numbers:
