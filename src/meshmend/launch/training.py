@@ -139,6 +139,7 @@ def _report(run: TrainingRun, path: Path) -> str | None:
     try:
         path.write_text(training_page(run), encoding="utf-8")
     except OSError as error:
+        path.unlink(missing_ok=True)
         _log.error("the report cannot be written to %s: %s", path, error.strerror)
         return None
     return str(path)
@@ -232,6 +233,7 @@ def _write_answer(path: Path, evaluation: Mapping[str, float]) -> None:
         draft.write_text(json.dumps(evaluation), encoding="utf-8")
         draft.replace(path)
     except OSError as error:
+        draft.unlink(missing_ok=True)
         _log.error("the evaluation cannot be written to %s: %s", path, error.strerror)
 
 

@@ -38,7 +38,6 @@ def resumable(folder: Path, fresh: State, *, steps: int, on_damage: OnDamage) ->
         raise InputError(
             f"the checkpoint is at step {loaded.step}, but steps is {steps}; give more steps"
         )
-    _check_progress(loaded.state["progress"], fresh["progress"])
     if len(loaded.state["also"]) != len(fresh["also"]):
         raise InputError(
             f"resume needs the {len(loaded.state['also'])} further objects of the checkpoint, but "
@@ -46,6 +45,7 @@ def resumable(folder: Path, fresh: State, *, steps: int, on_damage: OnDamage) ->
         )
     for part in ("model", "optimizer", "also"):
         _check_same(_shapes(loaded.state[part]), _shapes(fresh[part]), part)
+    _check_progress(loaded.state["progress"], fresh["progress"])
     return loaded
 
 
