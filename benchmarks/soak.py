@@ -78,7 +78,7 @@ class Watch:
 
     def look(self) -> None:
         """Look every second until the run is over; end the process when it goes wrong."""
-        beat = 0
+        beat, seen = 0, set[str]()
         while not self.is_over:
             time.sleep(1.0)
             beat += 1
@@ -89,9 +89,11 @@ class Watch:
                 self._sample()
             if beat % 20 == 0:
                 found = audit(self.folder / "ledger")
-                # The last steps may still be under way: their lines come one by one.
-                if found.split or found.repeated:
+                # The last steps may still be under way: their lines come one by one. So a fault
+                # of the history counts when the next look finds it too.
+                if found.split or found.repeated or seen & set(found.faults):
                     self._fail(f"the ledgers say {found}")
+                seen = set(found.faults)
 
     def growth(self) -> list[str]:
         """Return which processes grew, in words."""
@@ -187,7 +189,7 @@ def _verdict(
     for kind, times in sorted(by_kind.items()):
         print(f"{kind:10} {len(times):6} {statistics.median(times):9.2f} {max(times):9.2f}")
     trouble = [failure] if failure else []
-    trouble += [f"{found}"] if found.lost or found.repeated or found.split else []
+    trouble += [f"{found}"] if found.is_wrong else []
     trouble += watch.growth()
     trouble += [f"processes are left over: {pids}" for pids in [watch.left_over()] if pids]
     summary = {
@@ -199,6 +201,10 @@ def _verdict(
         "samples": {"used": found.used, "lost": found.lost, "repeated": found.repeated},
         "steps_hashed": found.hashed,
         "steps_split": list(found.split),
+        "steps_redone": found.redone,
+        "restores": [restore._asdict() for restore in found.restores],
+        "history_faults": list(found.faults),
+        "unchecked": list(found.unchecked),
         "longest_pause_s": round(watch.longest_pause_s, 2),
         "recovered_s": {
             kind: {"count": len(times), "median": statistics.median(times), "worst": max(times)}

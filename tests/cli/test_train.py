@@ -53,6 +53,9 @@ def test_a_run_is_one_json_object_and_can_be_taken_up_with_another_learning_rate
         options = ("--steps", "6", "--resume", first, "--run-dir", second)
         again = start("two", *common, *options, "--lr", "1e-9")
         assert again.end() == 0, again.err
+        short = start("three", *common, "--steps", "2", "--resume", first)
+        assert short.end() == 2
+        assert short.err.splitlines()[-1].endswith("at step 4, but steps is 2; give more steps")
 
     answer = json.loads(ran.out)
     assert answer["steps"] == 4

@@ -16,6 +16,7 @@ from meshmend.membership.events import (
     ConnectionRefused,
     FaultHappened,
     SampleCounts,
+    StateRestored,
     TimedEvent,
 )
 from meshmend.report.training_lanes import MAX_LANES, lanes
@@ -228,3 +229,21 @@ def test_every_flag_has_its_line_and_numbers_do_not_touch(places: list[float]) -
     boxes = [part.split('"') for part in marks.split("<rect x=")[1:]]
     edges = [(float(part[1]), float(part[1]) + float(part[5])) for part in boxes]
     assert all(one[1] <= other[0] + 0.02 for one, other in pairwise(edges))
+
+
+def test_the_page_tells_what_was_redone_what_is_wrong_and_what_was_not_checked() -> None:
+    ending = end(
+        *(2, 1, 1.0, 1.0),
+        replicas_equal=None,
+        redone=2,
+        restores=(StateRestored(step=15, lost=17),),
+        history_faults=("two histories <b>",),
+        unchecked=("the ledger of chip (0, 1) ends at step 1",),
+    )
+
+    page = training_page(training_run(lines([start(), step(1, 1, 1.0), ending])))
+
+    assert "step 17 was lost; 2 steps were done again from step 15 on" in page
+    assert "two histories &lt;b&gt;" in page
+    assert "the ledger of chip (0, 1) ends at step 1" in page
+    assert "not checked" in page

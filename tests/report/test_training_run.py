@@ -16,6 +16,8 @@ from meshmend.membership.events import (
     CoordinatorChanged,
     CoordinatorState,
     FaultRecovered,
+    SampleCounts,
+    StateRestored,
     TimedEvent,
 )
 from meshmend.report.moving_rate import MovingRate
@@ -219,3 +221,51 @@ def test_summary_of_a_run_cut_short_says_so() -> None:
     assert "loss      -" in summary
     assert "recovery  none was needed" in summary
     assert summary.endswith("end       none: the run was cut short, or still goes on")
+
+
+def restored_run() -> TrainingRun:
+    return run_of(
+        start(steps=30),
+        *(step(number / 10, number, 1.0) for number in range(1, 18)),
+        at(2.0, StateRestored(step=15, lost=17)),
+        step(2.1, 16, 0.5),
+        end(3.0, 16, 1.0, 0.5, redone=2, restores=(StateRestored(step=15, lost=17),)),
+    )
+
+
+def test_steps_that_were_lost_do_not_count_and_those_done_again_count_once() -> None:
+    run = restored_run()
+
+    assert run.n_done == 16
+    assert run.steps.loss[-1] == 0.5
+    assert "redone    step 17 was lost; 2 steps were done again from step 15 on" in (
+        train_summary(run).splitlines()
+    )
+
+
+def test_a_run_that_was_cut_short_tells_of_its_restores_too() -> None:
+    run = run_of(start(), step(1, 1, 1.0), at(2.0, StateRestored(step=0, lost=1)))
+
+    assert run.restores == (StateRestored(step=0, lost=1),)
+    assert run.n_done == 0
+
+
+def test_what_is_wrong_or_could_not_be_checked_is_in_the_summary() -> None:
+    run = run_of(
+        start(),
+        step(1, 1, 1.0),
+        end(
+            *(2, 1, 1.0, 1.0),
+            replicas_equal=None,
+            samples=SampleCounts(64),
+            history_faults=("two histories",),
+            unchecked=("the ledger of chip (0, 1) ends at step 1: disk full",),
+        ),
+    )
+
+    shown = train_summary(run).splitlines()
+
+    assert "replicas  not checked" in shown
+    assert "samples   64 used in the steps seen" in shown
+    assert "WRONG     two histories" in shown
+    assert "unchecked the ledger of chip (0, 1) ends at step 1: disk full" in shown

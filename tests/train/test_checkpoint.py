@@ -290,3 +290,37 @@ def test_killed_while_saving_the_checkpoint_before_is_usable(tmp_path: Path) -> 
         assert found.state["step"].tolist() == [100] * 9999
         assert named == [tmp_path / name / "step-00000200"]
     assert loaded(tmp_path / "fsync-4").step == 200, "all shards have their names"
+
+
+def test_the_newest_complete_step_is_found_by_names_alone(tmp_path: Path) -> None:
+    assert checkpoint.newest_complete(tmp_path / "nothing") is None
+    for step in (10, 20, 30):
+        save(tmp_path, {"weight": torch.ones(8)}, step, 2)
+    next((tmp_path / "step-00000030").iterdir()).unlink()
+    for file in (tmp_path / "step-00000020").iterdir():
+        file.write_bytes(b"damaged, but here")
+
+    assert checkpoint.newest_complete(tmp_path) == 20
+    assert checkpoint.newest_complete(tmp_path, without={20}) == 10
+
+
+def test_one_step_is_loaded_or_its_damage_is_named(tmp_path: Path) -> None:
+    damage: list[str] = []
+    for step in (10, 20):
+        save(tmp_path, {"weight": torch.full((8,), float(step))}, step, 2)
+    file = next((tmp_path / "step-00000020").iterdir())
+    file.write_bytes(file.read_bytes()[:-1])
+
+    found = checkpoint.load_step(tmp_path, 10, on_damage=no_damage)
+    assert found is not None
+    assert found.step == 10
+    assert found.state["weight"].tolist() == [10.0] * 8
+    for step in (20, 30):
+        assert (
+            checkpoint.load_step(
+                tmp_path, step, on_damage=lambda path, why: damage.append(f"{path.name} {why}")
+            )
+            is None
+        )
+    assert "does not end with its checksum" in damage[0]
+    assert damage[1] == "step-00000030 it has no shards"

@@ -46,15 +46,22 @@ def run_elastic_script(run: "ElasticScript") -> int:
         print(trace, end="", file=sys.stderr)
         return 1
     note(f"meshmend: {_summary(ran)}")
-    return 0
+    for words in (*ran.audit.faults, *ran.audit.unchecked):
+        note(f"meshmend: {words}")
+    return 1 if ran.audit.is_wrong else 0
 
 
 def _summary(ran: "Ran") -> str:
     found = ran.audit
     if found.steps == 0:
         return "the script ended without a step; --elastic is for a loop over meshmend.train.Job"
-    equal = "replicas DIFFER" if found.split else "replicas equal bit for bit"
+    equal = {
+        True: "replicas equal bit for bit",
+        False: "replicas DIFFER",
+        None: "replicas not compared",
+    }[found.replicas_equal]
+    redone = f"; {found.redone} steps done again" if found.redone else ""
     return (
         f"{found.steps} steps; samples: {found.used} used, {found.lost} lost, "
-        f"{found.repeated} repeated; {equal}"
+        f"{found.repeated} repeated; {equal}{redone}"
     )

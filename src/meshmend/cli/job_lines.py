@@ -24,6 +24,7 @@ _SHOWN = (
     events.StateLost,
     events.StateRestored,
     events.JobFailed,
+    events.WriteFailed,
 )
 
 

@@ -192,9 +192,9 @@ def train_command(
         print_json(trained.answer)
     else:
         print(train_summary(trained.run))
-        print(f"report   {trained.answer['report']}")
+        print(f"report   {trained.answer['report'] or 'not written'}")
     if trained.failure:
-        note(f"meshmend: the job did not finish: {trained.failure}")
+        note(f"meshmend: {trained.failure}")
     return 1 if trained.failure else 0
 
 

@@ -17,13 +17,15 @@ from meshmend.faults.fault import Fault
 from meshmend.launch.elastic import run_elastic
 from meshmend.launch.elastic_job import ElasticJob, Outcome
 from meshmend.launch.forked_worker import Script, script_body
-from meshmend.membership.events import TimedEvent, event_line
+from meshmend.launch.run_log import run_log
+from meshmend.membership.events import TimedEvent
 from meshmend.membership.timing import Timing
 from meshmend.planning.catalogue import prepare
 from meshmend.planning.settings import Settings
 from meshmend.scratch import scratch_folder
 from meshmend.testbed.bed import Testbed
-from meshmend.train.ledger import Audit, audit
+from meshmend.train.history_check import Audit
+from meshmend.train.ledger import audit
 
 
 @dataclass(frozen=True)
@@ -64,10 +66,10 @@ def run_script(run: ElasticScript, show: Callable[[TimedEvent], None]) -> Ran:
     torch.optim.SGD([torch.zeros(1)])  # imports torch's compiler: once, not in each worker
     prepare(run.settings.mesh, run.settings.algorithm)
     with _folder(run.run_dir) as folder:
-        with (folder / "events.jsonl").open("w", encoding="utf-8", buffering=1) as stream:
+        with run_log(folder / "events.jsonl") as log:
 
             def tell(event: TimedEvent) -> None:
-                stream.write(event_line(event))
+                log.add(event)
                 show(event)
 
             outcome = _run(run, folder, tell)

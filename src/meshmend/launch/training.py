@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,13 +20,14 @@ from meshmend.errors import InputError
 from meshmend.faults.fault import Fault
 from meshmend.launch.elastic import run_elastic
 from meshmend.launch.elastic_job import ElasticJob, Outcome
+from meshmend.launch.run_log import run_log
 from meshmend.membership.events import (
     EVENTS,
     RunEnded,
     RunStarted,
     SampleCounts,
+    StateRestored,
     TimedEvent,
-    event_line,
 )
 from meshmend.membership.timing import Timing
 from meshmend.planning.settings import Settings
@@ -37,10 +38,14 @@ from meshmend.testbed.bed import Testbed
 from meshmend.topology.text import mesh_words
 from meshmend.train.checkpoint import Saving
 from meshmend.train.gradients import Gradients
+from meshmend.train.history_check import Audit
 from meshmend.train.job import Job
-from meshmend.train.ledger import Audit, audit
+from meshmend.train.ledger import audit
+from meshmend.train.resume import resumable
 from meshmend.workloads.registry import preload
 from meshmend.workloads.workload import Workload
+
+_log = logging.getLogger(__name__)
 
 _EVENTS = "events.jsonl"
 _ANSWER = "evaluation.json"
@@ -81,11 +86,13 @@ def train(training: Training, show: Callable[[TimedEvent], None]) -> Trained:
     """Train through all faults; every event is shown as it happens, and written down.
 
     Raises:
-        InputError: the run's folder cannot be used, or there is nothing to resume.
+        InputError: the run's folder cannot be used, or what is to be resumed cannot be.
     """
     torch.set_num_threads(1)  # one process a chip: more would fight for the same cores
     preload()
     model = training.workload.model()
+    if training.resume is not None:
+        _check_resume(training, training.resume, model)
     folder = training.run_dir
     try:
         (folder / "ledger").mkdir(parents=True)
@@ -93,29 +100,61 @@ def train(training: Training, show: Callable[[TimedEvent], None]) -> Trained:
         raise InputError(
             f"a run needs a folder of its own, but {folder} cannot be made: {error.strerror}"
         ) from None
-    with (
-        (folder / _EVENTS).open("w", encoding="utf-8", buffering=1) as stream,
-        TensorBoardLog(folder / "tensorboard") as board,
-    ):
+    with run_log(folder / _EVENTS, TensorBoardLog(folder / "tensorboard")) as log:
 
         def tell(event: TimedEvent) -> None:
-            stream.write(event_line(event))
-            board.add(event)
+            log.add(event)
             show(event)
 
         tell(TimedEvent(0.0, _beginning(training, model)))
         outcome = _run(training, model, tell)
         found = audit(folder / "ledger")
-        ended = _ended(outcome, found, folder)
+        ended = _ended(outcome, found, training_run(log.lines()), folder)
         tell(ended)
-    with (folder / _EVENTS).open(encoding="utf-8") as lines:
-        run = training_run(lines)
-    report = folder / "report.html"
-    report.write_text(training_page(run), encoding="utf-8")
+    run = training_run(log.lines())
     answer = EVENTS.encode(ended.event)
     del answer["event"]
-    answer |= {"run_dir": str(folder), "report": str(report)}
-    return Trained(answer, run, "" if outcome.is_finished else outcome.why)
+    answer |= {"run_dir": str(folder), "report": _report(run, folder / "report.html")}
+    failure = "" if outcome.is_finished else f"the job did not finish: {outcome.why}"
+    return Trained(answer, run, failure or _why_untrusted(found, is_asked=training.checks))
+
+
+def _check_resume(training: Training, folder: Path, model: torch.nn.Module) -> None:
+    """Refuse a checkpoint that the workers cannot go on from, before there are any."""
+    fresh = {
+        "model": model.state_dict(),
+        "optimizer": training.workload.optimizer(model).state_dict(),
+        "also": [],
+        "progress": {"seed": training.seed, "n_samples": len(training.workload.dataset)},
+    }
+
+    def tell(path: Path, why: str) -> None:
+        _log.warning("checkpoint %s is not used: %s", path, why)
+
+    resumable(folder, fresh, steps=training.steps, on_damage=tell)
+
+
+def _report(run: TrainingRun, path: Path) -> str | None:
+    """Write the report and return where; None, and a line on the log, where it has no room."""
+    try:
+        path.write_text(training_page(run), encoding="utf-8")
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        _log.error("the report cannot be written to %s: %s", path, error.strerror)
+        return None
+    return str(path)
+
+
+def _why_untrusted(found: Audit, *, is_asked: bool) -> str:
+    """Return why a finished run cannot be trusted: it is wrong, or not checked as asked."""
+    if found.is_wrong:
+        samples = f"{found.lost} samples lost, {found.repeated} repeated"
+        split = f"replicas differ after step {found.split[0]}" if found.split else ""
+        wrong = [samples if found.lost or found.repeated else "", split, *found.faults[:1]]
+        return f"the history of this run is wrong: {'; '.join(words for words in wrong if words)}"
+    if is_asked and found.unchecked:
+        return f"this run could not be checked: {found.unchecked[0]}"
+    return ""
 
 
 def _beginning(training: Training, model: torch.nn.Module) -> RunStarted:
@@ -183,17 +222,23 @@ def _work(training: Training, model: torch.nn.Module) -> int:
         loss.backward()  # type: ignore[no-untyped-call]  # torch's stubs
         job.step(loss)
     if job.is_leader:
-        path = training.run_dir / _ANSWER
-        draft = path.with_suffix(f".{os.getpid()}")
-        draft.write_text(json.dumps(workload.evaluate(model)), encoding="utf-8")
-        draft.replace(path)
+        _write_answer(training.run_dir / _ANSWER, workload.evaluate(model))
     return 0
 
 
-def _ended(outcome: Outcome, found: Audit, folder: Path) -> TimedEvent:
+def _write_answer(path: Path, evaluation: Mapping[str, float]) -> None:
+    """Write what the model reached, whole or not at all; a full disk is no reason to fail."""
+    draft = path.with_suffix(f".{os.getpid()}")
+    try:
+        draft.write_text(json.dumps(evaluation), encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        _log.error("the evaluation cannot be written to %s: %s", path, error.strerror)
+
+
+def _ended(outcome: Outcome, found: Audit, so_far: TrainingRun, folder: Path) -> TimedEvent:
     """Return the last event of a run: its figures, from its events and its ledgers."""
-    with (folder / _EVENTS).open(encoding="utf-8") as lines:
-        so_far = training_run(lines)
     chips = [
         count for at, count in enumerate(outcome.chips) if at == 0 or count != outcome.chips[at - 1]
     ]
@@ -202,13 +247,24 @@ def _ended(outcome: Outcome, found: Audit, folder: Path) -> TimedEvent:
         steps=so_far.n_done,
         first_loss=so_far.first_loss,
         final_loss=so_far.final_loss,
-        replicas_equal=found.hashed > 0 and not found.split,
-        samples=SampleCounts(found.used, found.lost, found.repeated),
+        replicas_equal=found.replicas_equal,
+        samples=_sample_counts(found),
         chips=tuple(chips),
         faults=tuple(recovery.event() for recovery in outcome.recoveries),
         evaluation=json.loads(evaluation.read_text()) if evaluation.exists() else {},
+        redone=found.redone,
+        restores=tuple(StateRestored(each.step, each.lost) for each in found.restores),
+        history_faults=found.faults,
+        unchecked=found.unchecked,
     )
     return TimedEvent(so_far.duration_s, event)
+
+
+def _sample_counts(found: Audit) -> SampleCounts:
+    """Return the counts of samples; what a ledger that was cut lacks may be lost: not known."""
+    if found.unchecked and not found.lost and not found.repeated:
+        return SampleCounts(found.used)
+    return SampleCounts(found.used, found.lost, found.repeated)
 
 
 def new_run_dir(parent: Path) -> Path:

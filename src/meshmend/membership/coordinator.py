@@ -27,6 +27,7 @@ from meshmend.membership.events import (
     WorkerSaved,
     WorkerStepped,
     WorkerTurnedAway,
+    WriteFailed,
 )
 from meshmend.membership.history import CoordinatorRecord, History
 from meshmend.membership.job_spec import JobSpec
@@ -183,7 +184,7 @@ class Coordinator:
                     return
                 self._membership.tell(chip, status, self._now)
                 self._repeat_go(connection, status)
-            case Report(event=WorkerStepped() | WorkerSaved() as event) if event.chip == chip:
+            case Report(event=event) if _is_own_report(event, chip):
                 self._tell_observers(event)
             case Heartbeat(generation=generation, step=step):
                 self._stragglers.note(chip, (generation, step))
@@ -385,3 +386,8 @@ class Coordinator:
         for connection in list(self._connections.values()):
             if connection.is_observer:
                 self._send(connection, Observed(self._now, event))
+
+
+def _is_own_report(event: Event, chip: Chip) -> bool:
+    """Whether an event is one that a worker may tell of itself."""
+    return isinstance(event, WorkerStepped | WorkerSaved | WriteFailed) and event.chip == chip

@@ -167,6 +167,15 @@ class WorkerSaved(Event):
 
 
 @dataclass(frozen=True)
+class WriteFailed(Event):
+    """A worker cannot write `what`, such as its ledger; it trains on without. Told once."""
+
+    chip: ChipCoordinates
+    what: str
+    why: str
+
+
+@dataclass(frozen=True)
 class StepFinished(Event):
     """All chips of a generation finished a step."""
 
@@ -239,7 +248,12 @@ class SampleCounts:
 
 @dataclass(frozen=True)
 class RunEnded(Event):
-    """A run is over: its figures. `chips` has one count for each change of the set of chips."""
+    """A run is over: its figures. `chips` has one count for each change of the set of chips.
+
+    `redone` counts the steps that were lost and done again, `restores` tells after which step each
+    time. `history_faults` are sentences about what the ledgers prove to be wrong, `unchecked` about
+    what they cannot prove.
+    """
 
     steps: Count
     first_loss: Real | None = None
@@ -249,6 +263,10 @@ class RunEnded(Event):
     chips: tuple[Count, ...] = ()
     faults: tuple[FaultRecovered, ...] = ()
     evaluation: Mapping[str, Real] = field(default_factory=dict)
+    redone: Count = 0
+    restores: tuple[StateRestored, ...] = ()
+    history_faults: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
 
 
 EVENTS: Final = Codec(
@@ -267,6 +285,7 @@ EVENTS: Final = Codec(
         "failed": JobFailed,
         "stepped": WorkerStepped,
         "saved": WorkerSaved,
+        "unwritten": WriteFailed,
         "step": StepFinished,
         "checkpoint": CheckpointSaved,
         "fault": FaultHappened,

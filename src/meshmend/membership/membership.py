@@ -380,13 +380,8 @@ class Membership:
             return None
         step, version = best
         holders = tuple(chip for chip in generation.chips if found[chip] == best)
-        is_checkpoint = version == FRESH
-        self.go = Go(
-            generation.number,
-            step,
-            holders[:1] if is_checkpoint else holders,
-            restores=is_checkpoint,
-        )
+        restores, lost = version == FRESH, self.history.step
+        self.go = Go(generation.number, step, holders[:1] if restores else holders, restores, lost)
         self.history.begin(generation, version=version, step=step)
         self._holder_until, self._restores = None, False
         return self.go

@@ -130,13 +130,15 @@ class NewGeneration(Message):
 class Go(Message):
     """Coordinator: take up this step; a chip that is not a holder takes the state of one.
 
-    `restores`: the holders read the checkpoint of that step first.
+    `restores`: the holders read the checkpoint of that step first. `lost` is the last step that was
+    done before, where no holder of it is left: the steps after `step` are done again.
     """
 
     generation: GenerationNumber
     step: Count
     holders: tuple[ChipCoordinates, ...]
     restores: bool = False
+    lost: Count | None = None
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,8 @@ def event_words(event: events.Event) -> str:
             return _step(event)
         case events.WorkerSaved() | events.CheckpointSaved():
             return f"checkpoint of step {event.step} in {event.path}"
+        case events.WriteFailed():
+            return f"chip {event.chip} cannot write {event.what}: {event.why}; it trains on"
         case _:
             return _fault_or_end(event)
 
@@ -105,6 +107,13 @@ def model_words(start: events.RunStarted, *, with_parameters: bool = True) -> st
     return " ".join(part for part in parts if part) or "a model"
 
 
+def restore_words(event: events.StateRestored) -> str:
+    """Return what a restore cost, told when it is over."""
+    n_redone = counted(event.lost - event.step, "step")
+    were = "was" if event.lost - event.step == 1 else "were"
+    return f"step {event.lost} was lost; {n_redone} {were} done again from step {event.step} on"
+
+
 def chips_words(chips: Iterable[Chip]) -> str:
     """Return chips as blocks, `2x2@0,2`, or their number where they are many blocks."""
     own = tuple(chips)
@@ -153,9 +162,12 @@ def _recovered(event: events.FaultRecovered) -> str:
 
 def _ended(event: events.RunEnded) -> str:
     equal = {True: ", replicas equal", False: ", REPLICAS DIFFER", None: ""}[event.replicas_equal]
+    redone = f", {counted(event.redone, 'step')} done again" if event.redone else ""
+    wrong = ", HISTORY WRONG" if event.history_faults else ""
+    unchecked = ", not checked to the end" if event.unchecked else ""
     return (
         f"done: {counted(event.steps, 'step')}, loss {_number(event.first_loss)} to "
-        f"{_number(event.final_loss)}{equal}"
+        f"{_number(event.final_loss)}{equal}{redone}{wrong}{unchecked}"
     )
 
 

@@ -16,6 +16,7 @@ from meshmend.report.event_words import (
     event_words,
     model_words,
     rate_words,
+    restore_words,
     seconds,
 )
 from meshmend.report.training_charts import loss_svg, timeline_svg
@@ -45,6 +46,7 @@ def training_page(run: TrainingRun) -> str:
         card(loss_svg(run), look="chart"),
         "<h2>What happened when</h2>",
         card(timeline_svg(run), look="chart"),
+        _history(run),
         _faults(run.faults),
         _meshes(run),
         _configuration(run),
@@ -67,7 +69,7 @@ def _figures(run: TrainingRun) -> str:
     ledger = "of the steps seen"
     if samples.lost is not None:
         ledger = f"{samples.lost} lost, {samples.repeated} repeated"
-    equal = {True: ("equal", "good"), False: ("differ", "bad"), None: ("unknown", "")}
+    equal = {True: ("equal", "good"), False: ("differ", "bad"), None: ("not checked", "")}
     replicas, mood = equal[run.replicas_equal]
     faults = [fault for fault in run.faults if not fault.is_repair]
     repairs = len(run.faults) - len(faults)
@@ -88,6 +90,15 @@ def _figures(run: TrainingRun) -> str:
     for name, value in run.evaluation.items():
         own.append(headline(name, f"{value:.4g}", "on held-out samples"))
     return f'<div class="figures">{"".join(own)}</div>'
+
+
+def _history(run: TrainingRun) -> str:
+    """Return what was lost and done again, what is wrong, and what could not be checked."""
+    wrong = [f"<b>{escape(words)}</b>" for words in run.history_faults]
+    redone = [escape(restore_words(restore)) for restore in run.restores]
+    lines = [*wrong, *redone, *map(escape, run.unchecked)]
+    items = "".join(f"<li>{line}</li>" for line in lines)
+    return f"<h2>History</h2><ul>{items}</ul>" if lines else ""
 
 
 def _chips(run: TrainingRun) -> str:

@@ -20,6 +20,7 @@ from meshmend.membership.events import (
     RunEnded,
     RunStarted,
     SampleCounts,
+    StateRestored,
     StepFinished,
     TimedEvent,
     read_events,
@@ -63,6 +64,24 @@ class TrainingRun:
     def replicas_equal(self) -> bool | None:
         """Whether all chips ended with the same weights, bit for bit; `None`: unknown."""
         return self.end.replicas_equal if self.end else None
+
+    @property
+    def restores(self) -> tuple[StateRestored, ...]:
+        """When steps were lost with all their holders: as the ledgers have it, else as told."""
+        if self.end and self.end.restores:
+            return self.end.restores
+        told = (timed.event for timed in self.others)
+        return tuple(event for event in told if isinstance(event, StateRestored))
+
+    @property
+    def history_faults(self) -> tuple[str, ...]:
+        """What the ledgers prove to be wrong, as sentences."""
+        return self.end.history_faults if self.end else ()
+
+    @property
+    def unchecked(self) -> tuple[str, ...]:
+        """What the ledgers could not prove, as sentences."""
+        return self.end.unchecked if self.end else ()
 
     @property
     def samples(self) -> SampleCounts:
@@ -112,8 +131,8 @@ class TrainingRun:
 def training_run(lines: Iterable[str]) -> TrainingRun:
     """Return the run that the lines of an `events.jsonl` describe.
 
-    Of a step that occurs twice the last counts. A torn last line is left out. If a run was resumed
-    into the same file, its times continue those before.
+    Of a step that occurs twice the last counts; one that was lost does not count. A torn last line
+    is left out. If a run was resumed into the same file, its times continue those before.
 
     Raises:
         InputError: a line is not an event, or an event lacks a field that its kind needs.
@@ -174,11 +193,14 @@ def _on_one_clock(events: Iterable[TimedEvent]) -> tuple[TimedEvent, ...]:
 
 
 def _steps(events: Iterable[TimedEvent]) -> Steps:
-    latest = {
-        timed.event.step: (timed.t, timed.event)
-        for timed in events
-        if isinstance(timed.event, StepFinished)
-    }
+    latest: dict[int, tuple[float, StepFinished]] = {}
+    for timed in events:
+        if isinstance(timed.event, StepFinished):
+            latest[timed.event.step] = (timed.t, timed.event)
+        elif isinstance(timed.event, StateRestored):
+            lost = [step for step in latest if step > timed.event.step]
+            for step in lost:
+                del latest[step]
     own = [latest[step] for step in sorted(latest)]
     return Steps(
         np.array([event.step for _, event in own], dtype=np.int64),

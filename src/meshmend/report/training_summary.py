@@ -5,7 +5,13 @@ from collections.abc import Sequence
 
 from meshmend.draw.frame import counted
 from meshmend.membership.events import FaultMissed
-from meshmend.report.event_words import event_words, model_words, rate_words, seconds
+from meshmend.report.event_words import (
+    event_words,
+    model_words,
+    rate_words,
+    restore_words,
+    seconds,
+)
 from meshmend.report.training_parts import RunFault
 from meshmend.report.training_run import TrainingRun
 
@@ -20,7 +26,7 @@ def train_summary(run: TrainingRun) -> str:
         "loss": _loss(run),
         "samples": _samples(run),
         "chips": _chips(run),
-        "replicas": {True: "equal bit for bit", False: "DIFFER", None: "unknown"}[
+        "replicas": {True: "equal bit for bit", False: "DIFFER", None: "not checked"}[
             run.replicas_equal
         ],
         "recovery": _recovery(run),
@@ -30,6 +36,9 @@ def train_summary(run: TrainingRun) -> str:
     lines = [f"{name:<10}{value}" for name, value in figures.items()]
     missed = [timed.event for timed in run.others if isinstance(timed.event, FaultMissed)]
     lines += [f"{'missed':<10}{event_words(event)}" for event in missed]
+    lines += [f"{'redone':<10}{restore_words(restore)}" for restore in run.restores]
+    lines += [f"{'WRONG':<10}{words}" for words in run.history_faults]
+    lines += [f"{'unchecked':<10}{words}" for words in run.unchecked[:_MOST_ROWS]]
     return "\n".join([*lines, *_table(run.faults)])
 
 

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,20 +88,38 @@ def complete_steps(folder: Path) -> list[int]:
     return [step for step in _steps(folder) if any(_complete_sets(folder, step))]
 
 
+def newest_complete(folder: Path, *, without: Container[int] = ()) -> int | None:
+    """Return the newest step of which all shards are there, by their names; None: there is none."""
+    for step in reversed(_steps(folder)):
+        if step not in without and any(_complete_sets(folder, step)):
+            return step
+    return None
+
+
 def load(folder: Path, *, on_damage: OnDamage) -> Loaded | None:
     """Return the newest state that is complete and undamaged, or None where there is none.
 
     A checkpoint that is newer but cannot be used is named: `on_damage(path, reason)`.
     """
     for step in reversed(_steps(folder)):
-        n_tried = 0
-        for files in _complete_sets(folder, step):
-            n_tried += 1
-            state = _read(files, step, on_damage)
-            if state is not None:
-                return Loaded(state, step)
-        if n_tried == 0:
-            on_damage(_step_folder(folder, step), _what_is_missing(folder, step))
+        if (loaded := load_step(folder, step, on_damage=on_damage)) is not None:
+            return loaded
+    return None
+
+
+def load_step(folder: Path, step: int, *, on_damage: OnDamage) -> Loaded | None:
+    """Return the state of one step, or None where it is not there, incomplete or damaged.
+
+    Why it cannot be used is named: `on_damage(path, reason)`.
+    """
+    n_tried = 0
+    for files in _complete_sets(folder, step):
+        n_tried += 1
+        state = _read(files, step, on_damage)
+        if state is not None:
+            return Loaded(state, step)
+    if n_tried == 0:
+        on_damage(_step_folder(folder, step), _what_is_missing(folder, step))
     return None
 
 

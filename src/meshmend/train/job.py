@@ -24,7 +24,7 @@ from torch.utils.data import default_collate
 from meshmend.errors import CheckpointDamageError, InputError
 from meshmend.faults.fault import Moment
 from meshmend.faults.self_injection import SelfInjection
-from meshmend.membership.events import WorkerSaved, WorkerStepped
+from meshmend.membership.events import WorkerSaved, WorkerStepped, WriteFailed
 from meshmend.membership.messages import FRESH
 from meshmend.topology.failures import Chip
 from meshmend.train import checkpoint
@@ -32,7 +32,8 @@ from meshmend.train.checkpoint import Saving
 from meshmend.train.exchange import Exchange
 from meshmend.train.gradients import Gradients
 from meshmend.train.ledger import Ledger
-from meshmend.train.samples import Order, Share, batch_of, share_of
+from meshmend.train.resume import resumable
+from meshmend.train.samples import Indices, Order, Share, batch_of, share_of
 from meshmend.train.state import digest, packed, tensors_of, unpacked
 from meshmend.train.worker_environment import (
     WorkerEnvironment,
@@ -91,14 +92,18 @@ class Job:
         self.steps = steps
         self._saving = saving
         self._gradients = Gradients(model)
+        self._unwritten: set[str] = set()  # what cannot be written, and was told
         self._ledger = Ledger(
             self._environment.run_dir / "ledger" if self._environment.run_dir else None,
             self._environment.chip,
+            self._order,
+            on_failure=lambda why: self._tell_unwritten("its ledger", why),
         )
         self.step_number = 0  # steps done
         self.loss: float | None = None  # of the last step, over all its samples
         self._position = 0
         self._share: Share | None = None
+        self._samples: Indices | None = None  # of the share
         self._reported = 0  # the generation of which a step was reported
         self._unreadable: set[int] = set()  # steps whose checkpoints turned out to be damaged
         self._self_injection = SelfInjection(self._environment.chip, self._environment.faults)
@@ -172,6 +177,7 @@ class Job:
                 "step": self.step_number,
                 "position": self._position,
                 "seed": self._seed,
+                "n_samples": self._order.n_samples,
                 "loss": self.loss,
             },
         }
@@ -183,13 +189,13 @@ class Job:
         share = share_of(self._position, batch, rank, n_live)
         _seed(hash((self._seed, self.step_number, rank)) & 0x7FFFFFFF)
         self._self_injection.at(Moment.FORWARD, self.step_number)
+        self._samples = self._order.samples(share.start, share.stop)
         if share.n_samples == 0:
             self._gradients.clear()
             self._settle(share)
             return
         self._share = share
-        indices = self._order.samples(share.start, share.stop).tolist()
-        yield self._collate([self._dataset[index] for index in indices])
+        yield self._collate([self._dataset[index] for index in self._samples.tolist()])
         if self._share is not None:
             raise InputError("the loop over a Job needs to call job.step(loss) for all samples")
 
@@ -197,7 +203,7 @@ class Job:
         """Make the step real, or come to terms with the others; return whether it is real."""
         self._share = None
         number = self._loop.number if self._loop else 0
-        self._ledger.tries(self.step_number + 1, number, share)
+        self._ledger.tries(self.step_number + 1, number, share, self._samples)
         self._self_injection.at(Moment.REDUCE, self.step_number)
         if self._loop is not None and not self._loop.summed(self._payloads()):
             self._gradients.restore()
@@ -254,19 +260,24 @@ class Job:
             )
             if rank == 0:
                 checkpoint.prune(saving.folder, keep=saving.keep)
-        except InputError as error:
-            _log.error(
-                "chip %s saved nothing at step %d: %s",
-                self._environment.chip,
-                self.step_number,
-                error,
-            )
+        except (InputError, OSError) as error:
+            self._tell_unwritten("its part of a checkpoint", str(error))
             return
+        self._unwritten.discard("its part of a checkpoint")
         if rank == 0 and self._exchange is not None:
             saved = WorkerSaved(
                 self._environment.chip, self.step_number, time.monotonic(), str(saving.folder)
             )
             coordinator_client().report(saved)
+
+    def _tell_unwritten(self, what: str, why: str) -> None:
+        """Say that something cannot be written, once; training goes on."""
+        if what in self._unwritten:
+            return
+        self._unwritten.add(what)
+        _log.warning("chip %s cannot write %s: %s", self._environment.chip, what, why)
+        if self._environment.identity is not None:
+            coordinator_client().report(WriteFailed(self._environment.chip, what, why))
 
     def _note_bits(self) -> None:
         state = self.state()
@@ -277,12 +288,9 @@ class Job:
         def tell(path: Path, why: str) -> None:
             _log.warning("checkpoint %s is not used: %s", path, why)
 
-        loaded = checkpoint.load(folder, on_damage=tell)
-        if loaded is None:
-            raise InputError(
-                f"resume needs a checkpoint, but there is none that is whole in {folder}"
-            )
+        loaded = resumable(folder, self.state(), steps=self.steps, on_damage=tell)
         self._take_over(loaded.state)
+        self._ledger.resumed(self.step_number, self._position)
 
     def _take_over(self, state: dict[str, Any]) -> None:
         """Be where another chip, or a checkpoint, is."""
@@ -316,8 +324,13 @@ class Job:
 
     def newest_checkpoint(self) -> int | None:
         """Return the step of the newest checkpoint that may be read."""
-        steps = checkpoint.complete_steps(self._saving.folder) if self._saving else []
-        return max((step for step in steps if step not in self._unreadable), default=None)
+        if self._saving is None:
+            return None
+        return checkpoint.newest_complete(self._saving.folder, without=self._unreadable)
+
+    def went_back(self, step: int, generation: int) -> None:
+        """Write down that a generation goes on after an earlier step: the later ones are lost."""
+        self._ledger.went_back(step, generation)
 
     def restore(self, step: int) -> None:
         """Be where the checkpoint of a step is.
@@ -327,10 +340,10 @@ class Job:
         """
         assert self._saving is not None, "no checkpoint was announced"
         damage: list[str] = []
-        loaded = checkpoint.load(
-            self._saving.folder, on_damage=lambda path, why: damage.append(f"{path}: {why}")
+        loaded = checkpoint.load_step(
+            self._saving.folder, step, on_damage=lambda path, why: damage.append(f"{path}: {why}")
         )
-        if loaded is None or loaded.step != step:
+        if loaded is None:
             self._unreadable.add(step)
             raise CheckpointDamageError("; ".join(damage) or "it is gone")
         self._take_over(loaded.state)

@@ -1,42 +1,74 @@
 """The ledger: every chip writes down which samples it put into which step, and which steps count.
 
 One file per worker, a line before each sum and a line after each step, written through to the
-kernel at once: a killed worker's lines stay. `audit` reads all of them and proves that every
-sample was used exactly once in the steps that count.
+kernel at once: a killed worker's lines stay. `audit` reads all of them and proves that the job has
+one history in which every sample was used exactly once.
 
-    try STEP GENERATION START STOP BATCH     this chip's share of the step, about to be summed
-    done STEP GENERATION POSITION            the step is real here; the next begins at POSITION
-    hold STEP GENERATION HASH                the bits of the state after a step
+    ledger 2 CHIP SAMPLES SEED ERRNO            the first line; ERRNO is not 0 while lines are lost
+    try STEP GENERATION START STOP BATCH SUM    this chip's share of the step, about to be summed
+    done STEP GENERATION POSITION               the step is real here; the next begins at POSITION
+    hold STEP GENERATION HASH                   the bits of the state after a step
+    resume STEP POSITION                        the state of a checkpoint, before the job began
+    back STEP GENERATION                        the generation goes on from the checkpoint of STEP
+    gap                                         lines are missing here: the disk was full
 
-A step counts in the latest generation in which anyone finished it: an earlier one was lost with
-the chips that had it.
+SUM stands for the samples themselves, whatever their order (`samples.checksum`).
+
+A ledger never stops its worker. What cannot be written is missing, the file says so, and the audit
+says which steps it could not check.
 """
 
+import errno
+import logging
 import os
-from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
-from meshmend.errors import InputError
 from meshmend.topology.failures import Chip
-from meshmend.train.samples import Share
+from meshmend.train.history_check import Audit, check_history
+from meshmend.train.ledger_lines import VERSION, read_ledgers
+from meshmend.train.samples import Indices, Order, Share, checksum
+
+_log = logging.getLogger(__name__)
+
+_MOST_FILES: Final = 10_000  # of one chip and process number: containers often repeat numbers
 
 
 class Ledger:
-    """The lines of one worker; with no folder, nothing is written."""
+    """The lines of one worker; with no folder, nothing is written.
 
-    def __init__(self, folder: Path | None, chip: Chip) -> None:
-        self._fd = -1
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            name = f"{'-'.join(map(str, chip))}.{os.getpid()}.txt"
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            self._fd = os.open(folder / name, flags, 0o644)
+    `on_failure` is told why nothing can be written, once for each time that it begins.
+    """
 
-    def tries(self, step: int, generation: int, share: Share) -> None:
-        """Note the share that is about to be summed."""
-        self._write(f"try {step} {generation} {share.start} {share.stop} {share.batch}")
+    def __init__(
+        self,
+        folder: Path | None,
+        chip: Chip,
+        order: Order | None = None,
+        on_failure: Callable[[str], None] = lambda why: None,
+    ) -> None:
+        self._chip, self._on_failure = chip, on_failure
+        self._fd, self._size = -1, 0
+        self._is_cut = False
+        if folder is None:
+            return
+        n_samples, seed = (order.n_samples, order.seed) if order else (0, 0)
+        head = f"ledger {VERSION} {','.join(map(str, chip))} {n_samples} {seed} "
+        self._errno_at = len(head)
+        try:
+            self._fd = _new_file(folder, chip)
+            self._append(f"{head}{0:03d}\n")
+        except OSError as error:
+            self._fail(error)
+
+    def tries(
+        self, step: int, generation: int, share: Share, samples: Indices | None = None
+    ) -> None:
+        """Note the share that is about to be summed, and the samples that it is made of."""
+        total = "-" if samples is None else checksum(samples)
+        self._write(f"try {step} {generation} {share.start} {share.stop} {share.batch} {total}")
 
     def did(self, step: int, generation: int, position: int) -> None:
         """Note that a step is real, and where the next begins."""
@@ -46,6 +78,14 @@ class Ledger:
         """Note a hash of the state after a step."""
         self._write(f"hold {step} {generation} {bits}")
 
+    def resumed(self, step: int, position: int) -> None:
+        """Note that the job begins with the checkpoint of a step."""
+        self._write(f"resume {step} {position}")
+
+    def went_back(self, step: int, generation: int) -> None:
+        """Note that a generation goes on from the checkpoint of a step: later steps are lost."""
+        self._write(f"back {step} {generation}")
+
     def close(self) -> None:
         """Write no more."""
         if self._fd >= 0:
@@ -53,95 +93,57 @@ class Ledger:
             self._fd = -1
 
     def _write(self, line: str) -> None:
-        if self._fd >= 0:
-            os.write(self._fd, f"{line}\n".encode())
+        if self._fd < 0:
+            return
+        try:
+            self._append(f"gap\n{line}\n" if self._is_cut else f"{line}\n")
+        except OSError as error:
+            self._fail(error)
+            return
+        if self._is_cut:
+            self._is_cut = False
+            self._mark(0)
 
+    def _append(self, text: str) -> None:
+        """Write a text whole or not at all."""
+        data = text.encode()
+        if os.pwrite(self._fd, data, self._size) < len(data):
+            os.ftruncate(self._fd, self._size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._size += len(data)
 
-@dataclass(frozen=True)
-class Audit:
-    """What the ledger of a run says: places of the row used, left out, and used again.
+    def _fail(self, error: OSError) -> None:
+        if self._is_cut:
+            return
+        self._is_cut = True
+        self._mark(error.errno or errno.EIO)
+        why = error.strerror or str(error)
+        _log.warning("chip %s cannot write its ledger: %s; training goes on", self._chip, why)
+        self._on_failure(why)
 
-    `steps` counts the steps that count, `hashed` those of them whose bits were noted, `split`
-    names those after which two chips held different bits.
-    """
-
-    steps: int
-    used: int
-    lost: int
-    repeated: int
-    hashed: int
-    split: tuple[int, ...]
-
-
-@dataclass
-class _Lines:
-    """The lines of all ledgers, by step and generation."""
-
-    shares: dict[tuple[int, int], list[tuple[int, int]]]
-    ends: dict[tuple[int, int], int]
-    bits: dict[tuple[int, int], set[str]]
+    def _mark(self, number: int) -> None:
+        """Put an error's number into the first line: in place, so that a full disk has room."""
+        if self._size > self._errno_at:
+            with suppress(OSError):
+                os.pwrite(self._fd, f"{number:03d}".encode(), self._errno_at)
 
 
 def audit(folder: Path) -> Audit:
-    """Return what all ledgers in a folder say together.
+    """Return what all ledgers in a folder say together; they are those of one job.
 
     Raises:
         InputError: a line that cannot be read, other than a torn last one.
     """
-    lines = _read(folder)
-    counts: dict[int, int] = {}
-    for step, generation in lines.ends:
-        counts[step] = max(counts.get(step, 0), generation)
-    used = lost = repeated = 0
-    at = min((start for key in counts.items() for start, _ in lines.shares[key]), default=0)
-    for key in sorted(counts.items()):
-        n_used, n_lost, n_repeated = _tiling(lines.shares[key], at, lines.ends[key])
-        used, lost, repeated = used + n_used, lost + n_lost, repeated + n_repeated
-        at = lines.ends[key]
-    held: dict[int, set[str]] = defaultdict(set)
-    for (step, generation), bits in lines.bits.items():
-        if step in counts and generation >= counts[step]:
-            held[step] |= bits
-    split = tuple(step for step in sorted(held) if len(held[step]) > 1)
-    return Audit(len(counts), used, lost, repeated, len(held), split)
+    return check_history(read_ledgers(folder))
 
 
-def _read(folder: Path) -> _Lines:
-    lines = _Lines(defaultdict(list), {}, defaultdict(set))
-    for path in sorted(folder.glob("*.txt")):
-        for kind, *words in _words(path):
-            key = int(words[0]), int(words[1])
-            if kind == "try":
-                lines.shares[key].append((int(words[2]), int(words[3])))
-            elif kind == "done":
-                lines.ends[key] = int(words[2])
-            else:
-                lines.bits[key].add(words[2])
-    return lines
-
-
-def _tiling(shares: Iterable[tuple[int, int]], start: int, stop: int) -> tuple[int, int, int]:
-    """Return how many places from `start` to `stop` shares use, leave out, and use again."""
-    used = lost = repeated = 0
-    at = start
-    for first, last in sorted(shares):
-        lost += max(0, first - at)
-        repeated += max(0, min(at, last) - first)
-        used += max(0, last - max(first, at))
-        at = max(at, last)
-    return used, lost + max(0, stop - at), repeated + max(0, at - stop)
-
-
-def _words(path: Path) -> list[list[str]]:
-    text = path.read_text()
-    whole = text[: text.rfind("\n") + 1]  # a killed worker may leave a torn line
-    lengths = {"try": 6, "done": 4, "hold": 4}
-    result = []
-    for number, line in enumerate(whole.splitlines(), start=1):
-        words = line.split()
-        is_known = bool(words) and lengths.get(words[0]) == len(words)
-        n_numbers = 2 if words and words[0] == "hold" else len(words) - 1
-        if not is_known or not all(word.isdecimal() for word in words[1 : 1 + n_numbers]):
-            raise InputError(f"{path} is no ledger: line {number} reads {line!r}")
-        result.append(words)
-    return result
+def _new_file(folder: Path, chip: Chip) -> int:
+    """Return the descriptor of a file that was not there before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = f"{'-'.join(map(str, chip))}.{os.getpid()}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    for number in range(_MOST_FILES):
+        with suppress(FileExistsError):
+            name = f"{stem}.{number}.txt" if number else f"{stem}.txt"
+            return os.open(folder / name, flags, 0o644)
+    raise FileExistsError(errno.EEXIST, f"{folder} has too many ledgers of {stem}")

@@ -7,6 +7,7 @@ across the end of an epoch, and every sample of an epoch is used once.
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 from meshmend.errors import InputError
 
 Indices = NDArray[np.int64]
+
+LARGEST_CHECKSUM: Final = 2**59 - 1  # at most 18 digits, as all numbers of a ledger
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,22 @@ class Order:
 def _shuffled(n_samples: int, seed: int, epoch: int) -> Indices:
     order: Indices = np.random.default_rng([seed, epoch]).permutation(n_samples)
     return order
+
+
+def checksum(samples: Indices) -> int:
+    """Return a number that stands for a set of samples, whatever their order.
+
+    The numbers of parts add up to that of the whole, modulo `LARGEST_CHECKSUM + 1`.
+    """
+    return int(scrambled(samples).sum(dtype=np.uint64)) & LARGEST_CHECKSUM
+
+
+def scrambled(samples: Indices) -> NDArray[np.uint64]:
+    """Return a number for each sample, as if drawn at random (SplitMix64 of Steele et al.)."""
+    mixed = samples.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,9 @@ class Replica(Protocol):
     def newest_checkpoint(self) -> int | None:
         """Return the step of the newest whole checkpoint that this worker can read."""
 
+    def went_back(self, step: int, generation: int) -> None:
+        """Write down that a generation goes on after an earlier step: the later ones are lost."""
+
     def restore(self, step: int) -> None:
         """Be where the checkpoint of a step is.
 
@@ -279,6 +282,8 @@ class WorkerLoop:
     def _get_up_to_date(self, go: Go, generation: Generation) -> None:
         """Give or take the state of the step that all take up."""
         is_holder = self._chip in go.holders
+        if go.lost is not None:
+            self._replica.went_back(go.step, go.generation)
         if go.restores and is_holder:
             self._replica.restore(go.step)
         if len(go.holders) == len(generation.seats):

@@ -1,0 +1,285 @@
+"""Proves from the ledgers of a job that it has one history, and that every sample was used once.
+
+Three facts carry the proof. A sum needs every member of a generation, so whoever finished a step
+knows that all members had finished the step before. So a generation begins with the last step of
+the generation before it, or one step earlier: then that last step was lost with the chips that
+had it, and is done again. Any other beginning must be told: by a resume, or by a restore from a
+checkpoint.
+
+A step counts unless a later generation began before it. What a ledger could not write
+down is not guessed: such steps are named as not checked.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.train.ledger_lines import (
+    FILE,
+    FOR_EVER,
+    GENERATION,
+    LINE,
+    POSITION,
+    STEP,
+    STEP_BITS,
+    STEP_MASK,
+    Gap,
+    LedgerLines,
+    Numbers,
+    gaps_in,
+    is_gap_between,
+    keys_of,
+)
+from meshmend.train.sample_check import count_samples, other_orders, other_samples
+
+_MOST_FAULTS: Final = 20  # sentences: a run that is wrong everywhere is not told step by step
+
+
+class Restore(NamedTuple):
+    """A generation that went on from the checkpoint of `step`, when `lost` steps had been done."""
+
+    generation: int
+    step: int
+    lost: int
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What the ledgers of a job say: places of the row used, left out, and used again.
+
+    `steps` counts the steps that count, `hashed` those of them whose bits were noted, `split`
+    names those after which two chips held different bits. `redone` counts steps that were done,
+    lost, and done again after a restore that was told. `faults` are sentences about whatever
+    cannot be one history; `unchecked` about what no ledger tells.
+    """
+
+    steps: int
+    used: int
+    lost: int
+    repeated: int
+    hashed: int
+    split: tuple[int, ...]
+    redone: int = 0
+    restores: tuple[Restore, ...] = ()
+    faults: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
+    is_cut: bool = False  # a ledger lacks its last lines
+
+    @property
+    def replicas_equal(self) -> bool | None:
+        """Whether all chips held the same bits after each step; None: not known."""
+        if self.split:
+            return False
+        return True if self.hashed and not self.is_cut else None
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the ledgers prove that something went wrong."""
+        return bool(self.lost or self.repeated or self.split or self.faults)
+
+
+class _Span(NamedTuple):
+    """The steps that one generation did: those after `before`, up to `last`."""
+
+    generation: int
+    before: int
+    last: int
+
+    @property
+    def begin(self) -> int:
+        """The moment of its first step."""
+        return self.generation << STEP_BITS | self.before + 1
+
+    @property
+    def end(self) -> int:
+        """The moment of its last step."""
+        return self.generation << STEP_BITS | self.last
+
+
+def check_history(lines: LedgerLines) -> Audit:
+    """Return what the lines of all ledgers say together."""
+    gaps = gaps_in(lines)
+    spans = _spans(lines.dones)
+    restores, faults = _generations(spans, lines, gaps)
+    faults += _chips_that_went_back(lines)
+    faults += _holes(lines.dones, spans, gaps) + _positions(lines.dones)
+    faults += other_orders(lines) + other_samples(lines)
+    counting = _counting(lines.dones, spans)
+    used, lost, repeated = count_samples(lines, counting, gaps)
+    hashed, split = _bits(lines, counting)
+    return Audit(
+        steps=counting.shape[1],
+        used=used,
+        lost=lost,
+        repeated=repeated,
+        hashed=hashed,
+        split=split,
+        redone=sum(restore.lost - restore.step for restore in restores),
+        restores=tuple(restores),
+        faults=tuple(faults[:_MOST_FAULTS]),
+        unchecked=tuple(_gap_words(gap) for gap in gaps),
+        is_cut=any(gap.last == FOR_EVER for gap in gaps),
+    )
+
+
+def _spans(dones: Numbers) -> list[_Span]:
+    """Return the steps of each generation that did any, in the order of generations."""
+    generations, inverse = np.unique(dones[GENERATION], return_inverse=True)
+    first = np.full(len(generations), FOR_EVER)
+    last = np.zeros(len(generations), dtype=np.int64)
+    np.minimum.at(first, inverse, dones[STEP])
+    np.maximum.at(last, inverse, dones[STEP])
+    columns = (generations.tolist(), (first - 1).tolist(), last.tolist())
+    return [_Span(*row) for row in zip(*columns, strict=True)]
+
+
+def _generations(
+    spans: Sequence[_Span], lines: LedgerLines, gaps: Sequence[Gap]
+) -> tuple[list[Restore], list[str]]:
+    """Return the restores that were told, and where a generation begins with a wrong step."""
+    told = set(zip(lines.backs[GENERATION].tolist(), lines.backs[STEP].tolist(), strict=True))
+    resumed = {0, *lines.resumes[STEP].tolist()}
+    restores: list[Restore] = []
+    faults: list[str] = []
+    earlier: _Span | None = None
+    for span in spans:
+        since = earlier.generation if earlier else -1
+        back = {step for number, step in told if since < number <= span.generation}
+        if earlier is None:
+            if span.before not in resumed | back and not is_gap_between(gaps, 0, span.begin):
+                faults.append(
+                    f"generation {span.generation} begins after step {span.before}, but no resume "
+                    "was told"
+                )
+        elif span.before in back and span.before <= earlier.last:
+            restores.append(Restore(span.generation, span.before, earlier.last))
+        elif span.before not in (earlier.last, earlier.last - 1) and not is_gap_between(
+            gaps, earlier.end, span.begin
+        ):
+            faults.append(_jump_words(earlier, span))
+        earlier = span
+    return restores, faults
+
+
+def _jump_words(earlier: _Span, span: _Span) -> str:
+    if span.before > earlier.last:
+        what = "nobody wrote down the steps between"
+    else:
+        what = f"{earlier.last - span.before} steps were thrown away, and no restore was told"
+    return (
+        f"generation {span.generation} begins after step {span.before}, but generation "
+        f"{earlier.generation} had done step {earlier.last}: {what}"
+    )
+
+
+def _chips_that_went_back(lines: LedgerLines) -> list[str]:
+    """Return which chips did an earlier step after a later one, or skipped one.
+
+    A step may be done again in a later generation; within a generation each is the next.
+    """
+    dones = lines.dones
+    if not dones.shape[1]:
+        return []
+    before, after = dones[:, :-1], dones[:, 1:]
+    same = before[FILE] == after[FILE]
+    is_next = after[STEP] == before[STEP] + 1
+    within = after[GENERATION] == before[GENERATION]
+    later = (after[GENERATION] > before[GENERATION]) & (after[STEP] >= before[STEP])
+    suspects = np.flatnonzero(same & ~np.where(within, is_next, later))
+    found = []
+    for place in suspects[: 10 * _MOST_FAULTS].tolist():
+        old, new = before[:, place], after[:, place]
+        file = lines.files[int(old[FILE])]
+        numbers = lines.backs[GENERATION]
+        is_told = np.any((numbers > old[GENERATION]) & (numbers <= new[GENERATION]))
+        if not is_told and not any(old[LINE] < gap < new[LINE] for gap in file.gaps):
+            found.append(
+                f"chip {file.chip} did step {new[STEP]} of generation {new[GENERATION]} after "
+                f"step {old[STEP]} of generation {old[GENERATION]}"
+            )
+    return found
+
+
+def _holes(dones: Numbers, spans: Sequence[_Span], gaps: Sequence[Gap]) -> list[str]:
+    """Return which generations lack a step between their first and their last."""
+    numbers, counts = np.unique(np.unique(keys_of(dones)) >> STEP_BITS, return_counts=True)
+    n_done = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+    return [
+        f"generation {span.generation} did steps {span.before + 1} to {span.last}, but nobody "
+        f"finished {span.last - span.before - n_done[span.generation]} of them"
+        for span in spans
+        if n_done[span.generation] < span.last - span.before
+        and not is_gap_between(gaps, span.begin, span.end)
+    ]
+
+
+def _positions(dones: Numbers) -> list[str]:
+    """Return the steps that end at two places of the row of samples."""
+    keys = keys_of(dones)
+    order = np.lexsort((dones[POSITION], keys))
+    keys, positions = keys[order], dones[POSITION][order]
+    differ = np.flatnonzero((keys[1:] == keys[:-1]) & (positions[1:] != positions[:-1]))
+    return [
+        f"step {keys[at] & STEP_MASK} of generation {keys[at] >> STEP_BITS} ends at sample "
+        f"{positions[at]} for one chip, and at {positions[at + 1]} for another"
+        for at in differ[:_MOST_FAULTS].tolist()
+    ]
+
+
+def _counting(dones: Numbers, spans: Sequence[_Span]) -> Numbers:
+    """Return the lines of the steps that count, one for each step, in order.
+
+    A step counts unless a later generation began before it.
+    """
+    limits, limit = np.empty(len(spans), dtype=np.int64), FOR_EVER
+    for at in reversed(range(len(spans))):
+        limits[at] = limit
+        limit = min(limit, spans[at].before)
+    numbers = np.array([span.generation for span in spans], dtype=np.int64)
+    kept = dones[:, dones[STEP] <= limits[np.searchsorted(numbers, dones[GENERATION])]]
+    _, rows = np.unique(kept[STEP], return_index=True)
+    return kept[:, rows]
+
+
+def _bits(lines: LedgerLines, counting: Numbers) -> tuple[int, tuple[int, ...]]:
+    """Return how many steps were hashed, and those after which two chips held different bits.
+
+    Bits that were noted in an earlier generation than the one in which the step counts were lost.
+    """
+    holds = lines.holds
+    if not counting.shape[1] or not holds.shape[1]:
+        return 0, ()
+    _, bits = np.unique(lines.bits, return_inverse=True)
+    place = np.minimum(np.searchsorted(counting[STEP], holds[STEP]), counting.shape[1] - 1)
+    is_step = counting[STEP][place] == holds[STEP]
+    counts = is_step & (holds[GENERATION] >= counting[GENERATION][place])
+    steps = np.unique(holds[STEP][counts])
+    split = {
+        *_with_two(holds[STEP][counts], bits[counts]),
+        *(key & STEP_MASK for key in _with_two(keys_of(holds), bits)),
+    }
+    return len(steps), tuple(sorted(split))
+
+
+def _with_two(keys: Numbers, values: NDArray[np.int64]) -> list[int]:
+    """Return the keys that have two different values."""
+    order = np.lexsort((values, keys))
+    keys, values = keys[order], values[order]
+    differ = (keys[1:] == keys[:-1]) & (values[1:] != values[:-1])
+    found: list[int] = np.unique(keys[1:][differ]).tolist()
+    return found
+
+
+def _gap_words(gap: Gap) -> str:
+    first = gap.first & STEP_MASK
+    if gap.last == FOR_EVER:
+        why = os.strerror(gap.error) if gap.error else "it could not be written"
+        return f"the ledger of chip {gap.chip} ends at step {first}: {why}; not checked after that"
+    return (
+        f"the ledger of chip {gap.chip} lacks lines of steps {first} to {gap.last & STEP_MASK}: "
+        "they could not be written; not checked"
+    )

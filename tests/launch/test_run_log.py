@@ -1,0 +1,66 @@
+"""The log of a run: a full disk ends the files, not the run."""
+
+import errno
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from meshmend.launch.run_log import run_log
+from meshmend.membership.events import TimedEvent
+from small_disks import small_disk
+from training_events import lines, short_run
+
+
+class FullSink:
+    """Takes three events, then the disk is full."""
+
+    def __init__(self) -> None:
+        self.n_taken = 0
+
+    def add(self, timed: TimedEvent) -> None:
+        self.close()
+        self.n_taken += 1
+
+    def close(self) -> None:
+        if self.n_taken == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_all_events_are_in_the_file(tmp_path: Path) -> None:
+    with run_log(tmp_path / "events.jsonl") as log:
+        for timed in short_run():
+            log.add(timed)
+
+    assert (tmp_path / "events.jsonl").read_text() == "".join(lines(short_run()))
+    assert list(log.lines()) == lines(short_run())
+
+
+def test_a_sink_that_fails_is_named_once_and_the_file_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = FullSink()
+    with run_log(tmp_path / "events.jsonl", sink) as log:
+        for timed in short_run():
+            log.add(timed)
+
+    (record,) = caplog.records
+    assert record.getMessage() == ("FullSink ends here: No space left on device; training goes on")
+    assert list(log.lines()) == lines(short_run())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_on_a_full_disk_all_lines_are_still_there_and_one_line_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with small_disk(tmp_path / "disk", n_bytes=4096) as folder:
+        with run_log(folder / "events.jsonl") as log:
+            for timed in short_run():
+                log.add(timed)
+        found = list(log.lines())
+
+    assert found == lines(short_run())
+    (record,) = caplog.records
+    assert "events.jsonl ends here: No space left on device; training goes on" in record.message

@@ -1,0 +1,104 @@
+"""Resuming: what fits goes on, what does not is refused in one sentence with both values."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from meshmend.errors import InputError
+from meshmend.train.checkpoint import save_shard
+from meshmend.train.job import Job
+from meshmend.train.resume import resumable
+
+DATA = [(torch.ones(3), torch.zeros(1))] * 12
+
+
+def state(
+    n_inputs: int = 3, *, step: int = 0, seed: int = 0, n_samples: int = 12, also: int = 0
+) -> dict[str, Any]:
+    model = torch.nn.Linear(n_inputs, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    progress = {
+        "step": step, "position": 8 * step, "seed": seed, "n_samples": n_samples, "loss": 1.0
+    }  # fmt: skip
+    return {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "also": [{}] * also,
+        "progress": progress,
+    }
+
+
+def saved(folder: Path, step: int) -> list[Path]:
+    own = state(step=step)
+    return [save_shard(folder, own, step=step, shard=shard, n_shards=2) for shard in range(2)]
+
+
+def ignore(path: Path, why: str) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("fresh", "steps", "match"),
+    [
+        (state(), 30, "the checkpoint is at step 60, but steps is 30; give more steps"),
+        (state(seed=7), 90, "needs the seed of the checkpoint, 0, but got 7: the order of samples"),
+        (state(n_samples=13), 90, "the number of samples of the checkpoint, 12, but got 13"),
+        (state(5), 90, r"but weight has shape \(1, 3\) there and shape \(1, 5\) here"),
+        (state(also=1), 90, "needs the 0 further objects of the checkpoint, but got also=1"),
+    ],
+    ids=["past its end", "seed", "data set", "model", "also"],
+)
+def test_a_checkpoint_of_another_job_is_refused_with_both_values(
+    tmp_path: Path, fresh: dict[str, Any], steps: int, match: str
+) -> None:
+    saved(tmp_path, 60)
+
+    with pytest.raises(InputError, match=match):
+        resumable(tmp_path, fresh, steps=steps, on_damage=ignore)
+
+
+def test_a_checkpoint_of_the_same_job_is_taken_up_even_at_its_last_step(tmp_path: Path) -> None:
+    saved(tmp_path, 60)
+
+    assert resumable(tmp_path, state(), steps=60, on_damage=ignore).step == 60
+
+
+def test_damage_of_the_newest_is_told_and_the_one_before_taken_up(tmp_path: Path) -> None:
+    told: list[str] = []
+    saved(tmp_path, 30)
+    saved(tmp_path, 60)[1].write_bytes(b"no more")
+
+    found = resumable(
+        tmp_path, state(), steps=90, on_damage=lambda path, why: told.append(path.name)
+    )
+
+    assert found.step == 30
+    assert told == ["shard-001-of-002.pt"]
+
+
+def test_when_all_are_damaged_one_sentence_names_the_damage_of_each(tmp_path: Path) -> None:
+    for step in (30, 60):
+        saved(tmp_path, step)[0].write_bytes(b"no more")
+
+    with pytest.raises(InputError) as raised:
+        resumable(tmp_path, state(), steps=90, on_damage=ignore)
+
+    (line,) = str(raised.value).splitlines()
+    for step in (30, 60):
+        assert f"step-000000{step}/shard-000-of-002.pt: it does not end with its check" in line
+
+
+def test_a_folder_without_checkpoints_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="that can be read, but there is none"):
+        resumable(tmp_path, state(), steps=90, on_damage=ignore)
+
+
+def test_a_loop_of_ones_own_is_refused_too(tmp_path: Path) -> None:
+    saved(tmp_path, 60)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    with pytest.raises(InputError, match="the checkpoint is at step 60, but steps is 30"):
+        Job(model, optimizer, DATA, batch=8, steps=30, resume=tmp_path)
