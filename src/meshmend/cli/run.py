@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshmend.cli.console import announce_compilation
+from meshmend.cli.console import compile_for_workers
 from meshmend.cli.elastic import ElasticOption, RunDirOption, run_elastic_script
 from meshmend.cli.options import (
     RENAMED_OPTIONS,
@@ -103,7 +103,7 @@ def run_command(
     bandwidth = None if testbed is None else parse_bandwidth(testbed)
     if not is_module and not Path(script).is_file():
         raise InputError(f"meshmend run needs a script, but there is no file {script}")
-    announce_compilation()
+    compile_for_workers()
     from meshmend.launch.one_thread import compute_in_one_thread
 
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

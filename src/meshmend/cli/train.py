@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshmend.cli.console import announce_compilation, note, print_json
+from meshmend.cli.console import compile_for_workers, note, print_json
 from meshmend.cli.options import (
     FailOption,
     HeartbeatTimeoutOption,
@@ -159,7 +159,7 @@ def train_command(
     check_algorithms([algorithm], "auto")
     faults = tuple(parse_fault(text, begin) for text in inject or ())
     bandwidth = parse_bandwidth(testbed) if testbed else None
-    announce_compilation()
+    compile_for_workers()
     from meshmend.launch.one_thread import compute_in_one_thread
 
     compute_in_one_thread()  # before torch is imported, below
