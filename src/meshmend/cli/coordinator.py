@@ -122,7 +122,8 @@ def coordinator_command(
             failure = _serve(listener, secret, spec, state)
         except TerminatedError:
             return TERMINATED
-    note(f"meshmend: {failure or 'all workers have finished'}")
+    outcome = f"the job did not finish: {failure}" if failure else "all workers have finished"
+    note(f"meshmend: {outcome}")
     return 1 if failure else 0
 
 
@@ -139,8 +140,8 @@ def _tell_record(file: Path, job: str, *, forget: bool) -> None:
         return
     where = "unknown" if history.is_unknown else str(history.step)
     note(
-        f"meshmend: {file} tells of an earlier run, last heard of at step {where}; workers wait for "
-        "one that holds its state; to begin anew, use --new"
+        f"meshmend: {file} tells of an earlier run, last heard of at step {where}; workers wait "
+        "for one that holds its state; to begin anew, use --new"
     )
 
 
