@@ -137,7 +137,7 @@ class _MeshState:
         for_s = self._some_time(_FREEZE_S)
         yield Fault(FaultKind.FREEZE, COORDINATOR, at_s=at_s, for_s=for_s)
         if self.random.random() < _BOARD_WITH_COORDINATOR_PROBABILITY:
-            yield from self._kill_board(round(at_s + self._some_time((0.0, for_s)), 3))
+            yield from self._kill_board(round(at_s + self._some_time(_SECOND_KILL_S), 3))
 
     def _repair_all(self, at_s: float) -> Iterator[Fault]:
         """Repair everything that is broken: links, whole boards, single chips."""

@@ -77,5 +77,5 @@ class Standstill:
         if began and chip in began.chips:
             return f"is in generation {began.number} after step {self._step}"
         if chip in self._connected:
-            return "is connected and in no generation"
+            return "is connected, in no generation"
         return "has not come to the coordinator" if not began else "is cut off"
