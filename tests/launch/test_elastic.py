@@ -275,7 +275,7 @@ def test_a_job_in_which_all_chips_stand_still_ends_and_says_where_they_are(
     script: Path, tmp_path: Path
 ) -> None:
     with commands(tmp_path) as start:
-        options = ("--mesh", "1x2", "--stall", "2")
+        options = ("--mesh", "1x2", "--straggler-timeout", "2")
         ran = start("run", "run", "--elastic", *options, script, "all stuck")
 
         assert ran.end() == 1, ran.err
@@ -287,7 +287,7 @@ def test_a_job_that_stands_still_before_its_first_step_ends(tmp_path: Path) -> N
     script = tmp_path / "script.py"
     script.write_text("import time\ntime.sleep(600)\n")
     with commands(tmp_path) as start:
-        ran = start("run", "run", "--elastic", "--mesh", "1x2", "--stall", "2", script)
+        ran = start("run", "run", "--elastic", "--mesh", "1x2", "--straggler-timeout", "2", script)
 
         assert ran.end() == 1, ran.err
         assert "1x2@0,0 has not come to the coordinator" in ran.err
