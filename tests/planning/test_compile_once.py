@@ -50,7 +50,12 @@ def test_who_compiles_says_so_first_and_only_then(compiled: Path) -> None:
 
 def test_what_failed_is_tried_again(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[bool] = []
-    monkeypatch.setattr(module, "_compile", lambda: bool(tries.append(True)))
+
+    def fail() -> bool:
+        tries.append(True)
+        return False
+
+    monkeypatch.setattr(module, "_compile", fail)
 
     compile_once()
     compile_once()
