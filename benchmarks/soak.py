@@ -1,9 +1,10 @@
 """Chaos for a given time and seed: random faults on a training job, and a table of recoveries.
 
-    python benchmarks/soak.py --minutes 10 --seed 1
+    python benchmarks/soak.py --minutes 10 --seed 1 [--testbed 200Mbit]
 
-Fails on the first divergence, lost or repeated sample, or stall; at the end also on a process that
-is left over, and on memory or descriptors that grow.
+Fails on the first divergence, lost or repeated sample, or pause without a step, the time before the
+first step included; at the end also on a process that is left over, and on memory or descriptors
+that grow. With --testbed, links also drop packets one way.
 """
 
 import argparse
@@ -20,27 +21,36 @@ from pathlib import Path
 
 from meshmend.faults.fault import Fault
 from meshmend.faults.random_faults import random_faults
+from meshmend.launch.one_thread import compute_in_one_thread
 from meshmend.launch.training import Training, train
 from meshmend.membership.events import (
     ChipsWaiting,
     FaultHappened,
     FaultRecovered,
     JobFailed,
+    RunStarted,
     StateLost,
     StateRestored,
     StepFinished,
     TimedEvent,
     WorkerTurnedAway,
 )
+from meshmend.planning.compile_once import compile_once
 from meshmend.planning.settings import Settings
 from meshmend.report.event_words import event_words
 from meshmend.topology.failures import board_shape
+from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
 from meshmend.train.ledger import audit
+from meshmend.units import parse_bandwidth
 from meshmend.workloads.registry import workload
 from record import record
+from soak_disturbances import Disturbance, full_disk, one_way_drop, possible, unmount, wrong_workers
 
 STALL_S = 15.0
+_FIRST_STEP_S = 60.0  # sixteen workers on a busy machine
+_END_S = 60.0  # after the time that was asked for
+_PROGRESS_S = 10
 _SHOWN = (
     *(FaultHappened, FaultRecovered, WorkerTurnedAway, ChipsWaiting),
     *(StateLost, StateRestored, JobFailed),
@@ -56,8 +66,13 @@ class Watch:
     """What a second pair of eyes sees of a run: progress, memory, descriptors, bits."""
 
     folder: Path
+    for_s: float
+    disturbances: list[Disturbance] = field(default_factory=list)
+    started_at: float = float("inf")
     last_step_at: float = float("inf")
     steps: int = 0
+    n_chips: int = 0
+    n_faults: int = 0
     longest_pause_s: float = 0.0
     faults: list[dict[str, object]] = field(default_factory=list)
     worker_samples: dict[int, list[tuple[float, int, float]]] = field(
@@ -73,8 +88,17 @@ class Watch:
             now = time.monotonic()
             self.longest_pause_s = max(self.longest_pause_s, now - min(now, self.last_step_at))
             self.last_step_at, self.steps = now, self.steps + 1
+            self.n_chips = event.chips
+        elif isinstance(event, RunStarted):
+            self.disturbances += possible([("a full disk", lambda: full_disk(self.ledger))])
+            self.started_at = time.monotonic()
         elif isinstance(event, _SHOWN):
+            self.n_faults += isinstance(event, FaultHappened)
             print(f"{timed.t:8.1f} s  {event_words(event)}", flush=True)
+
+    @property
+    def ledger(self) -> Path:
+        return self.folder / "ledger"
 
     def look(self) -> None:
         """Look every second until the run is over; end the process when it goes wrong."""
@@ -82,18 +106,42 @@ class Watch:
         while not self.is_over:
             time.sleep(1.0)
             beat += 1
-            pause_s = time.monotonic() - self.last_step_at
-            if pause_s > STALL_S and not self.is_over:
-                self._fail(f"no step for {pause_s:.1f} s")
+            elapsed_s = time.monotonic() - self.started_at
+            self._check_progress(elapsed_s)
+            for disturbance in self.disturbances:
+                if words := disturbance.tick(elapsed_s, self.for_s):
+                    self.n_faults += 1
+                    print(f"{elapsed_s:8.1f} s  {words}", flush=True)
+            if beat % _PROGRESS_S == 0:
+                self._print_progress(elapsed_s)
             if beat % 5 == 0:
                 self._sample()
             if beat % 20 == 0:
-                found = audit(self.folder / "ledger")
+                found = audit(self.ledger)
                 # The last steps may still be under way: their lines come one by one. So a fault
                 # of the history counts when the next look finds it too.
                 if found.split or found.repeated or seen & set(found.faults):
                     self._fail(f"the ledgers say {found}")
                 seen = set(found.faults)
+
+    def _check_progress(self, elapsed_s: float) -> None:
+        """End the process when nothing moves, before the first step too, or it does not end."""
+        if self.is_over:
+            return
+        pause_s = time.monotonic() - self.last_step_at
+        if pause_s > STALL_S:
+            self._fail(f"no step for {pause_s:.1f} s")
+        if not self.steps and elapsed_s > _FIRST_STEP_S:
+            self._fail(f"no step in the first {elapsed_s:.1f} s")
+        if elapsed_s > self.for_s + _END_S:
+            self._fail(f"it does not end: {elapsed_s:.1f} s of {self.for_s:.0f}")
+
+    def _print_progress(self, elapsed_s: float) -> None:
+        print(
+            f"{max(0.0, elapsed_s):8.1f} s  step {self.steps}, {self.n_chips} chips, "
+            f"{self.n_faults} faults, longest pause {self.longest_pause_s:.1f} s",
+            flush=True,
+        )
 
     def growth(self) -> list[str]:
         """Return which processes grew, in words."""
@@ -131,7 +179,7 @@ class Watch:
 
     def _fail(self, why: str) -> None:
         print(f"soak: FAILED: {why}; the run is in {self.folder}", file=sys.stderr, flush=True)
-        os._exit(1)
+        os._exit(1)  # the kernel ends the workers
 
 
 def main() -> int:
@@ -142,43 +190,58 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mesh", default="4x4")
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--keep", action="store_true", help="keep the run's folder")
+    parser.add_argument("--testbed", metavar="BANDWIDTH", help="of each link, such as 200Mbit")
     options = parser.parse_args()
+    compute_in_one_thread()
+    compile_once(lambda: print("soak: compiling for the first use on this machine ...", flush=True))
     mesh = parse_mesh(options.mesh)
     for_s = options.minutes * 60
     faults = random_faults(mesh, board_shape(len(mesh.shape)), for_s=for_s, seed=options.seed)
     folder = Path(tempfile.mkdtemp(prefix="meshmend-soak-")) / "run"
     print(f"soak: {len(faults)} faults in {for_s:.0f} s on {mesh}, seed {options.seed}; {folder}")
-    return _soak(options, mesh_text=options.mesh, faults=faults, folder=folder)
+    return _soak(options, mesh, faults=faults, folder=folder)
 
 
 def _soak(
-    options: argparse.Namespace, *, mesh_text: str, faults: tuple[Fault, ...], folder: Path
+    options: argparse.Namespace, mesh: Mesh, *, faults: tuple[Fault, ...], folder: Path
 ) -> int:
-    watch = Watch(folder)
+    for_s, seed = options.minutes * 60, options.seed
+    trained_on, watch = workload("resnet", "tiny", norm="group"), Watch(folder, for_s)
+    try:
+        wrong = wrong_workers(trained_on, mesh, folder.parent / "wrong", for_s=for_s, seed=seed)
+        trained_on, faults = wrong.workload, faults + wrong.faults
+        watch.disturbances += wrong.disturbances
+    except OSError as error:
+        print(f"soak: without wrong workers: {error}")
+    if options.testbed:
+        watch.disturbances += possible([("one-way drops", lambda: one_way_drop(mesh, seed))])
     threading.Thread(target=watch.look, daemon=True).start()
     trained = train(
         Training(
-            workload=workload("resnet", "tiny", norm="group"),
-            settings=Settings(parse_mesh(mesh_text)),
+            workload=trained_on,
+            settings=Settings(mesh),
             run_dir=folder,
             steps=10**9,
             batch=options.batch,
             faults=faults,
             save_every=200,
             checks=True,
-            for_s=options.minutes * 60,
+            for_s=for_s,
+            testbed_bytes_per_s=parse_bandwidth(options.testbed) if options.testbed else None,
         ),
         watch.hear,
     )
     watch.is_over = True
-    return _verdict(options, watch, trained.answer, trained.failure)
+    try:
+        return _verdict(options, watch, trained.answer, trained.failure)
+    finally:
+        unmount(watch.ledger)
 
 
 def _verdict(
     options: argparse.Namespace, watch: Watch, answer: dict[str, object], failure: str
 ) -> int:
-    found = audit(watch.folder / "ledger")
+    found = audit(watch.ledger)
     rows = answer["faults"]
     assert isinstance(rows, list)
     by_kind: dict[str, list[float]] = defaultdict(list)

@@ -203,10 +203,21 @@ for inputs, labels in job:
     loss.backward()
     if what == "stuck" and chip == "0,1" and job.step_number == 5:
         time.sleep(600)
+    if what == "all stuck" and job.step_number == 5:
+        time.sleep(600)
+    if what in ("one leaves", "one leaves, the others fail"):
+        if chip == "0,1" and job.step_number == 5:
+            sys.exit(0)
+        if what == "one leaves, the others fail" and job.step_number == 10:
+            raise ValueError("no more data")
+    if what == "all leave" and job.step_number == 5:
+        sys.exit(0)
     job.step(loss)
     plans = pathlib.Path(os.environ["MESHMEND_JOB_DIR"]) / "plans"
     while what == "plans" and not list(plans.glob("*.json")):
         time.sleep(0.02)
+if what == "bad end" and job.is_leader:
+    raise ValueError("no score")
 if what == "late" and job.is_leader:
     time.sleep(2)
     print("evaluated", flush=True)
@@ -229,6 +240,57 @@ def test_a_leader_is_not_ended_while_it_evaluates(
 
         assert ran.end() == 0, ran.err
         assert ran.out == "[0,0] evaluated\n"
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("one leaves, the others fail", r"chip \(0, [02]\) failed: ValueError: no more data"),
+        ("all leave", r"chip \(0, [012]\) ended before the job was over: exit code 0"),
+        ("bad end", r"after the last step chip \(0, 0\) failed: ValueError: no score\nTraceback"),
+    ],
+)
+def test_a_job_that_did_not_finish_is_not_a_success(
+    what: str, said: str, script: Path, tmp_path: Path
+) -> None:
+    with commands(tmp_path) as start:
+        ran = start("run", "run", "--elastic", "--mesh", "1x2", script, what)
+
+        assert ran.end() == 1, ran.err
+        assert re.search(f"did not finish: {said}", ran.err), ran.err
+
+
+def test_a_chip_that_ends_well_too_early_is_lost_and_the_others_finish(
+    script: Path, tmp_path: Path
+) -> None:
+    with commands(tmp_path) as start:
+        ran = start("run", "run", "--elastic", "--mesh", "1x2", script, "one leaves")
+
+        assert ran.end() == 0, ran.err
+        assert "chip (0, 1) ended before the job was over: exit code 0" in ran.err
+        assert "20 steps; samples: 320 used, 0 lost, 0 repeated" in ran.err
+
+
+def test_a_job_in_which_all_chips_stand_still_ends_and_says_where_they_are(
+    script: Path, tmp_path: Path
+) -> None:
+    with commands(tmp_path) as start:
+        options = ("--mesh", "1x2", "--straggler-timeout", "2")
+        ran = start("run", "run", "--elastic", *options, script, "all stuck")
+
+        assert ran.end() == 1, ran.err
+        place = "1x2@0,0 is in generation 1 after step 5"
+        assert f"no step was finished and no chip came or went for 2 s: {place}" in ran.err
+
+
+def test_a_job_that_stands_still_before_its_first_step_ends(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import time\ntime.sleep(600)\n")
+    with commands(tmp_path) as start:
+        ran = start("run", "run", "--elastic", "--mesh", "1x2", "--straggler-timeout", "2", script)
+
+        assert ran.end() == 1, ran.err
+        assert "1x2@0,0 has not come to the coordinator" in ran.err
 
 
 def test_a_chip_whose_loop_stands_still_is_left_behind(script: Path, tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ from meshmend.errors import InputError
 from meshmend.launch.hosts import address_toward, board_from, chip_from, is_answered, secret_from
 from meshmend.launch.termination import soon_over
 from meshmend.membership.coordinator_server import COORDINATOR
+from meshmend.membership.history import Begun, CoordinatorRecord
+from meshmend.membership.record_file import save_record
 from meshmend.net.listener import Listener, listening
 from meshmend.testbed.bed import Testbed
 from meshmend.topology.mesh import Mesh
@@ -281,6 +283,25 @@ def test_a_coordinator_needs_no_torch() -> None:
     assert process.wait(HANG_S) == 143
     assert process.stderr.read() == ""
     process.stderr.close()
+
+
+def test_a_coordinator_says_what_an_earlier_one_left_until_it_is_told_to_forget(
+    tmp_path: Path,
+) -> None:
+    record = tmp_path / "record.json"
+    begun = Begun(3, (((0, 0), ("127.0.0.1", 7)),))
+    save_record(record, CoordinatorRecord("job", (begun,), step=177, highest=3))
+    state = ("--state", str(record))
+    with commands(tmp_path) as start:
+        environment = {"MESHMEND_SECRET": "s" * 32}
+        waits = start("waits", *COORDINATOR_LINE, *state, **environment)
+        until(lambda: "last heard of at step 177" in waits.err, why=lambda: waits.err)
+        assert "to begin anew, use --new" in waits.err
+        assert record.exists()
+
+        forgets = start("forgets", *COORDINATOR_LINE, *state, "--new", **environment)
+        until(lambda: "the job begins anew" in forgets.err, why=lambda: forgets.err)
+        assert not record.exists()
 
 
 COORDINATOR_LINE = ["coordinator", "--mesh", "2x2", "--listen", "127.0.0.1:0"]

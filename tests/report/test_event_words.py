@@ -39,6 +39,7 @@ SENTENCES = [
         events.StateRestored(150, 177),
         "step 177 is lost: going on after step 150, 27 steps are redone",
     ),
+    (events.JobFinished(), "the job has finished"),
     (events.JobFailed("nobody is left"), "the job has failed: nobody is left"),
     (start().event,
      "training tiny ResNet (19,466 parameters) on mesh 4x4: 100 steps of 64 samples"),

@@ -94,7 +94,7 @@ def bench_command(
     names = _names(algorithm or ["auto"])
     check_algorithms(names, "auto")
     announce_compilation()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
+    os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported, and workers are forked
     from meshmend.bench.benchmark import BenchmarkRequest, run_benchmark
     from meshmend.bench.summary import results_svg, summary
     from meshmend.bench.summary import save as save_summary

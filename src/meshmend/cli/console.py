@@ -149,6 +149,14 @@ def progress(*, quiet: bool = False) -> Iterator[Bar]:
         bar.close()
 
 
+def compile_for_workers() -> None:
+    """Compile what the workers of a job need, or wait for a process of this host that does so."""
+    from meshmend.planning.compile_once import compile_once
+
+    announce_compilation()
+    compile_once(lambda: note(f"meshmend: {_COMPILING}"))
+
+
 def announce_compilation() -> None:
     """Say on standard error, once, when Numba compiles instead of loading its cache.
 

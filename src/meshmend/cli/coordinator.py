@@ -67,6 +67,17 @@ def coordinator_command(
         typer.Option("--gather", min=0.0, help="Seconds to wait for all chips at the beginning."),
     ] = 120.0,
     secret_file: SecretOption = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            "--state",
+            metavar="FILE",
+            help="What the next coordinator must know if this one dies; gone when all is done.",
+        ),
+    ] = None,
+    new: Annotated[
+        bool, typer.Option("--new", help="Forget what an earlier coordinator left in --state.")
+    ] = False,
 ) -> int:
     """Say who trains together: the coordinator of workers that run on several hosts.
 
@@ -74,12 +85,17 @@ def coordinator_command(
     No step waits for it: if it is killed, training goes on. If it is started again at the same
     address, it learns the job from its workers. It ends when all workers have finished.
 
-    **Example**
+    With --state it also remembers how far the job was when no worker is left: new ones then wait
+    for one that holds that state, instead of beginning again unseen.
+
+    **Examples**
 
     - meshmend coordinator --mesh 4x4 --listen 10.0.0.1:7000
+
+    - meshmend coordinator --mesh 4x4 --listen 10.0.0.1:7000 --state /var/lib/job.json
     """
     begin = mesh_of(mesh, wrap, fail)
-    from meshmend.errors import TerminatedError
+    from meshmend.errors import InputError, TerminatedError
     from meshmend.launch.hosts import board_from, endpoint_from, secret_from
     from meshmend.launch.termination import TERMINATED, terminable
     from meshmend.membership.job_spec import JobSpec
@@ -94,27 +110,52 @@ def coordinator_command(
     spec = JobSpec(job, begin, board_from(board, begin), timing)
     endpoint = endpoint_from(listen, "--listen")
     secret = secret_from(os.environ, secret_file).encode()
+    if new and state is None:
+        raise InputError("--new needs the file that it forgets; name it with --state FILE")
     with terminable():
         try:
             listener = listening(*endpoint)
             host, port = listener.getsockname()[:2]
             note(f"meshmend: the coordinator of job {job!r} on {begin} listens on {host}:{port}")
-            _serve(listener, secret, spec)
+            if state is not None:
+                _tell_record(state, job, forget=new)
+            failure = _serve(listener, secret, spec, state)
         except TerminatedError:
             return TERMINATED
-    note("meshmend: all workers have finished")
-    return 0
+    outcome = f"the job did not finish: {failure}" if failure else "all workers have finished"
+    note(f"meshmend: {outcome}")
+    return 1 if failure else 0
 
 
-def _serve(listener: "socket.socket", secret: bytes, spec: "JobSpec") -> None:
+def _tell_record(file: Path, job: str, *, forget: bool) -> None:
+    """Say what an earlier coordinator of this job left, if anything; forget it if asked to."""
+    from meshmend.membership.record_file import load_history
+
+    history = load_history(file, job)
+    if history.is_new:
+        return
+    if forget:
+        file.unlink(missing_ok=True)
+        note(f"meshmend: forgot the earlier run that {file} tells of; the job begins anew")
+        return
+    where = "unknown" if history.is_unknown else str(history.step)
+    note(
+        f"meshmend: {file} tells of an earlier run, last heard of at step {where}; workers wait "
+        "for one that holds its state; to begin anew, use --new"
+    )
+
+
+def _serve(listener: "socket.socket", secret: bytes, spec: "JobSpec", record: Path | None) -> str:
+    """Serve until all is over; return why the job has failed, or nothing."""
     from meshmend.cli.job_lines import JobLines
     from meshmend.membership.coordinator_server import CoordinatorServer
 
     # JobLines prints whom the coordinator refuses, so the log need not say it again.
     logging.getLogger("meshmend.membership.coordinator").setLevel(logging.ERROR)
     lines = JobLines(spec.mesh.n_chips)
-    coordinator = CoordinatorServer(listener, secret, spec, on_event=lines.take)
+    coordinator = CoordinatorServer(listener, secret, spec, record_file=record, on_event=lines.take)
     try:
         coordinator.serve()
     finally:
         coordinator.close()
+    return coordinator.failure

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshmend.cli.console import announce_compilation
+from meshmend.cli.console import compile_for_workers
 from meshmend.cli.elastic import ElasticOption, RunDirOption, run_elastic_script
 from meshmend.cli.options import (
     RENAMED_OPTIONS,
@@ -103,11 +103,11 @@ def run_command(
     bandwidth = None if testbed is None else parse_bandwidth(testbed)
     if not is_module and not Path(script).is_file():
         raise InputError(f"meshmend run needs a script, but there is no file {script}")
-    announce_compilation()
-    # As torchrun does: many workers on one machine must not each start a thread per core. Both
-    # are read when torch is imported, below.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    compile_for_workers()
+    from meshmend.launch.one_thread import compute_in_one_thread
+
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    n_threads = compute_in_one_thread()  # before torch is imported, below
     from meshmend.launch.forked_worker import Script
     from meshmend.planning.settings import TRANSPORTS, Settings
 
@@ -133,11 +133,12 @@ def run_command(
                 heartbeat_timeout_s=heartbeat_timeout, straggler_timeout_s=straggler_timeout
             ),
             testbed_bytes_per_s=bandwidth,
+            n_threads=n_threads,
         )
         return run_elastic_script(run)
     from meshmend.launch.static_job import StaticJob
 
-    return _run_once(StaticJob(settings, what, preload=modules), bandwidth)
+    return _run_once(StaticJob(settings, what, preload=modules, n_threads=n_threads), bandwidth)
 
 
 def _run_once(job: "StaticJob", bandwidth: float | None) -> int:

@@ -1,7 +1,6 @@
 """`meshmend train`: a real model on a mesh that loses chips and gets them back."""
 
 import math
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshmend.cli.console import announce_compilation, note, print_json
+from meshmend.cli.console import compile_for_workers, note, print_json
 from meshmend.cli.options import (
     FailOption,
     HeartbeatTimeoutOption,
@@ -160,9 +159,10 @@ def train_command(
     check_algorithms([algorithm], "auto")
     faults = tuple(parse_fault(text, begin) for text in inject or ())
     bandwidth = parse_bandwidth(testbed) if testbed else None
-    announce_compilation()
-    # Read when torch is imported, below: workers on one machine share its cores.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    compile_for_workers()
+    from meshmend.launch.one_thread import compute_in_one_thread
+
+    compute_in_one_thread()  # before torch is imported, below
     from meshmend.launch.training import Training, new_run_dir, train
     from meshmend.membership.timing import Timing
     from meshmend.planning.settings import Settings

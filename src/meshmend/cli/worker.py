@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshmend.cli.console import announce_compilation, note
+from meshmend.cli.console import compile_for_workers, note
 from meshmend.cli.coordinator import BoardOption, JobOption, SecretOption
 from meshmend.cli.options import FailOption, MeshOption, WrapOption, mesh_of
 
@@ -102,7 +102,7 @@ def worker_command(
         raise InputError(f"meshmend worker needs a script, but there is no file {script}")
     address = bind or address_toward(endpoint)
     _await_answer(endpoint, secret.encode(), mine)
-    announce_compilation()
+    compile_for_workers()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from meshmend.launch.forked_worker import Script
     from meshmend.planning.environment import Environment

@@ -1,8 +1,8 @@
 """Random faults for a run, as values: the same seed gives the same faults at the same times.
 
 There are kills of chips, of boards and of several boards at once, kills while the other chips still
-recover from one, hangs, slow chips, cut links, coordinator kills, and repairs. At least one whole
-board always lives, so that there is always a copy of the state.
+recover from one, hangs, slow chips, cut links, coordinator kills and freezes, and repairs. At least
+one whole board always lives, so that there is always a copy of the state.
 """
 
 import itertools
@@ -21,6 +21,7 @@ _SECOND_KILL_S: Final = (0.0, 0.8)  # after a kill, while the other chips recove
 _COORDINATOR_GAP_S: Final = (-0.3, 0.5)  # from a coordinator kill to the kill of a board
 _HANG_S: Final = (3.0, 6.0)  # longer than the usual heartbeat timeout
 _SLOW_S: Final = 2.0
+_FREEZE_S: Final = (1.0, 5.0)  # shorter and longer than the usual heartbeat timeout
 _REPAIR_PROBABILITY: Final = 0.3
 _BOARD_WITH_COORDINATOR_PROBABILITY: Final = 0.4
 _MAX_CUT_LINKS: Final = 2
@@ -64,6 +65,7 @@ class _MeshState:
             self._slow_chip: 1,
             self._cut_link: 2,
             self._kill_coordinator: 2,
+            self._freeze_coordinator: 1,
             self._kill_twice: 3,
         }
         choices = self.random.choices(list(weights), list(weights.values()))
@@ -129,6 +131,13 @@ class _MeshState:
         yield Fault(FaultKind.KILL, COORDINATOR, at_s=at_s)
         if self.random.random() < _BOARD_WITH_COORDINATOR_PROBABILITY:
             yield from self._kill_board(round(at_s + self._some_time(_COORDINATOR_GAP_S), 3))
+
+    def _freeze_coordinator(self, at_s: float) -> Iterator[Fault]:
+        """Stop the coordinator for a time, sometimes with a board that dies meanwhile."""
+        for_s = self._some_time(_FREEZE_S)
+        yield Fault(FaultKind.FREEZE, COORDINATOR, at_s=at_s, for_s=for_s)
+        if self.random.random() < _BOARD_WITH_COORDINATOR_PROBABILITY:
+            yield from self._kill_board(round(at_s + self._some_time(_SECOND_KILL_S), 3))
 
     def _repair_all(self, at_s: float) -> Iterator[Fault]:
         """Repair everything that is broken: links, whole boards, single chips."""

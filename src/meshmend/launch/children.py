@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshmend.launch.forked_worker import Pipes
+from meshmend.launch.one_thread import end_openmp_threads
 from meshmend.launch.output_lines import Lines
 
 SIGNAL_BASE = 128
@@ -73,6 +74,7 @@ class Children:
         # What is there now stays for good: no child's collector has to walk through all that was
         # imported, which took a tenth of a small step, nor copies its pages by that.
         gc.freeze()
+        end_openmp_threads()
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:

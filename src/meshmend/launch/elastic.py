@@ -5,6 +5,7 @@ board that is repaired is forked from it again. It watches the coordinator as an
 neither is needed for a step.
 """
 
+import logging
 import os
 import secrets
 import time
@@ -14,10 +15,11 @@ from typing import Final
 from meshmend.faults.fault_injector import FaultInjector, InjectedFault
 from meshmend.launch.children import Child
 from meshmend.launch.elastic_job import ElasticJob, Outcome
-from meshmend.launch.job_processes import JobProcesses
+from meshmend.launch.job_processes import GAVE_UP, JobProcesses
 from meshmend.launch.observer import Observer
 from meshmend.launch.process_control import ProcessControl
 from meshmend.launch.recoveries import Recoveries, Recovery
+from meshmend.launch.standstill import Standstill
 from meshmend.membership.events import (
     CheckpointSaved,
     CoordinatorChanged,
@@ -27,6 +29,8 @@ from meshmend.membership.events import (
     FaultMissed,
     GenerationBegan,
     GenerationForming,
+    JobFailed,
+    JobFinished,
     StepFinished,
     TimedEvent,
     WorkerSaved,
@@ -38,18 +42,21 @@ from meshmend.planning.plan_cache import plan_losses
 from meshmend.planning.plan_request import PlanRequest, SumSizes
 from meshmend.topology.failures import Chip, board_shape
 
+_log = logging.getLogger(__name__)
+
 _TURN_S: Final = 0.02
 _CALM_TURN_S: Final = 0.1  # when nothing is to happen by the clock
 _RESTART_S: Final = 0.2  # a coordinator that died is started again after so long
 _LINGER_S: Final = 3.0  # for workers that are left when the job is over
+_NEWS_S: Final = 1.0  # for the word that the job is over, once a worker has ended well
 _MEETING_S: Final = 10.0  # for the coordinator to answer for the first time
 _FIRST_PLANS_S: Final = 2.0  # for plans that are made before the first worker starts
 
 
 def run_elastic(job: ElasticJob) -> Outcome:
-    """Run a job until all its chips have finished, or none is left.
+    """Run a job until all its chips have finished, none is left, or it stands still for too long.
 
-    Interrupted, all workers are ended first.
+    It has finished only if the coordinator says so. Interrupted, all workers are ended first.
     """
     settings = job.settings
     if not settings.secret:
@@ -94,8 +101,12 @@ class _Launcher:
         self._why_forming = ""
         self._counts: list[int] = []
         self._ended: set[int] = set()  # processes whose end has been taken up
-        self._ended_badly: list[str] = []
-        self._is_over = False
+        self._failures: list[str] = []
+        self._left_early: list[str] = []
+        self._standstill = Standstill(job.timing, time.monotonic())
+        self._why_failed = ""  # the job as a whole
+        self._over_since: float | None = None
+        self._finished_at = 0.0  # by the coordinator's clock, if it said so
         self._is_called_off = False
 
     def start(self) -> None:
@@ -107,18 +118,18 @@ class _Launcher:
         self._control.restart(self._job.settings.mesh.live, self._injector.self_injected)
 
     def until_over(self) -> None:
-        """Watch, and let happen what is to happen, until no worker is left."""
-        over_since = None
+        """Watch, and let happen what is to happen, until no worker is left or all is lost."""
         while self._running() or self._injector.awaits_repair():
             self._processes.children.handle(_TURN_S if self._injector.is_timed() else _CALM_TURN_S)
             self._look_after_coordinator()
             self._notice_deaths()
             self._injector.inject_due(self._step, self._elapsed_s())
             self._end_in_time()
-            if self._is_over:
-                over_since = over_since or time.monotonic()
-                if time.monotonic() > over_since + _LINGER_S and not self._works_on():
-                    return
+            self._end_standstill()
+            if self._is_out_of_time():
+                break
+        self._await_last_news()
+        self._notice_deaths(is_last=True)
 
     def tell_missed(self) -> None:
         """Tell of faults that were to come, but the job was over before."""
@@ -133,10 +144,10 @@ class _Launcher:
 
     def outcome(self) -> Outcome:
         """Return how it went."""
-        workers = self._processes.workers.values()
-        is_finished = any(child.code == 0 and not child.was_ended for child in workers)
-        why = "" if is_finished else (self._ended_badly or ["no worker is left"])[0]
-        return Outcome(is_finished, why, tuple(self._recoveries.faults), tuple(self._counts))
+        why = self._why_failed
+        if not why and self._over_since is None:
+            why = [*self._failures, *self._left_early, "no worker is left"][0]
+        return Outcome(not why, why, tuple(self._recoveries.faults), tuple(self._counts))
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._started
@@ -150,9 +161,30 @@ class _Launcher:
         A job is over when all its members have done the last step. Who is no member, because it
         came late or is cut off, waits for nothing.
         """
-        members = set(self._formed.chips) if self._formed else set()
-        busy = members - self._injector.hung()
+        busy = self._members() - self._injector.hung()
         return any(self._processes.workers[chip].code is None for chip in busy)
+
+    def _is_out_of_time(self) -> bool:
+        """Whether the job is over, or has failed, and those that are left had time to end."""
+        if self._over_since is None or time.monotonic() < self._over_since + _LINGER_S:
+            return False
+        return bool(self._why_failed) or not self._works_on()
+
+    def _await_last_news(self) -> None:
+        """Hear the coordinator out when no worker is left: it may still say that all is well."""
+        deadline = time.monotonic() + _NEWS_S
+        while self._over_since is None and not self._running() and time.monotonic() < deadline:
+            self._processes.children.handle(_TURN_S)
+            self._look_after_coordinator()
+
+    def _end_standstill(self) -> None:
+        """End a job in which nothing moves any more."""
+        waits = self._over_since is not None or self._injector.awaits_repair()
+        if not waits and self._standstill.is_too_long(time.monotonic()):
+            running = [
+                chip for chip, child in self._processes.workers.items() if child.code is None
+            ]
+            self._hear(time.monotonic(), JobFailed(self._standstill.words(running)))
 
     def _end_in_time(self) -> None:
         """Send everyone home when the time is over."""
@@ -164,14 +196,18 @@ class _Launcher:
     def _look_after_coordinator(self) -> None:
         """Start it again when it has died, and keep a line to it."""
         coordinator = self._processes.coordinator
-        if self._is_over or coordinator is None:
+        if coordinator is None:
             return
-        if coordinator.code == 0:
-            self._is_over = True
-        elif coordinator.code is None:
+        if coordinator.code is None:
             self._observer.attend(self._processes.children)
+        elif coordinator.code == 0:
+            self._end(coordinator.ended)
+        elif coordinator.code == GAVE_UP:
+            self._fail(coordinator.ended, "the coordinator has given it up")
         elif self._restart_at is None:
             self._restart_at = time.monotonic() + _RESTART_S
+            if coordinator.traceback:
+                _log.error("the coordinator failed:\n%s", coordinator.traceback)
             self._tell(CoordinatorChanged(CoordinatorState.LOST))
         elif time.monotonic() >= self._restart_at:
             self._restart_at = None
@@ -180,6 +216,7 @@ class _Launcher:
 
     def _hear(self, clock: float, event: Event) -> None:
         """Take up an event of the coordinator, and pass on what users want to see."""
+        self._standstill.take(time.monotonic(), event)
         for recovery in self._recoveries.take(clock, event):
             self._tell(recovery.event())
         match event:
@@ -194,8 +231,23 @@ class _Launcher:
                 self._tell(CheckpointSaved(event.step, event.path), at=event.at)
             case WorkerStepped():
                 self._hear_step(event)
+            case JobFinished():
+                self._finished_at = self._finished_at or clock
+                self._end(clock)
+            case JobFailed(why=why):
+                self._fail(clock, why)
+                self._tell(event, at=clock)
             case _:
                 self._tell(event, at=clock)
+
+    def _end(self, at: float) -> None:
+        """Take up that the job is over."""
+        self._over_since = at if self._over_since is None else self._over_since
+
+    def _fail(self, at: float, why: str) -> None:
+        """Take up that the job as a whole has failed."""
+        self._why_failed = self._why_failed or why
+        self._end(at)
 
     def _hear_step(self, event: WorkerStepped) -> None:
         """Take up a step that a worker has done."""
@@ -216,31 +268,43 @@ class _Launcher:
         moment = time.monotonic() if at is None else at
         self._job.on_event(TimedEvent(max(0.0, moment - self._started), event))
 
-    def _notice_deaths(self) -> None:
+    def _notice_deaths(self, *, is_last: bool = False) -> None:
         """Take up workers that ended: by a fault of ours, by another's hand, or well."""
         for chip, child in self._processes.workers.items():
             if child.code is None or child.pid in self._ended:
                 continue
+            is_over = self._over_since is not None
+            is_well = child.code == 0 and child.ended >= self._finished_at
+            if is_well and not (is_over or is_last or time.monotonic() > child.ended + _NEWS_S):
+                continue  # the word that the job is over may still come
             self._ended.add(child.pid)
-            if child.code == 0:
-                self._is_over = True
+            if is_over and (is_well or self._why_failed):
                 continue
             if not self._counts:  # who died before the first generation is not waited for
                 self._observer.say(Absent(chip))
             if not child.was_ended:
                 self._note_death(chip, child)
 
+    def _members(self) -> frozenset[Chip]:
+        return frozenset(self._formed.chips if self._formed else ())
+
     def _note_death(self, chip: Chip, child: Child) -> None:
-        if child.traceback:
+        if child.code == 0:
+            what = f"chip {chip} ended before the job was over: exit code 0"
+            self._left_early.append(what)
+        elif child.traceback:
             what = f"chip {chip} failed: {child.traceback.strip().splitlines()[-1]}"
-            self._ended_badly.append(f"{what}\n{child.traceback}")
+            self._failures.append(f"{what}\n{child.traceback}")
         elif (injected := self._injector.take_death(chip, self._step)) is not None:
             self._control.expect_deaths(injected.chips)
             self._note_injected(injected, child.ended)
             return
         else:
             what = f"chip {chip} died: {child.how_it_ended}"
-            self._ended_badly.append(what)
+            self._failures.append(what)
+        if self._over_since is not None and chip in self._members():
+            # Nobody does again what it had to do after the last step, such as evaluation.
+            self._fail(child.ended, f"after the last step {self._failures[-1]}")
         self._happened(Recovery(what, self._step, child.ended, chips=(chip,)))
 
     def _note_injected(self, injected: InjectedFault, at: float) -> None:

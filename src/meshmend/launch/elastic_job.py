@@ -19,7 +19,8 @@ class ElasticJob:
 
     `body()` is what a worker does; it returns its exit code. `sums` are what its steps sum, if
     that is known before the first: plans for what may fail next are made ahead. After `for_s` the
-    job is ended, whatever step it is at. `in_network` puts the workers into a testbed.
+    job is ended, whatever step it is at. Each worker computes in `n_threads` threads. `in_network`
+    puts the workers into a testbed.
     """
 
     settings: Settings
@@ -32,6 +33,7 @@ class ElasticJob:
     sums: SumSizes = ()
     for_s: float | None = None
     checks: bool = False
+    n_threads: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
     enter: Callable[[Chip], None] | None = None
     address_of: Callable[[Chip], str] | None = None

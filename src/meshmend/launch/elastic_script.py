@@ -17,6 +17,7 @@ from meshmend.faults.fault import Fault
 from meshmend.launch.elastic import run_elastic
 from meshmend.launch.elastic_job import ElasticJob, Outcome
 from meshmend.launch.forked_worker import Script, script_body
+from meshmend.launch.one_thread import compute_in_one_thread
 from meshmend.launch.run_log import run_log
 from meshmend.membership.events import TimedEvent
 from meshmend.membership.timing import Timing
@@ -32,7 +33,8 @@ from meshmend.train.ledger import audit
 class ElasticScript:
     """A script to run on every live chip of the settings' mesh, and what is to happen to it.
 
-    Modules of `preload` are imported once, before the workers are forked.
+    Modules of `preload` are imported once, before the workers are forked, each of which computes in
+    `n_threads` threads.
     """
 
     settings: Settings
@@ -42,6 +44,7 @@ class ElasticScript:
     timing: Timing = field(default_factory=Timing)
     preload: tuple[str, ...] = ()
     testbed_bytes_per_s: float | None = None
+    n_threads: int = 1
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ def run_script(run: ElasticScript, show: Callable[[TimedEvent], None]) -> Ran:
     Raises:
         InputError: the script or a module is not there, or the run's folder cannot be used.
     """
+    compute_in_one_thread()
     script = run.script
     if not script.is_module and not Path(script.name).is_file():
         raise InputError(f"meshmend run needs a script, but there is no file {script.name}")
@@ -84,6 +88,7 @@ def _run(run: ElasticScript, folder: Path, tell: Callable[[TimedEvent], None]) -
         on_event=tell,
         faults=run.faults,
         timing=run.timing,
+        n_threads=run.n_threads,
     )
     if run.testbed_bytes_per_s is None:
         return run_elastic(job)

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch.distributed
 
+from meshmend.launch.one_thread import compute_in_threads
 from meshmend.processes import die_with_parent
 from meshmend.topology.failures import Chip
 
@@ -51,7 +52,7 @@ class Place:
     """A worker's place in the job.
 
     In the worker, `first()` is called before all else, in the network of the parent, then
-    `enter(chip)`.
+    `enter(chip)`. It computes in `n_threads` threads.
     """
 
     chip: Chip
@@ -59,6 +60,7 @@ class Place:
     enter: Callable[[Chip], None] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     rendezvous: Rendezvous | None = None
+    n_threads: int = 1
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ def work(body: Callable[[], int], place: Place, pipes: Pipes, parent: int) -> No
         weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # not in the stubs
         _redirect(pipes)
         os.environ.update(place.environment)
+        compute_in_threads(place.n_threads)
         if place.first is not None:
             place.first()
         if place.enter is not None:

@@ -26,6 +26,7 @@ from meshmend.topology.failures import Chip
 from meshmend.train.worker_environment import coordinator_client
 
 _POLL_S: Final = 0.02
+GAVE_UP: Final = 3  # the exit code of a coordinator whose job has failed
 
 _log = logging.getLogger(__name__)
 
@@ -51,10 +52,11 @@ class JobProcesses:
         listener = self._listener
 
         def serve() -> int:
-            coordinator = CoordinatorServer(listener, secret, spec)
+            record_file = job.run_dir / "coordinator.json"
+            coordinator = CoordinatorServer(listener, secret, spec, record_file=record_file)
             coordinator.serve()
             coordinator.close()
-            return 0
+            return GAVE_UP if coordinator.failure else 0
 
         place = Place(chip=())
         self.coordinator = self.children.start(
@@ -78,7 +80,13 @@ class JobProcesses:
             checks=job.checks,
         )
         variables = {**environment.to_environment(), **job.environment}
-        place = Place(chip=chip, first=coordinator_client, enter=job.enter, environment=variables)
+        place = Place(
+            chip=chip,
+            first=coordinator_client,
+            enter=job.enter,
+            environment=variables,
+            n_threads=job.n_threads,
+        )
         self.workers[chip] = self.children.start(
             f"[{','.join(map(str, chip))}] ",
             lambda pipes, parent: work(job.body, place, pipes, parent),

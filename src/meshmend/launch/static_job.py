@@ -16,6 +16,7 @@ from pathlib import Path
 from meshmend.errors import InputError, TerminatedError
 from meshmend.launch.children import Children
 from meshmend.launch.forked_worker import Place, Rendezvous, Script, script_body, work
+from meshmend.launch.one_thread import compute_in_one_thread
 from meshmend.launch.termination import TERMINATED, terminable
 from meshmend.planning.catalogue import prepare
 from meshmend.planning.environment import Environment
@@ -35,7 +36,7 @@ class StaticJob:
 
     `enter(chip)` runs in each worker before anything else, and `address_of(chip)` names the
     address it listens on: so a testbed puts workers into its network. Modules of `preload` are
-    imported once, before the workers are forked.
+    imported once, before the workers are forked, each of which computes in `n_threads` threads.
     """
 
     settings: Settings
@@ -44,6 +45,7 @@ class StaticJob:
     address_of: Callable[[Chip], str] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] = ()
+    n_threads: int = 1
 
 
 def run_job(job: StaticJob) -> int:
@@ -57,6 +59,7 @@ def run_job(job: StaticJob) -> int:
     """
     if not job.script.is_module and not Path(job.script.name).is_file():
         raise InputError(f"meshmend run needs a script, but there is no file {job.script.name}")
+    compute_in_one_thread()
     for name in (*_PRELOAD, *job.preload):
         _import(name)
     mesh = job.settings.mesh
@@ -98,6 +101,7 @@ class _Watch:
             enter=job.enter,
             environment=_environment(job, rank, chip),
             rendezvous=Rendezvous(rank, job.settings.mesh.n_live, store),
+            n_threads=job.n_threads,
         )
         child = self.children.start(
             f"[{','.join(map(str, chip))}] ",

@@ -20,6 +20,7 @@ from meshmend.errors import InputError
 from meshmend.faults.fault import Fault
 from meshmend.launch.elastic import run_elastic
 from meshmend.launch.elastic_job import ElasticJob, Outcome
+from meshmend.launch.one_thread import compute_in_one_thread
 from meshmend.launch.run_log import run_log
 from meshmend.membership.events import (
     EVENTS,
@@ -88,7 +89,7 @@ def train(training: Training, show: Callable[[TimedEvent], None]) -> Trained:
     Raises:
         InputError: the run's folder cannot be used, or what is to be resumed cannot be.
     """
-    torch.set_num_threads(1)  # one process a chip: more would fight for the same cores
+    compute_in_one_thread()
     preload()
     model = training.workload.model()
     if training.resume is not None:

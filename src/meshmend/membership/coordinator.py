@@ -20,6 +20,7 @@ from meshmend.membership.events import (
     GenerationBegan,
     GenerationForming,
     JobFailed,
+    JobFinished,
     StateLost,
     StateRestored,
     WorkerArrived,
@@ -340,6 +341,8 @@ class Coordinator:
         self._send_to(tuple(self._worker_of), Failed(why))
 
     def _send_home(self) -> None:
+        """Tell everyone that the job is over; observers first, who may not outlive the workers."""
+        self._tell_observers(JobFinished())
         self._send_to(tuple(self._worker_of), Over())
 
     def _begin(self, decision: Decision) -> None:

@@ -130,6 +130,11 @@ class StateRestored(Event):
 
 
 @dataclass(frozen=True)
+class JobFinished(Event):
+    """All members have done the last step, or an observer ended the job."""
+
+
+@dataclass(frozen=True)
 class JobFailed(Event):
     """The job cannot go on."""
 
@@ -282,6 +287,7 @@ EVENTS: Final = Codec(
         "generation": GenerationBegan,
         "lost": StateLost,
         "restored": StateRestored,
+        "finished": JobFinished,
         "failed": JobFailed,
         "stepped": WorkerStepped,
         "saved": WorkerSaved,

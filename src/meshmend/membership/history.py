@@ -58,6 +58,11 @@ class History:
     is_unknown: bool = False  # there was a coordinator before, and its record is lost
 
     @property
+    def is_new(self) -> bool:
+        """Whether no generation of the job has begun, as far as is known."""
+        return not self.record.begun and not self.is_unknown
+
+    @property
     def latest(self) -> int:
         """The state version that a worker needs so that its state counts; FRESH: any will do."""
         return self.record.begun[-1].number if self.record.begun else FRESH

@@ -1,18 +1,25 @@
-"""Compiles the inner loops that most commands share, before they are used.
+"""Compiles inner loops before they are used, in three parts that may run at the same time.
 
-    python -m meshmend.planning.warm_up
+    python -m meshmend.planning.warm_up [shared] [exchange] [plans]
 
-Run beside a first command, it halves the wait on two cores: a loop that one process has compiled is
-stored for the other. It leaves out the loops that a command needs first, packing trees and deriving
-hazards: both processes would compile them at the same time.
+`shared` is what most commands need, and the default. Run beside a first command, it halves the wait
+on two cores: a loop that one process has compiled is stored for the other. It leaves out the loops
+that a command needs first, packing trees and deriving hazards: both processes would compile them at
+the same time. Packing trees is in `plans`; `exchange` is what workers need to sum, and hazards.
 """
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import numpy as np
 
+from meshmend.execute.event_loop import load_event_loop
+from meshmend.planning.plan import plan
 from meshmend.routing.deadlock import check_deadlock_free
 from meshmend.routing.stretch import stretch_of
 from meshmend.schedule.algorithms import algorithm
-from meshmend.schedule.hazards import NONE, Hazards
+from meshmend.schedule.hazards import NONE, Hazards, hazards_of
 from meshmend.schedule.placement import channel_loads, placed
 from meshmend.schedule.priority import delay_slices, remaining_hops
 from meshmend.schedule.table import Collective
@@ -24,7 +31,7 @@ from meshmend.verify.contributions import check_contributions
 from meshmend.verify.hops import check_hops
 
 
-def main() -> None:
+def shared() -> None:
     """Simulate and verify a small schedule, in the order in which a plan does."""
     mesh = Mesh((4, 4)).without("2x2@0,2")
     schedule = algorithm("ft-two-d").build(mesh, Collective.ALLREDUCE)
@@ -52,5 +59,23 @@ def _one_after_another(n_rows: int) -> Hazards:
     return Hazards(send, write, more)
 
 
+def exchange() -> None:
+    """Derive hazards, and load the loop that sends and receives."""
+    hazards_of(algorithm("ft-two-d").build(Mesh((4, 4)), Collective.ALLREDUCE))
+    load_event_loop()
+
+
+def plans() -> None:
+    """Plan for a mesh that lost a board."""
+    plan(Mesh((4, 4)).without("2x2@0,2"))
+
+
+PARTS: Final[Mapping[str, Callable[[], None]]] = {
+    "shared": shared,
+    "exchange": exchange,
+    "plans": plans,
+}
+
 if __name__ == "__main__":
-    main()
+    for name in sys.argv[1:] or ["shared"]:
+        PARTS[name]()

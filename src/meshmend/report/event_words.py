@@ -70,6 +70,8 @@ def _fault_or_end(event: events.Event) -> str:
             n_redone = counted(event.lost - event.step, "step")
             lost = f"step {event.lost} is lost"
             return f"{lost}: going on after step {event.step}, {n_redone} are redone"
+        case events.JobFinished():
+            return "the job has finished"
         case events.JobFailed():
             return f"the job has failed: {event.why}"
         case events.CoordinatorChanged():

@@ -1,0 +1,186 @@
+"""What a soak does to a run apart from injected faults; what a machine cannot do is left out, told.
+
+A full disk under the ledgers, links that drop packets one way, workers with wrong arguments.
+"""
+
+import os
+import random
+import subprocess
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from meshmend.errors import MeshmendError
+from meshmend.faults.fault import Fault, FaultKind
+from meshmend.membership.messages import Hello
+from meshmend.testbed.bed import Testbed
+from meshmend.topology.failures import Block
+from meshmend.topology.mesh import Mesh
+from meshmend.variables import CHIP
+from meshmend.workloads.workload import SampleSet, Workload
+
+_REST_S = 20.0  # without disturbances at the end
+_LEDGER_DISK = "64m"
+_WRONG_EVERY_S = 60.0
+_WRONG_FOR_S = 4.0
+
+
+@dataclass
+class Disturbance:
+    """Something that is wrong for `for_s`, again and again; `begin` returns it in words."""
+
+    begin: Callable[[], str]
+    end: Callable[[], None]
+    first_s: float
+    every_s: float
+    for_s: float
+    is_on: bool = False
+
+    def tick(self, now_s: float, until_s: float) -> str:
+        """Begin or end what is due; return in words what has begun."""
+        since_s = (now_s - self.first_s) % self.every_s
+        is_due = self.first_s <= now_s < until_s - _REST_S and since_s < self.for_s
+        if is_due == self.is_on:
+            return ""
+        self.is_on = is_due
+        if is_due:
+            return self.begin()
+        self.end()
+        return ""
+
+
+def full_disk(ledger: Path) -> Disturbance:
+    """Return a disk that is full from time to time; the ledgers are moved to a disk of their own.
+
+    Raises:
+        OSError: this user may not mount one, or a full disk would end the job.
+    """
+    if find_spec("meshmend.train.history_check") is None:
+        raise OSError("these ledgers do not survive it")
+    disk = ["mount", "-t", "tmpfs", "-o", f"size={_LEDGER_DISK}", "tmpfs", str(ledger)]
+    done = subprocess.run(disk, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(done.stderr.strip() or "mount failed")
+    filler = ledger / "filler"
+
+    def fill() -> str:
+        try:
+            with filler.open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(1 << 20))
+        except OSError:
+            return "the disk of the ledgers is full"
+
+    return Disturbance(fill, lambda: filler.unlink(missing_ok=True), 40.0, 90.0, 2.0)
+
+
+def unmount(ledger: Path) -> None:
+    """Take the disk of the ledgers away, if there is one."""
+    if ledger.is_mount():
+        subprocess.run(["umount", "--lazy", str(ledger)], check=False)
+
+
+def one_way_drop(mesh: Mesh, seed: int) -> Disturbance:
+    """Return a link of the testbed that loses all packets of one direction from time to time.
+
+    Raises:
+        OSError: this testbed cannot do that.
+    """
+    drop, pass_again = (getattr(Testbed, name, None) for name in ("drop", "pass_again"))
+    if drop is None or pass_again is None:
+        raise OSError("this testbed cannot drop packets one way")
+    source = random.Random(seed)
+    dropped: list[tuple[object, object]] = []
+
+    def begin() -> str:
+        chip = source.choice(mesh.live)
+        goal = source.choice(sorted(mesh.neighbors(chip)))
+        try:
+            drop(Testbed.attach(), chip, goal)
+        except MeshmendError as error:  # such as a link that is cut
+            return f"no packets are dropped: {error}"
+        dropped.append((chip, goal))
+        return f"packets from {chip} to {goal} are dropped"
+
+    def end() -> None:
+        while dropped:
+            pass_again(Testbed.attach(), *dropped.pop())
+
+    return Disturbance(begin, end, 25.0, 35.0, 6.0)
+
+
+class WrongInSomeWorkers:
+    """A data set that is one sample longer in the worker of a chip that a file names."""
+
+    def __init__(self, dataset: SampleSet, names_chip: Path) -> None:
+        self._dataset, self._names_chip = dataset, names_chip
+        self._lengths: dict[int, int] = {}  # by process: a worker stays right or wrong
+
+    def __len__(self) -> int:
+        if os.getpid() not in self._lengths:
+            wrong = self._names_chip.read_text() if self._names_chip.exists() else ""
+            is_wrong = bool(wrong) and wrong == CHIP.value_in(os.environ)
+            self._lengths[os.getpid()] = len(self._dataset) + is_wrong
+        return self._lengths[os.getpid()]
+
+    def __getitem__(self, index: int, /) -> tuple[torch.Tensor, ...]:
+        return self._dataset[index % len(self._dataset)]
+
+
+@dataclass(frozen=True)
+class WrongWorkers:
+    """Workers that are started again, at first with wrong arguments, and are refused."""
+
+    workload: Workload
+    faults: tuple[Fault, ...]
+    disturbances: tuple[Disturbance, ...]
+
+
+def wrong_workers(
+    workload: Workload, mesh: Mesh, names_chip: Path, *, for_s: float, seed: int
+) -> WrongWorkers:
+    """Return a workload and faults by which workers come back wrong, one a minute.
+
+    Raises:
+        OSError: the coordinator does not compare what workers were started with.
+    """
+    if "fingerprint" not in {field.name for field in fields(Hello)}:
+        raise OSError("the coordinator does not compare workers' arguments")
+    faults, disturbances = [], []
+    for at_s, chip in _wrong_times(mesh, for_s, seed):
+        block = Block((1,) * len(chip), chip)
+        for time_s in (at_s, at_s + _WRONG_FOR_S):
+            faults.append(Fault(FaultKind.REPAIR, block, at_s=time_s))
+        words = ",".join(map(str, chip))
+
+        def begin(words: str = words) -> str:
+            names_chip.write_text(words)
+            return f"the worker of {words} is started again with another data set"
+
+        disturbances.append(
+            Disturbance(begin, lambda: names_chip.unlink(missing_ok=True), at_s - 2, for_s, 5.0)
+        )
+    dataset = WrongInSomeWorkers(workload.dataset, names_chip)
+    return WrongWorkers(replace(workload, dataset=dataset), tuple(faults), tuple(disturbances))
+
+
+def _wrong_times(mesh: Mesh, for_s: float, seed: int) -> Iterator[tuple[float, tuple[int, ...]]]:
+    source = random.Random(seed)
+    at_s = _WRONG_EVERY_S / 2
+    while at_s < for_s - _REST_S:
+        yield at_s, source.choice(mesh.live)
+        at_s += _WRONG_EVERY_S
+
+
+def possible(makers: Iterable[tuple[str, Callable[[], Disturbance]]]) -> list[Disturbance]:
+    """Return the disturbances that this machine can make; each other one is told in one line."""
+    made = []
+    for name, make in makers:
+        try:
+            made.append(make())
+        except OSError as error:
+            print(f"soak: without {name}: {error}", flush=True)
+    return made

@@ -1,0 +1,79 @@
+"""Compiles what workers need once per host, before they start: one compiles, the others wait.
+
+Numba keeps compiled loops in a cache on disk, but does not keep two processes from compiling the
+same. Workers that start together on a cold cache would all compile everything, and while they do,
+they would miss their heartbeats.
+"""
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+import llvmlite.binding  # type: ignore[import-untyped]
+
+_MODULE: Final = "meshmend.planning.warm_up"
+_SHARES: Final = (("plans",), ("shared", "exchange"))  # a process each; about as long as each other
+_PACKAGE: Final = Path(__file__).parents[1]
+
+
+def compile_once(say: Callable[[], None] = lambda: None) -> None:
+    """Return when all that workers need is compiled; call `say` first if this process does that.
+
+    Where no file can be kept, nothing is done: each worker then compiles for itself.
+    """
+    folder = _cache_folder()
+    mark = folder / f"meshmend-compiled-{_fingerprint()}"
+    if mark.exists():
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder / "meshmend-compiling.lock"):
+            if not mark.exists():
+                say()
+                if _compile():
+                    mark.touch()
+    except OSError:
+        return
+
+
+def _compile() -> bool:
+    """Compile all parts, as many at a time as there are; return whether all went well."""
+    commands = [[sys.executable, "-P", "-m", _MODULE, *share] for share in _SHARES]
+    silent = subprocess.DEVNULL
+    running = [subprocess.Popen(each, stdout=silent, stderr=silent) for each in commands]
+    codes = [process.wait() for process in running]
+    return not any(codes)
+
+
+def _cache_folder() -> Path:
+    """Return a folder that lives as long as Numba's cache does, or nearly so."""
+    if named := os.environ.get("NUMBA_CACHE_DIR"):
+        return Path(named)
+    if os.access(_PACKAGE, os.W_OK):
+        return _PACKAGE / "__pycache__"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "meshmend"
+
+
+def _fingerprint() -> str:
+    """Return a text that changes when Numba would compile anew: other sources, another machine."""
+    parts = [version("numba"), sys.version, llvmlite.binding.get_host_cpu_name()]
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        if b"numba" in (text := path.read_bytes()) or b"kernel" in text:
+            stat = path.stat()
+            parts.append(f"{path} {stat.st_mtime_ns} {stat.st_size}")
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a file's lock, which goes with this process if it dies."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
