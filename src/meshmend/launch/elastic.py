@@ -7,6 +7,7 @@ neither is needed for a step.
 
 import os
 import secrets
+import signal
 import time
 from dataclasses import replace
 from typing import Final
@@ -170,6 +171,8 @@ class _Launcher:
             self._is_over = True
         elif coordinator.code is None:
             self._observer.attend(self._processes.children)
+            if self._observer.is_silent(self._coordinator_timeout_s()):
+                coordinator.signal(signal.SIGKILL)  # one that is frozen hears no other signal
         elif self._restart_at is None:
             self._restart_at = time.monotonic() + _RESTART_S
             self._tell(CoordinatorChanged(CoordinatorState.LOST))
@@ -177,6 +180,11 @@ class _Launcher:
             self._restart_at = None
             self._processes.start_coordinator()
             self._tell(CoordinatorChanged(CoordinatorState.BACK))
+
+    def _coordinator_timeout_s(self) -> float:
+        """How long the coordinator may be silent: longer before it answers for the first time."""
+        timeout_s = self._job.timing.heartbeat_timeout_s
+        return timeout_s if self._observer.is_connected else max(timeout_s, _MEETING_S)
 
     def _hear(self, clock: float, event: Event) -> None:
         """Take up an event of the coordinator, and pass on what users want to see."""
