@@ -27,6 +27,7 @@ from meshmend.membership.job_spec import JobSpec
 from meshmend.membership.message_channel import MessageChannel
 from meshmend.membership.messages import (
     FRESH,
+    Alive,
     CutLink,
     Heartbeat,
     Hello,
@@ -39,12 +40,13 @@ from meshmend.membership.messages import (
     Status,
     StatusChanged,
     TryLater,
+    Welcome,
     encode_message,
 )
 from meshmend.membership.timing import Timing
 from meshmend.net.channel import Channel
 from meshmend.net.handshake import ConnectRequest, Deadline, dial
-from meshmend.net.listener import Address, listening
+from meshmend.net.listener import Address, Listener, listening
 from meshmend.topology.failures import Chip, parse_link
 from meshmend.topology.text import parse_mesh
 from waiting import HANG_S, until
@@ -78,8 +80,9 @@ class Served:
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
             for message in self._watcher.receive():
-                assert isinstance(message, Observed)
-                self.events.append(message)
+                assert isinstance(message, Observed | Alive)
+                if isinstance(message, Observed):
+                    self.events.append(message)
             while self.events:
                 observed = self.events.pop(0)
                 if isinstance(observed.event, kind):
@@ -243,9 +246,9 @@ def test_strangers_are_refused_and_change_nothing(
             (encode_message(hello((0, 0), shape=(4, 4))), "not of this mesh"),
             (encode_message(hello((7, 7))), "not of this mesh"),
             (encode_message(StatusChanged(Status())), "an unexpected message 'status'"),
-            (b'{"v":3,"kind":"hello","job":"ours"}', "a message 'hello' needs a value under"),
-            (b'{"v":3,"kind":"dance"}', "needs a kind among hello, status"),
-            (b'{"v":2,"kind":"over"}', "this end speaks version 3 of the protocol"),
+            (b'{"v":4,"kind":"hello","job":"ours"}', "a message 'hello' needs a value under"),
+            (b'{"v":4,"kind":"dance"}', "needs a kind among hello, status"),
+            (b'{"v":2,"kind":"over"}', "this end speaks version 4 of the protocol"),
             (b"[" * 100_000, "a frame needs a JSON object"),
         ]
         for frame, why in refused:
@@ -431,3 +434,59 @@ def test_a_worker_that_talks_nonsense_is_refused_and_its_chip_is_free_again(
         with hands(served, ((0, 3),)):
             while len(served.event(GenerationBegan).chips) != MESH.n_live:
                 pass
+
+
+def test_a_coordinator_gives_signs_of_life_to_workers_and_observers() -> None:
+    served = Served(timing=IMPATIENT)
+    lines = [connected(served.address), connected(served.address, OBSERVER)]
+    lines[0].send(hello((0, 0)))
+    lines[1].send(Observe("ours"))
+
+    def has_heard(line: MessageChannel) -> bool:
+        lines[0].send(Heartbeat(0, 0))
+        return any(isinstance(message, Alive) for message in line.receive())
+
+    for line in lines:
+        until(lambda line=line: has_heard(line))  # type: ignore[misc]  # mypy: a lambda's default
+        line.close()
+    served.close()
+
+
+def test_a_worker_hangs_up_on_a_coordinator_that_falls_silent_and_calls_again() -> None:
+    calls: list[MessageChannel] = []
+
+    def admit(connection: socket.socket, request: ConnectRequest) -> None:
+        calls.append(MessageChannel(Channel(connection)))
+        calls[-1].send(Welcome(0.4))  # and not a word after it, as one that is stopped
+
+    listener = Listener(
+        listening("127.0.0.1"), SECRET, COORDINATOR, name="the coordinator", admit=admit
+    )
+    hand = Hand((0, 0), listener.address)
+
+    until(lambda: len(calls) > 1)
+    hand.close()
+    listener.close()
+
+
+def test_a_link_in_doubt_is_not_cut_while_one_of_its_ends_is_silent() -> None:
+    served = Served(timing=replace(PATIENT, doubt_s=0.01))
+    with hands(served) as made:
+        served.event(GenerationBegan)
+        silent = made.pop((0, 3))
+        silent.close()
+        while len(served.event(GenerationBegan).chips) != MESH.n_live - 1:
+            pass
+        line = connected(served.address)  # in its place one that never answers
+        line.send(hello((0, 3), status=Status()))
+        number = served.event(GenerationForming).number
+        until(lambda: made[0, 2].status.generation == number)
+        made[0, 2].tell(ready=False, lost=((0, 3),))
+        time.sleep(0.2)
+        assert served.n_workers == MESH.n_live
+
+        line.send(Heartbeat(number, 0))
+        while not any(isinstance(message, Alive) for message in line.receive()):
+            time.sleep(0.01)
+        line.close()
+    served.close()
