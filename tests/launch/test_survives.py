@@ -115,7 +115,7 @@ def test_training_goes_on_while_its_coordinator_is_frozen(tmp_path: Path) -> Non
 def test_a_coordinator_that_stays_frozen_is_replaced_and_a_later_failure_is_handled(
     tmp_path: Path,
 ) -> None:
-    inject = ["freeze coordinator at 10", "kill 0,1 at 15"]
+    inject = ["freeze coordinator at 10 for 600s", "kill 0,1 at 15"]
 
     result = elastic(tmp_path, mesh="2x2", steps=40, heartbeat_timeout_s=3.0, inject=inject)
 

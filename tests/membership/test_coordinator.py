@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -47,8 +48,10 @@ from meshmend.membership.timing import Timing
 from meshmend.net.channel import Channel
 from meshmend.net.handshake import ConnectRequest, Deadline, dial
 from meshmend.net.listener import Address, Listener, listening
+from meshmend.testbed.bed import Testbed
 from meshmend.topology.failures import Chip, parse_link
 from meshmend.topology.text import parse_mesh
+from testbeds import BANDWIDTH, exit_code, on_chip, require_testbed
 from waiting import HANG_S, until
 
 SECRET = b"known to all of us"
@@ -158,11 +161,17 @@ def answer_to(address: Address, *frames: bytes) -> list[Message]:
 class Hand:
     """A worker without training: enters every generation, and is up to date once told to begin."""
 
-    def __init__(self, chip: Chip, coordinator: Address, secret: bytes = SECRET) -> None:
+    def __init__(
+        self,
+        chip: Chip,
+        coordinator: Address,
+        secret: bytes = SECRET,
+        link_timeout_s: float = HANG_S,
+    ) -> None:
         seat = MESH.rank_of[chip]
         self.chip = chip
         self.client = CoordinatorClient(
-            WorkerIdentity("ours", MESH.shape, chip, seat, coordinator, secret)
+            WorkerIdentity("ours", MESH.shape, chip, seat, coordinator, secret, link_timeout_s)
         )
         self.severed: list[Chip] = []
         self.error: Exception | None = None
@@ -446,47 +455,64 @@ def test_a_coordinator_gives_signs_of_life_to_workers_and_observers() -> None:
         lines[0].send(Heartbeat(0, 0))
         return any(isinstance(message, Alive) for message in line.receive())
 
+    until(lambda: has_heard(lines[0]))
+    until(lambda: has_heard(lines[1]))
     for line in lines:
-        until(lambda line=line: has_heard(line))  # type: ignore[misc]  # mypy: a lambda's default
         line.close()
     served.close()
 
 
-def test_a_worker_hangs_up_on_a_coordinator_that_falls_silent_and_calls_again() -> None:
+def test_a_worker_stays_with_a_coordinator_that_is_held_up() -> None:
     calls: list[MessageChannel] = []
 
     def admit(connection: socket.socket, request: ConnectRequest) -> None:
         calls.append(MessageChannel(Channel(connection)))
-        calls[-1].send(Welcome(0.4))  # and not a word after it, as one that is stopped
+        calls[-1].send(Welcome(0.2))  # and not a word after it; its kernel answers
 
     listener = Listener(
         listening("127.0.0.1"), SECRET, COORDINATOR, name="the coordinator", admit=admit
     )
-    hand = Hand((0, 0), listener.address)
+    hand = Hand((0, 0), listener.address, link_timeout_s=0.2)
+    until(lambda: calls)
+    time.sleep(1.0)
 
-    until(lambda: len(calls) > 1)
+    assert len(calls) == 1
     hand.close()
     listener.close()
+    calls[0].close()
 
 
-def test_a_link_in_doubt_is_not_cut_while_one_of_its_ends_is_silent() -> None:
-    served = Served(timing=replace(PATIENT, doubt_s=0.01))
-    with hands(served) as made:
-        served.event(GenerationBegan)
-        silent = made.pop((0, 3))
-        silent.close()
-        while len(served.event(GenerationBegan).chips) != MESH.n_live - 1:
-            pass
-        line = connected(served.address)  # in its place one that never answers
-        line.send(hello((0, 3), status=Status()))
-        number = served.event(GenerationForming).number
-        until(lambda: made[0, 2].status.generation == number)
-        made[0, 2].tell(ready=False, lost=((0, 3),))
-        time.sleep(0.2)
-        assert served.n_workers == MESH.n_live
+def test_a_worker_whose_coordinator_cannot_be_reached_any_more_hangs_up_and_calls_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_testbed()
+    monkeypatch.setenv("MESHMEND_TESTBED_DIR", str(tmp_path / "run"))
+    said, calls = tmp_path / "said", tmp_path / "calls"
 
-        line.send(Heartbeat(number, 0))
-        while not any(isinstance(message, Alive) for message in line.receive()):
-            time.sleep(0.01)
-        line.close()
-    served.close()
+    def coordinate() -> None:
+        def admit(connection: socket.socket, request: ConnectRequest) -> None:
+            kept.append(connection)
+            calls.write_text(str(len(kept)))
+
+        kept: list[socket.socket] = []
+        listener = Listener(
+            listening(bed.address((0, 0))), SECRET, COORDINATOR, name="it", admit=admit
+        )
+        said.with_suffix(".new").write_text(str(listener.address[1]))
+        said.with_suffix(".new").rename(said)
+        until(lambda: len(kept) > 1)
+
+    def work() -> None:
+        until(said.exists)
+        address = bed.address((0, 0)), int(said.read_text())
+        Hand((0, 0), address, link_timeout_s=1.0)
+        time.sleep(HANG_S)
+
+    with Testbed.up(parse_mesh("1x2"), link_bandwidth=BANDWIDTH) as bed:
+        coordinator, _ = on_chip(bed, (0, 0), coordinate), on_chip(bed, (0, 1), work)
+        until(calls.exists)
+        bed.drop((0, 1), (0, 0))
+        time.sleep(3.0)
+        bed.pass_again((0, 1), (0, 0))
+
+        assert exit_code(coordinator) == 0

@@ -33,7 +33,7 @@ from meshmend.execute.rank_program import SEND, Numbers
 from meshmend.execute.transport import Bytes, Task, describe_fingerprint
 from meshmend.net.event_fd import clear, is_set
 from meshmend.net.listener import Address
-from meshmend.net.liveness import is_unanswered, keep_alive
+from meshmend.net.liveness import LinkWatch, keep_alive
 
 # What the kernels at both ends have taken on cannot be overtaken by what is more urgent, so they
 # get little: unsent bytes at the sender, a small receive buffer at the receiver. Over slow links
@@ -42,7 +42,6 @@ from meshmend.net.liveness import is_unanswered, keep_alive
 _UNSENT_BYTES: Final = 1 << 13
 WINDOW_BYTES: Final = 20_000
 _FAREWELL_S: Final = 0.25
-_LOOKS: Final = 8  # at a peer's connection within the link timeout, while nothing moves
 _LONGEST_TEXT: Final = 4096
 _WORD: Final = 1 << 32
 
@@ -224,27 +223,25 @@ class SocketTransport:
 
     def _until_done(self, engine: Engine, peers: Numbers, timeout_s: float) -> tuple[int, int]:
         """Run a task to its end; while nothing moves, look whether all peers still answer."""
-        look_s = min(self._link_timeout_s / _LOOKS or timeout_s, timeout_s)
-        look_ms = int(min(1e3 * look_s, 2**31 - 1))
-        suspects: set[int] = set()
+        watches = {peer: LinkWatch(self._link_timeout_s) for peer in self._watched(peers)}
+        look_s = min([watch.interval_s for watch in watches.values()], default=timeout_s)
+        look_ms = int(min(1e3 * look_s, 1e3 * timeout_s, 2**31 - 1))
         before, still_since = b"", time.monotonic()
         while True:
             status, peer = progress(engine, peers, self._stop_fd, look_ms)
             if status != frames.TIMED_OUT:
                 return status, peer
-            now = engine.links.tobytes() + engine.numbers.tobytes()
-            if now != before:
-                before, still_since = now, time.monotonic() - look_s
-            if time.monotonic() - still_since >= timeout_s:
+            now, state = time.monotonic(), engine.links.tobytes() + engine.numbers.tobytes()
+            if state != before:
+                before, still_since = state, now - 1e-3 * look_ms
+            if now - still_since >= timeout_s:
                 return status, peer
-            silent = {each for each in peers.tolist() if self._is_silent(each)}
-            if lost := silent & suspects:  # twice: this process may have been stopped meanwhile
-                return frames.SILENT, min(lost)
-            suspects = silent
+            for each, watch in watches.items():
+                if watch.is_dead(self._sockets[each], now):
+                    return frames.SILENT, each
 
-    def _is_silent(self, peer: int) -> bool:
-        timeout_s = self._link_timeout_s
-        return timeout_s > 0 and is_unanswered(self._sockets[peer], timeout_s)
+    def _watched(self, peers: Numbers) -> list[int]:
+        return peers.tolist() if self._link_timeout_s else []
 
     def _engine(self, task: Task, payload: Bytes) -> Engine:
         program, layout = task.program, task.layout

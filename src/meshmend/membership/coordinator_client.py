@@ -32,7 +32,7 @@ from meshmend.net.channel import Channel
 from meshmend.net.event_fd import clear
 from meshmend.net.handshake import ConnectRequest, Deadline, dial
 from meshmend.net.listener import Address
-from meshmend.net.liveness import Silence
+from meshmend.net.liveness import LinkWatch
 from meshmend.topology.failures import Chip
 
 _log = getLogger(__name__)
@@ -184,22 +184,19 @@ class CoordinatorClient:
         with self._changed:
             hello = self._client.hello()
         channel.send(hello)
-        silence = Silence(time.monotonic())
+        watch = LinkWatch(self._identity.link_timeout_s)
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake_fd, selectors.EVENT_READ)
             selector.register(channel, selectors.EVENT_READ)
             while True:
                 want = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.is_full else 0)
                 selector.modify(channel, want)
-                timeout_s = self._client.heartbeat_timeout_s
-                selector.select(timeout_s / 4)
+                selector.select(min(self._client.heartbeat_timeout_s / 4, watch.interval_s))
                 clear(self._wake_fd)
-                messages = channel.receive()
-                if not all(self._take(message) for message in messages):
+                if not all(self._take(message) for message in channel.receive()):
                     return
-                now = time.monotonic()
-                if silence.is_too_long(now, timeout_s, has_heard=bool(messages)):
-                    raise ChannelError(f"it gave no sign of life for {timeout_s:g} s")
+                if channel.is_dead(watch, time.monotonic()):
+                    raise ChannelError(f"its kernel did not answer for {watch.timeout_s:g} s")
                 self._say(channel)
                 if self._is_closed and not channel.is_full:
                     return

@@ -18,6 +18,7 @@ _MOST_PROBES: Final = 127  # the kernel takes no more
 # The beginning of Linux's struct tcp_info: bytes 2 and 3, and the words at 52 and 56.
 _TCP_INFO: Final = struct.Struct("=2xBB48xII")
 _REPEATED: Final = 2  # one repetition may be a packet that was lost
+_LOOKS: Final = 8  # at a connection within its timeout
 
 
 def keep_alive(connection: socket.socket, timeout_s: float) -> None:
@@ -51,6 +52,30 @@ def limit_unacknowledged(connection: socket.socket, timeout_s: float) -> None:
     """Have the kernel hang up if what was sent is not taken in for so long; 0 sets no limit."""
     milliseconds = round(1e3 * timeout_s)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+
+
+class LinkWatch:
+    """Looks at one connection again and again, and says when its link is dead.
+
+    Two looks have to agree, so that a machine that was held up first reads what came meanwhile.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._silent_since: float | None = None
+
+    @property
+    def interval_s(self) -> float:
+        """How long to wait between two looks."""
+        return self.timeout_s / _LOOKS
+
+    def is_dead(self, connection: socket.socket, now: float) -> bool:
+        """Look once more: whether the other end's kernel did not answer in time."""
+        if not is_unanswered(connection, self.timeout_s):
+            self._silent_since = None
+        elif self._silent_since is None:
+            self._silent_since = now
+        return self._silent_since is not None and now - self._silent_since >= self.interval_s / 2
 
 
 class Silence:
