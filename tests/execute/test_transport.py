@@ -334,13 +334,13 @@ def test_a_link_that_drops_one_way_is_a_lost_peer_within_the_link_timeout(
     def sum_for_ever(rank: int) -> None:
         array = np.ones(1000, dtype=np.float32)
         labels = ["rank 0", "rank 1"]
-        address = bed.address(mesh.live[rank])
+        address = network.address(mesh.live[rank])
         with SocketTransport(rank, labels, SECRET, bind=address, link_timeout_s=1.0) as transport:
             (tmp_path / f"port{rank}.new").write_text(str(transport.address[1]))
             (tmp_path / f"port{rank}.new").rename(tmp_path / f"port{rank}")
             theirs = tmp_path / f"port{1 - rank}"
             until(theirs.exists)
-            peer = bed.address(mesh.live[1 - rank]), int(theirs.read_text())
+            peer = network.address(mesh.live[1 - rank]), int(theirs.read_text())
             transport.connect({1 - rank: peer}, timeout_s=HANG_S)
             try:
                 while True:
@@ -349,10 +349,12 @@ def test_a_link_that_drops_one_way_is_a_lost_peer_within_the_link_timeout(
             except PeerLostError as error:
                 (tmp_path / f"lost{rank}").write_text(str(error))
 
-    with Testbed.up(mesh, link_bandwidth=BANDWIDTH) as bed:
-        children = [on_chip(bed, mesh.live[rank], partial(sum_for_ever, rank)) for rank in (0, 1)]
+    with Testbed.up(mesh, link_bandwidth=BANDWIDTH) as network:
+        children = [
+            on_chip(network, mesh.live[rank], partial(sum_for_ever, rank)) for rank in (0, 1)
+        ]
         until(lambda: (tmp_path / "done0").exists() and (tmp_path / "done1").exists())
-        bed.drop(mesh.live[direction[0]], mesh.live[direction[1]])
+        network.drop(mesh.live[direction[0]], mesh.live[direction[1]])
 
         assert [exit_code(child) for child in children] == [0, 0]
     words = [(tmp_path / f"lost{rank}").read_text() for rank in (0, 1)]
