@@ -116,6 +116,12 @@ INJECT: Final = Variable(
 CHECK: Final = Variable(
     "MESHMEND_CHECK", "`1`: write a hash of the state into the ledger at every step", "`0`", WORKER
 )
+LINK_TIMEOUT: Final = Variable(
+    "MESHMEND_LINK_TIMEOUT",
+    "seconds without an answer of a peer's kernel until its connection counts as lost",
+    "2",
+    WORKER,
+)
 TESTBED_DIR: Final = Variable(
     "MESHMEND_TESTBED_DIR",
     "the folder of the testbeds' records",
@@ -126,7 +132,7 @@ TESTBED_DIR: Final = Variable(
 
 VARIABLES: Final = (
     *(MESH, WRAP, FAIL, ALGORITHM, SLICES, TRANSPORT, BIND, WINDOW, SECRET, CHIP, COORDINATOR),
-    *(JOB, JOB_DIR, PLAN_AHEAD, BOARD, INJECT, CHECK, TESTBED_DIR),
+    *(JOB, JOB_DIR, PLAN_AHEAD, BOARD, INJECT, CHECK, LINK_TIMEOUT, TESTBED_DIR),
 )
 
 _warned: set[str] = set()  # lines that this process, or its parent before a fork, has printed

@@ -3,8 +3,11 @@
 import logging
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,7 +38,9 @@ from meshmend.execute.sockets import SocketTransport
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.spanning import tree_sum
 from meshmend.schedule.table import Collective, Schedule
+from meshmend.testbed.bed import Testbed
 from meshmend.topology.text import parse_mesh
+from testbeds import BANDWIDTH, exit_code, on_chip, require_testbed
 from waiting import HANG_S, until
 
 HOLE = parse_mesh("4x4", fail=["2x2@0,2"])
@@ -287,3 +292,70 @@ def test_a_severed_connection_is_a_lost_peer_at_both_ends(square: Bed) -> None:
         made[rank].run(task, payloads[rank].view(np.uint8))
 
     assert all(isinstance(error, TransportError) for error in together(run, 4)[:2])
+
+
+def test_a_peer_that_is_busy_for_longer_than_the_link_timeout_is_not_lost() -> None:
+    schedule = algorithm("ring-1d").build(parse_mesh("1x2"), Collective.ALLREDUCE)
+    programs = programs_of(schedule)
+    arrays = [np.ones(1 << 23, dtype=np.float32) for _ in programs]  # more than the kernels hold
+
+    with connected(programs, link_timeout_s=0.2) as made:
+
+        def run(rank: int) -> None:
+            if rank == 1:
+                time.sleep(1.5)  # does not read: its kernel has to say that there is no room
+            made[rank].run(task_for(programs[rank], arrays[rank]), arrays[rank].view(np.uint8))
+
+        assert together(run, 2) == [None, None]
+    assert all((array == 2).all() for array in arrays)
+
+
+def test_a_task_that_waits_for_longer_than_many_looks_still_stalls_in_its_own_time() -> None:
+    schedule = algorithm("ring-1d").build(parse_mesh("1x2"), Collective.ALLREDUCE)
+    programs = programs_of(schedule)
+    payload = np.zeros(100, dtype=np.float32)
+
+    with (
+        connected(programs, link_timeout_s=0.2) as made,
+        pytest.raises(StalledError, match=r"rank 0 saw nothing move for 0.5 s"),
+    ):
+        made[0].run(task_for(programs[0], payload), payload.view(np.uint8), timeout_s=0.5)
+
+
+@pytest.mark.parametrize("direction", [(0, 1), (1, 0)])
+def test_a_link_that_drops_one_way_is_a_lost_peer_within_the_link_timeout(
+    direction: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_testbed()
+    monkeypatch.setenv("MESHMEND_TESTBED_DIR", str(tmp_path / "run"))
+    mesh = parse_mesh("1x2")
+    programs = programs_of(algorithm("ring-1d").build(mesh, Collective.ALLREDUCE))
+
+    def sum_for_ever(rank: int) -> None:
+        array = np.ones(1000, dtype=np.float32)
+        labels = ["rank 0", "rank 1"]
+        address = network.address(mesh.live[rank])
+        with SocketTransport(rank, labels, SECRET, bind=address, link_timeout_s=1.0) as transport:
+            (tmp_path / f"port{rank}.new").write_text(str(transport.address[1]))
+            (tmp_path / f"port{rank}.new").rename(tmp_path / f"port{rank}")
+            theirs = tmp_path / f"port{1 - rank}"
+            until(theirs.exists)
+            peer = network.address(mesh.live[1 - rank]), int(theirs.read_text())
+            transport.connect({1 - rank: peer}, timeout_s=HANG_S)
+            try:
+                while True:
+                    transport.run(task_for(programs[rank], array), array.view(np.uint8))
+                    (tmp_path / f"done{rank}").touch()
+            except PeerLostError as error:
+                (tmp_path / f"lost{rank}").write_text(str(error))
+
+    with Testbed.up(mesh, link_bandwidth=BANDWIDTH) as network:
+        children = [
+            on_chip(network, mesh.live[rank], partial(sum_for_ever, rank)) for rank in (0, 1)
+        ]
+        until(lambda: (tmp_path / "done0").exists() and (tmp_path / "done1").exists())
+        network.drop(mesh.live[direction[0]], mesh.live[direction[1]])
+
+        assert [exit_code(child) for child in children] == [0, 0]
+    words = [(tmp_path / f"lost{rank}").read_text() for rank in (0, 1)]
+    assert any("has answered nothing that rank" in each and "for 1 s" in each for each in words)

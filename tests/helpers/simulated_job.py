@@ -202,6 +202,9 @@ class Job:
         """Let the coordinator say what is to be said."""
         if self.membership is None:
             return
+        for chip, worker in self.line_of.items():
+            if worker.is_alive and not worker.hangs:  # its heartbeats come all the time
+                self.membership.hear(chip, self.now)
         while (decision := self.membership.decide(self.now)) != Decision():
             if generation := decision.generation:
                 self._check_made(generation)

@@ -112,6 +112,18 @@ def test_training_goes_on_while_its_coordinator_is_frozen(tmp_path: Path) -> Non
     assert result["chips"] == [4]
 
 
+def test_a_coordinator_that_stays_frozen_is_replaced_and_a_later_failure_is_handled(
+    tmp_path: Path,
+) -> None:
+    inject = ["freeze coordinator at 10 for 600s", "kill 0,1 at 15"]
+
+    result = elastic(tmp_path, mesh="2x2", steps=40, heartbeat_timeout_s=3.0, inject=inject)
+
+    check_nothing_lost(result, steps=40)
+    assert [event["state"] for event in of_kind(result, "coordinator")] == ["lost", "back"]
+    assert result["chips"][-1] == 3
+
+
 def test_a_failure_and_the_coordinator_s_death_at_once_are_survived(tmp_path: Path) -> None:
     inject = ["kill coordinator at 20", "kill 2x2@0,2 at 20"]
 

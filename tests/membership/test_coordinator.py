@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -27,6 +28,7 @@ from meshmend.membership.job_spec import JobSpec
 from meshmend.membership.message_channel import MessageChannel
 from meshmend.membership.messages import (
     FRESH,
+    Alive,
     CutLink,
     Heartbeat,
     Hello,
@@ -39,14 +41,17 @@ from meshmend.membership.messages import (
     Status,
     StatusChanged,
     TryLater,
+    Welcome,
     encode_message,
 )
 from meshmend.membership.timing import Timing
 from meshmend.net.channel import Channel
 from meshmend.net.handshake import ConnectRequest, Deadline, dial
-from meshmend.net.listener import Address, listening
+from meshmend.net.listener import Address, Listener, listening
+from meshmend.testbed.bed import Testbed
 from meshmend.topology.failures import Chip, parse_link
 from meshmend.topology.text import parse_mesh
+from testbeds import BANDWIDTH, exit_code, on_chip, require_testbed
 from waiting import HANG_S, until
 
 SECRET = b"known to all of us"
@@ -78,8 +83,9 @@ class Served:
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
             for message in self._watcher.receive():
-                assert isinstance(message, Observed)
-                self.events.append(message)
+                assert isinstance(message, Observed | Alive)
+                if isinstance(message, Observed):
+                    self.events.append(message)
             while self.events:
                 observed = self.events.pop(0)
                 if isinstance(observed.event, kind):
@@ -155,11 +161,17 @@ def answer_to(address: Address, *frames: bytes) -> list[Message]:
 class Hand:
     """A worker without training: enters every generation, and is up to date once told to begin."""
 
-    def __init__(self, chip: Chip, coordinator: Address, secret: bytes = SECRET) -> None:
+    def __init__(
+        self,
+        chip: Chip,
+        coordinator: Address,
+        secret: bytes = SECRET,
+        link_timeout_s: float = HANG_S,
+    ) -> None:
         seat = MESH.rank_of[chip]
         self.chip = chip
         self.client = CoordinatorClient(
-            WorkerIdentity("ours", MESH.shape, chip, seat, coordinator, secret)
+            WorkerIdentity("ours", MESH.shape, chip, seat, coordinator, secret, link_timeout_s)
         )
         self.severed: list[Chip] = []
         self.error: Exception | None = None
@@ -243,9 +255,9 @@ def test_strangers_are_refused_and_change_nothing(
             (encode_message(hello((0, 0), shape=(4, 4))), "not of this mesh"),
             (encode_message(hello((7, 7))), "not of this mesh"),
             (encode_message(StatusChanged(Status())), "an unexpected message 'status'"),
-            (b'{"v":3,"kind":"hello","job":"ours"}', "a message 'hello' needs a value under"),
-            (b'{"v":3,"kind":"dance"}', "needs a kind among hello, status"),
-            (b'{"v":2,"kind":"over"}', "this end speaks version 3 of the protocol"),
+            (b'{"v":4,"kind":"hello","job":"ours"}', "a message 'hello' needs a value under"),
+            (b'{"v":4,"kind":"dance"}', "needs a kind among hello, status"),
+            (b'{"v":2,"kind":"over"}', "this end speaks version 4 of the protocol"),
             (b"[" * 100_000, "a frame needs a JSON object"),
         ]
         for frame, why in refused:
@@ -431,3 +443,76 @@ def test_a_worker_that_talks_nonsense_is_refused_and_its_chip_is_free_again(
         with hands(served, ((0, 3),)):
             while len(served.event(GenerationBegan).chips) != MESH.n_live:
                 pass
+
+
+def test_a_coordinator_gives_signs_of_life_to_workers_and_observers() -> None:
+    served = Served(timing=IMPATIENT)
+    lines = [connected(served.address), connected(served.address, OBSERVER)]
+    lines[0].send(hello((0, 0)))
+    lines[1].send(Observe("ours"))
+
+    def has_heard(line: MessageChannel) -> bool:
+        lines[0].send(Heartbeat(0, 0))
+        return any(isinstance(message, Alive) for message in line.receive())
+
+    until(lambda: has_heard(lines[0]))
+    until(lambda: has_heard(lines[1]))
+    for line in lines:
+        line.close()
+    served.close()
+
+
+def test_a_worker_stays_with_a_coordinator_that_is_held_up() -> None:
+    calls: list[MessageChannel] = []
+
+    def admit(connection: socket.socket, request: ConnectRequest) -> None:
+        calls.append(MessageChannel(Channel(connection)))
+        calls[-1].send(Welcome(0.2))  # and not a word after it; its kernel answers
+
+    listener = Listener(
+        listening("127.0.0.1"), SECRET, COORDINATOR, name="the coordinator", admit=admit
+    )
+    hand = Hand((0, 0), listener.address, link_timeout_s=0.2)
+    until(lambda: calls)
+    time.sleep(1.0)
+
+    assert len(calls) == 1
+    hand.close()
+    listener.close()
+    calls[0].close()
+
+
+def test_a_worker_whose_coordinator_cannot_be_reached_any_more_hangs_up_and_calls_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_testbed()
+    monkeypatch.setenv("MESHMEND_TESTBED_DIR", str(tmp_path / "run"))
+    said, calls = tmp_path / "said", tmp_path / "calls"
+
+    def coordinate() -> None:
+        def admit(connection: socket.socket, request: ConnectRequest) -> None:
+            kept.append(connection)
+            calls.write_text(str(len(kept)))
+
+        kept: list[socket.socket] = []
+        listener = Listener(
+            listening(bed.address((0, 0))), SECRET, COORDINATOR, name="it", admit=admit
+        )
+        said.with_suffix(".new").write_text(str(listener.address[1]))
+        said.with_suffix(".new").rename(said)
+        until(lambda: len(kept) > 1)
+
+    def work() -> None:
+        until(said.exists)
+        address = bed.address((0, 0)), int(said.read_text())
+        Hand((0, 0), address, link_timeout_s=1.0)
+        time.sleep(HANG_S)
+
+    with Testbed.up(parse_mesh("1x2"), link_bandwidth=BANDWIDTH) as bed:
+        coordinator, _ = on_chip(bed, (0, 0), coordinate), on_chip(bed, (0, 1), work)
+        until(calls.exists)
+        bed.drop((0, 1), (0, 0))
+        time.sleep(3.0)
+        bed.pass_again((0, 1), (0, 0))
+
+        assert exit_code(coordinator) == 0

@@ -10,6 +10,7 @@ from meshmend.membership.generation import Generation
 from meshmend.membership.membership import Membership
 from meshmend.membership.messages import FRESH, Status
 from meshmend.membership.timing import Timing
+from meshmend.membership.unrest import Unrest
 from meshmend.topology.failures import Chip, Link
 from meshmend.topology.graph import components
 from meshmend.topology.mesh import Mesh
@@ -388,3 +389,25 @@ def test_a_generation_is_made_although_things_keep_happening() -> None:
         made.append(membership.decide(0.5 * turn).generation)
 
     assert any(made)
+
+
+def test_a_link_in_doubt_is_cut_only_once_both_its_ends_were_heard_after_the_complaint() -> None:
+    link = Link.between((0, 0), (0, 1))
+    unrest = Unrest(settle_s=0.02, doubt_s=0.15)
+    unrest.heard |= {(0, 0): 1.0, (0, 1): 0.9}
+    unrest.doubt(link, 1.0)
+
+    assert unrest.cut_links(CHIPS, 1.1) == []
+    assert unrest.cut_links(CHIPS, 2.0) == []  # its other end may be gone, and not the link
+    unrest.heard[0, 1] = 2.1
+    assert unrest.cut_links(CHIPS, 2.2) == [link]
+    assert unrest.cut_links(CHIPS, 3.0) == []
+
+
+def test_a_link_is_not_to_blame_for_an_end_that_has_left() -> None:
+    unrest = Unrest(settle_s=0.02, doubt_s=0.15)
+    unrest.heard |= {(0, 0): 1.0, (0, 1): 0.9}
+    unrest.doubt(Link.between((0, 0), (0, 1)), 1.0)
+
+    assert unrest.cut_links([(0, 0)], 2.0) == []
+    assert not unrest.doubts

@@ -47,6 +47,7 @@ def environments(draw: st.DrawFn) -> Environment:
         board=board,
         faults=tuple(draw(st.lists(words))),
         checks=draw(st.booleans()),
+        link_timeout_s=draw(st.floats(0.1, 1e6)),
     )
 
 

@@ -140,6 +140,23 @@ def test_a_link_that_fails_live_is_routed_around_and_comes_back(bed: Testbed) ->
     assert can_connect(bed, (0, 0), (0, 1), ttl=1)
 
 
+def test_a_link_that_drops_one_way_carries_no_connection_until_it_passes_again(
+    bed: Testbed,
+) -> None:
+    bed.drop((0, 0), (0, 1))
+
+    assert cannot_connect(bed, (0, 0), (0, 1))
+    assert cannot_connect(bed, (0, 1), (0, 0))  # the answers are dropped
+    assert can_connect(bed, (1, 0), (0, 0))
+    assert bed.mesh == parse_mesh("3x3", fail=["1,1"])  # nobody is told
+
+    bed.pass_again((0, 0), (0, 1))
+
+    assert can_connect(bed, (0, 0), (0, 1))
+    with pytest.raises(TopologyError, match=r"has no link from \(0, 0\) to \(2, 2\)"):
+        bed.drop((0, 0), (2, 2))
+
+
 def test_a_flow_across_a_failed_chip_lives_on(bed: Testbed) -> None:
     size_bytes = 600_000  # about half a second
     script = [sys.executable, "-I", "-S", str(transfer.__file__)]

@@ -11,6 +11,7 @@ from meshmend.cli.console import note
 from meshmend.cli.options import (
     FailOption,
     HeartbeatTimeoutOption,
+    LinkTimeoutOption,
     MeshOption,
     StragglerTimeoutOption,
     WrapOption,
@@ -62,6 +63,7 @@ def coordinator_command(
     board: BoardOption = None,
     heartbeat_timeout: HeartbeatTimeoutOption = 2.0,
     straggler_timeout: StragglerTimeoutOption = 600.0,
+    link_timeout: LinkTimeoutOption = 2.0,
     gather: Annotated[
         float,
         typer.Option("--gather", min=0.0, help="Seconds to wait for all chips at the beginning."),
@@ -106,6 +108,7 @@ def coordinator_command(
         heartbeat_timeout_s=heartbeat_timeout,
         straggler_timeout_s=straggler_timeout,
         gather_s=gather,
+        link_timeout_s=link_timeout,
     )
     spec = JobSpec(job, begin, board_from(board, begin), timing)
     endpoint = endpoint_from(listen, "--listen")

@@ -38,6 +38,15 @@ HeartbeatTimeoutOption = Annotated[
         help="Seconds without a heartbeat after which a worker counts as dead.",
     ),
 ]
+LinkTimeoutOption = Annotated[
+    float,
+    typer.Option(
+        "--link-timeout",
+        min=0.5,
+        help="Seconds without an answer over a link after which it counts as cut; a chip that is "
+        "busy still answers.",
+    ),
+]
 StragglerTimeoutOption = Annotated[
     float,
     typer.Option(

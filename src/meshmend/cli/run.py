@@ -13,6 +13,7 @@ from meshmend.cli.options import (
     RENAMED_OPTIONS,
     FailOption,
     HeartbeatTimeoutOption,
+    LinkTimeoutOption,
     MeshOption,
     StragglerTimeoutOption,
     WrapOption,
@@ -71,6 +72,7 @@ def run_command(
     run_dir: RunDirOption = None,
     heartbeat_timeout: HeartbeatTimeoutOption = 2.0,
     straggler_timeout: StragglerTimeoutOption = 600.0,
+    link_timeout: LinkTimeoutOption = 2.0,
 ) -> int:
     """Run a training script with one worker per live chip, like torchrun for one machine.
 
@@ -130,7 +132,9 @@ def run_command(
             preload=modules,
             faults=faults,
             timing=Timing(
-                heartbeat_timeout_s=heartbeat_timeout, straggler_timeout_s=straggler_timeout
+                heartbeat_timeout_s=heartbeat_timeout,
+                straggler_timeout_s=straggler_timeout,
+                link_timeout_s=link_timeout,
             ),
             testbed_bytes_per_s=bandwidth,
             n_threads=n_threads,

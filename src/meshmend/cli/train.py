@@ -14,6 +14,7 @@ from meshmend.cli.options import (
     FailOption,
     HeartbeatTimeoutOption,
     JsonOption,
+    LinkTimeoutOption,
     MeshOption,
     StragglerTimeoutOption,
     WrapOption,
@@ -127,6 +128,7 @@ def train_command(
     resume: ResumeOption = None,
     heartbeat_timeout: HeartbeatTimeoutOption = 2.0,
     straggler_timeout: StragglerTimeoutOption = 600.0,
+    link_timeout: LinkTimeoutOption = 2.0,
     check_every_step: CheckEveryStepOption = False,
     json: JsonOption = False,
 ) -> int:
@@ -184,7 +186,11 @@ def train_command(
         resume=_checkpoints(resume),
         testbed_bytes_per_s=bandwidth,
         checks=check_every_step,
-        timing=Timing(heartbeat_timeout_s=heartbeat_timeout, straggler_timeout_s=straggler_timeout),
+        timing=Timing(
+            heartbeat_timeout_s=heartbeat_timeout,
+            straggler_timeout_s=straggler_timeout,
+            link_timeout_s=link_timeout,
+        ),
     )
     with _shown(training, begin) as show:
         trained = train(training, show)

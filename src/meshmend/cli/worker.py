@@ -9,7 +9,7 @@ import typer
 
 from meshmend.cli.console import compile_for_workers, note
 from meshmend.cli.coordinator import BoardOption, JobOption, SecretOption
-from meshmend.cli.options import FailOption, MeshOption, WrapOption, mesh_of
+from meshmend.cli.options import FailOption, LinkTimeoutOption, MeshOption, WrapOption, mesh_of
 
 if TYPE_CHECKING:
     from meshmend.launch.forked_worker import Script
@@ -67,6 +67,7 @@ def worker_command(
         ),
     ] = None,
     secret_file: SecretOption = None,
+    link_timeout: LinkTimeoutOption = 2.0,
     is_module: Annotated[
         bool, typer.Option("-m", "--module", help="SCRIPT is a module's name.")
     ] = False,
@@ -116,6 +117,7 @@ def worker_command(
         job_dir=run_dir.absolute() if run_dir else None,
         plans_ahead=True,
         board=boards,
+        link_timeout_s=link_timeout,
     )
     os.environ |= environment.to_environment()
     return _work(Script(script, tuple(arguments or ()), is_module))

@@ -39,27 +39,26 @@ from meshmend.kernels import kernel, plain_kernel
 
 
 def load_event_loop() -> None:
-    """Compile `progress`, or load it, by running it on nothing."""
+    """Compile `begin` and `progress`, or load them, by running them on nothing."""
     bind_combine()
     table, line = np.zeros((5, 0), dtype=np.int64), np.zeros(0, dtype=np.int64)
     links = np.zeros((1, N_LINK_COLUMNS), dtype=np.int64)
     nothing = Engine(table, line, table, line, line, links, np.zeros(8, dtype=np.int64))
+    begin(nothing, line)
     progress(nothing, line, -1, 0)
 
 
 @kernel
 def progress(e, peers, stop_fd, timeout_ms):  # type: ignore[no-untyped-def]
-    """Run a program to its end; return (DONE, -1), or what stopped it and the peer.
+    """Run a program that was begun to its end; return (DONE, -1), or what stopped it and the peer.
 
-    Stops at once when `stop_fd` can be read, and when nothing moves for `timeout_ms`.
+    Stops at once when `stop_fd` can be read, and when nothing moves for `timeout_ms`: then it may
+    be called again, and goes on.
     """
     waits = np.zeros((len(peers) + 1, 2), dtype=np.int32)
     waits[len(peers), 0] = stop_fd
     waits[len(peers), 1] = POLLIN
     message, parts = np.zeros(7, dtype=np.int64), np.zeros(4, dtype=np.int64)
-    status, culprit = _begin(e, peers)
-    if status != DONE:
-        return status, culprit
     while e.numbers[LEFT] > 0:
         for peer in peers:
             if push(e, peer, message, parts) == LOST:
@@ -81,8 +80,8 @@ def progress(e, peers, stop_fd, timeout_ms):  # type: ignore[no-untyped-def]
     return DONE, np.int64(-1)
 
 
-@plain_kernel
-def _begin(e, peers):  # type: ignore[no-untyped-def]
+@kernel
+def begin(e, peers):  # type: ignore[no-untyped-def]
     """Count what each peer owes, release what waits for nothing, take up parked headers."""
     for key in range(e.keys.shape[1]):
         move = key % e.numbers[N_MOVES]

@@ -53,6 +53,7 @@ DIRECT_PUT, DIRECT_ADD, SHELVE, DROP = 0, 1, 2, 3
 
 # What `progress` returns, and with it the peer that caused it.
 DONE, INTERRUPTED, TIMED_OUT, LOST, MISMATCH, TOLD, NONSENSE, BLOCKED = 0, 1, 2, 3, 4, 5, 6, 7
+SILENT: Final = 8  # not the event loop says so, but who looks at the connections while it waits
 
 FREE, BEGUN, SHELVED = 0, 1, 2
 

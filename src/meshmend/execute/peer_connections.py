@@ -19,12 +19,20 @@ class PeerConnections:
     """One rank's way to get proved connections to others; `stop_fd` ends all waiting."""
 
     def __init__(
-        self, rank: int, labels: Sequence[str], secret: bytes, *, bind: str, stop_fd: int
+        self,
+        rank: int,
+        labels: Sequence[str],
+        secret: bytes,
+        *,
+        bind: str,
+        stop_fd: int,
+        link_timeout_s: float = 0.0,
     ) -> None:
         self._rank = rank
         self._labels = labels
         self._secret = secret
         self._stop_fd = stop_fd
+        self._link_timeout_s = link_timeout_s
         self._arrived: dict[int, tuple[int, socket.socket]] = {}
         self._changed = threading.Condition()
         listener = listening(bind)
@@ -42,7 +50,7 @@ class PeerConnections:
         """
         if peer < self._rank:
             return self._caller(peer, deadline, epoch)
-        until = Deadline(deadline, self._stop_fd)
+        until = Deadline(deadline, self._stop_fd, self._link_timeout_s)
         try:
             return dial(address, self._secret, ConnectRequest(self._rank, peer, epoch), until)
         except TransportError as error:

@@ -26,13 +26,14 @@ from meshmend.errors import (
 )
 from meshmend.execute import frames
 from meshmend.execute.combine import bind_combine
-from meshmend.execute.event_loop import progress
+from meshmend.execute.event_loop import begin, progress
 from meshmend.execute.frames import Engine
 from meshmend.execute.peer_connections import PeerConnections
-from meshmend.execute.rank_program import SEND
+from meshmend.execute.rank_program import SEND, Numbers
 from meshmend.execute.transport import Bytes, Task, describe_fingerprint
 from meshmend.net.event_fd import clear, is_set
 from meshmend.net.listener import Address
+from meshmend.net.liveness import LinkWatch, keep_alive
 
 # What the kernels at both ends have taken on cannot be overtaken by what is more urgent, so they
 # get little: unsent bytes at the sender, a small receive buffer at the receiver. Over slow links
@@ -51,8 +52,8 @@ class SocketTransport:
     `labels[rank]` is how messages call a rank. If `tells` is set, a rank that fails says why to
     its peers, which fail with the same words: every rank learns of a failure at once. Otherwise
     it is silent, and may go on with `renew`. `window_bytes` is how much a peer on another address
-    may send ahead; 0 leaves that to the kernel, as loopback does. A peer whose machine has not
-    acknowledged anything for `deaf_s` counts as lost; 0 leaves that to the kernel too.
+    may send ahead; 0 leaves that to the kernel, as loopback does. A peer counts as lost when its
+    kernel answers nothing for `link_timeout_s`, but not when it is only busy; 0: for ever.
     """
 
     def __init__(
@@ -64,10 +65,10 @@ class SocketTransport:
         bind: str = "127.0.0.1",
         tells: bool = False,
         window_bytes: int = WINDOW_BYTES,
-        deaf_s: float = 0.0,
+        link_timeout_s: float = 0.0,
     ) -> None:
         self.rank = rank
-        self._deaf_s = deaf_s
+        self._link_timeout_s = link_timeout_s
         self._window_bytes = window_bytes
         self.generation = 0
         self._labels = tuple(labels)
@@ -81,7 +82,14 @@ class SocketTransport:
         self._scratch = np.empty((len(labels), frames.BLOCK_BYTES), dtype=np.uint8)
         self._arena = np.empty(0, dtype=np.uint8)
         self._stop_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._door = PeerConnections(rank, self._labels, secret, bind=bind, stop_fd=self._stop_fd)
+        self._door = PeerConnections(
+            rank,
+            self._labels,
+            secret,
+            bind=bind,
+            stop_fd=self._stop_fd,
+            link_timeout_s=link_timeout_s,
+        )
         self.address: Address = self._door.address
         bind_combine()
 
@@ -130,8 +138,10 @@ class SocketTransport:
         if len(self._arena) < task.layout.arena_bytes:
             self._arena = np.empty(task.layout.arena_bytes, dtype=np.uint8)
         peers = np.array(task.program.peers, dtype=np.int64)
-        timeout_ms = int(min(timeout_s * 1e3, 2**31 - 1))
-        status, peer = progress(self._engine(task, payload), peers, self._stop_fd, timeout_ms)
+        engine = self._engine(task, payload)
+        status, peer = begin(engine, peers)
+        if status == frames.DONE:
+            status, peer = self._until_done(engine, peers, timeout_s)
         if status != frames.DONE:
             self._abandon()
             raise self._failure(status, peer, task, timeout_s)
@@ -208,9 +218,30 @@ class SocketTransport:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         if self._window_bytes and not connection.getpeername()[0].startswith("127."):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._window_bytes)
-        if self._deaf_s:
-            deaf_ms = round(self._deaf_s * 1e3)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, deaf_ms)
+        if self._link_timeout_s:
+            keep_alive(connection, self._link_timeout_s)
+
+    def _until_done(self, engine: Engine, peers: Numbers, timeout_s: float) -> tuple[int, int]:
+        """Run a task to its end; while nothing moves, look whether all peers still answer."""
+        watches = {peer: LinkWatch(self._link_timeout_s) for peer in self._watched(peers)}
+        look_s = min([watch.interval_s for watch in watches.values()], default=timeout_s)
+        look_ms = int(min(1e3 * look_s, 1e3 * timeout_s, 2**31 - 1))
+        before, still_since = b"", time.monotonic()
+        while True:
+            status, peer = progress(engine, peers, self._stop_fd, look_ms)
+            if status != frames.TIMED_OUT:
+                return status, peer
+            now, state = time.monotonic(), engine.links.tobytes() + engine.numbers.tobytes()
+            if state != before:
+                before, still_since = state, now - 1e-3 * look_ms
+            if now - still_since >= timeout_s:
+                return status, peer
+            for each, watch in watches.items():
+                if watch.is_dead(self._sockets[each], now):
+                    return frames.SILENT, each
+
+    def _watched(self, peers: Numbers) -> list[int]:
+        return peers.tolist() if self._link_timeout_s else []
 
     def _engine(self, task: Task, payload: Bytes) -> Engine:
         program, layout = task.program, task.layout
@@ -255,6 +286,13 @@ class SocketTransport:
             error = StalledError(f"{self._me} saw nothing move for {timeout_s:g} s")
         elif status == frames.LOST:
             error = PeerLostError(f"{self._labels[peer]} hung up on {self._me}", peer)
+        elif status == frames.SILENT:
+            error = PeerLostError(
+                f"{self._labels[peer]} has answered nothing that {self._me} sent for "
+                f"{self._link_timeout_s:g} s",
+                peer,
+            )
+            self.sever(peer)
         elif status == frames.TOLD:
             error = TransportError(self._last_words(peer), peer)
         else:

@@ -8,6 +8,7 @@ neither is needed for a step.
 import logging
 import os
 import secrets
+import signal
 import time
 from dataclasses import replace
 from typing import Final
@@ -200,6 +201,8 @@ class _Launcher:
             return
         if coordinator.code is None:
             self._observer.attend(self._processes.children)
+            if self._observer.is_silent(self._coordinator_timeout_s()):
+                coordinator.signal(signal.SIGKILL)  # one that is frozen hears no other signal
         elif coordinator.code == 0:
             self._end(coordinator.ended)
         elif coordinator.code == GAVE_UP:
@@ -213,6 +216,11 @@ class _Launcher:
             self._restart_at = None
             self._processes.start_coordinator()
             self._tell(CoordinatorChanged(CoordinatorState.BACK))
+
+    def _coordinator_timeout_s(self) -> float:
+        """How long the coordinator may be silent: longer before it answers for the first time."""
+        timeout_s = self._job.timing.heartbeat_timeout_s
+        return timeout_s if self._observer.is_connected else max(timeout_s, _MEETING_S)
 
     def _hear(self, clock: float, event: Event) -> None:
         """Take up an event of the coordinator, and pass on what users want to see."""

@@ -78,6 +78,7 @@ class JobProcesses:
             board=job.board,
             faults=tuple(faults),
             checks=job.checks,
+            link_timeout_s=job.timing.link_timeout_s,
         )
         variables = {**environment.to_environment(), **job.environment}
         place = Place(

@@ -13,6 +13,7 @@ from meshmend.membership.messages import Message, Observe, Observed
 from meshmend.net.channel import Channel
 from meshmend.net.handshake import ConnectRequest, Deadline, dial
 from meshmend.net.listener import Address
+from meshmend.net.liveness import Silence
 
 _PATIENCE_S: Final = 0.5
 
@@ -29,11 +30,18 @@ class Observer:
         self._hear = hear
         self._channel: MessageChannel | None = None
         self._unsaid: list[Message] = []
+        self._silence = Silence(time.monotonic())
+        self._has_heard = False
 
     @property
     def is_connected(self) -> bool:
         """Whether there is a line to the coordinator."""
         return self._channel is not None
+
+    def is_silent(self, timeout_s: float) -> bool:
+        """Whether the coordinator gave no sign of life for so long; to be asked all the time."""
+        has_heard, self._has_heard = self._has_heard, False
+        return self._silence.is_too_long(time.monotonic(), timeout_s, has_heard=has_heard)
 
     def say(self, message: Message) -> None:
         """Say something as soon as somebody listens."""
@@ -66,12 +74,14 @@ class Observer:
         except (TransportError, ChannelError):
             return  # it will be back
         self._channel = channel
+        self._has_heard = True
         children.watch(channel.fileno(), lambda: self._listen(children))
 
     def _listen(self, children: Children) -> None:
         assert self._channel is not None
         try:
             for message in self._channel.receive():
+                self._has_heard = True
                 if isinstance(message, Observed):
                     self._hear(message.clock, message.event)
         except (ChannelError, MessageError):

@@ -31,6 +31,7 @@ from meshmend.membership.messages import (
     Welcome,
 )
 from meshmend.net.listener import Address
+from meshmend.net.liveness import DEFAULT_LINK_TIMEOUT_S
 from meshmend.topology.failures import Chip
 
 _FIRST_HEARTBEAT_TIMEOUT_S: Final = 2.0  # until the coordinator says what it is
@@ -47,6 +48,7 @@ class WorkerIdentity:
     seat: int
     coordinator: Address
     secret: bytes
+    link_timeout_s: float = DEFAULT_LINK_TIMEOUT_S
 
 
 @dataclass(frozen=True)

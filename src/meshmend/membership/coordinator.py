@@ -36,6 +36,7 @@ from meshmend.membership.membership import UNHEARD, Membership
 from meshmend.membership.messages import (
     MESSAGES,
     Absent,
+    Alive,
     CutLink,
     Failed,
     Finish,
@@ -92,6 +93,7 @@ class Coordinator:
         self._told_to_wait: dict[Chip, str] = {}
         self._stragglers = Stragglers(spec.timing.straggler_timeout_s)
         self._looked: float | None = None
+        self._signed_at = 0.0  # when it gave its last sign of life
         self.failure = ""  # why the job could not go on
         self._now = 0.0
 
@@ -146,6 +148,11 @@ class Coordinator:
                 connection.heard = now
             self._stragglers.excuse()
         self._looked = now
+        if now - self._signed_at >= timeout_s / 4:
+            self._signed_at = now
+            for connection in list(self._connections.values()):
+                if connection.is_observer or connection.chip is not None:
+                    self._send(connection, Alive())
         self._drop_silent(timeout_s)
         self._drop_stuck()
         while (decision := self._membership.decide(now)) != Decision():
@@ -178,12 +185,14 @@ class Coordinator:
                 self._refuse_unexpected(connection, message)
 
     def _hear_worker(self, connection: ControlConnection, chip: Chip, message: Message) -> None:
+        self._membership.hear(chip, self._now)
         match message:
             case StatusChanged(status=status):
                 if why := self._why_impossible(chip, status):
                     self._refuse(connection, why)
                     return
                 self._membership.tell(chip, status, self._now)
+                self._send_to(status.lost, Alive())  # whoever lives answers at once
                 self._repeat_go(connection, status)
             case Report(event=event) if _is_own_report(event, chip):
                 self._tell_observers(event)

@@ -26,16 +26,18 @@ from meshmend.membership.client import MembershipClient, News, WorkerIdentity
 from meshmend.membership.coordinator_server import COORDINATOR
 from meshmend.membership.events import Event
 from meshmend.membership.message_channel import MessageChannel
-from meshmend.membership.messages import Message, Status
+from meshmend.membership.messages import Message, Status, Welcome
+from meshmend.net.backoff import Backoff
 from meshmend.net.channel import Channel
 from meshmend.net.event_fd import clear
 from meshmend.net.handshake import ConnectRequest, Deadline, dial
 from meshmend.net.listener import Address
+from meshmend.net.liveness import LinkWatch
 from meshmend.topology.failures import Chip
 
 _log = getLogger(__name__)
 
-_CALL_AGAIN_S: Final = 0.1
+_IDLE_S: Final = 1.0  # while the worker is not offered
 _HANDSHAKE_S: Final = 5.0
 _LAST_WORDS_S: Final = 2.0  # for what was told to be sent before the thread ends
 
@@ -49,6 +51,7 @@ class CoordinatorClient:
         self._changed = threading.Condition()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._is_closed = False
+        self._backoff = Backoff(identity.seat)
         self._thread = threading.Thread(target=self._work, name="meshmend-client", daemon=True)
         self._thread.start()
 
@@ -133,8 +136,9 @@ class CoordinatorClient:
         chip = self._identity.chip
         while not self._is_closed:
             if not self._client.wants_connection:
-                self._pause(_CALL_AGAIN_S)
+                self._pause_until(time.monotonic() + _IDLE_S)
                 continue
+            again_at = time.monotonic() + self._backoff.wait_s()
             try:
                 channel = self._call()
             except HandshakeError as error:
@@ -142,7 +146,7 @@ class CoordinatorClient:
                 continue
             except TransportError as error:
                 _log.debug("chip %s cannot reach its coordinator: %s", chip, error)
-                self._pause(_CALL_AGAIN_S)
+                self._pause_until(again_at)
                 continue
             try:
                 self._talk(channel)
@@ -150,22 +154,26 @@ class CoordinatorClient:
                 _log.debug("chip %s lost its coordinator: %s", chip, error)
             finally:
                 channel.close()
-            self._pause(_CALL_AGAIN_S / 2)
+            self._pause_until(time.monotonic() + self._backoff.wait_s())
 
     def _refused(self, why: str) -> None:
         self._client.hear(News(refused=why))
         with self._changed:
             self._changed.notify_all()
 
-    def _pause(self, seconds: float) -> None:
+    def _pause_until(self, moment: float) -> None:
+        """Wait, but not longer if the worker is offered or closed meanwhile."""
+        is_wanted = self._client.wants_connection
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake_fd, selectors.EVENT_READ)
-            if selector.select(seconds):
+            while not self._is_closed and self._client.wants_connection == is_wanted:
+                if not selector.select(max(0.0, moment - time.monotonic())):
+                    return
                 clear(self._wake_fd)
 
     def _call(self) -> MessageChannel:
         identity = self._identity
-        deadline = Deadline(time.monotonic() + _HANDSHAKE_S)
+        deadline = Deadline(time.monotonic() + _HANDSHAKE_S, link_timeout_s=identity.link_timeout_s)
         request = ConnectRequest(identity.seat, COORDINATOR)
         return MessageChannel(
             Channel(dial(identity.coordinator, identity.secret, request, deadline))
@@ -176,16 +184,19 @@ class CoordinatorClient:
         with self._changed:
             hello = self._client.hello()
         channel.send(hello)
+        watch = LinkWatch(self._identity.link_timeout_s)
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake_fd, selectors.EVENT_READ)
             selector.register(channel, selectors.EVENT_READ)
             while True:
                 want = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.is_full else 0)
                 selector.modify(channel, want)
-                selector.select(self._client.heartbeat_timeout_s / 4)
+                selector.select(min(self._client.heartbeat_timeout_s / 4, watch.interval_s))
                 clear(self._wake_fd)
                 if not all(self._take(message) for message in channel.receive()):
                     return
+                if channel.is_dead(watch, time.monotonic()):
+                    raise ChannelError(f"its kernel did not answer for {watch.timeout_s:g} s")
                 self._say(channel)
                 if self._is_closed and not channel.is_full:
                     return
@@ -203,6 +214,8 @@ class CoordinatorClient:
     def _take(self, message: Message) -> bool:
         """Take in one message; return whether to go on."""
         goes_on = self._client.received(message)
+        if isinstance(message, Welcome):
+            self._backoff.reset()
         with self._changed:
             self._changed.notify_all()
         return goes_on

@@ -22,6 +22,7 @@ from meshmend.net.channel import Channel
 from meshmend.net.event_fd import clear
 from meshmend.net.handshake import ConnectRequest
 from meshmend.net.listener import Listener
+from meshmend.net.liveness import keep_alive
 
 COORDINATOR: Final = 0xFFFFFFFF  # the rank under which it is called
 OBSERVER: Final = 0xFFFFFFFE
@@ -45,6 +46,7 @@ class CoordinatorServer:
         on_event: Callable[[float, Event], None] = lambda clock, event: None,
     ) -> None:
         self._record_file = record_file
+        self._link_timeout_s = spec.timing.link_timeout_s
         self._coordinator = Coordinator(
             spec,
             self,
@@ -149,6 +151,7 @@ class CoordinatorServer:
     def _open(self, connection: socket.socket) -> None:
         try:
             host, port = connection.getpeername()[:2]
+            keep_alive(connection, self._link_timeout_s)  # observers need not say anything
         except OSError:  # it has gone already
             connection.close()
             return

@@ -58,7 +58,7 @@ class Membership:
         self._workers: dict[Chip, _Worker] = {}
         self._cut: set[Link] = set(mesh.failed_links)
         self._mended: dict[Link, int] = {}
-        self._unrest = Unrest(timing.settle_s)
+        self._unrest = Unrest(timing.settle_s, timing.doubt_s)
         self._gathers_until: float | None = None
         self._first = frozenset(mesh.live)
         self._awaited: set[Chip] = set(mesh.live)
@@ -93,6 +93,7 @@ class Membership:
         if self.generation is None and self._gathers_until is None:
             self._gathers_until = now + self._timing.gather_s
         self._workers[chip] = _Worker(chip, address, status)
+        self.hear(chip, now)
         self._unrest.stir(f"chip {chip} is ready", now)
         return None
 
@@ -105,8 +106,13 @@ class Membership:
         if self._workers.pop(chip, None) is not None:
             self._unrest.stir(why, now)
 
+    def hear(self, chip: Chip, now: float) -> None:
+        """Take up that a worker has said something, whatever it was."""
+        self._unrest.heard[chip] = now
+
     def tell(self, chip: Chip, status: Status, now: float) -> None:
         """Take up what a worker says of itself."""
+        self.hear(chip, now)
         worker = self._workers[chip]
         worker.status = status
         self.history.hear((chip, worker.address), status)
@@ -116,8 +122,7 @@ class Membership:
             self.go = None
             self._unrest.stir(f"chip {chip} cannot read the checkpoint", now)
         for peer in status.lost:
-            link = Link.between(chip, peer)
-            self._unrest.doubts.setdefault(link, now + self._timing.doubt_s)
+            self._unrest.doubt(Link.between(chip, peer), now)
 
     def mend(self, link: Link, now: float) -> None:
         """Take back a link that was cut."""
@@ -140,7 +145,7 @@ class Membership:
 
     def settled_at(self) -> float | None:
         """Return when to ask `decide` again even if nothing happens."""
-        times = list(self._unrest.doubts.values())
+        times = [doubt.look_at for doubt in self._unrest.doubts.values()]
         if self._holder_until is not None and not self._restores:
             times.append(self._holder_until)
         if self._gathers_until is not None:
@@ -153,7 +158,8 @@ class Membership:
         """Return what has to be said to the workers, if anything."""
         if self.is_over:
             return Decision()
-        self._resolve_doubts(now)
+        for link in self._unrest.cut_links(self._workers, now):
+            self.cut(link, now)
         if self._is_gathering(now):
             return Decision()
         if self._unrest.reasons and now >= self._unrest.calm_at():
@@ -258,16 +264,6 @@ class Membership:
             self.go = Go(number, 0, self.generation.chips)
         # Who waited for the word of the one before, or was no member, is seen to now.
         self._unrest.reasons.append("the coordinator was started again")
-
-    def _resolve_doubts(self, now: float) -> None:
-        """Count a link as cut if both its ends live although one lost the other."""
-        for link, until in list(self._unrest.doubts.items()):
-            both_live = link.first in self._workers and link.second in self._workers
-            if both_live and now < until:
-                continue
-            del self._unrest.doubts[link]
-            if both_live:
-                self.cut(link, now)
 
     def _board_of(self, chip: Chip) -> set[Chip]:
         """Return the chips that must be there before this one joins.

@@ -2,6 +2,7 @@
 
 from meshmend.membership.messages import Message, decode_message, encode_message
 from meshmend.net.channel import Channel
+from meshmend.net.liveness import LinkWatch
 
 
 class MessageChannel:
@@ -42,6 +43,10 @@ class MessageChannel:
             ChannelError: the other end has closed. MessageError: it sent what is no message.
         """
         return [decode_message(frame) for frame in self._channel.receive()]
+
+    def is_dead(self, watch: LinkWatch, now: float) -> bool:
+        """Look once more whether the kernel at the other end does not answer any more."""
+        return self._channel.is_dead(watch, now)
 
     def close(self) -> None:
         """Hang up."""

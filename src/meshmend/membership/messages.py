@@ -16,7 +16,7 @@ from meshmend.net.codec import Codec, Count, Seconds, Within
 from meshmend.net.listener import Address
 from meshmend.topology.failures import Link, parse_link
 
-VERSION: Final = 3
+VERSION: Final = 4
 FRESH: Final = -1  # the state version of a worker that holds nothing that counts
 
 StateVersion = Annotated[int, Within(FRESH, LARGEST_NUMBER)]
@@ -120,6 +120,11 @@ class Welcome(Message):
 
 
 @dataclass(frozen=True)
+class Alive(Message):
+    """Coordinator: I live. Sent four times within the heartbeat timeout, or to be answered now."""
+
+
+@dataclass(frozen=True)
 class NewGeneration(Message):
     """Coordinator: stop what you do, and get ready for this generation."""
 
@@ -213,6 +218,7 @@ MESSAGES: Final = Codec(
         "absent": Absent,
         "finish": Finish,
         "welcome": Welcome,
+        "alive": Alive,
         "generation": NewGeneration,
         "go": Go,
         "wait": Wait,

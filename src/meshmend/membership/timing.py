@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from meshmend.net.liveness import DEFAULT_LINK_TIMEOUT_S
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -11,9 +13,10 @@ class Timing:
     chip. `doubt_s`: from a complaint about a connection until the link counts as cut, if both
     ends live. `gather_s`: for the first workers; `recall_s`: for the workers of a coordinator that
     has been started again. `heartbeat_timeout_s`: without a heartbeat until a worker counts as
-    dead; `straggler_timeout_s`: for a worker whose loop keeps the others waiting, until it does; 0
-    is for ever. `holder_timeout_s`: for a worker that holds the state that counts, when none is
-    left, until the others go on from a checkpoint.
+    dead, and without a sign of life until the coordinator does; `straggler_timeout_s`: for a worker
+    whose loop keeps the others waiting, until it counts as dead; 0 is for ever. `holder_timeout_s`:
+    for a worker that holds the state that counts, when none is left, until the others go on from a
+    checkpoint. `link_timeout_s`: for the kernel at the other end of a connection to answer.
     """
 
     settle_s: float = 0.02
@@ -23,3 +26,4 @@ class Timing:
     heartbeat_timeout_s: float = 2.0
     straggler_timeout_s: float = 600.0
     holder_timeout_s: float = 60.0
+    link_timeout_s: float = DEFAULT_LINK_TIMEOUT_S

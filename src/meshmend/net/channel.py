@@ -9,6 +9,7 @@ import struct
 from typing import Final
 
 from meshmend.errors import ChannelError
+from meshmend.net.liveness import LinkWatch
 
 _LENGTH: Final = struct.Struct(">I")
 LONGEST_BYTES: Final = 1 << 24
@@ -78,6 +79,10 @@ class Channel:
                 raise ChannelError("the other end hung up")
             self._received += part
         return self._whole()
+
+    def is_dead(self, watch: LinkWatch, now: float) -> bool:
+        """Look once more whether the kernel at the other end does not answer any more."""
+        return watch.is_dead(self._connection, now)
 
     def close(self) -> None:
         """Hang up."""

@@ -16,10 +16,11 @@ import select
 import socket
 import struct
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from meshmend.errors import HandshakeError, PeerLostError, StoppedError
+from meshmend.net.liveness import limit_unacknowledged
 
 _MAGIC: Final = b"meshmend/2"
 _HELLO: Final = struct.Struct(">10sIII32s")
@@ -39,10 +40,21 @@ class ConnectRequest:
 
 @dataclass(frozen=True)
 class Deadline:
-    """How long to wait, and the descriptor, if any, that ends all waiting when it can be read."""
+    """How long to wait, and the descriptor, if any, that ends all waiting when it can be read.
+
+    The other end may take all that time, but its kernel has to answer within `link_timeout_s`; 0
+    leaves that to the kernel here.
+    """
 
     at: float
     stop_fd: int | None = None
+    link_timeout_s: float = 0.0
+
+    def for_connecting(self) -> "Deadline":
+        """Return the deadline for the kernel at the other end."""
+        if not self.link_timeout_s:
+            return self
+        return replace(self, at=min(self.at, time.monotonic() + self.link_timeout_s))
 
     def wait(self, connection: socket.socket, event: int) -> None:
         """Return when the event happens on the connection.
@@ -73,8 +85,9 @@ def dial(
     connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         connection.setblocking(False)
+        limit_unacknowledged(connection, deadline.link_timeout_s)
         if connection.connect_ex(address) != 0:
-            deadline.wait(connection, select.POLLOUT)
+            deadline.for_connecting().wait(connection, select.POLLOUT)
         if code := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             raise PeerLostError(f"cannot connect to {address[0]}:{address[1]}: {os.strerror(code)}")
         hello = _HELLO.pack(
@@ -87,6 +100,7 @@ def dial(
             raise HandshakeError("the listener does not know the secret")
         connection.sendall(_proof(secret, b"dialler", hello, nonce))
         _read(connection, len(_WELCOME), deadline)
+        limit_unacknowledged(connection, 0.0)
     except OSError as error:
         connection.close()
         raise PeerLostError(f"the other end hung up: {error.strerror or error}") from None
@@ -171,7 +185,7 @@ def _read(connection: socket.socket, n_bytes: int, deadline: Deadline) -> bytes:
             part = connection.recv(n_bytes - len(parts))
         except BlockingIOError:
             continue
-        except ConnectionResetError:
+        except (ConnectionResetError, TimeoutError):
             part = b""
         if not part:
             raise PeerLostError("the other end hung up before it was let in")

@@ -4,6 +4,7 @@ The launcher writes an `Environment` into the variables of each worker, and the 
 back. Knows nothing of torch, of the membership or of faults: an injected fault is a text here.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Final
 from meshmend.errors import InputError, TopologyError
 from meshmend.execute.sockets import WINDOW_BYTES
 from meshmend.net.listener import Address
+from meshmend.net.liveness import DEFAULT_LINK_TIMEOUT_S
 from meshmend.planning.plan import AUTO
 from meshmend.planning.settings import LOOPBACK, TRANSPORTS, Settings
 from meshmend.topology.failures import Chip, board_shape, format_shape, parse_shape
@@ -29,6 +31,7 @@ from meshmend.variables import (
     INJECT,
     JOB,
     JOB_DIR,
+    LINK_TIMEOUT,
     MESH,
     PLAN_AHEAD,
     SECRET,
@@ -61,6 +64,7 @@ class Environment:
     board: tuple[int, ...] | None = None
     faults: tuple[str, ...] = ()
     checks: bool = False
+    link_timeout_s: float = DEFAULT_LINK_TIMEOUT_S
 
     def __post_init__(self) -> None:
         mesh = self.settings.mesh if self.settings else None
@@ -71,6 +75,10 @@ class Environment:
             _check_on_mesh(self.chip, self.board, mesh)
         if self.coordinator is not None:
             _check_coordinator(self.coordinator)
+        if not 0 < self.link_timeout_s < math.inf:
+            raise InputError(
+                f"{LINK_TIMEOUT.name} needs seconds above 0, but got {self.link_timeout_s}"
+            )
         if wrong := [text for text in self.faults if not text or "\n" in text]:
             raise InputError(f"{INJECT.name} needs one fault per line, but got {wrong[0]!r}")
 
@@ -97,6 +105,7 @@ class Environment:
             board=_board(board) if board else None,
             faults=tuple(filter(None, INJECT.value_in(environment).split("\n"))),
             checks=_switch(CHECK, environment),
+            link_timeout_s=_seconds(LINK_TIMEOUT, environment, DEFAULT_LINK_TIMEOUT_S),
         )
 
     def to_environment(self) -> dict[str, str]:
@@ -114,6 +123,7 @@ class Environment:
             BOARD: format_shape(self.board or ()),
             INJECT: "\n".join(self.faults),
             CHECK: "1" if self.checks else "",
+            LINK_TIMEOUT: repr(self.link_timeout_s),
             **_settings_variables(self.settings),
         }
         return {variable.name: text for variable, text in variables.items()}
@@ -185,6 +195,14 @@ def _whole_number(variable: Variable, environment: Mapping[str, str], default: i
     if not re.fullmatch(r"[0-9]{1,18}", text):
         raise InputError(f"{variable.name} needs a whole number, but got {text!r}")
     return int(text)
+
+
+def _seconds(variable: Variable, environment: Mapping[str, str], default: float) -> float:
+    text = variable.value_in(environment)
+    try:
+        return float(text) if text else default
+    except ValueError:
+        raise InputError(f"{variable.name} needs seconds such as 2.5, but got {text!r}") from None
 
 
 def _switch(variable: Variable, environment: Mapping[str, str]) -> bool:

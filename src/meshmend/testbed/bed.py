@@ -18,7 +18,7 @@ from meshmend.errors import TestbedError, TopologyError
 from meshmend.testbed import kernel, records
 from meshmend.testbed.names import address_of, number_of
 from meshmend.testbed.records import Record
-from meshmend.topology.failures import Chip, Failure
+from meshmend.topology.failures import Chip, Failure, Link
 from meshmend.topology.mesh import Mesh
 from meshmend.units import format_bandwidth
 
@@ -177,6 +177,20 @@ class Testbed:
         """Bring chips, blocks or links back into the live network and return the mesh."""
         return self._change(lambda mesh: mesh.repaired(*failures))
 
+    def drop(self, source: Chip, goal: Chip) -> None:
+        """Drop all packets that a chip sends over its link to a neighbour; the others pass.
+
+        Links and routes stay as they are, so nobody is told.
+
+        Raises:
+            TopologyError: no link joins the two.
+        """
+        self._drop(source, goal, drops=True)
+
+    def pass_again(self, source: Chip, goal: Chip) -> None:
+        """Take back `drop`."""
+        self._drop(source, goal, drops=False)
+
     def down(self) -> None:
         """Take the network down and end whatever runs in it; no harm if it is down already."""
         with records.locked():
@@ -202,6 +216,16 @@ class Testbed:
                 kernel.run_batches(self.holder, "ip", batches, is_user=self.is_user)
             records.save(record.with_mesh(after, settled=True))
             return after
+
+    def _drop(self, source: Chip, goal: Chip, *, drops: bool) -> None:
+        from meshmend.testbed import network  # computes routes: what does not, answers at once
+
+        mesh = self.mesh
+        if not mesh.has_link(Link.between(source, goal)):
+            raise TopologyError(f"testbed {self.name!r} has no link from {source} to {goal}")
+        ends = self._number(source), self._number(goal)
+        commands = network.drop_commands(mesh, *ends, drops=drops)
+        kernel.run_batches(self.holder, "tc", commands, is_user=self.is_user)
 
     def _number(self, chip: Chip) -> int:
         mesh = Mesh(self.shape)

@@ -88,6 +88,19 @@ def rate_commands(mesh: Mesh, link_bytes_per_s: float) -> Mapping[int, str]:
     return commands
 
 
+def drop_commands(mesh: Mesh, source: int, goal: int, *, drops: bool) -> Mapping[int, str]:
+    """Return the `tc` commands that drop all packets of one direction of a link, or let them pass.
+
+    The receiving end drops them, as it comes to a cable that is broken in one direction: the sender
+    notices nothing. The filter is a classic BPF program of one instruction: "return 2", drop.
+    """
+    dev = interface_of(_port(whole(mesh), goal, source))
+    if not drops:
+        return {goal: _batch([f"qdisc del dev {dev} ingress"])}
+    drop = f"filter add dev {dev} parent ffff: protocol all bpf da bytecode '1,6 0 0 2,'"
+    return {goal: _batch([f"qdisc add dev {dev} ingress", drop])}
+
+
 def change_commands(before: Mesh | None, after: Mesh) -> Mapping[int, str]:
     """Return for each chip that it concerns the `ip` commands from one state to the next.
 

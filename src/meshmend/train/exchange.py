@@ -16,6 +16,7 @@ from meshmend.execute.sockets import SocketTransport
 from meshmend.execute.transport import Task, task_of
 from meshmend.membership.generation import Generation
 from meshmend.net.listener import Address
+from meshmend.net.liveness import DEFAULT_LINK_TIMEOUT_S
 from meshmend.planning.catalogue import Catalogue, CollectiveCall
 from meshmend.planning.plan import AUTO
 from meshmend.planning.plan_cache import load_or_make_plans
@@ -38,16 +39,16 @@ _CONNECT_S = 10.0
 class ExchangeSettings:
     """How a worker reaches the others: where it listens, its secret, and its timeouts.
 
-    A peer that receives nothing for `deaf_s` counts as lost, whether it is gone or busy. A sum in
-    which nothing moves for `sum_timeout_s` is given up. `plans` is the folder of plans that were
-    made ahead; with `plan_ahead` the workers fill it.
+    A peer whose kernel answers nothing for `link_timeout_s` counts as lost; one that is busy does
+    not. A sum in which nothing moves for `sum_timeout_s` is given up. `plans` is the folder of
+    plans that were made ahead; with `plan_ahead` the workers fill it.
     """
 
     secret: bytes
     bind: str = "127.0.0.1"
     algorithm: str = AUTO
     window_bytes: int = 0
-    deaf_s: float = 120.0
+    link_timeout_s: float = DEFAULT_LINK_TIMEOUT_S
     sum_timeout_s: float = 1800.0
     plans: Path | None = None
     plan_ahead: PlanAheadSettings | None = None
@@ -67,7 +68,7 @@ class Exchange:
             exchange_settings.secret,
             bind=exchange_settings.bind,
             window_bytes=exchange_settings.window_bytes,
-            deaf_s=exchange_settings.deaf_s,
+            link_timeout_s=exchange_settings.link_timeout_s,
         )
         self.mesh = whole
         self.rank = 0

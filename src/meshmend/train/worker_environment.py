@@ -62,6 +62,7 @@ def worker_environment_from(variables: Mapping[str, str]) -> WorkerEnvironment:
             seat=whole.rank_of[chip],
             coordinator=environment.coordinator,
             secret=settings.secret.encode(),
+            link_timeout_s=environment.link_timeout_s,
         ),
         whole=whole,
         n_first=settings.mesh.n_live,
@@ -89,6 +90,7 @@ def _exchange_settings(environment: Environment, settings: Settings) -> Exchange
         bind=settings.bind,
         algorithm=settings.algorithm,
         window_bytes=settings.window_bytes,
+        link_timeout_s=environment.link_timeout_s,
         plans=plans,
         plan_ahead=plan_ahead,
     )
