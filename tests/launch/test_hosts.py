@@ -27,6 +27,7 @@ from meshmend.launch.hosts import address_toward, board_from, chip_from, is_answ
 from meshmend.launch.termination import soon_over
 from meshmend.membership.coordinator_server import COORDINATOR
 from meshmend.net.listener import Listener, listening
+from meshmend.planning.settings import Settings
 from meshmend.testbed.bed import Testbed
 from meshmend.topology.mesh import Mesh
 from meshmend.train.ledger import audit
@@ -380,14 +381,43 @@ def test_boards_are_of_two_by_two_chips_unless_said_otherwise() -> None:
     assert board_from("4x2", Mesh((4, 4))) == (4, 2)
 
 
-def test_a_secret_is_taken_from_a_file_before_the_environment(tmp_path: Path) -> None:
+@pytest.fixture
+def secret_file(tmp_path: Path) -> Path:
     file = tmp_path / "secret"
-    file.write_text("from a file\n")
+    file.touch(mode=0o600)
+    return file
 
-    assert secret_from({"MESHMEND_SECRET": "from outside"}, file) == "from a file"
-    file.write_text("\n")
-    with pytest.raises(InputError, match="is empty"):
-        secret_from({}, file)
+
+def test_a_secret_is_taken_from_a_file_before_the_environment(secret_file: Path) -> None:
+    secret_file.write_text("a secret from a file\n")
+
+    outside = {"MESHMEND_SECRET": "a secret from outside"}
+    assert secret_from(outside, secret_file) == "a secret from a file"
+    assert secret_from(outside, None) == "a secret from outside"
+    secret_file.write_text("\n")
+    with pytest.raises(InputError, match="is empty; make one with: python -c"):
+        secret_from({}, secret_file)
+
+
+def test_a_secret_that_can_be_guessed_is_refused(secret_file: Path) -> None:
+    secret_file.write_text("fifteen letters")
+
+    words = r"needs a secret of at least 16 bytes, but got one of 15; make one with: python -c "
+    with pytest.raises(InputError, match=f"--secret-file .*secret {words}"):
+        secret_from({}, secret_file)
+    with pytest.raises(InputError, match=f"MESHMEND_SECRET {words}"):
+        secret_from({"MESHMEND_SECRET": "fifteen letters"}, None)
+    with pytest.raises(InputError, match=f"MESHMEND_SECRET {words}"):
+        Settings(HOLED, secret="fifteen letters")
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])
+def test_a_secret_file_that_others_can_use_is_refused(secret_file: Path, mode: int) -> None:
+    secret_file.write_text("a secret that is long enough")
+    secret_file.chmod(mode)
+
+    with pytest.raises(InputError, match=f"has mode {mode:o}; run: chmod 600 .*/secret$"):
+        secret_from({}, secret_file)
 
 
 def test_who_has_a_coordinator_on_loopback_listens_on_loopback() -> None:
