@@ -243,9 +243,9 @@ def test_strangers_are_refused_and_change_nothing(
             (encode_message(hello((0, 0), shape=(4, 4))), "not of this mesh"),
             (encode_message(hello((7, 7))), "not of this mesh"),
             (encode_message(StatusChanged(Status())), "an unexpected message 'status'"),
-            (b'{"v":3,"kind":"hello","job":"ours"}', "a message 'hello' needs a value under"),
-            (b'{"v":3,"kind":"dance"}', "needs a kind among hello, status"),
-            (b'{"v":2,"kind":"over"}', "this end speaks version 3 of the protocol"),
+            (b'{"v":4,"kind":"hello","job":"ours"}', "a message 'hello' needs a value under"),
+            (b'{"v":4,"kind":"dance"}', "needs a kind among hello, status"),
+            (b'{"v":2,"kind":"over"}', "this end speaks version 4 of the protocol"),
             (b"[" * 100_000, "a frame needs a JSON object"),
         ]
         for frame, why in refused:
@@ -254,7 +254,7 @@ def test_strangers_are_refused_and_change_nothing(
             assert why in answer.why
             assert why in caplog.text
         (answer,) = answer_to(served.address, encode_message(hello((0, 0))))
-        assert answer == TryLater("chip (0, 0) is taken by another worker")
+        assert answer == TryLater("chip (0, 0) has another worker")
 
         assert first.chips == MESH.live
         numbers = {hand.news.generation.number for hand in made.values() if hand.news.generation}

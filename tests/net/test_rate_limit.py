@@ -9,10 +9,9 @@ from meshmend.net.rate_limit import RateLimit
 def test_the_first_of_a_second_pass_and_the_next_line_counts_the_others() -> None:
     limit = RateLimit(2)
 
-    assert [limit.lets_pass(10.0 + n / 10) for n in range(5)] == [True, True, False, False, False]
-    assert limit.lets_pass(11.0)
-    assert limit.others() == "; 3 more before it"
-    assert limit.others() == ""
+    assert [limit.words("no", 10.0 + n / 10) for n in range(5)] == ["no", "no", "", "", ""]
+    assert limit.words("no", 11.0) == "no; 3 more before it"
+    assert limit.words("no", 11.1) == "no"
 
 
 @given(st.lists(st.floats(0, 5), max_size=60).map(sorted), st.integers(1, 5))

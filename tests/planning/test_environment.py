@@ -47,6 +47,8 @@ def environments(draw: st.DrawFn) -> Environment:
         board=board,
         faults=tuple(draw(st.lists(words))),
         checks=draw(st.booleans()),
+        join_timeout_s=draw(st.none() | st.floats(0, 1e9)),
+        wait_for_chip_s=draw(st.none() | st.floats(0, 1e9)),
     )
 
 

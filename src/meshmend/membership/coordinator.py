@@ -10,7 +10,9 @@ launcher's display, get every event; so a job can be watched, and what watches i
 
 from collections.abc import Callable
 from logging import getLogger
+from typing import Final
 
+from meshmend.membership.admission import Admission
 from meshmend.membership.connections import Connections, ControlConnection
 from meshmend.membership.decision import Decision
 from meshmend.membership.events import (
@@ -31,7 +33,7 @@ from meshmend.membership.events import (
 )
 from meshmend.membership.history import CoordinatorRecord, History
 from meshmend.membership.job_spec import JobSpec
-from meshmend.membership.membership import UNHEARD, Membership
+from meshmend.membership.membership import Membership
 from meshmend.membership.messages import (
     MESSAGES,
     Absent,
@@ -57,9 +59,13 @@ from meshmend.membership.messages import (
     Welcome,
 )
 from meshmend.membership.stragglers import Stragglers
+from meshmend.net.rate_limit import RateLimit
 from meshmend.topology.failures import Chip, Link
 
 _log = getLogger(__name__)
+
+_MOST_REFUSALS_PER_S: Final = 10  # that are told; they come in floods
+_MOST_STRANGERS: Final = 128  # connections that have not said whose they are
 
 
 class Coordinator:
@@ -86,9 +92,12 @@ class Coordinator:
         self._membership = Membership(
             spec.mesh, spec.timing, board=spec.board, history=self._history
         )
+        self._admission = Admission(spec, self._history, self._membership)
         self._connections: dict[int, ControlConnection] = {}
         self._worker_of: dict[Chip, ControlConnection] = {}
         self._told_to_wait: dict[Chip, str] = {}
+        self._told_taken: set[Chip] = set()  # chips of which a second worker was told
+        self._refusals = RateLimit(_MOST_REFUSALS_PER_S)
         self._stragglers = Stragglers(spec.timing.straggler_timeout_s)
         self._looked: float | None = None
         self.failure = ""  # why the job could not go on
@@ -101,6 +110,10 @@ class Coordinator:
 
     def opened(self, number: int, name: str, now: float) -> None:
         """Take in a new connection."""
+        self._now = now
+        strangers = [each for each in self._connections.values() if each.is_stranger]
+        if len(strangers) >= _MOST_STRANGERS:
+            self._refuse(strangers[0], "others came, and it had not said who it is")
         self._connections[number] = ControlConnection(number, name, now)
 
     def closed(self, number: int, why: str, now: float) -> None:
@@ -115,7 +128,8 @@ class Coordinator:
         connection = self._connections.get(number)
         if connection is None:  # it was hung up on while this was under way
             return
-        connection.heard = now
+        if connection.chip is not None or connection.is_observer:
+            connection.heard = now  # one that beats but never says who it is counts as silent
         if connection.is_observer:
             self._hear_observer(connection, message)
         elif connection.chip is not None:
@@ -154,7 +168,10 @@ class Coordinator:
         """Hear one that has not said yet who it is."""
         match message:
             case Observe(job=job):
-                connection.is_observer = self._is_of_this_job(connection, job)
+                n_observers = sum(each.is_observer for each in self._connections.values())
+                if why := self._admission.why_not_observe(job, n_observers):
+                    self._refuse(connection, why)
+                connection.is_observer = not why
             case Hello():
                 self._greet(connection, message)
             case Heartbeat():
@@ -179,13 +196,14 @@ class Coordinator:
     def _hear_worker(self, connection: ControlConnection, chip: Chip, message: Message) -> None:
         match message:
             case StatusChanged(status=status):
-                if why := self._why_impossible(chip, status):
+                if why := self._admission.why_impossible(chip, status):
                     self._refuse(connection, why)
                     return
                 self._membership.tell(chip, status, self._now)
                 self._repeat_go(connection, status)
             case Report(event=event) if _is_own_report(event, chip):
-                self._tell_observers(event)
+                if connection.reports.lets_pass(self._now):
+                    self._tell_observers(event)
             case Heartbeat(generation=generation, step=step):
                 self._stragglers.note(chip, (generation, step))
                 if generation == self._history.latest and step > 0:
@@ -193,38 +211,22 @@ class Coordinator:
             case _:
                 self._refuse_unexpected(connection, message)
 
-    def _why_impossible(self, chip: Chip, status: Status) -> str:
-        """Return what cannot be true of a worker's status, or nothing."""
-        strange = [peer for peer in status.lost if peer == chip or peer not in self._spec.mesh]
-        if strange:
-            return f"chip {chip} lost {strange[0]}, which is no peer"
-        number = max(status.generation, status.state_version)
-        highest = self._history.record.highest
-        if self._membership.knows_all and number > highest + UNHEARD:
-            return f"it speaks of generation {number}, and the highest was {highest}"
-        return ""
-
-    def _is_of_this_job(self, connection: ControlConnection, job: str) -> bool:
-        if job == self._spec.job:
-            return True
-        self._refuse(connection, f"it belongs to job {job!r}, this is {self._spec.job!r}")
-        return False
-
     def _greet(self, connection: ControlConnection, hello: Hello) -> None:
         """Take in a worker that says who it is."""
         chip = hello.chip
-        if not self._is_of_this_job(connection, hello.job):
+        if why := self._admission.why_refused(hello):
+            self._refuse(connection, why)
             return
-        if hello.shape != self._spec.mesh.shape or chip not in self._spec.mesh:
-            self._refuse(connection, f"chip {chip} of mesh {hello.shape} is not of this mesh")
+        if self._membership.is_over:
+            self._part(connection, Failed(self.failure) if self.failure else Over())
             return
         if chip in self._worker_of:
             # Either one of two is wrong, or the old one is about to be found dead: come back later.
-            why = f"chip {chip} is taken by another worker"
-            self._part(connection, TryLater(why), ConnectionRefused(connection.name, why))
-            return
-        if why := self._why_impossible(chip, hello.status):
-            self._refuse(connection, why)
+            why = f"chip {chip} has another worker"
+            is_told = chip in self._told_taken
+            self._told_taken.add(chip)
+            event = None if is_told else ConnectionRefused(connection.name, why)
+            self._part(connection, TryLater(why), event)
             return
         why_not = self._membership.arrive(
             chip, hello.address, status=hello.status, memory=hello.memory, now=self._now
@@ -232,13 +234,12 @@ class Coordinator:
         if why_not:
             self._turn_away(connection, chip, why_not, is_stale=True)
             return
+        for wrong, why in self._admission.admit(hello):
+            self._refuse(self._worker_of[wrong], why)
         connection.chip = chip
         self._worker_of[chip] = connection
         self._tell_observers(WorkerArrived(chip))
         self._send(connection, Welcome(self._spec.timing.heartbeat_timeout_s))
-        if self._membership.is_over:
-            self._send(connection, Over())
-            return
         self._tell_waiting(announce=False)
 
     def _repeat_go(self, connection: ControlConnection, status: Status) -> None:
@@ -285,12 +286,18 @@ class Coordinator:
         self._refuse(connection, f"an unexpected message {MESSAGES.name_of(message)!r}")
 
     def _refuse(self, connection: ControlConnection, why: str) -> None:
-        _log.warning("refused %s: %s", connection.name, why)
-        self._part(connection, Refused(why), ConnectionRefused(connection.name, why))
+        refused = None
+        if told := self._refusals.words(why, self._now):
+            _log.warning("refused %s: %s", connection.name, told)
+            refused = ConnectionRefused(connection.name, told)
+        self._part(connection, Refused(why), refused)
 
-    def _part(self, connection: ControlConnection, last_words: Message, event: Event) -> None:
-        """Say why, hang up, and forget who was there."""
-        self._tell_observers(event)
+    def _part(
+        self, connection: ControlConnection, last_words: Message, event: Event | None = None
+    ) -> None:
+        """Say why, hang up, and forget who was there; observers hear of the event, if any."""
+        if event is not None:
+            self._tell_observers(event)
         self._send(connection, last_words)
         self._out.hang_up(connection.number)
         what = "turned away" if isinstance(last_words, TurnedAway) else "refused"
@@ -305,6 +312,8 @@ class Coordinator:
         if chip is None or self._worker_of.get(chip) is not connection:
             return
         del self._worker_of[chip]
+        self._told_taken.discard(chip)
+        self._admission.leave(chip)
         self._stragglers.forget(chip)
         reason = why if str(chip) in why else f"chip {chip} is gone"
         self._membership.leave(chip, reason, self._now)
@@ -346,6 +355,7 @@ class Coordinator:
         go, generation = decision.go, self._membership.generation
         assert go is not None
         assert generation is not None
+        self._admission.begun()
         self._keep(self._history.record)  # first: nobody may step in what is not remembered
         self._send_to(generation.chips, go)
         if decision.lost_step is not None:

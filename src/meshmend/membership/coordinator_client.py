@@ -25,8 +25,10 @@ from meshmend.errors import (
 from meshmend.membership.client import MembershipClient, News, WorkerIdentity
 from meshmend.membership.coordinator_server import COORDINATOR
 from meshmend.membership.events import Event
+from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.membership.message_channel import MessageChannel
 from meshmend.membership.messages import Message, Status
+from meshmend.net.backoff import Backoff
 from meshmend.net.channel import Channel
 from meshmend.net.event_fd import clear
 from meshmend.net.handshake import ConnectRequest, Deadline, dial
@@ -36,6 +38,7 @@ from meshmend.topology.failures import Chip
 _log = getLogger(__name__)
 
 _CALL_AGAIN_S: Final = 0.1
+_LONGEST_WAIT_S: Final = 5.0  # between two tries to get a chip that is taken
 _HANDSHAKE_S: Final = 5.0
 _LAST_WORDS_S: Final = 2.0  # for what was told to be sent before the thread ends
 
@@ -48,6 +51,9 @@ class CoordinatorClient:
         self._client = MembershipClient(identity)
         self._changed = threading.Condition()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._joined_at = 0.0
+        self._taken_since: float | None = None
+        self._backoff = Backoff(_CALL_AGAIN_S, _LONGEST_WAIT_S)  # while the chip is taken
         self._is_closed = False
         self._thread = threading.Thread(target=self._work, name="meshmend-client", daemon=True)
         self._thread.start()
@@ -62,8 +68,13 @@ class CoordinatorClient:
     ) -> None:
         """Offer this worker, which listens at an address, to the coordinator."""
         with self._changed:
+            self._joined_at = time.monotonic()
             self._client.join(address, status, on_change=on_change, on_sever=on_sever)
         self._wake()
+
+    def set_fingerprint(self, fingerprint: JobFingerprint) -> None:
+        """Keep what all workers of the job must have alike, for the first message."""
+        self._client.fingerprint = fingerprint
 
     def report(self, event: Event) -> None:
         """Tell those who watch the job of an event; it may be lost."""
@@ -142,6 +153,7 @@ class CoordinatorClient:
                 continue
             except TransportError as error:
                 _log.debug("chip %s cannot reach its coordinator: %s", chip, error)
+                self._give_up_joining()
                 self._pause(_CALL_AGAIN_S)
                 continue
             try:
@@ -150,7 +162,31 @@ class CoordinatorClient:
                 _log.debug("chip %s lost its coordinator: %s", chip, error)
             finally:
                 channel.close()
-            self._pause(_CALL_AGAIN_S / 2)
+            self._pause(self._wait_for_chip() if self._client.taken else _CALL_AGAIN_S / 2)
+
+    def _give_up_joining(self) -> None:
+        """End a worker that nobody would miss, if no coordinator was found for long enough."""
+        within_s = self._identity.join_timeout_s
+        if self._client.is_new and time.monotonic() - self._joined_at > within_s:
+            host, port = self._identity.coordinator
+            self._refused(
+                f"chip {self._identity.chip} found no coordinator at {host}:{port} within "
+                f"{within_s:g} s: the job is over, or was never started"
+            )
+
+    def _wait_for_chip(self) -> float:
+        """Return how long to wait before asking for the chip again; end a worker in vain."""
+        taken, within_s = self._client.taken, self._identity.wait_for_chip_s
+        now = time.monotonic()
+        if self._taken_since is None:
+            self._taken_since = now
+            _log.warning("%s; waiting %g s for it to go", taken, within_s)
+        waited_s = now - self._taken_since
+        if self._client.is_new and waited_s >= within_s:
+            self._refused(f"{taken}; it did not go within {within_s:g} s; stop one of the two")
+        # A worker that holds a state asks for ever: others may wait for it.
+        left_s = within_s - waited_s if self._client.is_new else _LONGEST_WAIT_S
+        return min(self._backoff.next_s(), max(0.0, left_s))
 
     def _refused(self, why: str) -> None:
         self._client.hear(News(refused=why))
@@ -203,6 +239,9 @@ class CoordinatorClient:
     def _take(self, message: Message) -> bool:
         """Take in one message; return whether to go on."""
         goes_on = self._client.received(message)
+        if not self._client.taken:
+            self._taken_since = None
+            self._backoff.reset()
         with self._changed:
             self._changed.notify_all()
         return goes_on

@@ -12,11 +12,12 @@ from typing import Annotated, Any, Final
 from meshmend.errors import MessageError
 from meshmend.membership.events import EVENTS, ChipCoordinates, Event
 from meshmend.membership.generation import LARGEST_NUMBER, Generation, GenerationNumber
+from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.net.codec import Codec, Count, Seconds, Within
 from meshmend.net.listener import Address
 from meshmend.topology.failures import Link, parse_link
 
-VERSION: Final = 3
+VERSION: Final = 4
 FRESH: Final = -1  # the state version of a worker that holds nothing that counts
 
 StateVersion = Annotated[int, Within(FRESH, LARGEST_NUMBER)]
@@ -47,7 +48,10 @@ class Status:
 
 @dataclass(frozen=True)
 class Hello(Message):
-    """Worker: who I am, where I listen, and how I stand; `memory` is the generation I know."""
+    """Worker: who I am, where I listen, and how I stand.
+
+    `memory` is the generation that I know, `fingerprint` what all workers must have alike.
+    """
 
     job: str
     shape: tuple[Count, ...]
@@ -55,6 +59,7 @@ class Hello(Message):
     address: Address
     status: Status
     memory: Generation | None = None
+    fingerprint: JobFingerprint | None = None
 
 
 @dataclass(frozen=True)

@@ -175,12 +175,9 @@ class Listener:
             self._refuse(caller, "the other end does not answer")
 
     def _refuse(self, caller: _Caller, why: str) -> None:
-        if self._refusals.lets_pass(time.monotonic()):
+        if told := self._refusals.words(why, time.monotonic()):
             host, port = caller.address
-            more = self._refusals.others()
-            _log.warning(
-                "%s refused a connection from %s:%d: %s%s", self._name, host, port, why, more
-            )
+            _log.warning("%s refused a connection from %s:%d: %s", self._name, host, port, told)
         self._drop(caller)
 
     def _drop(self, caller: _Caller) -> None:

@@ -27,7 +27,12 @@ class RateLimit:
         self._n_passed += 1
         return True
 
-    def others(self) -> str:
-        """Return words for what was held back since the last call; nothing if nothing was."""
+    def words(self, text: str, now: float) -> str:
+        """Return a text if it may be said now, with the number of those that were not.
+
+        Nothing if it may not.
+        """
+        if not self.lets_pass(now):
+            return ""
         count, self._n_held_back = self._n_held_back, 0
-        return f"; {count} more before it" if count else ""
+        return f"{text}; {count} more before it" if count else text

@@ -4,6 +4,7 @@ The launcher writes an `Environment` into the variables of each worker, and the 
 back. Knows nothing of torch, of the membership or of faults: an injected fault is a text here.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,11 +30,13 @@ from meshmend.variables import (
     INJECT,
     JOB,
     JOB_DIR,
+    JOIN_TIMEOUT,
     MESH,
     PLAN_AHEAD,
     SECRET,
     SLICES,
     TRANSPORT,
+    WAIT_FOR_CHIP,
     WINDOW,
     WRAP,
     Variable,
@@ -49,7 +52,7 @@ class Environment:
     """What the environment says about a process: its settings, its chip, its job.
 
     Without a mesh there are no settings, no chip and no board. `faults` holds the faults that a
-    worker injects into itself, as texts.
+    worker injects into itself, as texts. A timeout of None is the worker's own.
     """
 
     settings: Settings | None = None
@@ -61,6 +64,8 @@ class Environment:
     board: tuple[int, ...] | None = None
     faults: tuple[str, ...] = ()
     checks: bool = False
+    join_timeout_s: float | None = None
+    wait_for_chip_s: float | None = None
 
     def __post_init__(self) -> None:
         mesh = self.settings.mesh if self.settings else None
@@ -97,6 +102,8 @@ class Environment:
             board=_board(board) if board else None,
             faults=tuple(filter(None, INJECT.value_in(environment).split("\n"))),
             checks=_switch(CHECK, environment),
+            join_timeout_s=_seconds(JOIN_TIMEOUT, environment),
+            wait_for_chip_s=_seconds(WAIT_FOR_CHIP, environment),
         )
 
     def to_environment(self) -> dict[str, str]:
@@ -114,6 +121,8 @@ class Environment:
             BOARD: format_shape(self.board or ()),
             INJECT: "\n".join(self.faults),
             CHECK: "1" if self.checks else "",
+            JOIN_TIMEOUT: "" if self.join_timeout_s is None else repr(self.join_timeout_s),
+            WAIT_FOR_CHIP: "" if self.wait_for_chip_s is None else repr(self.wait_for_chip_s),
             **_settings_variables(self.settings),
         }
         return {variable.name: text for variable, text in variables.items()}
@@ -185,6 +194,17 @@ def _whole_number(variable: Variable, environment: Mapping[str, str], default: i
     if not re.fullmatch(r"[0-9]{1,18}", text):
         raise InputError(f"{variable.name} needs a whole number, but got {text!r}")
     return int(text)
+
+
+def _seconds(variable: Variable, environment: Mapping[str, str]) -> float | None:
+    text = variable.value_in(environment)
+    try:
+        seconds = float(text) if text else None
+    except ValueError:
+        seconds = math.nan
+    if seconds is not None and not 0 <= seconds < math.inf:
+        raise InputError(f"{variable.name} needs a number of seconds, but got {text!r}")
+    return seconds
 
 
 def _switch(variable: Variable, environment: Mapping[str, str]) -> bool:
