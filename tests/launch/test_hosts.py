@@ -47,7 +47,8 @@ inputs = torch.randn(500, 8)
 dataset = torch.utils.data.TensorDataset(inputs, inputs @ torch.randn(8, 1))
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-job = Job(model, optimizer, dataset, batch=16, steps=n_steps)
+batch, seed = int(os.environ.get("BATCH", 16)), int(os.environ.get("SEED", 0))
+job = Job(model, optimizer, dataset, batch=batch, steps=n_steps, seed=seed)
 for inputs, labels in job:
     loss = torch.nn.functional.mse_loss(model(inputs), labels)
     optimizer.zero_grad()
@@ -104,13 +105,15 @@ class OnLoopback:
         n_steps: int = 200,
         pause_s: float = 0.01,
         keeps: bool = True,
+        **environment: str,
     ) -> Command:
         self._n_started += 1
         line = ("worker", "--mesh", "2x2", "--coordinator", f"127.0.0.1:{self._port}")
         run_dir = ("--run-dir", self.run_dir) if keeps else ()
         mine = ("--board", "1x1", "--chip", chip, *run_dir, *arguments)
         name = f"worker{self._n_started}"
-        return self._start(name, *line, *mine, self._script, str(n_steps), str(pause_s), self.gate)
+        what = (self._script, str(n_steps), str(pause_s), self.gate)
+        return self._start(name, *line, *mine, *what, **environment)
 
 
 @pytest.fixture
@@ -265,6 +268,55 @@ def test_a_worker_of_another_job_is_refused_and_the_job_goes_on(job: OnLoopback)
     assert "belongs to job 'another'" in stranger.err.splitlines()[-1]
     until(lambda: "refused 127.0.0.1:" in coordinator.err, why=lambda: coordinator.err)
     coordinator.signal(0)  # it is still there
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"n_steps": 100}, "steps is 100 there, and 200 in this job"),
+        ({"BATCH": "8"}, "batch is 8 there, and 16 in this job"),
+        ({"SEED": "7"}, "seed is 7 there, and 0 in this job"),
+    ],
+    ids=["steps", "batch", "seed"],
+)
+def test_a_worker_with_other_arguments_is_refused_and_the_job_goes_on(
+    other: dict[str, Any], words: str, job: OnLoopback
+) -> None:
+    coordinator = job.coordinator()
+    workers = [job.worker("0,0")]
+    until(lambda: "is there, 1 of 4" in coordinator.err, why=lambda: coordinator.err)
+    wrong = job.worker("0,1", **other)
+
+    assert wrong.end() == 1
+    assert wrong.err.splitlines()[-1] == f"meshmend: chip (0, 1) refused: {words}"
+    assert f"chip (0, 1) refused: {words}" in coordinator.err
+    workers += [job.worker(chip) for chip in ("0,1", "1,0", "1,1")]
+    job.gate.touch()
+    assert [worker.end() for worker in workers] == [0] * 4, coordinator.err
+    found = audit(job.run_dir / "ledger")
+    assert (found.steps, found.used, found.lost, found.repeated) == (200, 3200, 0, 0)
+
+
+def test_a_second_worker_of_a_chip_waits_quietly_and_gives_up(job: OnLoopback) -> None:
+    coordinator = job.coordinator()
+    first = job.worker("0,0")
+    until(lambda: "is there, 1 of 4" in coordinator.err, why=lambda: coordinator.err)
+    second = job.worker("0,0", "--wait-for-chip", "2")
+
+    assert second.end() == 1
+    assert second.err.splitlines()[-1] == (
+        "meshmend: chip (0, 0) has another worker; it did not go within 2 s; stop one of the two"
+    )
+    assert coordinator.err.count("has another worker") == 1
+    assert not first.has_ended
+
+
+def test_a_worker_that_finds_no_coordinator_gives_up(job: OnLoopback) -> None:
+    late = job.worker("0,0", "--join-timeout", "1")
+
+    assert late.end() == 1
+    assert "chip (0, 0) found no coordinator at 127.0.0.1:" in late.err.splitlines()[-1]
+    assert "within 1 s: the job is over, or was never started" in late.err.splitlines()[-1]
 
 
 def test_a_coordinator_needs_no_torch() -> None:

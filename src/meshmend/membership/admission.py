@@ -7,6 +7,7 @@ what cannot be true is refused, before anyone acts on it.
 from dataclasses import replace
 from typing import Final
 
+from meshmend.membership.events import Event, WorkerSaved, WorkerStepped, WriteFailed
 from meshmend.membership.generation import LARGEST_NUMBER
 from meshmend.membership.history import History
 from meshmend.membership.job_fingerprint import JobFingerprint
@@ -117,3 +118,8 @@ class Admission:
 
     def _keep(self, fingerprint: JobFingerprint | None) -> None:
         self._history.record = replace(self._history.record, fingerprint=fingerprint)
+
+
+def is_own_report(event: Event, chip: Chip) -> bool:
+    """Whether an event is one that a worker may tell of itself."""
+    return isinstance(event, WorkerStepped | WorkerSaved | WriteFailed) and event.chip == chip

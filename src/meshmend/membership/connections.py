@@ -1,5 +1,6 @@
 """A coordinator's connections, as it knows them: by number, without sockets."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -7,6 +8,7 @@ from meshmend.membership.messages import Message
 from meshmend.net.rate_limit import RateLimit
 from meshmend.topology.failures import Chip
 
+_MOST_STRANGERS: Final = 128
 _MOST_REPORTS_PER_S: Final = 5000  # that reach the observers; no loop takes so many steps
 
 
@@ -35,3 +37,9 @@ class ControlConnection:
     def is_stranger(self) -> bool:
         """Whether it has not said yet whose it is."""
         return self.chip is None and not self.is_observer
+
+
+def one_too_many(connections: Iterable[ControlConnection]) -> ControlConnection | None:
+    """Return the oldest connection that has not said whose it is, if there are too many."""
+    strangers = [each for each in connections if each.is_stranger]
+    return strangers[0] if len(strangers) >= _MOST_STRANGERS else None

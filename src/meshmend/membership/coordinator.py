@@ -12,8 +12,8 @@ from collections.abc import Callable
 from logging import getLogger
 from typing import Final
 
-from meshmend.membership.admission import Admission
-from meshmend.membership.connections import Connections, ControlConnection
+from meshmend.membership.admission import Admission, is_own_report
+from meshmend.membership.connections import Connections, ControlConnection, one_too_many
 from meshmend.membership.decision import Decision
 from meshmend.membership.events import (
     ChipsWaiting,
@@ -26,10 +26,7 @@ from meshmend.membership.events import (
     StateRestored,
     WorkerArrived,
     WorkerLeft,
-    WorkerSaved,
-    WorkerStepped,
     WorkerTurnedAway,
-    WriteFailed,
 )
 from meshmend.membership.history import CoordinatorRecord, History
 from meshmend.membership.job_spec import JobSpec
@@ -65,7 +62,6 @@ from meshmend.topology.failures import Chip, Link
 _log = getLogger(__name__)
 
 _MOST_REFUSALS_PER_S: Final = 10  # that are told; they come in floods
-_MOST_STRANGERS: Final = 128  # connections that have not said whose they are
 
 
 class Coordinator:
@@ -111,9 +107,8 @@ class Coordinator:
     def opened(self, number: int, name: str, now: float) -> None:
         """Take in a new connection."""
         self._now = now
-        strangers = [each for each in self._connections.values() if each.is_stranger]
-        if len(strangers) >= _MOST_STRANGERS:
-            self._refuse(strangers[0], "others came, and it had not said who it is")
+        if (stranger := one_too_many(self._connections.values())) is not None:
+            self._refuse(stranger, "others came, and it had not said who it is")
         self._connections[number] = ControlConnection(number, name, now)
 
     def closed(self, number: int, why: str, now: float) -> None:
@@ -201,7 +196,7 @@ class Coordinator:
                     return
                 self._membership.tell(chip, status, self._now)
                 self._repeat_go(connection, status)
-            case Report(event=event) if _is_own_report(event, chip):
+            case Report(event=event) if is_own_report(event, chip):
                 if connection.reports.lets_pass(self._now):
                     self._tell_observers(event)
             case Heartbeat(generation=generation, step=step):
@@ -396,8 +391,3 @@ class Coordinator:
         for connection in list(self._connections.values()):
             if connection.is_observer:
                 self._send(connection, Observed(self._now, event))
-
-
-def _is_own_report(event: Event, chip: Chip) -> bool:
-    """Whether an event is one that a worker may tell of itself."""
-    return isinstance(event, WorkerStepped | WorkerSaved | WriteFailed) and event.chip == chip
