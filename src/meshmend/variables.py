@@ -80,7 +80,7 @@ WINDOW: Final = Variable(
 )
 SECRET: Final = Variable(
     "MESHMEND_SECRET",
-    "a text that every process of the job must know",
+    "a text of at least 16 bytes that every process of the job must know",
     "backend: made by rank 0, in the store; worker, coordinator: must be set",
     "backend, worker, coordinator",
 )
@@ -107,6 +107,15 @@ PLAN_AHEAD: Final = Variable(
     WORKER,
 )
 BOARD: Final = Variable("MESHMEND_BOARD", "the chips that fail together: `2x2`", "`2x2`", WORKER)
+JOIN_TIMEOUT: Final = Variable(
+    "MESHMEND_JOIN_TIMEOUT", "seconds that a new worker looks for a coordinator", "300", WORKER
+)
+WAIT_FOR_CHIP: Final = Variable(
+    "MESHMEND_WAIT_FOR_CHIP",
+    "seconds that a new worker waits for a chip that has another worker",
+    "60",
+    WORKER,
+)
 INJECT: Final = Variable(
     "MESHMEND_INJECT",
     "faults that this worker injects into itself, one per line",
@@ -132,7 +141,8 @@ TESTBED_DIR: Final = Variable(
 
 VARIABLES: Final = (
     *(MESH, WRAP, FAIL, ALGORITHM, SLICES, TRANSPORT, BIND, WINDOW, SECRET, CHIP, COORDINATOR),
-    *(JOB, JOB_DIR, PLAN_AHEAD, BOARD, INJECT, CHECK, LINK_TIMEOUT, TESTBED_DIR),
+    *(JOB, JOB_DIR, PLAN_AHEAD, BOARD, JOIN_TIMEOUT, WAIT_FOR_CHIP, LINK_TIMEOUT, INJECT, CHECK),
+    TESTBED_DIR,
 )
 
 _warned: set[str] = set()  # lines that this process, or its parent before a fork, has printed

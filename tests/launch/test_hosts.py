@@ -29,6 +29,7 @@ from meshmend.membership.coordinator_server import COORDINATOR
 from meshmend.membership.history import Begun, CoordinatorRecord
 from meshmend.membership.record_file import save_record
 from meshmend.net.listener import Listener, listening
+from meshmend.planning.settings import Settings
 from meshmend.testbed.bed import Testbed
 from meshmend.topology.mesh import Mesh
 from meshmend.train.ledger import audit
@@ -48,7 +49,8 @@ inputs = torch.randn(500, 8)
 dataset = torch.utils.data.TensorDataset(inputs, inputs @ torch.randn(8, 1))
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-job = Job(model, optimizer, dataset, batch=16, steps=n_steps)
+batch, seed = int(os.environ.get("BATCH", 16)), int(os.environ.get("SEED", 0))
+job = Job(model, optimizer, dataset, batch=batch, steps=n_steps, seed=seed)
 for inputs, labels in job:
     loss = torch.nn.functional.mse_loss(model(inputs), labels)
     optimizer.zero_grad()
@@ -105,13 +107,15 @@ class OnLoopback:
         n_steps: int = 200,
         pause_s: float = 0.01,
         keeps: bool = True,
+        **environment: str,
     ) -> Command:
         self._n_started += 1
         line = ("worker", "--mesh", "2x2", "--coordinator", f"127.0.0.1:{self._port}")
         run_dir = ("--run-dir", self.run_dir) if keeps else ()
         mine = ("--board", "1x1", "--chip", chip, *run_dir, *arguments)
         name = f"worker{self._n_started}"
-        return self._start(name, *line, *mine, self._script, str(n_steps), str(pause_s), self.gate)
+        what = (self._script, str(n_steps), str(pause_s), self.gate)
+        return self._start(name, *line, *mine, *what, **environment)
 
 
 @pytest.fixture
@@ -268,6 +272,55 @@ def test_a_worker_of_another_job_is_refused_and_the_job_goes_on(job: OnLoopback)
     coordinator.signal(0)  # it is still there
 
 
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"n_steps": 100}, "steps is 100 there, and 200 in this job"),
+        ({"BATCH": "8"}, "batch is 8 there, and 16 in this job"),
+        ({"SEED": "7"}, "seed is 7 there, and 0 in this job"),
+    ],
+    ids=["steps", "batch", "seed"],
+)
+def test_a_worker_with_other_arguments_is_refused_and_the_job_goes_on(
+    other: dict[str, Any], words: str, job: OnLoopback
+) -> None:
+    coordinator = job.coordinator()
+    workers = [job.worker("0,0")]
+    until(lambda: "is there, 1 of 4" in coordinator.err, why=lambda: coordinator.err)
+    wrong = job.worker("0,1", **other)
+
+    assert wrong.end() == 1
+    assert wrong.err.splitlines()[-1] == f"meshmend: chip (0, 1) refused: {words}"
+    assert f"chip (0, 1) refused: {words}" in coordinator.err
+    workers += [job.worker(chip) for chip in ("0,1", "1,0", "1,1")]
+    job.gate.touch()
+    assert [worker.end() for worker in workers] == [0] * 4, coordinator.err
+    found = audit(job.run_dir / "ledger")
+    assert (found.steps, found.used, found.lost, found.repeated) == (200, 3200, 0, 0)
+
+
+def test_a_second_worker_of_a_chip_waits_quietly_and_gives_up(job: OnLoopback) -> None:
+    coordinator = job.coordinator()
+    first = job.worker("0,0")
+    until(lambda: "is there, 1 of 4" in coordinator.err, why=lambda: coordinator.err)
+    second = job.worker("0,0", "--wait-for-chip", "2")
+
+    assert second.end() == 1
+    assert second.err.splitlines()[-1] == (
+        "meshmend: chip (0, 0) has another worker; it did not go within 2 s; stop one of the two"
+    )
+    assert coordinator.err.count("has another worker") == 1
+    assert not first.has_ended
+
+
+def test_a_worker_that_finds_no_coordinator_gives_up(job: OnLoopback) -> None:
+    late = job.worker("0,0", "--join-timeout", "1")
+
+    assert late.end() == 1
+    assert "chip (0, 0) found no coordinator at 127.0.0.1:" in late.err.splitlines()[-1]
+    assert "within 1 s: the job is over, or was never started" in late.err.splitlines()[-1]
+
+
 def test_a_coordinator_needs_no_torch() -> None:
     program = (
         "import sys\n"
@@ -401,14 +454,43 @@ def test_boards_are_of_two_by_two_chips_unless_said_otherwise() -> None:
     assert board_from("4x2", Mesh((4, 4))) == (4, 2)
 
 
-def test_a_secret_is_taken_from_a_file_before_the_environment(tmp_path: Path) -> None:
+@pytest.fixture
+def secret_file(tmp_path: Path) -> Path:
     file = tmp_path / "secret"
-    file.write_text("from a file\n")
+    file.touch(mode=0o600)
+    return file
 
-    assert secret_from({"MESHMEND_SECRET": "from outside"}, file) == "from a file"
-    file.write_text("\n")
-    with pytest.raises(InputError, match="is empty"):
-        secret_from({}, file)
+
+def test_a_secret_is_taken_from_a_file_before_the_environment(secret_file: Path) -> None:
+    secret_file.write_text("a secret from a file\n")
+
+    outside = {"MESHMEND_SECRET": "a secret from outside"}
+    assert secret_from(outside, secret_file) == "a secret from a file"
+    assert secret_from(outside, None) == "a secret from outside"
+    secret_file.write_text("\n")
+    with pytest.raises(InputError, match="is empty; make one with: python -c"):
+        secret_from({}, secret_file)
+
+
+def test_a_secret_that_can_be_guessed_is_refused(secret_file: Path) -> None:
+    secret_file.write_text("fifteen letters")
+
+    words = r"needs a secret of at least 16 bytes, but got one of 15; make one with: python -c "
+    with pytest.raises(InputError, match=f"--secret-file .*secret {words}"):
+        secret_from({}, secret_file)
+    with pytest.raises(InputError, match=f"MESHMEND_SECRET {words}"):
+        secret_from({"MESHMEND_SECRET": "fifteen letters"}, None)
+    with pytest.raises(InputError, match=f"MESHMEND_SECRET {words}"):
+        Settings(HOLED, secret="fifteen letters")
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])
+def test_a_secret_file_that_others_can_use_is_refused(secret_file: Path, mode: int) -> None:
+    secret_file.write_text("a secret that is long enough")
+    secret_file.chmod(mode)
+
+    with pytest.raises(InputError, match=f"has mode {mode:o}; run: chmod 600 .*/secret$"):
+        secret_from({}, secret_file)
 
 
 def test_who_has_a_coordinator_on_loopback_listens_on_loopback() -> None:

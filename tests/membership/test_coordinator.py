@@ -17,10 +17,12 @@ from meshmend.membership.client import News, WorkerIdentity
 from meshmend.membership.coordinator_client import CoordinatorClient
 from meshmend.membership.coordinator_server import COORDINATOR, OBSERVER, CoordinatorServer
 from meshmend.membership.events import (
+    ConnectionRefused,
     Event,
     GenerationBegan,
     GenerationForming,
     WorkerArrived,
+    WorkerSaved,
     WorkerStepped,
     WorkerTurnedAway,
 )
@@ -30,12 +32,14 @@ from meshmend.membership.messages import (
     FRESH,
     Alive,
     CutLink,
+    Finish,
     Heartbeat,
     Hello,
     MendLink,
     Message,
     Observe,
     Observed,
+    Over,
     Refused,
     Report,
     Status,
@@ -104,6 +108,10 @@ class Served:
     @property
     def n_workers(self) -> int:
         return len(self._server._coordinator._worker_of)
+
+    @property
+    def n_connections(self) -> int:
+        return len(self._server._channels)
 
     @property
     def is_serving(self) -> bool:
@@ -258,7 +266,7 @@ def test_strangers_are_refused_and_change_nothing(
             (b'{"v":4,"kind":"hello","job":"ours"}', "a message 'hello' needs a value under"),
             (b'{"v":4,"kind":"dance"}', "needs a kind among hello, status"),
             (b'{"v":2,"kind":"over"}', "this end speaks version 4 of the protocol"),
-            (b"[" * 100_000, "a frame needs a JSON object"),
+            (b"[" * 60_000, "a frame needs a JSON object"),
         ]
         for frame, why in refused:
             (answer,) = answer_to(served.address, frame)
@@ -266,7 +274,7 @@ def test_strangers_are_refused_and_change_nothing(
             assert why in answer.why
             assert why in caplog.text
         (answer,) = answer_to(served.address, encode_message(hello((0, 0))))
-        assert answer == TryLater("chip (0, 0) is taken by another worker")
+        assert answer == TryLater("chip (0, 0) has another worker")
 
         assert first.chips == MESH.live
         numbers = {hand.news.generation.number for hand in made.values() if hand.news.generation}
@@ -425,8 +433,15 @@ def test_when_all_have_finished_all_are_told_and_it_ends(served: Served) -> None
             Report(WorkerStepped((0, 0), 1, 1, 2.5, leads=True, first=True, loss=None, samples=8)),
             "an unexpected message 'report'",
         ),
+        (Finish(), "an unexpected message 'finish'"),
+        (CutLink(parse_link("link:0,1-0,2")), "an unexpected message 'cut'"),
+        (StatusChanged(Status(generation=1 << 30)), "it speaks of generation 1073741824, and"),
+        (StatusChanged(Status(generation=1, state_version=9)), "it speaks of generation 9, and"),
     ],
-    ids=["lost itself", "lost nobody", "two hellos", "turns observer", "reports for another"],
+    ids=[
+        *("lost itself", "lost nobody", "two hellos", "turns observer", "reports for another"),
+        *("ends the job", "cuts a link", "the last generation", "a state that nobody has"),
+    ],
 )
 def test_a_worker_that_talks_nonsense_is_refused_and_its_chip_is_free_again(
     served: Served, message: Message, why: str
@@ -516,3 +531,198 @@ def test_a_worker_whose_coordinator_cannot_be_reached_any_more_hangs_up_and_call
         bed.pass_again((0, 1), (0, 0))
 
         assert exit_code(coordinator) == 0
+
+
+@pytest.mark.parametrize(
+    ("frame", "why"),
+    [
+        (
+            encode_message(hello((0, 3), status=Status(generation=1 << 40))),
+            "needs a whole number from 0 to 1.07374e+09 under 'status.generation'",
+        ),
+        (
+            encode_message(hello((0, 3), status=Status(1, True, 5, 10**6))),
+            "it speaks of generation 5, and the highest was 2",
+        ),
+        (
+            encode_message(hello((0, 3), status=Status(2, True, 2, 10**6))),
+            "it holds the state of generation 2, and was no member of it",
+        ),
+    ],
+    ids=["generation 2^40", "a state that nobody has", "a state that others have"],
+)
+def test_a_newcomer_that_claims_too_much_is_refused_and_the_others_go_on(
+    served: Served, frame: bytes, why: str
+) -> None:
+    with hands(served) as made:
+        served.event(GenerationBegan)
+        made.pop((0, 3)).close()
+        assert served.event(GenerationBegan).number == 2
+        (answer,) = answer_to(served.address, frame)
+
+        assert isinstance(answer, Refused)
+        assert why in answer.why
+        with hands(served, ((0, 3),)):
+            while (began := served.event(GenerationBegan)).chips != MESH.live:
+                pass
+            assert began.number < 10
+            assert began.step == 1
+
+
+def test_a_message_that_no_worker_needs_so_long_ends_its_connection_only(served: Served) -> None:
+    with hands(served) as made:
+        first = served.event(GenerationBegan)
+
+        assert answer_to(served.address, b"[" * 200_000) == []
+        assert served.n_workers == MESH.n_live
+        assert made[0, 0].news.generation is not None
+        assert made[0, 0].news.generation.number == first.number
+
+
+def test_a_worker_that_never_stops_talking_holds_up_nobody(served: Served) -> None:
+    stepped = WorkerStepped((0, 3), 1, 1, 2.5, leads=True, first=False, loss=0.5, samples=8)
+    said: tuple[Message, ...] = (Heartbeat(0, 0), StatusChanged(Status()), Report(stepped))
+    frames = [encode_message(message) for message in said]
+    is_over = threading.Event()
+    with hands(served) as made:
+        served.event(GenerationBegan)
+        for chip in ((0, 3), (1, 3)):
+            made.pop(chip).close()
+        while len(served.event(GenerationBegan).chips) != 6:
+            pass
+        flooder = raw_channel(served.address)
+        flooder.send(encode_message(hello((0, 3))))  # half a board: it waits
+        flooding = threading.Thread(target=flood, args=(flooder, frames, is_over))
+        flooding.start()
+        served.event(WorkerStepped)
+        made.pop((0, 0)).close()
+
+        assert len(served.event(GenerationBegan).chips) == 5
+        assert flooding.is_alive()
+        is_over.set()
+        flooding.join()
+        flooder.close()
+
+
+def flood(channel: Channel, frames: list[bytes], is_over: threading.Event) -> None:
+    """Send frames over and over, as fast as the other end takes them."""
+    while not is_over.is_set():
+        if channel.is_full:
+            channel.flush()
+        else:
+            for frame in frames * 100:
+                channel.send(frame)
+
+
+def test_an_observer_that_does_not_read_is_hung_up_on_before_memory_is_full(
+    served: Served,
+) -> None:
+    with hands(served) as made:
+        served.event(GenerationBegan)
+        before = served.n_connections
+        silent = connected(served.address, OBSERVER)
+        silent.send(Observe("ours"))
+        until(lambda: served.n_connections == before + 1)
+        saved = WorkerSaved((1, 1), 1, 2.5, "x" * 60_000)
+        for _ in range(800):  # 48 MB, and at most 32 MiB are kept for one that does not read
+            made[1, 1].client.report(saved)
+            assert served.event(WorkerSaved) == saved
+
+        until(lambda: served.n_connections == before)
+        assert served.n_workers == MESH.n_live
+        silent.close()
+
+
+def test_the_number_of_observers_has_a_limit(served: Served) -> None:
+    watching = [connected(served.address, OBSERVER) for _ in range(31)]
+    for observer in watching:
+        observer.send(Observe("ours"))
+    with hands(served, ((0, 0),)):  # its hello is heard after theirs
+        served.event(WorkerArrived)
+        (answer,) = answer_to(served.address, encode_message(Observe("ours")))
+
+    assert answer == Refused("it has 32 observers already")
+    for observer in watching:
+        observer.close()
+
+
+def test_one_that_beats_and_never_says_who_it_is_is_refused(impatient: Served) -> None:
+    stranger = connected(impatient.address)
+    came: list[Message] = []
+
+    def hung_up() -> bool:
+        try:
+            stranger.send(Heartbeat(0, 0))
+            came.extend(stranger.receive())
+        except ChannelError:
+            return True
+        return bool(came)
+
+    until(hung_up)
+    stranger.close()
+    assert impatient.is_serving
+
+
+def test_connections_that_say_nothing_make_room_for_others(served: Served) -> None:
+    silent = [connected(served.address) for _ in range(140)]
+
+    until(lambda: served.n_connections <= 130)
+    with hands(served, ((0, 0),)):
+        assert served.event(WorkerArrived).chip == (0, 0)
+    for stranger in silent:
+        stranger.close()
+
+
+def test_a_flood_of_refusals_is_told_in_few_events(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    began = time.monotonic()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(60):
+            answer_to(served.address, encode_message(hello((0, 0), job="theirs")))
+    took_s = time.monotonic() - began
+
+    assert 0 < len(caplog.records) <= 10 * (took_s + 1)
+
+
+def test_who_comes_when_all_is_over_is_told_so_and_is_not_waited_for(served: Served) -> None:
+    with hands(served):
+        served.event(GenerationBegan)
+        served.ask(Finish())
+        until(lambda: served._server._coordinator._membership.is_over)
+
+        assert answer_to(served.address, encode_message(hello((0, 0)))) == [Over()]
+    served.wait()
+
+
+def test_a_second_worker_of_a_chip_asks_less_and_less_often_and_gives_up(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    identity = WorkerIdentity(
+        "ours", MESH.shape, (0, 0), 0, served.address, SECRET, wait_for_chip_s=1.0
+    )
+    with hands(served), caplog.at_level(logging.WARNING):
+        served.event(GenerationBegan)
+        second = CoordinatorClient(identity)
+        second.join(("127.0.0.1", 1), Status(), on_change=lambda: None, on_sever=lambda chip: None)
+        with pytest.raises(RefusedError, match=r"chip \(0, 0\) has another worker; it did not go"):
+            second.await_news(lambda news: False)
+        second.close()
+
+        assert served.event(ConnectionRefused).why == "chip (0, 0) has another worker"
+        assert caplog.text.count("has another worker") == 1
+
+
+def test_a_new_worker_that_finds_no_coordinator_gives_up() -> None:
+    listener = listening("127.0.0.1")
+    address = listener.getsockname()[:2]
+    listener.close()
+    identity = WorkerIdentity("ours", MESH.shape, (0, 0), 0, address, SECRET, join_timeout_s=0.3)
+    client = CoordinatorClient(identity)
+    client.join(("127.0.0.1", 1), Status(), on_change=lambda: None, on_sever=lambda chip: None)
+
+    with pytest.raises(
+        RefusedError, match=r"chip \(0, 0\) found no coordinator at 127.*within 0.3 s"
+    ):
+        client.await_news(lambda news: False)
+    client.close()

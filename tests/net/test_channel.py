@@ -4,6 +4,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshmend.errors import ChannelError
-from meshmend.net.channel import LONGEST_BYTES, Channel
+from meshmend.net.channel import LONGEST_BYTES, MOST_UNSENT_BYTES, Channel
 
 FRAMES = st.binary(max_size=200)
 
@@ -124,6 +125,48 @@ def test_what_came_before_the_end_is_handed_out_before_the_end_is_told(
     assert received(channel, 1) == [b"last"]
     with pytest.raises(ChannelError, match="hung up"):
         received(channel, 1)
+
+
+def test_an_end_that_never_stops_sending_is_read_in_parts(
+    ends: tuple[Channel, socket.socket],
+) -> None:
+    channel, far = ends
+    far.setblocking(False)
+    frames = framed(b"and on") * 10_000
+
+    def send() -> None:
+        with suppress(BlockingIOError):
+            far.send(frames)
+
+    send()
+    first = channel.receive()
+
+    assert 0 < len(first) < 10_000
+
+
+def test_who_does_not_read_is_hung_up_on_before_memory_is_full(
+    ends: tuple[Channel, socket.socket],
+) -> None:
+    channel, _ = ends
+
+    def send_for_ever() -> Any:
+        while True:
+            channel.send(b"x" * 1_000_000)
+
+    with pytest.raises(ChannelError, match="does not read what it is sent"):
+        send_for_ever()
+    assert len(channel._unsent) <= MOST_UNSENT_BYTES + 1_000_004
+
+
+def test_an_end_may_take_shorter_frames_only() -> None:
+    near, far = pair()
+    channel = Channel(near, longest_bytes=100)
+    far.sendall(framed(b"x" * 100) + framed(b"x" * 101))
+
+    with pytest.raises(ChannelError, match="101 bytes is too long"):
+        received(channel, 2)
+    channel.close()
+    far.close()
 
 
 def test_nobody_is_sent_to_who_has_gone(ends: tuple[Channel, socket.socket]) -> None:

@@ -31,7 +31,7 @@ def environments(draw: st.DrawFn) -> Environment:
             transport=draw(st.sampled_from(TRANSPORTS)),
             bind=draw(words),
             window_bytes=draw(counts),
-            secret=draw(st.text()),
+            secret=draw(st.just("") | st.text(min_size=16)),
         )
         axes = len(mesh.shape)
         whole = Mesh(mesh.shape)
@@ -48,6 +48,8 @@ def environments(draw: st.DrawFn) -> Environment:
         faults=tuple(draw(st.lists(words))),
         checks=draw(st.booleans()),
         link_timeout_s=draw(st.floats(0.1, 1e6)),
+        join_timeout_s=draw(st.none() | st.floats(0, 1e9)),
+        wait_for_chip_s=draw(st.none() | st.floats(0, 1e9)),
     )
 
 

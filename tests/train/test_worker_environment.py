@@ -15,7 +15,7 @@ from meshmend.train.worker_environment import WorkerEnvironment, worker_environm
 ENVIRONMENT = {
     "MESHMEND_COORDINATOR": "127.0.0.1:7000",
     "MESHMEND_JOB": "job",
-    "MESHMEND_SECRET": "secret",
+    "MESHMEND_SECRET": "known to all of us",
     "MESHMEND_MESH": "4x4",
     "MESHMEND_ALGORITHM": "trees",
     "MESHMEND_CHIP": "0,0",
@@ -31,7 +31,7 @@ ENVIRONMENT = {
         (
             {"MESHMEND_PLAN_AHEAD": "1"},
             PlanAheadSettings(
-                scratch_plan_folder("job", b"secret"), "trees", (2, 2), is_scratch=True
+                scratch_plan_folder("job", b"known to all of us"), "trees", (2, 2), is_scratch=True
             ),
         ),
         (
@@ -69,7 +69,7 @@ def test_a_worker_knows_its_identity_and_its_faults() -> None:
     assert worker.identity is not None
     assert (worker.identity.job, worker.identity.chip, worker.identity.seat) == ("job", (0, 2), 2)
     assert worker.identity.coordinator == ("127.0.0.1", 7000)
-    assert worker.identity.secret == b"secret"
+    assert worker.identity.secret == b"known to all of us"
     assert (worker.whole, worker.n_first) == (Mesh((4, 4)), 15)
     assert worker.faults == (parse_fault(fault, Mesh((4, 4))),)
 

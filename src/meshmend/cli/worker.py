@@ -68,6 +68,16 @@ def worker_command(
     ] = None,
     secret_file: SecretOption = None,
     link_timeout: LinkTimeoutOption = 2.0,
+    join_timeout: Annotated[
+        float,
+        typer.Option("--join-timeout", min=0.0, help="Seconds to look for the coordinator."),
+    ] = 300.0,
+    wait_for_chip: Annotated[
+        float,
+        typer.Option(
+            "--wait-for-chip", min=0.0, help="Seconds to wait for a chip that has another worker."
+        ),
+    ] = 60.0,
     is_module: Annotated[
         bool, typer.Option("-m", "--module", help="SCRIPT is a module's name.")
     ] = False,
@@ -118,6 +128,8 @@ def worker_command(
         plans_ahead=True,
         board=boards,
         link_timeout_s=link_timeout,
+        join_timeout_s=join_timeout,
+        wait_for_chip_s=wait_for_chip,
     )
     os.environ |= environment.to_environment()
     return _work(Script(script, tuple(arguments or ()), is_module))

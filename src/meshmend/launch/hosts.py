@@ -13,6 +13,7 @@ from meshmend.errors import HandshakeError, InputError, TransportError
 from meshmend.membership.coordinator_server import COORDINATOR, OBSERVER
 from meshmend.net.handshake import ConnectRequest, Deadline, dial
 from meshmend.net.listener import Address
+from meshmend.net.secret import HOW_TO_MAKE, check_secret, secret_in
 from meshmend.topology.failures import Chip, board_shape, format_shape, parse_shape
 from meshmend.topology.mesh import Mesh
 from meshmend.variables import SECRET
@@ -31,22 +32,17 @@ def secret_from(environment: Mapping[str, str], file: Path | None) -> str:
     """Return the job's secret: the content of a file if one is named, else the environment's.
 
     Raises:
-        InputError: there is none.
+        InputError: there is none, it is short, or others can read the file.
     """
-    if file is None:
-        secret = SECRET.value_in(environment)
-        if not secret:
-            raise InputError(
-                f"a job on several hosts needs a secret, but {SECRET.name} is not set; set it to "
-                "the same random text everywhere, or name a file that holds it with --secret-file"
-            )
-        return secret
-    try:
-        secret = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--secret-file cannot read {file}: {error}") from None
+    if file is not None:
+        return secret_in(file)
+    secret = SECRET.value_in(environment)
     if not secret:
-        raise InputError(f"--secret-file needs a secret, but {file} is empty")
+        raise InputError(
+            f"a job on several hosts needs a secret, but {SECRET.name} is not set; set it to the "
+            f"same text everywhere, or name a file that holds it with --secret-file; {HOW_TO_MAKE}"
+        )
+    check_secret(secret, SECRET.name)
     return secret
 
 

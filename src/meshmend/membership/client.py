@@ -11,6 +11,7 @@ from typing import Final
 
 from meshmend.membership.events import Event
 from meshmend.membership.generation import Generation
+from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.membership.messages import (
     FRESH,
     Failed,
@@ -40,7 +41,11 @@ _MOST_REPORTS: Final = 1000  # of steps that are kept while nobody listens
 
 @dataclass(frozen=True)
 class WorkerIdentity:
-    """Which chip of which job a worker is, and where the coordinator listens."""
+    """Which chip of which job a worker is, and where the coordinator listens.
+
+    `join_timeout_s`: how long a new worker looks for a coordinator. `wait_for_chip_s`: how long it
+    waits for a chip that has another worker. Then it ends.
+    """
 
     job: str
     shape: tuple[int, ...]
@@ -49,6 +54,8 @@ class WorkerIdentity:
     coordinator: Address
     secret: bytes
     link_timeout_s: float = DEFAULT_LINK_TIMEOUT_S
+    join_timeout_s: float = 300.0
+    wait_for_chip_s: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,9 @@ class MembershipClient:
         self._memory: Generation | None = None  # the generation it heard of last
         self._on_change: Callable[[], None] = lambda: None
         self._on_sever: Callable[[Chip], None] = lambda chip: None
+        self.fingerprint: JobFingerprint | None = None
+        self.is_welcome = False  # whether the coordinator took it in since it was offered
+        self.taken = ""  # why its chip is not to be had now
         self.news = News()
         self.status = Status()
         self.heartbeat_timeout_s = _FIRST_HEARTBEAT_TIMEOUT_S
@@ -87,7 +97,12 @@ class MembershipClient:
     @property
     def wants_connection(self) -> bool:
         """Whether the worker has been offered to the coordinator, and not been sent away."""
-        return self._address is not None and not self._is_unwanted
+        return self._address is not None and not self._is_unwanted and not self.news.is_over
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nobody would miss this worker: it was not taken in and holds nothing."""
+        return not self.is_welcome and self.status.state_version == FRESH
 
     @property
     def _is_unwanted(self) -> bool:
@@ -104,6 +119,7 @@ class MembershipClient:
         """Offer this worker, which listens at an address, to the coordinator."""
         self._address, self.status = address, status
         self._on_change, self._on_sever = on_change, on_sever
+        self.is_welcome = False
         self.news = News()
 
     def tell(self, status: Status) -> None:
@@ -130,6 +146,7 @@ class MembershipClient:
             address=self._address,
             status=replace(self.status, generation=max(self.status.generation, heard)),
             memory=self._memory if self.status.state_version != FRESH else None,
+            fingerprint=self.fingerprint,
         )
 
     def next_status(self) -> StatusChanged | None:
@@ -152,6 +169,9 @@ class MembershipClient:
         match message:
             case Welcome(heartbeat_timeout_s=timeout_s):
                 self.heartbeat_timeout_s = timeout_s
+                self.is_welcome, self.taken = True, ""
+            case TryLater(why=why):
+                self.taken = why
             case NewGeneration(generation=generation):
                 self._memory = generation
                 self.hear(News(generation=generation))

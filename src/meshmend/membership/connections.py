@@ -1,10 +1,15 @@
 """A coordinator's connections, as it knows them: by number, without sockets."""
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
 from meshmend.membership.messages import Message
+from meshmend.net.rate_limit import RateLimit
 from meshmend.topology.failures import Chip
+
+_MOST_STRANGERS: Final = 128
+_MOST_REPORTS_PER_S: Final = 5000  # that reach the observers; no loop takes so many steps
 
 
 class Connections(Protocol):
@@ -26,3 +31,15 @@ class ControlConnection:
     heard: float
     chip: Chip | None = None
     is_observer: bool = False
+    reports: RateLimit = field(default_factory=lambda: RateLimit(_MOST_REPORTS_PER_S))
+
+    @property
+    def is_stranger(self) -> bool:
+        """Whether it has not said yet whose it is."""
+        return self.chip is None and not self.is_observer
+
+
+def one_too_many(connections: Iterable[ControlConnection]) -> ControlConnection | None:
+    """Return the oldest connection that has not said whose it is, if there are too many."""
+    strangers = [each for each in connections if each.is_stranger]
+    return strangers[0] if len(strangers) >= _MOST_STRANGERS else None

@@ -10,8 +10,10 @@ launcher's display, get every event; so a job can be watched, and what watches i
 
 from collections.abc import Callable
 from logging import getLogger
+from typing import Final
 
-from meshmend.membership.connections import Connections, ControlConnection
+from meshmend.membership.admission import Admission, is_own_report
+from meshmend.membership.connections import Connections, ControlConnection, one_too_many
 from meshmend.membership.decision import Decision
 from meshmend.membership.events import (
     ChipsWaiting,
@@ -25,14 +27,11 @@ from meshmend.membership.events import (
     StateRestored,
     WorkerArrived,
     WorkerLeft,
-    WorkerSaved,
-    WorkerStepped,
     WorkerTurnedAway,
-    WriteFailed,
 )
 from meshmend.membership.history import CoordinatorRecord, History
 from meshmend.membership.job_spec import JobSpec
-from meshmend.membership.membership import UNHEARD, Membership
+from meshmend.membership.membership import Membership
 from meshmend.membership.messages import (
     MESSAGES,
     Absent,
@@ -59,9 +58,12 @@ from meshmend.membership.messages import (
     Welcome,
 )
 from meshmend.membership.stragglers import Stragglers
+from meshmend.net.rate_limit import RateLimit
 from meshmend.topology.failures import Chip, Link
 
 _log = getLogger(__name__)
+
+_MOST_REFUSALS_PER_S: Final = 10  # that are told; they come in floods
 
 
 class Coordinator:
@@ -88,9 +90,12 @@ class Coordinator:
         self._membership = Membership(
             spec.mesh, spec.timing, board=spec.board, history=self._history
         )
+        self._admission = Admission(spec, self._history, self._membership)
         self._connections: dict[int, ControlConnection] = {}
         self._worker_of: dict[Chip, ControlConnection] = {}
         self._told_to_wait: dict[Chip, str] = {}
+        self._told_taken: set[Chip] = set()  # chips of which a second worker was told
+        self._refusals = RateLimit(_MOST_REFUSALS_PER_S)
         self._stragglers = Stragglers(spec.timing.straggler_timeout_s)
         self._looked: float | None = None
         self._signed_at = 0.0  # when it gave its last sign of life
@@ -104,6 +109,9 @@ class Coordinator:
 
     def opened(self, number: int, name: str, now: float) -> None:
         """Take in a new connection."""
+        self._now = now
+        if (stranger := one_too_many(self._connections.values())) is not None:
+            self._refuse(stranger, "others came, and it had not said who it is")
         self._connections[number] = ControlConnection(number, name, now)
 
     def closed(self, number: int, why: str, now: float) -> None:
@@ -118,7 +126,8 @@ class Coordinator:
         connection = self._connections.get(number)
         if connection is None:  # it was hung up on while this was under way
             return
-        connection.heard = now
+        if connection.chip is not None or connection.is_observer:
+            connection.heard = now  # one that beats but never says who it is counts as silent
         if connection.is_observer:
             self._hear_observer(connection, message)
         elif connection.chip is not None:
@@ -162,7 +171,10 @@ class Coordinator:
         """Hear one that has not said yet who it is."""
         match message:
             case Observe(job=job):
-                connection.is_observer = self._is_of_this_job(connection, job)
+                n_observers = sum(each.is_observer for each in self._connections.values())
+                if why := self._admission.why_not_observe(job, n_observers):
+                    self._refuse(connection, why)
+                connection.is_observer = not why
             case Hello():
                 self._greet(connection, message)
             case Heartbeat():
@@ -188,14 +200,15 @@ class Coordinator:
         self._membership.hear(chip, self._now)
         match message:
             case StatusChanged(status=status):
-                if why := self._why_impossible(chip, status):
+                if why := self._admission.why_impossible(chip, status):
                     self._refuse(connection, why)
                     return
                 self._membership.tell(chip, status, self._now)
                 self._send_to(status.lost, Alive())  # whoever lives answers at once
                 self._repeat_go(connection, status)
-            case Report(event=event) if _is_own_report(event, chip):
-                self._tell_observers(event)
+            case Report(event=event) if is_own_report(event, chip):
+                if connection.reports.lets_pass(self._now):
+                    self._tell_observers(event)
             case Heartbeat(generation=generation, step=step):
                 self._stragglers.note(chip, (generation, step))
                 if generation == self._history.latest and step > 0:
@@ -203,38 +216,22 @@ class Coordinator:
             case _:
                 self._refuse_unexpected(connection, message)
 
-    def _why_impossible(self, chip: Chip, status: Status) -> str:
-        """Return what cannot be true of a worker's status, or nothing."""
-        strange = [peer for peer in status.lost if peer == chip or peer not in self._spec.mesh]
-        if strange:
-            return f"chip {chip} lost {strange[0]}, which is no peer"
-        number = max(status.generation, status.state_version)
-        highest = self._history.record.highest
-        if self._membership.knows_all and number > highest + UNHEARD:
-            return f"it speaks of generation {number}, and the highest was {highest}"
-        return ""
-
-    def _is_of_this_job(self, connection: ControlConnection, job: str) -> bool:
-        if job == self._spec.job:
-            return True
-        self._refuse(connection, f"it belongs to job {job!r}, this is {self._spec.job!r}")
-        return False
-
     def _greet(self, connection: ControlConnection, hello: Hello) -> None:
         """Take in a worker that says who it is."""
         chip = hello.chip
-        if not self._is_of_this_job(connection, hello.job):
+        if why := self._admission.why_refused(hello):
+            self._refuse(connection, why)
             return
-        if hello.shape != self._spec.mesh.shape or chip not in self._spec.mesh:
-            self._refuse(connection, f"chip {chip} of mesh {hello.shape} is not of this mesh")
+        if self._membership.is_over:
+            self._part(connection, Failed(self.failure) if self.failure else Over())
             return
         if chip in self._worker_of:
             # Either one of two is wrong, or the old one is about to be found dead: come back later.
-            why = f"chip {chip} is taken by another worker"
-            self._part(connection, TryLater(why), ConnectionRefused(connection.name, why))
-            return
-        if why := self._why_impossible(chip, hello.status):
-            self._refuse(connection, why)
+            why = f"chip {chip} has another worker"
+            is_told = chip in self._told_taken
+            self._told_taken.add(chip)
+            event = None if is_told else ConnectionRefused(connection.name, why)
+            self._part(connection, TryLater(why), event)
             return
         why_not = self._membership.arrive(
             chip, hello.address, status=hello.status, memory=hello.memory, now=self._now
@@ -242,13 +239,12 @@ class Coordinator:
         if why_not:
             self._turn_away(connection, chip, why_not, is_stale=True)
             return
+        for wrong, why in self._admission.admit(hello):
+            self._refuse(self._worker_of[wrong], why)
         connection.chip = chip
         self._worker_of[chip] = connection
         self._tell_observers(WorkerArrived(chip))
         self._send(connection, Welcome(self._spec.timing.heartbeat_timeout_s))
-        if self._membership.is_over:
-            self._send(connection, Over())
-            return
         self._tell_waiting(announce=False)
 
     def _repeat_go(self, connection: ControlConnection, status: Status) -> None:
@@ -295,12 +291,18 @@ class Coordinator:
         self._refuse(connection, f"an unexpected message {MESSAGES.name_of(message)!r}")
 
     def _refuse(self, connection: ControlConnection, why: str) -> None:
-        _log.warning("refused %s: %s", connection.name, why)
-        self._part(connection, Refused(why), ConnectionRefused(connection.name, why))
+        refused = None
+        if told := self._refusals.words(why, self._now):
+            _log.warning("refused %s: %s", connection.name, told)
+            refused = ConnectionRefused(connection.name, told)
+        self._part(connection, Refused(why), refused)
 
-    def _part(self, connection: ControlConnection, last_words: Message, event: Event) -> None:
-        """Say why, hang up, and forget who was there."""
-        self._tell_observers(event)
+    def _part(
+        self, connection: ControlConnection, last_words: Message, event: Event | None = None
+    ) -> None:
+        """Say why, hang up, and forget who was there; observers hear of the event, if any."""
+        if event is not None:
+            self._tell_observers(event)
         self._send(connection, last_words)
         self._out.hang_up(connection.number)
         what = "turned away" if isinstance(last_words, TurnedAway) else "refused"
@@ -315,6 +317,8 @@ class Coordinator:
         if chip is None or self._worker_of.get(chip) is not connection:
             return
         del self._worker_of[chip]
+        self._told_taken.discard(chip)
+        self._admission.leave(chip)
         self._stragglers.forget(chip)
         reason = why if str(chip) in why else f"chip {chip} is gone"
         self._membership.leave(chip, reason, self._now)
@@ -326,9 +330,8 @@ class Coordinator:
         if decision.generation is not None:
             generation = decision.generation
             self._send_to(generation.chips, NewGeneration(generation))
-            self._tell_observers(
-                GenerationForming(generation.number, generation.chips, decision.why)
-            )
+            forming = GenerationForming(generation.number, generation.chips, decision.why)
+            self._tell_observers(forming)
             self._tell_waiting(announce=True)
         elif decision.go is not None:
             self._begin(decision)
@@ -358,19 +361,14 @@ class Coordinator:
         go, generation = decision.go, self._membership.generation
         assert go is not None
         assert generation is not None
+        self._admission.begun()
         self._keep(self._history.record)  # first: nobody may step in what is not remembered
         self._send_to(generation.chips, go)
         if decision.lost_step is not None:
             self._tell_observers(StateRestored(go.step, decision.lost_step))
-        self._tell_observers(
-            GenerationBegan(
-                number=generation.number,
-                chips=generation.chips,
-                step=go.step,
-                waiting=self._membership.waiting(),
-                cut=tuple(sorted(map(str, generation.cut))),
-            )
-        )
+        waiting, cut = self._membership.waiting(), tuple(sorted(map(str, generation.cut)))
+        began = GenerationBegan(generation.number, generation.chips, go.step, waiting, cut)
+        self._tell_observers(began)
 
     def _tell_waiting(self, *, announce: bool) -> None:
         """Say to those who wait why they do, once for each reason; observers hear it if asked."""
@@ -398,8 +396,3 @@ class Coordinator:
         for connection in list(self._connections.values()):
             if connection.is_observer:
                 self._send(connection, Observed(self._now, event))
-
-
-def _is_own_report(event: Event, chip: Chip) -> bool:
-    """Whether an event is one that a worker may tell of itself."""
-    return isinstance(event, WorkerStepped | WorkerSaved | WriteFailed) and event.chip == chip

@@ -25,6 +25,7 @@ from meshmend.errors import (
 from meshmend.membership.client import MembershipClient, News, WorkerIdentity
 from meshmend.membership.coordinator_server import COORDINATOR
 from meshmend.membership.events import Event
+from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.membership.message_channel import MessageChannel
 from meshmend.membership.messages import Message, Status, Welcome
 from meshmend.net.backoff import Backoff
@@ -38,6 +39,7 @@ from meshmend.topology.failures import Chip
 _log = getLogger(__name__)
 
 _IDLE_S: Final = 1.0  # while the worker is not offered
+_LONGEST_WAIT_S: Final = 5.0  # between two tries to get a chip that is taken
 _HANDSHAKE_S: Final = 5.0
 _LAST_WORDS_S: Final = 2.0  # for what was told to be sent before the thread ends
 
@@ -50,6 +52,9 @@ class CoordinatorClient:
         self._client = MembershipClient(identity)
         self._changed = threading.Condition()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._joined_at = 0.0
+        self._taken_since: float | None = None
+        self._taken_backoff = Backoff(identity.seat, longest_s=_LONGEST_WAIT_S)
         self._is_closed = False
         self._backoff = Backoff(identity.seat)
         self._thread = threading.Thread(target=self._work, name="meshmend-client", daemon=True)
@@ -65,8 +70,13 @@ class CoordinatorClient:
     ) -> None:
         """Offer this worker, which listens at an address, to the coordinator."""
         with self._changed:
+            self._joined_at = time.monotonic()
             self._client.join(address, status, on_change=on_change, on_sever=on_sever)
         self._wake()
+
+    def set_fingerprint(self, fingerprint: JobFingerprint) -> None:
+        """Keep what all workers of the job must have alike, for the first message."""
+        self._client.fingerprint = fingerprint
 
     def report(self, event: Event) -> None:
         """Tell those who watch the job of an event; it may be lost."""
@@ -146,6 +156,7 @@ class CoordinatorClient:
                 continue
             except TransportError as error:
                 _log.debug("chip %s cannot reach its coordinator: %s", chip, error)
+                self._give_up_joining()
                 self._pause_until(again_at)
                 continue
             try:
@@ -154,7 +165,32 @@ class CoordinatorClient:
                 _log.debug("chip %s lost its coordinator: %s", chip, error)
             finally:
                 channel.close()
-            self._pause_until(time.monotonic() + self._backoff.wait_s())
+            taken_s = self._wait_for_chip() if self._client.taken else 0.0
+            self._pause_until(time.monotonic() + (taken_s or self._backoff.wait_s()))
+
+    def _give_up_joining(self) -> None:
+        """End a worker that nobody would miss, if no coordinator was found for long enough."""
+        within_s = self._identity.join_timeout_s
+        if self._client.is_new and time.monotonic() - self._joined_at > within_s:
+            host, port = self._identity.coordinator
+            self._refused(
+                f"chip {self._identity.chip} found no coordinator at {host}:{port} within "
+                f"{within_s:g} s: the job is over, or was never started"
+            )
+
+    def _wait_for_chip(self) -> float:
+        """Return how long to wait before asking for the chip again; end a worker in vain."""
+        taken, within_s = self._client.taken, self._identity.wait_for_chip_s
+        now = time.monotonic()
+        if self._taken_since is None:
+            self._taken_since = now
+            _log.warning("%s; waiting %g s for it to go", taken, within_s)
+        waited_s = now - self._taken_since
+        if self._client.is_new and waited_s >= within_s:
+            self._refused(f"{taken}; it did not go within {within_s:g} s; stop one of the two")
+        # A worker that holds a state asks for ever: others may wait for it.
+        left_s = within_s - waited_s if self._client.is_new else _LONGEST_WAIT_S
+        return min(self._taken_backoff.wait_s(), max(0.0, left_s))
 
     def _refused(self, why: str) -> None:
         self._client.hear(News(refused=why))
@@ -214,6 +250,9 @@ class CoordinatorClient:
     def _take(self, message: Message) -> bool:
         """Take in one message; return whether to go on."""
         goes_on = self._client.received(message)
+        if not self._client.taken:
+            self._taken_since = None
+            self._taken_backoff.reset()
         if isinstance(message, Welcome):
             self._backoff.reset()
         with self._changed:

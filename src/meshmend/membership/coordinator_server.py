@@ -29,6 +29,10 @@ OBSERVER: Final = 0xFFFFFFFE
 
 _log = getLogger(__name__)
 
+# Of a message to the coordinator. The longest is a hello: it holds a generation with all its chips.
+_LONGEST_BYTES: Final = 1 << 16
+_BYTES_PER_CHIP: Final = 1 << 10
+
 
 class CoordinatorServer:
     """Serves one job until all its workers have finished; `on_event` gets what observers get.
@@ -47,6 +51,7 @@ class CoordinatorServer:
     ) -> None:
         self._record_file = record_file
         self._link_timeout_s = spec.timing.link_timeout_s
+        self._longest_bytes = _LONGEST_BYTES + _BYTES_PER_CHIP * spec.mesh.n_chips
         self._coordinator = Coordinator(
             spec,
             self,
@@ -155,7 +160,7 @@ class CoordinatorServer:
         except OSError:  # it has gone already
             connection.close()
             return
-        channel = MessageChannel(Channel(connection))
+        channel = MessageChannel(Channel(connection, longest_bytes=self._longest_bytes))
         self._n_opened += 1
         self._channels[self._n_opened] = channel
         self._selector.register(channel, selectors.EVENT_READ, self._n_opened)

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from meshmend.membership.generation import Generation, GenerationNumber
+from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.membership.messages import FRESH, Status
 from meshmend.net.codec import Codec, Count
 from meshmend.net.listener import Address
@@ -38,13 +39,15 @@ class CoordinatorRecord:
 
     `begun` holds at most two generations: the one that began last, if it may have taken steps, and
     before it the one whose state it began with. `step` is the highest step that was heard of,
-    `highest` the highest number that any generation had.
+    `highest` the highest number that any generation had. `fingerprint` is what all workers have
+    alike.
     """
 
     job: str
     begun: tuple[Begun, ...] = ()
     step: Count = 0
     highest: GenerationNumber = 0
+    fingerprint: JobFingerprint | None = None
 
 
 RECORDS = Codec("a coordinator's record", {"coordinator": CoordinatorRecord})

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 from meshmend.errors import MessageError
 from meshmend.membership.events import EVENTS, ChipCoordinates, Event
 from meshmend.membership.generation import LARGEST_NUMBER, Generation, GenerationNumber
+from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.net.codec import Codec, Count, Seconds, Within
 from meshmend.net.listener import Address
 from meshmend.topology.failures import Link, parse_link
@@ -47,7 +48,10 @@ class Status:
 
 @dataclass(frozen=True)
 class Hello(Message):
-    """Worker: who I am, where I listen, and how I stand; `memory` is the generation I know."""
+    """Worker: who I am, where I listen, and how I stand.
+
+    `memory` is the generation that I know, `fingerprint` what all workers must have alike.
+    """
 
     job: str
     shape: tuple[Count, ...]
@@ -55,6 +59,7 @@ class Hello(Message):
     address: Address
     status: Status
     memory: Generation | None = None
+    fingerprint: JobFingerprint | None = None
 
 
 @dataclass(frozen=True)

@@ -3,26 +3,30 @@
 import random
 from typing import Final
 
-_FIRST_S: Final = 0.05
-_LONGEST_S: Final = 1.0
+FIRST_S: Final = 0.05
+LONGEST_S: Final = 1.0
 
 
 class Backoff:
-    """Waits that double up to a second; a random part of up to a half is taken off each.
+    """Waits that double up to a longest one; a random part of up to a half is taken off each.
 
     Callers with different seeds spread their tries, so that thousands who lost the same end do not
     come back in the same moment.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(
+        self, seed: int, *, first_s: float = FIRST_S, longest_s: float = LONGEST_S
+    ) -> None:
         self._random = random.Random(seed)
-        self._next_s = _FIRST_S
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._next_s = first_s
 
     def wait_s(self) -> float:
         """Return how long to wait after one more try in vain."""
-        longest_s, self._next_s = self._next_s, min(2 * self._next_s, _LONGEST_S)
-        return longest_s * self._random.uniform(0.5, 1.0)
+        wait_s, self._next_s = self._next_s, min(2 * self._next_s, self._longest_s)
+        return wait_s * self._random.uniform(0.5, 1.0)
 
     def reset(self) -> None:
         """Begin with short waits again, after a try that went well."""
-        self._next_s = _FIRST_S
+        self._next_s = self._first_s

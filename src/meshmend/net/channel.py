@@ -13,16 +13,22 @@ from meshmend.net.liveness import LinkWatch
 
 _LENGTH: Final = struct.Struct(">I")
 LONGEST_BYTES: Final = 1 << 24
+MOST_UNSENT_BYTES: Final = 2 * LONGEST_BYTES
 _READ_BYTES: Final = 1 << 16
 
 
 class Channel:
-    """One proved connection as a stream of frames in both directions."""
+    """One proved connection as a stream of frames in both directions.
 
-    def __init__(self, connection: socket.socket) -> None:
+    `longest_bytes` is the longest frame that is taken. Of what the other end does not read, at most
+    `MOST_UNSENT_BYTES` are kept.
+    """
+
+    def __init__(self, connection: socket.socket, *, longest_bytes: int = LONGEST_BYTES) -> None:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection = connection
+        self._longest_bytes = longest_bytes
         self._received = bytearray()
         self._unsent = bytearray()
 
@@ -57,27 +63,26 @@ class Channel:
                 break
             except OSError as error:
                 raise ChannelError(f"the other end hung up: {error.strerror}") from None
-        if len(self._unsent) > 2 * LONGEST_BYTES:
+        if len(self._unsent) > MOST_UNSENT_BYTES:
             raise ChannelError("the other end does not read what it is sent")
 
     def receive(self) -> list[bytes]:
-        """Return the frames that have come whole.
+        """Return the frames that have come whole; call again while there is something to read.
+
+        Takes a limited part of what has come: an end that sends without pause holds up nobody.
 
         Raises:
             ChannelError: the other end has closed, or sent a length that no frame has.
         """
-        while True:
-            try:
-                part = self._connection.recv(_READ_BYTES)
-            except BlockingIOError:
-                break
-            except OSError:  # a reset: what came before it still counts
-                part = b""
-            if not part:
-                if frames := self._whole():
-                    return frames  # the next call says that it has closed
-                raise ChannelError("the other end hung up")
-            self._received += part
+        try:
+            part = self._connection.recv(_READ_BYTES)
+        except BlockingIOError:
+            return []
+        except OSError:  # a reset
+            part = b""
+        if not part:
+            raise ChannelError("the other end hung up")
+        self._received += part
         return self._whole()
 
     def is_dead(self, watch: LinkWatch, now: float) -> bool:
@@ -92,7 +97,7 @@ class Channel:
         frames = []
         while len(self._received) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._received)
-            if length > LONGEST_BYTES:
+            if length > self._longest_bytes:
                 raise ChannelError(f"a message of {length} bytes is too long")
             if len(self._received) < _LENGTH.size + length:
                 break

@@ -24,6 +24,7 @@ from meshmend.errors import HandshakeError, InputError, TransportError
 from meshmend.net.codec import Within
 from meshmend.net.event_fd import clear
 from meshmend.net.handshake import ConnectRequest, ListenerHandshake
+from meshmend.net.rate_limit import RateLimit
 
 Port = Annotated[int, Within(0, 65535)]
 Address = tuple[str, Port]
@@ -35,8 +36,7 @@ _SHARE_OF_DESCRIPTORS: Final = 8  # pending callers take at most one in so many
 _BACKLOG: Final = 1024
 _OUT_OF_DESCRIPTORS: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _BREATH_S: Final = 0.05  # without descriptors: until the next try
-_LOG_EVERY_S: Final = 1.0  # refusals come in floods
-_MOST_LOGGED: Final = 10  # refusals a second that are logged one by one
+_MOST_LOGGED_PER_S: Final = 10  # refusals come in floods
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Listener:
         self._admit = admit
         self._pending: dict[int, _Caller] = {}  # by descriptor, the longest-waiting first
         self._most_pending = _most_pending()
-        self._refusals = _RefusalLog(name)
+        self._refusals = RateLimit(_MOST_LOGGED_PER_S)
         self._is_closed = False
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector = selectors.DefaultSelector()
@@ -175,7 +175,9 @@ class Listener:
             self._refuse(caller, "the other end does not answer")
 
     def _refuse(self, caller: _Caller, why: str) -> None:
-        self._refusals.note(caller.address, why)
+        if told := self._refusals.words(why, time.monotonic()):
+            host, port = caller.address
+            _log.warning("%s refused a connection from %s:%d: %s", self._name, host, port, told)
         self._drop(caller)
 
     def _drop(self, caller: _Caller) -> None:
@@ -185,30 +187,6 @@ class Listener:
     def _forget(self, caller: _Caller) -> None:
         if self._pending.pop(caller.connection.fileno(), None) is not None:
             self._selector.unregister(caller.connection)
-
-
-class _RefusalLog:
-    """Logs refusals: each while they are few, then one line a second with the number of others."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._second = 0.0
-        self._n_logged = 0
-        self._n_silent = 0
-
-    def note(self, address: Address, why: str) -> None:
-        """Log a refusal, or count it."""
-        now = time.monotonic()
-        if now - self._second >= _LOG_EVERY_S:
-            self._second, self._n_logged = now, 0
-        if self._n_logged >= _MOST_LOGGED:
-            self._n_silent += 1
-            return
-        self._n_logged += 1
-        more = f"; {self._n_silent} more before it" if self._n_silent else ""
-        self._n_silent = 0
-        host, port = address
-        _log.warning("%s refused a connection from %s:%d: %s%s", self._name, host, port, why, more)
 
 
 def _most_pending() -> int:

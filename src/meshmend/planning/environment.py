@@ -31,12 +31,14 @@ from meshmend.variables import (
     INJECT,
     JOB,
     JOB_DIR,
+    JOIN_TIMEOUT,
     LINK_TIMEOUT,
     MESH,
     PLAN_AHEAD,
     SECRET,
     SLICES,
     TRANSPORT,
+    WAIT_FOR_CHIP,
     WINDOW,
     WRAP,
     Variable,
@@ -52,7 +54,7 @@ class Environment:
     """What the environment says about a process: its settings, its chip, its job.
 
     Without a mesh there are no settings, no chip and no board. `faults` holds the faults that a
-    worker injects into itself, as texts.
+    worker injects into itself, as texts. A timeout of None is the worker's own.
     """
 
     settings: Settings | None = None
@@ -65,6 +67,8 @@ class Environment:
     faults: tuple[str, ...] = ()
     checks: bool = False
     link_timeout_s: float = DEFAULT_LINK_TIMEOUT_S
+    join_timeout_s: float | None = None
+    wait_for_chip_s: float | None = None
 
     def __post_init__(self) -> None:
         mesh = self.settings.mesh if self.settings else None
@@ -105,7 +109,9 @@ class Environment:
             board=_board(board) if board else None,
             faults=tuple(filter(None, INJECT.value_in(environment).split("\n"))),
             checks=_switch(CHECK, environment),
-            link_timeout_s=_seconds(LINK_TIMEOUT, environment, DEFAULT_LINK_TIMEOUT_S),
+            link_timeout_s=_seconds(LINK_TIMEOUT, environment) or DEFAULT_LINK_TIMEOUT_S,
+            join_timeout_s=_seconds(JOIN_TIMEOUT, environment),
+            wait_for_chip_s=_seconds(WAIT_FOR_CHIP, environment),
         )
 
     def to_environment(self) -> dict[str, str]:
@@ -124,6 +130,8 @@ class Environment:
             INJECT: "\n".join(self.faults),
             CHECK: "1" if self.checks else "",
             LINK_TIMEOUT: repr(self.link_timeout_s),
+            JOIN_TIMEOUT: "" if self.join_timeout_s is None else repr(self.join_timeout_s),
+            WAIT_FOR_CHIP: "" if self.wait_for_chip_s is None else repr(self.wait_for_chip_s),
             **_settings_variables(self.settings),
         }
         return {variable.name: text for variable, text in variables.items()}
@@ -197,12 +205,15 @@ def _whole_number(variable: Variable, environment: Mapping[str, str], default: i
     return int(text)
 
 
-def _seconds(variable: Variable, environment: Mapping[str, str], default: float) -> float:
+def _seconds(variable: Variable, environment: Mapping[str, str]) -> float | None:
     text = variable.value_in(environment)
     try:
-        return float(text) if text else default
+        seconds = float(text) if text else None
     except ValueError:
-        raise InputError(f"{variable.name} needs seconds such as 2.5, but got {text!r}") from None
+        seconds = math.nan
+    if seconds is not None and not 0 <= seconds < math.inf:
+        raise InputError(f"{variable.name} needs seconds such as 2.5, but got {text!r}")
+    return seconds
 
 
 def _switch(variable: Variable, environment: Mapping[str, str]) -> bool:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from meshmend.errors import InputError
 from meshmend.execute.sockets import WINDOW_BYTES
+from meshmend.net.secret import check_secret
 from meshmend.planning.plan import AUTO
 from meshmend.topology.mesh import Mesh
-from meshmend.variables import ALGORITHM, BIND, SLICES, TRANSPORT, WINDOW
+from meshmend.variables import ALGORITHM, BIND, SECRET, SLICES, TRANSPORT, WINDOW
 
 TRANSPORTS = ("sockets", "gloo", "nccl")
 LOOPBACK = "127.0.0.1"
@@ -36,6 +37,8 @@ class Settings:
         for variable, text in ((ALGORITHM, self.algorithm), (BIND, self.bind)):
             if not text:
                 raise InputError(f"{variable.name} needs a text, but got none")
+        if self.secret:
+            check_secret(self.secret, SECRET.name)
         for variable, number in ((SLICES, self.n_slices), (WINDOW, self.window_bytes)):
             if number < 0:
                 raise InputError(

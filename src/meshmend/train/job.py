@@ -30,6 +30,7 @@ from meshmend.topology.failures import Chip
 from meshmend.train import checkpoint
 from meshmend.train.checkpoint import Saving
 from meshmend.train.exchange import Exchange
+from meshmend.train.fingerprint import fingerprint_of
 from meshmend.train.gradients import Gradients
 from meshmend.train.ledger import Ledger
 from meshmend.train.resume import resumable
@@ -113,6 +114,11 @@ class Job:
         self._loop: WorkerLoop | None = None
         if self._environment.identity is not None:
             place = self._environment
+            coordinator_client().set_fingerprint(
+                fingerprint_of(
+                    model, optimizer, dataset, batch=batch, steps=steps, seed=seed, policy=policy
+                )
+            )
             self._exchange = Exchange(place.whole, place.chip, place.exchange_settings)
             self._loop = WorkerLoop(
                 place.chip, self, coordinator_client(), self._exchange, self._self_injection

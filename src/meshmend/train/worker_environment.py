@@ -63,6 +63,7 @@ def worker_environment_from(variables: Mapping[str, str]) -> WorkerEnvironment:
             coordinator=environment.coordinator,
             secret=settings.secret.encode(),
             link_timeout_s=environment.link_timeout_s,
+            **_timeouts(environment),
         ),
         whole=whole,
         n_first=settings.mesh.n_live,
@@ -72,6 +73,15 @@ def worker_environment_from(variables: Mapping[str, str]) -> WorkerEnvironment:
         faults=tuple(parse_fault(text, whole) for text in environment.faults),
         checks=environment.checks,
     )
+
+
+def _timeouts(environment: Environment) -> dict[str, float]:
+    """Return the timeouts that the environment names; a worker has its own for the others."""
+    named = {
+        "join_timeout_s": environment.join_timeout_s,
+        "wait_for_chip_s": environment.wait_for_chip_s,
+    }
+    return {name: seconds for name, seconds in named.items() if seconds is not None}
 
 
 def _exchange_settings(environment: Environment, settings: Settings) -> ExchangeSettings:
