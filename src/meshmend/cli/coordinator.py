@@ -11,6 +11,7 @@ from meshmend.cli.console import note
 from meshmend.cli.options import (
     FailOption,
     HeartbeatTimeoutOption,
+    HolderTimeoutOption,
     LinkTimeoutOption,
     MeshOption,
     StragglerTimeoutOption,
@@ -64,6 +65,7 @@ def coordinator_command(
     heartbeat_timeout: HeartbeatTimeoutOption = 2.0,
     straggler_timeout: StragglerTimeoutOption = 600.0,
     link_timeout: LinkTimeoutOption = 2.0,
+    holder_timeout: HolderTimeoutOption = 60.0,
     gather: Annotated[
         float,
         typer.Option("--gather", min=0.0, help="Seconds to wait for all chips at the beginning."),
@@ -109,6 +111,7 @@ def coordinator_command(
         straggler_timeout_s=straggler_timeout,
         gather_s=gather,
         link_timeout_s=link_timeout,
+        holder_timeout_s=holder_timeout,
     )
     spec = JobSpec(job, begin, board_from(board, begin), timing)
     endpoint = endpoint_from(listen, "--listen")

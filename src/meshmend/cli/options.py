@@ -47,6 +47,15 @@ LinkTimeoutOption = Annotated[
         "busy still answers.",
     ),
 ]
+HolderTimeoutOption = Annotated[
+    float,
+    typer.Option(
+        "--holder-timeout",
+        min=0.0,
+        help="Seconds to wait for a chip that holds the latest state, when none is left, before "
+        "going on from a checkpoint.",
+    ),
+]
 StragglerTimeoutOption = Annotated[
     float,
     typer.Option(

@@ -13,6 +13,7 @@ from meshmend.cli.options import (
     RENAMED_OPTIONS,
     FailOption,
     HeartbeatTimeoutOption,
+    HolderTimeoutOption,
     LinkTimeoutOption,
     MeshOption,
     StragglerTimeoutOption,
@@ -73,6 +74,7 @@ def run_command(
     heartbeat_timeout: HeartbeatTimeoutOption = 2.0,
     straggler_timeout: StragglerTimeoutOption = 600.0,
     link_timeout: LinkTimeoutOption = 2.0,
+    holder_timeout: HolderTimeoutOption = 60.0,
 ) -> int:
     """Run a training script with one worker per live chip, like torchrun for one machine.
 
@@ -135,6 +137,7 @@ def run_command(
                 heartbeat_timeout_s=heartbeat_timeout,
                 straggler_timeout_s=straggler_timeout,
                 link_timeout_s=link_timeout,
+                holder_timeout_s=holder_timeout,
             ),
             testbed_bytes_per_s=bandwidth,
             n_threads=n_threads,

@@ -13,6 +13,7 @@ from meshmend.cli.console import compile_for_workers, note, print_json
 from meshmend.cli.options import (
     FailOption,
     HeartbeatTimeoutOption,
+    HolderTimeoutOption,
     JsonOption,
     LinkTimeoutOption,
     MeshOption,
@@ -129,6 +130,7 @@ def train_command(
     heartbeat_timeout: HeartbeatTimeoutOption = 2.0,
     straggler_timeout: StragglerTimeoutOption = 600.0,
     link_timeout: LinkTimeoutOption = 2.0,
+    holder_timeout: HolderTimeoutOption = 60.0,
     check_every_step: CheckEveryStepOption = False,
     json: JsonOption = False,
 ) -> int:
@@ -190,6 +192,7 @@ def train_command(
             heartbeat_timeout_s=heartbeat_timeout,
             straggler_timeout_s=straggler_timeout,
             link_timeout_s=link_timeout,
+            holder_timeout_s=holder_timeout,
         ),
     )
     with _shown(training, begin) as show:
