@@ -117,9 +117,12 @@ def test_a_coordinator_that_stays_frozen_is_replaced_and_a_later_failure_is_hand
 ) -> None:
     inject = ["freeze coordinator at 10 for 600s", "kill 0,1 at 15"]
 
-    result = elastic(tmp_path, mesh="2x2", steps=40, heartbeat_timeout_s=3.0, inject=inject)
+    gate = [20, [["coordinator", None]] * 2]
+    result = elastic(
+        tmp_path, mesh="2x2", steps=60, heartbeat_timeout_s=3.0, inject=inject, gate=gate
+    )
 
-    check_nothing_lost(result, steps=40)
+    check_nothing_lost(result, steps=60)
     assert [event["state"] for event in of_kind(result, "coordinator")] == ["lost", "back"]
     assert result["chips"][-1] == 3
 
