@@ -221,7 +221,7 @@ def test_without_a_run_folder_plans_are_in_a_folder_of_the_host_while_the_job_ru
 def test_a_worker_and_a_coordinator_end_when_they_are_asked_to(
     number: int, code: int, job: OnLoopback
 ) -> None:
-    worker = job.worker("0,0")
+    worker = job.worker("0,0", n_steps=10**6)
     until(lambda: "waits for its coordinator" in worker.err, why=lambda: worker.err)
     coordinator = job.coordinator()
     other = job.worker("0,1", n_steps=10**6)
