@@ -329,6 +329,7 @@ class Coordinator:
         """Say to everyone concerned what was decided."""
         if decision.generation is not None:
             generation = decision.generation
+            self._keep(self._history.record)  # first: no coordinator may use its number again
             self._send_to(generation.chips, NewGeneration(generation))
             forming = GenerationForming(generation.number, generation.chips, decision.why)
             self._tell_observers(forming)
