@@ -1,6 +1,11 @@
 """Runs: one seed, one job from its start to its end, and what is to be said of it."""
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+from meshmend.membership.messages import FRESH
 
 from simulation.event_loop import EventLoop
 from simulation.faults import plan_faults
@@ -32,15 +37,15 @@ def simulate(seed: int, *, traces: bool = False) -> Run:
     world = World(events, scenario)
     problem = ""
     try:
-        plan_faults(world)
-        events.run(scenario.calm_at + _PATIENCE_S, lambda: _is_over(world))
+        with _quiet():
+            plan_faults(world)
+            events.run(scenario.calm_at + _PATIENCE_S, world.is_done)
         problem = _problem_at_the_end(world)
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
         if not isinstance(error, ProtocolError):
             problem += _where(error)
     finally:
-        world.is_over = True
         world.close()
     return Run(
         seed,
@@ -59,11 +64,16 @@ def first_problem(seeds: range) -> Run | None:
     return next((run for run in map(simulate, seeds) if run.problem), None)
 
 
-def _is_over(world: World) -> bool:
-    world.is_over = bool(world.rules.failure) or any(
-        worker.is_over for worker in world.workers.values()
-    )
-    return world.is_over
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the real code from logging: the trace tells all, and more."""
+    logger = logging.getLogger("meshmend")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _problem_at_the_end(world: World) -> str:
@@ -86,7 +96,8 @@ def _why_no_failure(world: World) -> str:
     holders = [
         chip
         for chip, worker in world.workers.items()
-        if worker.process.is_alive and worker.replica.state == top and top.step > 0
+        if worker.process.is_alive and worker.loop.state_version != FRESH
+        if worker.replica.state == top and top.step > 0
     ]
     return f"the job failed although {holders} hold the state" if holders else ""
 

@@ -70,7 +70,7 @@ class SimulatedReplica:
 
 
 class SimulatedWorker:
-    """One worker process and all that is in it; `on_over` is called when it has ended."""
+    """One worker process and all that is in it; `on_end` is called when it has ended."""
 
     def __init__(
         self,
@@ -85,6 +85,7 @@ class SimulatedWorker:
         n_steps: int,
         policy: str,
         on_switch: Callable[[WorkerProcess], None],
+        on_end: Callable[["SimulatedWorker"], None],
     ) -> None:
         host = 1 + whole.live.index(chip)
         self.process = WorkerProcess(events, host, chip, port, on_switch=on_switch)
@@ -98,6 +99,7 @@ class SimulatedWorker:
             chip, self.replica, self.coordination, self.peers, SelfInjection(chip, ())
         )
         self._reported = 0
+        self._on_end = on_end
         self.is_over = False
         self.refusal = ""
         self.process.start(self._main)
@@ -119,6 +121,7 @@ class SimulatedWorker:
         self.coordination.close()
         self.peers.close()
         self.process.is_alive = False
+        self._on_end(self)
 
     def _attempt(self) -> None:
         """Take part in a step, or come to terms with the others."""

@@ -82,6 +82,13 @@ class World:
         live = self.mesh.live
         return [Link.between(live[one], live[other]) for one, other in self.mesh.links]
 
+    def is_done(self) -> bool:
+        """Whether the job has ended, well or not."""
+        return self.is_over
+
+    def _worker_ended(self, worker: SimulatedWorker) -> None:
+        self.is_over |= worker.is_over or bool(self.rules.failure)
+
     def start_worker(self, chip: Chip) -> None:
         """Start a worker where there is none."""
         old = self.workers.get(chip)
@@ -100,6 +107,7 @@ class World:
             n_steps=self.scenario.n_steps,
             policy=self.scenario.policy,
             on_switch=self._at_switch_point,
+            on_end=self._worker_ended,
         )
 
     def kill_worker(self, chip: Chip, *, how: str = "kill") -> None:
