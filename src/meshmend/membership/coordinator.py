@@ -320,6 +320,7 @@ class Coordinator:
         self._told_taken.discard(chip)
         self._admission.leave(chip)
         self._stragglers.forget(chip)
+        self._told_to_wait.pop(chip, None)  # whoever comes in its place is told again
         reason = why if str(chip) in why else f"chip {chip} is gone"
         self._membership.leave(chip, reason, self._now)
         if not self._membership.is_over:

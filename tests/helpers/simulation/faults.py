@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from meshmend.membership.generation import LARGEST_NUMBER
 from meshmend.membership.messages import (
     Go,
     Heartbeat,
@@ -57,6 +58,14 @@ def _freeze_workers(world: World) -> None:
     random, live = world.events.random, world.mesh.live
     for chip in random.sample(live, random.choice([1, 1, 2, len(live)])):
         world.freeze(world.workers[chip].process, random.choice([0.1, 0.5, 1.0, 2.5]))
+
+
+def _freeze_for_good(world: World) -> None:
+    """Let one worker hang until the end; the others have to go on without it."""
+    if not world.frozen_for_good:
+        process = world.workers[world.events.random.choice(world.mesh.live)].process
+        world.frozen_for_good.append(process)
+        world.freeze(process, 1e9)
 
 
 def _freeze_coordinator(world: World) -> None:
@@ -122,7 +131,7 @@ def _faulty_peer(world: World) -> None:
     chip = random.choice(world.mesh.live)
     process = Process(events, 1 + world.mesh.live.index(chip), "faulty peer")
     hello = Hello("job", world.mesh.shape, chip, ("host-99", 99), Status())
-    huge = Status(generation=1 << 20)
+    huge = Status(generation=LARGEST_NUMBER)
     nonsense: list[list[Message | bytes]] = [
         [hello, hello],
         [hello, StatusChanged(huge)],
@@ -151,7 +160,7 @@ def _faulty_peer(world: World) -> None:
 
 FAULTS: tuple[Callable[[World], None], ...] = (
     *(_kill_one, _kill_one, _kill_several, _kill_coordinator, _kill_coordinator),
-    *(_freeze_workers, _freeze_workers, _freeze_coordinator, _stick),
+    *(_freeze_workers, _freeze_workers, _freeze_for_good, _freeze_coordinator, _stick),
     *(_drop_one_way, _drop_one_way, _partition, _partition, _reset, _reset, _cut_link),
     *(_slow_network, _full_disk, _slow_disk, _damaged_checkpoint, _faulty_peer),
 )

@@ -12,7 +12,7 @@ from meshmend.topology.text import parse_mesh
 from simulation.coordinator_process import COORDINATOR_HOST, CoordinatorProcess
 from simulation.disk import Disk
 from simulation.event_loop import EventLoop, Process
-from simulation.invariants import Invariants
+from simulation.invariants import Invariants, ProtocolError
 from simulation.network import Network
 from simulation.simulated_worker import SimulatedWorker
 from simulation.worker_process import WorkerProcess
@@ -35,6 +35,7 @@ class Scenario:
     """What one seed plays: which mesh, how many steps, and how much goes wrong until when."""
 
     mesh: str
+    board: tuple[int, ...]
     n_steps: int
     policy: str
     n_faults: int
@@ -45,8 +46,10 @@ class Scenario:
     def of(cls, seed: int) -> "Scenario":
         """Return the scenario of a seed."""
         random = Random(seed + 1_000_003)
+        mesh = random.choice(list(MESHES))
         return cls(
-            mesh=random.choice(list(MESHES)),
+            mesh=mesh,
+            board=random.choice([(1, 1), (1, 1), MESHES[mesh].shape, (2, 1)]),
             n_steps=random.randint(12, 30),
             policy=random.choice(["constant", "shrink"]),
             n_faults=random.randint(1, 7),
@@ -66,12 +69,12 @@ class World:
         self.network = Network(events, LINK_TIMEOUT_S)
         self.disk = Disk()
         self.workers: dict[Chip, SimulatedWorker] = {}
-        self.ended: list[SimulatedWorker] = []
+        self.frozen_for_good: list[Process] = []
         self._n_ports = 0
         self.is_calm = False
         self.is_over = False
         self.undisturbed_since = 0.0
-        self._spec = JobSpec("job", self.mesh, (1, 1), TIMING)
+        self._spec = JobSpec("job", self.mesh, scenario.board, TIMING)
         self.coordinator = self._new_coordinator()
         for chip in self.mesh.live:
             self.start_worker(chip)
@@ -87,6 +90,8 @@ class World:
         return self.is_over
 
     def _worker_ended(self, worker: SimulatedWorker) -> None:
+        if worker.refusal:
+            raise ProtocolError(f"{worker.process.name} was refused: {worker.refusal}")
         self.is_over |= worker.is_over or bool(self.rules.failure)
 
     def start_worker(self, chip: Chip) -> None:
@@ -184,7 +189,9 @@ class World:
         self.disk.is_full = self.disk.is_slow = False
         self.coordinator.frozen_until = self.events.now
         for worker in self.workers.values():
-            worker.process.frozen_until = worker.process.stuck_until = self.events.now
+            worker.process.stuck_until = self.events.now
+            if worker.process not in self.frozen_for_good:
+                worker.process.frozen_until = self.events.now
         self.start_coordinator()
         for chip in self.mesh.live:
             self.start_worker(chip)
