@@ -267,7 +267,9 @@ class Coordinator:
             if connection.is_observer or silent_s <= timeout_s:
                 continue
             if connection.chip is None:
-                self._refuse(connection, "it does not say who it is")
+                # Its first message may be held up on the way: a worker that is refused would end.
+                why = "it does not say who it is"
+                self._part(connection, TryLater(why), ConnectionRefused(connection.name, why))
             else:
                 self._turn_away(connection, connection.chip, f"it was silent for {silent_s:.1f} s")
 
