@@ -60,6 +60,9 @@ class SimulatedReplica:
         steps = self._disk.complete_steps()
         return max((step for step in steps if step not in self._unreadable), default=None)
 
+    def went_back(self, step: int, generation: int) -> None:
+        """Write nothing down: the invariants hear of it from the coordinator."""
+
     def restore(self, step: int) -> None:
         """Be where the checkpoint of a step is."""
         state = self._disk.load(step)
