@@ -134,6 +134,7 @@ def _faulty_peer(world: World) -> None:
     huge = Status(generation=LARGEST_NUMBER)
     nonsense: list[list[Message | bytes]] = [
         [hello, hello],
+        [hello, Heartbeat(0, 0), hello],
         [hello, StatusChanged(huge)],
         [Hello("job", world.mesh.shape, chip, ("host-99", 99), huge)],
         [hello, Go(1, 0, (chip,)), Over()],
@@ -162,5 +163,5 @@ FAULTS: tuple[Callable[[World], None], ...] = (
     *(_kill_one, _kill_one, _kill_several, _kill_coordinator, _kill_coordinator),
     *(_freeze_workers, _freeze_workers, _freeze_for_good, _freeze_coordinator, _stick),
     *(_drop_one_way, _drop_one_way, _partition, _partition, _reset, _reset, _cut_link),
-    *(_slow_network, _full_disk, _slow_disk, _damaged_checkpoint, _faulty_peer),
+    *(_slow_network, _full_disk, _slow_disk, _damaged_checkpoint, _faulty_peer, _faulty_peer),
 )
