@@ -19,14 +19,13 @@ def main() -> int:
     parser.add_argument("--trace", action="store_true", help="print what happened")
     chosen = parser.parse_args()
     began = process_time()
-    runs = [
-        simulate(seed, traces=chosen.trace)
-        for seed in range(chosen.seed, chosen.seed + chosen.seeds)
-    ]
-    for run in runs:
+    runs = []
+    for seed in range(chosen.seed, chosen.seed + chosen.seeds):
+        run = simulate(seed, traces=chosen.trace)
+        runs.append(run)
         print(*run.trace, sep="\n", end="\n" if run.trace else "")
         if run.problem:
-            print(f"seed {run.seed}: {run.problem}")
+            print(f"seed {run.seed}: {run.problem}", flush=True)
     bad = sum(bool(run.problem) for run in runs)
     failed = sum(run.is_failed_job for run in runs)
     restores = sum(run.n_restores for run in runs)

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from meshmend.errors import JobFailedError, RefusedError, TurnedAwayError
 from meshmend.membership.client import MembershipClient, News, WorkerIdentity
 from meshmend.membership.events import Event
-from meshmend.membership.messages import Message, Status
+from meshmend.membership.messages import Message, Status, Welcome
+from meshmend.net.backoff import Backoff
 from meshmend.net.listener import Address
 from meshmend.topology.failures import Chip
 
@@ -22,7 +23,7 @@ from simulation.coordinator_process import (
 from simulation.network import End, Network
 from simulation.worker_process import WorkerProcess
 
-_CALL_AGAIN_S = 0.1
+_IDLE_S = 1.0  # while the worker is not offered
 
 
 class SimulatedCoordination:
@@ -37,7 +38,10 @@ class SimulatedCoordination:
         self._is_closed = False
         self._is_due = False
         self._n_turns = 0
-        self._pause(0.0)
+        self._backoff = Backoff(identity.seat)
+        self._paused_until = 0.0
+        self._was_wanted = False  # when the pause began
+        self._next_turn(0.0)
 
     def join(
         self,
@@ -97,7 +101,12 @@ class SimulatedCoordination:
             self._n_turns += 1
             self._process.soon(self._turn)
 
-    def _pause(self, seconds: float) -> None:
+    def _pause_until(self, moment: float) -> None:
+        """Call nobody before a moment, unless the worker is offered meanwhile."""
+        self._paused_until, self._was_wanted = moment, self._client.wants_connection
+        self._next_turn(moment - self._process.events.now)
+
+    def _next_turn(self, seconds: float) -> None:
         """Have the next turn come later, unless something wakes us."""
         self._n_turns += 1
         number = self._n_turns
@@ -106,21 +115,24 @@ class SimulatedCoordination:
             if number == self._n_turns:
                 self._turn()
 
-        self._process.soon(turn, seconds)
+        self._process.soon(turn, max(0.0, seconds))
 
     def _turn(self) -> None:
         """Do one round of the thread's loop."""
         self._is_due = False
         if self._is_closed:
             return
+        now, is_wanted = self._process.events.now, self._client.wants_connection
         if self._end is not None:
             self._talk(self._end)
         elif self._is_calling:
             return
-        elif self._client.wants_connection:
+        elif now < self._paused_until and is_wanted == self._was_wanted:
+            self._next_turn(self._paused_until - now)
+        elif is_wanted:
             self._call()
         else:
-            self._pause(_CALL_AGAIN_S)
+            self._pause_until(now + _IDLE_S)
 
     def _call(self) -> None:
         self._is_calling = True
@@ -135,7 +147,7 @@ class SimulatedCoordination:
     def _called(self, end: End | None) -> None:
         self._is_calling = False
         if end is None:
-            self._pause(_CALL_AGAIN_S)
+            self._pause_until(self._process.events.now + self._backoff.wait_s())
             return
         if self._is_closed:
             end.close()
@@ -149,16 +161,16 @@ class SimulatedCoordination:
             message = end.inbox.popleft()
             goes_on = self._client.received(message)
             self._process.wake()
+            if isinstance(message, Welcome):
+                self._backoff.reset()
             if not goes_on:
                 self._hang_up()
-                self._pause(_CALL_AGAIN_S / 2)
                 return
         if end.is_lost:
             self._hang_up()
-            self._pause(_CALL_AGAIN_S / 2)
             return
         self._say(end)
-        self._pause(self._client.heartbeat_timeout_s / 4)
+        self._next_turn(self._client.heartbeat_timeout_s / 4)
 
     def _say(self, end: End) -> None:
         if (status := self._client.next_status()) is not None:
@@ -175,3 +187,4 @@ class SimulatedCoordination:
         assert self._end is not None
         self._end.close()
         self._end = None
+        self._pause_until(self._process.events.now + self._backoff.wait_s())
