@@ -30,8 +30,8 @@ def main() -> int:
     failed = sum(run.is_failed_job for run in runs)
     restores = sum(run.n_restores for run in runs)
     print(
-        f"{len(runs)} runs in {process_time() - began:.1f} s of one core: {bad} with a problem, {failed} jobs "
-        f"that failed as they should, {restores} restores, "
+        f"{len(runs)} runs in {process_time() - began:.1f} s of one core: {bad} with a "
+        f"problem, {failed} jobs that failed as they should, {restores} restores, "
         f"{sum(run.n_generations for run in runs)} generations"
     )
     return 1 if bad else 0

@@ -83,9 +83,7 @@ def test_a_link_that_is_mended_as_soon_as_it_is_cut_gets_a_new_generation() -> N
 def test_the_number_of_a_generation_is_kept_before_anybody_hears_of_it() -> None:
     """Another coordinator would use it again for other workers."""
     sent, kept = Sent(), list[CoordinatorRecord]()
-    coordinator = Coordinator(
-        JobSpec("ours", MESH, (1, 1), TIMING), sent, keep=kept.append
-    )
+    coordinator = Coordinator(JobSpec("ours", MESH, (1, 1), TIMING), sent, keep=kept.append)
     for number, chip in enumerate(MESH.live):
         coordinator.opened(number, "worker", 0.0)
         coordinator.received(number, hello(chip), 0.0)

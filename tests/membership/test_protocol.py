@@ -79,7 +79,9 @@ def accept_two_hellos(patch: Patch) -> None:
     """A worker may say twice on one connection who it is."""
     hear = Coordinator._hear_worker
 
-    def hear_again(coordinator: Coordinator, connection: object, chip: Chip, message: Message) -> None:
+    def hear_again(
+        coordinator: Coordinator, connection: object, chip: Chip, message: Message
+    ) -> None:
         if isinstance(message, Hello):
             connection.chip = None  # type: ignore[attr-defined]  # as the old code left it
             coordinator._greet(connection, message)  # type: ignore[arg-type]

@@ -14,7 +14,6 @@ from meshmend.membership.messages import Message, Status, Welcome
 from meshmend.net.backoff import Backoff
 from meshmend.net.listener import Address
 from meshmend.topology.failures import Chip
-
 from simulation.coordinator_process import (
     COORDINATOR_HOST,
     COORDINATOR_PORT,

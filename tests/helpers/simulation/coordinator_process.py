@@ -14,7 +14,6 @@ from meshmend.membership.messages import (
     encode_message,
 )
 from meshmend.membership.record_file import history_of, record_text
-
 from simulation.disk import Disk
 from simulation.event_loop import EventLoop, Process
 from simulation.invariants import Invariants

@@ -54,7 +54,7 @@ class Process:
         self.frozen_until = 0.0
 
     def soon(self, action: Action, delay_s: float | None = None) -> None:
-        """Do something a little later, if this process then lives; when it wakes, if it is frozen."""
+        """Do something a little later if this process lives, or when it wakes if it is frozen."""
         if delay_s is None:
             delay_s = self.events.random.random() * 0.001
         self.events.after(delay_s, lambda: self._do(action))

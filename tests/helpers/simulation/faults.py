@@ -1,6 +1,7 @@
 """Random faults: what befalls a world, and when."""
 
 from collections.abc import Callable
+from functools import partial
 
 from meshmend.membership.generation import LARGEST_NUMBER
 from meshmend.membership.messages import (
@@ -12,7 +13,7 @@ from meshmend.membership.messages import (
     Status,
     StatusChanged,
 )
-
+from meshmend.topology.failures import Chip
 from simulation.coordinator_process import COORDINATOR_HOST, COORDINATOR_PORT
 from simulation.event_loop import Process
 from simulation.network import End
@@ -42,12 +43,12 @@ def _kill_one(world: World) -> None:
 def _kill_several(world: World) -> None:
     random, live = world.events.random, world.mesh.live
     for chip in random.sample(live, random.randint(1, len(live))):
-        delay_s = random.choice([0.0, 0.0, 0.05, 0.3])
-        how = random.choice(_KILLS)
-        world.events.after(
-            delay_s,
-            lambda chip=chip, how=how: None if world.is_calm else world.kill_worker(chip, how=how),
-        )
+        fault = partial(_kill, chip=chip, how=random.choice(_KILLS))
+        world.events.after(random.choice([0.0, 0.0, 0.05, 0.3]), _unless_calm(world, fault))
+
+
+def _kill(world: World, *, chip: Chip, how: str) -> None:
+    world.kill_worker(chip, how=how)
 
 
 def _kill_coordinator(world: World) -> None:

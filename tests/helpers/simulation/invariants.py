@@ -19,7 +19,6 @@ from meshmend.membership.events import (
 from meshmend.membership.generation import Generation
 from meshmend.topology.failures import Chip
 from meshmend.train.samples import Share
-
 from simulation.disk import State
 from simulation.event_loop import EventLoop
 
@@ -80,7 +79,9 @@ class Invariants:
 
     def attempts(self, chip: Chip, number: int, state: State) -> None:
         """Take in that a worker begins a step in a generation."""
-        self._check(number in self._begun, f"{chip} steps in generation {number}, which never began")
+        self._check(
+            number in self._begun, f"{chip} steps in generation {number}, which never began"
+        )
         generation = self._formed[number]
         self._check(chip in generation.chips, f"{chip} is no member of generation {number}")
         self._check(state.step >= self._begun[number], f"{chip} is behind its generation")

@@ -16,7 +16,6 @@ from meshmend.net.listener import Address
 from meshmend.topology.failures import Chip, Link
 from meshmend.topology.mesh import Mesh
 from meshmend.train.worker_loop import SumSizes
-
 from simulation.network import End, Network
 from simulation.worker_process import WorkerProcess
 
@@ -97,9 +96,7 @@ class SimulatedPeers:
     def prepare(self) -> None:
         """Connect to all neighbours, those with higher numbers first."""
         neighbors = _neighbors(self._whole, self._generation.chips, self._generation.cut)
-        wanted = {
-            chip: self._generation.epoch(self._chip, chip) for chip in neighbors[self._chip]
-        }
+        wanted = {chip: self._generation.epoch(self._chip, chip) for chip in neighbors[self._chip]}
         for chip, epoch in wanted.items():
             if chip in self._links and self._links[chip][0] != epoch:
                 self._drop(chip)

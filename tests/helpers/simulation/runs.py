@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from meshmend.membership.messages import FRESH
-
 from simulation.event_loop import EventLoop
 from simulation.faults import plan_faults
 from simulation.invariants import ProtocolError

@@ -10,7 +10,6 @@ from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.train.samples import batch_of, share_of
 from meshmend.train.worker_loop import SumSizes, WorkerLoop
-
 from simulation.coordination import SimulatedCoordination
 from simulation.disk import Disk, State
 from simulation.event_loop import EventLoop
@@ -139,7 +138,9 @@ class SimulatedWorker:
             self.loop.recover(after=number)
             return
         self.replica.state = self._rules.finishes(process.chip, number, before, parts)
-        self._events.tell(process.name, "finished step %d in generation %d", before.step + 1, number)
+        self._events.tell(
+            process.name, "finished step %d in generation %d", before.step + 1, number
+        )
         self.loop.stepped()
         if rank == 0 or self._reported != number:
             self._report(number, batch, leads=rank == 0)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from meshmend.topology.failures import Chip
-
 from simulation.event_loop import EventLoop, Process
 
 

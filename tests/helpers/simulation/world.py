@@ -1,4 +1,4 @@
-"""One job in a world that can break: its processes, its network, its disk, and what befalls them."""
+"""One job in a world that can break: its processes, its network, its disk, and their faults."""
 
 from dataclasses import dataclass
 from random import Random
@@ -8,7 +8,6 @@ from meshmend.membership.messages import CutLink, MendLink
 from meshmend.membership.timing import Timing
 from meshmend.topology.failures import Chip, Link
 from meshmend.topology.text import parse_mesh
-
 from simulation.coordinator_process import COORDINATOR_HOST, CoordinatorProcess
 from simulation.disk import Disk
 from simulation.event_loop import EventLoop, Process
