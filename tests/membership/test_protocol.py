@@ -9,9 +9,11 @@ from collections.abc import Callable
 import pytest
 
 from meshmend.membership import history as history_rules
+from meshmend.membership.admission import Admission
 from meshmend.membership.coordinator import Coordinator
 from meshmend.membership.history import History
 from meshmend.membership.membership import Membership
+from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.membership.messages import FRESH, Go, Hello, Message, Status
 from meshmend.topology.failures import Chip
 from simulation import world
@@ -91,6 +93,16 @@ def accept_two_hellos(patch: Patch) -> None:
     patch.setattr(Coordinator, "_hear_worker", hear_again)
 
 
+def believe_every_number(patch: Patch) -> None:
+    """A worker may speak of any generation."""
+    patch.setattr(Admission, "_why_impossible", lambda admission, hello, status: "")
+
+
+def compare_no_arguments(patch: Patch) -> None:
+    """A worker with another batch is let in."""
+    patch.setattr(JobFingerprint, "difference", lambda ours, theirs: "")
+
+
 def begin_before_all_are_ready(patch: Patch) -> None:
     """The word to begin is given as soon as a generation is made."""
 
@@ -160,6 +172,8 @@ MUTANTS: tuple[Callable[[Patch], None], ...] = (
     never_miss_a_link,
     never_miss_a_worker,
     accept_two_hellos,
+    believe_every_number,
+    compare_no_arguments,
     begin_before_all_are_ready,
     accept_stale_workers,
     keep_no_record,

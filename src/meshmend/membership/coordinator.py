@@ -111,7 +111,7 @@ class Coordinator:
         """Take in a new connection."""
         self._now = now
         if (stranger := one_too_many(self._connections.values())) is not None:
-            self._refuse(stranger, "others came, and it had not said who it is")
+            self._refuse(stranger, "others came, and it had not said who it is", for_now=True)
         self._connections[number] = ControlConnection(number, name, now)
 
     def closed(self, number: int, why: str, now: float) -> None:
@@ -258,8 +258,7 @@ class Coordinator:
     def _sever(self, link: Link) -> None:
         """Have both ends of a link break their connection."""
         for one, other in ((link.first, link.second), (link.second, link.first)):
-            if one in self._worker_of:
-                self._send(self._worker_of[one], Sever(other))
+            self._send_to((one,), Sever(other))
 
     def _drop_silent(self, timeout_s: float) -> None:
         for connection in list(self._connections.values()):
@@ -267,9 +266,7 @@ class Coordinator:
             if connection.is_observer or silent_s <= timeout_s:
                 continue
             if connection.chip is None:
-                # Its first message may be held up on the way: a worker that is refused would end.
-                why = "it does not say who it is"
-                self._part(connection, TryLater(why), ConnectionRefused(connection.name, why))
+                self._refuse(connection, "it does not say who it is", for_now=True)
             else:
                 self._turn_away(connection, connection.chip, f"it was silent for {silent_s:.1f} s")
 
@@ -292,12 +289,13 @@ class Coordinator:
     def _refuse_unexpected(self, connection: ControlConnection, message: Message) -> None:
         self._refuse(connection, f"an unexpected message {MESSAGES.name_of(message)!r}")
 
-    def _refuse(self, connection: ControlConnection, why: str) -> None:
+    def _refuse(self, connection: ControlConnection, why: str, *, for_now: bool = False) -> None:
+        """Part with one; for now, if an honest worker may have been held up: else it would end."""
         refused = None
         if told := self._refusals.words(why, self._now):
             _log.warning("refused %s: %s", connection.name, told)
             refused = ConnectionRefused(connection.name, told)
-        self._part(connection, Refused(why), refused)
+        self._part(connection, TryLater(why) if for_now else Refused(why), refused)
 
     def _part(
         self, connection: ControlConnection, last_words: Message, event: Event | None = None

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from meshmend.errors import JobFailedError, RefusedError, TurnedAwayError
 from meshmend.membership.client import MembershipClient, News, WorkerIdentity
 from meshmend.membership.events import Event
+from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.membership.messages import Message, Status, Welcome
 from meshmend.net.backoff import Backoff
 from meshmend.net.listener import Address
@@ -28,10 +29,17 @@ _IDLE_S = 1.0  # while the worker is not offered
 class SimulatedCoordination:
     """One worker as its coordinator knows it."""
 
-    def __init__(self, process: WorkerProcess, network: Network, identity: WorkerIdentity) -> None:
+    def __init__(
+        self,
+        process: WorkerProcess,
+        network: Network,
+        identity: WorkerIdentity,
+        fingerprint: JobFingerprint,
+    ) -> None:
         self._process = process
         self._network = network
         self._client = MembershipClient(identity)
+        self._client.fingerprint = fingerprint
         self._end: End | None = None
         self._is_calling = False
         self._is_closed = False

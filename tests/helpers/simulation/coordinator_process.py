@@ -22,7 +22,7 @@ from simulation.network import End, Network
 COORDINATOR_HOST = 0
 COORDINATOR_PORT = 1
 _OBSERVER = 0  # the number of the connection of whoever started the job
-_CODEC_SHARE = 0.05  # of the messages go through the codec, which takes as long as all else
+_CODEC_SHARE = 0.03  # of the messages go through the codec, which takes as long as all else
 
 
 class CoordinatorProcess(Process):

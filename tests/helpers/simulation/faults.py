@@ -17,6 +17,7 @@ from meshmend.topology.failures import Chip
 from simulation.coordinator_process import COORDINATOR_HOST, COORDINATOR_PORT
 from simulation.event_loop import Process
 from simulation.network import End
+from simulation.simulated_worker import BATCH
 from simulation.world import World
 
 _KILLS = ("kill", "reset", "power loss")
@@ -49,6 +50,14 @@ def _kill_several(world: World) -> None:
 
 def _kill(world: World, *, chip: Chip, how: str) -> None:
     world.kill_worker(chip, how=how)
+
+
+def _wrong_worker(world: World) -> None:
+    """Start a worker with other arguments in the place of one."""
+    chip = world.events.random.choice(world.mesh.live)
+    if world.rules.n_generations:  # else it would be the one that the others are compared with
+        world.kill_worker(chip)
+        world.start_worker(chip, batch=BATCH + 1)
 
 
 def _kill_coordinator(world: World) -> None:
@@ -165,4 +174,5 @@ FAULTS: tuple[Callable[[World], None], ...] = (
     *(_freeze_workers, _freeze_workers, _freeze_for_good, _freeze_coordinator, _stick),
     *(_drop_one_way, _drop_one_way, _partition, _partition, _reset, _reset, _cut_link),
     *(_slow_network, _full_disk, _slow_disk, _damaged_checkpoint, _faulty_peer, _faulty_peer),
+    *(_wrong_worker,),
 )

@@ -6,6 +6,7 @@ from meshmend.errors import CheckpointDamageError, InputError, JobFailedError, R
 from meshmend.faults.self_injection import SelfInjection
 from meshmend.membership.client import WorkerIdentity
 from meshmend.membership.events import WorkerStepped
+from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.train.samples import batch_of, share_of
@@ -86,22 +87,26 @@ class SimulatedWorker:
         port: int,
         n_steps: int,
         policy: str,
+        batch: int,
         on_switch: Callable[[WorkerProcess], None],
         on_end: Callable[["SimulatedWorker"], None],
     ) -> None:
         host = 1 + whole.live.index(chip)
         self.process = WorkerProcess(events, host, chip, port, on_switch=on_switch)
         self._events, self._disk, self._rules = events, disk, rules
-        self._n_whole, self._policy = len(whole.live), policy
+        self._n_whole, self._policy, self._batch = len(whole.live), policy, batch
         identity = WorkerIdentity("job", whole.shape, chip, host - 1, ("host-0", 1), b"")
         self.replica = SimulatedReplica(disk, n_steps)
         self.peers = SimulatedPeers(self.process, network, whole, port)
-        self.coordination = SimulatedCoordination(self.process, network, identity)
+        self.coordination = SimulatedCoordination(
+            self.process, network, identity, _fingerprint(n_steps, batch, policy)
+        )
         self.loop = WorkerLoop(
             chip, self.replica, self.coordination, self.peers, SelfInjection(chip, ())
         )
         self._reported = 0
         self._on_end = on_end
+        self.is_wrong = batch != BATCH
         self.is_over = False
         self.refusal = ""
         self.process.start(self._main)
@@ -129,7 +134,7 @@ class SimulatedWorker:
         """Take part in a step, or come to terms with the others."""
         process, number, before = self.process, self.loop.number, self.replica.state
         rank, n_members = self.peers.rank, self.peers.n_members
-        batch = batch_of(self._policy, BATCH, n_members, self._n_whole)
+        batch = batch_of(self._policy, self._batch, n_members, self._n_whole)
         share = share_of(before.position, batch, rank, n_members)
         self._rules.attempts(process.chip, number, before)
         process.sleep(0.03 + 0.05 * self._events.random.random())
@@ -169,3 +174,17 @@ class SimulatedWorker:
             self._disk.save(self.replica.state, shard=rank, n_shards=n_members)
         except InputError:
             self._events.tell(self.process.name, "cannot save step %d", self.replica.state.step)
+
+
+def _fingerprint(n_steps: int, batch: int, policy: str) -> JobFingerprint:
+    return JobFingerprint(
+        version="1",
+        steps=n_steps,
+        batch=batch,
+        seed=0,
+        policy=policy,
+        model="digest",
+        optimizer="none",
+        dataset_length=1000,
+        samples="1",
+    )

@@ -13,7 +13,7 @@ from simulation.disk import Disk
 from simulation.event_loop import EventLoop, Process
 from simulation.invariants import Invariants, ProtocolError
 from simulation.network import Network
-from simulation.simulated_worker import SimulatedWorker
+from simulation.simulated_worker import BATCH, SimulatedWorker
 from simulation.worker_process import WorkerProcess
 
 MESHES = {text: parse_mesh(text) for text in ("1x2", "1x3", "2x2", "2x3")}
@@ -49,7 +49,7 @@ class Scenario:
         return cls(
             mesh=mesh,
             board=random.choice([(1, 1), (1, 1), MESHES[mesh].shape, (2, 1)]),
-            n_steps=random.randint(12, 30),
+            n_steps=random.randint(10, 24),
             policy=random.choice(["constant", "shrink"]),
             n_faults=random.randint(1, 7),
             calm_at=random.uniform(2.0, 4.0),
@@ -89,12 +89,14 @@ class World:
         return self.is_over
 
     def _worker_ended(self, worker: SimulatedWorker) -> None:
-        if worker.refusal:
+        if worker.refusal and worker.is_wrong:
+            self.events.after(0.1, lambda: self.start_worker(worker.process.chip))
+        elif worker.refusal:
             raise ProtocolError(f"{worker.process.name} was refused: {worker.refusal}")
         self.is_over |= worker.is_over or bool(self.rules.failure)
 
-    def start_worker(self, chip: Chip) -> None:
-        """Start a worker where there is none."""
+    def start_worker(self, chip: Chip, *, batch: int = BATCH) -> None:
+        """Start a worker where there is none; with another batch it is one that does not fit."""
         old = self.workers.get(chip)
         if old is not None and old.process.is_alive:
             return
@@ -110,6 +112,7 @@ class World:
             port=self._n_ports,
             n_steps=self.scenario.n_steps,
             policy=self.scenario.policy,
+            batch=batch,
             on_switch=self._at_switch_point,
             on_end=self._worker_ended,
         )
