@@ -111,7 +111,7 @@ class Coordinator:
         """Take in a new connection."""
         self._now = now
         if (stranger := one_too_many(self._connections.values())) is not None:
-            self._refuse(stranger, "others came, and it had not said who it is")
+            self._refuse(stranger, "others came, and it had not said who it is", for_now=True)
         self._connections[number] = ControlConnection(number, name, now)
 
     def closed(self, number: int, why: str, now: float) -> None:
@@ -258,8 +258,7 @@ class Coordinator:
     def _sever(self, link: Link) -> None:
         """Have both ends of a link break their connection."""
         for one, other in ((link.first, link.second), (link.second, link.first)):
-            if one in self._worker_of:
-                self._send(self._worker_of[one], Sever(other))
+            self._send_to((one,), Sever(other))
 
     def _drop_silent(self, timeout_s: float) -> None:
         for connection in list(self._connections.values()):
@@ -267,7 +266,7 @@ class Coordinator:
             if connection.is_observer or silent_s <= timeout_s:
                 continue
             if connection.chip is None:
-                self._refuse(connection, "it does not say who it is")
+                self._refuse(connection, "it does not say who it is", for_now=True)
             else:
                 self._turn_away(connection, connection.chip, f"it was silent for {silent_s:.1f} s")
 
@@ -290,12 +289,13 @@ class Coordinator:
     def _refuse_unexpected(self, connection: ControlConnection, message: Message) -> None:
         self._refuse(connection, f"an unexpected message {MESSAGES.name_of(message)!r}")
 
-    def _refuse(self, connection: ControlConnection, why: str) -> None:
+    def _refuse(self, connection: ControlConnection, why: str, *, for_now: bool = False) -> None:
+        """Part with one; for now, if an honest worker may have been held up: else it would end."""
         refused = None
         if told := self._refusals.words(why, self._now):
             _log.warning("refused %s: %s", connection.name, told)
             refused = ConnectionRefused(connection.name, told)
-        self._part(connection, Refused(why), refused)
+        self._part(connection, TryLater(why) if for_now else Refused(why), refused)
 
     def _part(
         self, connection: ControlConnection, last_words: Message, event: Event | None = None
@@ -320,6 +320,7 @@ class Coordinator:
         self._told_taken.discard(chip)
         self._admission.leave(chip)
         self._stragglers.forget(chip)
+        self._told_to_wait.pop(chip, None)  # whoever comes in its place is told again
         reason = why if str(chip) in why else f"chip {chip} is gone"
         self._membership.leave(chip, reason, self._now)
         if not self._membership.is_over:
@@ -329,6 +330,7 @@ class Coordinator:
         """Say to everyone concerned what was decided."""
         if decision.generation is not None:
             generation = decision.generation
+            self._keep(self._history.record)  # first: no coordinator may use its number again
             self._send_to(generation.chips, NewGeneration(generation))
             forming = GenerationForming(generation.number, generation.chips, decision.why)
             self._tell_observers(forming)

@@ -293,7 +293,7 @@ class Membership:
                 seats.append(Seat(chip, worker.address, worker.since))
         formed = Generation(number, tuple(seats), frozenset(self._cut), tuple(self._mended.items()))
         before = self.generation
-        if before and self.go and (formed.seats, formed.cut) == (before.seats, before.cut):
+        if before and self.go and formed == replace(before, number=number):
             return None
         self._unrest.doubts.clear()
         self._unheard = 0

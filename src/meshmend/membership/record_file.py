@@ -16,28 +16,36 @@ _log = getLogger(__name__)
 
 
 def load_history(path: Path, job: str) -> History:
-    """Return what the coordinators of a job before this one kept; an empty history if none did.
+    """Return what the coordinators of a job before this one kept; an empty history if none did."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return History(CoordinatorRecord(job))
+    except (OSError, ValueError) as error:
+        return _unknown_history(job, f"{path}: {error}")
+    return history_of(text, job)
 
-    A file that cannot be read is not the same as none: there was a state, and nobody knows which.
+
+def history_of(text: str, job: str) -> History:
+    """Return what a record's text says of a job.
+
+    A text that cannot be read is not the same as none: there was a state, and nobody knows which.
     Such a history says so, and a coordinator then waits for a worker that holds a state.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(text)
         version = document.pop("version", None) if isinstance(document, dict) else None
         if version != VERSION:
             raise MessageError(f"it is of version {version!r}, this reads {VERSION}")
         record: CoordinatorRecord = RECORDS.decode(document)
-    except FileNotFoundError:
-        return History(CoordinatorRecord(job))
-    except (OSError, ValueError, RecursionError, MessageError) as error:
-        _log.error(
-            "the coordinator's record %s cannot be read (%s); it waits for a worker that holds "
-            "the job's state",
-            path,
-            error,
-        )
-        return History(CoordinatorRecord(job), is_unknown=True)
+    except (ValueError, RecursionError, MessageError) as error:
+        return _unknown_history(job, str(error))
     return History(record if record.job == job else CoordinatorRecord(job))
+
+
+def record_text(record: CoordinatorRecord) -> str:
+    """Return a record as `history_of` reads it."""
+    return json.dumps({"version": VERSION, **RECORDS.encode(record)})
 
 
 def save_record(path: Path, record: CoordinatorRecord) -> None:
@@ -46,12 +54,11 @@ def save_record(path: Path, record: CoordinatorRecord) -> None:
     Workers remember too. A full disk must not stop a job whose workers are well.
     """
     draft = path.with_name(f".{path.name}.{uuid4().hex}")
-    document = {"version": VERSION, **RECORDS.encode(record)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with draft.open("w", encoding="utf-8") as stream:
-                json.dump(document, stream)
+                stream.write(record_text(record))
                 stream.flush()
                 os.fsync(stream.fileno())
             draft.replace(path)
@@ -59,3 +66,12 @@ def save_record(path: Path, record: CoordinatorRecord) -> None:
             draft.unlink(missing_ok=True)
     except OSError as error:
         _log.error("the coordinator's record %s cannot be written: %s", path, error.strerror)
+
+
+def _unknown_history(job: str, why: str) -> History:
+    _log.error(
+        "the coordinator's record cannot be read (%s); it waits for a worker that holds the job's "
+        "state",
+        why,
+    )
+    return History(CoordinatorRecord(job), is_unknown=True)

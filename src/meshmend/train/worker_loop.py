@@ -197,7 +197,8 @@ class WorkerLoop:
             try:
                 news = self._news_after(after)
                 if news.is_over:
-                    self.is_over, self.was_waiting = True, bool(news.wait)
+                    self.is_over = True
+                    self.was_waiting = bool(news.wait) or self.state_version == FRESH
                 elif news.generation is not None:
                     after = news.generation.number
                     if self._enter(news.generation):

@@ -1,0 +1,151 @@
+"""A coordinator in a simulated process: what `coordinator_server` does, without sockets."""
+
+from typing import Any
+
+from meshmend.errors import MessageError
+from meshmend.membership.coordinator import Coordinator
+from meshmend.membership.history import CoordinatorRecord, History
+from meshmend.membership.job_spec import JobSpec
+from meshmend.membership.messages import (
+    Message,
+    NewGeneration,
+    Observe,
+    decode_message,
+    encode_message,
+)
+from meshmend.membership.record_file import history_of, record_text
+from simulation.disk import Disk
+from simulation.event_loop import EventLoop, Process
+from simulation.invariants import Invariants
+from simulation.network import End, Network
+
+COORDINATOR_HOST = 0
+COORDINATOR_PORT = 1
+_OBSERVER = 0  # the number of the connection of whoever started the job
+_CODEC_SHARE = 0.03  # of the messages go through the codec, which takes as long as all else
+
+
+class CoordinatorProcess(Process):
+    """One coordinator, from its start to its death."""
+
+    def __init__(
+        self, events: EventLoop, network: Network, disk: Disk, spec: JobSpec, rules: Invariants
+    ) -> None:
+        super().__init__(events, COORDINATOR_HOST, "coordinator")
+        self._disk = disk
+        self._rules = rules
+        self._ends: dict[int, End] = {}
+        self._ready: dict[int, None] = {}
+        self._callers: list[End] = []
+        self._n_opened = _OBSERVER
+        self._is_due = False
+        self.is_done = False
+        history = history_of(disk.record, spec.job) if disk.record is not None else None
+        if disk.is_record_outdated or (history is not None and history.is_unknown):
+            rules.forgive_history()
+        self.coordinator = Coordinator(
+            spec,
+            self,
+            history=history or History(CoordinatorRecord(spec.job)),
+            keep=self._keep,
+            on_event=rules.observe,
+        )
+        network.listen(self, COORDINATOR_PORT, self._admit)
+        self.coordinator.opened(_OBSERVER, "launcher", events.now)
+        self.coordinator.received(_OBSERVER, Observe(spec.job), events.now)
+        self.soon(self._work)
+
+    def hear_observer(self, message: Message) -> None:
+        """Let whoever started the job say something."""
+
+        def hear() -> None:
+            self.coordinator.received(_OBSERVER, message, self.events.now)
+            self._wake()
+
+        self.soon(hear)
+
+    def send(self, connection: int, message: Message) -> None:
+        """Send a message to a worker."""
+        if connection == _OBSERVER or connection not in self._ends:
+            return
+        self.events.tell(self.name, "to %s: %s", self._ends[connection].peer.owner.name, message)
+        if isinstance(message, NewGeneration):
+            self._rules.formed(message.generation)
+        self._ends[connection].send(through_codec(self.events, message))
+
+    def hang_up(self, connection: int) -> None:
+        """Close a connection."""
+        if (end := self._ends.pop(connection, None)) is not None:
+            end.close()
+
+    def _keep(self, record: CoordinatorRecord) -> None:
+        self._disk.write_record(record_text(record))
+
+    def _admit(self, end: End, request: Any) -> None:
+        self._callers.append(end)
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self.soon(self._turn)
+
+    def _turn(self) -> None:
+        """Hear everyone who has something to say, then let the callers in, then decide."""
+        self._is_due = False
+        ready, self._ready = list(self._ready), {}
+        self.events.random.shuffle(ready)
+        for number in ready:
+            self._serve(number)
+        callers, self._callers = self._callers, []
+        for end in callers:
+            self._open(end)
+        self.coordinator.tick(self.events.now)
+        self.is_done = self.coordinator.is_done
+
+    def _work(self) -> None:
+        """Look at the clock as often as the coordinator wants."""
+        self._turn()
+        wakeup = self.coordinator.next_wakeup(self.events.now)
+        self.soon(self._work, max(0.001, wakeup - self.events.now))
+
+    def _open(self, end: End) -> None:
+        self._n_opened += 1
+        number = self._n_opened
+        self._ends[number] = end
+
+        def ready() -> None:
+            self._ready[number] = None
+            self._wake()
+
+        end.on_ready = ready
+        self.coordinator.opened(number, f"host {end.peer.owner.host}", self.events.now)
+        if end.inbox or end.is_lost:
+            ready()
+
+    def _serve(self, number: int) -> None:
+        end = self._ends.get(number)
+        while end is not None and end.inbox and number in self._ends:
+            self._hear(number, end.inbox.popleft())
+        if end is not None and end.is_lost and number in self._ends:
+            self.hang_up(number)
+            self.coordinator.closed(number, "the other end hung up", self.events.now)
+
+    def _hear(self, number: int, item: Message | bytes) -> None:
+        now = self.events.now
+        try:
+            message = decode_message(item) if isinstance(item, bytes) else item
+        except MessageError as error:
+            self.coordinator.refuse(number, str(error), now)
+            return
+        self.coordinator.received(number, message, now)
+
+
+def through_codec(events: EventLoop, message: Message) -> Message:
+    """Return a message as the other end will read it; some of them really go through the codec."""
+    is_rare = isinstance(message, NewGeneration)
+    if not is_rare and events.random.random() > _CODEC_SHARE:
+        return message
+    read = decode_message(encode_message(message))
+    assert read == message, f"the codec makes {read} of {message}"
+    return read

@@ -1,0 +1,58 @@
+"""The disks of a job: the coordinator's record, and the checkpoints that all workers share."""
+
+from dataclasses import dataclass, field
+
+from meshmend.errors import InputError
+
+
+@dataclass(frozen=True)
+class State:
+    """What a replica holds: a digest that names everything that went into it."""
+
+    step: int
+    position: int
+    digest: int
+
+
+@dataclass
+class Disk:
+    """Files, as far as a job knows them; while it is full nothing is written."""
+
+    record: str | None = None
+    is_record_outdated: bool = False  # something was to be written after it, and was not
+    is_full: bool = False
+    is_slow: bool = False
+    damaged: set[int] = field(default_factory=set)  # steps whose checkpoints cannot be read
+    _shards: dict[tuple[int, int], dict[int, State]] = field(default_factory=dict)
+
+    def write_record(self, text: str) -> None:
+        """Keep a coordinator's record in the place of the one before."""
+        if self.is_full:
+            self.is_record_outdated = True
+        else:
+            self.record, self.is_record_outdated = text, False
+
+    def save(self, state: State, *, shard: int, n_shards: int) -> None:
+        """Write a worker's part of a checkpoint.
+
+        Raises:
+            InputError: the disk is full.
+        """
+        if self.is_full:
+            raise InputError(f"cannot write the checkpoint of step {state.step}: no space")
+        self._shards.setdefault((state.step, n_shards), {})[shard] = state
+
+    def complete_steps(self) -> list[int]:
+        """Return the steps of which all shards of one count are there."""
+        return sorted({step for (step, n), found in self._shards.items() if len(found) == n})
+
+    def load(self, step: int) -> State | None:
+        """Return the state of a step, or None if it cannot be read."""
+        if step in self.damaged:
+            return None
+        sets = [
+            list(found.values())
+            for (at, n_shards), found in self._shards.items()
+            if at == step and len(found) == n_shards
+        ]
+        return next((states[0] for states in sets if len(set(states)) == 1), None)

@@ -1,0 +1,141 @@
+"""What must hold in every run, checked as it happens.
+
+A step is **settled** once all members of one generation have finished it. A settled step is never
+done again and never differs between workers, unless the coordinator has told that it is lost. A
+step that only some members finished may be lost with them: it was in flight.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from meshmend.membership.events import (
+    Event,
+    GenerationBegan,
+    JobFailed,
+    StateLost,
+    StateRestored,
+    WorkerStepped,
+)
+from meshmend.membership.generation import Generation
+from meshmend.topology.failures import Chip
+from meshmend.train.samples import Share
+from simulation.disk import State
+from simulation.event_loop import EventLoop
+
+Contribution = tuple[int, int, int, int]  # first sample, one past the last, batch, digest before
+
+
+class ProtocolError(AssertionError):
+    """Something happened that never may."""
+
+
+class Invariants:
+    """The history of one run, as somebody sees it who sees everything."""
+
+    def __init__(self, events: EventLoop) -> None:
+        self._events = events
+        self._is_forgiving = False
+        self.settled: list[State] = [State(0, 0, 0)]  # by step
+        self._formed: dict[int, Generation] = {}
+        self._begun: dict[int, int] = {}  # generation: the step it began with
+        self._results: dict[tuple[int, int], State] = {}  # generation, step
+        self._finished: dict[tuple[int, int], set[Chip]] = defaultdict(set)
+        self._before: dict[int, State] = {}  # by digest, what a state came from
+        self._lost_told_at: float | None = None
+        self.n_restores = 0
+        self.n_generations = 0
+        self.failure = ""
+
+    def forgive_history(self) -> None:
+        """Take in that a record was lost with a full or broken disk: then a state may be, too."""
+        self._is_forgiving = True
+        self._events.tell("invariants", "the coordinator's record is out of date")
+
+    def formed(self, generation: Generation) -> None:
+        """Take in that the coordinator asks for a generation."""
+        known = self._formed.setdefault(generation.number, generation)
+        self._check(known == generation or self._is_forgiving, "a number of two generations")
+
+    def observe(self, clock: float, event: Event) -> None:
+        """Take in what the coordinator tells those who watch."""
+        if not isinstance(event, WorkerStepped):
+            self._events.tell("observer", "%s", event)
+        match event:
+            case StateLost():
+                self._lost_told_at = clock
+            case StateRestored(step=step):
+                self._check(self._lost_told_at is not None, "restored without a word of a loss")
+                self._lost_told_at = None
+                del self.settled[step + 1 :]
+                self.n_restores += 1
+            case GenerationBegan(number=number, step=step):
+                self.n_generations += 1
+                self._begun[number] = step
+                top = self.settled[-1].step
+                self._check(step >= top, f"generation {number} goes back to {step} from {top}")
+                self._check(step <= top + 1, f"generation {number} skips from {top} to {step}")
+            case JobFailed(why=why):
+                self.failure = why
+
+    def attempts(self, chip: Chip, number: int, state: State) -> None:
+        """Take in that a worker begins a step in a generation."""
+        self._check(
+            number in self._begun, f"{chip} steps in generation {number}, which never began"
+        )
+        generation = self._formed[number]
+        self._check(chip in generation.chips, f"{chip} is no member of generation {number}")
+        self._check(state.step >= self._begun[number], f"{chip} is behind its generation")
+
+    def finishes(
+        self, chip: Chip, number: int, before: State, parts: Sequence[Contribution]
+    ) -> State:
+        """Take in that a worker finished a step; return what it holds then."""
+        batch = parts[0][2]
+        self._check({part[3] for part in parts} == {before.digest}, "a sum over different replicas")
+        self._check_samples(before.position, batch, parts)
+        step = before.step + 1
+        digest = hash((before.digest, number, *parts))
+        state = State(step, before.position + batch, digest)
+        known = self._results.setdefault((number, step), state)
+        self._check(known == state, f"{chip} ends step {step} with bits of its own")
+        self._before[digest] = before
+        if number < max(self._begun):
+            return state  # the others went on without it, and it will hear so
+        self._check_goes_on(chip, state)
+        self._settle(before)  # all members put it into this sum
+        finished = self._finished[number, step]
+        finished.add(chip)
+        if finished == set(self._formed[number].chips):
+            self._settle(state)
+        return state
+
+    def check_over(self, chip: Chip, state: State, n_steps: int) -> None:
+        """Check that a worker has done all steps of the job when it hears that all is over."""
+        self._check(state.step == n_steps, f"all is over for {chip} at step {state.step}")
+        self._check_goes_on(chip, state)
+
+    def _settle(self, state: State) -> None:
+        if state.step == len(self.settled):
+            self.settled.append(state)
+
+    def _check_goes_on(self, chip: Chip, state: State) -> None:
+        """Check that nothing that was settled is missing in a state."""
+        top = self.settled[-1]
+        before = state
+        while before.step > top.step:
+            before = self._before[before.digest]
+        is_again = state.step <= top.step and state != self.settled[state.step]
+        self._check(not is_again, f"{chip} does step {state.step} again, {top.step} was settled")
+        self._check(state.step < top.step or before == top, f"{chip} forks after step {top.step}")
+
+    def _check_samples(self, start: int, batch: int, parts: Sequence[Contribution]) -> None:
+        shares = sorted(Share(*part[:3]).start for part in parts)
+        at = start
+        for first, stop, _, _ in sorted(parts):
+            self._check(first == at, f"samples from {at} to {first} of {shares} are missing")
+            at = stop
+        self._check(at == start + batch, f"samples from {at} on are missing or used twice")
+
+    def _check(self, is_right: bool, what: str) -> None:
+        if not is_right and not self._is_forgiving:
+            raise ProtocolError(what)

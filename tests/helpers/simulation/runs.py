@@ -1,0 +1,109 @@
+"""Runs: one seed, one job from its start to its end, and what is to be said of it."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from meshmend.membership.messages import FRESH
+from simulation.event_loop import EventLoop
+from simulation.faults import plan_faults
+from simulation.invariants import ProtocolError
+from simulation.world import TIMING, Scenario, World
+
+# After the last fault: to find it, to wait for a holder, to do all steps, and as much again.
+_PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a run went; `problem` is what went wrong with the protocol, or nothing."""
+
+    seed: int
+    problem: str
+    is_failed_job: bool = False
+    n_restores: int = 0
+    n_generations: int = 0
+    ended_at: float = 0.0
+    n_actions: int = 0
+    trace: tuple[str, ...] = ()
+
+
+def simulate(seed: int, *, traces: bool = False) -> Run:
+    """Run the job of a seed until it has ended."""
+    events = EventLoop(seed, traces=traces)
+    scenario = Scenario.of(seed)
+    world = World(events, scenario)
+    problem = ""
+    try:
+        with _quiet():
+            plan_faults(world)
+            events.run(scenario.calm_at + _PATIENCE_S, world.is_done)
+        problem = _problem_at_the_end(world)
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+        if not isinstance(error, ProtocolError):
+            problem += _where(error)
+    finally:
+        world.close()
+    return Run(
+        seed,
+        problem,
+        is_failed_job=bool(world.rules.failure),
+        n_restores=world.rules.n_restores,
+        n_generations=world.rules.n_generations,
+        ended_at=events.now,
+        n_actions=events.n_actions,
+        trace=tuple(events.trace),
+    )
+
+
+def first_problem(seeds: range) -> Run | None:
+    """Return the first run of some seeds that went wrong."""
+    return next((run for run in map(simulate, seeds) if run.problem), None)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the real code from logging: the trace tells all, and more."""
+    logger = logging.getLogger("meshmend")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _problem_at_the_end(world: World) -> str:
+    if world.rules.failure:
+        return _why_no_failure(world)
+    if not world.is_over:
+        step = world.rules.settled[-1].step
+        return f"the job stands still at step {step} of {world.scenario.n_steps}"
+    for chip, worker in world.workers.items():
+        if worker.is_over and not worker.loop.was_waiting:
+            world.rules.check_over(chip, worker.replica.state, world.scenario.n_steps)
+    return ""
+
+
+def _why_no_failure(world: World) -> str:
+    """Return who could have gone on although the job has failed, or nothing."""
+    if world.events.now - world.undisturbed_since < 2 * TIMING.holder_timeout_s:
+        return ""
+    top = world.rules.settled[-1]
+    holders = [
+        chip
+        for chip, worker in world.workers.items()
+        if worker.process.is_alive and worker.loop.state_version != FRESH
+        if worker.replica.state == top and top.step > 0
+    ]
+    return f"the job failed although {holders} hold the state" if holders else ""
+
+
+def _where(error: Exception) -> str:
+    """Return the place in the code where an error was raised."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})" if trace else ""

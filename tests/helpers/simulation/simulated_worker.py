@@ -1,0 +1,190 @@
+"""A worker that trains: the loop of `train.job` over a replica that is no more than a digest."""
+
+from collections.abc import Callable
+
+from meshmend.errors import CheckpointDamageError, InputError, JobFailedError, RefusedError
+from meshmend.faults.self_injection import SelfInjection
+from meshmend.membership.client import WorkerIdentity
+from meshmend.membership.events import WorkerStepped
+from meshmend.membership.job_fingerprint import JobFingerprint
+from meshmend.topology.failures import Chip
+from meshmend.topology.mesh import Mesh
+from meshmend.train.samples import batch_of, share_of
+from meshmend.train.worker_loop import SumSizes, WorkerLoop
+from simulation.coordination import SimulatedCoordination
+from simulation.disk import Disk, State
+from simulation.event_loop import EventLoop
+from simulation.invariants import Contribution, Invariants
+from simulation.network import Network
+from simulation.peers import SimulatedPeers
+from simulation.worker_process import WorkerProcess
+
+BATCH = 12
+SAVE_EVERY = 4
+_SIZES: SumSizes = ((1, "float32"),)
+
+
+class SimulatedReplica:
+    """The state of a worker, as far as `WorkerLoop` asks for it."""
+
+    def __init__(self, disk: Disk, n_steps: int) -> None:
+        self._disk = disk
+        self._n_steps = n_steps
+        self._unreadable: set[int] = set()
+        self.state = State(0, 0, 0)
+
+    @property
+    def step_number(self) -> int:
+        """How many steps are done."""
+        return self.state.step
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all steps are done."""
+        return self.state.step >= self._n_steps
+
+    def sum_sizes(self) -> SumSizes:
+        """Return what one step sums."""
+        return _SIZES
+
+    def packed_state(self) -> State:
+        """Return all that makes up the training at this step."""
+        return self.state
+
+    def take_over(self, state: State) -> None:
+        """Be where another worker is."""
+        self.state = state
+
+    def newest_checkpoint(self) -> int | None:
+        """Return the step of the newest whole checkpoint that this worker can read."""
+        steps = self._disk.complete_steps()
+        return max((step for step in steps if step not in self._unreadable), default=None)
+
+    def went_back(self, step: int, generation: int) -> None:
+        """Write nothing down: the invariants hear of it from the coordinator."""
+
+    def restore(self, step: int) -> None:
+        """Be where the checkpoint of a step is."""
+        state = self._disk.load(step)
+        if state is None:
+            self._unreadable.add(step)
+            raise CheckpointDamageError(f"the checkpoint of step {step} cannot be read")
+        self.state = state
+
+
+class SimulatedWorker:
+    """One worker process and all that is in it; `on_end` is called when it has ended."""
+
+    def __init__(
+        self,
+        events: EventLoop,
+        network: Network,
+        disk: Disk,
+        rules: Invariants,
+        *,
+        whole: Mesh,
+        chip: Chip,
+        port: int,
+        n_steps: int,
+        policy: str,
+        batch: int,
+        on_switch: Callable[[WorkerProcess], None],
+        on_end: Callable[["SimulatedWorker"], None],
+    ) -> None:
+        host = 1 + whole.live.index(chip)
+        self.process = WorkerProcess(events, host, chip, port, on_switch=on_switch)
+        self._events, self._disk, self._rules = events, disk, rules
+        self._n_whole, self._policy, self._batch = len(whole.live), policy, batch
+        identity = WorkerIdentity("job", whole.shape, chip, host - 1, ("host-0", 1), b"")
+        self.replica = SimulatedReplica(disk, n_steps)
+        self.peers = SimulatedPeers(self.process, network, whole, port)
+        self.coordination = SimulatedCoordination(
+            self.process, network, identity, _fingerprint(n_steps, batch, policy)
+        )
+        self.loop = WorkerLoop(
+            chip, self.replica, self.coordination, self.peers, SelfInjection(chip, ())
+        )
+        self._reported = 0
+        self._on_end = on_end
+        self.is_wrong = batch != BATCH
+        self.is_over = False
+        self.refusal = ""
+        self.process.start(self._main)
+
+    def _main(self) -> None:
+        try:
+            self.loop.start()
+            while not self.loop.is_over:
+                if self.replica.is_finished:
+                    self.loop.finish()
+                else:
+                    self._attempt()
+            self.is_over = True
+        except RefusedError as error:
+            self.refusal = str(error)
+        except JobFailedError:
+            pass
+        self._events.tell(self.process.name, "ends %s", self.refusal)
+        self.coordination.close()
+        self.peers.close()
+        self.process.is_alive = False
+        self._on_end(self)
+
+    def _attempt(self) -> None:
+        """Take part in a step, or come to terms with the others."""
+        process, number, before = self.process, self.loop.number, self.replica.state
+        rank, n_members = self.peers.rank, self.peers.n_members
+        batch = batch_of(self._policy, self._batch, n_members, self._n_whole)
+        share = share_of(before.position, batch, rank, n_members)
+        self._rules.attempts(process.chip, number, before)
+        process.sleep(0.03 + 0.05 * self._events.random.random())
+        parts: list[Contribution] = [(share.start, share.stop, share.batch, before.digest)]
+        if not self.loop.summed([(parts, 1, "float32")]):
+            self.loop.recover(after=number)
+            return
+        self.replica.state = self._rules.finishes(process.chip, number, before, parts)
+        self._events.tell(
+            process.name, "finished step %d in generation %d", before.step + 1, number
+        )
+        self.loop.stepped()
+        if rank == 0 or self._reported != number:
+            self._report(number, batch, leads=rank == 0)
+        if self.replica.state.step % SAVE_EVERY == 0:
+            self._save(rank, n_members)
+
+    def _report(self, number: int, batch: int, *, leads: bool) -> None:
+        is_first, self._reported = self._reported != number, number
+        stepped = WorkerStepped(
+            chip=self.process.chip,
+            step=self.replica.state.step,
+            generation=number,
+            at=self._events.now,
+            leads=leads,
+            first=is_first,
+            loss=None,
+            samples=batch,
+        )
+        self.coordination.report(stepped)
+
+    def _save(self, rank: int, n_members: int) -> None:
+        """Write this worker's part of a checkpoint; training goes on if that fails."""
+        if self._disk.is_slow:
+            self.process.sleep(0.3)
+        try:
+            self._disk.save(self.replica.state, shard=rank, n_shards=n_members)
+        except InputError:
+            self._events.tell(self.process.name, "cannot save step %d", self.replica.state.step)
+
+
+def _fingerprint(n_steps: int, batch: int, policy: str) -> JobFingerprint:
+    return JobFingerprint(
+        version="1",
+        steps=n_steps,
+        batch=batch,
+        seed=0,
+        policy=policy,
+        model="digest",
+        optimizer="none",
+        dataset_length=1000,
+        samples="1",
+    )

@@ -1,0 +1,241 @@
+"""One job in a world that can break: its processes, its network, its disk, and their faults."""
+
+from dataclasses import dataclass
+from random import Random
+
+from meshmend.membership.job_spec import JobSpec
+from meshmend.membership.messages import CutLink, MendLink
+from meshmend.membership.timing import Timing
+from meshmend.topology.failures import Chip, Link
+from meshmend.topology.text import parse_mesh
+from simulation.coordinator_process import COORDINATOR_HOST, CoordinatorProcess
+from simulation.disk import Disk
+from simulation.event_loop import EventLoop, Process
+from simulation.invariants import Invariants, ProtocolError
+from simulation.network import Network
+from simulation.simulated_worker import BATCH, SimulatedWorker
+from simulation.worker_process import WorkerProcess
+
+MESHES = {text: parse_mesh(text) for text in ("1x2", "1x3", "2x2", "2x3")}
+LINK_TIMEOUT_S = 0.4
+TIMING = Timing(
+    settle_s=0.02,
+    doubt_s=0.06,
+    gather_s=1.0,
+    recall_s=0.3,
+    heartbeat_timeout_s=0.4,
+    straggler_timeout_s=1.5,
+    holder_timeout_s=1.5,
+)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What one seed plays: which mesh, how many steps, and how much goes wrong until when."""
+
+    mesh: str
+    board: tuple[int, ...]
+    n_steps: int
+    policy: str
+    n_faults: int
+    calm_at: float
+    switch_fault_share: float
+
+    @classmethod
+    def of(cls, seed: int) -> "Scenario":
+        """Return the scenario of a seed."""
+        random = Random(seed + 1_000_003)
+        mesh = random.choice(list(MESHES))
+        return cls(
+            mesh=mesh,
+            board=random.choice([(1, 1), (1, 1), MESHES[mesh].shape, (2, 1)]),
+            n_steps=random.randint(10, 24),
+            policy=random.choice(["constant", "shrink"]),
+            n_faults=random.randint(1, 7),
+            calm_at=random.uniform(2.0, 4.0),
+            switch_fault_share=random.choice([0.0, 0.0, 0.003, 0.01]),
+        )
+
+
+class World:
+    """A job, and the hands that break it. A fault that makes no sense now does nothing."""
+
+    def __init__(self, events: EventLoop, scenario: Scenario) -> None:
+        self.events = events
+        self.scenario = scenario
+        self.mesh = MESHES[scenario.mesh]
+        self.rules = Invariants(events)
+        self.network = Network(events, LINK_TIMEOUT_S)
+        self.disk = Disk()
+        self.workers: dict[Chip, SimulatedWorker] = {}
+        self.frozen_for_good: list[Process] = []
+        self._n_ports = 0
+        self.is_calm = False
+        self.is_over = False
+        self.undisturbed_since = 0.0
+        self._spec = JobSpec("job", self.mesh, scenario.board, TIMING)
+        self.coordinator = self._new_coordinator()
+        for chip in self.mesh.live:
+            self.start_worker(chip)
+
+    @property
+    def links(self) -> list[Link]:
+        """All links of the mesh."""
+        live = self.mesh.live
+        return [Link.between(live[one], live[other]) for one, other in self.mesh.links]
+
+    def is_done(self) -> bool:
+        """Whether the job has ended, well or not."""
+        return self.is_over
+
+    def _worker_ended(self, worker: SimulatedWorker) -> None:
+        if worker.refusal and worker.is_wrong:
+            self.events.after(0.1, lambda: self.start_worker(worker.process.chip))
+        elif worker.refusal:
+            raise ProtocolError(f"{worker.process.name} was refused: {worker.refusal}")
+        self.is_over |= worker.is_over or bool(self.rules.failure)
+
+    def start_worker(self, chip: Chip, *, batch: int = BATCH) -> None:
+        """Start a worker where there is none; with another batch it is one that does not fit."""
+        old = self.workers.get(chip)
+        if old is not None and old.process.is_alive:
+            return
+        self._n_ports += 1
+        self.events.tell("world", "starts worker %s", chip)
+        self.workers[chip] = SimulatedWorker(
+            self.events,
+            self.network,
+            self.disk,
+            self.rules,
+            whole=self.mesh,
+            chip=chip,
+            port=self._n_ports,
+            n_steps=self.scenario.n_steps,
+            policy=self.scenario.policy,
+            batch=batch,
+            on_switch=self._at_switch_point,
+            on_end=self._worker_ended,
+        )
+
+    def kill_worker(self, chip: Chip, *, how: str = "kill") -> None:
+        """End a worker: by a signal, with what it sent last, or with its host."""
+        self.disturb(f"{how} of {chip}")
+        worker = self.workers.get(chip)
+        if worker is not None and worker.process.is_alive:
+            self._kill(worker.process, how)
+            self.events.after(0.0, worker.process.reap)
+            back_s = self.events.random.choice([0.05, 0.3, 1.0, 2.0])
+            self.events.after(back_s, lambda: self.start_worker(chip))
+
+    def kill_coordinator(self, *, how: str = "kill") -> None:
+        """End the coordinator; another is started later."""
+        self.disturb(f"{how} of the coordinator")
+        if self.coordinator.is_alive and not self.coordinator.is_done:
+            self._kill(self.coordinator, how)
+            back_s = self.events.random.choice([0.02, 0.2, 1.0])
+            self.events.after(back_s, self.start_coordinator)
+
+    def start_coordinator(self) -> None:
+        """Start a coordinator if there is none."""
+        if not self.coordinator.is_alive and not self.is_over:
+            self.events.tell("world", "starts the coordinator")
+            self.coordinator = self._new_coordinator()
+
+    def freeze(self, process: Process, seconds: float) -> None:
+        """Stop a process for a while; its kernel answers, it does not."""
+        self.disturb(f"freeze of {process.name} for {seconds:.2f} s")
+        process.frozen_until = self.events.now + seconds
+
+    def stick(self, chip: Chip, seconds: float) -> None:
+        """Stop only the main thread of a worker for a while."""
+        self.disturb(f"stuck loop of {chip} for {seconds:.2f} s")
+        if chip in self.workers:
+            self.workers[chip].process.stuck_until = self.events.now + seconds
+
+    def block(self, source: int, target: int, seconds: float) -> None:
+        """Drop all that one host sends to another for a while."""
+        self.disturb(f"drop from host {source} to {target} for {seconds:.2f} s")
+        self.network.block(source, target, self.events.now + seconds)
+
+    def partition(self, hosts: set[int], seconds: float) -> None:
+        """Cut some hosts off from the others for a while."""
+        self.disturb(f"partition of {sorted(hosts)} for {seconds:.2f} s")
+        every = range(1 + self.mesh.n_live)
+        for one in every:
+            for other in every:
+                if (one in hosts) != (other in hosts):
+                    self.network.block(one, other, self.events.now + seconds)
+
+    def reset_connections(self, process: Process) -> None:
+        """Break a random connection of a process."""
+        if ends := self.network.ends_of(process):
+            self.disturb(f"reset of a connection of {process.name}")
+            self.events.random.choice(ends).reset()
+
+    def cut(self, link: Link) -> None:
+        """Have a link cut, as the launcher does."""
+        self.disturb(f"cut of {link}")
+        self.coordinator.hear_observer(CutLink(link))
+
+    def disturb(self, what: str) -> None:
+        """Write down that something went wrong."""
+        self.undisturbed_since = self.events.now
+        self.events.tell("fault", what)
+
+    def calm(self) -> None:
+        """Let nothing more go wrong, and repair all that can be."""
+        self.disturb("no more: everything is repaired")
+        self.is_calm = True
+        self.network.unblock_all()
+        self.network.slow_until = 0.0
+        self.disk.is_full = self.disk.is_slow = False
+        self.coordinator.frozen_until = self.events.now
+        for worker in self.workers.values():
+            worker.process.stuck_until = self.events.now
+            if worker.process not in self.frozen_for_good:
+                worker.process.frozen_until = self.events.now
+        self.start_coordinator()
+        for chip in self.mesh.live:
+            self.start_worker(chip)
+        for link in self.links:
+            self.coordinator.hear_observer(MendLink(link))
+
+    def close(self) -> None:
+        """End everything that still waits."""
+        for worker in self.workers.values():
+            worker.process.is_alive = False
+            worker.process.reap()
+
+    def _new_coordinator(self) -> CoordinatorProcess:
+        return CoordinatorProcess(self.events, self.network, self.disk, self._spec, self.rules)
+
+    def _kill(self, process: Process, how: str) -> None:
+        process.is_alive = False
+        for end in self.network.ends_of(process):
+            if how == "kill":
+                end.close()
+            elif how == "reset":
+                end.reset()
+                end.is_open = False
+            else:
+                end.vanish()
+
+    def _at_switch_point(self, process: WorkerProcess) -> None:
+        """Let something happen exactly where a worker waits."""
+        random = self.events.random
+        if self.is_calm or random.random() >= self.scenario.switch_fault_share:
+            return
+        match random.choice(["kill", "coordinator", "freeze", "reset"]):
+            case "kill":
+                self.kill_worker(process.chip, how=random.choice(["kill", "reset", "power loss"]))
+            case "coordinator":
+                self.kill_coordinator()
+            case "freeze":
+                self.freeze(process, random.uniform(0.1, 1.2))
+            case "reset":
+                self.reset_connections(process)
+
+    @property
+    def coordinator_host(self) -> int:
+        """Where the coordinator runs."""
+        return COORDINATOR_HOST

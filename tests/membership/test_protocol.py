@@ -1,0 +1,194 @@
+"""The whole protocol under one simulated clock: it survives a thousand seeds, its mutants do not.
+
+A seed that fails is replayed, with all that happened, by
+`python tests/helpers/simulate_protocol.py --seed SEED --trace`.
+"""
+
+from collections.abc import Callable
+
+import pytest
+
+from meshmend.membership import history as history_rules
+from meshmend.membership.admission import Admission
+from meshmend.membership.coordinator import Coordinator
+from meshmend.membership.history import History
+from meshmend.membership.job_fingerprint import JobFingerprint
+from meshmend.membership.membership import Membership
+from meshmend.membership.messages import FRESH, Go, Hello, Message, Status
+from meshmend.topology.failures import Chip
+from simulation import world
+from simulation.coordinator_process import CoordinatorProcess
+from simulation.network import NEVER
+from simulation.runs import first_problem, simulate
+
+N_SEEDS = 1000  # in `make test`; `make slow` does fifty times as many
+N_PARTS = 8
+
+Patch = pytest.MonkeyPatch
+
+
+def parts_of(first: int, n_seeds: int, n_parts: int) -> list[range]:
+    """Split seeds into parts that several processes can share."""
+    size = n_seeds // n_parts
+    return [range(start, start + size) for start in range(first, first + n_seeds, size)]
+
+
+@pytest.mark.parametrize("seeds", parts_of(0, N_SEEDS, N_PARTS), ids=str)
+def test_whatever_breaks_a_job_keeps_one_history_and_goes_on(seeds: range) -> None:
+    assert first_problem(seeds) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", parts_of(N_SEEDS, 50 * N_SEEDS, 50), ids=str)
+def test_fifty_thousand_seeds(seeds: range) -> None:
+    assert first_problem(seeds) is None
+
+
+def test_a_seed_plays_the_same_history_again() -> None:
+    one, other = (simulate(4, traces=True) for _ in range(2))
+
+    assert one == other
+    assert len(one.trace) > 100
+
+
+def test_the_seeds_see_restores_and_jobs_that_fail() -> None:
+    """Otherwise the faults would be too mild to prove anything."""
+    runs = [simulate(seed) for seed in range(150)]
+
+    assert any(run.n_restores for run in runs)
+    assert any(run.is_failed_job for run in runs)
+    assert sum(run.n_generations for run in runs) > 2 * len(runs)
+
+
+def let_anyone_begin(patch: Patch) -> None:
+    """A new worker begins anew although others trained before."""
+    patch.setattr(History, "is_holder", lambda history, status: True)
+    patch.setattr(History, "has_witness", lambda history, workers: any(True for _ in workers))
+
+
+def never_miss_a_link(patch: Patch) -> None:
+    """No end of a connection finds out that the other is silent."""
+    patch.setattr(world, "LINK_TIMEOUT_S", NEVER)
+
+
+def never_miss_a_worker(patch: Patch) -> None:
+    """The coordinator waits for ever for a worker that hangs."""
+    patch.setattr(Coordinator, "_drop_silent", lambda coordinator, timeout_s: None)
+    patch.setattr(Coordinator, "_drop_stuck", lambda coordinator: None)
+
+
+def accept_two_hellos(patch: Patch) -> None:
+    """A worker may say twice on one connection who it is."""
+    hear = Coordinator._hear_worker
+
+    def hear_again(
+        coordinator: Coordinator, connection: object, chip: Chip, message: Message
+    ) -> None:
+        if isinstance(message, Hello):
+            connection.chip = None  # type: ignore[attr-defined]  # as the old code left it
+            coordinator._greet(connection, message)  # type: ignore[arg-type]
+        else:
+            hear(coordinator, connection, chip, message)  # type: ignore[arg-type]
+
+    patch.setattr(Coordinator, "_hear_worker", hear_again)
+
+
+def believe_every_number(patch: Patch) -> None:
+    """A worker may speak of any generation."""
+    patch.setattr(Admission, "_why_impossible", lambda admission, hello, status: "")
+
+
+def compare_no_arguments(patch: Patch) -> None:
+    """A worker with another batch is let in."""
+    patch.setattr(JobFingerprint, "difference", lambda ours, theirs: "")
+
+
+def begin_before_all_are_ready(patch: Patch) -> None:
+    """The word to begin is given as soon as a generation is made."""
+
+    def begun(membership: Membership) -> Go | None:
+        generation = membership.generation
+        if generation is None or membership.go is not None:
+            return None
+        if not all(chip in membership._workers for chip in generation.chips):
+            return None
+        best = max(membership._state_of(chip) for chip in generation.chips)
+        holders = tuple(chip for chip in generation.chips if membership._state_of(chip) == best)
+        membership.go = Go(generation.number, best[1], holders[:1])
+        membership.history.begin(generation, version=best[0], step=best[1])
+        return membership.go
+
+    patch.setattr(Membership, "_begun", begun)
+
+
+def accept_stale_workers(patch: Patch) -> None:
+    """A worker that the others went on without gives its old state to them."""
+
+    def is_holder(history: History, status: Status) -> bool:
+        return status.state_version != FRESH or history.latest == FRESH
+
+    patch.setattr(History, "is_stale", lambda history, status: False)
+    patch.setattr(History, "is_holder", is_holder)
+
+
+def keep_no_record(patch: Patch) -> None:
+    """A coordinator that is started again knows nothing of the one before."""
+    patch.setattr(CoordinatorProcess, "_keep", lambda process, record: None)
+
+
+def forget_who_is_turned_away(patch: Patch) -> None:
+    """A worker that was silent for a moment has to throw away what it holds."""
+    turn_away = Coordinator._turn_away
+
+    def turn_all_away(
+        coordinator: Coordinator, connection: object, chip: Chip, why: str, **_: bool
+    ) -> None:
+        turn_away(coordinator, connection, chip, why, is_stale=True)  # type: ignore[arg-type]
+
+    patch.setattr(Coordinator, "_turn_away", turn_all_away)
+
+
+def use_numbers_again(patch: Patch) -> None:
+    """A generation may have the number of one that came before."""
+    patch.setattr(History, "made", lambda history, number: None)
+
+
+def believe_no_denial(patch: Patch) -> None:
+    """A generation that took no step counts for ever."""
+    patch.setattr(history_rules, "_denies", lambda process, status, begun: False)
+
+
+def believe_every_denial(patch: Patch) -> None:
+    """A member that comes back proves that its generation took no step."""
+    patch.setattr(
+        history_rules,
+        "_denies",
+        lambda process, status, begun: not begun.is_confirmed and process in begun.members,
+    )
+
+
+MUTANTS: tuple[Callable[[Patch], None], ...] = (
+    let_anyone_begin,
+    never_miss_a_link,
+    never_miss_a_worker,
+    accept_two_hellos,
+    believe_every_number,
+    compare_no_arguments,
+    begin_before_all_are_ready,
+    accept_stale_workers,
+    keep_no_record,
+    forget_who_is_turned_away,
+    use_numbers_again,
+    believe_no_denial,
+    believe_every_denial,
+)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_protocol_with_a_flaw_is_caught(
+    mutant: Callable[[Patch], None], monkeypatch: Patch
+) -> None:
+    """The test of the test: the seeds pass without the flaw, and one of them fails with it."""
+    mutant(monkeypatch)
+
+    assert first_problem(range(N_SEEDS)) is not None
