@@ -297,7 +297,7 @@ def test_garbage_and_silence_on_the_port_harm_nobody(
         silent = answer_to(impatient.address)
         channel.close()
 
-        assert silent == [Refused("it does not say who it is")]
+        assert silent == [TryLater("it does not say who it is")]
         assert "a stranger, whose first bytes are b'GET / HTTP'" in caplog.text
         assert impatient.is_serving
 

@@ -42,6 +42,7 @@ class Invariants:
         self._finished: dict[tuple[int, int], set[Chip]] = defaultdict(set)
         self._before: dict[int, State] = {}  # by digest, what a state came from
         self._lost_told_at: float | None = None
+        self._given_up: list[State] = []  # steps that the last restore goes back behind
         self.n_restores = 0
         self.n_generations = 0
         self.failure = ""
@@ -66,11 +67,14 @@ class Invariants:
             case StateRestored(step=step):
                 self._check(self._lost_told_at is not None, "restored without a word of a loss")
                 self._lost_told_at = None
+                self._given_up = self.settled[step + 1 :]
                 del self.settled[step + 1 :]
                 self.n_restores += 1
             case GenerationBegan(number=number, step=step):
                 self.n_generations += 1
                 self._begun[number] = step
+                if step > len(self.settled):  # the restore took no step, and a holder came back
+                    self.settled += self._given_up
                 top = self.settled[-1].step
                 self._check(step >= top, f"generation {number} goes back to {step} from {top}")
                 self._check(step <= top + 1, f"generation {number} skips from {top} to {step}")
