@@ -281,6 +281,25 @@ def test_connections_of_another_epoch_are_made_anew_and_an_old_call_is_never_tak
         assert all(connection.fileno() < 0 for connection in before)
 
 
+def test_a_rank_that_hung_up_and_called_again_in_the_same_epoch_gets_its_new_connection() -> None:
+    """As one does that was told to stop while it called."""
+    with transports(2) as (low, high):
+        both = (low, high)
+
+        def meet(rank: int) -> None:
+            peer = both[1 - rank]
+            both[rank].connect({peer.rank: peer.address}, epochs={peer.rank: 7}, timeout_s=HANG_S)
+
+        assert together(meet, 2) == [None, None]
+        low.drop([1])
+        meet(0)
+        assert together(meet, 2) == [None, None]
+
+        low._sockets[1].sendall(b"x")
+        high._sockets[0].setblocking(True)
+        assert high._sockets[0].recv(1) == b"x"
+
+
 def test_a_severed_connection_is_a_lost_peer_at_both_ends(square: Bed) -> None:
     _, programs, made = square
     payloads = np.zeros((4, 1000), dtype=np.float32)

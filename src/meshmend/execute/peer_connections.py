@@ -57,6 +57,11 @@ class PeerConnections:
             message = f"{self._me} cannot reach {self._labels[peer]}: {error}"
             raise type(error)(message, peer) from None
 
+    def is_called_by(self, peer: int, epoch: int) -> bool:
+        """Whether a rank has called in an epoch, and nobody has asked for that call yet."""
+        with self._changed:
+            return self._arrived.get(peer, (-1, None))[0] == epoch
+
     def wake(self) -> None:
         """Have everyone who waits look at `stop_fd`."""
         with self._changed:
@@ -99,3 +104,13 @@ class PeerConnections:
                 old.close()
             self._arrived[request.caller] = request.epoch, connection
             self._changed.notify_all()
+
+
+def has_ended(connection: socket.socket) -> bool:
+    """Whether the other end has hung up and nothing that it sent before is left to read."""
+    try:
+        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

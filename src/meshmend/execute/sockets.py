@@ -28,7 +28,7 @@ from meshmend.execute import frames
 from meshmend.execute.combine import bind_combine
 from meshmend.execute.event_loop import begin, progress
 from meshmend.execute.frames import Engine
-from meshmend.execute.peer_connections import PeerConnections
+from meshmend.execute.peer_connections import PeerConnections, has_ended
 from meshmend.execute.rank_program import SEND, Numbers
 from meshmend.execute.transport import Bytes, Task, describe_fingerprint
 from meshmend.net.event_fd import clear, is_set
@@ -111,7 +111,7 @@ class SocketTransport:
         """
         deadline = time.monotonic() + timeout_s
         wanted = {peer: (epochs or {}).get(peer, 0) for peer in addresses}
-        self.drop(peer for peer in wanted if self._epochs.get(peer) != wanted[peer])
+        self.drop([peer for peer in wanted if not self._is_kept(peer, wanted[peer])])
         missing = [peer for peer in addresses if not self._is_linked(peer)]
         try:
             for peer in sorted(missing, reverse=True):  # dials first, then waits for callers
@@ -197,6 +197,16 @@ class SocketTransport:
     @property
     def _me(self) -> str:
         return self._labels[self.rank]
+
+    def _is_kept(self, peer: int, epoch: int) -> bool:
+        """Whether the connection to a rank is of an epoch and, as far as this end knows, whole.
+
+        A rank that was told to stop while it called has hung up, and calls again in the same epoch.
+        """
+        connection = self._sockets.get(peer)
+        if connection is None or self._epochs.get(peer) != epoch:
+            return False
+        return not self._door.is_called_by(peer, epoch) and not has_ended(connection)
 
     def _is_linked(self, peer: int) -> bool:
         return bool(self._links[peer, frames.FD] >= 0)

@@ -4,8 +4,7 @@ No sockets and no clock: messages and times are given, and what it says goes out
 `Connections`. `coordinator_server` is what gives it both.
 
 Its state is soft. Workers step without it; killed and started again it learns the job from them.
-It is on no step's path: a worker is heard when it has something to say. Observers, such as the
-launcher's display, get every event; so a job can be watched, and what watches it can be killed.
+It is on no step's path. Observers, such as the launcher, get every event; they may be killed too.
 """
 
 from collections.abc import Callable
@@ -223,6 +222,8 @@ class Coordinator:
             self._refuse(connection, why)
             return
         if self._membership.is_over:
+            if not hello.status.finished:  # so that it does not take itself for a member
+                self._send(connection, Wait("the job was over before it came back"))
             self._part(connection, Failed(self.failure) if self.failure else Over())
             return
         if chip in self._worker_of:
@@ -230,8 +231,8 @@ class Coordinator:
             why = f"chip {chip} has another worker"
             is_told = chip in self._told_taken
             self._told_taken.add(chip)
-            event = None if is_told else ConnectionRefused(connection.name, why)
-            self._part(connection, TryLater(why), event)
+            refused = None if is_told else ConnectionRefused(connection.name, why)
+            self._part(connection, TryLater(why), refused)
             return
         why_not = self._membership.arrive(
             chip, hello.address, status=hello.status, memory=hello.memory, now=self._now

@@ -98,7 +98,8 @@ class SimulatedPeers:
         neighbors = _neighbors(self._whole, self._generation.chips, self._generation.cut)
         wanted = {chip: self._generation.epoch(self._chip, chip) for chip in neighbors[self._chip]}
         for chip, epoch in wanted.items():
-            if chip in self._links and self._links[chip][0] != epoch:
+            is_called = self._arrived.get(chip, (-1, None))[0] == epoch
+            if chip in self._links and (self._links[chip][0] != epoch or is_called):
                 self._drop(chip)
         until = self._process.events.now + _CONNECT_S
         for chip in sorted(set(wanted) - set(self._links), reverse=True):
@@ -190,8 +191,12 @@ class SimulatedPeers:
         if self._seats[chip] < self._seats[self._chip]:
             return self._caller(chip, epoch, until)
         results: list[End | None] = []
+        has_given_up = [False]
 
         def answered(end: End | None) -> None:
+            if has_given_up[0] and end is not None:
+                end.close()
+                return
             results.append(end)
             self._process.wake()
 
@@ -203,9 +208,13 @@ class SimulatedPeers:
             on_ready=self._process.wake,
             on_result=answered,
         )
-        while not results:
-            self._check_stopped()
-            self._process.block()
+        try:
+            while not results:
+                self._check_stopped()
+                self._process.block()
+        except StoppedError:
+            has_given_up[0] = True
+            raise
         if results[0] is None:
             raise PeerLostError(f"cannot reach chip {chip}", self._seats[chip])
         return results[0]
