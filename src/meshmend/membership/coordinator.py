@@ -38,6 +38,7 @@ from meshmend.membership.messages import (
     CutLink,
     Failed,
     Finish,
+    Go,
     Heartbeat,
     Hello,
     MendLink,
@@ -337,7 +338,7 @@ class Coordinator:
             self._tell_observers(forming)
             self._tell_waiting(announce=True)
         elif decision.go is not None:
-            self._begin(decision)
+            self._begin(decision.go, decision.lost_step)
         elif decision.is_over:
             self._send_home()
         elif decision.failed:
@@ -360,15 +361,14 @@ class Coordinator:
         self._tell_observers(JobFinished())
         self._send_to(tuple(self._worker_of), Over())
 
-    def _begin(self, decision: Decision) -> None:
-        go, generation = decision.go, self._membership.generation
-        assert go is not None
+    def _begin(self, go: Go, lost_step: int | None) -> None:
+        generation = self._membership.generation
         assert generation is not None
         self._admission.begun()
         self._keep(self._history.record)  # first: nobody may step in what is not remembered
         self._send_to(generation.chips, go)
-        if decision.lost_step is not None:
-            self._tell_observers(StateRestored(go.step, decision.lost_step))
+        if lost_step is not None:
+            self._tell_observers(StateRestored(go.step, lost_step))
         waiting, cut = self._membership.waiting(), tuple(sorted(map(str, generation.cut)))
         began = GenerationBegan(generation.number, generation.chips, go.step, waiting, cut)
         self._tell_observers(began)
