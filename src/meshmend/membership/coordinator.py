@@ -230,10 +230,10 @@ class Coordinator:
         if chip in self._worker_of:
             # Either one of two is wrong, or the old one is about to be found dead: come back later.
             why = f"chip {chip} has another worker"
-            is_told = chip in self._told_taken
+            is_new = chip not in self._told_taken
             self._told_taken.add(chip)
-            refused = None if is_told else ConnectionRefused(connection.name, why)
-            self._part(connection, TryLater(why), refused)
+            event = ConnectionRefused(connection.name, why) if is_new else None
+            self._part(connection, TryLater(why), event)
             return
         why_not = self._membership.arrive(
             chip, hello.address, status=hello.status, memory=hello.memory, now=self._now
@@ -344,8 +344,7 @@ class Coordinator:
         elif decision.failed:
             self._fail(decision.failed)
         elif decision.lost_step is not None:
-            waits_s = self._spec.timing.holder_timeout_s
-            self._tell_observers(StateLost(decision.lost_step, waits_s))
+            self._tell_observers(StateLost(decision.lost_step, self._spec.timing.holder_timeout_s))
             self._tell_waiting(announce=True)
 
     def _fail(self, why: str) -> None:
