@@ -35,6 +35,7 @@ from meshmend.membership.events import (
     TimedEvent,
     WorkerTurnedAway,
 )
+from meshmend.membership.timing import Timing
 from meshmend.planning.compile_once import compile_once
 from meshmend.planning.settings import Settings
 from meshmend.report.event_words import event_words
@@ -48,6 +49,7 @@ from record import record
 from soak_disturbances import Disturbance, full_disk, one_way_drop, possible, unmount, wrong_workers
 
 STALL_S = 15.0
+_HOLDER_S = 8.0  # longer than any chip hangs
 _FIRST_STEP_S = 60.0  # sixteen workers on a busy machine
 _END_S = 60.0  # after the time that was asked for
 _PROGRESS_S = 10
@@ -226,6 +228,7 @@ def _soak(
             save_every=200,
             checks=True,
             for_s=for_s,
+            timing=Timing(holder_timeout_s=_HOLDER_S),
             testbed_bytes_per_s=parse_bandwidth(options.testbed) if options.testbed else None,
         ),
         watch.hear,

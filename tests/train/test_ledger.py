@@ -207,6 +207,23 @@ def test_when_there_is_room_again_the_ledger_goes_on_after_a_gap(
     assert found.replicas_equal is True  # at the end
 
 
+def test_a_ledger_that_began_on_a_full_disk_gets_its_first_line_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", FullDisk(room=0))
+        job = LedgerJob(tmp_path)
+        job.run(1, (0, 1), after=0, to=3)
+    job.run(1, (0, 1), after=3, to=6)
+    job.close()
+
+    found = audit(tmp_path)
+
+    assert not found.is_wrong
+    assert found.unchecked
+    assert found.replicas_equal is True  # at the end
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 def test_a_ledger_on_a_real_full_disk(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", n_bytes=16384) as folder:

@@ -57,9 +57,10 @@ class Ledger:
         n_samples, seed = (order.n_samples, order.seed) if order else (0, 0)
         head = f"ledger {VERSION} {','.join(map(str, chip))} {n_samples} {seed} "
         self._errno_at = len(head)
+        self._head = f"{head}{0:03d}\n"
         try:
             self._fd = _new_file(folder, chip)
-            self._append(f"{head}{0:03d}\n")
+            self._append(self._head)
         except OSError as error:
             self._fail(error)
 
@@ -96,7 +97,9 @@ class Ledger:
         if self._fd < 0:
             return
         try:
-            self._append(f"gap\n{line}\n" if self._is_cut else f"{line}\n")
+            head = "" if self._size else self._head  # the disk was full from the beginning
+            gap = "gap\n" if self._is_cut else ""
+            self._append(f"{head}{gap}{line}\n")
         except OSError as error:
             self._fail(error)
             return
