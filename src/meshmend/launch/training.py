@@ -81,6 +81,7 @@ class Trained:
     answer: dict[str, Any]
     run: TrainingRun
     failure: str
+    is_finished: bool = True
 
 
 def train(training: Training, show: Callable[[TimedEvent], None]) -> Trained:
@@ -117,7 +118,8 @@ def train(training: Training, show: Callable[[TimedEvent], None]) -> Trained:
     del answer["event"]
     answer |= {"run_dir": str(folder), "report": _report(run, folder / "report.html")}
     failure = "" if outcome.is_finished else f"the job did not finish: {outcome.why}"
-    return Trained(answer, run, failure or _why_untrusted(found, is_asked=training.checks))
+    why = failure or _why_untrusted(found, is_asked=training.checks)
+    return Trained(answer, run, why, outcome.is_finished)
 
 
 def _check_resume(training: Training, folder: Path, model: torch.nn.Module) -> None:
