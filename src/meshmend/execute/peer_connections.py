@@ -63,12 +63,12 @@ class PeerConnections:
             return self._arrived.get(peer, (-1, None))[0] == epoch
 
     def wake(self) -> None:
-        """Have everyone who waits look at `stop_fd`."""
+        """Have all waiting threads look at `stop_fd`."""
         with self._changed:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Stop listening and hang up on who was let in but not asked for; again does nothing."""
+        """Close the listener and connections that nobody asked for; again does nothing."""
         self._listener.close()
         with self._changed:
             for _, connection in self._arrived.values():

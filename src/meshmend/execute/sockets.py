@@ -321,7 +321,7 @@ class SocketTransport:
         return error
 
     def _tell(self, text: str) -> None:
-        """Say to every peer why this rank gives up; who does not listen is not waited for."""
+        """Tell every peer why this rank gives up, without waiting for one that does not read."""
         words = text.encode()[:_LONGEST_TEXT]
         header = struct.pack(
             "=qqqq", self.generation * _WORD + self._sequence, frames.GAVE_UP, len(words), 0

@@ -159,8 +159,8 @@ class _Launcher:
     def _works_on(self) -> bool:
         """Whether a worker is still busy with what comes after its job, such as evaluation.
 
-        A job is over when all its members have done the last step. Who is no member, because it
-        came late or is cut off, waits for nothing.
+        A job is over when all its members have done the last step. A worker that is no member,
+        because it came late or is cut off, waits for nothing.
         """
         busy = self._members() - self._injector.hung()
         return any(self._processes.workers[chip].code is None for chip in busy)

@@ -1,4 +1,4 @@
-"""A connection to the coordinator for one who watches: hears every event, may ask a few things."""
+"""An observer's connection to the coordinator: receives every event, sends a few requests."""
 
 import time
 from collections.abc import Callable

@@ -14,7 +14,7 @@ from typing import Final
 
 from meshmend.errors import TerminatedError
 
-TERMINATED: Final = 128 + signal.SIGTERM  # the exit code of who was
+TERMINATED: Final = 128 + signal.SIGTERM  # the exit code of a terminated process
 
 _GRACE_S: Final = 2.0
 

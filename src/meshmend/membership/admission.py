@@ -1,7 +1,7 @@
 """Which workers fit a job: of the right mesh, with the same arguments, and with a possible status.
 
-Knows messages, not connections. Who knows the secret may still be wrong, by mistake or on purpose:
-what cannot be true is refused, before anyone acts on it.
+Knows messages, not connections. A peer that knows the secret may still be wrong, by mistake or on
+purpose. What cannot be true is refused before anyone acts on it.
 """
 
 from dataclasses import replace

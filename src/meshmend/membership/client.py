@@ -178,7 +178,7 @@ class MembershipClient:
             case Go():
                 self.hear(replace(self.news, go=message, wait=""), is_change=False)
             case Wait(why=why):
-                # A member that has to wait must stop: whoever it waits for went on without it.
+                # A member that has to wait must stop: its peers went on without it.
                 self.hear(replace(self.news, wait=why))
             case TurnedAway():
                 self.hear(replace(self.news, turned_away=message))
@@ -193,8 +193,8 @@ class MembershipClient:
         return not isinstance(message, TryLater) and not self._is_unwanted
 
     def hear(self, news: News, *, is_change: bool = True) -> None:
-        """Take in news; if they are a change, whoever waits is interrupted first."""
-        # First the interruption, then the news: who has read them is never interrupted by them.
+        """Take in news; if they are a change, the main thread is interrupted first."""
+        # The interruption comes first: a thread that has read the news is not interrupted by them.
         if is_change:
             self._on_change()
         self.news = news

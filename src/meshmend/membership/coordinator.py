@@ -148,7 +148,7 @@ class Coordinator:
         return soon if settled_at is None else min(soon, max(now, settled_at))
 
     def tick(self, now: float) -> None:
-        """Drop who is silent or stuck, then decide and say what was decided."""
+        """Drop silent and stuck workers, then decide and send what was decided."""
         self._now = now
         timeout_s = self._spec.timing.heartbeat_timeout_s
         if self._looked is not None and now - self._looked > timeout_s / 2:
@@ -204,7 +204,7 @@ class Coordinator:
                     self._refuse(connection, why)
                     return
                 self._membership.tell(chip, status, self._now)
-                self._send_to(status.lost, Alive())  # whoever lives answers at once
+                self._send_to(status.lost, Alive())  # a worker that lives answers at once
                 self._repeat_go(connection, status)
             case Report(event=event) if is_own_report(event, chip):
                 if connection.reports.lets_pass(self._now):
@@ -322,7 +322,7 @@ class Coordinator:
         self._told_taken.discard(chip)
         self._admission.leave(chip)
         self._stragglers.forget(chip)
-        self._told_to_wait.pop(chip, None)  # whoever comes in its place is told again
+        self._told_to_wait.pop(chip, None)  # its replacement is told again
         reason = why if str(chip) in why else f"chip {chip} is gone"
         self._membership.leave(chip, reason, self._now)
         if not self._membership.is_over:

@@ -90,7 +90,7 @@ class CoordinatorServer:
         return self._coordinator.failure
 
     def close(self) -> None:
-        """Stop listening and hang up on everyone; the record of a job that is done goes."""
+        """Close the listener and all connections; delete the record of a job that is done."""
         if self._record_file is not None and self._coordinator.is_done and not self.failure:
             self._record_file.unlink(missing_ok=True)
         self._listener.close()
@@ -100,7 +100,7 @@ class CoordinatorServer:
         os.close(self._wake_fd)
 
     def send(self, connection: int, message: Message) -> None:
-        """Send a message to whoever is at a connection; a failure is reported later."""
+        """Send a message over a connection; a failure is reported later."""
         channel = self._channels.get(connection)
         if channel is None:
             return

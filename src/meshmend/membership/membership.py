@@ -24,7 +24,7 @@ from meshmend.topology.failures import Chip, Link
 from meshmend.topology.graph import components
 from meshmend.topology.mesh import Mesh
 
-UNHEARD = 10  # generations of a lost coordinator of which nobody who is left may have heard
+UNHEARD = 10  # generations that a lost coordinator may have made and no live worker has heard of
 
 
 @dataclass

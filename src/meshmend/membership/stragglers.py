@@ -2,7 +2,7 @@
 
 A heartbeat comes from a thread of its own, so it says nothing of the loop. With it comes the
 **turn** that the loop has reached: the generation it is in and the step whose sum it has begun. In
-a sum all wait for the last; who is behind the others for too long is stuck.
+a sum all wait for the last; a worker that is behind the others for too long is stuck.
 
 No clock: times are given.
 """
@@ -34,7 +34,7 @@ class Stragglers:
         self._behind_since.pop(chip, None)
 
     def excuse(self) -> None:
-        """Count from now on: who looked has not looked for a while."""
+        """Count from now on: the coordinator itself was held up."""
         self._behind_since.clear()
 
     def stuck(self, members: Iterable[Chip], now: float) -> list[tuple[Chip, float]]:

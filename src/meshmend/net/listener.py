@@ -1,10 +1,10 @@
-"""A listener that lets in who knows the secret, and holds out against who does not.
+"""A listener that admits callers that know the secret, and survives floods of others.
 
 One thread accepts callers and hears their handshakes, all at once, so that a silent stranger holds
 up nobody. The number of callers that have not proved the secret yet is capped: when one more
 comes, the longest-waiting caller of the address with the most of them is cut off. A caller that
 knows the secret needs a few milliseconds; it gets through even when thousands call who do not.
-What a caller wants is the business of who is told of it.
+What an admitted caller wants is decided by `admit`.
 """
 
 import errno

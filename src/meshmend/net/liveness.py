@@ -40,7 +40,7 @@ def is_unanswered(connection: socket.socket, timeout_s: float) -> bool:
     """
     try:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-    except OSError:  # it is closed: whoever reads from it will see
+    except OSError:  # it is closed: the next read will tell
         return False
     n_resent, n_probes, data_ms, answer_ms = _TCP_INFO.unpack(info)
     is_waiting = max(n_resent, n_probes) >= _REPEATED

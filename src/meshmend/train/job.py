@@ -9,7 +9,7 @@
 
 The job hands out this chip's share of each step's samples. `step` sums the gradients over all
 chips and steps the optimizer. If the mesh changed meanwhile, the step does not count: the job
-comes to terms with the others, and hands out its new share of the same step.
+joins the new generation, and hands out its new share of the same step.
 """
 
 import logging
@@ -189,7 +189,7 @@ class Job:
         }
 
     def _attempt(self) -> Iterator[Any]:
-        """Yield this chip's samples of the next step; who has none takes part without."""
+        """Yield this chip's samples of the next step; a chip without samples contributes zeros."""
         rank, n_live = self._place
         batch = batch_of(self._policy, self._batch, n_live, self._environment.n_first)
         share = share_of(self._position, batch, rank, n_live)
@@ -206,7 +206,7 @@ class Job:
             raise InputError("the loop over a Job needs to call job.step(loss) for all samples")
 
     def _settle(self, share: Share) -> bool:
-        """Make the step real, or come to terms with the others; return whether it is real."""
+        """Complete the step, or recover if the mesh changed; return whether the step counts."""
         self._share = None
         number = self._loop.number if self._loop else 0
         self._ledger.tries(self.step_number + 1, number, share, self._samples)
