@@ -163,6 +163,8 @@ def train_command(
     check_algorithms([algorithm], "auto")
     faults = tuple(parse_fault(text, begin) for text in inject or ())
     bandwidth = parse_bandwidth(testbed) if testbed else None
+    if resume is not None and not resume.is_dir():
+        raise InputError(f"--resume needs a run with a whole checkpoint, but {resume} is no folder")
     compile_for_workers()
     from meshmend.launch.one_thread import compute_in_one_thread
 
