@@ -125,12 +125,16 @@ def job(tmp_path: Path, script: Path) -> Iterator[OnLoopback]:
 
 
 def test_a_job_outlives_its_coordinator_and_a_worker(job: OnLoopback) -> None:
-    """The coordinator is killed and comes back, then a worker is killed and comes back."""
+    """The coordinator is killed and comes back, then a worker is killed and comes back.
+
+    Without a coordinator the workers go on, up to the gate.
+    """
     first = job.coordinator()
-    workers = {chip: job.worker(chip) for chip in ("0,0", "0,1", "1,0", "1,1")}
+    workers = {chip: job.worker(chip, pause_s=0.05) for chip in ("0,0", "0,1", "1,0", "1,1")}
     until(lambda: "all 4 chips have finished step 1," in first.err, why=lambda: first.err)
     first.signal(signal.SIGKILL)
     assert first.end() == -signal.SIGKILL
+    until(lambda: audit(job.run_dir / "ledger").steps == 100, why=lambda: first.err)
     second = job.coordinator()
     until(lambda: "is there, 4 of 4" in second.err, why=lambda: second.err)
     workers["0,1"].signal(signal.SIGKILL)

@@ -95,11 +95,6 @@ def test_training_goes_on_without_its_coordinator_and_a_later_failure_is_handled
     check_nothing_lost(result, steps=120)
     assert [event["state"] for event in of_kind(result, "coordinator")] == ["lost", "back"]
     assert result["chips"] == [8, 4]
-    # Steps without a coordinator are not told of: had they waited for it, one at most were missing.
-    lost, back = (event["t"] for event in of_kind(result, "coordinator"))
-    before = max(event["step"] for event in of_kind(result, "step") if event["t"] < lost)
-    after = min(event["step"] for event in of_kind(result, "step") if event["t"] > back)
-    assert after - before > 2
 
 
 def test_training_goes_on_while_its_coordinator_is_frozen(tmp_path: Path) -> None:
