@@ -527,9 +527,11 @@ def test_a_worker_whose_coordinator_cannot_be_reached_any_more_hangs_up_and_call
     with Testbed.up(parse_mesh("1x2"), link_bandwidth=BANDWIDTH) as bed:
         coordinator, _ = on_chip(bed, (0, 0), coordinate), on_chip(bed, (0, 1), work)
         until(calls.exists)
-        bed.drop((0, 1), (0, 0))
-        time.sleep(3.0)
-        bed.pass_again((0, 1), (0, 0))
+        while calls.read_text() == "1":  # on a busy machine once may be too short
+            bed.drop((0, 1), (0, 0))
+            time.sleep(3.0)
+            bed.pass_again((0, 1), (0, 0))
+            time.sleep(3.0)
 
         assert exit_code(coordinator) == 0
 
