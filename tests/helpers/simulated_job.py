@@ -193,7 +193,7 @@ class Job:
             status, memory = content
             self._greet(worker, status, memory)
         elif kind == "status":
-            self.membership.tell(chip, content, self.now)
+            self.membership.update_status(chip, content, self.now)
         else:
             del self.line_of[chip]
             self.membership.leave(chip, "gone", self.now)
@@ -204,7 +204,7 @@ class Job:
             return
         for chip, worker in self.line_of.items():
             if worker.is_alive and not worker.hangs:  # its heartbeats come all the time
-                self.membership.hear(chip, self.now)
+                self.membership.note_contact(chip, self.now)
         while (decision := self.membership.decide(self.now)) != Decision():
             if generation := decision.generation:
                 self._check_made(generation)

@@ -26,7 +26,7 @@ from meshmend.errors import InputError
 from meshmend.launch.hosts import address_toward, board_from, chip_from, is_answered, secret_from
 from meshmend.launch.termination import soon_over
 from meshmend.membership.coordinator_server import COORDINATOR
-from meshmend.membership.history import Begun, CoordinatorRecord
+from meshmend.membership.history import BegunGeneration, CoordinatorRecord
 from meshmend.membership.record_file import save_record
 from meshmend.net.listener import Listener, listening
 from meshmend.planning.settings import Settings
@@ -279,9 +279,9 @@ def test_a_worker_of_another_job_is_refused_and_the_job_goes_on(job: OnLoopback)
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        ({"n_steps": 100}, "steps is 100 there, and 200 in this job"),
-        ({"BATCH": "8"}, "batch is 8 there, and 16 in this job"),
-        ({"SEED": "7"}, "seed is 7 there, and 0 in this job"),
+        ({"n_steps": 100}, "steps is 100 on that chip, but 200 in this job"),
+        ({"BATCH": "8"}, "batch is 8 on that chip, but 16 in this job"),
+        ({"SEED": "7"}, "seed is 7 on that chip, but 0 in this job"),
     ],
     ids=["steps", "batch", "seed"],
 )
@@ -311,7 +311,7 @@ def test_a_second_worker_of_a_chip_waits_quietly_and_gives_up(job: OnLoopback) -
 
     assert second.end() == 1
     assert second.err.splitlines()[-1] == (
-        "meshmend: chip (0, 0) has another worker; it did not go within 2 s; stop one of the two"
+        "meshmend: chip (0, 0) has another worker, still there after 2 s; stop one of the two"
     )
     assert coordinator.err.count("has another worker") == 1
     assert not first.has_ended
@@ -346,7 +346,7 @@ def test_a_coordinator_says_what_an_earlier_one_left_until_it_is_told_to_forget(
     tmp_path: Path,
 ) -> None:
     record = tmp_path / "record.json"
-    begun = Begun(3, (((0, 0), ("127.0.0.1", 7)),))
+    begun = BegunGeneration(3, (((0, 0), ("127.0.0.1", 7)),))
     save_record(record, CoordinatorRecord("job", (begun,), step=177, highest=3))
     state = ("--state", str(record))
     with commands(tmp_path) as start:

@@ -41,7 +41,7 @@ def test_the_next_workers_are_compared_with_the_first() -> None:
 
     other = hello((0, 1), fingerprint=replace(OURS, steps=30))
     assert rules.why_refused(other) == (
-        "chip (0, 1) refused: steps is 30 there, and 60 in this job"
+        "chip (0, 1) refused: steps is 30 on that chip, but 60 in this job"
     )
     assert rules.why_refused(hello((0, 1))) == ""
     assert rules.why_refused(hello((0, 1), fingerprint=None)) == ""
@@ -53,7 +53,7 @@ def test_a_coordinator_that_is_started_again_compares_with_what_its_record_says(
     history = History(CoordinatorRecord("ours"))
     rules = admission(history)
     rules.admit(hello((0, 0)))
-    rules.begun()
+    rules.generation_began()
     rules.leave((0, 0))
 
     kept = RECORDS.decode(RECORDS.encode(history.record))
@@ -78,7 +78,7 @@ def test_a_worker_with_a_state_knows_better_than_a_new_one_that_came_first() -> 
 
     assert rules.why_refused(holder) == ""
     assert rules.admit(holder) == (
-        ((0, 0), "chip (0, 0) refused: steps is 30 there, and 60 in this job"),
+        ((0, 0), "chip (0, 0) refused: steps is 30 on that chip, but 60 in this job"),
     )
     liar = replace(holder, chip=(0, 2), fingerprint=replace(OURS, steps=30))
     assert "steps is 30" in rules.why_refused(liar)
@@ -87,9 +87,9 @@ def test_a_worker_with_a_state_knows_better_than_a_new_one_that_came_first() -> 
 @pytest.mark.parametrize(
     ("status", "why"),
     [
-        (Status(generation=LARGEST_NUMBER), f"it speaks of generation {LARGEST_NUMBER}, and the"),
-        (Status(state_version=3), "it holds a state, and remembers no generation"),
-        (Status(lost=((9, 9),)), "lost (9, 9), which is no peer"),
+        (Status(generation=LARGEST_NUMBER), f"it reports generation {LARGEST_NUMBER}, but the"),
+        (Status(state_version=3), "it holds a state, but names no generation"),
+        (Status(lost=((9, 9),)), "lost (9, 9), which is not its peer"),
     ],
 )
 def test_what_a_new_worker_cannot_have_is_refused(status: Status, why: str) -> None:
@@ -104,6 +104,6 @@ def test_the_state_of_a_generation_is_held_by_its_members_only() -> None:
     history.begin(HELD, version=-1, step=0)
 
     assert rules.why_refused(member) == ""
-    assert "holds the state of generation 5, and was no member" in rules.why_refused(
+    assert "holds the state of generation 5, but was not a member" in rules.why_refused(
         replace(member, address=("127.0.0.1", 2))
     )

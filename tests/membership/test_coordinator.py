@@ -260,9 +260,9 @@ def test_strangers_are_refused_and_change_nothing(
     with caplog.at_level(logging.WARNING), hands(served) as made:
         first = served.event(GenerationBegan)
         refused = [
-            (encode_message(hello((0, 0), job="theirs")), "it belongs to job 'theirs', this is"),
-            (encode_message(hello((0, 0), shape=(4, 4))), "not of this mesh"),
-            (encode_message(hello((7, 7))), "not of this mesh"),
+            (encode_message(hello((0, 0), job="theirs")), "it belongs to job 'theirs', but this"),
+            (encode_message(hello((0, 0), shape=(4, 4))), "not in this job's mesh"),
+            (encode_message(hello((7, 7))), "not in this job's mesh"),
             (encode_message(StatusChanged(Status())), "an unexpected message 'status'"),
             (b'{"v":4,"kind":"hello","job":"ours"}', "a message 'hello' needs a value under"),
             (b'{"v":4,"kind":"dance"}', "needs a kind among hello, status"),
@@ -298,7 +298,7 @@ def test_garbage_and_silence_on_the_port_harm_nobody(
         silent = answer_to(impatient.address)
         channel.close()
 
-        assert silent == [TryLater("it does not say who it is")]
+        assert silent == [TryLater("it sent no hello in time")]
         assert "a stranger, whose first bytes are b'GET / HTTP'" in caplog.text
         assert impatient.is_serving
 
@@ -398,7 +398,7 @@ def test_half_a_board_waits_for_the_rest_of_it(served: Served) -> None:
         with hands(served, ((0, 3),)) as back:
             served.event(WorkerArrived)
             until(lambda: bool(back[0, 3].news.wait))
-            assert "its board joins whole, and (1, 3) is missing" in back[0, 3].news.wait
+            assert "its board must be complete, but (1, 3) is missing" in back[0, 3].news.wait
             with hands(served, ((1, 3),)):
                 assert len(served.event(GenerationBegan).chips) == 8
 
@@ -426,8 +426,8 @@ def test_when_all_have_finished_all_are_told_and_it_ends(served: Served) -> None
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        (StatusChanged(Status(generation=2, lost=((0, 3),))), "lost (0, 3), which is no peer"),
-        (StatusChanged(Status(generation=2, lost=((9, 9),))), "lost (9, 9), which is no peer"),
+        (StatusChanged(Status(generation=2, lost=((0, 3),))), "lost (0, 3), which is not its peer"),
+        (StatusChanged(Status(generation=2, lost=((9, 9),))), "lost (9, 9), which is not its peer"),
         (hello((0, 3)), "an unexpected message 'hello'"),
         (Observe("ours"), "an unexpected message 'observe'"),
         (
@@ -436,8 +436,8 @@ def test_when_all_have_finished_all_are_told_and_it_ends(served: Served) -> None
         ),
         (Finish(), "an unexpected message 'finish'"),
         (CutLink(parse_link("link:0,1-0,2")), "an unexpected message 'cut'"),
-        (StatusChanged(Status(generation=1 << 30)), "it speaks of generation 1073741824, and"),
-        (StatusChanged(Status(generation=1, state_version=9)), "it speaks of generation 9, and"),
+        (StatusChanged(Status(generation=1 << 30)), "it reports generation 1073741824, but"),
+        (StatusChanged(Status(generation=1, state_version=9)), "it reports generation 9, but"),
     ],
     ids=[
         *("lost itself", "lost nobody", "two hellos", "turns observer", "reports for another"),
@@ -545,11 +545,11 @@ def test_a_worker_whose_coordinator_cannot_be_reached_any_more_hangs_up_and_call
         ),
         (
             encode_message(hello((0, 3), status=Status(1, True, 5, 10**6))),
-            "it speaks of generation 5, and the highest was 2",
+            "it reports generation 5, but the highest so far is 2",
         ),
         (
             encode_message(hello((0, 3), status=Status(2, True, 2, 10**6))),
-            "it holds the state of generation 2, and was no member of it",
+            "it holds the state of generation 2, but was not a member of it",
         ),
     ],
     ids=["generation 2^40", "a state that nobody has", "a state that others have"],
@@ -644,7 +644,7 @@ def test_the_number_of_observers_has_a_limit(served: Served) -> None:
         served.event(WorkerArrived)
         (answer,) = answer_to(served.address, encode_message(Observe("ours")))
 
-    assert answer == Refused("it has 32 observers already")
+    assert answer == Refused("the coordinator already has 32 observers")
     for observer in watching:
         observer.close()
 
@@ -709,7 +709,7 @@ def test_a_second_worker_of_a_chip_asks_less_and_less_often_and_gives_up(
         served.event(GenerationBegan)
         second = CoordinatorClient(identity)
         second.join(("127.0.0.1", 1), Status(), on_change=lambda: None, on_sever=lambda chip: None)
-        with pytest.raises(RefusedError, match=r"chip \(0, 0\) has another worker; it did not go"):
+        with pytest.raises(RefusedError, match=r"chip \(0, 0\) has another worker, still there"):
             second.await_news(lambda news: False)
         second.close()
 

@@ -55,11 +55,11 @@ def membership_that_trains() -> tuple[Membership, Generation]:
     generation = membership.decide(1.0).generation
     assert generation is not None
     for chip in MESH.live:
-        membership.tell(chip, Status(generation.number, ready=True), 1.0)
+        membership.update_status(chip, Status(generation.number, ready=True), 1.0)
     assert membership.decide(1.0).go is not None
     number = generation.number
     for chip in MESH.live:
-        membership.tell(chip, Status(number, ready=True, state_version=number), 1.0)
+        membership.update_status(chip, Status(number, ready=True, state_version=number), 1.0)
     return membership, generation
 
 
@@ -69,8 +69,8 @@ def test_a_link_that_is_mended_as_soon_as_it_is_cut_gets_a_new_generation() -> N
     one, other = MESH.live
     link = Link.between(one, other)
     lost = Status(before.number, state_version=before.number, lost=(other,))
-    membership.tell(one, lost, 2.0)
-    membership.tell(other, replace(lost, lost=(one,)), 2.0)
+    membership.update_status(one, lost, 2.0)
+    membership.update_status(other, replace(lost, lost=(one,)), 2.0)
     assert membership.decide(2.15).generation is None
 
     membership.mend(link, 2.16)

@@ -9,8 +9,8 @@ from meshmend.membership.decision import Decision
 from meshmend.membership.generation import Generation
 from meshmend.membership.membership import Membership
 from meshmend.membership.messages import FRESH, Status
+from meshmend.membership.pending_changes import PendingChanges
 from meshmend.membership.timing import Timing
-from meshmend.membership.unrest import Unrest
 from meshmend.topology.failures import Chip, Link
 from meshmend.topology.graph import components
 from meshmend.topology.mesh import Mesh
@@ -359,7 +359,7 @@ def test_nothing_is_decided_any_more_when_all_is_over() -> None:
         generation=generation.number, ready=True, state_version=generation.number, finished=True
     )
     for member in generation.chips:
-        membership.tell(member, done, 1.0)
+        membership.update_status(member, done, 1.0)
 
     assert membership.decide(1.0).go is not None
     assert membership.decide(1.0).is_over
@@ -374,7 +374,7 @@ def test_nobody_is_asked_again_before_the_first_have_gathered() -> None:
 
     assert membership.decide(5.0) == Decision()
     assert membership.settled_at() == 10.0
-    assert membership.reason_to_wait((0, 0)) == "the others are not there yet"
+    assert membership.reason_to_wait((0, 0)) == "the other workers have not connected yet"
 
 
 def test_a_generation_is_made_although_things_keep_happening() -> None:
@@ -393,21 +393,21 @@ def test_a_generation_is_made_although_things_keep_happening() -> None:
 
 def test_a_link_in_doubt_is_cut_only_once_both_its_ends_were_heard_after_the_complaint() -> None:
     link = Link.between((0, 0), (0, 1))
-    unrest = Unrest(settle_s=0.02, doubt_s=0.15)
-    unrest.heard |= {(0, 0): 1.0, (0, 1): 0.9}
-    unrest.doubt(link, 1.0)
+    changes = PendingChanges(settle_s=0.02, doubt_s=0.15)
+    changes.heard |= {(0, 0): 1.0, (0, 1): 0.9}
+    changes.doubt_link(link, 1.0)
 
-    assert unrest.cut_links(CHIPS, 1.1) == []
-    assert unrest.cut_links(CHIPS, 2.0) == []  # its other end may be gone, and not the link
-    unrest.heard[0, 1] = 2.1
-    assert unrest.cut_links(CHIPS, 2.2) == [link]
-    assert unrest.cut_links(CHIPS, 3.0) == []
+    assert changes.cut_links(CHIPS, 1.1) == []
+    assert changes.cut_links(CHIPS, 2.0) == []  # its other end may be gone, and not the link
+    changes.heard[0, 1] = 2.1
+    assert changes.cut_links(CHIPS, 2.2) == [link]
+    assert changes.cut_links(CHIPS, 3.0) == []
 
 
 def test_a_link_is_not_to_blame_for_an_end_that_has_left() -> None:
-    unrest = Unrest(settle_s=0.02, doubt_s=0.15)
-    unrest.heard |= {(0, 0): 1.0, (0, 1): 0.9}
-    unrest.doubt(Link.between((0, 0), (0, 1)), 1.0)
+    changes = PendingChanges(settle_s=0.02, doubt_s=0.15)
+    changes.heard |= {(0, 0): 1.0, (0, 1): 0.9}
+    changes.doubt_link(Link.between((0, 0), (0, 1)), 1.0)
 
-    assert unrest.cut_links([(0, 0)], 2.0) == []
-    assert not unrest.doubts
+    assert changes.cut_links([(0, 0)], 2.0) == []
+    assert not changes.doubts

@@ -79,18 +79,18 @@ def never_miss_a_worker(patch: Patch) -> None:
 
 def accept_two_hellos(patch: Patch) -> None:
     """A worker may say twice on one connection who it is."""
-    hear = Coordinator._hear_worker
+    handle = Coordinator._handle_worker
 
-    def hear_again(
+    def handle_again(
         coordinator: Coordinator, connection: object, chip: Chip, message: Message
     ) -> None:
         if isinstance(message, Hello):
             connection.chip = None  # type: ignore[attr-defined]  # as the old code left it
-            coordinator._greet(connection, message)  # type: ignore[arg-type]
+            coordinator._handle_hello(connection, message)  # type: ignore[arg-type]
         else:
-            hear(coordinator, connection, chip, message)  # type: ignore[arg-type]
+            handle(coordinator, connection, chip, message)  # type: ignore[arg-type]
 
-    patch.setattr(Coordinator, "_hear_worker", hear_again)
+    patch.setattr(Coordinator, "_handle_worker", handle_again)
 
 
 def believe_every_number(patch: Patch) -> None:
@@ -106,7 +106,7 @@ def compare_no_arguments(patch: Patch) -> None:
 def begin_before_all_are_ready(patch: Patch) -> None:
     """The word to begin is given as soon as a generation is made."""
 
-    def begun(membership: Membership) -> Go | None:
+    def begin_when_ready(membership: Membership) -> Go | None:
         generation = membership.generation
         if generation is None or membership.go is not None:
             return None
@@ -118,7 +118,7 @@ def begin_before_all_are_ready(patch: Patch) -> None:
         membership.history.begin(generation, version=best[0], step=best[1])
         return membership.go
 
-    patch.setattr(Membership, "_begun", begun)
+    patch.setattr(Membership, "_begin_when_ready", begin_when_ready)
 
 
 def accept_stale_workers(patch: Patch) -> None:
@@ -150,19 +150,19 @@ def forget_who_is_turned_away(patch: Patch) -> None:
 
 def use_numbers_again(patch: Patch) -> None:
     """A generation may have the number of one that came before."""
-    patch.setattr(History, "made", lambda history, number: None)
+    patch.setattr(History, "use_number", lambda history, number: None)
 
 
 def believe_no_denial(patch: Patch) -> None:
     """A generation that took no step counts for ever."""
-    patch.setattr(history_rules, "_denies", lambda process, status, begun: False)
+    patch.setattr(history_rules, "_proves_no_step", lambda process, status, begun: False)
 
 
 def believe_every_denial(patch: Patch) -> None:
     """A member that comes back proves that its generation took no step."""
     patch.setattr(
         history_rules,
-        "_denies",
+        "_proves_no_step",
         lambda process, status, begun: not begun.is_confirmed and process in begun.members,
     )
 

@@ -52,18 +52,18 @@ def test_two_workers_of_a_job_have_the_same_fingerprint_whatever_their_weights()
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        ({"steps": 30}, "steps is 30 there, and 60 in this job"),
-        ({"batch": 8}, "batch is 8 there, and 16 in this job"),
-        ({"seed": 7}, "seed is 7 there, and 0 in this job"),
-        ({"policy": "shrink"}, "policy is shrink there, and constant in this job"),
+        ({"steps": 30}, "steps is 30 on that chip, but 60 in this job"),
+        ({"batch": 8}, "batch is 8 on that chip, but 16 in this job"),
+        ({"seed": 7}, "seed is 7 on that chip, but 0 in this job"),
+        ({"policy": "shrink"}, "policy is shrink on that chip, but constant in this job"),
         ({"model": torch.nn.Linear(8, 2)},
-         r"model is 2 parameters of 18 elements \(digest \w+\) there, and 2 parameters of 9 "),
+         r"model is 2 parameters of 18 elements \(digest \w+\) on that chip, but 2 parameters of 9 "),
         ({"model": torch.nn.Linear(8, 1).double()}, r"model is 2 parameters of 9 elements"),
-        ({"optimizer": torch.optim.Adam}, r"optimizer is Adam\(.*\) there, and SGD\(.*lr, .*\) in"),
+        ({"optimizer": torch.optim.Adam}, r"optimizer is Adam\(.*\) on that chip, but SGD\(.*lr, .*\) in"),
         ({"dataset": TensorDataset(INPUTS[:9])},
-         "the length of the data set is 9 there, and 10 in this job"),
+         "the length of the data set is 9 on that chip, but 10 in this job"),
         ({"dataset": TensorDataset(INPUTS + 1)},
-         r"the digest of a few samples is \w{16} there, and \w{16} in this job"),
+         r"the digest of a few samples is \w{16} on that chip, but \w{16} in this job"),
     ],
 )  # fmt: skip
 def test_what_differs_is_named_with_both_values(other: dict[str, Any], words: str) -> None:
@@ -76,7 +76,7 @@ def test_another_version_of_the_code_is_named(monkeypatch: pytest.MonkeyPatch) -
     ours = fingerprint()
     monkeypatch.setattr("meshmend.__version__", "9.9")
 
-    assert ours.difference(fingerprint()).startswith("meshmend's version is 9.9 there, and 0.")
+    assert ours.difference(fingerprint()).startswith("meshmend's version is 9.9 on that chip, but 0.")
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Who trains together: generations, the coordinator, and a worker's connection to it."""
+"""Decides which workers train together: generations, the coordinator, and its clients."""

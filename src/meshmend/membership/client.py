@@ -1,7 +1,7 @@
-"""What a worker knows of its job and says about itself, as its coordinator hears it.
+"""A worker's side of the membership protocol, without sockets, clock or threads.
 
-No sockets, no clock and no threads: messages are given, and what is to be sent is returned.
-`coordinator_client` gives it all three.
+The caller passes in received messages and gets back the messages to send. `coordinator_client` runs
+it with a socket, a clock and a thread.
 """
 
 from collections import deque
@@ -35,16 +35,16 @@ from meshmend.net.listener import Address
 from meshmend.net.liveness import DEFAULT_LINK_TIMEOUT_S
 from meshmend.topology.failures import Chip
 
-_FIRST_HEARTBEAT_TIMEOUT_S: Final = 2.0  # until the coordinator says what it is
-_MOST_REPORTS: Final = 1000  # of steps that are kept while nobody listens
+_FIRST_HEARTBEAT_TIMEOUT_S: Final = 2.0  # until the coordinator sends its own
+_MOST_REPORTS: Final = 1000  # kept while there is no connection; then the oldest is dropped
 
 
 @dataclass(frozen=True)
 class WorkerIdentity:
     """Which chip of which job a worker is, and where the coordinator listens.
 
-    `join_timeout_s`: how long a new worker looks for a coordinator. `wait_for_chip_s`: how long it
-    waits for a chip that has another worker. Then it ends.
+    `join_timeout_s`: how long a new worker tries to reach a coordinator before it ends.
+    `wait_for_chip_s`: how long it waits for a chip that has another worker before it ends.
     """
 
     job: str
@@ -60,7 +60,7 @@ class WorkerIdentity:
 
 @dataclass(frozen=True)
 class News:
-    """What the coordinator has said last."""
+    """What a worker has learned from the coordinator's latest messages."""
 
     generation: Generation | None = None
     go: Go | None = None
@@ -74,38 +74,38 @@ class News:
 class MembershipClient:
     """One worker's side of the protocol.
 
-    `on_change` is called when the worker must stop what it waits for, before the news say why;
-    `on_sever` when it must break the connection to a chip.
+    `on_change` is called when the worker must stop waiting for its peers; `news` changes right
+    after the call. `on_sever` is called when the worker must break its connection to a chip.
     """
 
     def __init__(self, identity: WorkerIdentity) -> None:
         self._identity = identity
         self._address: Address | None = None
         self._reports: deque[Event] = deque(maxlen=_MOST_REPORTS)
-        self._must_tell_status = False
+        self._is_status_unsent = False
         self._position = Heartbeat(0, 0)
-        self._memory: Generation | None = None  # the generation it heard of last
+        self._memory: Generation | None = None  # the latest generation it received
         self._on_change: Callable[[], None] = lambda: None
         self._on_sever: Callable[[Chip], None] = lambda chip: None
         self.fingerprint: JobFingerprint | None = None
-        self.is_welcome = False  # whether the coordinator took it in since it was offered
-        self.taken = ""  # why its chip is not to be had now
+        self.is_welcome = False  # whether it was admitted since the last `join`
+        self.taken = ""  # why it cannot have its chip now; empty if it can
         self.news = News()
         self.status = Status()
         self.heartbeat_timeout_s = _FIRST_HEARTBEAT_TIMEOUT_S
 
     @property
     def wants_connection(self) -> bool:
-        """Whether the worker has been offered to the coordinator, and not been sent away."""
-        return self._address is not None and not self._is_unwanted and not self.news.is_over
+        """Whether the worker has joined, has not been rejected, and the job is not over."""
+        return self._address is not None and not self._is_rejected and not self.news.is_over
 
     @property
     def is_new(self) -> bool:
-        """Whether nobody would miss this worker: it was not taken in and holds nothing."""
+        """Whether the job does not depend on this worker: not admitted, and without a state."""
         return not self.is_welcome and self.status.state_version == FRESH
 
     @property
-    def _is_unwanted(self) -> bool:
+    def _is_rejected(self) -> bool:
         return bool(self.news.turned_away or self.news.refused or self.news.failed)
 
     def join(
@@ -116,56 +116,56 @@ class MembershipClient:
         on_change: Callable[[], None],
         on_sever: Callable[[Chip], None],
     ) -> None:
-        """Offer this worker, which listens at an address, to the coordinator."""
+        """Ask the coordinator to admit this worker, whose peers connect to `address`."""
         self._address, self.status = address, status
         self._on_change, self._on_sever = on_change, on_sever
         self.is_welcome = False
         self.news = News()
 
     def tell(self, status: Status) -> None:
-        """Have the coordinator told how this worker stands."""
+        """Set the status, and send it to the coordinator at the next chance."""
         self.status = status
-        self._must_tell_status = True
+        self._is_status_unsent = True
 
     def mark(self, generation: int, step: int) -> None:
-        """Keep where this worker's loop is; the next heartbeat tells."""
+        """Set the position of this worker's loop for the next heartbeat."""
         self._position = Heartbeat(generation, step)
 
     def report(self, event: Event) -> None:
-        """Have those who watch the job told of an event; it may be lost."""
+        """Queue an event for the observers; it may be lost."""
         self._reports.append(event)
 
     def hello(self) -> Hello:
         """Return the first message of a new connection."""
-        assert self._address is not None, "nothing was joined"
-        heard = self._memory.number if self._memory else 0
+        assert self._address is not None, "hello() needs join() to be called first"
+        known_number = self._memory.number if self._memory else 0
         return Hello(
             job=self._identity.job,
             shape=self._identity.shape,
             chip=self._identity.chip,
             address=self._address,
-            status=replace(self.status, generation=max(self.status.generation, heard)),
+            status=replace(self.status, generation=max(self.status.generation, known_number)),
             memory=self._memory if self.status.state_version != FRESH else None,
             fingerprint=self.fingerprint,
         )
 
     def next_status(self) -> StatusChanged | None:
-        """Return the status if it has not been sent since it was told."""
-        if not self._must_tell_status:
+        """Return the status if `tell` has set it since it was last sent."""
+        if not self._is_status_unsent:
             return None
-        self._must_tell_status = False
+        self._is_status_unsent = False
         return StatusChanged(self.status)
 
     def next_report(self) -> Report | None:
-        """Return a report that has not been sent."""
+        """Return the oldest report that has not been sent, or None."""
         return Report(self._reports.popleft()) if self._reports else None
 
     def heartbeat(self) -> Heartbeat:
-        """Return the heartbeat of now."""
+        """Return a heartbeat with the current position of the loop."""
         return self._position
 
     def received(self, message: Message) -> bool:
-        """Take in one message; return whether to go on with this connection."""
+        """Handle one message; return whether to keep this connection."""
         match message:
             case Welcome(heartbeat_timeout_s=timeout_s):
                 self.heartbeat_timeout_s = timeout_s
@@ -174,27 +174,27 @@ class MembershipClient:
                 self.taken = why
             case NewGeneration(generation=generation):
                 self._memory = generation
-                self.hear(News(generation=generation))
+                self.set_news(News(generation=generation))
             case Go():
-                self.hear(replace(self.news, go=message, wait=""), is_change=False)
+                self.set_news(replace(self.news, go=message, wait=""), is_change=False)
             case Wait(why=why):
-                # A member that has to wait must stop: its peers went on without it.
-                self.hear(replace(self.news, wait=why))
+                # A member that has to wait must stop: its peers train without it.
+                self.set_news(replace(self.news, wait=why))
             case TurnedAway():
-                self.hear(replace(self.news, turned_away=message))
+                self.set_news(replace(self.news, turned_away=message))
             case Refused(why=why):
-                self.hear(replace(self.news, refused=why))
+                self.set_news(replace(self.news, refused=why))
             case Failed(why=why):
-                self.hear(replace(self.news, failed=why))
+                self.set_news(replace(self.news, failed=why))
             case Over():
-                self.hear(replace(self.news, is_over=True))
+                self.set_news(replace(self.news, is_over=True))
             case Sever(chip=chip):
                 self._on_sever(chip)
-        return not isinstance(message, TryLater) and not self._is_unwanted
+        return not isinstance(message, TryLater) and not self._is_rejected
 
-    def hear(self, news: News, *, is_change: bool = True) -> None:
-        """Take in news; if they are a change, the main thread is interrupted first."""
-        # The interruption comes first: a thread that has read the news is not interrupted by them.
+    def set_news(self, news: News, *, is_change: bool = True) -> None:
+        """Replace the news; if `is_change`, interrupt the main thread first."""
+        # In this order, a thread that has read the new value is never interrupted because of it.
         if is_change:
             self._on_change()
         self.news = news

@@ -1,4 +1,4 @@
-"""A coordinator's connections, as it knows them: by number, without sockets."""
+"""The coordinator's view of its connections: numbers instead of sockets."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -9,22 +9,25 @@ from meshmend.net.rate_limit import RateLimit
 from meshmend.topology.failures import Chip
 
 _MOST_STRANGERS: Final = 128
-_MOST_REPORTS_PER_S: Final = 5000  # that reach the observers; no loop takes so many steps
+_MOST_REPORTS_PER_S: Final = 5000  # forwarded to observers; no training loop is that fast
 
 
 class Connections(Protocol):
-    """Where a coordinator's words go; connections are known by number."""
+    """Sends the coordinator's messages; each connection has a number."""
 
     def send(self, connection: int, message: Message) -> None:
-        """Send a message. If that fails, the coordinator is told by `closed`, later."""
+        """Send a message. If that fails, the coordinator's `closed` is called later."""
 
     def hang_up(self, connection: int) -> None:
-        """Close a connection once what was sent is on its way; `closed` is not called for it."""
+        """Close a connection after the messages already sent; `closed` is not called for it."""
 
 
 @dataclass
 class ControlConnection:
-    """A connection: of a worker once it has said which, of an observer, or of neither yet."""
+    """A connection of a worker, of an observer, or of a stranger.
+
+    A stranger is a connection that has sent neither a hello nor an observe message yet.
+    """
 
     number: int
     name: str
@@ -35,11 +38,11 @@ class ControlConnection:
 
     @property
     def is_stranger(self) -> bool:
-        """Whether it has not said yet whose it is."""
+        """Whether it has sent neither a hello nor an observe message."""
         return self.chip is None and not self.is_observer
 
 
-def one_too_many(connections: Iterable[ControlConnection]) -> ControlConnection | None:
-    """Return the oldest connection that has not said whose it is, if there are too many."""
+def stranger_over_limit(connections: Iterable[ControlConnection]) -> ControlConnection | None:
+    """Return the oldest stranger if there are too many strangers, else None."""
     strangers = [each for each in connections if each.is_stranger]
     return strangers[0] if len(strangers) >= _MOST_STRANGERS else None

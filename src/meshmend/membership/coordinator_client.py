@@ -1,8 +1,8 @@
-"""A worker's connection to its coordinator: a thread that reports, listens, and calls again.
+"""A worker's connection to its coordinator: a thread that sends, receives and reconnects.
 
-The main thread says what has changed and asks what is wanted; it never waits for the coordinator
-while it has a step to do. What the thread hears of a change it passes on by `on_change`, which
-ends whatever the main thread waits for.
+The main thread sets its status and reads the news. It never waits for the coordinator while it has
+a step to do. When the thread receives a change, it calls `on_change`, which ends whatever the main
+thread waits for.
 """
 
 import os
@@ -38,14 +38,14 @@ from meshmend.topology.failures import Chip
 
 _log = getLogger(__name__)
 
-_IDLE_S: Final = 1.0  # while the worker is not offered
-_LONGEST_WAIT_S: Final = 5.0  # between two tries to get a chip that is taken
+_IDLE_S: Final = 1.0  # between two checks while the worker has not joined
+_LONGEST_WAIT_S: Final = 5.0  # between two requests for a chip that has another worker
 _HANDSHAKE_S: Final = 5.0
-_LAST_WORDS_S: Final = 2.0  # for what was told to be sent before the thread ends
+_FLUSH_S: Final = 2.0  # to send what is queued before the thread ends
 
 
 class CoordinatorClient:
-    """One worker as its coordinator knows it; all methods may be called from any thread."""
+    """Keeps one worker connected to its coordinator; any thread may call any method."""
 
     def __init__(self, identity: WorkerIdentity) -> None:
         self._identity = identity
@@ -68,53 +68,54 @@ class CoordinatorClient:
         on_change: Callable[[], None],
         on_sever: Callable[[Chip], None],
     ) -> None:
-        """Offer this worker, which listens at an address, to the coordinator."""
+        """Ask the coordinator to admit this worker, whose peers connect to `address`."""
         with self._changed:
             self._joined_at = time.monotonic()
             self._client.join(address, status, on_change=on_change, on_sever=on_sever)
         self._wake()
 
     def set_fingerprint(self, fingerprint: JobFingerprint) -> None:
-        """Keep what all workers of the job must have alike, for the first message."""
+        """Set the fingerprint for the hello; all workers of a job must have the same one."""
         self._client.fingerprint = fingerprint
 
     def report(self, event: Event) -> None:
-        """Tell those who watch the job of an event; it may be lost."""
+        """Send an event to the observers; it may be lost."""
         self._client.report(event)
         self._wake()
 
     def tell(self, status: Status) -> None:
-        """Say how this worker stands; said again to a coordinator that was started again."""
+        """Send this status to the coordinator; a restarted coordinator gets it in the hello."""
         with self._changed:
             self._client.tell(status)
         self._wake()
 
     def mark(self, generation: int, step: int) -> None:
-        """Keep where this worker's loop is; the next heartbeat tells."""
+        """Set the position of this worker's loop for the next heartbeat."""
         self._client.mark(generation, step)
 
     def note(self, status: Status) -> None:
-        """Keep how this worker stands for when the coordinator asks, without a word."""
+        """Set the status for the next hello without sending it now."""
         with self._changed:
             self._client.status = status
 
     @property
     def status(self) -> Status:
-        """What was told last."""
+        """The status that was set last."""
         return self._client.status
 
     @property
     def news(self) -> News:
-        """What the coordinator has said last."""
+        """What this worker has learned from the coordinator's latest messages."""
         return self._client.news
 
     def await_news(self, is_enough: Callable[[News], bool]) -> News:
-        """Return the news as soon as they are enough.
+        """Return the news as soon as `is_enough` accepts them.
 
         Raises:
-            TurnedAwayError, RefusedError, JobFailedError: as their names say.
+            RefusedError, TurnedAwayError: the coordinator does not want this worker.
+            JobFailedError: the job cannot go on.
         """
-        said = ""
+        logged = ""
         with self._changed:
             while True:
                 news = self._client.news
@@ -127,22 +128,22 @@ class CoordinatorClient:
                     raise TurnedAwayError(away.why, is_stale=away.is_stale)
                 if is_enough(news):
                     return news
-                if news.wait != said:
-                    said = news.wait
-                    _log.info("chip %s waits: %s", self._identity.chip, said)
+                if news.wait != logged:
+                    logged = news.wait
+                    _log.info("chip %s waits: %s", self._identity.chip, logged)
                 self._changed.wait()
 
     def close(self) -> None:
-        """Say no more; what was told is sent first."""
+        """Send what is queued, then end the thread."""
         self._is_closed = True
         self._wake()
-        self._thread.join(_LAST_WORDS_S)
+        self._thread.join(_FLUSH_S)
 
     def _wake(self) -> None:
         os.eventfd_write(self._wake_fd, 1)
 
     def _work(self) -> None:
-        """Keep a connection to the coordinator for as long as this worker lives."""
+        """Keep a connection to the coordinator until the client is closed."""
         chip = self._identity.chip
         while not self._is_closed:
             if not self._client.wants_connection:
@@ -150,9 +151,9 @@ class CoordinatorClient:
                 continue
             again_at = time.monotonic() + self._backoff.wait_s()
             try:
-                channel = self._call()
+                channel = self._connect()
             except HandshakeError as error:
-                self._refused(str(error))
+                self._end_refused(str(error))
                 continue
             except TransportError as error:
                 _log.debug("chip %s cannot reach its coordinator: %s", chip, error)
@@ -160,7 +161,7 @@ class CoordinatorClient:
                 self._pause_until(again_at)
                 continue
             try:
-                self._talk(channel)
+                self._exchange_messages(channel)
             except (ChannelError, MessageError) as error:
                 _log.debug("chip %s lost its coordinator: %s", chip, error)
             finally:
@@ -169,36 +170,39 @@ class CoordinatorClient:
             self._pause_until(time.monotonic() + (taken_s or self._backoff.wait_s()))
 
     def _give_up_joining(self) -> None:
-        """End a worker that nobody would miss, if no coordinator was found for long enough."""
+        """End a new worker that has found no coordinator within the join timeout."""
         within_s = self._identity.join_timeout_s
         if self._client.is_new and time.monotonic() - self._joined_at > within_s:
             host, port = self._identity.coordinator
-            self._refused(
+            self._end_refused(
                 f"chip {self._identity.chip} found no coordinator at {host}:{port} within "
                 f"{within_s:g} s: the job is over, or was never started"
             )
 
     def _wait_for_chip(self) -> float:
-        """Return how long to wait before asking for the chip again; end a worker in vain."""
+        """Return how long to wait before asking for the chip again.
+
+        A new worker that has waited for `wait_for_chip_s` is ended.
+        """
         taken, within_s = self._client.taken, self._identity.wait_for_chip_s
         now = time.monotonic()
         if self._taken_since is None:
             self._taken_since = now
-            _log.warning("%s; waiting %g s for it to go", taken, within_s)
+            _log.warning("%s; waiting %g s for that worker to leave", taken, within_s)
         waited_s = now - self._taken_since
         if self._client.is_new and waited_s >= within_s:
-            self._refused(f"{taken}; it did not go within {within_s:g} s; stop one of the two")
-        # A worker that holds a state asks for ever: others may wait for it.
+            self._end_refused(f"{taken}, still there after {within_s:g} s; stop one of the two")
+        # A worker that holds a state asks for ever: the other workers may need that state.
         left_s = within_s - waited_s if self._client.is_new else _LONGEST_WAIT_S
         return min(self._taken_backoff.wait_s(), max(0.0, left_s))
 
-    def _refused(self, why: str) -> None:
-        self._client.hear(News(refused=why))
+    def _end_refused(self, why: str) -> None:
+        self._client.set_news(News(refused=why))
         with self._changed:
             self._changed.notify_all()
 
     def _pause_until(self, moment: float) -> None:
-        """Wait, but not longer if the worker is offered or closed meanwhile."""
+        """Wait; return early if the worker joins, is rejected or is closed meanwhile."""
         is_wanted = self._client.wants_connection
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake_fd, selectors.EVENT_READ)
@@ -207,7 +211,7 @@ class CoordinatorClient:
                     return
                 clear(self._wake_fd)
 
-    def _call(self) -> MessageChannel:
+    def _connect(self) -> MessageChannel:
         identity = self._identity
         deadline = Deadline(time.monotonic() + _HANDSHAKE_S, link_timeout_s=identity.link_timeout_s)
         request = ConnectRequest(identity.seat, COORDINATOR)
@@ -215,8 +219,8 @@ class CoordinatorClient:
             Channel(dial(identity.coordinator, identity.secret, request, deadline))
         )
 
-    def _talk(self, channel: MessageChannel) -> None:
-        """Greet, then pass on what is said in both directions until the connection ends."""
+    def _exchange_messages(self, channel: MessageChannel) -> None:
+        """Send the hello, then pass messages in both directions until the connection ends."""
         with self._changed:
             hello = self._client.hello()
         channel.send(hello)
@@ -229,15 +233,17 @@ class CoordinatorClient:
                 selector.modify(channel, want)
                 selector.select(min(self._client.heartbeat_timeout_s / 4, watch.interval_s))
                 clear(self._wake_fd)
-                if not all(self._take(message) for message in channel.receive()):
+                if not all(self._handle(message) for message in channel.receive()):
                     return
                 if channel.is_dead(watch, time.monotonic()):
-                    raise ChannelError(f"its kernel did not answer for {watch.timeout_s:g} s")
-                self._say(channel)
+                    raise ChannelError(
+                        f"the kernel of its host did not answer for {watch.timeout_s:g} s"
+                    )
+                self._send_pending(channel)
                 if self._is_closed and not channel.is_full:
                     return
 
-    def _say(self, channel: MessageChannel) -> None:
+    def _send_pending(self, channel: MessageChannel) -> None:
         with self._changed:
             status = self._client.next_status()
         if status is not None:
@@ -247,9 +253,9 @@ class CoordinatorClient:
         if not channel.is_full:
             channel.send(self._client.heartbeat())
 
-    def _take(self, message: Message) -> bool:
-        """Take in one message; return whether to go on."""
-        goes_on = self._client.received(message)
+    def _handle(self, message: Message) -> bool:
+        """Handle one message; return whether to keep the connection."""
+        keeps_connection = self._client.received(message)
         if not self._client.taken:
             self._taken_since = None
             self._taken_backoff.reset()
@@ -257,4 +263,4 @@ class CoordinatorClient:
             self._backoff.reset()
         with self._changed:
             self._changed.notify_all()
-        return goes_on
+        return keeps_connection

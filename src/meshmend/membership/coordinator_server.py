@@ -1,4 +1,4 @@
-"""A coordinator on real sockets, by the real clock: one thread, one selector."""
+"""Runs a coordinator with real sockets and the real clock: one thread, one selector."""
 
 import os
 import queue
@@ -24,20 +24,21 @@ from meshmend.net.handshake import ConnectRequest
 from meshmend.net.listener import Listener
 from meshmend.net.liveness import keep_alive
 
-COORDINATOR: Final = 0xFFFFFFFF  # the rank under which it is called
+COORDINATOR: Final = 0xFFFFFFFF  # the rank that a handshake with the coordinator names
 OBSERVER: Final = 0xFFFFFFFE
 
 _log = getLogger(__name__)
 
-# Of a message to the coordinator. The longest is a hello: it holds a generation with all its chips.
+# Limits of a message to the coordinator. The longest is a hello, with all chips of a generation.
 _LONGEST_BYTES: Final = 1 << 16
 _BYTES_PER_CHIP: Final = 1 << 10
 
 
 class CoordinatorServer:
-    """Serves one job until all its workers have finished; `on_event` gets what observers get.
+    """Serves one job until all its workers have finished.
 
-    `record_file` holds what the next coordinator of the job must know if this one dies.
+    `on_event` is called with every event that observers get. `record_file` holds what the next
+    coordinator of the job must know if this one dies.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class CoordinatorServer:
         )
 
     def serve(self) -> None:
-        """Return when all workers have finished and gone, or when told to stop."""
+        """Serve until all workers have finished and left, or until `stop` is called."""
         while not (self._coordinator.is_done or self._is_stopped):
             now = time.monotonic()
             self._handle(self._coordinator.next_wakeup(now) - now)
@@ -80,13 +81,13 @@ class CoordinatorServer:
             self._report_broken()
 
     def stop(self) -> None:
-        """Have `serve` return soon; may be called from any thread."""
+        """Make `serve` return soon; any thread may call this."""
         self._is_stopped = True
         os.eventfd_write(self._wake_fd, 1)
 
     @property
     def failure(self) -> str:
-        """Why the job could not go on, or nothing."""
+        """Why the job could not go on; empty if it has not failed."""
         return self._coordinator.failure
 
     def close(self) -> None:
@@ -131,7 +132,7 @@ class CoordinatorServer:
             elif key.data in self._channels:
                 self._serve_one(key.data, events)
         self._report_broken()
-        # After the others: a worker that died is gone before the one that takes its place is heard.
+        # New connections come last: a dead worker is removed before its replacement says hello.
         while not self._callers.empty():
             self._open(self._callers.get())
 
@@ -148,16 +149,16 @@ class CoordinatorServer:
             self._lose(connection, str(error))
         except MessageError as error:
             self._coordinator.refuse(connection, str(error), time.monotonic())
-        except Exception as error:  # whatever one end sends, the others are served
-            _log.exception("a message broke the coordinator's rules")
-            why = f"a message that makes no sense ({error!r})"
+        except Exception as error:  # one bad message must not stop the service for the others
+            _log.exception("the coordinator failed to handle a message; it closes that connection")
+            why = f"a message that the coordinator cannot handle ({error!r})"
             self._coordinator.refuse(connection, why, time.monotonic())
 
     def _open(self, connection: socket.socket) -> None:
         try:
             host, port = connection.getpeername()[:2]
-            keep_alive(connection, self._link_timeout_s)  # observers need not say anything
-        except OSError:  # it has gone already
+            keep_alive(connection, self._link_timeout_s)  # observers may send nothing
+        except OSError:  # the other end has closed already
             connection.close()
             return
         channel = MessageChannel(Channel(connection, longest_bytes=self._longest_bytes))

@@ -1,4 +1,4 @@
-"""What a coordinator has to say to its workers."""
+"""A decision of the membership rules, which the coordinator carries out."""
 
 from dataclasses import dataclass
 
@@ -8,10 +8,10 @@ from meshmend.membership.messages import Go
 
 @dataclass(frozen=True)
 class Decision:
-    """What `decide` found: a new generation and why, the word to begin, the end, or a failure.
+    """A new generation and why, a go message, the end of the job, or a failure; empty if nothing.
 
-    `lost_step` is the step that is lost when no worker holds it any more: told once when that is
-    found, and once more with the word to begin from a checkpoint.
+    `lost_step` is the last step whose state no worker holds any more. It is set twice: when the
+    loss is noticed, and together with the `go` that restores an earlier state.
     """
 
     generation: Generation | None = None

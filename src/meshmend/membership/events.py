@@ -1,7 +1,7 @@
-"""The events of a job: frozen dataclasses that a coordinator tells and a run writes down.
+"""The events of a job: frozen dataclasses that a coordinator sends and a run writes to a file.
 
-`EVENTS` writes and reads every kind. A line of `events.jsonl` is an event with `t`, the seconds
-since the start of the run. `docs/events.md` lists all kinds and fields, and who is told of them.
+`EVENTS` encodes and decodes every kind. A line of `events.jsonl` is an event with `t`, the seconds
+since the start of the run. `docs/events.md` lists all kinds and fields, and who gets them.
 """
 
 import json
@@ -20,11 +20,11 @@ VERSION: Final = 1  # of the format of events.jsonl; the start event holds it
 
 
 class Event:
-    """Something that happened; every kind below is one."""
+    """Something that happened in a job; the base class of every kind below."""
 
 
 class CoordinatorState(StrEnum):
-    """What became of the coordinator."""
+    """Whether the coordinator died or was started again."""
 
     LOST = "lost"
     BACK = "back"
@@ -82,7 +82,7 @@ class ConnectionRefused(Event):
 
 @dataclass(frozen=True)
 class ChipsWaiting(Event):
-    """Workers are connected but do not train, and why."""
+    """Workers are connected but do not train; `why` is the reason."""
 
     chips: tuple[ChipCoordinates, ...]
     why: str
@@ -123,7 +123,7 @@ class StateLost(Event):
 
 @dataclass(frozen=True)
 class StateRestored(Event):
-    """No holder came: the job goes on from the checkpoint of `step`, and redoes those to `lost`."""
+    """No holder came back: the job goes on after `step`, and redoes the steps up to `lost`."""
 
     step: Count
     lost: Count
@@ -173,7 +173,7 @@ class WorkerSaved(Event):
 
 @dataclass(frozen=True)
 class WriteFailed(Event):
-    """A worker cannot write `what`, such as its ledger; it trains on without. Told once."""
+    """A worker cannot write `what`, such as its ledger; it trains on without it. Sent once."""
 
     chip: ChipCoordinates
     what: str
@@ -253,11 +253,11 @@ class SampleCounts:
 
 @dataclass(frozen=True)
 class RunEnded(Event):
-    """A run is over: its figures. `chips` has one count for each change of the set of chips.
+    """A run is over; the fields sum it up. `chips` has one count per change of the set of chips.
 
-    `redone` counts the steps that were lost and done again, `restores` tells after which step each
-    time. `history_faults` are sentences about what the ledgers prove to be wrong, `unchecked` about
-    what they cannot prove.
+    `redone` counts the steps that were lost and done again. `restores` lists the restores that
+    caused this. `history_faults` are sentences about what the ledgers prove to be wrong,
+    `unchecked` about what they cannot prove.
     """
 
     steps: Count

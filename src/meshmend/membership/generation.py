@@ -1,6 +1,6 @@
 """A generation: a numbered set of live chips, where they listen, and which links are cut.
 
-A value that the coordinator makes and every worker reads. Nothing here knows how it is agreed on.
+The coordinator makes this value and every worker reads it. `membership` decides who is in it.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from meshmend.net.listener import Address
 from meshmend.topology.failures import Chip, Link
 from meshmend.topology.mesh import Mesh
 
-# A new generation every second for thirty years. Frames and handshakes hold 32 bits.
+# Enough for one generation a second for thirty years. Frames and handshakes hold 32 bits.
 LARGEST_NUMBER: Final = 1 << 30
 GenerationNumber = Annotated[int, Within(0, LARGEST_NUMBER)]
 
@@ -23,7 +23,7 @@ GenerationNumber = Annotated[int, Within(0, LARGEST_NUMBER)]
 class Seat:
     """A member of a generation: its chip, where it listens, and since when it is a member.
 
-    `since` is the generation at which it came, or came back: from then on it never left.
+    `since` is the generation with which it last joined; it has been a member ever since.
     """
 
     chip: ChipCoordinates
@@ -35,7 +35,7 @@ class Seat:
 class Generation:
     """A numbered set of chips that train together.
 
-    `mended` holds the links that were cut and came back, with the generation of that.
+    `mended` holds the links that were cut and repaired, each with the generation of the repair.
     """
 
     number: GenerationNumber
@@ -53,14 +53,14 @@ class Generation:
         return {seat.chip: seat for seat in self.seats}
 
     def mesh_of(self, whole: Mesh) -> Mesh:
-        """Return the mesh that is left of a whole one: all other chips count as failed."""
+        """Return `whole` with all other chips and all cut links marked as failed."""
         dead = frozenset(whole.live) - set(self.chips)
         return replace(
             whole, failed=whole.failed | dead, failed_links=whole.failed_links | self.cut
         )
 
     def epoch(self, one: Chip, other: Chip) -> int:
-        """Return the generation since which two chips can have had a connection without a break."""
+        """Return the first generation that a connection of two chips can date from, unbroken."""
         link = min(one, other), max(one, other)
         mended = dict(self.mended).get(Link(*link), 0)
         return max(self.seat_of[one].since, self.seat_of[other].since, mended)

@@ -1,9 +1,9 @@
-"""Which state of a job counts: so that a history never forks and never silently begins anew.
+"""Decides which state of a job counts, so that training never forks or silently starts over.
 
-A **generation** that got the word to begin may have taken steps that the coordinator never heard
-of. So from that word on, the state that counts is the one of its members, until it is proved that
-none of them took a step. That proof is a member that says it never was up to date in that
-generation: a sum needs all members, so without this one no step was completed.
+A **generation** that got its go message may have taken steps that the coordinator does not know of.
+So from then on the state that counts is that of its members, until it is proved that they took no
+step. The proof is a member whose status says that it was never up to date in that generation. A
+sum needs all members, so without this one no step was completed.
 
 Knows statuses, not sockets or clocks. `CoordinatorRecord` is what a coordinator keeps on disk.
 """
@@ -18,14 +18,14 @@ from meshmend.net.codec import Codec, Count
 from meshmend.net.listener import Address
 from meshmend.topology.failures import Chip
 
-Process = tuple[Chip, Address]  # one worker process: another of the same chip listens elsewhere
+Process = tuple[Chip, Address]  # one worker process; a second one of this chip has another address
 
 
 @dataclass(frozen=True)
-class Begun:
-    """A generation that got the word to begin, and the processes that were its members.
+class BegunGeneration:
+    """A generation that got its go message, and the processes that were its members.
 
-    `is_confirmed`: a worker was up to date in it, and the next generation went on from there.
+    `is_confirmed`: a worker was up to date in it, and the next generation continued from its state.
     """
 
     number: GenerationNumber
@@ -35,16 +35,15 @@ class Begun:
 
 @dataclass(frozen=True)
 class CoordinatorRecord:
-    """What must outlive a coordinator.
+    """What a coordinator saves for the next coordinator of its job.
 
-    `begun` holds at most two generations: the one that began last, if it may have taken steps, and
-    before it the one whose state it began with. `step` is the highest step that was heard of,
-    `highest` the highest number that any generation had. `fingerprint` is what all workers have
-    alike.
+    `begun` holds at most two generations: last, the latest to begin, if it may have taken steps;
+    before it, the one whose state it began with. `step` is the highest step that a worker reported.
+    `highest` is the highest generation number in use. All workers have the same `fingerprint`.
     """
 
     job: str
-    begun: tuple[Begun, ...] = ()
+    begun: tuple[BegunGeneration, ...] = ()
     step: Count = 0
     highest: GenerationNumber = 0
     fingerprint: JobFingerprint | None = None
@@ -55,10 +54,10 @@ RECORDS = Codec("a coordinator's record", {"coordinator": CoordinatorRecord})
 
 @dataclass
 class History:
-    """What is known of the state that counts."""
+    """What the coordinator knows about the state that counts."""
 
     record: CoordinatorRecord
-    is_unknown: bool = False  # there was a coordinator before, and its record is lost
+    is_unknown: bool = False  # an earlier coordinator's record exists but cannot be read
 
     @property
     def is_new(self) -> bool:
@@ -67,51 +66,51 @@ class History:
 
     @property
     def latest(self) -> int:
-        """The state version that a worker needs so that its state counts; FRESH: any will do."""
+        """The state version that a holder must have; FRESH means that any version will do."""
         return self.record.begun[-1].number if self.record.begun else FRESH
 
     @property
     def step(self) -> int:
-        """The highest step that was heard of."""
+        """The highest step that a worker reported."""
         return self.record.step
 
     def begin(self, generation: Generation, *, version: int, step: int) -> None:
-        """Take in that a generation gets the word to begin, with the state of a version at a step.
+        """Record that a generation gets its go message, with this state version and step.
 
-        A version of FRESH is a new beginning, or one from a checkpoint. Should that take no step,
-        the state that was lost before it is the one that counts again.
+        FRESH means a new start, or a start from a checkpoint. If that generation takes no step, the
+        state that was lost before it counts again.
         """
         if version == FRESH:
             base = tuple(replace(begun, is_confirmed=True) for begun in self.record.begun[-1:])
         else:
             known = {begun.number: begun.members for begun in self.record.begun}
-            base = (Begun(version, known.get(version, ()), is_confirmed=True),)
+            base = (BegunGeneration(version, known.get(version, ()), is_confirmed=True),)
         members = tuple((seat.chip, seat.address) for seat in generation.seats)
         self.record = replace(
-            self.record, begun=(*base, Begun(generation.number, members)), step=step
+            self.record, begun=(*base, BegunGeneration(generation.number, members)), step=step
         )
-        self.made(generation.number)
+        self.use_number(generation.number)
         self.is_unknown = False
 
-    def made(self, number: int) -> None:
-        """Take in the number of a generation that is to be formed."""
+    def use_number(self, number: int) -> None:
+        """Record that a generation is formed with this number, so that no other one gets it."""
         self.record = replace(self.record, highest=max(self.record.highest, number))
 
-    def hear(self, process: Process, status: Status) -> None:
-        """Take in what a worker says of itself: it may prove that a generation took no step."""
+    def update(self, process: Process, status: Status) -> None:
+        """Record a worker's status; it may prove that the latest generation took no step."""
         begun = self.record.begun
         if status.state_version > self.latest:
-            # It is up to date in a generation of which this coordinator never heard that it began.
-            begun = (Begun(status.state_version, (), is_confirmed=True),)
+            # It is up to date in a generation whose begin this coordinator does not know of.
+            begun = (BegunGeneration(status.state_version, (), is_confirmed=True),)
             highest = max(self.record.highest, status.state_version)
             self.record = replace(self.record, begun=begun, highest=highest)
-        elif begun and _denies(process, status, begun[-1]):
+        elif begun and _proves_no_step(process, status, begun[-1]):
             self.record = replace(self.record, begun=begun[:-1])
         if self.is_holder(status) and status.state_version != FRESH:
-            self.hear_step(status.step)
+            self.update_step(status.step)
 
-    def hear_step(self, step: int) -> None:
-        """Take in that a worker has finished a step."""
+    def update_step(self, step: int) -> None:
+        """Record that a worker has finished a step."""
         if step > self.record.step:
             self.record = replace(self.record, step=step)
 
@@ -122,21 +121,24 @@ class History:
         return status.state_version >= self.latest
 
     def is_stale(self, status: Status) -> bool:
-        """Whether a worker holds a state that the others went on from without it."""
+        """Whether a worker's state is out of date: the others have trained on without it."""
         return status.state_version != FRESH and status.state_version < self.latest
 
-    def may_tell(self, process: Process) -> bool:
-        """Whether a worker was a member of the latest generation: it holds its state, or denies."""
+    def is_witness(self, process: Process) -> bool:
+        """Whether a worker was a member of the latest generation, which is not yet confirmed.
+
+        It either holds the state of that generation or can prove that it took no step.
+        """
         begun = self.record.begun
         return bool(begun) and not begun[-1].is_confirmed and process in begun[-1].members
 
     def has_witness(self, workers: Iterable[tuple[Process, Status]]) -> bool:
-        """Whether one of some workers holds the state that counts, or may prove another does."""
-        return any(self.is_holder(status) or self.may_tell(who) for who, status in workers)
+        """Whether one of the workers holds the state that counts, or can prove which state does."""
+        return any(self.is_holder(status) or self.is_witness(who) for who, status in workers)
 
 
-def _denies(process: Process, status: Status, begun: Begun) -> bool:
-    """Whether a worker says that a generation of which it was a member took no step."""
+def _proves_no_step(process: Process, status: Status, begun: BegunGeneration) -> bool:
+    """Whether a member's status proves that its generation took no step."""
     if begun.is_confirmed or process not in begun.members:
         return False
     if status.state_version >= begun.number:
@@ -147,7 +149,10 @@ def _denies(process: Process, status: Status, begun: Begun) -> bool:
 
 
 def restorable(status: Status) -> tuple[int, int] | None:
-    """Return the newest step that a worker can go back to, and its version: FRESH on disk."""
-    own = (status.step, status.state_version) if status.state_version != FRESH else None
+    """Return the newest step that a worker can go back to, and its state version.
+
+    The version is FRESH if the step is that of a checkpoint. None: it has no state at all.
+    """
+    held = (status.step, status.state_version) if status.state_version != FRESH else None
     saved = (status.checkpoint, FRESH) if status.checkpoint is not None else None
-    return max((state for state in (own, saved) if state is not None), default=None)
+    return max((state for state in (held, saved) if state is not None), default=None)

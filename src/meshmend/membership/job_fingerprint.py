@@ -1,7 +1,7 @@
-"""What all workers of a job must have alike, small enough for their first message.
+"""The arguments that all workers of a job must share, small enough for their first message.
 
-A value with a name for each thing, so that a refusal can say which one differs. Who makes one knows
-the model and the data (`train/fingerprint.py`); this module only compares.
+Each argument has a name, so that a refusal can say which one differs. `train/fingerprint.py` knows
+the model and the data and makes the fingerprint; this module only compares.
 """
 
 from dataclasses import dataclass, fields
@@ -9,7 +9,7 @@ from typing import Final
 
 from meshmend.net.codec import Count, shown
 
-NOT_COMPARED: Final = "not compared"  # of a text that a worker could not find out
+NOT_COMPARED: Final = "not compared"  # the value of a text that a worker could not compute
 _LONGEST_SHOWN: Final = 200  # characters of a value
 _WORDS: Final = {
     "version": "meshmend's version",
@@ -20,7 +20,7 @@ _WORDS: Final = {
 
 @dataclass(frozen=True)
 class JobFingerprint:
-    """The arguments of a worker's job: two workers with different ones cannot train together.
+    """The arguments of a worker's job; workers with different arguments cannot train together.
 
     `model` and `samples` are texts with counts and a digest: of the parameters' shapes and types,
     and of a few samples of the data set.
@@ -37,19 +37,19 @@ class JobFingerprint:
     samples: str
 
     def difference(self, other: "JobFingerprint") -> str:
-        """Return in words the first thing in which the fingerprint of a worker is not this one.
+        """Return in words the first argument in which a worker's fingerprint differs from this one.
 
-        Nothing if there is none.
+        Return an empty text if none differs.
         """
         for each in fields(self):
             ours, theirs = getattr(self, each.name), getattr(other, each.name)
             if ours != theirs and NOT_COMPARED not in (ours, theirs):
                 name = _WORDS.get(each.name, each.name)
-                return f"{name} is {_text(theirs)} there, and {_text(ours)} in this job"
+                return f"{name} is {_text(theirs)} on that chip, but {_text(ours)} in this job"
         return ""
 
 
 def _text(value: object) -> str:
-    """Return a value as an error shows it: in one line, and not without end."""
+    """Return a value as one line of limited length for an error message."""
     text = " ".join(str(value).split())
     return text if len(text) <= _LONGEST_SHOWN else shown(text)

@@ -1,4 +1,4 @@
-"""What a coordinator is in charge of."""
+"""The job that a coordinator serves."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from meshmend.topology.mesh import Mesh
 
 @dataclass(frozen=True)
 class JobSpec:
-    """What a coordinator is in charge of: a job on a mesh."""
+    """The job that a coordinator serves: its name, mesh, board shape and timing."""
 
     job: str
     mesh: Mesh

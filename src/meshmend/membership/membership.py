@@ -1,13 +1,13 @@
-"""Who trains together: turns arrivals, departures and complaints into generations.
+"""Decides who trains together: turns arrivals, departures and complaints into generations.
 
-No sockets and no clock: times are given, decisions are returned. The coordinator asks `decide`
-after everything it has told, and whenever `settled_at` says.
+No sockets and no clock: the caller passes in times and gets decisions back. The coordinator calls
+`decide` after every change that it passes in, and at the time that `settled_at` returns.
 
-What a worker holds is known by its **state version**, the last generation in which it was up to
-date, and its step. In one generation all members step together and end each step with the same
-bits, so state version and step together name one state. `history` knows which of them counts. No
-generation begins without a worker that holds it. If none is left, the others wait for one, then go
-on from a checkpoint, or the job has failed.
+A worker's state is named by its **state version**, the last generation in which it was up to date,
+and its step. In one generation all members step together and end each step with the same bits, so
+state version and step name one state. `history` knows which state counts. No generation begins
+without a worker that holds that state. If none is left, the others wait for one, then go on from a
+checkpoint; without a checkpoint the job fails.
 """
 
 from collections.abc import Iterable
@@ -17,19 +17,20 @@ from meshmend.membership.decision import Decision
 from meshmend.membership.generation import Generation, Seat
 from meshmend.membership.history import CoordinatorRecord, History, restorable
 from meshmend.membership.messages import FRESH, Go, Status
+from meshmend.membership.pending_changes import PendingChanges
 from meshmend.membership.timing import Timing
-from meshmend.membership.unrest import Unrest
 from meshmend.net.listener import Address
 from meshmend.topology.failures import Chip, Link
 from meshmend.topology.graph import components
 from meshmend.topology.mesh import Mesh
 
-UNHEARD = 10  # generations that a lost coordinator may have made and no live worker has heard of
+# How many generations a lost coordinator may have made that no live worker knows of.
+UNHEARD_GENERATIONS = 10
 
 
 @dataclass
 class _Worker:
-    """A worker that is connected; `since` is 0 while it is no member."""
+    """A connected worker; `since` is 0 while it is not a member."""
 
     chip: Chip
     address: Address
@@ -40,8 +41,8 @@ class _Worker:
 class Membership:
     """The workers of one job, and the generations that they form.
 
-    `mesh` is what to begin with; a chip that has failed there joins when its worker comes.
-    `history` is what a coordinator before this one knew.
+    `mesh` is the mesh to begin with; a chip that has failed there joins when its worker connects.
+    `history` is what the previous coordinator saved.
     """
 
     def __init__(
@@ -58,14 +59,14 @@ class Membership:
         self._workers: dict[Chip, _Worker] = {}
         self._cut: set[Link] = set(mesh.failed_links)
         self._mended: dict[Link, int] = {}
-        self._unrest = Unrest(timing.settle_s, timing.doubt_s)
-        self._gathers_until: float | None = None
-        self._first = frozenset(mesh.live)
+        self._changes = PendingChanges(timing.settle_s, timing.doubt_s)
+        self._gather_until: float | None = None
+        self._initial_chips = frozenset(mesh.live)
         self._awaited: set[Chip] = set(mesh.live)
-        self._recalls = False
-        self._unheard = 0
-        self._holder_until: float | None = None  # set while no holder is left
-        self._restores = False
+        self._is_recalling = False
+        self._n_skipped = 0  # numbers that the next generation leaves out
+        self._holder_deadline: float | None = None  # set while no holder is left
+        self._is_restoring = False
         self.history = history or History(CoordinatorRecord(""))
         self.generation: Generation | None = None
         self.go: Go | None = None
@@ -80,120 +81,120 @@ class Membership:
         memory: Generation | None,
         now: float,
     ) -> str | None:
-        """Take a worker in; return why it must come back as new, if it must.
+        """Add a worker; return why it must drop its state and come back as new, or None.
 
-        `memory` is the generation that it last heard of, from which a coordinator that was started
-        again learns what its predecessor knew.
+        `memory` is the latest generation that it received. From it a restarted coordinator learns
+        what the previous one knew.
         """
-        if memory is not None and (self.generation is None or self._recalls):
+        if memory is not None and (self.generation is None or self._is_recalling):
             self._recall(memory, now)
-        self.history.hear((chip, address), status)
+        self.history.update((chip, address), status)
         if self.history.is_stale(status):
             return "the others went on without it"
-        if self.generation is None and self._gathers_until is None:
-            self._gathers_until = now + self._timing.gather_s
+        if self.generation is None and self._gather_until is None:
+            self._gather_until = now + self._timing.gather_s
         self._workers[chip] = _Worker(chip, address, status)
-        self.hear(chip, now)
-        self._unrest.stir(f"chip {chip} is ready", now)
+        self.note_contact(chip, now)
+        self._changes.add(f"chip {chip} is ready", now)
         return None
 
-    def forgo(self, chip: Chip) -> None:
-        """Begin without a chip whose worker has died before it came."""
+    def stop_awaiting(self, chip: Chip) -> None:
+        """Begin without a chip whose worker died before it connected."""
         self._awaited.discard(chip)
 
     def leave(self, chip: Chip, why: str, now: float) -> None:
-        """Take a worker out."""
+        """Remove a worker."""
         if self._workers.pop(chip, None) is not None:
-            self._unrest.stir(why, now)
+            self._changes.add(why, now)
 
-    def hear(self, chip: Chip, now: float) -> None:
-        """Take up that a worker has said something, whatever it was."""
-        self._unrest.heard[chip] = now
+    def note_contact(self, chip: Chip, now: float) -> None:
+        """Record that a worker has sent a message, of whatever kind."""
+        self._changes.heard[chip] = now
 
-    def tell(self, chip: Chip, status: Status, now: float) -> None:
-        """Take up what a worker says of itself."""
-        self.hear(chip, now)
+    def update_status(self, chip: Chip, status: Status, now: float) -> None:
+        """Record the new status of a worker, and its complaints about links."""
+        self.note_contact(chip, now)
         worker = self._workers[chip]
         worker.status = status
-        self.history.hear((chip, worker.address), status)
+        self.history.update((chip, worker.address), status)
         if self.generation is None or status.generation != self.generation.number:
             return
         if self.go and self.go.restores and chip in self.go.holders and not status.ready:
             self.go = None
-            self._unrest.stir(f"chip {chip} cannot read the checkpoint", now)
+            self._changes.add(f"chip {chip} cannot read the checkpoint", now)
         for peer in status.lost:
-            self._unrest.doubt(Link.between(chip, peer), now)
+            self._changes.doubt_link(Link.between(chip, peer), now)
 
     def mend(self, link: Link, now: float) -> None:
-        """Take back a link that was cut."""
+        """Use a link again that was cut."""
         if link in self._cut:
             self._cut.discard(link)
             number = self.generation.number + 1 if self.generation else 1
             self._mended[link] = number
-            self._unrest.stir(f"{link} is back", now)
+            self._changes.add(f"{link} is back", now)
 
     def cut(self, link: Link, now: float) -> None:
-        """Take out a link; chips that none joins get a new connection instead."""
+        """Stop using a link; two chips without a link between them reconnect instead."""
         if self._mesh.has_link(link) and link not in self._cut:
             self._cut.add(link)
-            self._unrest.stir(f"{link} is cut", now)
+            self._changes.add(f"{link} is cut", now)
             return
         for chip in (link.first, link.second):
             if self._is_member(chip) and self.generation is not None:
                 self._workers[chip].since = self.generation.number + 1
-        self._unrest.stir(f"{link.first} and {link.second} lost each other", now)
+        self._changes.add(f"chips {link.first} and {link.second} lost their connection", now)
 
     def settled_at(self) -> float | None:
-        """Return when to ask `decide` again even if nothing happens."""
-        times = [doubt.look_at for doubt in self._unrest.doubts.values()]
-        if self._holder_until is not None and not self._restores:
-            times.append(self._holder_until)
-        if self._gathers_until is not None:
-            times.append(self._gathers_until)
-        elif self._unrest.reasons:
-            times.append(self._unrest.calm_at())
+        """Return when to call `decide` again even if nothing happens."""
+        times = [doubt.check_at for doubt in self._changes.doubts.values()]
+        if self._holder_deadline is not None and not self._is_restoring:
+            times.append(self._holder_deadline)
+        if self._gather_until is not None:
+            times.append(self._gather_until)
+        elif self._changes.reasons:
+            times.append(self._changes.settles_at())
         return min(times, default=None)
 
     def decide(self, now: float) -> Decision:
-        """Return what has to be said to the workers, if anything."""
+        """Return the next decision, empty if there is nothing to do."""
         if self.is_over:
             return Decision()
-        for link in self._unrest.cut_links(self._workers, now):
+        for link in self._changes.cut_links(self._workers, now):
             self.cut(link, now)
         if self._is_gathering(now):
             return Decision()
-        if self._unrest.reasons and now >= self._unrest.calm_at():
-            why = self._unrest.settle()
-            if (generation := self._formed()) is not None:
+        if self._changes.reasons and now >= self._changes.settles_at():
+            why = self._changes.take_reasons()
+            if (generation := self._form_generation()) is not None:
                 return Decision(generation=generation, why=why)
         if (found := self._look_for_holder(now)) is not None:
             return found
-        was_restoring, lost_step = self._restores, self.history.step
-        if (go := self._begun()) is not None:
+        was_restoring, lost_step = self._is_restoring, self.history.step
+        if (go := self._begin_when_ready()) is not None:
             return Decision(go=go, lost_step=lost_step if was_restoring else None)
-        return Decision(is_over=self._ended())
+        return Decision(is_over=self._notice_end())
 
     @property
     def knows_all(self) -> bool:
-        """Whether no worker can know of a generation that this coordinator has not heard of."""
-        return self.generation is not None and not self._recalls
+        """Whether this coordinator knows every generation that a worker can know."""
+        return self.generation is not None and not self._is_recalling
 
     def _look_for_holder(self, now: float) -> Decision | None:
-        """Return what has to be said because no worker holds the state that counts."""
-        if self._is_witnessed(self._workers) or not self._workers:
-            if self._holder_until is not None:
-                self._holder_until, self._restores = None, False
-                self._unrest.stir("a chip that holds the state is back", now)
+        """Return the decision that follows if no worker holds the state that counts."""
+        if self._has_witness(self._workers) or not self._workers:
+            if self._holder_deadline is not None:
+                self._holder_deadline, self._is_restoring = None, False
+                self._changes.add("a chip that holds the state is back", now)
             return None
-        if self._holder_until is None:
-            self._holder_until = now + self._timing.holder_timeout_s
+        if self._holder_deadline is None:
+            self._holder_deadline = now + self._timing.holder_timeout_s
             return Decision(lost_step=self.history.step)
-        if now < self._holder_until or self._restores:
+        if now < self._holder_deadline or self._is_restoring:
             return None
         if all(restorable(worker.status) is None for worker in self._workers.values()):
             return Decision(failed=self._why_failed())
-        self._restores = True
-        self._unrest.stir("nobody is left who holds the state; going on from a checkpoint", now)
+        self._is_restoring = True
+        self._changes.add("no worker holds the state any more; going on from a checkpoint", now)
         return None
 
     def _why_failed(self) -> str:
@@ -203,87 +204,87 @@ class Membership:
         )
 
     def waiting(self) -> tuple[Chip, ...]:
-        """Return the chips whose workers are there but are no members."""
+        """Return the chips whose workers are connected but are not members."""
         members = set(self.generation.chips) if self.generation else set()
         return tuple(sorted(set(self._workers) - members))
 
     def reason_to_wait(self, chip: Chip) -> str:
-        """Return why a worker that is there is no member."""
-        if self.generation is None or self._gathers_until is not None:
-            return "the others are not there yet"
-        if self._holder_until is not None:
+        """Return why a connected worker is not a member."""
+        if self.generation is None or self._gather_until is not None:
+            return "the other workers have not connected yet"
+        if self._holder_deadline is not None:
             return (
-                f"no chip that is here holds the state after step {self.history.step}; waiting "
-                f"{self._timing.holder_timeout_s:g} s for one"
+                f"no connected chip holds the state after step {self.history.step}; waiting "
+                f"{self._timing.holder_timeout_s:g} s for one that does"
             )
-        if chip in self._largest(self._able()):
-            return "the next generation is being made"
+        if chip in self._largest_part(self._eligible()):
+            return "the next generation is being formed"
         if missing := sorted(self._board_of(chip) - set(self._workers)):
             verb = "is" if len(missing) == 1 else "are"
-            return f"its board joins whole, and {', '.join(map(str, missing))} {verb} missing"
+            return f"its board must be complete, but {', '.join(map(str, missing))} {verb} missing"
         return "it is cut off from the largest live part of the mesh"
 
     def _recall(self, memory: Generation, now: float) -> None:
-        """Take up the generation that a worker remembers, if it is the latest heard of."""
+        """Adopt the generation that a worker remembers, if it is the latest so far."""
         if self.generation is None:
-            self._gathers_until = now + self._timing.recall_s
+            self._gather_until = now + self._timing.recall_s
         elif memory.number <= self.generation.number:
             return
-        self._recalls = True
+        self._is_recalling = True
         self.generation = memory
         self._awaited = set(memory.chips)
         self._cut = set(memory.cut)
         self._mended = dict(memory.mended)
 
     def _is_gathering(self, now: float) -> bool:
-        """Whether workers that are expected may still come."""
-        if self._gathers_until is None:
+        """Whether to wait longer for expected workers."""
+        if self._gather_until is None:
             return False
-        if now < self._gathers_until and not self._awaited <= set(self._workers):
+        if now < self._gather_until and not self._awaited <= set(self._workers):
             return True
-        self._gathers_until = None
-        if self._recalls:
+        self._gather_until = None
+        if self._is_recalling:
             self._resume()
         return False
 
     def _resume(self) -> None:
-        """Go on with the generation that was recalled, if nothing has changed since."""
+        """Go on with the recalled generation, if nothing has changed since."""
         assert self.generation is not None
-        self._recalls = False
-        self._unheard = UNHEARD
+        self._is_recalling = False
+        self._n_skipped = UNHEARD_GENERATIONS
         number = self.generation.number
         for seat in self.generation.seats:
             worker = self._workers.get(seat.chip)
-            if worker and worker.status.state_version != FRESH:  # not one that came in its place
+            if worker and worker.status.state_version != FRESH:  # not a new worker in its place
                 worker.since = seat.since
         members = [self._workers.get(chip) for chip in self.generation.chips]
-        self._unrest.reasons.clear()
+        self._changes.reasons.clear()
         if all(
             each and each.status.ready and each.status.state_version == number for each in members
         ):
             self.go = Go(number, 0, self.generation.chips)
-        # Who waited for the word of the one before, or was no member, is seen to now.
-        self._unrest.reasons.append("the coordinator was started again")
+        # This handles workers that waited for the previous coordinator's go, or were not members.
+        self._changes.reasons.append("the coordinator was started again")
 
     def _board_of(self, chip: Chip) -> set[Chip]:
-        """Return the chips that must be there before this one joins.
+        """Return the chips that must be connected before this one joins: those of its board.
 
-        All of its board; if it was there from the start, all that were.
+        For a chip that was live at the start, only those that were live at the start.
         """
 
         def number(of: Chip) -> Chip:
             return tuple(at // size for at, size in zip(of, self._board, strict=True))
 
-        known = self._first if chip in self._first else self._mesh.live
+        known = self._initial_chips if chip in self._initial_chips else self._mesh.live
         return {other for other in known if number(other) == number(chip)}
 
-    def _formed(self) -> Generation | None:
-        """Return the next generation, or None if it would be the same as this one."""
-        chips = self._largest(self._able()) if self._workers else frozenset()
+    def _form_generation(self) -> Generation | None:
+        """Form and return the next generation; None if it would equal this one or has no chips."""
+        chips = self._largest_part(self._eligible()) if self._workers else frozenset()
         if not chips:
             return None
         number = 1 + max(worker.status.generation for worker in self._workers.values())
-        number = max(number, self.generation.number + 1 if self.generation else 1) + self._unheard
+        number = max(number, self.generation.number + 1 if self.generation else 1) + self._n_skipped
         number = max(number, self.history.record.highest + 1)
         seats = []
         for chip in sorted(self._workers):
@@ -295,61 +296,61 @@ class Membership:
         before = self.generation
         if before and self.go and formed == replace(before, number=number):
             return None
-        self._unrest.doubts.clear()
-        self._unheard = 0
-        self.history.made(number)
+        self._changes.doubts.clear()
+        self._n_skipped = 0
+        self.history.use_number(number)
         self.generation, self.go = formed, None
         return formed
 
-    def _able(self) -> set[Chip]:
-        """Return the chips that may train: members, whole boards, and who alone can go on."""
-        there = set(self._workers)
-        able = {
+    def _eligible(self) -> set[Chip]:
+        """Return the chips that may train: members, complete boards, and holders if needed."""
+        connected = set(self._workers)
+        eligible = {
             chip
             for chip, worker in self._workers.items()
-            if worker.since or self._board_of(chip) <= there
+            if worker.since or self._board_of(chip) <= connected
         }
-        if not self._can_go_on(able):
-            able |= {chip for chip in there if self._can_go_on([chip])}
-        return able or there
+        if not self._can_continue(eligible):
+            eligible |= {chip for chip in connected if self._can_continue([chip])}
+        return eligible or connected
 
-    def _largest(self, able: Iterable[Chip]) -> frozenset[Chip]:
-        """Return the largest connected part that holds the state that counts; none if none does."""
-        dead = frozenset(self._mesh.live) - set(able)
+    def _largest_part(self, eligible: Iterable[Chip]) -> frozenset[Chip]:
+        """Return the largest connected part that holds the state that counts, else an empty set."""
+        dead = frozenset(self._mesh.live) - set(eligible)
         mesh = replace(
             self._mesh,
             failed=self._mesh.failed | dead,
             failed_links=self._mesh.failed_links | self._cut,
         )
         parts: tuple[tuple[Chip, ...], ...] = components(mesh)
-        with_state = [part for part in parts if self._can_go_on(part)]
+        with_state = [part for part in parts if self._can_continue(part)]
         largest: tuple[Chip, ...] = max(with_state, key=len, default=())
         return frozenset(largest)
 
-    def _can_go_on(self, part: Iterable[Chip]) -> bool:
-        """Whether one of some chips has the state to go on from, or may tell who has."""
-        if not self._restores:
-            return self._is_witnessed(part)
+    def _can_continue(self, part: Iterable[Chip]) -> bool:
+        """Whether one of the chips has the state to go on from, or can prove which one counts."""
+        if not self._is_restoring:
+            return self._has_witness(part)
         states = {chip: restorable(worker.status) for chip, worker in self._workers.items()}
         best = max((state for state in states.values() if state is not None), default=None)
         return best is not None and any(states[chip] == best for chip in part)
 
-    def _is_witnessed(self, part: Iterable[Chip]) -> bool:
+    def _has_witness(self, part: Iterable[Chip]) -> bool:
         workers = [self._workers[chip] for chip in part]
         return self.history.has_witness(
             ((worker.chip, worker.address), worker.status) for worker in workers
         )
 
     def _is_member(self, chip: Chip) -> bool:
-        """Whether a worker has been a member since the last generation was made."""
+        """Whether a chip's worker is connected and a member of the latest generation."""
         return chip in self._workers and self._workers[chip].since > 0
 
     def _state_of(self, chip: Chip) -> tuple[int, int]:
         status = self._workers[chip].status
         return status.state_version, status.step
 
-    def _begun(self) -> Go | None:
-        """Return the word to begin once every member is ready."""
+    def _begin_when_ready(self) -> Go | None:
+        """Return the go message once every member is ready, else None."""
         if self.generation is None or self.go is not None:
             return None
         number = self.generation.number
@@ -357,19 +358,19 @@ class Membership:
             worker = self._workers.get(chip)
             if not worker or not worker.status.ready or worker.status.generation != number:
                 return None
-        if self._restores:
-            return self._restored(self.generation)
+        if self._is_restoring:
+            return self._begin_from_saved_state(self.generation)
         best = max(self._state_of(chip) for chip in self.generation.chips)
         holders = tuple(chip for chip in self.generation.chips if self._state_of(chip) == best)
         if not self.history.is_holder(self._workers[holders[0]].status):
             return None
-        # Workers that have just been made may differ: one of them gives its state to the others.
+        # New workers may differ in their initial weights: one sends its state to the others.
         self.go = Go(number, best[1], holders if best[0] != FRESH else holders[:1])
         self.history.begin(self.generation, version=best[0], step=best[1])
         return self.go
 
-    def _restored(self, generation: Generation) -> Go | None:
-        """Return the word to begin from the newest state that a member can still get at."""
+    def _begin_from_saved_state(self, generation: Generation) -> Go | None:
+        """Return the go message for the newest state that a member holds or can read from disk."""
         found = {chip: restorable(self._workers[chip].status) for chip in generation.chips}
         best = max((state for state in found.values() if state is not None), default=None)
         if best is None:
@@ -379,11 +380,11 @@ class Membership:
         restores, lost = version == FRESH, self.history.step
         self.go = Go(generation.number, step, holders[:1] if restores else holders, restores, lost)
         self.history.begin(generation, version=version, step=step)
-        self._holder_until, self._restores = None, False
+        self._holder_deadline, self._is_restoring = None, False
         return self.go
 
-    def _ended(self) -> bool:
-        """Whether every member has finished, told once."""
+    def _notice_end(self) -> bool:
+        """Set `is_over` once every member has finished; return True only that once."""
         if self.generation is None or self.go is None or self.is_over:
             return False
         workers = [self._workers.get(chip) for chip in self.generation.chips]

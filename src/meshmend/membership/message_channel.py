@@ -17,7 +17,7 @@ class MessageChannel:
 
     @property
     def is_full(self) -> bool:
-        """Whether something still waits to be sent."""
+        """Whether bytes are still waiting to be sent."""
         return self._channel.is_full
 
     def send(self, message: Message) -> None:
@@ -29,7 +29,7 @@ class MessageChannel:
         self._channel.send(encode_message(message))
 
     def flush(self) -> None:
-        """Send what is left.
+        """Send the bytes that are still waiting.
 
         Raises:
             ChannelError: the other end has closed, or takes nothing any more.
@@ -37,17 +37,18 @@ class MessageChannel:
         self._channel.flush()
 
     def receive(self) -> list[Message]:
-        """Return the messages that have come whole.
+        """Return the messages that have arrived completely.
 
         Raises:
-            ChannelError: the other end has closed. MessageError: it sent what is no message.
+            ChannelError: the other end has closed.
+            MessageError: the other end sent something that is not a message.
         """
         return [decode_message(frame) for frame in self._channel.receive()]
 
     def is_dead(self, watch: LinkWatch, now: float) -> bool:
-        """Look once more whether the kernel at the other end does not answer any more."""
+        """Check again whether the kernel at the other end has stopped answering."""
         return self._channel.is_dead(watch, now)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._channel.close()

@@ -1,8 +1,8 @@
-"""Control messages between the coordinator, its workers and those who watch, as values.
+"""Control messages between the coordinator, its workers and its observers, as values.
 
 Each message is a frozen dataclass; `encode_message` and `decode_message` turn one into the bytes of
-a frame and back. Every frame holds the version of the protocol: ends of two versions part at the
-first message, with one clear error.
+a frame and back. Every frame holds the version of the protocol: two ends with different versions
+disconnect at the first message, with one clear error.
 """
 
 import json
@@ -18,20 +18,20 @@ from meshmend.net.listener import Address
 from meshmend.topology.failures import Link, parse_link
 
 VERSION: Final = 4
-FRESH: Final = -1  # the state version of a worker that holds nothing that counts
+FRESH: Final = -1  # the state version of a worker that holds no trained state
 
 StateVersion = Annotated[int, Within(FRESH, LARGEST_NUMBER)]
 
 
 class Message:
-    """Something that one end says to the other; every kind below is one."""
+    """A control message; the base class of every kind below."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """What a worker says of itself.
+    """What a worker reports about itself.
 
-    `generation` is the one it last heard of, `ready` whether it is ready for that, `lost` the
+    `generation` is the latest it received, `ready` whether it is ready for that one, `lost` the
     peers whose connections broke in it. `state_version` is the last generation in which it was up
     to date, and `step` how many steps it has done. `checkpoint` is the step of the newest whole
     checkpoint that it can read.
@@ -48,9 +48,9 @@ class Status:
 
 @dataclass(frozen=True)
 class Hello(Message):
-    """Worker: who I am, where I listen, and how I stand.
+    """Worker: who I am, where I listen, and my status.
 
-    `memory` is the generation that I know, `fingerprint` what all workers must have alike.
+    `memory` is the latest generation that I received, `fingerprint` the arguments of my job.
     """
 
     job: str
@@ -64,14 +64,14 @@ class Hello(Message):
 
 @dataclass(frozen=True)
 class StatusChanged(Message):
-    """Worker: how I stand now."""
+    """Worker: my new status."""
 
     status: Status
 
 
 @dataclass(frozen=True)
 class Heartbeat(Message):
-    """Worker: I live; my loop is in this generation and has begun the sum of this step."""
+    """Worker: I am alive; my loop is in this generation and has begun the sum of this step."""
 
     generation: GenerationNumber
     step: Count
@@ -79,35 +79,35 @@ class Heartbeat(Message):
 
 @dataclass(frozen=True)
 class Report(Message):
-    """Worker: for those who watch the job. May be lost."""
+    """Worker: an event for the observers. May be lost."""
 
     event: Event
 
 
 @dataclass(frozen=True)
 class Observe(Message):
-    """Observer: tell me of all events of this job."""
+    """Observer: send me all events of this job."""
 
     job: str
 
 
 @dataclass(frozen=True)
 class CutLink(Message):
-    """Observer: have both ends of a link break their connection, as a cut cable would."""
+    """Observer: make both ends of a link break their connection, as a cut cable would."""
 
     link: Link
 
 
 @dataclass(frozen=True)
 class MendLink(Message):
-    """Observer: a link that was cut is back."""
+    """Observer: a link that was cut works again."""
 
     link: Link
 
 
 @dataclass(frozen=True)
 class Absent(Message):
-    """Observer: the worker of this chip died before it came; begin without it."""
+    """Observer: the worker of this chip died before it connected; begin without it."""
 
     chip: ChipCoordinates
 
@@ -119,29 +119,29 @@ class Finish(Message):
 
 @dataclass(frozen=True)
 class Welcome(Message):
-    """Coordinator: you are in; without a heartbeat for so long you count as dead."""
+    """Coordinator: you are admitted; you count as dead after this time without a heartbeat."""
 
     heartbeat_timeout_s: Seconds
 
 
 @dataclass(frozen=True)
 class Alive(Message):
-    """Coordinator: I live. Sent four times within the heartbeat timeout, or to be answered now."""
+    """Coordinator: I am alive. Sent four times per heartbeat timeout, or to get a quick answer."""
 
 
 @dataclass(frozen=True)
 class NewGeneration(Message):
-    """Coordinator: stop what you do, and get ready for this generation."""
+    """Coordinator: stop the current step and get ready for this generation."""
 
     generation: Generation
 
 
 @dataclass(frozen=True)
 class Go(Message):
-    """Coordinator: take up this step; a chip that is not a holder takes the state of one.
+    """Coordinator: go on after this step; a chip that is not a holder copies a holder's state.
 
-    `restores`: the holders read the checkpoint of that step first. `lost` is the last step that was
-    done before, where no holder of it is left: the steps after `step` are done again.
+    `restores`: the holders read the checkpoint of that step first. `lost` is the last step done
+    before, if no holder of it is left: the steps after `step` are then done again.
     """
 
     generation: GenerationNumber
@@ -153,7 +153,7 @@ class Go(Message):
 
 @dataclass(frozen=True)
 class Wait(Message):
-    """Coordinator: you do not train now, and why."""
+    """Coordinator: you do not train now; `why` is the reason."""
 
     why: str
 
@@ -162,7 +162,7 @@ class Wait(Message):
 class TurnedAway(Message):
     """Coordinator: you count as dead; you may come back.
 
-    `is_stale`: the others went on without you; what you hold does not count any more.
+    `is_stale`: the others went on without you, so your state no longer counts.
     """
 
     why: str
@@ -171,14 +171,14 @@ class TurnedAway(Message):
 
 @dataclass(frozen=True)
 class Refused(Message):
-    """Coordinator: I do not talk to you, and why."""
+    """Coordinator: I refuse your connection for good; `why` is the reason."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class TryLater(Message):
-    """Coordinator: your chip has another worker; if that one dies you may take its place."""
+    """Coordinator: I refuse your connection for now, as when your chip has another worker."""
 
     why: str
 
@@ -190,7 +190,7 @@ class Over(Message):
 
 @dataclass(frozen=True)
 class Failed(Message):
-    """Coordinator: the job cannot go on, and why."""
+    """Coordinator: the job cannot go on; `why` is the reason."""
 
     why: str
 
@@ -204,7 +204,7 @@ class Sever(Message):
 
 @dataclass(frozen=True)
 class Observed(Message):
-    """Coordinator, to observers: an event, and when by the coordinator's clock."""
+    """Coordinator, to observers: an event and its time by the coordinator's clock."""
 
     clock: Seconds
     event: Event
@@ -250,7 +250,7 @@ def decode_message(frame: bytes) -> Message:
     """Return the message that a frame holds.
 
     Raises:
-        MessageError: it holds none, or one of another version.
+        MessageError: it holds no message, or one of another version.
     """
     try:
         document: Any = json.loads(frame)

@@ -1,4 +1,4 @@
-"""What a coordinator remembers on disk: a small file that is whole or not there."""
+"""Saves and loads the coordinator's record: a small file that is replaced as a whole."""
 
 import json
 import os
@@ -16,7 +16,7 @@ _log = getLogger(__name__)
 
 
 def load_history(path: Path, job: str) -> History:
-    """Return what the coordinators of a job before this one kept; an empty history if none did."""
+    """Return what earlier coordinators of this job saved; an empty history if none did."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -27,16 +27,18 @@ def load_history(path: Path, job: str) -> History:
 
 
 def history_of(text: str, job: str) -> History:
-    """Return what a record's text says of a job.
+    """Return the history of a job from the text of a record.
 
-    A text that cannot be read is not the same as none: there was a state, and nobody knows which.
-    Such a history says so, and a coordinator then waits for a worker that holds a state.
+    A damaged text differs from no text: a state existed, but it is not known which. The history is
+    then marked as unknown, and the coordinator waits for a worker that holds a state.
     """
     try:
         document = json.loads(text)
         version = document.pop("version", None) if isinstance(document, dict) else None
         if version != VERSION:
-            raise MessageError(f"it is of version {version!r}, this reads {VERSION}")
+            raise MessageError(
+                f"its version is {version!r}, but this meshmend reads version {VERSION}"
+            )
         record: CoordinatorRecord = RECORDS.decode(document)
     except (ValueError, RecursionError, MessageError) as error:
         return _unknown_history(job, str(error))
@@ -44,14 +46,14 @@ def history_of(text: str, job: str) -> History:
 
 
 def record_text(record: CoordinatorRecord) -> str:
-    """Return a record as `history_of` reads it."""
+    """Return a record as the text that `history_of` reads."""
     return json.dumps({"version": VERSION, **RECORDS.encode(record)})
 
 
 def save_record(path: Path, record: CoordinatorRecord) -> None:
-    """Put a record on the disk in the place of the one before; a failure is logged, no more.
+    """Replace the record on disk; a failure is only logged.
 
-    Workers remember too. A full disk must not stop a job whose workers are well.
+    The workers know their generation too, so a full disk must not stop a job that trains.
     """
     draft = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
@@ -70,8 +72,8 @@ def save_record(path: Path, record: CoordinatorRecord) -> None:
 
 def _unknown_history(job: str, why: str) -> History:
     _log.error(
-        "the coordinator's record cannot be read (%s); it waits for a worker that holds the job's "
-        "state",
+        "the coordinator's record cannot be read (%s); the coordinator waits for a worker that "
+        "holds the job's state",
         why,
     )
     return History(CoordinatorRecord(job), is_unknown=True)

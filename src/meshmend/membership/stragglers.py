@@ -1,10 +1,10 @@
-"""Who keeps the others waiting: a worker that lives and says so, but whose loop stands still.
+"""Finds stragglers: workers that send heartbeats but whose training loop stands still.
 
-A heartbeat comes from a thread of its own, so it says nothing of the loop. With it comes the
-**turn** that the loop has reached: the generation it is in and the step whose sum it has begun. In
-a sum all wait for the last; a worker that is behind the others for too long is stuck.
+A separate thread sends the heartbeats, so a heartbeat does not prove that the loop runs. Each one
+holds the **position** of the loop: its generation, and the step whose sum it has begun. In a sum
+all members wait for the last one, so a worker that stays behind the others for too long is stuck.
 
-No clock: times are given.
+No clock: the caller passes in times.
 """
 
 from collections.abc import Iterable
@@ -15,38 +15,38 @@ LoopPosition = tuple[int, int]  # generation, step; a generation begins with ste
 
 
 class Stragglers:
-    """The turns of some workers; one may be behind the others for `patience_s`, 0 for ever."""
+    """Keeps the position of each worker; one may stay behind for `timeout_s`, or for ever if 0."""
 
-    def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
-        self._turns: dict[Chip, LoopPosition] = {}
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._positions: dict[Chip, LoopPosition] = {}
         self._behind_since: dict[Chip, float] = {}
 
-    def note(self, chip: Chip, turn: LoopPosition) -> None:
-        """Take in which turn a worker has reached."""
-        if self._turns.get(chip) != turn:
-            self._turns[chip] = turn
+    def note(self, chip: Chip, position: LoopPosition) -> None:
+        """Record the position that a worker has reached."""
+        if self._positions.get(chip) != position:
+            self._positions[chip] = position
             self._behind_since.pop(chip, None)
 
     def forget(self, chip: Chip) -> None:
-        """Take in that a worker is gone."""
-        self._turns.pop(chip, None)
+        """Record that a worker has left."""
+        self._positions.pop(chip, None)
         self._behind_since.pop(chip, None)
 
-    def excuse(self) -> None:
-        """Count from now on: the coordinator itself was held up."""
+    def restart_clocks(self) -> None:
+        """Measure from now on, because the coordinator itself was held up."""
         self._behind_since.clear()
 
     def stuck(self, members: Iterable[Chip], now: float) -> list[tuple[Chip, float]]:
-        """Return who of some workers has been behind for too long, and for how long."""
-        known = {chip: self._turns[chip] for chip in members if chip in self._turns}
+        """Return the members that have been behind for too long, and for how many seconds."""
+        known = {chip: self._positions[chip] for chip in members if chip in self._positions}
         furthest = max(known.values(), default=(0, 0))
         found = []
-        for chip, turn in known.items():
-            if turn == furthest:
+        for chip, position in known.items():
+            if position == furthest:
                 self._behind_since.pop(chip, None)
                 continue
             behind_s = now - self._behind_since.setdefault(chip, now)
-            if 0 < self._patience_s < behind_s:
+            if 0 < self._timeout_s < behind_s:
                 found.append((chip, behind_s))
         return found

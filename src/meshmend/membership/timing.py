@@ -1,4 +1,4 @@
-"""How long a coordinator waits for what."""
+"""The timeouts of a coordinator."""
 
 from dataclasses import dataclass
 
@@ -7,16 +7,21 @@ from meshmend.net.liveness import DEFAULT_LINK_TIMEOUT_S
 
 @dataclass(frozen=True)
 class Timing:
-    """How long to wait for what, in seconds.
+    """The timeouts of a coordinator, in seconds.
 
-    `settle_s`: for more to happen before a new generation is made, as when a board dies chip by
-    chip. `doubt_s`: from a complaint about a connection until the link counts as cut, if both
-    ends live. `gather_s`: for the first workers; `recall_s`: for the workers of a coordinator that
-    has been started again. `heartbeat_timeout_s`: without a heartbeat until a worker counts as
-    dead, and without a sign of life until the coordinator does; `straggler_timeout_s`: for a worker
-    whose loop keeps the others waiting, until it counts as dead; 0 is for ever. `holder_timeout_s`:
-    for a worker that holds the state that counts, when none is left, until the others go on from a
-    checkpoint. `link_timeout_s`: for the kernel at the other end of a connection to answer.
+    - `settle_s`: waits for more changes before a new generation is made, as when a board dies chip
+      by chip.
+    - `doubt_s`: from a complaint about a connection until the link counts as cut, if both ends
+      live.
+    - `gather_s`: waits for the first workers of a job.
+    - `recall_s`: waits for the workers after the coordinator was started again.
+    - `heartbeat_timeout_s`: a worker without a heartbeat for this time counts as dead; so does a
+      coordinator without a sign of life.
+    - `straggler_timeout_s`: a worker whose loop keeps the others waiting for this time counts as
+      dead; 0 means never.
+    - `holder_timeout_s`: waits for a holder when none is left; then the others go on from a
+      checkpoint.
+    - `link_timeout_s`: a connection whose other kernel does not answer for this time is dead.
     """
 
     settle_s: float = 0.02
