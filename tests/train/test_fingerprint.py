@@ -57,9 +57,11 @@ def test_two_workers_of_a_job_have_the_same_fingerprint_whatever_their_weights()
         ({"seed": 7}, "seed is 7 on that chip, but 0 in this job"),
         ({"policy": "shrink"}, "policy is shrink on that chip, but constant in this job"),
         ({"model": torch.nn.Linear(8, 2)},
-         r"model is 2 parameters of 18 elements \(digest \w+\) on that chip, but 2 parameters of 9 "),
+         r"model is 2 parameters of 18 elements \(digest \w+\) on that chip, "
+         r"but 2 parameters of 9 "),
         ({"model": torch.nn.Linear(8, 1).double()}, r"model is 2 parameters of 9 elements"),
-        ({"optimizer": torch.optim.Adam}, r"optimizer is Adam\(.*\) on that chip, but SGD\(.*lr, .*\) in"),
+        ({"optimizer": torch.optim.Adam},
+         r"optimizer is Adam\(.*\) on that chip, but SGD\(.*lr, .*\) in"),
         ({"dataset": TensorDataset(INPUTS[:9])},
          "the length of the data set is 9 on that chip, but 10 in this job"),
         ({"dataset": TensorDataset(INPUTS + 1)},
@@ -76,7 +78,9 @@ def test_another_version_of_the_code_is_named(monkeypatch: pytest.MonkeyPatch) -
     ours = fingerprint()
     monkeypatch.setattr("meshmend.__version__", "9.9")
 
-    assert ours.difference(fingerprint()).startswith("meshmend's version is 9.9 on that chip, but 0.")
+    difference = ours.difference(fingerprint())
+
+    assert difference.startswith("meshmend's version is 9.9 on that chip, but 0.")
 
 
 @pytest.mark.parametrize(
