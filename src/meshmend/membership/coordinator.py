@@ -223,10 +223,14 @@ class Coordinator:
             self._refuse(connection, why)
             return
         if self._membership.is_over:
-            if not hello.status.finished:  # else it would think that it was a member
+            is_member = hello.status.finished and self._history.is_holder(hello.status)
+            if not is_member:  # else it would think that it was a member
                 self._send(connection, Wait("the job was over before it came back"))
             self._close(connection, Failed(self.failure) if self.failure else Over())
             return
+        if chip in self._worker_of and self._membership.is_missed(hello):
+            why = "an earlier worker of its chip is back, and holds the state that was lost"
+            self._turn_away(self._worker_of[chip], chip, why)
         if chip in self._worker_of:
             # Two workers were started for one chip, or the old one has died unnoticed: try later.
             why = f"chip {chip} has another worker"
@@ -235,12 +239,9 @@ class Coordinator:
             event = ConnectionRefused(connection.name, why) if is_new else None
             self._close(connection, TryLater(why), event)
             return
-        why_not = self._membership.arrive(
+        self._membership.arrive(
             chip, hello.address, status=hello.status, memory=hello.memory, now=self._now
         )
-        if why_not:
-            self._turn_away(connection, chip, why_not, is_stale=True)
-            return
         for wrong, why in self._admission.admit(hello):
             self._refuse(self._worker_of[wrong], why)
         connection.chip = chip
@@ -281,12 +282,10 @@ class Coordinator:
                 why = f"its loop kept the others waiting for {behind_s:.1f} s"
                 self._turn_away(self._worker_of[chip], chip, why)
 
-    def _turn_away(
-        self, connection: ControlConnection, chip: Chip, why: str, *, is_stale: bool = False
-    ) -> None:
+    def _turn_away(self, connection: ControlConnection, chip: Chip, why: str) -> None:
         """Close the connection of a worker that counts as dead; it may come back."""
         _log.warning("chip %s was turned away: %s", chip, why)
-        self._close(connection, TurnedAway(why, is_stale), WorkerTurnedAway(chip, why))
+        self._close(connection, TurnedAway(why), WorkerTurnedAway(chip, why))
 
     def _refuse_unexpected(self, connection: ControlConnection, message: Message) -> None:
         self._refuse(connection, f"an unexpected message {MESSAGES.name_of(message)!r}")

@@ -125,7 +125,7 @@ class CoordinatorClient:
                     raise JobFailedError(news.failed)
                 if news.turned_away:
                     away = news.turned_away
-                    raise TurnedAwayError(away.why, is_stale=away.is_stale)
+                    raise TurnedAwayError(away.why)
                 if is_enough(news):
                     return news
                 if news.wait != logged:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from meshmend.membership.generation import Generation, GenerationNumber
 from meshmend.membership.job_fingerprint import JobFingerprint
-from meshmend.membership.messages import FRESH, Status
+from meshmend.membership.messages import FRESH, StateVersion, Status
 from meshmend.net.codec import Codec, Count
 from meshmend.net.listener import Address
 from meshmend.topology.failures import Chip
@@ -26,11 +26,14 @@ class BegunGeneration:
     """A generation that got its go message, and the processes that were its members.
 
     `is_confirmed`: a worker was up to date in it, and the next generation continued from its state.
+    It began with the state that generation `base` had after `step`.
     """
 
     number: GenerationNumber
     members: tuple[Process, ...]
     is_confirmed: bool = False
+    base: StateVersion = FRESH
+    step: Count = 0
 
 
 @dataclass(frozen=True)
@@ -81,14 +84,15 @@ class History:
         state that was lost before it counts again.
         """
         if version == FRESH:
-            base = tuple(replace(begun, is_confirmed=True) for begun in self.record.begun[-1:])
-        else:
-            known = {begun.number: begun.members for begun in self.record.begun}
-            base = (BegunGeneration(version, known.get(version, ()), is_confirmed=True),)
+            version = self.latest  # a checkpoint holds an earlier state of the latest generation
+        known = {begun.number: begun for begun in self.record.begun}
+        before = () if version == FRESH else (known.get(version, BegunGeneration(version, ())),)
         members = tuple((seat.chip, seat.address) for seat in generation.seats)
-        self.record = replace(
-            self.record, begun=(*base, BegunGeneration(generation.number, members)), step=step
+        begun = (
+            *(replace(each, is_confirmed=True) for each in before),
+            BegunGeneration(generation.number, members, base=version, step=step),
         )
+        self.record = replace(self.record, begun=begun, step=step)
         self.use_number(generation.number)
         self.is_unknown = False
 
@@ -120,9 +124,21 @@ class History:
             return status.state_version != FRESH
         return status.state_version >= self.latest
 
-    def is_stale(self, status: Status) -> bool:
-        """Whether a worker's state is out of date: the others have trained on without it."""
-        return status.state_version != FRESH and status.state_version < self.latest
+    def restorable(self, status: Status) -> tuple[int, int] | None:
+        """Return the newest step that a worker can go back to, and its state version.
+
+        The version is FRESH if the step is that of a checkpoint. None: it has no state at all.
+        A worker that the others went on without holds an earlier state of the job only up to the
+        step that they went on from. What it did after that step, they did again.
+        """
+        is_earlier = any(
+            status.state_version == begun.base != FRESH and status.step <= begun.step
+            for begun in self.record.begun
+        )
+        is_held = status.state_version != FRESH and (is_earlier or self.is_holder(status))
+        held = (status.step, status.state_version) if is_held else None
+        saved = (status.checkpoint, FRESH) if status.checkpoint is not None else None
+        return max((state for state in (held, saved) if state is not None), default=None)
 
     def is_witness(self, process: Process) -> bool:
         """Whether a worker was a member of the latest generation, which is not yet confirmed.
@@ -146,13 +162,3 @@ def _proves_no_step(process: Process, status: Status, begun: BegunGeneration) ->
     has_left = status.generation > begun.number
     has_given_up = status.generation == begun.number and not status.ready
     return has_left or has_given_up
-
-
-def restorable(status: Status) -> tuple[int, int] | None:
-    """Return the newest step that a worker can go back to, and its state version.
-
-    The version is FRESH if the step is that of a checkpoint. None: it has no state at all.
-    """
-    held = (status.step, status.state_version) if status.state_version != FRESH else None
-    saved = (status.checkpoint, FRESH) if status.checkpoint is not None else None
-    return max((state for state in (held, saved) if state is not None), default=None)

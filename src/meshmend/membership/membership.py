@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 from meshmend.membership.decision import Decision
 from meshmend.membership.generation import Generation, Seat
-from meshmend.membership.history import CoordinatorRecord, History, restorable
-from meshmend.membership.messages import FRESH, Go, Status
+from meshmend.membership.history import CoordinatorRecord, History
+from meshmend.membership.messages import FRESH, Go, Hello, Status
 from meshmend.membership.pending_changes import PendingChanges
 from meshmend.membership.timing import Timing
 from meshmend.net.listener import Address
@@ -80,8 +80,8 @@ class Membership:
         status: Status,
         memory: Generation | None,
         now: float,
-    ) -> str | None:
-        """Add a worker; return why it must drop its state and come back as new, or None.
+    ) -> None:
+        """Add a worker.
 
         `memory` is the latest generation that it received. From it a restarted coordinator learns
         what the previous one knew.
@@ -89,14 +89,11 @@ class Membership:
         if memory is not None and (self.generation is None or self._is_recalling):
             self._recall(memory, now)
         self.history.update((chip, address), status)
-        if self.history.is_stale(status):
-            return "the others went on without it"
         if self.generation is None and self._gather_until is None:
             self._gather_until = now + self._timing.gather_s
         self._workers[chip] = _Worker(chip, address, status)
         self.note_contact(chip, now)
         self._changes.add(f"chip {chip} is ready", now)
-        return None
 
     def stop_awaiting(self, chip: Chip) -> None:
         """Begin without a chip whose worker died before it connected."""
@@ -191,7 +188,7 @@ class Membership:
             return Decision(lost_step=self.history.step)
         if now < self._holder_deadline or self._is_restoring:
             return None
-        if all(restorable(worker.status) is None for worker in self._workers.values()):
+        if self._restorable(self._workers) is None:
             return Decision(failed=self._why_failed())
         self._is_restoring = True
         self._changes.add("no worker holds the state any more; going on from a checkpoint", now)
@@ -202,6 +199,13 @@ class Membership:
             f"no chip that is left holds the state after step {self.history.step}, none came back "
             f"within {self._timing.holder_timeout_s:g} s, and there is no whole checkpoint"
         )
+
+    def is_missed(self, hello: Hello) -> bool:
+        """Whether a worker has the state that no connected worker has."""
+        who = [((hello.chip, hello.address), hello.status)]
+        is_lost = self._holder_deadline is not None
+        has_newest = not self._restorable(self._workers) and self.history.restorable(hello.status)
+        return is_lost and (bool(has_newest) or self.history.has_witness(who))
 
     def waiting(self) -> tuple[Chip, ...]:
         """Return the chips whose workers are connected but are not members."""
@@ -255,11 +259,12 @@ class Membership:
         number = self.generation.number
         for seat in self.generation.seats:
             worker = self._workers.get(seat.chip)
-            if worker and worker.status.state_version != FRESH:  # not a new worker in its place
+            # A new worker in its place, or one that lost its state, has to connect again.
+            if worker and worker.address == seat.address and worker.status.state_version != FRESH:
                 worker.since = seat.since
         members = [self._workers.get(chip) for chip in self.generation.chips]
         self._changes.reasons.clear()
-        if all(
+        if number >= self.history.latest and all(
             each and each.status.ready and each.status.state_version == number for each in members
         ):
             self.go = Go(number, 0, self.generation.chips)
@@ -331,9 +336,13 @@ class Membership:
         """Whether one of the chips has the state to go on from, or can prove which one counts."""
         if not self._is_restoring:
             return self._has_witness(part)
-        states = {chip: restorable(worker.status) for chip, worker in self._workers.items()}
-        best = max((state for state in states.values() if state is not None), default=None)
-        return best is not None and any(states[chip] == best for chip in part)
+        best = self._restorable(self._workers)
+        return best is not None and self._restorable(part) == best
+
+    def _restorable(self, part: Iterable[Chip]) -> tuple[int, int] | None:
+        """Return the newest state that one of the chips can go back to."""
+        found = (self.history.restorable(self._workers[chip].status) for chip in part)
+        return max((state for state in found if state is not None), default=None)
 
     def _has_witness(self, part: Iterable[Chip]) -> bool:
         workers = [self._workers[chip] for chip in part]
@@ -371,12 +380,10 @@ class Membership:
 
     def _begin_from_saved_state(self, generation: Generation) -> Go | None:
         """Return the go message for the newest state that a member holds or can read from disk."""
-        found = {chip: restorable(self._workers[chip].status) for chip in generation.chips}
-        best = max((state for state in found.values() if state is not None), default=None)
-        if best is None:
+        if (best := self._restorable(generation.chips)) is None:
             return None
         step, version = best
-        holders = tuple(chip for chip in generation.chips if found[chip] == best)
+        holders = tuple(chip for chip in generation.chips if self._restorable([chip]) == best)
         restores, lost = version == FRESH, self.history.step
         self.go = Go(generation.number, step, holders[:1] if restores else holders, restores, lost)
         self.history.begin(generation, version=version, step=step)

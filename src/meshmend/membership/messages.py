@@ -17,7 +17,7 @@ from meshmend.net.codec import Codec, Count, Seconds, Within
 from meshmend.net.listener import Address
 from meshmend.topology.failures import Link, parse_link
 
-VERSION: Final = 4
+VERSION: Final = 5
 FRESH: Final = -1  # the state version of a worker that holds no trained state
 
 StateVersion = Annotated[int, Within(FRESH, LARGEST_NUMBER)]
@@ -160,13 +160,9 @@ class Wait(Message):
 
 @dataclass(frozen=True)
 class TurnedAway(Message):
-    """Coordinator: you count as dead; you may come back.
-
-    `is_stale`: the others went on without you, so your state no longer counts.
-    """
+    """Coordinator: you count as dead; you may come back."""
 
     why: str
-    is_stale: bool = False
 
 
 @dataclass(frozen=True)

@@ -205,8 +205,6 @@ class WorkerLoop:
                         return
             except TurnedAwayError as error:
                 _log.warning("chip %s was turned away: %s", self._chip, error)
-                if error.is_stale:
-                    self.state_version = FRESH
                 self._join()
 
     def finish(self) -> None:
@@ -215,15 +213,16 @@ class WorkerLoop:
         self.recover(after=self.number)
 
     def _status(self, *, is_ready: bool, lost: Iterable[Chip] = ()) -> Status:
-        is_fresh = self.state_version == FRESH
+        number = self._peers.generation_number
+        is_up_to_date = self.state_version == number
         return Status(
-            generation=self._peers.generation_number,
+            generation=number,
             ready=is_ready,
             state_version=self.state_version,
             step=self._replica.step_number,
-            finished=self._replica.is_finished and not is_fresh,
+            finished=self._replica.is_finished and is_up_to_date,
             lost=tuple(lost),
-            checkpoint=self._replica.newest_checkpoint() if is_fresh else None,
+            checkpoint=None if is_ready and is_up_to_date else self._replica.newest_checkpoint(),
         )
 
     def _join(self) -> None:

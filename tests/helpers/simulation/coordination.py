@@ -89,7 +89,7 @@ class SimulatedCoordination:
             if news.failed:
                 raise JobFailedError(news.failed)
             if news.turned_away:
-                raise TurnedAwayError(news.turned_away.why, is_stale=news.turned_away.is_stale)
+                raise TurnedAwayError(news.turned_away.why)
             if is_enough(news):
                 return news
             self._process.block()
