@@ -3,18 +3,24 @@
 from dataclasses import dataclass, field, replace
 
 from meshmend.membership.coordinator import Coordinator
-from meshmend.membership.generation import Generation
-from meshmend.membership.history import CoordinatorRecord
+from meshmend.membership.generation import Generation, Seat
+from meshmend.membership.history import BegunGeneration, CoordinatorRecord, History
 from meshmend.membership.job_spec import JobSpec
 from meshmend.membership.membership import Membership
 from meshmend.membership.messages import (
+    FRESH,
+    Failed,
+    Go,
+    Heartbeat,
     Hello,
     Message,
     NewGeneration,
-    Refused,
     Status,
+    StatusChanged,
     TryLater,
+    TurnedAway,
     Wait,
+    Welcome,
 )
 from meshmend.membership.timing import Timing
 from meshmend.topology.failures import Chip, Link
@@ -111,5 +117,108 @@ def test_a_connection_that_stays_silent_is_not_refused_for_good() -> None:
     for tenth in range(111):
         coordinator.tick(0.1 * tenth)
 
-    assert TryLater in sent.kinds(1)
-    assert Refused not in sent.kinds(1)
+    (answer,) = sent.messages[1]
+    assert isinstance(answer, TryLater)
+    assert not answer.is_chip_taken  # else it would end after a while
+
+
+LATEST = 3  # a generation that began after step 10 and took steps; all its workers are gone
+
+
+def coordinator_after_a_restart() -> tuple[Coordinator, Sent]:
+    """A coordinator that knows the latest generation from the record of the one before it."""
+    gone = (((0, 0), ("gone", 1)), ((0, 1), ("gone", 2)))
+    begun = (
+        BegunGeneration(LATEST - 1, gone, is_confirmed=True),
+        BegunGeneration(LATEST, gone, base=LATEST - 1, step=10),
+    )
+    record = CoordinatorRecord("ours", begun, step=12, highest=LATEST)
+    sent = Sent()
+    spec = JobSpec("ours", MESH, (1, 1), replace(TIMING, holder_timeout_s=20.0))
+    return Coordinator(spec, sent, history=History(record)), sent
+
+
+def state_of(version: int, *, step: int, checkpoint: int | None = None) -> Status:
+    return Status(version, state_version=version, step=step, checkpoint=checkpoint)
+
+
+def says_hello(coordinator: Coordinator, connection: int, status: Status, now: float) -> None:
+    """Let a worker of chip 0,0 connect; it remembers the generation that its state is of."""
+    address = ("host", connection)
+    memory = Generation(status.state_version, (Seat((0, 0), address, 1),), frozenset(), ())
+    holds = status.state_version != FRESH
+    first = replace(hello((0, 0), status), address=address, memory=memory if holds else None)
+    coordinator.opened(connection, "worker", now)
+    coordinator.received(connection, first, now)
+
+
+def answer_to_ready(coordinator: Coordinator, sent: Sent, status: Status) -> Go | Failed:
+    """Return how a coordinator decides for its only worker, connection 1."""
+    for second in range(1, 60):
+        coordinator.received(1, Heartbeat(0, 0), float(second))
+        coordinator.tick(float(second))
+        for message in sent.messages.pop(1, []):
+            if isinstance(message, Go | Failed):
+                return message
+            if isinstance(message, NewGeneration):
+                ready = replace(status, generation=message.generation.number, ready=True)
+                coordinator.received(1, StatusChanged(ready), float(second))
+    raise AssertionError("it decided nothing")
+
+
+def test_a_worker_that_the_others_went_on_without_gives_back_its_state_when_they_are_lost() -> None:
+    coordinator, sent = coordinator_after_a_restart()
+    status = state_of(LATEST - 1, step=9)
+    says_hello(coordinator, 1, status, 0.0)
+
+    go = answer_to_ready(coordinator, sent, status)
+
+    assert isinstance(go, Go)
+    assert (go.step, go.holders, go.restores, go.lost) == (9, ((0, 0),), False, 12)
+
+
+def test_a_state_after_the_step_that_the_others_went_on_from_is_no_state_of_the_job() -> None:
+    coordinator, sent = coordinator_after_a_restart()
+    status = state_of(LATEST - 1, step=11)
+    says_hello(coordinator, 1, status, 0.0)
+
+    assert isinstance(answer_to_ready(coordinator, sent, status), Failed)
+
+
+def test_such_a_worker_reads_its_checkpoint_instead() -> None:
+    coordinator, sent = coordinator_after_a_restart()
+    status = state_of(LATEST - 1, step=11, checkpoint=8)
+    says_hello(coordinator, 1, status, 0.0)
+
+    go = answer_to_ready(coordinator, sent, status)
+
+    assert isinstance(go, Go)
+    assert (go.step, go.restores) == (8, True)
+
+
+def test_the_state_of_a_generation_that_is_not_the_one_before_is_no_state_of_the_job() -> None:
+    coordinator, sent = coordinator_after_a_restart()
+    status = state_of(LATEST - 2, step=5)
+    says_hello(coordinator, 1, status, 0.0)
+
+    assert isinstance(answer_to_ready(coordinator, sent, status), Failed)
+
+
+def test_a_worker_with_the_lost_state_takes_its_chip_back_from_a_new_one() -> None:
+    coordinator, sent = coordinator_after_a_restart()
+    says_hello(coordinator, 2, Status(), 0.0)
+    coordinator.tick(6.0)  # nobody else comes: from now on it looks for the state
+    says_hello(coordinator, 1, state_of(LATEST - 1, step=10), 6.0)
+
+    assert TurnedAway in sent.kinds(2)
+    assert Welcome in sent.kinds(1)
+
+
+def test_a_worker_that_nobody_misses_waits_until_its_chip_is_free() -> None:
+    coordinator, sent = coordinator_after_a_restart()
+    says_hello(coordinator, 2, state_of(LATEST - 1, step=10), 0.0)
+    coordinator.tick(6.0)
+    says_hello(coordinator, 1, state_of(LATEST - 1, step=9), 6.0)
+
+    assert TurnedAway not in sent.kinds(2)
+    assert sent.kinds(1) == {TryLater}

@@ -170,8 +170,8 @@ class MembershipClient:
             case Welcome(heartbeat_timeout_s=timeout_s):
                 self.heartbeat_timeout_s = timeout_s
                 self.is_welcome, self.taken = True, ""
-            case TryLater(why=why):
-                self.taken = why
+            case TryLater(why=why, is_chip_taken=is_taken):
+                self.taken = why if is_taken else ""
             case NewGeneration(generation=generation):
                 self._memory = generation
                 self.set_news(News(generation=generation))

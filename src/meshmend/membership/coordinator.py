@@ -237,7 +237,7 @@ class Coordinator:
             is_new = chip not in self._reported_taken
             self._reported_taken.add(chip)
             event = ConnectionRefused(connection.name, why) if is_new else None
-            self._close(connection, TryLater(why), event)
+            self._close(connection, TryLater(why, is_chip_taken=True), event)
             return
         self._membership.arrive(
             chip, hello.address, status=hello.status, memory=hello.memory, now=self._now

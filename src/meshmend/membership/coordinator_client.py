@@ -166,8 +166,11 @@ class CoordinatorClient:
                 _log.debug("chip %s lost its coordinator: %s", chip, error)
             finally:
                 channel.close()
-            taken_s = self._wait_for_chip() if self._client.taken else 0.0
-            self._pause_until(time.monotonic() + (taken_s or self._backoff.wait_s()))
+            if self._client.taken:
+                wait_s = self._wait_for_chip()
+            else:
+                self._taken_since, wait_s = None, self._backoff.wait_s()
+            self._pause_until(time.monotonic() + wait_s)
 
     def _give_up_joining(self) -> None:
         """End a new worker that has found no coordinator within the join timeout."""

@@ -174,9 +174,13 @@ class Refused(Message):
 
 @dataclass(frozen=True)
 class TryLater(Message):
-    """Coordinator: I refuse your connection for now, as when your chip has another worker."""
+    """Coordinator: I refuse your connection for now.
+
+    `is_chip_taken`: your chip has another worker.
+    """
 
     why: str
+    is_chip_taken: bool = False
 
 
 @dataclass(frozen=True)
