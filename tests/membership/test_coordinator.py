@@ -275,7 +275,7 @@ def test_strangers_are_refused_and_change_nothing(
             assert why in answer.why
             assert why in caplog.text
         (answer,) = answer_to(served.address, encode_message(hello((0, 0))))
-        assert answer == TryLater("chip (0, 0) has another worker")
+        assert answer == TryLater("chip (0, 0) has another worker", is_chip_taken=True)
 
         assert first.chips == MESH.live
         numbers = {hand.news.generation.number for hand in made.values() if hand.news.generation}
