@@ -45,11 +45,11 @@ class LedgerJob:
                 share = share_of((step - 1) * self.batch, self.batch, rank, len(chips))
                 order = Order(self.n_samples, self.seeds.get(chip, 0))
                 samples = order.samples(share.start, share.stop)
-                self.worker(chip).tries(step, generation, share, samples)
+                self.worker(chip).write_try(step, generation, share, samples)
             for chip in chips:
                 if step < to or finished_by is None or chip[1] in finished_by:
-                    self.worker(chip).did(step, generation, step * self.batch)
-                    self.worker(chip).holds(step, generation, f"{bits}{step}")
+                    self.worker(chip).write_done(step, generation, step * self.batch)
+                    self.worker(chip).write_hold(step, generation, f"{bits}{step}")
 
     def close(self) -> None:
         for ledger in self.workers.values():

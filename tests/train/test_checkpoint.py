@@ -155,10 +155,10 @@ def empty(files: list[Path]) -> Path:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (flip, "its checksum is not that of its bytes"),
+        (flip, "its checksum is wrong: some bytes have changed"),
         (truncate, "it does not end with its checksum"),
         (remove, "it has 2 of 3 shards; shard-001-of-003.pt is missing"),
-        (swap, "it is step 200, shard 2 of 3: misnamed"),
+        (swap, "its name is wrong: it holds step 200, shard 2 of 3"),
         (mix, "its shards were saved from different states"),
         (empty, "it has no shards"),
     ],

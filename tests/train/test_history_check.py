@@ -87,8 +87,8 @@ def skip_within_a_generation(job: LedgerJob) -> None:
 
 def end_at_two_places(job: LedgerJob) -> None:
     job.run(1, (0, 1), after=0, to=4)
-    job.worker((0, 0)).did(5, 1, 50)
-    job.worker((0, 1)).did(5, 1, 48)
+    job.worker((0, 0)).write_done(5, 1, 50)
+    job.worker((0, 1)).write_done(5, 1, 48)
 
 
 def draw_by_another_seed(job: LedgerJob) -> None:
@@ -100,15 +100,15 @@ def draw_by_another_seed(job: LedgerJob) -> None:
     ("plant", "match"),
     [
         (restart_silently, r"generation 3 begins after step 0, .* generation 2 had done step 177: "
-         "177 steps were thrown away, and no restore was told"),
+         "177 steps were lost, but no ledger reports a restore"),
         (fork, "generation 6 begins after step 50, but generation 5 had done step 60"),
         (fork_that_is_thrown_away, "generation 6 begins after step 50, but generation 5 had"),
-        (jump, "generation 2 begins after step 14, but generation 1 had done step 10: nobody"),
-        (begin_in_the_middle, "generation 1 begins after step 7, but no resume was told"),
+        (jump, "generation 2 begins after step 14, but generation 1 had done step 10: no ledger"),
+        (begin_in_the_middle, "generation 1 begins after step 7, but no ledger reports a resume"),
         (repeat_within_a_generation, r"chip \(0, 0\) did step 5 of generation 1 after step 10"),
-        (skip_within_a_generation, "generation 1 did steps 1 to 8, but nobody finished 1 of them"),
+        (skip_within_a_generation, "generation 1 did steps 1 to 8, but the ledgers lack 1 of them"),
         (end_at_two_places, "step 5 of generation 1 ends at sample 48 for one chip, and at 50"),
-        (draw_by_another_seed, r"chip \(0, 1\) drew from 37 samples with seed 7, but most from 37"),
+        (draw_by_another_seed, r"chip \(0, 1\) used 37 samples in the order of seed 7, but most"),
     ],
 )  # fmt: skip
 def test_a_planted_fault_is_found(
@@ -146,7 +146,7 @@ def test_a_restore_that_was_told_is_counted_as_redone_and_loses_nothing(tmp_path
     job.replace((0, 0))
     job.replace((0, 1))
     for column in (0, 1):
-        job.worker((0, column)).went_back(150, 3)
+        job.worker((0, column)).write_restore(150, 3)
     job.run(3, (0, 1), after=150, to=200, bits="again")
     job.close()
 
@@ -161,7 +161,7 @@ def test_a_restore_that_was_told_is_counted_as_redone_and_loses_nothing(tmp_path
 def test_steps_that_were_lost_and_not_done_again_do_not_count(tmp_path: Path) -> None:
     job = LedgerJob(tmp_path)
     job.run(2, (0, 1), after=0, to=20)
-    job.worker((0, 0)).went_back(10, 3)
+    job.worker((0, 0)).write_restore(10, 3)
     job.run(3, (0,), after=10, to=15)
     job.close()
 
@@ -174,7 +174,7 @@ def test_steps_that_were_lost_and_not_done_again_do_not_count(tmp_path: Path) ->
 def test_a_restore_to_another_step_than_was_told_is_found(tmp_path: Path) -> None:
     job = LedgerJob(tmp_path)
     job.run(2, (0, 1), after=0, to=20)
-    job.worker((0, 0)).went_back(10, 3)
+    job.worker((0, 0)).write_restore(10, 3)
     job.run(3, (0, 1), after=5, to=25)
     job.close()
 
@@ -186,7 +186,7 @@ def test_a_restore_to_another_step_than_was_told_is_found(tmp_path: Path) -> Non
 def test_when_a_restore_took_no_step_the_lost_state_may_count_again(tmp_path: Path) -> None:
     job = LedgerJob(tmp_path)
     job.run(2, (0, 1), after=0, to=20)
-    job.worker((0, 0)).went_back(10, 3)
+    job.worker((0, 0)).write_restore(10, 3)
     job.run(4, (0, 1), after=20, to=25)
     job.close()
 
@@ -199,7 +199,7 @@ def test_when_a_restore_took_no_step_the_lost_state_may_count_again(tmp_path: Pa
 def test_a_job_may_begin_where_a_resume_was_told(tmp_path: Path) -> None:
     job = LedgerJob(tmp_path)
     for column in (0, 1):
-        job.worker((0, column)).resumed(60, 60 * BATCH)
+        job.worker((0, column)).write_resume(60, 60 * BATCH)
     job.run(1, (0, 1), after=60, to=80)
     job.close()
 
@@ -214,8 +214,8 @@ def test_two_digests_of_a_step_in_one_generation_are_found_even_if_the_step_was_
 ) -> None:
     job = LedgerJob(tmp_path)
     job.run(1, (0, 1), after=0, to=5)
-    job.worker((0, 1)).holds(5, 1, "other")
-    job.worker((0, 0)).went_back(2, 2)
+    job.worker((0, 1)).write_hold(5, 1, "other")
+    job.worker((0, 0)).write_restore(2, 2)
     job.run(2, (0, 1), after=2, to=8, bits="again")
     job.close()
 

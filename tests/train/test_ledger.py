@@ -24,10 +24,10 @@ def train(folder: Path, n_chips: int = 3) -> None:
     ledgers = [Ledger(folder, (0, column)) for column in range(n_chips)]
     for step in range(1, STEPS + 1):
         for rank, ledger in enumerate(ledgers):
-            ledger.tries(step, 1, share_of((step - 1) * BATCH, BATCH, rank, n_chips))
+            ledger.write_try(step, 1, share_of((step - 1) * BATCH, BATCH, rank, n_chips))
         for ledger in ledgers:
-            ledger.did(step, 1, step * BATCH)
-            ledger.holds(step, 1, f"bits{step}")
+            ledger.write_done(step, 1, step * BATCH)
+            ledger.write_hold(step, 1, f"bits{step}")
     for ledger in ledgers:
         ledger.close()
 
@@ -107,7 +107,7 @@ def test_a_line_that_cannot_be_read_is_named(tmp_path: Path, line: str) -> None:
     with file_of(tmp_path, 1).open("a") as ledger:
         ledger.write(f"{line}\ndone 4 1 40\n")
 
-    with pytest.raises(InputError, match=r"0-1\.\d+\.txt is no ledger: line 14 reads"):
+    with pytest.raises(InputError, match=r"0-1\.\d+\.txt is not a ledger: line 14 reads"):
         audit(tmp_path)
 
 
@@ -115,7 +115,7 @@ def test_a_line_that_cannot_be_read_is_named(tmp_path: Path, line: str) -> None:
 def test_a_file_of_another_version_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "0-0.1.txt").write_text(text)
 
-    with pytest.raises(InputError, match="is no ledger of version 2: line 1 reads"):
+    with pytest.raises(InputError, match="is not a ledger of version 2: line 1 reads"):
         audit(tmp_path)
 
 
@@ -153,16 +153,17 @@ def test_a_full_disk_does_not_stop_the_ledger_and_the_audit_says_what_was_not_ch
     ledger = Ledger(tmp_path, (0, 1), on_failure=told.append)
     monkeypatch.setattr(os, "pwrite", FullDisk(room=90))
     for step in range(1, 9):
-        ledger.tries(step, 1, share_of((step - 1) * BATCH, BATCH, 0, 1))
-        ledger.did(step, 1, step * BATCH)
-        ledger.holds(step, 1, "bits")
+        ledger.write_try(step, 1, share_of((step - 1) * BATCH, BATCH, 0, 1))
+        ledger.write_done(step, 1, step * BATCH)
+        ledger.write_hold(step, 1, "bits")
     ledger.close()
 
     found = audit(tmp_path)
 
     assert told == ["No space left on device"]
     assert found.unchecked == (
-        "the ledger of chip (0, 1) ends at step 2: No space left on device; not checked after that",
+        "the ledger of chip (0, 1) ends at step 2: No space left on device; "
+        "later steps are not checked",
     )
     assert not found.is_wrong
     assert found.replicas_equal is None
@@ -182,7 +183,8 @@ def test_a_full_disk_of_one_chip_loses_no_samples_of_the_others(
 
     assert (found.lost, found.repeated, found.faults) == (0, 0, ())
     assert found.unchecked == (
-        "the ledger of chip (0, 1) ends at step 3: No space left on device; not checked after that",
+        "the ledger of chip (0, 1) ends at step 3: No space left on device; "
+        "later steps are not checked",
     )
 
 
@@ -201,8 +203,8 @@ def test_when_there_is_room_again_the_ledger_goes_on_after_a_gap(
 
     assert not found.is_wrong
     assert found.unchecked[0] == (
-        "the ledger of chip (0, 0) lacks lines of steps 3 to 7: they could not be written; "
-        "not checked"
+        "the ledger of chip (0, 0) lacks lines of steps 3 to 7: writing failed; "
+        "these steps are not checked"
     )
     assert found.replicas_equal is True  # at the end
 
@@ -241,7 +243,7 @@ def test_a_ledger_on_a_real_full_disk(tmp_path: Path) -> None:
 def test_without_a_folder_nothing_is_written(tmp_path: Path) -> None:
     ledger = Ledger(None, (0, 0))
 
-    ledger.did(1, 1, 10)
+    ledger.write_done(1, 1, 10)
     ledger.close()
 
     assert list(tmp_path.iterdir()) == []

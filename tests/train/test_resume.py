@@ -42,11 +42,11 @@ def ignore(path: Path, why: str) -> None:
 @pytest.mark.parametrize(
     ("fresh", "steps", "match"),
     [
-        (state(), 30, "the checkpoint is at step 60, but steps is 30; give more steps"),
+        (state(), 30, "at step 60, but the job ends at step 30; set steps to at least 60"),
         (state(seed=7), 90, "needs the seed of the checkpoint, 0, but got 7: the order of samples"),
         (state(n_samples=13), 90, "the number of samples of the checkpoint, 12, but got 13"),
-        (state(5), 90, r"but weight has shape \(1, 3\) there and shape \(1, 5\) here"),
-        (state(also=1), 90, "needs the 0 further objects of the checkpoint, but got also=1"),
+        (state(5), 90, r"but weight has shape \(1, 3\) there and shape \(1, 5\) in this job"),
+        (state(also=1), 90, "needs 0 objects in also, as the checkpoint has, but got 1"),
     ],
     ids=["past its end", "seed", "data set", "model", "also"],
 )
@@ -91,7 +91,7 @@ def test_when_all_are_damaged_one_sentence_names_the_damage_of_each(tmp_path: Pa
 
 
 def test_a_folder_without_checkpoints_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="that can be read, but there is none"):
+    with pytest.raises(InputError, match="that can be read, but it has none"):
         resumable(tmp_path, state(), steps=90, on_damage=ignore)
 
 
@@ -100,5 +100,7 @@ def test_a_loop_of_ones_own_is_refused_too(tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    with pytest.raises(InputError, match="the checkpoint is at step 60, but steps is 30"):
+    with pytest.raises(
+        InputError, match="the checkpoint is at step 60, but the job ends at step 30"
+    ):
         Job(model, optimizer, DATA, batch=8, steps=30, resume=tmp_path)

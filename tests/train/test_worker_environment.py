@@ -70,7 +70,7 @@ def test_a_worker_knows_its_identity_and_its_faults() -> None:
     assert (worker.identity.job, worker.identity.chip, worker.identity.seat) == ("job", (0, 2), 2)
     assert worker.identity.coordinator == ("127.0.0.1", 7000)
     assert worker.identity.secret == b"known to all of us"
-    assert (worker.whole, worker.n_first) == (Mesh((4, 4)), 15)
+    assert (worker.whole, worker.n_live_at_start) == (Mesh((4, 4)), 15)
     assert worker.faults == (parse_fault(fault, Mesh((4, 4))),)
 
 

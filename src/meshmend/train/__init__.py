@@ -1,8 +1,8 @@
-"""Keep training: membership, the step loop, recovery, checkpoints, workloads.
+"""Training that survives failures: the step loop, recovery, checkpoints, the ledger.
 
     from meshmend.train import Job, Saving
 
-Both are imported when they are asked for: a coordinator needs no torch.
+Both are imported on first use, so that a coordinator does not import torch.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,11 +1,13 @@
-"""Checkpoints: a folder a step, a file a chip, each file whole or not there.
+"""Checkpoints: one folder per step, one file per chip; a file is complete or absent.
 
     FOLDER/step-00000100/shard-003-of-012.pt
 
-Every live chip calls `save_shard` at the same step and writes its shard. A step is complete when
-all shards of one count are there; a chip that died while saving leaves a step incomplete, and
-another number of chips may save the same step again beside it. Whoever reads, reads the whole
-state, so that it resumes on any number of chips. What a state is made of is `shards`' business.
+Every live chip calls `save_shard` at the same step and writes its shard. If a chip dies while it
+saves, the step stays incomplete. Another number of chips may then save the same step again, in the
+same folder. A step is complete when one number of chips has saved all its shards.
+
+Each reader reads the whole state, so a job can resume on any number of chips. `shards.py` knows
+what a state is made of; this module knows files and folders only.
 """
 
 import os
@@ -22,7 +24,7 @@ from uuid import uuid4
 from meshmend.errors import CheckpointDamageError, InputError
 from meshmend.train.shards import Shard, State, merged, packed, shard_of, unpacked
 
-STALE_S = 600.0  # a draft that nobody wrote to for so long has lost its writer
+STALE_S = 600.0  # a draft not written to for this long: its writer is dead
 
 _STEP = re.compile(r"step-(\d{8,})")
 _SHARD = re.compile(r"shard-(\d{3,})-of-(\d{3,})\.pt")
@@ -41,25 +43,25 @@ class Saving:
 
 
 class Loaded(NamedTuple):
-    """A state as it was saved, and the step that it was saved at."""
+    """A state that was read from a checkpoint, and its step."""
 
     state: dict[str, Any]
     step: int
 
 
 def save_shard(folder: Path, state: State, *, step: int, shard: int, n_shards: int) -> Path:
-    """Write this chip's share of the state and return its file, whole and on the disk.
+    """Write this chip's shard of the state to disk and return its file.
 
     Raises:
-        InputError: the state holds what cannot be stored, or the file cannot be written.
+        InputError: the state holds a value that cannot be stored, or the file cannot be written.
     """
     return write_shard(folder, shard_of(state, step=step, shard=shard, n_shards=n_shards))
 
 
 def write_shard(folder: Path, shard: Shard) -> Path:
-    """Write a shard, an earlier file of its name staying whole until the new one is there.
+    """Write a shard to disk and return its file; replaces an earlier file of that name at once.
 
-    The state may change meanwhile: a thread can do this while training goes on.
+    A shard is a copy of the state, so a thread can write it while training goes on.
 
     Raises:
         InputError: the file cannot be written.
@@ -84,12 +86,12 @@ def write_shard(folder: Path, shard: Shard) -> Path:
 
 
 def complete_steps(folder: Path) -> list[int]:
-    """Return the steps of which all shards of one count are there, oldest first."""
+    """Return the steps that are complete, oldest first; looks at file names only."""
     return [step for step in _steps(folder) if any(_complete_sets(folder, step))]
 
 
 def newest_complete(folder: Path, *, without: Container[int] = ()) -> int | None:
-    """Return the newest step of which all shards are there, by their names; None: there is none."""
+    """Return the newest complete step that is not in `without`, or None; looks at names only."""
     for step in reversed(_steps(folder)):
         if step not in without and any(_complete_sets(folder, step)):
             return step
@@ -97,9 +99,9 @@ def newest_complete(folder: Path, *, without: Container[int] = ()) -> int | None
 
 
 def load(folder: Path, *, on_damage: OnDamage) -> Loaded | None:
-    """Return the newest state that is complete and undamaged, or None where there is none.
+    """Return the newest state that is complete and undamaged, or None if there is none.
 
-    A checkpoint that is newer but cannot be used is named: `on_damage(path, reason)`.
+    Calls `on_damage(path, reason)` for each newer checkpoint that cannot be used.
     """
     for step in reversed(_steps(folder)):
         if (loaded := load_step(folder, step, on_damage=on_damage)) is not None:
@@ -108,9 +110,9 @@ def load(folder: Path, *, on_damage: OnDamage) -> Loaded | None:
 
 
 def load_step(folder: Path, step: int, *, on_damage: OnDamage) -> Loaded | None:
-    """Return the state of one step, or None where it is not there, incomplete or damaged.
+    """Return the state of one step, or None if it is absent, incomplete or damaged.
 
-    Why it cannot be used is named: `on_damage(path, reason)`.
+    Calls `on_damage(path, reason)` with the reason why it cannot be used.
     """
     n_tried = 0
     for files in _complete_sets(folder, step):
@@ -124,9 +126,10 @@ def load_step(folder: Path, step: int, *, on_damage: OnDamage) -> Loaded | None:
 
 
 def prune(folder: Path, keep: int = 3) -> None:
-    """Delete all checkpoints before the newest `keep` complete ones, and drafts left behind.
+    """Delete all checkpoints older than the newest `keep` complete ones, and abandoned drafts.
 
-    Several chips may call it at once. A checkpoint disappears whole or not at all.
+    Several chips may call it at once. A folder is renamed before its files are deleted, so that
+    no reader finds half a checkpoint.
 
     Raises:
         InputError: `keep` is less than one.
@@ -137,10 +140,10 @@ def prune(folder: Path, keep: int = 3) -> None:
     for step in _steps(folder):
         if kept and step < kept[0]:
             old = _step_folder(folder, step)
-            with suppress(FileNotFoundError):  # another chip was faster
+            with suppress(FileNotFoundError):  # another chip has renamed it
                 old.rename(old.with_name(f"{_GONE}{uuid4().hex}"))
     for gone in folder.glob(f"{_GONE}*"):
-        shutil.rmtree(gone, ignore_errors=True)  # another chip may be at it too
+        shutil.rmtree(gone, ignore_errors=True)  # another chip may delete it too
     for draft in folder.glob(f"step-*/.*{_DRAFT}"):
         if _is_stale(draft):
             draft.unlink(missing_ok=True)
@@ -161,7 +164,7 @@ def _steps(folder: Path) -> list[int]:
 
 
 def _shard_files(folder: Path, step: int) -> dict[int, dict[int, Path]]:
-    """Return the files of a step by their count of shards, then by shard."""
+    """Return the files of a step, by number of shards and then by shard."""
     sets: dict[int, dict[int, Path]] = {}
     for path in _step_folder(folder, step).glob("shard-*"):
         name = _SHARD.fullmatch(path.name)
@@ -183,12 +186,12 @@ def _complete_sets(folder: Path, step: int) -> Iterator[list[Path]]:
 def _written_at(files: list[Path]) -> int:
     try:
         return max(file.stat().st_mtime_ns for file in files)
-    except FileNotFoundError:  # another chip prunes: reading will say so
+    except FileNotFoundError:  # another chip prunes; reading the file will report it
         return 0
 
 
 def _read(files: list[Path], step: int, on_damage: OnDamage) -> dict[str, Any] | None:
-    """Return the state in these files, or None after naming the first that is damaged."""
+    """Return the state in these files; if one is damaged, call `on_damage` and return None."""
     shards: list[Shard] = []
     for number, file in enumerate(files):
         try:
@@ -198,7 +201,8 @@ def _read(files: list[Path], step: int, on_damage: OnDamage) -> dict[str, Any] |
             return None
         found, wanted = (shard.step, shard.number, shard.n_shards), (step, number, len(files))
         if found != wanted:
-            on_damage(file, f"it is step {found[0]}, shard {found[1]} of {found[2]}: misnamed")
+            held = f"step {found[0]}, shard {found[1]} of {found[2]}"
+            on_damage(file, f"its name is wrong: it holds {held}")
             return None
         shards.append(shard)
     try:
@@ -225,7 +229,7 @@ def _is_stale(draft: Path) -> bool:
 
 
 def _sync(folder: Path) -> None:
-    """Put the folder's list of names on the disk."""
+    """Flush a folder's entries to disk, so that a new file survives a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,8 @@
 """How the chips of a generation exchange bytes: connections, sums, and states.
 
-A **seat** is a chip's number in the whole mesh; connections are between seats and outlive
-generations. A rank is a chip's number among those of one generation; plans are made for ranks.
+A **seat** is a chip's number in the mesh without failures. Connections join seats, and stay open
+from one generation to the next. A **rank** is a chip's number within one generation. Plans are
+made for ranks.
 """
 
 from collections.abc import Sequence
@@ -39,9 +40,9 @@ _CONNECT_S = 10.0
 class ExchangeSettings:
     """How a worker reaches the others: where it listens, its secret, and its timeouts.
 
-    A peer whose kernel answers nothing for `link_timeout_s` counts as lost; one that is busy does
-    not. A sum in which nothing moves for `sum_timeout_s` is given up. `plans` is the folder of
-    plans that were made ahead; with `plan_ahead` the workers fill it.
+    A peer counts as lost if its kernel does not answer for `link_timeout_s`; a peer that is only
+    busy does not. A sum fails if no byte moves for `sum_timeout_s`. `plans` is the folder of plans
+    that were made ahead; with `plan_ahead` the workers fill it.
     """
 
     secret: bytes
@@ -55,7 +56,7 @@ class ExchangeSettings:
 
 
 class Exchange:
-    """One chip's connections, and its sums in the generation of which it is a member."""
+    """One chip's connections, and its sums with the other chips of its generation."""
 
     def __init__(self, whole: Mesh, chip: Chip, exchange_settings: ExchangeSettings) -> None:
         self._whole = whole
@@ -75,7 +76,7 @@ class Exchange:
         self._generation = Generation(0, ())
         self._catalogue: Catalogue | None = None
         self._tasks: dict[tuple[int, str], Task] = {}
-        self._linked: set[int] = set()  # seats with a connection of this generation
+        self._connected: set[int] = set()  # seats with a connection of this generation
         ahead = exchange_settings.plan_ahead
         self._planner = HostPlanner(chip, ahead) if ahead else None
         self._plans = self._planner.folder if self._planner else exchange_settings.plans
@@ -95,7 +96,7 @@ class Exchange:
         self.transport.interrupt()
 
     def chip_of(self, seat: int) -> Chip:
-        """Return the chip of a seat, which errors of the transport call a rank."""
+        """Return the chip of a seat. Errors of the transport call this number a rank."""
         return self._whole.live[seat]
 
     def sever(self, chip: Chip) -> None:
@@ -103,7 +104,7 @@ class Exchange:
         self.transport.sever(self._seats[chip])
 
     def enter(self, generation: Generation) -> None:
-        """Begin a generation: close connections to chips outside it, and number its chips."""
+        """Begin a generation: close connections to chips outside it, and assign ranks."""
         self.transport.renew(generation.number)
         present = set(generation.chips)
         self.transport.drop(seat for chip, seat in self._seats.items() if chip not in present)
@@ -112,10 +113,10 @@ class Exchange:
         self.rank = self.mesh.rank_of[self._chip]
         self._catalogue = Catalogue(self.mesh, self._settings.algorithm, 0, self.rank)
         self._tasks = {}
-        self._linked = set()
+        self._connected = set()
 
     def leave(self) -> None:
-        """Close all connections: this chip is no member any more."""
+        """Close all connections: this chip has left the generation."""
         self.transport.drop(self._seats.values())
 
     def plan(self, sums: SumSizes) -> None:
@@ -128,33 +129,33 @@ class Exchange:
             self._sum_task(n_elements, dtype)
 
     def plan_ahead(self, sums: SumSizes) -> None:
-        """Plan sums for what may fail next, if the workers of this job do that."""
+        """Plan sums for the failures that may come next, if this job's workers plan ahead."""
         if self._planner is not None:
             self._planner.plan_ahead(self._generation, self.mesh, sums)
 
     def prepare(self) -> None:
-        """Connect to all neighbours, and to all that the planned sums need."""
-        beside = {self.mesh.rank_of[chip] for chip in self.mesh.neighbors(self._chip)}
+        """Connect to all neighbours, and to all peers of the planned sums."""
+        neighbors = {self._seats[chip] for chip in self.mesh.neighbors(self._chip)}
         planned = {seat for task in self._tasks.values() for seat in task.program.peers}
-        self._connect(planned | {self._seats[self.mesh.live[rank]] for rank in beside})
+        self._connect(planned | neighbors)
 
     def sum(self, payload: Bytes, n_elements: int, dtype: str) -> None:
-        """Leave the sum of all chips' payloads in the payload of each."""
+        """Replace the payload, on every chip, with the sum of all chips' payloads."""
         if self.mesh.n_live == 1:
             self.transport.check()
         else:
             self._run(self._sum_task(n_elements, dtype), payload)
 
     def spread(self, payload: Bytes | None, holders: Sequence[Chip]) -> Bytes:
-        """Return the payload that the holders have; all other chips give None.
+        """Return the holders' payload on every chip; chips that are no holders pass None.
 
-        A chip gets it from its nearest holder, over as many connections at once as there are:
-        first its length, then its bytes.
+        Each chip gets it from its nearest holder: first the length, then the bytes. All
+        connections are used at the same time.
         """
         ranks = [self.mesh.rank_of[chip] for chip in holders]
         schedule = spread(self.mesh, ranks)
         hazards = prove(self.mesh, schedule, replicas=ranks).hazards
-        program = self._seated(rank_program(schedule, hazards, self.rank))
+        program = self._with_seats(rank_program(schedule, hazards, self.rank))
         size = np.array([0 if payload is None else len(payload)], dtype=np.int64)
         self._run(task_of(program, _SIZE_BYTES, dtype="uint8"), size.view(np.uint8))
         if payload is None:
@@ -164,7 +165,7 @@ class Exchange:
         return payload
 
     def close(self) -> None:
-        """Close all connections, and plan no more."""
+        """Close all connections and stop planning ahead."""
         self.transport.close()
         if self._planner is not None:
             self._planner.close()
@@ -174,11 +175,11 @@ class Exchange:
         if key not in self._tasks:
             assert self._catalogue is not None, "no generation was entered"
             task = self._catalogue.task(_SUM, n_elements, dtype)
-            self._tasks[key] = replace(task, program=self._seated(task.program))
+            self._tasks[key] = replace(task, program=self._with_seats(task.program))
         return self._tasks[key]
 
-    def _seated(self, program: RankProgram) -> RankProgram:
-        """Return a program whose peers are seats."""
+    def _with_seats(self, program: RankProgram) -> RankProgram:
+        """Return the program with its peers' ranks replaced by seats."""
         seat_of_rank = np.array([self._seats[chip] for chip in self.mesh.live], dtype=np.int64)
         return replace(program, peer=seat_of_rank[program.peer])
 
@@ -189,9 +190,9 @@ class Exchange:
             epochs={seat: self._generation.epoch(self._chip, chip) for seat, chip in chips.items()},
             timeout_s=_CONNECT_S,
         )
-        self._linked |= seats
+        self._connected |= seats
 
     def _run(self, task: Task, payload: Bytes) -> None:
-        if not self._linked.issuperset(task.program.peers):
+        if not self._connected.issuperset(task.program.peers):
             self._connect(set(task.program.peers))
         self.transport.run(task, payload, timeout_s=self._settings.sum_timeout_s)

@@ -1,7 +1,7 @@
-"""The fingerprint of a job: what makes workers with different arguments differ, before they train.
+"""The fingerprint of a job: what must be equal on all workers, compared before they train.
 
-Knows torch models, optimizers and data sets. A sample that cannot be digested, or that is not the
-same when it is read again, is not compared.
+Knows torch models, optimizers and data sets. Samples are not compared if they cannot be hashed, or
+if reading them twice gives different values.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ import meshmend
 from meshmend.membership.job_fingerprint import NOT_COMPARED, JobFingerprint
 from meshmend.train.state import packed
 
-_N_SAMPLES: Final = 3  # the first, the last, and one between
+_N_SAMPLES: Final = 3  # the first, the last, and one in the middle
 _DIGEST_BYTES: Final = 8
 _SEED: Final = 1  # of transforms that draw random numbers, so that all workers draw the same
 
@@ -33,7 +33,7 @@ def fingerprint_of(
     seed: int,
     policy: str,
 ) -> JobFingerprint:
-    """Return what all workers of a job must have alike; reads a few samples, each twice."""
+    """Return what must be equal on all workers of a job; reads a few samples, each twice."""
     return JobFingerprint(
         version=meshmend.__version__,
         steps=steps,
@@ -61,31 +61,31 @@ def _model_words(model: torch.nn.Module) -> str:
 def _optimizer_words(optimizer: torch.optim.Optimizer) -> str:
     """Return the class of an optimizer and the names of its settings.
 
-    Not their values: with the state of another worker, a worker takes over those.
+    The values may differ: a worker that gets another worker's state gets its values too.
     """
     keys = sorted({str(key) for group in optimizer.param_groups for key in group} - {"params"})
     return f"{type(optimizer).__name__}({', '.join(keys)})"
 
 
 def _sample_words(dataset: Any) -> str:
-    """Return a digest of a few samples, or that they are not compared."""
+    """Return a digest of a few samples, or `NOT_COMPARED`."""
     length = len(dataset)
     chosen = sorted({index * (length - 1) // (_N_SAMPLES - 1) for index in range(_N_SAMPLES)})
     indices = [index for index in chosen if 0 <= index < length]
     try:
         first, again = (_digest_of_samples(dataset, indices) for _ in range(2))
-    except Exception:  # whatever a data set of somebody else does: training will tell
+    except Exception:  # a user's data set may raise anything; training will show it
         return NOT_COMPARED
     return first if first == again else NOT_COMPARED
 
 
 def _digest_of_samples(dataset: Any, indices: list[int]) -> str:
-    with _known_random_numbers():
+    with _fixed_random_seed():
         return _digest(packed([_as_tensors(dataset[index]) for index in indices]).data)
 
 
 def _as_tensors(sample: Any) -> Any:
-    """Return a sample with tensors in the place of NumPy's arrays and numbers, and of bytes."""
+    """Return a sample that `packed` can store: NumPy values as tensors, bytes as text."""
     if isinstance(sample, np.ndarray | np.generic):
         return torch.from_numpy(np.array(sample))
     if isinstance(sample, bytes):
@@ -98,18 +98,18 @@ def _as_tensors(sample: Any) -> Any:
 
 
 @contextmanager
-def _known_random_numbers() -> Iterator[None]:
-    """Seed the random numbers that transforms draw, and put them back as they were."""
-    plain, numpys, torchs = random.getstate(), np.random.get_state(), torch.get_rng_state()
+def _fixed_random_seed() -> Iterator[None]:
+    """Seed Python's, NumPy's and torch's random numbers; restore their states at the end."""
+    of_python, of_numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
     random.seed(_SEED)
     np.random.seed(_SEED)
     torch.default_generator.manual_seed(_SEED)
     try:
         yield
     finally:
-        random.setstate(plain)
-        np.random.set_state(numpys)
-        torch.set_rng_state(torchs)
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        torch.set_rng_state(of_torch)
 
 
 def _digest(data: bytes | memoryview) -> str:

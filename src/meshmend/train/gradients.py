@@ -1,8 +1,11 @@
-"""What one step sums: gradients, running statistics, the loss, flat and weighted.
+"""What one step sums: weighted gradients, running statistics and the loss, in flat buffers.
 
-One flat buffer per element type. The one of float32 also carries by how much the step changed the
-module's buffers (running means, counters: the mean change over the samples is the same on every
-chip), which parameters got a gradient at all, the loss, the weight, and whether to divide by it.
+There is one flat buffer per element type. The float32 buffer also holds:
+
+- by how much the step changed the module's buffers, such as running means and counters. After the
+  sum every chip has the same mean change over all samples;
+- which parameters got a gradient;
+- the loss, the weight, and whether to divide by the sum of the weights.
 """
 
 from collections.abc import Iterable
@@ -31,7 +34,7 @@ class _Group:
 
 
 class Gradients:
-    """The flat buffers of a module, and the way of its gradients in and out of them."""
+    """The flat buffers of a module; moves its gradients into them and back."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -62,12 +65,12 @@ class Gradients:
 
     @torch.no_grad()
     def remember(self) -> None:
-        """Keep the module's buffers as they are now: what a step changes is told from this."""
+        """Copy the module's buffers, to find out later what a step has changed."""
         self._before = [buffer.clone() for buffer in self._statistics]
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Set the module's buffers back: the step does not count."""
+        """Reset the module's buffers to the last copy, because the step does not count."""
         for buffer, before in zip(self._statistics, self._before, strict=True):
             buffer.copy_(before)
 
@@ -75,7 +78,8 @@ class Gradients:
     def gather(self, loss: float, weight: float, *, normalise: bool = False) -> None:
         """Put this chip's gradients times its weight into the flat buffers.
 
-        `normalise` asks for division by the sum of the weights, if that is not one anyway.
+        With `normalise`, `scatter` divides by the sum of the weights. Without it, the weights of
+        all chips must add up to one.
         """
         for group in self.groups:
             for parameter, view in zip(group.parameters, group.views, strict=True):
@@ -98,13 +102,13 @@ class Gradients:
 
     @torch.no_grad()
     def clear(self) -> None:
-        """Put nothing into the flat buffers: this chip has no samples."""
+        """Fill the flat buffers with zeros, because this chip has no samples."""
         for group in self.groups:
             group.flat.zero_()
 
     @torch.no_grad()
     def scatter(self) -> float:
-        """Give the summed gradients back to the parameters; return the loss over all samples."""
+        """Copy the summed gradients to the parameters; return the mean loss over all samples."""
         divisor = float(self._divisor)
         if divisor > 0:
             for group in self.groups:

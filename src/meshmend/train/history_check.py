@@ -1,13 +1,15 @@
 """Proves from the ledgers of a job that it has one history, and that every sample was used once.
 
-Three facts carry the proof. A sum needs every member of a generation, so whoever finished a step
-knows that all members had finished the step before. So a generation begins with the last step of
-the generation before it, or one step earlier: then that last step was lost with the chips that
-had it, and is done again. Any other beginning must be told: by a resume, or by a restore from a
-checkpoint.
+The proof goes like this:
 
-A step counts unless a later generation began before it. What a ledger could not write
-down is not guessed: such steps are named as not checked.
+- A sum needs every member of a generation. So a chip that has finished a step knows that all
+  members had finished the step before it.
+- So a generation goes on after the last step of the previous generation, or one step earlier. In
+  the second case the last step was lost with the chips that had finished it, and is done again.
+- Any other beginning needs a line in a ledger: a resume, or a restore from a checkpoint.
+
+A step counts unless a later generation began with that step or an earlier one. Steps whose lines
+could not be written are reported as not checked; nothing is guessed.
 """
 
 import os
@@ -36,11 +38,11 @@ from meshmend.train.ledger_lines import (
 )
 from meshmend.train.sample_check import count_samples, other_orders, other_samples
 
-_MOST_FAULTS: Final = 20  # sentences: a run that is wrong everywhere is not told step by step
+_MOST_FAULTS: Final = 20  # sentences at most, so that a run that is all wrong stays readable
 
 
 class Restore(NamedTuple):
-    """A generation that went on from the checkpoint of `step`, when `lost` steps had been done."""
+    """A generation that went on from the checkpoint of `step` after step `lost` had been done."""
 
     generation: int
     step: int
@@ -49,12 +51,17 @@ class Restore(NamedTuple):
 
 @dataclass(frozen=True)
 class Audit:
-    """What the ledgers of a job say: places of the row used, left out, and used again.
+    """What the ledgers of a job prove.
 
-    `steps` counts the steps that count, `hashed` those of them whose bits were noted, `split`
-    names those after which two chips held different bits. `redone` counts steps that were done,
-    lost, and done again after a restore that was told. `faults` are sentences about whatever
-    cannot be one history; `unchecked` about what no ledger tells.
+    steps: the number of steps that count.
+    used, lost, repeated: places in the row of samples that those steps used, left out, used again.
+    hashed: of the steps that count, the number with a hash of the state.
+    split: the steps after which two chips had different hashes.
+    redone: the number of steps that were done again after a restore.
+    restores: the restores that the ledgers report.
+    faults: sentences, one for each contradiction to a single history.
+    unchecked: sentences, one for each gap in a ledger.
+    is_incomplete: whether the last lines of a ledger are missing.
     """
 
     steps: int
@@ -67,14 +74,14 @@ class Audit:
     restores: tuple[Restore, ...] = ()
     faults: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
-    is_cut: bool = False  # a ledger lacks its last lines
+    is_incomplete: bool = False
 
     @property
     def replicas_equal(self) -> bool | None:
-        """Whether all chips held the same bits after each step; None: not known."""
+        """Whether all chips had the same state after each step, bit for bit; None: unknown."""
         if self.split:
             return False
-        return True if self.hashed and not self.is_cut else None
+        return True if self.hashed and not self.is_incomplete else None
 
     @property
     def is_wrong(self) -> bool:
@@ -91,17 +98,17 @@ class _Span(NamedTuple):
 
     @property
     def begin(self) -> int:
-        """The moment of its first step."""
+        """The key of its first step, as `keys_of` makes them."""
         return self.generation << STEP_BITS | self.before + 1
 
     @property
     def end(self) -> int:
-        """The moment of its last step."""
+        """The key of its last step."""
         return self.generation << STEP_BITS | self.last
 
 
 def check_history(lines: LedgerLines) -> Audit:
-    """Return what the lines of all ledgers say together."""
+    """Return what the lines of all ledgers prove."""
     gaps = gaps_in(lines)
     spans = _spans(lines.dones)
     restores, faults = _generations(spans, lines, gaps)
@@ -122,12 +129,12 @@ def check_history(lines: LedgerLines) -> Audit:
         restores=tuple(restores),
         faults=tuple(faults[:_MOST_FAULTS]),
         unchecked=tuple(_gap_words(gap) for gap in gaps),
-        is_cut=any(gap.last == FOR_EVER for gap in gaps),
+        is_incomplete=any(gap.last == FOR_EVER for gap in gaps),
     )
 
 
 def _spans(dones: Numbers) -> list[_Span]:
-    """Return the steps of each generation that did any, in the order of generations."""
+    """Return one span for each generation that finished a step, in order."""
     generations, inverse = np.unique(dones[GENERATION], return_inverse=True)
     first = np.full(len(generations), FOR_EVER)
     last = np.zeros(len(generations), dtype=np.int64)
@@ -140,20 +147,20 @@ def _spans(dones: Numbers) -> list[_Span]:
 def _generations(
     spans: Sequence[_Span], lines: LedgerLines, gaps: Sequence[Gap]
 ) -> tuple[list[Restore], list[str]]:
-    """Return the restores that were told, and where a generation begins with a wrong step."""
-    told = set(zip(lines.backs[GENERATION].tolist(), lines.backs[STEP].tolist(), strict=True))
+    """Return the restores, and a sentence for each generation that begins at a wrong step."""
+    restored = set(zip(lines.backs[GENERATION].tolist(), lines.backs[STEP].tolist(), strict=True))
     resumed = {0, *lines.resumes[STEP].tolist()}
     restores: list[Restore] = []
     faults: list[str] = []
     earlier: _Span | None = None
     for span in spans:
         since = earlier.generation if earlier else -1
-        back = {step for number, step in told if since < number <= span.generation}
+        back = {step for number, step in restored if since < number <= span.generation}
         if earlier is None:
             if span.before not in resumed | back and not is_gap_between(gaps, 0, span.begin):
                 faults.append(
-                    f"generation {span.generation} begins after step {span.before}, but no resume "
-                    "was told"
+                    f"generation {span.generation} begins after step {span.before}, but no ledger "
+                    "reports a resume"
                 )
         elif span.before in back and span.before <= earlier.last:
             restores.append(Restore(span.generation, span.before, earlier.last))
@@ -167,9 +174,9 @@ def _generations(
 
 def _jump_words(earlier: _Span, span: _Span) -> str:
     if span.before > earlier.last:
-        what = "nobody wrote down the steps between"
+        what = "no ledger has the steps between"
     else:
-        what = f"{earlier.last - span.before} steps were thrown away, and no restore was told"
+        what = f"{earlier.last - span.before} steps were lost, but no ledger reports a restore"
     return (
         f"generation {span.generation} begins after step {span.before}, but generation "
         f"{earlier.generation} had done step {earlier.last}: {what}"
@@ -177,9 +184,10 @@ def _jump_words(earlier: _Span, span: _Span) -> str:
 
 
 def _chips_that_went_back(lines: LedgerLines) -> list[str]:
-    """Return which chips did an earlier step after a later one, or skipped one.
+    """Return a sentence for each chip that went back to an earlier step, or skipped one.
 
-    A step may be done again in a later generation; within a generation each is the next.
+    Within a generation, each step is the one after the step before. A later generation may do the
+    last step again.
     """
     dones = lines.dones
     if not dones.shape[1]:
@@ -195,8 +203,8 @@ def _chips_that_went_back(lines: LedgerLines) -> list[str]:
         old, new = before[:, place], after[:, place]
         file = lines.files[int(old[FILE])]
         numbers = lines.backs[GENERATION]
-        is_told = np.any((numbers > old[GENERATION]) & (numbers <= new[GENERATION]))
-        if not is_told and not any(old[LINE] < gap < new[LINE] for gap in file.gaps):
+        is_restored = np.any((numbers > old[GENERATION]) & (numbers <= new[GENERATION]))
+        if not is_restored and not any(old[LINE] < gap < new[LINE] for gap in file.gaps):
             found.append(
                 f"chip {file.chip} did step {new[STEP]} of generation {new[GENERATION]} after "
                 f"step {old[STEP]} of generation {old[GENERATION]}"
@@ -205,12 +213,12 @@ def _chips_that_went_back(lines: LedgerLines) -> list[str]:
 
 
 def _holes(dones: Numbers, spans: Sequence[_Span], gaps: Sequence[Gap]) -> list[str]:
-    """Return which generations lack a step between their first and their last."""
+    """Return a sentence for each generation that lacks a step between its first and its last."""
     numbers, counts = np.unique(np.unique(keys_of(dones)) >> STEP_BITS, return_counts=True)
     n_done = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
     return [
-        f"generation {span.generation} did steps {span.before + 1} to {span.last}, but nobody "
-        f"finished {span.last - span.before - n_done[span.generation]} of them"
+        f"generation {span.generation} did steps {span.before + 1} to {span.last}, but the ledgers "
+        f"lack {span.last - span.before - n_done[span.generation]} of them"
         for span in spans
         if n_done[span.generation] < span.last - span.before
         and not is_gap_between(gaps, span.begin, span.end)
@@ -218,7 +226,7 @@ def _holes(dones: Numbers, spans: Sequence[_Span], gaps: Sequence[Gap]) -> list[
 
 
 def _positions(dones: Numbers) -> list[str]:
-    """Return the steps that end at two places of the row of samples."""
+    """Return a sentence for each step that ends at different samples on two chips."""
     keys = keys_of(dones)
     order = np.lexsort((dones[POSITION], keys))
     keys, positions = keys[order], dones[POSITION][order]
@@ -233,7 +241,7 @@ def _positions(dones: Numbers) -> list[str]:
 def _counting(dones: Numbers, spans: Sequence[_Span]) -> Numbers:
     """Return the lines of the steps that count, one for each step, in order.
 
-    A step counts unless a later generation began before it.
+    A step counts unless a later generation began with that step or an earlier one.
     """
     limits, limit = np.empty(len(spans), dtype=np.int64), FOR_EVER
     for at in reversed(range(len(spans))):
@@ -246,9 +254,10 @@ def _counting(dones: Numbers, spans: Sequence[_Span]) -> Numbers:
 
 
 def _bits(lines: LedgerLines, counting: Numbers) -> tuple[int, tuple[int, ...]]:
-    """Return how many steps were hashed, and those after which two chips held different bits.
+    """Return the number of hashed steps, and the steps after which two chips had different hashes.
 
-    Bits that were noted in an earlier generation than the one in which the step counts were lost.
+    A hash does not count if its generation is earlier than the one in which the step counts: that
+    state was lost.
     """
     holds = lines.holds
     if not counting.shape[1] or not holds.shape[1]:
@@ -277,9 +286,10 @@ def _with_two(keys: Numbers, values: NDArray[np.int64]) -> list[int]:
 def _gap_words(gap: Gap) -> str:
     first = gap.first & STEP_MASK
     if gap.last == FOR_EVER:
-        why = os.strerror(gap.error) if gap.error else "it could not be written"
-        return f"the ledger of chip {gap.chip} ends at step {first}: {why}; not checked after that"
+        why = os.strerror(gap.error) if gap.error else "writing failed"
+        ends = f"the ledger of chip {gap.chip} ends at step {first}"
+        return f"{ends}: {why}; later steps are not checked"
     return (
         f"the ledger of chip {gap.chip} lacks lines of steps {first} to {gap.last & STEP_MASK}: "
-        "they could not be written; not checked"
+        "writing failed; these steps are not checked"
     )

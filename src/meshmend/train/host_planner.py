@@ -1,8 +1,8 @@
-"""Which workers plan ahead: the first one of each host, in a process of its own.
+"""Planning ahead on each host: the host's first worker starts a process that makes the plans.
 
-For workers that no launcher of ours has started; our launcher plans ahead itself. Knows when the
-process is started and killed, and whose folder may be trusted. Training goes on whatever becomes of
-the process.
+Only for workers that were not started by meshmend's launcher, which plans ahead itself. This module
+knows when the process is started and killed, and which folder may be trusted. If the process fails,
+training goes on.
 """
 
 import hmac
@@ -22,16 +22,17 @@ from meshmend.planning.plan_request import PlanRequest, PlanTask, SumSizes
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 
-_END_TIMEOUT_S: Final = 5.0  # for a process that was killed to be gone
+_END_TIMEOUT_S: Final = 5.0  # how long a killed process may take to end
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class PlanAheadSettings:
-    """Where plans made ahead are kept, for which algorithm, and which chips fail together.
+    """Where plans made ahead are stored, for which algorithm, and which chips fail together.
 
-    `is_scratch`: the folder is in a place that all users share, and is deleted after the job.
+    If `is_scratch`, the folder lies in a directory that all users share, and is deleted after the
+    job.
     """
 
     folder: Path
@@ -41,13 +42,13 @@ class PlanAheadSettings:
 
 
 def scratch_plan_folder(job: str, secret: bytes) -> Path:
-    """Return the folder that all workers of a job on this host find, and nobody else."""
+    """Return the folder for a job's plans on this host; only its workers can know the name."""
     name = hmac.digest(secret, f"plans of {job}".encode(), "sha256").hex()[:24]
     return Path(tempfile.gettempdir()) / f"meshmend-plans-{os.geteuid()}-{name}"
 
 
 def is_private_folder(folder: Path) -> bool:
-    """Make a folder unless it is there; return whether this user alone has access to it."""
+    """Make a folder if it does not exist; return whether only this user has access to it."""
     try:
         folder.mkdir(mode=stat.S_IRWXU, exist_ok=True)
         found = folder.lstat()
@@ -60,7 +61,7 @@ def is_private_folder(folder: Path) -> bool:
 class HostPlanner:
     """One worker's part in planning ahead; `folder` holds the plans, None if it cannot be used.
 
-    Nothing here raises because of the process that plans: what is wrong is logged, once.
+    A failure of the planning process raises nothing: it is logged, once.
     """
 
     def __init__(self, chip: Chip, settings: PlanAheadSettings) -> None:
@@ -76,27 +77,29 @@ class HostPlanner:
             self._warn_once(f"{settings.folder} belongs to someone else")
 
     def plan_ahead(self, generation: Generation, mesh: Mesh, sums: SumSizes) -> None:
-        """Plan sums for what may fail next, if this chip is the first of its host.
+        """Plan sums for the failures that may come next, if this chip is the first of its host.
 
-        The process of the generation before is killed, whether this chip is still the first or not.
+        Always kills the process of the previous generation: its plans are out of date.
         """
         self._kill()
         hosts = [seat.address[0] for seat in generation.seats]
-        mine = generation.seat_of[self._chip].address[0]
-        self._is_first = generation.seats[hosts.index(mine)].chip == self._chip
+        this_host = generation.seat_of[self._chip].address[0]
+        self._is_first = generation.seats[hosts.index(this_host)].chip == self._chip
         if self.folder is None or not self._is_first or mesh.n_live == 1:
             return
         settings = self._settings
-        each = list(dict.fromkeys(hosts))
+        distinct_hosts = list(dict.fromkeys(hosts))
         request = PlanRequest(mesh, settings.board, settings.algorithm, tuple(sums))
-        task = PlanTask(str(self.folder), request, begin=each.index(mine) / len(each))
+        # Each host begins with other losses, so that hosts with a common folder share the work.
+        begin = distinct_hosts.index(this_host) / len(distinct_hosts)
+        task = PlanTask(str(self.folder), request, begin=begin)
         try:
             self._start(task)
         except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
             self._warn_once(str(error))
 
     def close(self) -> None:
-        """Plan no more; the job is over."""
+        """Stop planning, because the job is over; delete a scratch folder."""
         self._kill()
         if self._waiter is not None:
             self._waiter.join(_END_TIMEOUT_S)

@@ -53,15 +53,15 @@ class Stateful(Protocol):
         """Return the state: tensors, numbers and text."""
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
-        """Take over a state."""
+        """Replace the state."""
 
 
 class Job:
     """One chip's part in training a model on the samples of a data set.
 
-    `batch` samples make a step, over all chips together; `policy="shrink"` makes it smaller while
-    chips are missing. `also` are further objects with a state, such as schedulers. `resume` names
-    a folder of checkpoints: the newest that is whole is taken up.
+    A step uses `batch` samples over all chips together; with `policy="shrink"`, fewer while chips
+    are missing. `also` are further objects with a state, such as schedulers. `resume` is a folder
+    of checkpoints: the job begins with the newest one that is complete and undamaged.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class Job:
     ) -> None:
         if batch < 1 or steps < 0:
             raise InputError(
-                f"Job needs a batch of at least 1 and no fewer than 0 steps, but got batch={batch} "
+                f"Job needs a batch of at least 1 and at least 0 steps, but got batch={batch} "
                 f"and steps={steps}"
             )
         self._environment: WorkerEnvironment = worker_environment()
-        batch_of(policy, batch, 1, 1)
+        batch_of(policy, batch, 1, 1)  # refuses an unknown policy
         self.model, self.optimizer = model, optimizer
         self._dataset, self._collate, self._also = dataset, collate, tuple(also)
         self._order = Order(len(dataset), seed)
@@ -93,19 +93,19 @@ class Job:
         self.steps = steps
         self._saving = saving
         self._gradients = Gradients(model)
-        self._unwritten: set[str] = set()  # what cannot be written, and was told
+        self._write_failures: set[str] = set()  # what cannot be written, and was reported
         self._ledger = Ledger(
             self._environment.run_dir / "ledger" if self._environment.run_dir else None,
             self._environment.chip,
             self._order,
-            on_failure=lambda why: self._tell_unwritten("its ledger", why),
+            on_failure=lambda why: self._report_write_failure("its ledger", why),
         )
         self.step_number = 0  # steps done
-        self.loss: float | None = None  # of the last step, over all its samples
+        self.loss: float | None = None  # mean over all samples of the last step
         self._position = 0
         self._share: Share | None = None
         self._samples: Indices | None = None  # of the share
-        self._reported = 0  # the generation of which a step was reported
+        self._reported = 0  # the last generation in which this chip reported a step
         self._unreadable: set[int] = set()  # steps whose checkpoints turned out to be damaged
         self._self_injection = SelfInjection(self._environment.chip, self._environment.faults)
         if resume is not None:
@@ -113,15 +113,15 @@ class Job:
         self._exchange: Exchange | None = None
         self._loop: WorkerLoop | None = None
         if self._environment.identity is not None:
-            place = self._environment
+            env = self._environment
             coordinator_client().set_fingerprint(
                 fingerprint_of(
                     model, optimizer, dataset, batch=batch, steps=steps, seed=seed, policy=policy
                 )
             )
-            self._exchange = Exchange(place.whole, place.chip, place.exchange_settings)
+            self._exchange = Exchange(env.whole, env.chip, env.exchange_settings)
             self._loop = WorkerLoop(
-                place.chip, self, coordinator_client(), self._exchange, self._self_injection
+                env.chip, self, coordinator_client(), self._exchange, self._self_injection
             )
 
     @property
@@ -132,28 +132,28 @@ class Job:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this chip is the first of those that train now: one to print or to plot."""
+        """Whether this chip has rank 0: use it to print or plot once, not on every chip."""
         if self._exchange is None or self._loop is None:
             return True
         return self._exchange.rank == 0 and not self._loop.was_waiting
 
     @property
-    def _place(self) -> tuple[int, int]:
-        """The rank of this chip, and how many there are."""
+    def _rank_and_count(self) -> tuple[int, int]:
+        """The rank of this chip, and the number of chips that train."""
         return (self._exchange.rank, self._exchange.mesh.n_live) if self._exchange else (0, 1)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield this chip's samples, step by step, until all steps are done on all chips.
 
         Raises:
-            JobFailedError: the state of the job is lost, and there is no checkpoint.
+            JobFailedError: no chip has the state any more, and there is no checkpoint.
         """
         loop = self._loop
         if loop is not None:
             loop.start()
         while not (loop and loop.is_over):
             if not self.is_finished:
-                yield from self._attempt()
+                yield from self._next_samples()
             elif loop is None:
                 break
             else:
@@ -164,17 +164,23 @@ class Job:
         """Sum the gradients over all chips and step the optimizer; return whether it counted.
 
         The loss is a mean over this chip's samples. If it is a mean over something else, such as
-        masked words, `weight` says over how many.
+        masked words, pass their number as `weight`.
+
+        Raises:
+            InputError: there are no samples to step on, or they were stepped on already.
         """
         share = self._share
         if share is None:
-            raise InputError("Job.step needs samples that the job handed out, once each")
+            raise InputError(
+                "Job.step needs samples of a new step; call it once for each turn of the loop over "
+                "the job"
+            )
         scale = (share.n_samples if weight is None else weight) / share.batch
         self._gradients.gather(float(loss.detach()), scale, normalise=weight is not None)
-        return self._settle(share)
+        return self._complete_step(share)
 
     def state(self) -> dict[str, Any]:
-        """Return all that makes up the training at this step."""
+        """Return the training state at this step: model, optimizer, `also`, and progress."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -188,30 +194,30 @@ class Job:
             },
         }
 
-    def _attempt(self) -> Iterator[Any]:
+    def _next_samples(self) -> Iterator[Any]:
         """Yield this chip's samples of the next step; a chip without samples contributes zeros."""
-        rank, n_live = self._place
-        batch = batch_of(self._policy, self._batch, n_live, self._environment.n_first)
+        rank, n_live = self._rank_and_count
+        batch = batch_of(self._policy, self._batch, n_live, self._environment.n_live_at_start)
         share = share_of(self._position, batch, rank, n_live)
         _seed(hash((self._seed, self.step_number, rank)) & 0x7FFFFFFF)
         self._self_injection.at(Moment.FORWARD, self.step_number)
         self._samples = self._order.samples(share.start, share.stop)
         if share.n_samples == 0:
             self._gradients.clear()
-            self._settle(share)
+            self._complete_step(share)
             return
         self._share = share
         yield self._collate([self._dataset[index] for index in self._samples.tolist()])
         if self._share is not None:
-            raise InputError("the loop over a Job needs to call job.step(loss) for all samples")
+            raise InputError("the loop over a Job needs to call job.step(loss) once in each turn")
 
-    def _settle(self, share: Share) -> bool:
+    def _complete_step(self, share: Share) -> bool:
         """Complete the step, or recover if the mesh changed; return whether the step counts."""
         self._share = None
         number = self._loop.number if self._loop else 0
-        self._ledger.tries(self.step_number + 1, number, share, self._samples)
+        self._ledger.write_try(self.step_number + 1, number, share, self._samples)
         self._self_injection.at(Moment.REDUCE, self.step_number)
-        if self._loop is not None and not self._loop.summed(self._payloads()):
+        if self._loop is not None and not self._loop.try_sum(self._payloads()):
             self._gradients.restore()
             self._loop.recover(after=number)
             return False
@@ -220,8 +226,8 @@ class Job:
         self.optimizer.step()
         self.step_number += 1
         self._position += share.batch
-        self._ledger.did(self.step_number, number, self._position)
-        self._conclude(share.batch)
+        self._ledger.write_done(self.step_number, number, self._position)
+        self._report_and_save(share.batch)
         return True
 
     def _payloads(self) -> Iterator[tuple[Bytes, int, str]]:
@@ -229,13 +235,13 @@ class Job:
         for payload, (n_elements, dtype) in zip(self._gradients.payloads(), sizes, strict=True):
             yield payload, n_elements, dtype
 
-    def _conclude(self, batch: int) -> None:
-        """Tell of a step that is done, and save it if its time has come."""
+    def _report_and_save(self, batch: int) -> None:
+        """Report a step that is done, and save a checkpoint if one is due."""
         if self._environment.checks:
-            self._note_bits()
-        rank, n_live = self._place
+            self._write_state_hash()
+        rank, n_live = self._rank_and_count
         if self._loop is not None:
-            self._loop.stepped()
+            self._loop.note_step()
             if rank == 0 or self._reported != self._loop.number:
                 self._report(self._loop.number, batch)
         saving = self._saving
@@ -243,14 +249,14 @@ class Job:
             self._save(saving, rank, n_live)
 
     def _report(self, generation: int, batch: int) -> None:
-        """Tell observers of the last step: rank 0 of every step, all chips of their first."""
+        """Report the last step: rank 0 every step, other chips their first in a generation."""
         is_first, self._reported = self._reported != generation, generation
         stepped = WorkerStepped(
             chip=self._environment.chip,
             step=self.step_number,
             generation=generation,
             at=time.monotonic(),
-            leads=self._place[0] == 0,
+            leads=self._rank_and_count[0] == 0,
             first=is_first,
             loss=self.loss,
             samples=batch,
@@ -259,7 +265,7 @@ class Job:
         coordinator_client().report(stepped)
 
     def _save(self, saving: Saving, rank: int, n_live: int) -> None:
-        """Write this chip's part of a checkpoint; training goes on if that fails."""
+        """Write this chip's shard of a checkpoint; training goes on if that fails."""
         try:
             checkpoint.save_shard(
                 saving.folder, self.state(), step=self.step_number, shard=rank, n_shards=n_live
@@ -267,49 +273,49 @@ class Job:
             if rank == 0:
                 checkpoint.prune(saving.folder, keep=saving.keep)
         except (InputError, OSError) as error:
-            self._tell_unwritten("its part of a checkpoint", str(error))
+            self._report_write_failure("its part of a checkpoint", str(error))
             return
-        self._unwritten.discard("its part of a checkpoint")
+        self._write_failures.discard("its part of a checkpoint")
         if rank == 0 and self._exchange is not None:
             saved = WorkerSaved(
                 self._environment.chip, self.step_number, time.monotonic(), str(saving.folder)
             )
             coordinator_client().report(saved)
 
-    def _tell_unwritten(self, what: str, why: str) -> None:
-        """Say that something cannot be written, once; training goes on."""
-        if what in self._unwritten:
+    def _report_write_failure(self, what: str, why: str) -> None:
+        """Log and report, once, that something cannot be written; training goes on."""
+        if what in self._write_failures:
             return
-        self._unwritten.add(what)
+        self._write_failures.add(what)
         _log.warning("chip %s cannot write %s: %s", self._environment.chip, what, why)
         if self._environment.identity is not None:
             coordinator_client().report(WriteFailed(self._environment.chip, what, why))
 
-    def _note_bits(self) -> None:
+    def _write_state_hash(self) -> None:
         state = self.state()
         bits = digest(tensors_of([state["model"], state["optimizer"], state["also"]]))
-        self._ledger.holds(self.step_number, self._loop.number if self._loop else 0, bits)
+        self._ledger.write_hold(self.step_number, self._loop.number if self._loop else 0, bits)
 
     def _resume(self, folder: Path) -> None:
-        def tell(path: Path, why: str) -> None:
+        def warn(path: Path, why: str) -> None:
             _log.warning("checkpoint %s is not used: %s", path, why)
 
-        loaded = resumable(folder, self.state(), steps=self.steps, on_damage=tell)
-        self._take_over(loaded.state)
-        self._ledger.resumed(self.step_number, self._position)
+        loaded = resumable(folder, self.state(), steps=self.steps, on_damage=warn)
+        self._load(loaded.state)
+        self._ledger.write_resume(self.step_number, self._position)
 
-    def _take_over(self, state: dict[str, Any]) -> None:
-        """Be where another chip, or a checkpoint, is."""
+    def _load(self, state: dict[str, Any]) -> None:
+        """Replace this chip's state by that of another chip or of a checkpoint."""
         self.model.load_state_dict(state["model"])
         self._gradients.remember()
         self.optimizer.load_state_dict(state["optimizer"])
-        for part, theirs in zip(self._also, state["also"], strict=True):
-            part.load_state_dict(theirs)
+        for part, part_state in zip(self._also, state["also"], strict=True):
+            part.load_state_dict(part_state)
         self.step_number = int(state["progress"]["step"])
         self._position = int(state["progress"]["position"])
         self.loss = state["progress"]["loss"]
 
-    # What the worker's loop asks of a job.
+    # The methods that `WorkerLoop` calls: this class is its `Replica`.
 
     @property
     def is_finished(self) -> bool:
@@ -317,29 +323,29 @@ class Job:
         return self.step_number >= self.steps
 
     def sum_sizes(self) -> SumSizes:
-        """Return how many elements of which type one step sums."""
+        """Return the number of elements and their type, for each sum of one step."""
         return self._gradients.sizes()
 
     def packed_state(self) -> Bytes:
-        """Return all that makes up the training at this step, as bytes."""
+        """Return the training state at this step, as bytes."""
         return packed(self.state())
 
     def take_over(self, state: Bytes) -> None:
-        """Be where another chip is. Nothing is lost half-way."""
-        self._take_over(unpacked(state))
+        """Replace all of this chip's state by that of another chip; unpacks it first."""
+        self._load(unpacked(state))
 
     def newest_checkpoint(self) -> int | None:
-        """Return the step of the newest checkpoint that may be read."""
+        """Return the step of the newest complete checkpoint not known to be damaged, or None."""
         if self._saving is None:
             return None
         return checkpoint.newest_complete(self._saving.folder, without=self._unreadable)
 
     def went_back(self, step: int, generation: int) -> None:
-        """Write down that a generation goes on after an earlier step: the later ones are lost."""
-        self._ledger.went_back(step, generation)
+        """Write to the ledger that a generation restores an earlier step; later ones are lost."""
+        self._ledger.write_restore(step, generation)
 
     def restore(self, step: int) -> None:
-        """Be where the checkpoint of a step is.
+        """Replace this chip's state by the checkpoint of a step.
 
         Raises:
             CheckpointDamageError: it cannot be read.
@@ -351,12 +357,12 @@ class Job:
         )
         if loaded is None:
             self._unreadable.add(step)
-            raise CheckpointDamageError("; ".join(damage) or "it is gone")
-        self._take_over(loaded.state)
+            raise CheckpointDamageError("; ".join(damage) or "it does not exist any more")
+        self._load(loaded.state)
 
     def _close(self) -> None:
         if self._loop is None or self._loop.state_version != FRESH:
-            self._note_bits()
+            self._write_state_hash()
         self._ledger.close()
         if self._exchange is not None:
             coordinator_client().close()
@@ -364,10 +370,9 @@ class Job:
 
 
 def _seed(number: int) -> None:
-    """Seed torch's random numbers, those of a GPU only where one is in use.
+    """Seed torch's random numbers: the CPU's always, the GPU's only if it is in use.
 
-    `torch.manual_seed` looks for every kind of device, which takes longer than a small step should
-    wait.
+    `torch.manual_seed` looks for every kind of device. That is too slow for small steps.
     """
     torch.default_generator.manual_seed(number)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's stubs

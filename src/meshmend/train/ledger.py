@@ -1,21 +1,21 @@
-"""The ledger: every chip writes down which samples it put into which step, and which steps count.
+"""The ledger: each worker writes down which samples it used in which step, and which steps it did.
 
-One file per worker, a line before each sum and a line after each step, written through to the
-kernel at once: a killed worker's lines stay. `audit` reads all of them and proves that the job has
-one history in which every sample was used exactly once.
+There is one file per worker, with a line before each sum and a line after each step. Each line is
+written to the kernel at once, so that the lines survive if the worker is killed. `audit` reads all
+files and proves that the job has one history in which every sample was used exactly once.
 
-    ledger 2 CHIP SAMPLES SEED ERRNO            the first line; ERRNO is not 0 while lines are lost
-    try STEP GENERATION START STOP BATCH SUM    this chip's share of the step, about to be summed
-    done STEP GENERATION POSITION               the step is real here; the next begins at POSITION
-    hold STEP GENERATION HASH                   the bits of the state after a step
-    resume STEP POSITION                        the state of a checkpoint, before the job began
+    ledger 2 CHIP SAMPLES SEED ERRNO            the first line; ERRNO is not 0 while writing fails
+    try STEP GENERATION START STOP BATCH SUM    before the sum: this chip's share of the step
+    done STEP GENERATION POSITION               the step is done; the next begins at POSITION
+    hold STEP GENERATION HASH                   a hash of the state after the step
+    resume STEP POSITION                        the job begins with the checkpoint of STEP
     back STEP GENERATION                        the generation goes on from the checkpoint of STEP
-    gap                                         lines are missing here: the disk was full
+    gap                                         lines are missing here: writing failed
 
-SUM stands for the samples themselves, whatever their order (`samples.checksum`).
+SUM is a checksum of the samples that does not depend on their order (`samples.checksum`).
 
-A ledger never stops its worker. What cannot be written is missing, the file says so, and the audit
-says which steps it could not check.
+A ledger never stops its worker. If a line cannot be written, the file records the gap, and the
+audit reports the steps that it could not check.
 """
 
 import errno
@@ -33,13 +33,13 @@ from meshmend.train.samples import Indices, Order, Share, checksum
 
 _log = logging.getLogger(__name__)
 
-_MOST_FILES: Final = 10_000  # of one chip and process number: containers often repeat numbers
+_MAX_FILES: Final = 10_000  # of one chip and process id: containers often reuse process ids
 
 
 class Ledger:
-    """The lines of one worker; with no folder, nothing is written.
+    """Writes the ledger of one worker; writes nothing if `folder` is None.
 
-    `on_failure` is told why nothing can be written, once for each time that it begins.
+    Calls `on_failure(reason)` when writing begins to fail, and again only after it has worked.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Ledger:
     ) -> None:
         self._chip, self._on_failure = chip, on_failure
         self._fd, self._size = -1, 0
-        self._is_cut = False
+        self._is_failing = False
         if folder is None:
             return
         n_samples, seed = (order.n_samples, order.seed) if order else (0, 0)
@@ -64,31 +64,31 @@ class Ledger:
         except OSError as error:
             self._fail(error)
 
-    def tries(
+    def write_try(
         self, step: int, generation: int, share: Share, samples: Indices | None = None
     ) -> None:
-        """Note the share that is about to be summed, and the samples that it is made of."""
+        """Write the share that is about to be summed, and the checksum of its samples."""
         total = "-" if samples is None else checksum(samples)
         self._write(f"try {step} {generation} {share.start} {share.stop} {share.batch} {total}")
 
-    def did(self, step: int, generation: int, position: int) -> None:
-        """Note that a step is real, and where the next begins."""
+    def write_done(self, step: int, generation: int, position: int) -> None:
+        """Write that a step is done, and the position at which the next begins."""
         self._write(f"done {step} {generation} {position}")
 
-    def holds(self, step: int, generation: int, bits: str) -> None:
-        """Note a hash of the state after a step."""
+    def write_hold(self, step: int, generation: int, bits: str) -> None:
+        """Write a hash of the state after a step."""
         self._write(f"hold {step} {generation} {bits}")
 
-    def resumed(self, step: int, position: int) -> None:
-        """Note that the job begins with the checkpoint of a step."""
+    def write_resume(self, step: int, position: int) -> None:
+        """Write that the job begins with the checkpoint of a step."""
         self._write(f"resume {step} {position}")
 
-    def went_back(self, step: int, generation: int) -> None:
-        """Note that a generation goes on from the checkpoint of a step: later steps are lost."""
+    def write_restore(self, step: int, generation: int) -> None:
+        """Write that a generation goes on from the checkpoint of a step; later steps are lost."""
         self._write(f"back {step} {generation}")
 
     def close(self) -> None:
-        """Write no more."""
+        """Close the file; later lines are ignored."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -97,18 +97,18 @@ class Ledger:
         if self._fd < 0:
             return
         try:
-            head = "" if self._size else self._head  # the disk was full from the beginning
-            gap = "gap\n" if self._is_cut else ""
+            head = "" if self._size else self._head  # empty until now: the disk was full
+            gap = "gap\n" if self._is_failing else ""
             self._append(f"{head}{gap}{line}\n")
         except OSError as error:
             self._fail(error)
             return
-        if self._is_cut:
-            self._is_cut = False
-            self._mark(0)
+        if self._is_failing:
+            self._is_failing = False
+            self._write_errno(0)
 
     def _append(self, text: str) -> None:
-        """Write a text whole or not at all."""
+        """Append all of the text, or raise OSError and leave the file unchanged."""
         data = text.encode()
         if os.pwrite(self._fd, data, self._size) < len(data):
             os.ftruncate(self._fd, self._size)
@@ -116,36 +116,36 @@ class Ledger:
         self._size += len(data)
 
     def _fail(self, error: OSError) -> None:
-        if self._is_cut:
+        if self._is_failing:
             return
-        self._is_cut = True
-        self._mark(error.errno or errno.EIO)
+        self._is_failing = True
+        self._write_errno(error.errno or errno.EIO)
         why = error.strerror or str(error)
         _log.warning("chip %s cannot write its ledger: %s; training goes on", self._chip, why)
         self._on_failure(why)
 
-    def _mark(self, number: int) -> None:
-        """Put an error's number into the first line: in place, so that a full disk has room."""
+    def _write_errno(self, number: int) -> None:
+        """Write an errno over the one in the first line: this needs no space on a full disk."""
         if self._size > self._errno_at:
             with suppress(OSError):
                 os.pwrite(self._fd, f"{number:03d}".encode(), self._errno_at)
 
 
 def audit(folder: Path) -> Audit:
-    """Return what all ledgers in a folder say together; they are those of one job.
+    """Return what the ledgers in a folder prove; they must all be of one job.
 
     Raises:
-        InputError: a line that cannot be read, other than a torn last one.
+        InputError: a line cannot be read. An incomplete last line is ignored.
     """
     return check_history(read_ledgers(folder))
 
 
 def _new_file(folder: Path, chip: Chip) -> int:
-    """Return the descriptor of a file that was not there before."""
+    """Create a file with a name that is not in use and return its descriptor."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"{'-'.join(map(str, chip))}.{os.getpid()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    for number in range(_MOST_FILES):
+    for number in range(_MAX_FILES):
         with suppress(FileExistsError):
             name = f"{stem}.{number}.txt" if number else f"{stem}.txt"
             return os.open(folder / name, flags, 0o644)

@@ -1,7 +1,7 @@
-"""The lines of all ledgers of a job, read into tables of numbers: one row a line.
+"""Reads the lines of all ledgers of a job into tables of numbers.
 
-What the lines mean together is `history_check`'s business; how they are written, `ledger`'s.
-A million lines take about two seconds, so no line becomes an object of its own for long.
+`ledger` writes the lines; `history_check` knows what they mean together. A million lines take about
+two seconds. To be that fast, the tables are NumPy arrays; there is no object per line.
 """
 
 import errno
@@ -21,11 +21,11 @@ VERSION: Final = 2
 
 Numbers = NDArray[np.int64]
 
-# The columns of tables of lines: the first four are those of all tables but `resumes`.
+# Where a table holds each value. All tables but `resumes` begin with the first four.
 FILE, LINE, STEP, GENERATION, POSITION = range(5)
-START, STOP, TOTAL = 4, 5, 7
+START, STOP, CHECKSUM = 4, 5, 7
 
-UNTOLD: Final = -1  # in the column TOTAL: the samples were not told
+NO_CHECKSUM: Final = -1  # in the column CHECKSUM: the line has none
 STEP_BITS: Final = 32
 STEP_MASK: Final = (1 << STEP_BITS) - 1
 FOR_EVER: Final = 2**62
@@ -36,31 +36,33 @@ _LINE = (
     rb"(?:try" + _KEY + rb"(?: \d{1,18}){3} (?:\d{1,18}|-)|done" + _KEY + rb" \d{1,18}"
     rb"|hold" + _KEY + rb" \w{1,64}|resume \d{1,9} \d{1,18}|back" + _KEY + rb"|gap)\n"
 )
-_LINES = re.compile(rb"(?>" + _LINE + rb")*+")  # gives nothing back: linear in the bytes
+_LINES = re.compile(rb"(?>" + _LINE + rb")*+")  # possessive, never backtracks: linear in the bytes
 
 
 @dataclass(frozen=True)
 class LedgerFile:
-    """What is known of one worker's ledger as a whole.
+    """The first line of one worker's ledger, and where lines are missing.
 
-    `gaps` are the places at which lines are missing. `cut` is the number of the error that lost
-    the lines after the last one, or 0.
+    `gaps` are the places at which lines are missing. `errno` is not 0 if the last lines are missing
+    too: it is the error that writing them failed with.
     """
 
     chip: Chip
     n_samples: int
     seed: int
-    cut: int
+    errno: int
     gaps: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class LedgerLines:
-    """All lines by kind, each column an array; `file` and `line` say where a line stands.
+    """All lines, one table per kind of line; `table[STEP]` is an array of all steps.
 
-    tries: file, line, step, generation, start, stop, batch, total. dones: file, line, step,
-    generation, position. holds: file, line, step, generation, and their bits in `bits`. backs:
-    file, line, step, generation. resumes: file, line, step, position.
+    tries: file, line, step, generation, start, stop, batch, checksum.
+    dones: file, line, step, generation, position.
+    holds: file, line, step, generation; the hashes are in `bits`.
+    backs: file, line, step, generation.
+    resumes: file, line, step, position.
     """
 
     files: tuple[LedgerFile, ...]
@@ -73,7 +75,7 @@ class LedgerLines:
 
 
 class Gap(NamedTuple):
-    """A chip's ledger may lack lines between two moments, which are keys as `keys_of` has them."""
+    """A chip's ledger may lack lines between two keys, which are those of `keys_of`."""
 
     chip: Chip
     first: int
@@ -85,7 +87,7 @@ def read_ledgers(folder: Path) -> LedgerLines:
     """Return the lines of all ledgers in a folder.
 
     Raises:
-        InputError: a line that cannot be read, other than a torn last one.
+        InputError: a line cannot be read. An incomplete last line is ignored.
     """
     parts = [_read(path, number) for number, path in enumerate(sorted(folder.glob("*.txt")))]
     tables = {
@@ -124,9 +126,9 @@ class _Part:
 
 
 def _read(path: Path, number: int) -> _Part:
-    """Return the lines of one ledger; a file without a first line was cut before it began."""
+    """Return the lines of one ledger; an empty file counts as one whose disk was full."""
     data = path.read_bytes()
-    data = data[: data.rfind(b"\n") + 1]  # a killed worker may leave a torn line
+    data = data[: data.rfind(b"\n") + 1]  # a killed worker may leave half a line
     if not data:
         chip = tuple(int(word) for word in re.findall(r"\d+", path.name.split(".")[0]))
         return _Part(
@@ -136,8 +138,8 @@ def _read(path: Path, number: int) -> _Part:
     if head is None or int(head[1]) != VERSION:
         first = data.split(b"\n", 1)[0].decode(errors="replace")
         raise InputError(
-            f"{path} is no ledger of version {VERSION}: line 1 reads {first[:80]!r}; read it with "
-            "the meshmend that wrote it"
+            f"{path} is not a ledger of version {VERSION}: line 1 reads {first[:80]!r}; read it "
+            "with the version of meshmend that wrote it"
         )
     _check_lines(path, data, head.end())
     lines = data[head.end() :].split(b"\n")[:-1]
@@ -155,52 +157,52 @@ def _read(path: Path, number: int) -> _Part:
 
 
 def _check_lines(path: Path, data: bytes, start: int) -> None:
-    """Refuse a line that is of no kind, by its number."""
+    """Raise InputError for the first line that is not of a known kind."""
     matched = _LINES.match(data, start)
     stop = matched.end() if matched else start
     if stop == len(data):
         return
     line = data[stop:].split(b"\n", 1)[0].decode(errors="replace")
     number = data.count(b"\n", 0, stop) + 1
-    raise InputError(f"{path} is no ledger: line {number} reads {line[:80]!r}")
+    raise InputError(f"{path} is not a ledger: line {number} reads {line[:80]!r}")
 
 
 def _table(number: int, places: Sequence[int], lines: Sequence[bytes], n_numbers: int) -> Numbers:
-    """Return the file's number, the place of each line, and the numbers in it."""
+    """Return one row per line: the file's number, the line's place, and the numbers in it."""
     table = np.empty((len(places), 2 + n_numbers), dtype=np.int64)
     table[:, 0], table[:, 1] = number, places
     if places:
         words = (b" ".join(lines[at].split(b" ")[1 : 1 + n_numbers]) for at in places)
-        text = b" ".join(words).replace(b" -", b" %d" % UNTOLD)
+        text = b" ".join(words).replace(b" -", b" %d" % NO_CHECKSUM)
         table[:, 2:] = np.fromstring(text, dtype=np.int64, sep=" ").reshape(-1, n_numbers)
     return table
 
 
 def keys_of(table: Numbers) -> Numbers:
-    """Return one number for each generation and step, in the order of time."""
+    """Return one number for the generation and step of each line; a later step has a larger key."""
     keys: Numbers = (table[GENERATION] << STEP_BITS) | table[STEP]
     return keys
 
 
 def gaps_in(lines: LedgerLines) -> list[Gap]:
-    """Return where ledgers lack lines that could not be written."""
+    """Return the gaps of all ledgers, at which lines could not be written."""
     found: list[Gap] = []
     for number, file in enumerate(lines.files):
-        if not file.gaps and not file.cut:
+        if not file.gaps and not file.errno:
             continue
-        own = [
+        parts = [
             table[:4, table[FILE] == number] for table in (lines.tries, lines.dones, lines.holds)
         ]
-        table = np.concatenate(own, axis=1)
+        table = np.concatenate(parts, axis=1)
         table = table[:, np.argsort(table[LINE])]
         keys = [0, *keys_of(table).tolist(), FOR_EVER]
-        places = [*file.gaps, *([FOR_EVER] if file.cut else [])]
+        places = [*file.gaps, *([FOR_EVER] if file.errno else [])]
         for place in places:
             at = int(np.searchsorted(table[LINE], place))
-            found.append(Gap(file.chip, keys[at], keys[at + 1], file.cut))
+            found.append(Gap(file.chip, keys[at], keys[at + 1], file.errno))
     return found
 
 
 def is_gap_between(gaps: Sequence[Gap], first: int, last: int) -> bool:
-    """Whether a ledger may lack lines of a moment between two."""
+    """Whether a ledger may lack lines between two keys, both included."""
     return any(gap.first <= last and first <= gap.last for gap in gaps)

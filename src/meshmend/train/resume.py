@@ -1,8 +1,8 @@
-"""Whether a job can go on from a checkpoint: checked before a worker starts, and in each of them.
+"""Whether a job can resume from a checkpoint: checked before workers start, and in each worker.
 
-A job goes on if the checkpoint is of the same model, optimizer, seed and data set, and not past
-its last step. Batch, learning rate, mesh and policy may be others: samples go on in the row where
-the checkpoint ends, so none is lost or used twice.
+The checkpoint must be of the same model, optimizer, seed and data set, and not past the job's last
+step. Batch, learning rate, mesh and policy may differ: the job goes on with the sample after the
+checkpoint's last one, so no sample is lost or used twice.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,30 +18,31 @@ from meshmend.train.shards import State
 
 
 def resumable(folder: Path, fresh: State, *, steps: int, on_damage: OnDamage) -> Loaded:
-    """Return the newest checkpoint of a folder that a job of so many steps can go on from.
+    """Return the newest readable checkpoint of a folder, checked against the job to resume.
 
-    `fresh` is the state of the job that has not begun. Checkpoints that are damaged are passed
-    over and named, `on_damage(path, reason)`.
+    `fresh` is the state of the job before its first step. Damaged checkpoints are skipped: each is
+    reported by `on_damage(path, reason)`.
 
     Raises:
-        InputError: none can be read, or the newest that can is of another job.
+        InputError: no checkpoint can be read, or the newest readable one is of another job.
     """
     damage: list[tuple[Path, str]] = []
     loaded = checkpoint.load(folder, on_damage=lambda path, why: damage.append((path, why)))
     if loaded is None:
         words = [f"{path.relative_to(folder)}: {why}" for path, why in damage]
-        found = "; ".join(words) or "there is none"
+        found = "; ".join(words) or "it has none"
         raise InputError(f"resume needs a checkpoint in {folder} that can be read, but {found}")
     for path, why in damage:
         on_damage(path, why)
     if loaded.step > steps:
         raise InputError(
-            f"the checkpoint is at step {loaded.step}, but steps is {steps}; give more steps"
+            f"the checkpoint is at step {loaded.step}, but the job ends at step {steps}; "
+            f"set steps to at least {loaded.step}"
         )
     if len(loaded.state["also"]) != len(fresh["also"]):
         raise InputError(
-            f"resume needs the {len(loaded.state['also'])} further objects of the checkpoint, but "
-            f"got also={len(fresh['also'])}"
+            f"resume needs {len(loaded.state['also'])} objects in also, as the checkpoint has, but "
+            f"got {len(fresh['also'])}"
         )
     for part in ("model", "optimizer", "also"):
         _check_same(_shapes(loaded.state[part]), _shapes(fresh[part]), part)
@@ -49,27 +50,30 @@ def resumable(folder: Path, fresh: State, *, steps: int, on_damage: OnDamage) ->
     return loaded
 
 
-def _check_progress(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Refuse another order of samples: some would be used twice in an epoch, others never."""
+def _check_progress(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> None:
+    """Raise InputError if the order of samples differs: some would be used twice, others never."""
     for name, words in (("seed", "seed"), ("n_samples", "number of samples")):
-        if name in saved and name in own and saved[name] != own[name]:
+        if name in saved and name in fresh and saved[name] != fresh[name]:
             raise InputError(
-                f"resume needs the {words} of the checkpoint, {saved[name]}, but got {own[name]}: "
-                "the order of samples would be another"
+                f"resume needs the {words} of the checkpoint, {saved[name]}, but got "
+                f"{fresh[name]}: the order of samples would differ"
             )
 
 
 def _check_same(
-    saved: Mapping[str, tuple[int, ...]], own: Mapping[str, tuple[int, ...]], part: str
+    saved: Mapping[str, tuple[int, ...]], fresh: Mapping[str, tuple[int, ...]], part: str
 ) -> None:
-    """Refuse tensors of other names or shapes; the optimizer's may not be there yet."""
-    for name in dict.fromkeys([*own, *saved]):
-        if part == "optimizer" and name not in own:
+    """Raise InputError if names or shapes of tensors differ.
+
+    An optimizer may lack tensors of the checkpoint: it makes them in its first step.
+    """
+    for name in dict.fromkeys([*fresh, *saved]):
+        if part == "optimizer" and name not in fresh:
             continue
-        if own.get(name) != saved.get(name):
+        if fresh.get(name) != saved.get(name):
             raise InputError(
                 f"resume needs the {part} of the checkpoint, but {name} has "
-                f"{_words(saved.get(name))} there and {_words(own.get(name))} here"
+                f"{_words(saved.get(name))} there and {_words(fresh.get(name))} in this job"
             )
 
 

@@ -1,6 +1,6 @@
-"""Which samples the steps of a job used, by their places in the row and by what they are.
+"""Checks which samples the steps of a job used: their places in the row, and their checksums.
 
-Reads the lines of all ledgers. Whether the steps are one history is `history_check`'s business.
+Reads the lines of all ledgers. `history_check` proves that the steps are one history.
 """
 
 from collections.abc import Sequence
@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshmend.train.ledger_lines import (
+    CHECKSUM,
     FILE,
+    NO_CHECKSUM,
     POSITION,
     START,
     STEP,
     STOP,
-    TOTAL,
-    UNTOLD,
     Gap,
     LedgerLines,
     Numbers,
@@ -27,7 +27,7 @@ from meshmend.train.samples import LARGEST_CHECKSUM, Order, checksum, scrambled
 def count_samples(
     lines: LedgerLines, counting: Numbers, gaps: Sequence[Gap]
 ) -> tuple[int, int, int]:
-    """Return how many places the steps that count used, left out, and used again."""
+    """Return how many places of the row the steps that count used, left out, and used again."""
     ends = counting[POSITION]
     begins = np.concatenate([_first_position(lines, counting), ends[:-1]])[: len(ends)]
     number, tries = _tries_that_count(lines.tries, counting)
@@ -43,8 +43,8 @@ def count_samples(
     used, lost, repeated = int((ends - begins)[is_tiled].sum()), 0, 0
     keys = keys_of(counting)
     for step in np.flatnonzero(~is_tiled).tolist():
-        own = slice(edges[step], edges[step + 1])
-        shares = zip(starts[own].tolist(), stops[own].tolist(), strict=True)
+        rows = slice(edges[step], edges[step + 1])
+        shares = zip(starts[rows].tolist(), stops[rows].tolist(), strict=True)
         counts = _tiling(list(shares), int(begins[step]), int(ends[step]))
         is_known = not is_gap_between(gaps, int(keys[step]), int(keys[step]))
         used, repeated = used + counts[0], repeated + counts[2]
@@ -53,23 +53,23 @@ def count_samples(
 
 
 def other_orders(lines: LedgerLines) -> list[str]:
-    """Return which chips drew their samples from another order than most."""
+    """Return a sentence for each chip with another order of samples than most chips."""
     usual = _usual_order(lines)
     return [
-        f"chip {file.chip} drew from {file.n_samples} samples with seed {file.seed}, but most "
-        f"from {usual.n_samples} with seed {usual.seed}"
-        for file in map(lines.files.__getitem__, _drawing(lines))
+        f"chip {file.chip} used {file.n_samples} samples in the order of seed {file.seed}, but "
+        f"most chips used {usual.n_samples} in that of seed {usual.seed}"
+        for file in map(lines.files.__getitem__, _files_with_order(lines))
         if usual is not None and (file.n_samples, file.seed) != (usual.n_samples, usual.seed)
     ]
 
 
 def other_samples(lines: LedgerLines) -> list[str]:
-    """Return which chips used other samples than those of the places that they noted."""
+    """Return a sentence for each chip whose samples were not those of its share."""
     usual, tries = _usual_order(lines), lines.tries
     if usual is None:
         return []
-    told = tries[:, tries[TOTAL] != UNTOLD]
-    wrong = told[:, _sums(usual, told[START], told[STOP]) != told[TOTAL]]
+    known = tries[:, tries[CHECKSUM] != NO_CHECKSUM]
+    wrong = known[:, _checksums(usual, known[START], known[STOP]) != known[CHECKSUM]]
     found = []
     for file in np.unique(wrong[FILE]).tolist():
         steps = np.unique(wrong[STEP][wrong[FILE] == file])
@@ -81,27 +81,30 @@ def other_samples(lines: LedgerLines) -> list[str]:
 
 
 def _tries_that_count(tries: Numbers, counting: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the tries of steps that count, sorted by step and place, and the steps' numbers."""
+    """Return the tries of the steps that count, sorted by step and start, as the second value.
+
+    The first value is, for each try, the index of its step in `counting`.
+    """
     if not counting.shape[1]:
         return np.empty(0, dtype=np.int64), tries[:, :0]
     place = np.minimum(np.searchsorted(counting[STEP], tries[STEP]), counting.shape[1] - 1)
     counts = keys_of(counting)[place] == keys_of(tries)
-    place, own = place[counts], tries[:, counts]
-    order = np.lexsort((own[STOP], own[START], place))
-    return place[order], own[:, order]
+    place, kept = place[counts], tries[:, counts]
+    order = np.lexsort((kept[STOP], kept[START], place))
+    return place[order], kept[:, order]
 
 
 def _first_position(lines: LedgerLines, counting: Numbers) -> Numbers:
     """Return where the first step that counts begins in the row of samples, as an array of one."""
     if not counting.shape[1] or counting[STEP][0] == 1:
         return np.zeros(1, dtype=np.int64)
-    told = lines.resumes[3][lines.resumes[STEP] == counting[STEP][0] - 1]
-    own = lines.tries[START][lines.tries[STEP] == counting[STEP][0]]
-    return np.append(told, min(own.tolist(), default=0))[:1]
+    resumed = lines.resumes[3][lines.resumes[STEP] == counting[STEP][0] - 1]
+    starts = lines.tries[START][lines.tries[STEP] == counting[STEP][0]]
+    return np.append(resumed, min(starts.tolist(), default=0))[:1]
 
 
 def _tiling(shares: Sequence[tuple[int, int]], start: int, stop: int) -> tuple[int, int, int]:
-    """Return how many places from `start` to `stop` shares use, leave out, and use again."""
+    """Return how many places from `start` to `stop` the shares use, leave out, and use again."""
     used = lost = repeated = 0
     at = start
     for first, last in sorted(shares):
@@ -112,20 +115,22 @@ def _tiling(shares: Sequence[tuple[int, int]], start: int, stop: int) -> tuple[i
     return used, lost + max(0, stop - at), repeated + max(0, at - stop)
 
 
-def _drawing(lines: LedgerLines) -> list[int]:
-    """Return the files of chips that put samples into a sum and said from which order."""
+def _files_with_order(lines: LedgerLines) -> list[int]:
+    """Return the files that have a try and name the order of samples."""
     files = np.unique(lines.tries[FILE]).tolist()
     return [file for file in files if lines.files[file].n_samples]
 
 
 def _usual_order(lines: LedgerLines) -> Order | None:
-    """Return the order from which most chips drew."""
-    orders = [(lines.files[file].n_samples, lines.files[file].seed) for file in _drawing(lines)]
+    """Return the order of samples that most chips used, or None if no file names one."""
+    orders = [
+        (lines.files[file].n_samples, lines.files[file].seed) for file in _files_with_order(lines)
+    ]
     return Order(*max(sorted(set(orders)), key=orders.count)) if orders else None
 
 
-def _sums(order: Order, starts: Numbers, stops: Numbers) -> Numbers:
-    """Return the checksums of the samples from `starts` to `stops` of the row."""
+def _checksums(order: Order, starts: Numbers, stops: Numbers) -> Numbers:
+    """Return the checksum of the samples from each start to before each stop of the row."""
     points, inverse = np.unique(np.concatenate([starts, stops]), return_inverse=True)
     epochs, firsts = np.unique(points // order.n_samples, return_index=True)
     all_samples = checksum(np.arange(order.n_samples))
@@ -133,8 +138,8 @@ def _sums(order: Order, starts: Numbers, stops: Numbers) -> Numbers:
     bounds = [*firsts.tolist(), len(points)]
     for epoch, low, high in zip(epochs.tolist(), bounds, bounds[1:], strict=False):
         begin = epoch * order.n_samples
-        own = scrambled(order.samples(begin, int(points[high - 1])))
-        total = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(own, dtype=np.uint64)])
+        hashes = scrambled(order.samples(begin, int(points[high - 1])))
+        total = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(hashes, dtype=np.uint64)])
         earlier = np.uint64(epoch * all_samples & LARGEST_CHECKSUM)
         totals[low:high] = total[points[low:high] - begin] + earlier
     low, high = totals[inverse[: len(starts)]], totals[inverse[len(starts) :]]

@@ -1,8 +1,8 @@
-"""Which samples a step uses, and which of them are a chip's: functions of seed and place alone.
+"""Which samples a step uses, and which of them each chip uses: pure functions of seed and place.
 
-The epochs follow each other in one endless row of samples, each epoch in an order of its own; a
-step takes the next so many of that row, whatever failed before. So the batch stays the same
-across the end of an epoch, and every sample of an epoch is used once.
+The epochs follow each other in one endless row of samples; each epoch has its own random order. A
+step uses the next samples of that row, whatever failed before. So every sample of an epoch is used
+once, and a batch has its full size also where it crosses the end of an epoch.
 """
 
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from meshmend.errors import InputError
 
 Indices = NDArray[np.int64]
 
-LARGEST_CHECKSUM: Final = 2**59 - 1  # at most 18 digits, as all numbers of a ledger
+LARGEST_CHECKSUM: Final = 2**59 - 1  # at most 18 digits, like all numbers in a ledger
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,15 @@ def _shuffled(n_samples: int, seed: int, epoch: int) -> Indices:
 
 
 def checksum(samples: Indices) -> int:
-    """Return a number that stands for a set of samples, whatever their order.
+    """Return a checksum of samples that does not depend on their order.
 
-    The numbers of parts add up to that of the whole, modulo `LARGEST_CHECKSUM + 1`.
+    The checksums of two parts add up to that of both together, modulo `LARGEST_CHECKSUM + 1`.
     """
     return int(scrambled(samples).sum(dtype=np.uint64)) & LARGEST_CHECKSUM
 
 
 def scrambled(samples: Indices) -> NDArray[np.uint64]:
-    """Return a number for each sample, as if drawn at random (SplitMix64 of Steele et al.)."""
+    """Return a 64-bit hash of each sample's index (SplitMix64 of Steele et al.)."""
     mixed = samples.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -65,7 +65,7 @@ def scrambled(samples: Indices) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True)
 class Share:
-    """The places of the row that one chip works on: from `start` to before `stop`."""
+    """The places of the row that one chip uses in a step: from `start` to before `stop`."""
 
     start: int
     stop: int
@@ -77,7 +77,7 @@ class Share:
 
 
 def share_of(position: int, batch: int, rank: int, n_ranks: int) -> Share:
-    """Return a rank's part of the step that begins at a place: parts differ by one at most."""
+    """Return a rank's share of the step at `position`; shares differ by at most one sample."""
     return Share(
         start=position + batch * rank // n_ranks,
         stop=position + batch * (rank + 1) // n_ranks,
@@ -85,8 +85,11 @@ def share_of(position: int, batch: int, rank: int, n_ranks: int) -> Share:
     )
 
 
-def batch_of(policy: str, batch: int, n_live: int, n_whole: int) -> int:
-    """Return how many samples a step uses: all, or with fewer chips fewer, as the paper does.
+def batch_of(policy: str, batch: int, n_live: int, n_at_start: int) -> int:
+    """Return how many samples a step uses.
+
+    With "constant" always `batch`. With "shrink" each chip keeps its number of samples, as in the
+    paper, so a step uses fewer while chips are missing.
 
     Raises:
         InputError: an unknown policy.
@@ -94,5 +97,5 @@ def batch_of(policy: str, batch: int, n_live: int, n_whole: int) -> int:
     if policy == "constant":
         return batch
     if policy == "shrink":
-        return min(batch, max(1, batch * n_live // n_whole))
-    raise InputError(f"a batch policy is constant or shrink, but got {policy!r}")
+        return min(batch, max(1, batch * n_live // n_at_start))
+    raise InputError(f"a batch policy needs to be constant or shrink, but got {policy!r}")

@@ -1,8 +1,8 @@
-"""One chip's share of a training state, as bytes that `torch.load(weights_only=True)` reads.
+"""One chip's shard of a training state, as bytes that `torch.load(weights_only=True)` reads.
 
 A state is any nesting of dicts, lists and tuples whose leaves are tensors or plain values. Its
-tensors, laid end to end, are cut into as many equal ranges of bytes as there are chips; a shard
-is one range, and the first one holds the plain values too. Files and folders are not known here.
+tensors, laid end to end, are cut into equal ranges of bytes, one per chip. A shard is one range;
+the first shard also holds the plain values. This module knows no files or folders.
 
 The bytes are a zip archive, as `torch.save` writes it, whose comment is its SHA-256.
 """
@@ -30,7 +30,7 @@ _SAMPLES = 64  # elements of each tensor that go into a state's fingerprint
 
 
 class Shard(NamedTuple):
-    """One chip's part of a state; `tree` is there in the first shard only.
+    """One chip's part of a state; `tree` is None in all shards but the first.
 
     A piece is (number of the tensor, its first element, the elements).
     """
@@ -47,8 +47,8 @@ class Shard(NamedTuple):
 def shard_of(state: State, *, step: int, shard: int, n_shards: int) -> Shard:
     """Return shard number `shard` of the state; the shards of all chips make up the state.
 
-    Shards have equally many bytes, to within two elements. What was one tensor under two
-    names is stored once. The elements are copies, so that the state may change afterwards.
+    The sizes of shards differ by at most two elements. A tensor with two names is stored once.
+    The elements are copies, so that the state may change afterwards.
 
     Raises:
         InputError: the state holds something that is neither a tensor nor a plain value.
@@ -82,19 +82,19 @@ def packed(shard: Shard) -> bytes:
 
 
 def unpacked(data: bytes) -> Shard:
-    """Return the shard that `packed` made bytes of.
+    """Return the shard that `packed` turned into these bytes.
 
     Raises:
-        CheckpointDamageError: a byte is missing, or is not what was written.
+        CheckpointDamageError: bytes are missing or have changed, or the version is unknown.
     """
     seal = data[-_COMMENT_BYTES:]
     if not seal.startswith(_SEAL):
         raise CheckpointDamageError(
-            "it does not end with its checksum: cut short, or no checkpoint"
+            "it does not end with its checksum: it is incomplete, or not a checkpoint"
         )
     body = memoryview(data)[:-_COMMENT_BYTES]
     if hashlib.sha256(body).hexdigest().encode() != seal.removeprefix(_SEAL):
-        raise CheckpointDamageError("its checksum is not that of its bytes")
+        raise CheckpointDamageError("its checksum is wrong: some bytes have changed")
     document = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     if document.pop("format") != FORMAT or document.pop("version") != VERSION:
         raise CheckpointDamageError(f"it is not of version {VERSION} of {FORMAT}")
@@ -102,10 +102,10 @@ def unpacked(data: bytes) -> Shard:
 
 
 def merged(shards: Sequence[Shard]) -> dict[str, Any]:
-    """Return the state that all shards of one save make up, bit for bit, on the CPU.
+    """Return the state that was saved in these shards, bit for bit, on the CPU.
 
     Raises:
-        CheckpointDamageError: the shards are of two saves, or an element is in none of them.
+        CheckpointDamageError: the shards are of different states, or an element is missing.
     """
     first = shards[0]
     if any(shard.fingerprint != first.fingerprint for shard in shards):
@@ -117,7 +117,7 @@ def merged(shards: Sequence[Shard]) -> dict[str, Any]:
             flat[number][start : start + elements.numel()] = elements
             missing[number] -= elements.numel()
     if any(missing):
-        raise CheckpointDamageError("its shards do not make up the whole state")
+        raise CheckpointDamageError("its shards lack a part of the state")
     shapes = (shape for shape, _ in first.tensors)
     tensors = [tensor.reshape(shape) for tensor, shape in zip(flat, shapes, strict=True)]
     state: dict[str, Any] = _value(first.tree, tensors)
@@ -127,7 +127,7 @@ def merged(shards: Sequence[Shard]) -> dict[str, Any]:
 def _tree(
     value: Any, tensors: list[torch.Tensor], *, numbers: dict[object, int], where: str
 ) -> tuple[Any, ...]:
-    """Return the value with its tensors moved to the list, as tagged tuples."""
+    """Return the value as tagged tuples; append its tensors to the list."""
     if isinstance(value, torch.Tensor):
         return ("tensor", _number(value, tensors, numbers, where))
     if type(value) in _PLAIN:
@@ -140,7 +140,7 @@ def _tree(
             )
             for key, item in value.items()
         ]
-        # Modules keep the versions of their layouts beside their tensors.
+        # The state_dict of a module keeps the versions of its layers in this attribute.
         versions = getattr(value, "_metadata", None)
         if versions is None:
             return ("dict", pairs)
@@ -158,7 +158,7 @@ def _tree(
 
 
 def _value(tree: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    """Return the value that `_tree` took apart."""
+    """Return the value that `_tree` turned into tagged tuples."""
     kind, content = tree[:2]
     if kind == "tensor":
         return tensors[content]
@@ -188,7 +188,7 @@ def _plain_key(key: Any, where: str) -> Any:
 def _number(
     tensor: torch.Tensor, tensors: list[torch.Tensor], numbers: dict[object, int], where: str
 ) -> int:
-    """Return the tensor's place in the list; a tensor that is there under another name, its."""
+    """Return the tensor's place in the list; appends it unless it is there already."""
     if tensor.layout != torch.strided:
         raise InputError(
             f"a checkpoint needs dense tensors, but {where} is {tensor.layout}; store "
@@ -222,7 +222,7 @@ def _pieces(
 def _fingerprint(tree: Any, tensors: Sequence[torch.Tensor]) -> str:
     """Return a hash of the plain values and of some elements of every tensor.
 
-    Two runs that came apart differ in nearly every element, so that a few show it.
+    A few elements are enough: states that differ at all differ in nearly every element.
     """
     digest = hashlib.sha256(repr(tree).encode())
     for tensor in tensors:

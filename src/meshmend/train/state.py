@@ -1,7 +1,7 @@
 """A training state as bytes: tensors raw, everything else as JSON. No pickle.
 
-Works on nested dicts, lists and tuples of tensors and plain values, which is what `state_dict`
-of modules, optimizers and schedulers return. Bit for bit: what is unpacked equals what was packed.
+Works on nested dicts, lists and tuples of tensors and plain values. The `state_dict` of modules,
+optimizers and schedulers returns these. A state that is packed and unpacked is equal bit for bit.
 
     length of the JSON (8 bytes), the JSON, padding to 64 bytes, the tensors one after another
 """
@@ -28,20 +28,20 @@ def packed(state: Any) -> Bytes:
     """Return a state as bytes that `unpacked` reads.
 
     Raises:
-        InputError: something in it is neither a tensor nor a plain value.
+        InputError: the state holds something that is neither a tensor nor a plain value.
     """
     tensors: list[torch.Tensor] = []
     text = json.dumps(_described(state, tensors)).encode()
     head = _LENGTH.pack(len(text)) + text
     head += bytes(-len(head) % _ALIGN)
-    result = np.empty(len(head) + sum(_room(tensor) for tensor in tensors), dtype=np.uint8)
+    result = np.empty(len(head) + sum(_padded_size(tensor) for tensor in tensors), dtype=np.uint8)
     result[: len(head)] = np.frombuffer(head, dtype=np.uint8)
     at = len(head)
     for tensor in tensors:
         raw = _raw(tensor)
         result[at : at + len(raw)] = raw
-        result[at + len(raw) : at + _room(tensor)] = 0
-        at += _room(tensor)
+        result[at + len(raw) : at + _padded_size(tensor)] = 0
+        at += _padded_size(tensor)
     return result
 
 
@@ -55,7 +55,7 @@ def unpacked(data: Bytes) -> Any:
 
 
 def digest(tensors: Iterator[torch.Tensor]) -> str:
-    """Return a hash of the bits of tensors; equal tensors have equal ones."""
+    """Return a hash of the bits of tensors; equal tensors have equal hashes."""
     result = hashlib.blake2b(digest_size=16)
     for tensor in tensors:
         result.update(_raw(tensor).data)
@@ -80,13 +80,13 @@ def _raw(tensor: torch.Tensor) -> Bytes:
     return raw
 
 
-def _room(tensor: torch.Tensor) -> int:
+def _padded_size(tensor: torch.Tensor) -> int:
     n_bytes = tensor.numel() * tensor.element_size()
     return n_bytes + -n_bytes % _ALIGN
 
 
 def _described(state: Any, tensors: list[torch.Tensor]) -> Any:
-    """Return a description in JSON; the tensors are appended to the list."""
+    """Return a description that JSON can hold; append the tensors to the list."""
     if isinstance(state, torch.Tensor):
         tensors.append(state)
         return ["tensor", str(state.dtype).removeprefix("torch."), list(state.shape)]
@@ -109,7 +109,7 @@ def _plain(value: Any) -> Any:
 
 
 class _Reader:
-    """The tensors of packed bytes, one after another."""
+    """Reads the tensors of packed bytes, one after another."""
 
     def __init__(self, data: torch.Tensor, at: int) -> None:
         self._data = data

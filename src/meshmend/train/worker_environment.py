@@ -1,4 +1,4 @@
-"""Which chip of which job this process is, as its environment says.
+"""Which chip of which job this process is, read from its environment variables.
 
 `planning/environment.py` reads the variables. This module turns them into what a worker needs: its
 identity for the coordinator, its settings for the exchange, and its faults.
@@ -25,11 +25,14 @@ from meshmend.variables import CHIP, MESH, SECRET
 
 @dataclass(frozen=True)
 class WorkerEnvironment:
-    """What a worker knows of its place in a job; `identity` is None if it trains alone."""
+    """What a worker knows about its job; `identity` is None if it trains alone.
+
+    `whole` is the mesh without failures; `n_live_at_start` chips of it were live at the start.
+    """
 
     identity: WorkerIdentity | None = None
     whole: Mesh = field(default_factory=lambda: Mesh((1,)))
-    n_first: int = 1
+    n_live_at_start: int = 1
     chip: Chip = (0,)
     exchange_settings: ExchangeSettings = field(default_factory=lambda: ExchangeSettings(b""))
     run_dir: Path | None = None
@@ -38,7 +41,7 @@ class WorkerEnvironment:
 
 
 def worker_environment_from(variables: Mapping[str, str]) -> WorkerEnvironment:
-    """Return a worker's place in a job, as environment variables describe it.
+    """Return what environment variables say about a worker and its job.
 
     Raises:
         InputError: a variable is missing or cannot be read.
@@ -66,7 +69,7 @@ def worker_environment_from(variables: Mapping[str, str]) -> WorkerEnvironment:
             **_timeouts(environment),
         ),
         whole=whole,
-        n_first=settings.mesh.n_live,
+        n_live_at_start=settings.mesh.n_live,
         chip=chip,
         exchange_settings=_exchange_settings(environment, settings),
         run_dir=environment.job_dir,
@@ -76,7 +79,7 @@ def worker_environment_from(variables: Mapping[str, str]) -> WorkerEnvironment:
 
 
 def _timeouts(environment: Environment) -> dict[str, float]:
-    """Return the timeouts that the environment names; a worker has its own for the others."""
+    """Return the timeouts that the environment sets; the others keep their defaults."""
     named = {
         "join_timeout_s": environment.join_timeout_s,
         "wait_for_chip_s": environment.wait_for_chip_s,
@@ -108,13 +111,16 @@ def _exchange_settings(environment: Environment, settings: Settings) -> Exchange
 
 @cache
 def worker_environment() -> WorkerEnvironment:
-    """Return this process's place in its job."""
+    """Return what this process's environment variables say about its job."""
     return worker_environment_from(os.environ)
 
 
 @cache
 def coordinator_client() -> CoordinatorClient:
-    """Return the connection to the coordinator; its thread stays in the network of now."""
+    """Return the connection to the coordinator.
+
+    Its thread stays in the network namespace in which this process is at the first call.
+    """
     identity = worker_environment().identity
     assert identity is not None, "this process trains alone"
     return CoordinatorClient(identity)

@@ -1,11 +1,12 @@
-"""One worker's way through a job: joins, enters generations, takes or gives the state, sums.
+"""What a worker does in a job: join, enter generations, send or receive the state, sum.
 
-Knows no tensors, no sockets and no clock: what it trains is a `Replica`, whom it talks to are a
-`Coordination` and its `Peers`. So the same code runs in a training job and under a simulated
-network and clock.
+Knows no tensors, no sockets and no clock. It trains a `Replica`, and talks to the coordinator
+through a `Coordination` and to other workers through its `Peers`. So the same code runs in a
+training job and in a simulation of network and clock.
 
-Every change of membership is one event for it: stop waiting, drop the step in flight, enter the
-new generation, get up to date, take the step again. A failure on the way starts that over.
+The worker treats every change of membership the same way. It stops waiting, drops the step in
+flight, enters the new generation, gets the state that counts, and does the step again. If something
+fails on the way, it starts over with the next generation.
 """
 
 import logging
@@ -35,33 +36,33 @@ _log = logging.getLogger(__name__)
 
 
 class Replica(Protocol):
-    """What a worker trains: a state that grows by one step at a time."""
+    """What a worker trains: a state that advances step by step. `Job` is one."""
 
     @property
     def step_number(self) -> int:
-        """How many steps are done."""
+        """The number of steps that are done."""
 
     @property
     def is_finished(self) -> bool:
         """Whether all steps are done."""
 
     def sum_sizes(self) -> SumSizes:
-        """Return what one step sums."""
+        """Return the number of elements and their type, for each sum of one step."""
 
     def packed_state(self) -> Bytes:
-        """Return all that makes up the training at this step."""
+        """Return the training state at this step."""
 
     def take_over(self, state: Bytes) -> None:
-        """Be where another worker is; nothing is lost half-way."""
+        """Replace all of this worker's state by that of another worker, never only a part."""
 
     def newest_checkpoint(self) -> int | None:
-        """Return the step of the newest whole checkpoint that this worker can read."""
+        """Return the step of the newest complete checkpoint that this worker can read, or None."""
 
     def went_back(self, step: int, generation: int) -> None:
-        """Write down that a generation goes on after an earlier step: the later ones are lost."""
+        """Write down that a generation restores an earlier step; later ones are lost."""
 
     def restore(self, step: int) -> None:
-        """Be where the checkpoint of a step is.
+        """Replace this worker's state by the checkpoint of a step.
 
         Raises:
             CheckpointDamageError: it cannot be read.
@@ -82,22 +83,22 @@ class Coordination(Protocol):
         """Offer this worker to the coordinator."""
 
     def tell(self, status: Status) -> None:
-        """Say how this worker stands."""
+        """Send this worker's status to the coordinator now."""
 
     def note(self, status: Status) -> None:
-        """Keep how this worker stands for when the coordinator asks."""
+        """Keep this worker's status, to send it when the coordinator asks."""
 
     def mark(self, generation: int, step: int) -> None:
-        """Keep where this worker's loop is."""
+        """Keep the generation and step that this worker's loop is in, for heartbeats."""
 
     def report(self, event: Event) -> None:
-        """Tell those who watch the job of an event."""
+        """Send an event to the observers of the job."""
 
     def await_news(self, is_enough: Callable[[News], bool]) -> News:
-        """Return the news as soon as they are enough."""
+        """Wait until `is_enough(news)` is true, and return the news."""
 
     def close(self) -> None:
-        """Say no more."""
+        """Close the connection."""
 
 
 class Peers(Protocol):
@@ -115,7 +116,7 @@ class Peers(Protocol):
         """Stop waiting now."""
 
     def sever(self, chip: Chip) -> None:
-        """Break the connection to a chip."""
+        """Break the connection to a chip, as a cut link would."""
 
     def chip_of(self, seat: int) -> Chip:
         """Return the chip of a seat."""
@@ -127,20 +128,20 @@ class Peers(Protocol):
         """Plan sums of these sizes."""
 
     def plan_ahead(self, sums: SumSizes) -> None:
-        """Plan sums for what may fail next."""
+        """Plan sums for the failures that may come next."""
 
     def prepare(self) -> None:
-        """Connect to all whom the planned sums need."""
+        """Connect to all neighbours, and to all peers of the planned sums."""
 
     def sum(self, payload: Bytes, n_elements: int, dtype: str) -> None:
-        """Leave the sum of all chips' payloads in the payload of each."""
+        """Replace the payload, on every chip, with the sum of all chips' payloads."""
 
     def spread(self, payload: Bytes | None, holders: Sequence[Chip]) -> Bytes:
-        """Return the payload that the holders have."""
+        """Return the holders' payload on every chip; chips that are no holders pass None."""
 
 
 class WorkerLoop:
-    """One worker in a job; its methods are called from the worker's main thread alone."""
+    """One worker in a job; call its methods from the worker's main thread only."""
 
     def __init__(
         self,
@@ -158,40 +159,41 @@ class WorkerLoop:
         self.state_version = FRESH
         self.generation: Generation | None = None
         self.is_over = False
-        self.was_waiting = False  # when all was over, this worker was no member
+        self.was_waiting = False  # whether this worker was not a member when the job ended
 
     @property
     def number(self) -> int:
-        """The number of the generation in which this worker is up to date."""
+        """The number of the last generation in which this worker was up to date, 0 at first."""
         return self.generation.number if self.generation else 0
 
     def start(self) -> None:
-        """Join, and return when this worker is up to date in its first generation."""
+        """Join the job; return when this worker is up to date in its first generation."""
         self._join()
         self.recover(after=0)
 
-    def summed(self, payloads: Iterable[tuple[Bytes, int, str]]) -> bool:
-        """Sum payloads over all chips; return False if the mesh changed: then nothing counts."""
+    def try_sum(self, payloads: Iterable[tuple[Bytes, int, str]]) -> bool:
+        """Sum payloads over all chips; return False if the mesh changed and the sums are void."""
         self._coordination.mark(self.number, self._replica.step_number + 1)
         try:
             for payload, n_elements, dtype in payloads:
                 self._peers.sum(payload, n_elements, dtype)
         except TransportError as error:
-            self._complain(error)
+            self._report_lost_peer(error)
             return False
         return True
 
-    def stepped(self) -> None:
-        """Take in that the replica has finished a step."""
+    def note_step(self) -> None:
+        """Update this worker's status after the replica has finished a step."""
         self._coordination.note(self._status(is_ready=True))
 
     def recover(self, *, after: int) -> None:
-        """Return when this worker is up to date in a generation later than one, or all is over.
+        """Get up to date in a generation later than `after`; return early if the job is over.
 
-        Whatever happens on the way starts it over with the next generation.
+        If something fails on the way, it starts over with the next generation.
 
         Raises:
-            JobFailedError: the state that counts is lost. RefusedError: nobody wants this worker.
+            JobFailedError: no worker has the state that counts, and there is no checkpoint.
+            RefusedError: the coordinator refuses this worker.
         """
         while not self.is_over:
             try:
@@ -208,7 +210,7 @@ class WorkerLoop:
                 self._join()
 
     def finish(self) -> None:
-        """Wait until all chips have finished; if the mesh changes instead, be in it again."""
+        """Wait until all chips have finished; if the mesh changes before that, recover."""
         self._coordination.tell(self._status(is_ready=True))
         self.recover(after=self.number)
 
@@ -234,8 +236,11 @@ class WorkerLoop:
             on_sever=self._peers.sever,
         )
 
-    def _complain(self, error: TransportError) -> None:
-        """Tell the coordinator of a lost peer; a stop was its own word."""
+    def _report_lost_peer(self, error: TransportError) -> None:
+        """Report a lost peer to the coordinator.
+
+        A stop is not reported: the coordinator has caused it. Raises any other error again.
+        """
         if isinstance(error, PeerLostError) and error.rank is not None:
             lost = self._peers.chip_of(error.rank)
             _log.info("chip %s lost chip %s: %s", self._chip, lost, error)
@@ -246,7 +251,7 @@ class WorkerLoop:
             raise error
 
     def _news_after(self, number: int) -> News:
-        """Return the news as soon as there is a later generation, or all is over."""
+        """Wait for a generation later than this number, or for the end; return the news."""
         return self._coordination.await_news(
             lambda news: (
                 news.is_over or (news.generation is not None and news.generation.number > number)
@@ -254,7 +259,7 @@ class WorkerLoop:
         )
 
     def _enter(self, generation: Generation) -> bool:
-        """Become an up-to-date member of a generation; return False if it is over before."""
+        """Become an up-to-date member of a generation; return False if that fails."""
         number = generation.number
         self._peers.enter(generation)
         self._coordination.mark(number, 0)
@@ -268,7 +273,7 @@ class WorkerLoop:
             self._peers.prepare()
             self._get_up_to_date(news.go, generation)
         except TransportError as error:
-            self._complain(error)
+            self._report_lost_peer(error)
             return False
         except CheckpointDamageError as error:
             _log.error("chip %s cannot restore a checkpoint: %s", self._chip, error)
@@ -280,7 +285,7 @@ class WorkerLoop:
         return True
 
     def _get_up_to_date(self, go: Go, generation: Generation) -> None:
-        """Give or take the state of the step that all take up."""
+        """Send or receive the state that this generation begins with, if workers lack it."""
         is_holder = self._chip in go.holders
         if go.lost is not None:
             self._replica.went_back(go.step, go.generation)
@@ -294,5 +299,6 @@ class WorkerLoop:
 
 
 def _is_answered(news: News, number: int) -> bool:
+    """Whether the coordinator has started a generation, or replaced it by a later one."""
     is_later = news.generation is not None and news.generation.number > number
     return is_later or (news.go is not None and news.go.generation == number)

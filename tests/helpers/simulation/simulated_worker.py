@@ -139,14 +139,14 @@ class SimulatedWorker:
         self._rules.attempts(process.chip, number, before)
         process.sleep(0.03 + 0.05 * self._events.random.random())
         parts: list[Contribution] = [(share.start, share.stop, share.batch, before.digest)]
-        if not self.loop.summed([(parts, 1, "float32")]):
+        if not self.loop.try_sum([(parts, 1, "float32")]):
             self.loop.recover(after=number)
             return
         self.replica.state = self._rules.finishes(process.chip, number, before, parts)
         self._events.tell(
             process.name, "finished step %d in generation %d", before.step + 1, number
         )
-        self.loop.stepped()
+        self.loop.note_step()
         if rank == 0 or self._reported != number:
             self._report(number, batch, leads=rank == 0)
         if self.replica.state.step % SAVE_EVERY == 0:
