@@ -317,13 +317,13 @@ def test_a_dead_worker_has_injected_the_fault_of_the_nearest_step() -> None:
     run.until(20.0)
     assert run.job.calls == []
 
-    first = run.injector.take_death((1, 1), step=11)
+    first = run.injector.pop_self_injected((1, 1), step=11)
 
     assert first is not None
     assert first.words == "kill 1x2@1,0 at 10 in reduce"
     assert (first.chips, first.at_step) == (((1, 0), (1, 1)), 11)
-    assert run.injector.take_death((1, 0), step=11) is None
-    second = run.injector.take_death((1, 1), step=49)
+    assert run.injector.pop_self_injected((1, 0), step=11) is None
+    second = run.injector.pop_self_injected((1, 1), step=49)
     assert second is not None
     assert second.words == "kill 1,1 at 50 in update"
     assert [fault.words for fault in run.injector.missed()] == ["kill 0,0 at 9 in forward"]

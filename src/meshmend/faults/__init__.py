@@ -1,6 +1,6 @@
-"""What can fail in a run: faults as values, random faults, and faults that are injected.
+"""What can fail in a run: faults as values, random faults, and fault injection.
 
-Knows neither processes nor sockets. A fault goes from left to right:
+Knows neither processes nor sockets. A fault passes through these modules from left to right:
 
     --inject TEXT -> fault.py -> fault_injector.py -> JobControl (launch/process_control.py)
                                                    -> self_injection.py, inside a worker
@@ -11,9 +11,9 @@ To add a kind of fault, add a member to `FaultKind`; mypy then names each `match
 | ------------------------------ | -------------------------------------------------------------- |
 | fault.py                       | the member, its targets, its duration, which chips it loses    |
 | fault_injector.py              | what it does, and whether the job can ignore it                |
-| launch/process_control.py      | only if it needs one more method of `JobControl`               |
-| random_faults.py               | only if random runs are to have it: a method and its weight    |
-| tests/faults, tests/helpers    | the kind in generated_faults.py, refusals, an example by hand  |
+| launch/process_control.py      | only if `JobControl` needs one more method for it              |
+| random_faults.py               | only if random runs should have it: a method and its weight    |
+| tests/faults, tests/helpers    | the kind in generated_faults.py, errors, an example by hand    |
 | cli/chip_states.py             | how the live display shows the chips of such a fault           |
 | cli/train.py, docs/training.md | an example for users                                           |
 

@@ -1,16 +1,16 @@
-"""Faults to inject into a run, as values and as `--inject` writes them.
+"""Faults to inject into a run: as values, and as text for `--inject`.
 
-kill 2x2@0,2 at 20                    kill these workers once step 20 is done
-kill 2x2@0,2 at 20 in reduce          the same, each in the middle of that part of the next step
+kill 2x2@0,2 at 20                    kill these workers when step 20 is done
+kill 2x2@0,2 at 20 in reduce          the same, but during the reduce of the next step
 kill coordinator at 40
 hang 1,1 at 3.5s                      stop a worker 3.5 s after the start; it gets no warning
 hang 1,1 at 30 for 5s                 the same, and resume it after 5 s
-slow 1,1 at 30 for 5s                 let a worker run only a third of the time
-freeze coordinator at 20 for 5s       stop the coordinator for a time
+slow 1,1 at 30 for 5s                 let a worker run only a third of the time, for 5 s
+freeze coordinator at 20 for 5s       stop the coordinator and resume it after 5 s
 cut link:0,1-0,2 at 30
 repair 2x2@0,2 at 60                  start the workers of a board again, or mend a link
 
-A `Fault` that was constructed is valid on some mesh. Nothing here knows how a fault is carried out.
+Every `Fault` object is valid on some mesh. This module does not know how a fault is carried out.
 """
 
 import re
@@ -63,10 +63,10 @@ class Moment(StrEnum):
 
 @dataclass(frozen=True)
 class Fault:
-    """What to do to what, and when: once a step is done, or some seconds after the start.
+    """What to do, to which target, and when: after a step, or some seconds after the start.
 
     Raises:
-        InputError: this kind of fault cannot happen to this target, or not like this.
+        InputError: this kind of fault does not fit its target, its times or its moment.
     """
 
     kind: FaultKind
@@ -82,14 +82,17 @@ class Fault:
         if self.moment and not (
             self.kind is FaultKind.KILL and self.at_step is not None and self.chips()
         ):
-            raise InputError("only a kill of chips at a step has a moment")
+            raise InputError(
+                f"{self} cannot have a moment: only a kill of chips at a step can, such as "
+                '"kill 1,1 at 20 in reduce"'
+            )
 
     def __str__(self) -> str:
         return f"{self.kind} {self.target}"
 
     @property
     def words(self) -> str:
-        """The whole fault as `--inject` reads it: `parse_fault` returns an equal one."""
+        """The fault as text for `--inject`; `parse_fault` turns it into an equal fault."""
         at = f"{self.at_step}" if self.at_s is None else f"{_decimal(self.at_s)}s"
         moment = f" in {self.moment}" if self.moment else ""
         length = "" if self.for_s is None else f" for {_decimal(self.for_s)}s"
@@ -104,7 +107,7 @@ class Fault:
         return (COORDINATOR,) if self.target == COORDINATOR else self.chips()
 
     def lost(self) -> frozenset[Chip]:
-        """Return the chips that the job has to do without."""
+        """Return the chips that the job loses by this fault."""
         match self.kind:
             case FaultKind.KILL | FaultKind.HANG:
                 return frozenset(self.chips())
@@ -114,7 +117,7 @@ class Fault:
                 assert_never(self.kind)
 
     def returned(self) -> frozenset[Chip]:
-        """Return the chips that come back with it."""
+        """Return the chips that return to the job by this fault."""
         match self.kind:
             case FaultKind.REPAIR:
                 return frozenset(self.chips())
@@ -126,17 +129,17 @@ class Fault:
                 assert_never(self.kind)
 
     def is_due(self, step: int, elapsed_s: float) -> bool:
-        """Whether the step is done, or the time has come."""
+        """Whether the fault is to be injected now, after this step and time."""
         if self.at_step is not None:
             return step >= self.at_step
         return self.at_s is not None and elapsed_s >= self.at_s
 
 
 def parse_fault(text: str, mesh: Mesh) -> Fault:
-    """Return the fault that an `--inject` argument names.
+    """Return the fault that an `--inject` argument describes.
 
     Raises:
-        InputError: the text cannot be read, or names what the mesh does not have.
+        InputError: the text cannot be read, or the mesh does not have its target.
     """
     if len(text) > MAX_TEXT:
         raise InputError(
@@ -148,9 +151,11 @@ def parse_fault(text: str, mesh: Mesh) -> Fault:
         raise InputError(f"--inject cannot read {text!r}; {_HOW}")
     if found["moment"] and found["moment"] not in set(Moment):
         known = ", ".join(Moment)
-        raise InputError(f"--inject cannot read {text!r}; a moment of a step is one of {known}")
+        raise InputError(f"--inject cannot read {text!r}; write one of {known} after 'in'")
     if not found["unit"] and "." in found["at"]:
-        raise InputError(f"--inject {text!r} needs a whole step, or seconds such as {found['at']}s")
+        raise InputError(
+            f"--inject {text!r} needs an integer step, or seconds such as {found['at']}s"
+        )
     try:
         return Fault(
             kind=FaultKind(found["kind"]),
@@ -168,7 +173,7 @@ def _target(text: str, mesh: Mesh) -> Target:
     if text == COORDINATOR:
         return COORDINATOR
     failure = parse_failure(text)
-    mesh.without(failure)  # refuses what the mesh does not have
+    mesh.without(failure)  # raises if the mesh does not have this target
     return failure
 
 
@@ -192,7 +197,7 @@ def _check_target(kind: FaultKind, target: Target) -> None:
 
 def _check_times(fault: Fault) -> None:
     if (fault.at_step is None) is (fault.at_s is None):
-        raise InputError(f"{fault} needs either a step or a time")
+        raise InputError(f"{fault} needs either a step or a time, not both or neither")
     if fault.at_step is not None and not 0 <= fault.at_step <= MAX_STEP:
         raise InputError(f"{fault} needs a step from 0 to {MAX_STEP}")
     if fault.at_s is not None and fault.at_s != 0 and not MIN_S <= fault.at_s <= MAX_S:
@@ -213,6 +218,6 @@ def _check_times(fault: Fault) -> None:
 
 
 def _decimal(seconds: float) -> str:
-    """Return a number without an exponent, with as many digits as give back the same number."""
+    """Return a number without an exponent that `float` turns back into the same number."""
     text = f"{Decimal(repr(abs(float(seconds)))):f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

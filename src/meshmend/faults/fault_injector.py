@@ -1,7 +1,7 @@
-"""Injects faults into a running job, each once, at or after its step or its time.
+"""Injects faults into a running job, each once, when its step is done or its time has come.
 
-Pure rules over a `JobControl`: the launcher carries out what they say with signals and messages.
-Knows neither processes nor sockets nor a clock; the time comes as an argument.
+This module decides; a `JobControl` acts. The launcher's `JobControl` uses signals and messages.
+Knows neither processes nor sockets nor a clock; the time is an argument.
 """
 
 import math
@@ -12,38 +12,38 @@ from typing import Final, Protocol, assert_never
 from meshmend.faults.fault import COORDINATOR, Fault, FaultKind, Process
 from meshmend.topology.failures import Chip, Failure
 
-SLOW_CYCLE_S: Final = 0.3  # a slow worker is stopped, then runs, in each such cycle
-SLOW_STOPPED_S: Final = 0.2
+SLOW_CYCLE_S: Final = 0.3  # a slow worker is stopped, then runs, in each cycle
+SLOW_STOPPED_S: Final = 0.2  # of each cycle
 DEFAULT_SLOW_S: Final = 5.0
 
 
 class JobControl(Protocol):
-    """What a fault injector needs of a job. To act on a process that has ended does nothing."""
+    """What a fault injector can do to a job. A call for a process that has ended does nothing."""
 
     def kill(self, process: Process) -> None:
         """Kill a process."""
 
     def stop(self, process: Process) -> None:
-        """Stop a process, so that it does nothing and says nothing."""
+        """Stop a process, as SIGSTOP does."""
 
     def resume(self, process: Process) -> None:
-        """Let a process go on that was stopped."""
+        """Let a stopped process go on."""
 
     def restart(self, chips: Sequence[Chip], self_injected: Sequence[Fault]) -> None:
-        """Start new workers in place of those of some chips; they inject faults themselves."""
+        """Replace the workers of these chips; the new ones inject `self_injected` themselves."""
 
     def cut(self, failure: Failure) -> None:
         """Break a link, or in a testbed all links of some chips."""
 
     def mend(self, failure: Failure) -> None:
-        """Take back `cut`."""
+        """Undo `cut`."""
 
 
 @dataclass(frozen=True)
 class InjectedFault:
-    """A fault that was injected, and when: after which step.
+    """A fault that was injected, and the last step before it.
 
-    The job need not react to one that `is_quiet`: its next step shows that all is well.
+    A fault that `is_quiet` needs no new generation: the job has recovered when it finishes a step.
     """
 
     fault: Fault
@@ -52,23 +52,23 @@ class InjectedFault:
 
     @property
     def kind(self) -> FaultKind:
-        """What it did."""
+        """The kind of the fault."""
         return self.fault.kind
 
     @property
     def chips(self) -> tuple[Chip, ...]:
-        """The chips whose workers it acted on."""
+        """The chips whose workers the fault acted on."""
         return self.fault.chips()
 
     @property
     def words(self) -> str:
-        """What a report calls it; a moment of a step belongs to the name."""
+        """The fault's name in reports; it includes the moment of a step, if there is one."""
         return self.fault.words if self.fault.moment else str(self.fault)
 
 
 @dataclass(frozen=True)
 class _Pause:
-    """When a process is stopped: all the time, or for a part of each cycle only."""
+    """When a process is stopped: all the time, or for a part of each cycle."""
 
     since_s: float
     until_s: float
@@ -81,10 +81,10 @@ class _Pause:
 
 
 class FaultInjector:
-    """The faults that are still to come, and the processes that are stopped for now.
+    """Injects faults when they are due; knows which processes are stopped now.
 
-    A worker injects a fault that has a moment of a step into itself: `self_injected` are those
-    that have not happened yet. `note` is called just before each other fault happens.
+    A fault with a moment of a step is injected by the worker itself: `self_injected` holds those
+    that have not happened yet. `note` is called just before each other fault is injected.
     """
 
     def __init__(
@@ -105,16 +105,16 @@ class FaultInjector:
         self._stopped: set[Process] = set()
 
     def is_timed(self) -> bool:
-        """Whether something is to happen by the clock, not after a step."""
+        """Whether a fault or the end of a pause depends on the time, not on a step."""
         has_end = any(pause.until_s < math.inf for each in self._pauses.values() for pause in each)
         return has_end or any(fault.at_s is not None for fault in self._pending)
 
     def awaits_repair(self) -> bool:
-        """Whether chips come back by the clock, even if no worker is left."""
+        """Whether a repair at a time is pending; it happens even if no worker is left."""
         return any(fault.returned() and fault.at_s is not None for fault in self._pending)
 
     def hung(self) -> frozenset[Process]:
-        """Return the processes that hang now; slow ones do not."""
+        """Return the processes that hang now; slow processes do not count."""
         return frozenset(
             process
             for process, pauses in self._pauses.items()
@@ -126,23 +126,23 @@ class FaultInjector:
         return (*self._pending, *self.self_injected)
 
     def inject_due(self, step: int, now_s: float) -> None:
-        """Inject each fault that is due, after this many steps and seconds since the start."""
+        """Inject each fault that is due after this step, `now_s` seconds after the start."""
         for fault in [each for each in self._pending if each.is_due(step, now_s)]:
             self._pending.remove(fault)
             self._note(InjectedFault(fault, step, self._is_quiet(fault)))
             self._inject(fault, now_s)
         self._stop_and_resume(now_s)
 
-    def take_death(self, chip: Chip, step: int) -> InjectedFault | None:
-        """Return the fault that the worker of a chip, now dead, has injected into itself, if any.
+    def pop_self_injected(self, chip: Chip, step: int) -> InjectedFault | None:
+        """Return and forget the fault by which the worker of a chip has killed itself, if any.
 
-        Of several it is the one whose step is nearest. Each chip of a block dies at its own
-        time; the fault happens with the first.
+        If there are several, the one with the nearest step is meant. The chips of a block die one
+        after another; the fault counts as injected when the first one dies.
         """
-        own = [fault for fault in self.self_injected if chip in fault.chips()]
-        if not own:
+        candidates = [fault for fault in self.self_injected if chip in fault.chips()]
+        if not candidates:
             return None
-        fault = min(own, key=lambda fault: abs((fault.at_step or 0) - step))
+        fault = min(candidates, key=lambda fault: abs((fault.at_step or 0) - step))
         self.self_injected.remove(fault)
         return InjectedFault(fault, step)
 
@@ -187,13 +187,13 @@ class FaultInjector:
             self._pauses.setdefault(process, []).append(pause)
 
     def _forget_pauses(self, processes: Iterable[Process]) -> None:
-        """Forget that processes are stopped: they end, and those that follow them run."""
+        """Forget the pauses of processes that end; the processes that replace them run."""
         for process in processes:
             self._pauses.pop(process, None)
             self._stopped.discard(process)
 
     def _stop_and_resume(self, now_s: float) -> None:
-        """Stop each process that a pause stops now, and resume each that none stops any more."""
+        """Stop each process that has a pause now, and resume each that has none any more."""
         for process, pauses in list(self._pauses.items()):
             is_stopped = any(pause.stops_at(now_s) for pause in pauses)
             if is_stopped and process not in self._stopped:

@@ -1,8 +1,8 @@
 """Random faults for a run, as values: the same seed gives the same faults at the same times.
 
-There are kills of chips, of boards and of several boards at once, kills while the other chips still
-recover from one, hangs, slow chips, cut links, coordinator kills and freezes, and repairs. At least
-one whole board always lives, so that there is always a copy of the state.
+There are kills of chips and boards, kills while the other chips still recover from a kill, hangs,
+slow chips, cut links, coordinator kills and freezes, and repairs. At least one board always keeps
+all its chips, so that there is always a copy of the state.
 """
 
 import itertools
@@ -43,7 +43,7 @@ def random_faults(
 
 @dataclass
 class _MeshState:
-    """What is broken after the faults so far, and where the next random numbers come from."""
+    """What is broken after the faults so far, and the generator of random numbers."""
 
     mesh: Mesh
     board: tuple[int, ...]
@@ -80,12 +80,12 @@ class _MeshState:
         dead = self.dead | self.mesh.failed
         return [block for block in self._boards() if dead.isdisjoint(block.chips())]
 
-    def _some_time(self, bounds_s: tuple[float, float]) -> float:
+    def _random_time(self, bounds_s: tuple[float, float]) -> float:
         return round(self.random.uniform(*bounds_s), 3)
 
     def _chip_of_a_whole_board(self) -> Block:
         board = self.random.choice(self._whole_boards())
-        return _one(self.random.choice(list(board.chips())))
+        return _single_chip(self.random.choice(list(board.chips())))
 
     def _kill_board(self, at_s: float) -> Iterator[Fault]:
         board = self.random.choice(self._whole_boards())
@@ -98,20 +98,20 @@ class _MeshState:
         yield Fault(FaultKind.KILL, chip, at_s=at_s)
 
     def _kill_twice(self, at_s: float) -> Iterator[Fault]:
-        """Kill again while the other chips still recover from the first kill."""
+        """Kill a board, then a board or a chip while the others still recover."""
         yield from self._kill_board(at_s)
         if len(self._whole_boards()) > 1:
             kill = self.random.choice((self._kill_board, self._kill_chip))
-            yield from kill(round(at_s + self._some_time(_SECOND_KILL_S), 3))
+            yield from kill(round(at_s + self._random_time(_SECOND_KILL_S), 3))
 
     def _hang_chip(self, at_s: float) -> Iterator[Fault]:
-        """Stop a chip until the coordinator counts it as dead; then it comes back by itself."""
+        """Stop a chip until the coordinator counts it as dead; it rejoins when it resumes."""
         chip = self._chip_of_a_whole_board()
-        yield Fault(FaultKind.HANG, chip, at_s=at_s, for_s=self._some_time(_HANG_S))
+        yield Fault(FaultKind.HANG, chip, at_s=at_s, for_s=self._random_time(_HANG_S))
 
     def _slow_chip(self, at_s: float) -> Iterator[Fault]:
         chip = self.random.choice(sorted(set(self.mesh.live) - self.dead))
-        yield Fault(FaultKind.SLOW, _one(chip), at_s=at_s, for_s=_SLOW_S)
+        yield Fault(FaultKind.SLOW, _single_chip(chip), at_s=at_s, for_s=_SLOW_S)
 
     def _cut_link(self, at_s: float) -> Iterator[Fault]:
         living = set(self.mesh.live) - self.dead
@@ -130,14 +130,14 @@ class _MeshState:
         """Kill the coordinator, sometimes together with a board, shortly before or after."""
         yield Fault(FaultKind.KILL, COORDINATOR, at_s=at_s)
         if self.random.random() < _BOARD_WITH_COORDINATOR_PROBABILITY:
-            yield from self._kill_board(round(at_s + self._some_time(_COORDINATOR_GAP_S), 3))
+            yield from self._kill_board(round(at_s + self._random_time(_COORDINATOR_GAP_S), 3))
 
     def _freeze_coordinator(self, at_s: float) -> Iterator[Fault]:
-        """Stop the coordinator for a time, sometimes with a board that dies meanwhile."""
-        for_s = self._some_time(_FREEZE_S)
+        """Stop the coordinator for a time; sometimes a board dies meanwhile."""
+        for_s = self._random_time(_FREEZE_S)
         yield Fault(FaultKind.FREEZE, COORDINATOR, at_s=at_s, for_s=for_s)
         if self.random.random() < _BOARD_WITH_COORDINATOR_PROBABILITY:
-            yield from self._kill_board(round(at_s + self._some_time(_SECOND_KILL_S), 3))
+            yield from self._kill_board(round(at_s + self._random_time(_SECOND_KILL_S), 3))
 
     def _repair_all(self, at_s: float) -> Iterator[Fault]:
         """Repair everything that is broken: links, whole boards, single chips."""
@@ -148,10 +148,12 @@ class _MeshState:
             if len(broken) == len(set(board.chips())):
                 yield Fault(FaultKind.REPAIR, board, at_s=at_s)
             else:
-                yield from (Fault(FaultKind.REPAIR, _one(chip), at_s=at_s) for chip in broken)
+                yield from (
+                    Fault(FaultKind.REPAIR, _single_chip(chip), at_s=at_s) for chip in broken
+                )
         self.dead.clear()
         self.cut.clear()
 
 
-def _one(chip: Chip) -> Block:
+def _single_chip(chip: Chip) -> Block:
     return Block((1,) * len(chip), chip)

@@ -9,17 +9,17 @@ from typing import Final
 from meshmend.faults.fault import Fault, Moment
 from meshmend.topology.failures import Chip
 
-_INTO_THE_SUM_S: Final = 0.002  # a fault in `reduce` comes this long after the sum has begun
+_INTO_THE_SUM_S: Final = 0.002  # a fault in `reduce` kills this long after the sum has begun
 
 
 class SelfInjection:
-    """The faults that the worker of one chip is still to inject into itself; each happens once."""
+    """Injects into the worker of one chip the faults that have a moment of a step, each once."""
 
     def __init__(self, chip: Chip, faults: Iterable[Fault]) -> None:
         self._pending = [fault for fault in faults if fault.moment and chip in fault.chips()]
 
     def at(self, moment: Moment, step: int) -> None:
-        """Kill this process if a fault names this moment of this step; in `reduce`, soon after."""
+        """Kill this process if a fault has this moment and step; in `reduce`, 2 ms later."""
         for fault in self._pending:
             if fault.moment is moment and fault.at_step == step:
                 self._pending.remove(fault)

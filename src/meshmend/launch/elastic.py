@@ -303,7 +303,7 @@ class _Launcher:
         elif child.traceback:
             what = f"chip {chip} failed: {child.traceback.strip().splitlines()[-1]}"
             self._failures.append(f"{what}\n{child.traceback}")
-        elif (injected := self._injector.take_death(chip, self._step)) is not None:
+        elif (injected := self._injector.pop_self_injected(chip, self._step)) is not None:
             self._control.expect_deaths(injected.chips)
             self._note_injected(injected, child.ended)
             return
