@@ -17,20 +17,20 @@ from meshmend.cli.main import run_line
 @pytest.mark.parametrize(
     ("line", "match"),
     [
-        ("nosuch", "a model is one of resnet, bert, but got 'nosuch'"),
-        ("--size huge", "a size is one of tiny, full, but got 'huge'"),
-        ("--norm odd", "a norm is one of batch, group, but got 'odd'"),
+        ("nosuch", "the model needs to be one of resnet, bert, but got 'nosuch'"),
+        ("--size huge", "the size needs to be one of tiny, full, but got 'huge'"),
+        ("--norm odd", "the norm needs to be one of batch, group, but got 'odd'"),
         ("--mesh 0x4", "--mesh needs positive extents"),
         ("--mesh 2x2 --fail 2x2@0,0", "needs at least one live chip"),
         ("--inject murder", "--inject cannot read 'murder'"),
         ("--inject kill_0,0_at_" + "9" * 400, "at most 200 characters, but got 412"),
-        ("--batch-policy grow", "a batch policy is constant or shrink, but got 'grow'"),
+        ("--batch-policy grow", "a batch policy needs to be constant or shrink, but got 'grow'"),
         ("--lr 0", "--lr needs a number above 0, but got 0.0"),
         ("--lr nan", "--lr needs a number above 0, but got nan"),
         ("--steps 0", "'--steps'"),
         ("--resume {tmp}", "--resume needs a run with a whole checkpoint"),
         ("--run-dir /dev/null/run", "a run needs a folder of its own"),
-        ("--data {tmp}", "needs a folder per class"),
+        ("--data {tmp}", "files, one per class"),
         ("--testbed fast", "bandwidth"),
     ],
 )
@@ -55,7 +55,9 @@ def test_a_run_is_one_json_object_and_can_be_taken_up_with_another_learning_rate
         assert again.end() == 0, again.err
         short = start("three", *common, "--steps", "2", "--resume", first)
         assert short.end() == 2
-        assert short.err.splitlines()[-1].endswith("at step 4, but steps is 2; give more steps")
+        assert short.err.splitlines()[-1].endswith(
+            "at step 4, but the job ends at step 2; set steps to at least 4"
+        )
 
     answer = json.loads(ran.out)
     assert answer["steps"] == 4

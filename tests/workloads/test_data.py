@@ -105,9 +105,9 @@ def folder_gone(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (cut_short, r"cannot read the image .*/red/1-red.png: it is damaged or no image; replace"),
-        (no_image, r"cannot read the image .*/red/1-red.png: it is damaged or no image; replace"),
-        (one_class, r"needs a folder per class with .png, .jpg, .jpeg files in it, but .* has 1"),
+        (cut_short, r"read the image .*/red/1-red.png: it is damaged or not an image; replace"),
+        (no_image, r"read the image .*/red/1-red.png: it is damaged or not an image; replace"),
+        (one_class, r"needs two or more folders with .png, .jpg, .jpeg files, .* has 1; put"),
         (folder_gone, r"needs a folder of images, but .* is not a folder"),
     ],
 )
@@ -135,15 +135,15 @@ def test_a_sample_is_two_pieces_of_text_with_equally_many_hidden_tokens(
     half = length // 2
 
     for at in range(n_blocks):
-        tokens, segments, hidden, were, is_elsewhere = pairs[at]
+        tokens, segments, masked, originals, is_random_next = pairs[at]
         text = tokens.clone()
-        text[hidden] = were
-        assert len(hidden) == len(set(hidden.tolist())) == pairs.n_hidden
+        text[masked] = originals
+        assert len(masked) == len(set(masked.tolist())) == pairs.n_masked
         assert [text[0], text[half + 1], text[-1]] == [CLS, SEP, SEP]
         assert text[1 : half + 1].tolist() == blocks[at, :half].tolist()
         second = text[half + 2 : -1].tolist()
         assert second in blocks[:, half:].tolist()
-        if not is_elsewhere:
+        if not is_random_next:
             assert second == blocks[at, half:].tolist()
         assert segments.tolist() == [0] * (half + 2) + [1] * (length - half + 1)
         assert tokens[tokens != text].ge(MASK).all()
@@ -162,14 +162,14 @@ def test_a_sample_depends_on_the_seed_and_its_number_alone() -> None:
     assert samples(1) != first
 
 
-def test_most_hidden_tokens_are_masked_and_half_the_second_pieces_are_from_elsewhere() -> None:
+def test_most_masked_tokens_become_mask_and_half_the_second_pieces_are_from_elsewhere() -> None:
     train = library_text(length=32, max_tokens=2000).train
     samples = [train[at] for at in range(500)]
 
-    masked = torch.stack([tokens[hidden] == MASK for tokens, _, hidden, _, _ in samples])
-    kept = torch.stack([tokens[hidden] == were for tokens, _, hidden, were, _ in samples])
+    is_mask = torch.stack([tokens[masked] == MASK for tokens, _, masked, _, _ in samples])
+    kept = torch.stack([tokens[masked] == originals for tokens, _, masked, originals, _ in samples])
     elsewhere = torch.stack([sample[4] for sample in samples])
-    assert masked.float().mean() == pytest.approx(0.8, abs=0.04)
+    assert is_mask.float().mean() == pytest.approx(0.8, abs=0.04)
     assert kept.float().mean() == pytest.approx(0.1, abs=0.03)
     assert elsewhere.float().mean() == pytest.approx(0.5, abs=0.07)
 
@@ -189,9 +189,9 @@ def test_a_text_folder_is_read_with_what_is_below_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({}, r"needs .txt, .md, .rst, .py files, but .* has none of these"),
-        ({"a.bin": b"words"}, r"needs .txt, .md, .rst, .py files, but .* has none of these"),
-        ({"a.txt": b"few words"}, r"needs text of at least 16 words, but .* has 2; give it more"),
+        ({}, r"needs .txt, .md, .rst, .py files, but .* has none of them"),
+        ({"a.bin": b"words"}, r"needs .txt, .md, .rst, .py files, but .* has none of them"),
+        ({"a.txt": b"few words"}, r"needs text of at least 16 words, but .* has 2; add text files"),
         ({"a.txt": b"w" + b"\xff"}, r"cannot read the text .*a.txt: byte 1 is not UTF-8; replace"),
     ],
 )

@@ -147,9 +147,9 @@ def test_a_folder_of_images_or_texts_can_be_learnt_from(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ({"model": "vgg"}, "a model is one of resnet, bert, but got 'vgg'"),
-        ({"model": "bert", "size": "huge"}, "a size is one of tiny, full, but got 'huge'"),
-        ({"model": "resnet", "norm": "none"}, "a norm is one of batch, group, but got 'none'"),
+        ({"model": "vgg"}, "the model needs to be one of resnet, bert, but got 'vgg'"),
+        ({"model": "bert", "size": "huge"}, "size needs to be one of tiny, full, but got 'huge'"),
+        ({"model": "resnet", "norm": "none"}, "norm needs to be one of batch, group, but got"),
     ],
 )
 def test_unknown_names_are_refused(names: dict[str, str], message: str) -> None:

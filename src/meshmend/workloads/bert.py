@@ -1,7 +1,8 @@
-"""BERT pre-training as a workload: hidden words, and whether one piece of text follows another.
+"""BERT pre-training as a workload: masked words, and next sentence prediction.
 
-The architecture is that of transformers, from its configuration, untrained. `full` is BERT-large
-as published: 336,226,108 parameters. There is no dropout: a step done again must give the same.
+The model is an untrained one of the transformers package, made from a configuration. `full` is
+BERT-large as published, with 336,226,108 parameters. There is no dropout, because a step that is
+done again must give the same result.
 """
 
 from pathlib import Path
@@ -21,7 +22,7 @@ _FULL_LENGTH, _FULL_TOKENS = 128, 30522
 
 
 def tiny_bert(data: Path | None, *, seed: int) -> Workload:
-    """Return a BERT of 2 layers of 128 on samples of 32 tokens."""
+    """Return a BERT with 2 layers of hidden size 128, on samples of 32 tokens."""
     source = _text(data, _TINY_LENGTH, _TINY_TOKENS, seed=seed)
     config = _config(
         vocab_size=_TINY_TOKENS,
@@ -48,7 +49,7 @@ def full_bert(data: Path | None, *, seed: int) -> Workload:
 
 
 def _config(**sizes: int) -> "BertConfig":
-    """Return a BERT of these sizes that drops nothing: a step is a function of its samples."""
+    """Return a configuration without dropout, so that a step depends on its samples only."""
     from transformers import BertConfig
 
     return BertConfig(**sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
@@ -84,15 +85,15 @@ def _bert(
 
 
 def _scores(model: torch.nn.Module, batch: Batch) -> Scores:
-    """Score a batch; words are guessed at the hidden places only, which a sample has alike many."""
-    tokens, segments, hidden, were, is_elsewhere = batch
+    """Return the scores of a batch; words are predicted at the masked places only."""
+    tokens, segments, masked, originals, is_random_next = batch
     body = model.get_submodule("bert")(input_ids=tokens, token_type_ids=segments)
     heads = model.get_submodule("cls")
-    at_hidden = hidden.unsqueeze(2).expand(-1, -1, body.last_hidden_state.shape[2])
-    guesses, order = heads(body.last_hidden_state.gather(1, at_hidden), body.pooler_output)
-    words = functional.cross_entropy(guesses.flatten(0, 1), were.flatten())
+    at_masked = masked.unsqueeze(2).expand(-1, -1, body.last_hidden_state.shape[2])
+    guesses, order = heads(body.last_hidden_state.gather(1, at_masked), body.pooler_output)
+    words = functional.cross_entropy(guesses.flatten(0, 1), originals.flatten())
     return {
-        "loss": words + functional.cross_entropy(order, is_elsewhere),
+        "loss": words + functional.cross_entropy(order, is_random_next),
         "word_loss": words.detach(),
-        "accuracy": (guesses.detach().argmax(2) == were).float().mean(),
+        "accuracy": (guesses.detach().argmax(2) == originals).float().mean(),
     }

@@ -1,6 +1,6 @@
-"""Pictures and what they show: scikit-learn's digits, or a folder of the user's with one per class.
+"""Images with labels: scikit-learn's digits, or a user's folder with one folder per class.
 
-Every source is cut in a part to learn from and a part held out, the same one in every process.
+Every source is split into training samples and held-out samples, the same in every process.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ if TYPE_CHECKING:  # only a folder of images needs Pillow
     from PIL.Image import Image
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
-HELD_OUT = 0.2
+HELD_OUT = 0.2  # of all samples
 
 Labelled = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Pictures:
-    """Images in memory (samples, channels, rows, columns), in 0..1, each with its class."""
+    """Images in memory, as (samples, channels, rows, columns) in 0..1, each with its class."""
 
     images: torch.Tensor
     labels: torch.Tensor
@@ -38,7 +38,7 @@ class Pictures:
 
 @dataclass(frozen=True)
 class PictureFiles:
-    """Image files, read when asked for: three channels in 0..1, `side` by `side` pixels."""
+    """Image files, read on access: three channels in 0..1, `side` by `side` pixels."""
 
     files: tuple[Path, ...]
     labels: tuple[int, ...]
@@ -51,7 +51,7 @@ class PictureFiles:
         with _opened(self.files[index]) as image:
             try:
                 pixels = np.asarray(image.convert("RGB").resize((self.side, self.side)))
-            except (OSError, SyntaxError) as error:  # Pillow has both for a file cut short
+            except (OSError, SyntaxError) as error:  # Pillow raises either for an incomplete file
                 raise _unreadable(self.files[index], error) from None
         values = torch.from_numpy(pixels.astype(np.float32) / 255).permute(2, 0, 1)
         return values.contiguous(), torch.tensor(self.labels[index])
@@ -59,7 +59,7 @@ class PictureFiles:
 
 @dataclass(frozen=True)
 class ImageSource:
-    """Labelled images to learn from and to be judged by."""
+    """Labelled images for training, and held-out ones for evaluation."""
 
     name: str
     train: Pictures | PictureFiles
@@ -68,7 +68,7 @@ class ImageSource:
 
 
 def digits(*, side: int = 8, n_channels: int = 1) -> ImageSource:
-    """Return scikit-learn's 1797 handwritten digits of 8x8 pixels, enlarged if `side` is more."""
+    """Return scikit-learn's 1797 handwritten digits of 8x8 pixels, resized to `side`."""
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
@@ -77,20 +77,21 @@ def digits(*, side: int = 8, n_channels: int = 1) -> ImageSource:
         images = torch.nn.functional.interpolate(images, size=(side, side), mode="bilinear")
     images = images.repeat(1, n_channels, 1, 1)
     classes = torch.tensor(labels, dtype=torch.int64)
-    learn, judge = split(len(classes))
+    train, held_out = split(len(classes))
     return ImageSource(
         "scikit-learn digits",
-        Pictures(images[learn], classes[learn]),
-        Pictures(images[judge], classes[judge]),
+        Pictures(images[train], classes[train]),
+        Pictures(images[held_out], classes[held_out]),
         n_classes=10,
     )
 
 
 def image_folder(folder: Path, *, side: int) -> ImageSource:
-    """Return the images of a folder that has one folder per class, in the order of their names.
+    """Return the images of a folder that has one folder per class; classes sort by name.
 
     Raises:
-        InputError: no such folder, fewer than two classes with images, or a file that is no image.
+        InputError: the folder does not exist, fewer than two classes have images, or a file is
+            not an image.
     """
     if not folder.is_dir():
         raise InputError(f"image_folder needs a folder of images, but {folder} is not a folder")
@@ -101,23 +102,23 @@ def image_folder(folder: Path, *, side: int) -> ImageSource:
     }
     if len(found) < 2:
         raise InputError(
-            f"image_folder needs a folder per class with {', '.join(SUFFIXES)} files in it, but "
-            f"{folder} has {len(found)} such; put the images in {folder}/CLASS/"
+            f"image_folder needs two or more folders with {', '.join(SUFFIXES)} files, one "
+            f"per class, but {folder} has {len(found)}; put the images in {folder}/CLASS/"
         )
     files = [file for images in found.values() for file in images]
     labels = [label for label, images in enumerate(found.values()) for _ in images]
     for file in files:
         _opened(file).close()  # reads the header only
-    learn, judge = split(len(files))
+    train, held_out = split(len(files))
     parts = (
         PictureFiles(tuple(files[at] for at in part), tuple(labels[at] for at in part), side)
-        for part in (learn, judge)
+        for part in (train, held_out)
     )
     return ImageSource(str(folder), next(parts), next(parts), n_classes=len(found))
 
 
 def split(n_samples: int) -> tuple[Sequence[int], Sequence[int]]:
-    """Return the samples to learn from and those held out: at random, but always the same."""
+    """Return the indices for training and those held out: random, but always the same."""
     order = np.random.default_rng(0).permutation(n_samples).tolist()
     n_held_out = max(1, round(HELD_OUT * n_samples))
     return sorted(order[n_held_out:]), sorted(order[:n_held_out])
@@ -137,5 +138,5 @@ def _opened(file: Path) -> "Image":
 
 
 def _unreadable(file: Path, error: Exception) -> InputError:
-    reason = (isinstance(error, OSError) and error.strerror) or "it is damaged or no image"
-    return InputError(f"cannot read the image {file}: {reason}; replace it or take it away")
+    reason = (isinstance(error, OSError) and error.strerror) or "it is damaged or not an image"
+    return InputError(f"cannot read the image {file}: {reason}; replace or remove it")

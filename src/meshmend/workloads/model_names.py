@@ -1,4 +1,4 @@
-"""The names of models, sizes and norms, without torch: the command line checks one at once."""
+"""The names of models, sizes and norms; no torch, so that the command line checks them fast."""
 
 from meshmend.errors import InputError
 
@@ -8,11 +8,11 @@ NORMS = ("batch", "group")
 
 
 def check_model_names(model: str, size: str, norm: str) -> None:
-    """Raise InputError unless all three are known."""
+    """Raise InputError unless all three names are known."""
     for what, name, names in (
         ("model", model, MODELS),
         ("size", size, SIZES),
         ("norm", norm, NORMS),
     ):
         if name not in names:
-            raise InputError(f"a {what} is one of {', '.join(names)}, but got {name!r}")
+            raise InputError(f"the {what} needs to be one of {', '.join(names)}, but got {name!r}")

@@ -1,6 +1,6 @@
 """The workloads that `meshmend train` offers, by name.
 
-transformers is imported when a workload is built, not before.
+The transformers package is imported when a workload is built, not before.
 """
 
 from importlib import import_module
@@ -18,13 +18,13 @@ from meshmend.workloads.workload import Workload
 def workload(
     model: str, size: str = "tiny", *, data: Path | None = None, norm: str = "batch", seed: int = 0
 ) -> Workload:
-    """Return a workload; without `data` it learns from what Python packages carry.
+    """Return a workload; without `data` it trains on data that comes with Python packages.
 
-    `data` is a folder of images, one folder per class, or of text files. `norm` concerns ResNet
-    only: `group` makes the loss of a batch independent of how chips share it out.
+    `data` is a folder of images with one folder per class, or a folder of text files. `norm` is
+    for ResNet only: with `group`, the loss of a batch does not depend on how chips share it.
 
     Raises:
-        InputError: an unknown name, data that cannot be used, or a package that is missing.
+        InputError: a name is unknown, the data cannot be used, or a package is missing.
     """
     check_model_names(model, size, norm)
     try:
@@ -39,9 +39,10 @@ def workload(
 
 
 def preload() -> None:
-    """Import all that workloads need, so that processes forked from this one need not.
+    """Import all that workloads need, so that processes forked from this one start faster.
 
-    The first optimizer of a process imports torch's compiler: 1.5 s, and as long in each child.
+    The first optimizer of a process imports torch's compiler, which takes 1.5 s. Without this
+    function each forked process would spend that time again.
     """
     for name in ("resnet.modeling_resnet", "bert.modeling_bert"):
         import_module(f"transformers.models.{name}")

@@ -1,7 +1,8 @@
-"""ResNet as a workload: the architecture of transformers, from its configuration, untrained.
+"""ResNet as a workload: an untrained model of transformers, made from a configuration.
 
-`full` is ResNet-50 as published: 3 channels, 1000 classes, 25,557,032 parameters; data with fewer
-classes leaves the others unused. `tiny` is three stages of one block, made for the data.
+`full` is ResNet-50 as published: 3 channels, 1000 classes, 25,557,032 parameters. If the data has
+fewer classes, the others stay unused. `tiny` has three stages of one block, and as many classes as
+the data.
 """
 
 from pathlib import Path
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from transformers import ResNetConfig
 
 _TINY_RATE = 0.05
-_FULL_RATE = 0.025  # as published, 0.1 for 256 samples a step, for 64
-_GROUP = 8  # channels that group normalisation takes together
+_FULL_RATE = 0.025  # for 64 samples per step; published: 0.1 for 256
+_GROUP = 8  # channels per group in group normalisation
 _IMAGENET_CLASSES = 1000
 
 
@@ -59,7 +60,7 @@ def _resnet(
         if side < 32:
             _keep_resolution(made)
         if norm == "group":
-            _without_batch_statistics(made)
+            _use_group_norm(made)
         return made
 
     def optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -86,7 +87,7 @@ def _scores(model: torch.nn.Module, batch: Batch) -> Scores:
 
 
 def _keep_resolution(model: torch.nn.Module) -> None:
-    """Give the model the first layer of ResNets for small images: 3x3, and nothing pooled."""
+    """Change the first layer as usual for small images: a 3x3 convolution and no pooling."""
     stem = model.get_submodule("resnet.embedder")
     wide = stem.get_submodule("embedder.convolution")
     assert isinstance(wide, torch.nn.Conv2d)
@@ -96,8 +97,8 @@ def _keep_resolution(model: torch.nn.Module) -> None:
     stem.pooler = torch.nn.Identity()
 
 
-def _without_batch_statistics(model: torch.nn.Module) -> None:
-    """Put group in place of batch normalisation: a sample's loss no longer knows its batch."""
+def _use_group_norm(model: torch.nn.Module) -> None:
+    """Replace batch by group normalisation: a sample's loss then ignores the rest of its batch."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, torch.nn.BatchNorm2d):

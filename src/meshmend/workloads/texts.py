@@ -1,9 +1,10 @@
 """Text to pre-train BERT on: Python's own help texts, or a folder of the user's text files.
 
-Words and punctuation marks are the tokens; the vocabulary is the most frequent ones, ties in
-alphabetical order, so that every process makes the same one. A sample is two pieces of text with
-some tokens hidden, and whether the second piece followed the first: a function of the seed and
-the sample's number alone, so that a step done again sees the same.
+Words and punctuation marks are the tokens. The vocabulary holds the most frequent ones; ties are in
+alphabetical order, so that every process makes the same vocabulary.
+
+A sample is two pieces of text with some tokens masked, and whether the second piece follows the
+first. It depends on the seed and the sample's index only, so a step done again uses the same.
 """
 
 import re
@@ -22,7 +23,9 @@ from meshmend.errors import InputError
 SUFFIXES = (".txt", ".md", ".rst", ".py")
 PAD, UNKNOWN, CLS, SEP, MASK = range(5)
 N_SPECIAL = 5
-HIDDEN = 0.15  # of the tokens of a sample; always equally many, so that means of means are means
+# Of the tokens of a sample. All samples have equally many masked tokens. So the mean of the chips'
+# losses, weighted by samples, is the mean over all masked tokens.
+MASKED = 0.15
 HELD_OUT_EVERY = 10
 
 Masked = tuple[torch.Tensor, ...]
@@ -32,10 +35,10 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 @dataclass(frozen=True, eq=False)
 class SentencePairs:
-    """Samples `[CLS] first [SEP] second [SEP]` out of blocks of tokens (samples, tokens).
+    """Samples `[CLS] first [SEP] second [SEP]`, made from blocks of tokens (samples, tokens).
 
-    A sample is (tokens, segments, places that were hidden, tokens that were there, 1 if the
-    second piece is from elsewhere). Of the hidden tokens 80 % are masked, 10 % random, 10 % left.
+    A sample is (tokens, segments, masked places, their original tokens, 1 if the second piece is
+    from another block). Of the masked tokens 80 % become MASK, 10 % a random token, 10 % stay.
     """
 
     blocks: NDArray[np.int64]
@@ -49,40 +52,42 @@ class SentencePairs:
         random = np.random.default_rng([self.seed, index])
         length = self.blocks.shape[1]
         half = length // 2
-        is_elsewhere = len(self.blocks) > 1 and random.random() < 0.5
+        is_random_next = len(self.blocks) > 1 and random.random() < 0.5
         other = (
-            (index + random.integers(1, len(self.blocks))) % len(self) if is_elsewhere else index
+            (index + random.integers(1, len(self.blocks))) % len(self) if is_random_next else index
         )
         tokens = np.concatenate(
             ([CLS], self.blocks[index, :half], [SEP], self.blocks[other, half:], [SEP])
         )
-        hidden = np.sort(random.choice(self._places, size=self.n_hidden, replace=False))
-        were = tokens[hidden]
-        tokens[hidden] = self._disguised(were, random)
+        masked = np.sort(random.choice(self._places, size=self.n_masked, replace=False))
+        originals = tokens[masked]
+        tokens[masked] = self._replaced(originals, random)
         segments = (np.arange(len(tokens)) > half + 1).astype(np.int64)
-        arrays = (tokens, segments, hidden, were)
-        return (*map(torch.from_numpy, arrays), torch.tensor(int(is_elsewhere)))
+        arrays = (tokens, segments, masked, originals)
+        return (*map(torch.from_numpy, arrays), torch.tensor(int(is_random_next)))
 
     @property
-    def n_hidden(self) -> int:
-        """How many tokens of every sample are hidden."""
-        return max(1, round(HIDDEN * int(self.blocks.shape[1])))
+    def n_masked(self) -> int:
+        """How many tokens of every sample are masked."""
+        return max(1, round(MASKED * int(self.blocks.shape[1])))
 
     @cached_property
     def _places(self) -> NDArray[np.int64]:
-        """Where in a sample the text stands."""
+        """The places of a sample that hold text: all but CLS and SEP."""
         length = self.blocks.shape[1]
         return np.delete(np.arange(1, length + 2), length // 2)
 
-    def _disguised(self, were: NDArray[np.int64], random: np.random.Generator) -> NDArray[np.int64]:
-        fate = random.random(len(were))
-        others = random.integers(N_SPECIAL, self.n_tokens, len(were))
-        return np.where(fate < 0.8, MASK, np.where(fate < 0.9, others, were))
+    def _replaced(
+        self, originals: NDArray[np.int64], random: np.random.Generator
+    ) -> NDArray[np.int64]:
+        drawn = random.random(len(originals))
+        others = random.integers(N_SPECIAL, self.n_tokens, len(originals))
+        return np.where(drawn < 0.8, MASK, np.where(drawn < 0.9, others, originals))
 
 
 @dataclass(frozen=True)
 class TextSource:
-    """Samples to learn from and to be judged by, and how many different tokens there are."""
+    """Samples for training, held-out samples for evaluation, and the size of the vocabulary."""
 
     name: str
     train: SentencePairs
@@ -91,7 +96,7 @@ class TextSource:
 
 
 def library_text(*, length: int, max_tokens: int, seed: int = 0) -> TextSource:
-    """Return samples of `length` tokens out of the help texts that Python carries."""
+    """Return samples of `length` tokens from the help texts that come with Python."""
     from pydoc_data.topics import topics
 
     texts = [topics[name] for name in sorted(topics)]
@@ -99,10 +104,11 @@ def library_text(*, length: int, max_tokens: int, seed: int = 0) -> TextSource:
 
 
 def text_folder(folder: Path, *, length: int, max_tokens: int, seed: int = 0) -> TextSource:
-    """Return samples of `length` tokens out of the text files in and below a folder.
+    """Return samples of `length` tokens from the text files in and below a folder.
 
     Raises:
-        InputError: no such folder, no text files, one that is not UTF-8, or too little text.
+        InputError: the folder does not exist or has no text files, a file is not UTF-8, or there is
+            too little text.
     """
     if not folder.is_dir():
         raise InputError(f"text_folder needs a folder of text files, but {folder} is not a folder")
@@ -110,13 +116,13 @@ def text_folder(folder: Path, *, length: int, max_tokens: int, seed: int = 0) ->
     texts = [_text(file) for file in files if file.is_file()]
     if not texts:
         raise InputError(
-            f"text_folder needs {', '.join(SUFFIXES)} files, but {folder} has none of these"
+            f"text_folder needs {', '.join(SUFFIXES)} files, but {folder} has none of them"
         )
     return _source(str(folder), texts, length, max_tokens=max_tokens, seed=seed)
 
 
 def vocabulary(words: Sequence[str], max_tokens: int) -> dict[str, int]:
-    """Return the tokens of the most frequent words; what is not in it is UNKNOWN."""
+    """Return the token of each of the most frequent words; other words are UNKNOWN."""
     by_frequency = sorted(Counter(words).items(), key=lambda item: (-item[1], item[0]))
     kept = by_frequency[: max_tokens - N_SPECIAL]
     return {word: token for token, (word, _) in enumerate(kept, start=N_SPECIAL)}
@@ -127,12 +133,12 @@ def _source(
 ) -> TextSource:
     words = [word for text in texts for word in _WORD.findall(text.lower())]
     token_of = vocabulary(words, max_tokens)
-    n_text = length - 3  # less [CLS], [SEP], [SEP]
+    n_text = length - 3  # without [CLS], [SEP], [SEP]
     n_blocks = len(words) // n_text
     if n_blocks < 2:
         raise InputError(
             f"BERT needs text of at least {2 * n_text} words, but {name} has {len(words)}; "
-            "give it more"
+            "add text files"
         )
     tokens = [token_of.get(word, UNKNOWN) for word in words[: n_blocks * n_text]]
     blocks = np.array(tokens, dtype=np.int64).reshape(n_blocks, n_text)
@@ -153,4 +159,4 @@ def _text(file: Path) -> str:
         reason = f"byte {error.start} is not UTF-8"
     except OSError as error:
         reason = error.strerror or str(error)
-    raise InputError(f"cannot read the text {file}: {reason}; replace it or take it away")
+    raise InputError(f"cannot read the text {file}: {reason}; replace or remove it")

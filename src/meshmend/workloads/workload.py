@@ -1,6 +1,6 @@
-"""What is trained: a model, its optimizer, its samples and its loss, as one value.
+"""A workload: a model, its optimizer, its samples and its loss, as one value.
 
-Nothing here knows about chips. A batch is what `torch.utils.data.default_collate` makes of samples.
+Knows nothing about chips. `torch.utils.data.default_collate` turns samples into a batch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,15 +11,15 @@ import torch
 from torch.utils.data import default_collate
 
 Batch = Sequence[torch.Tensor]
-# What a batch scored, each a mean over its samples: "loss", "accuracy".
+# The scores of a batch by name, such as "loss" and "accuracy"; each is a mean over its samples.
 Scores = Mapping[str, torch.Tensor]
 
-EVALUATED = 1024  # held-out samples at most: enough for the last line of a run
-_AT_ONCE = 64
+MAX_EVALUATED = 1024  # held-out samples; enough for the figures at the end of a run
+_EVALUATION_BATCH = 64
 
 
 class SampleSet(Protocol):
-    """A map-style data set: its samples are tuples of tensors, alike in shape."""
+    """A map-style data set: its samples are tuples of tensors, all of the same shapes."""
 
     def __len__(self) -> int: ...
 
@@ -45,18 +45,18 @@ class Workload:
             return self.new_model()
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-        """Return the mean over the batch's samples of what training makes small."""
+        """Return the loss that training minimises: a mean over the batch's samples."""
         return self.scores(model, batch)["loss"]
 
     def evaluate(self, model: torch.nn.Module) -> dict[str, float]:
-        """Return the means of all scores over held-out samples, the model left as it was."""
-        n_samples = min(len(self.held_out), EVALUATED)
+        """Return the means of all scores over held-out samples; does not change the model."""
+        n_samples = min(len(self.held_out), MAX_EVALUATED)
         totals: dict[str, float] = {}
         was_training = model.training
         model.eval()
         with torch.no_grad():
-            for start in range(0, n_samples, _AT_ONCE):
-                chosen = range(start, min(start + _AT_ONCE, n_samples))
+            for start in range(0, n_samples, _EVALUATION_BATCH):
+                chosen = range(start, min(start + _EVALUATION_BATCH, n_samples))
                 for name, mean in self.scores(model, batch_of(self.held_out, chosen)).items():
                     totals[name] = totals.get(name, 0.0) + mean.item() * len(chosen)
         model.train(was_training)
@@ -64,6 +64,6 @@ class Workload:
 
 
 def batch_of(samples: SampleSet, indices: Sequence[int]) -> Batch:
-    """Return the samples of these numbers, stacked."""
+    """Return the samples with these indices, stacked."""
     batch: Batch = default_collate([samples[index] for index in indices])
     return batch
