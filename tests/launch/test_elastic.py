@@ -374,5 +374,5 @@ def test_a_fault_that_comes_too_late_is_told(script: Path, tmp_path: Path) -> No
         ran = start("run", "run", "--elastic", "--mesh", "1x2", *faults, script, "")
 
         assert ran.end() == 0, ran.err
-        assert "kill 0,1 at 99 did not come: the job was over before" in ran.err
-        assert "kill 0,0 at 99 in reduce did not come" in ran.err
+        assert "kill 0,1 at 99 was not injected: the job ended before it" in ran.err
+        assert "kill 0,0 at 99 in reduce was not injected" in ran.err

@@ -117,7 +117,7 @@ def test_page_of_a_long_run_stays_small_and_shows_every_fault() -> None:
     text = " ".join(outline_of(page).words)
     assert "All 60 one by one" in text
     assert "training goes on without it" in text
-    assert "different meshes, those with most time first" in text
+    assert "different meshes, the most used first" in text
 
 
 def test_page_of_a_large_mesh_that_changes_often_stays_below_two_megabytes() -> None:
@@ -137,7 +137,7 @@ def test_page_of_a_large_mesh_that_changes_often_stays_below_two_megabytes() -> 
 def test_page_of_a_run_cut_short_is_whole_and_says_so(n_events: int) -> None:
     text = " ".join(outline_of(page_of(*short_run()[:n_events])).words)
 
-    assert "cut short, or still running" in text
+    assert "was stopped or still runs" in text
     assert "nan" not in text
 
 
@@ -243,7 +243,7 @@ def test_the_page_tells_what_was_redone_what_is_wrong_and_what_was_not_checked()
 
     page = training_page(training_run(lines([start(), step(1, 1, 1.0), ending])))
 
-    assert "step 17 was lost; 2 steps were done again from step 15 on" in page
+    assert "the state after step 17 was lost; 2 steps were done again after step 15" in page
     assert "two histories &lt;b&gt;" in page
     assert "the ledger of chip (0, 1) ends at step 1" in page
     assert "not checked" in page

@@ -176,7 +176,7 @@ def test_what_comes_after_the_end_does_not_undo_it() -> None:
         ((start(wrap="some"),), "--wrap needs none, all, or axes"),
         ((start(fail=("9,9",)),), "needs to lie inside the mesh 4x4, but 9,9"),
         ((start(), generation(1, 1, [(9, 9)])), r"inside the mesh 4x4, .* \[\(9, 9\)\]"),
-        ((start(), generation(1, 1, [])), "needs chips inside the mesh 4x4, but got none"),
+        ((start(), generation(1, 1, [])), "needs chips inside the mesh 4x4, but got no chips"),
         ((start(), generation(1, 1, FULL, cut=("0,0",))), "a link is written link:0,1-0,2"),
         ((start(), generation(1, 1, FULL, cut=("link:0,0-3,3",))), "Mesh 4x4 has no link:0,0-3,3"),
     ],
@@ -208,7 +208,7 @@ def test_summary_of_many_faults_shows_the_slowest_in_order_and_counts_the_rest()
     table = train_summary(run).split("\n\n")[1].splitlines()
 
     assert len(table) == 22
-    assert table[-1].strip() == "and 40 more that took less; the report has them all"
+    assert table[-1].strip() == "and 40 more that recovered faster; the report has them all"
     at_steps = [int(re.split(r"\s{2,}", line.strip())[1]) for line in table[1:-1]]
     assert all(one < other for one, other in pairwise(at_steps))
     assert f"{run.worst_recovery_s:.2f} s" in "\n".join(table)
@@ -219,8 +219,8 @@ def test_summary_of_a_run_cut_short_says_so() -> None:
 
     assert "steps     0 of 100" in summary
     assert "loss      -" in summary
-    assert "recovery  none was needed" in summary
-    assert summary.endswith("end       none: the run was cut short, or still goes on")
+    assert "recovery  none: no faults" in summary
+    assert summary.endswith("end       none: the run was stopped or still runs")
 
 
 def restored_run() -> TrainingRun:
@@ -238,7 +238,7 @@ def test_steps_that_were_lost_do_not_count_and_those_done_again_count_once() -> 
 
     assert run.n_done == 16
     assert run.steps.loss[-1] == 0.5
-    assert "redone    step 17 was lost; 2 steps were done again from step 15 on" in (
+    assert "redone    the state after step 17 was lost; 2 steps were done again after step 15" in (
         train_summary(run).splitlines()
     )
 
@@ -266,6 +266,6 @@ def test_what_is_wrong_or_could_not_be_checked_is_in_the_summary() -> None:
     shown = train_summary(run).splitlines()
 
     assert "replicas  not checked" in shown
-    assert "samples   64 used in the steps seen" in shown
+    assert "samples   64 used in the finished steps" in shown
     assert "WRONG     two histories" in shown
     assert "unchecked the ledger of chip (0, 1) ends at step 1: disk full" in shown

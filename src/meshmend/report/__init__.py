@@ -1,1 +1,1 @@
-"""A training run as people read it: sentences, a summary, an HTML page, TensorBoard files."""
+"""Reports of a training run: sentences, a summary, an HTML page, TensorBoard files."""

@@ -1,6 +1,6 @@
-"""Every event of a job as one sentence for people; also times, rates and chips as words.
+"""Every event of a job as a sentence for users; also times, rates and chips as text.
 
-Sentences are for reading only. Code that needs to know what happened looks at the event's fields.
+Code that needs to know what happened reads the event's fields, never these sentences.
 """
 
 import math
@@ -14,10 +14,10 @@ from meshmend.topology.failures import Chip, blocks_of
 from meshmend.units import format_time
 
 _MODELS: Final = {"resnet": "ResNet", "bert": "BERT"}
-_MANY: Final = 4  # more blocks of chips than this are counted, not named
+_MANY: Final = 4  # if there are more blocks of chips or links than this, not all are named
 _COORDINATOR: Final = {
-    events.CoordinatorState.LOST: "coordinator lost; training goes on without it",
-    events.CoordinatorState.BACK: "coordinator back, knows the job again",
+    events.CoordinatorState.LOST: "coordinator is lost; training goes on without it",
+    events.CoordinatorState.BACK: "coordinator is back and knows the job again",
 }
 
 
@@ -35,10 +35,10 @@ def event_words(event: events.Event) -> str:
         case events.ConnectionRefused():
             return f"refused {event.who}: {event.why}"
         case events.ChipsWaiting():
-            return f"{chips_words(event.chips)} waits: {event.why}"
+            return f"{chips_words(event.chips)} waiting: {event.why}"
         case events.GenerationForming():
             n_chips = counted(len(event.chips), "chip")
-            return f"generation {event.number} forms of {n_chips}: {event.why}"
+            return f"generation {event.number} forms with {n_chips}: {event.why}"
         case events.GenerationBegan():
             return _began(event)
         case events.WorkerStepped():
@@ -48,7 +48,7 @@ def event_words(event: events.Event) -> str:
         case events.WorkerSaved() | events.CheckpointSaved():
             return f"checkpoint of step {event.step} in {event.path}"
         case events.WriteFailed():
-            return f"chip {event.chip} cannot write {event.what}: {event.why}; it trains on"
+            return f"chip {event.chip} cannot write {event.what}: {event.why}; training goes on"
         case _:
             return _fault_or_end(event)
 
@@ -60,16 +60,16 @@ def _fault_or_end(event: events.Event) -> str:
         case events.FaultRecovered():
             return _recovered(event)
         case events.FaultMissed():
-            return f"{event.fault} did not come: the job was over before"
+            return f"{event.fault} was not injected: the job ended before it"
         case events.StateLost():
             return (
-                f"no chip that is left holds the state after step {event.step}; waiting "
-                f"{seconds(event.waits_s)} for one that does"
+                f"no chip has the state after step {event.step} any more; waiting "
+                f"{seconds(event.waits_s)} for a chip that has it"
             )
         case events.StateRestored():
             n_redone = counted(event.lost - event.step, "step")
-            lost = f"step {event.lost} is lost"
-            return f"{lost}: going on after step {event.step}, {n_redone} are redone"
+            lost = f"the state after step {event.lost} is lost"
+            return f"{lost}: going back to step {event.step}, {n_redone} to do again"
         case events.JobFinished():
             return "the job has finished"
         case events.JobFailed():
@@ -83,7 +83,7 @@ def _fault_or_end(event: events.Event) -> str:
 
 
 def seconds(time_s: float | None) -> str:
-    """Return a time as a person says it: `0.41 s`, `38.2 s`, `12 min 5 s`; `-` for none."""
+    """Return a time as text: `0.41 s`, `38.20 s`, `12 min 5 s`; `-` if there is none."""
     if time_s is None or not math.isfinite(time_s):
         return "-"
     if time_s >= 99.95:
@@ -94,14 +94,14 @@ def seconds(time_s: float | None) -> str:
 
 
 def rate_words(per_s: float) -> str:
-    """Return a rate as a person says it: `1,204`, `3.5`, `0.079`; `-` for none."""
+    """Return a rate as text: `1,204`, `3.5`, `0.079`; `-` if there is none."""
     if not math.isfinite(per_s):
         return "-"
     return f"{per_s:,.0f}" if per_s >= 9.95 else f"{per_s:.2g}"
 
 
 def model_words(start: events.RunStarted, *, with_parameters: bool = True) -> str:
-    """Return what is trained: `tiny ResNet (19,466 parameters)`."""
+    """Return the model as text: `tiny ResNet (19,466 parameters)`."""
     size = start.size if start.size not in start.model else ""
     parts = [size, _MODELS.get(start.model, start.model)]
     if with_parameters and start.parameters:
@@ -110,17 +110,18 @@ def model_words(start: events.RunStarted, *, with_parameters: bool = True) -> st
 
 
 def restore_words(event: events.StateRestored) -> str:
-    """Return what a restore cost, told when it is over."""
+    """Return what a restore has cost, in the past tense, for reports."""
     n_redone = counted(event.lost - event.step, "step")
     were = "was" if event.lost - event.step == 1 else "were"
-    return f"step {event.lost} was lost; {n_redone} {were} done again from step {event.step} on"
+    lost = f"the state after step {event.lost} was lost"
+    return f"{lost}; {n_redone} {were} done again after step {event.step}"
 
 
 def chips_words(chips: Iterable[Chip]) -> str:
-    """Return chips as blocks, `2x2@0,2`, or their number where they are many blocks."""
-    own = tuple(chips)
-    blocks = blocks_of(own)
-    return counted(len(own), "chip") if len(blocks) > _MANY else ", ".join(map(str, blocks))
+    """Return chips as blocks, `2x2@0,2`, or their number if there are many blocks."""
+    listed = tuple(chips)
+    blocks = blocks_of(listed)
+    return counted(len(listed), "chip") if len(blocks) > _MANY else ", ".join(map(str, blocks))
 
 
 def _started(event: events.RunStarted) -> str:
@@ -136,7 +137,7 @@ def _began(event: events.GenerationBegan) -> str:
     n_chips = counted(len(event.chips), "chip")
     parts = [f"generation {event.number}: {n_chips} from step {event.step} on"]
     if event.waiting:
-        parts.append(f"{chips_words(event.waiting)} cut off, waiting")
+        parts.append(f"{chips_words(event.waiting)} waiting")
     if event.cut:
         parts.append(f"without {', '.join(event.cut[:_MANY])}")
     if event.why:
@@ -166,7 +167,7 @@ def _ended(event: events.RunEnded) -> str:
     equal = {True: ", replicas equal", False: ", REPLICAS DIFFER", None: ""}[event.replicas_equal]
     redone = f", {counted(event.redone, 'step')} done again" if event.redone else ""
     wrong = ", HISTORY WRONG" if event.history_faults else ""
-    unchecked = ", not checked to the end" if event.unchecked else ""
+    unchecked = ", not all steps checked" if event.unchecked else ""
     return (
         f"done: {counted(event.steps, 'step')}, loss {_number(event.first_loss)} to "
         f"{_number(event.final_loss)}{equal}{redone}{wrong}{unchecked}"

@@ -1,11 +1,11 @@
-"""Samples per second as a run goes: a mean over the last moments."""
+"""Samples per second of a running job: a moving mean."""
 
 import math
 from collections import deque
 
 
 class MovingRate:
-    """The samples per second since the last step that is at least `window_s` old."""
+    """The mean samples per second since the newest step that is at least `window_s` old."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
@@ -13,12 +13,12 @@ class MovingRate:
         self._total = 0
 
     def begin(self, t: float) -> None:
-        """Start to count at a time; does nothing once steps were counted."""
+        """Begin the first window at this time; does nothing once steps were counted."""
         if not self._total:
             self._recent = deque([(t, 0)])
 
     def add(self, t: float, samples: int) -> float:
-        """Count a step that finished now and return the rate; NaN before there is one."""
+        """Count a step that finished at time `t`; return the rate, NaN if none is known yet."""
         self._recent.append((t, samples))
         self._total += samples
         while len(self._recent) > 2 and self._recent[1][0] <= t - self._window_s:

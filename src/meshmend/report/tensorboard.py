@@ -1,7 +1,7 @@
-"""TensorBoard event files of a training run, written as its events come.
+"""TensorBoard event files of a training run, written while it runs.
 
-The only module that knows tensorboardX. It uses that library's file format but not its
-`SummaryWriter`, whose queue and thread would be copied into workers forked later.
+The only module that imports tensorboardX. It uses that library's file format, but not its
+`SummaryWriter`: workers that are forked later would get a copy of its queue and thread.
 """
 
 import math
@@ -35,10 +35,10 @@ _AS_TEXT = (
 class TensorBoardLog:
     """Writes loss, samples_per_s, chips, generation and recovery_s by step, and faults as text.
 
-    rejoin_s is the time from a repair until the repaired chips finished a step.
+    `rejoin_s` is the time from a repair until the repaired chips finished a step.
 
     Wall times are the run's date plus each event's seconds, so that TensorBoard's relative axis
-    shows the time of the run. An event is on disk about a second after the next one came.
+    shows the time of the run. An event may reach the disk only with an event a second later.
 
     Raises:
         InputError: tensorboardX is not installed, or the folder cannot be written.
@@ -108,8 +108,8 @@ class TensorBoardLog:
         self._writer.write_event(record)
 
 
-def _epoch(date: str, otherwise: float) -> float:
+def _epoch(date: str, default: float) -> float:
     try:
         return datetime.fromisoformat(date).timestamp()
     except ValueError:
-        return otherwise
+        return default

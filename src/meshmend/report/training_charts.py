@@ -1,6 +1,6 @@
-"""The two charts of a training run: loss by step, and what happened by time.
+"""The two charts of a training run: loss by step, and a timeline.
 
-Faults are flags with the numbers that the page's table gives them.
+Faults are drawn as flags, with their numbers in the page's table.
 """
 
 import numpy as np
@@ -37,24 +37,24 @@ from meshmend.report.training_run import TrainingRun, samples_per_s, smoothing_s
 
 _SHADE = lighter(AMBER, 0.86)
 _MAX_POINTS = 1200
-_MANY_STEPS = 250  # from here on a mean is drawn over the losses
+_MANY_STEPS = 250  # with more steps, a curve of means is drawn over the losses
 _FLAG_ROOM = 24.0
 
 
 def fault_colour(fault: RunFault) -> str:
-    """Return green for a repair, purple for the coordinator, red for all else."""
+    """Return green for a repair, purple for a coordinator fault, red for any other."""
     if fault.is_repair:
         return GREEN
     return PURPLE if fault.is_of_coordinator else RED
 
 
 def loss_svg(run: TrainingRun) -> str:
-    """Return the loss of every step that counts, decimated where there are many, with flags.
+    """Return a chart of the loss of every step that counts, with a flag for each fault.
 
-    Shaded where fewer chips worked than the run had at most.
+    Many steps are decimated. Steps at which fewer chips than the maximum worked are shaded.
     """
-    fine = np.isfinite(run.steps.loss)
-    step, loss = run.steps.step[fine].astype(np.float64), run.steps.loss[fine]
+    is_known = np.isfinite(run.steps.loss)
+    step, loss = run.steps.step[is_known].astype(np.float64), run.steps.loss[is_known]
     across = Span(0, max(run.n_steps, run.n_done, 1))
     low, high = (float(loss.min()), float(loss.max())) if len(loss) else (0.0, 1.0)
     down = Span(min(0.0, low) if low < 0.5 * high else low, high, 250)
@@ -87,15 +87,15 @@ def loss_svg(run: TrainingRun) -> str:
 
 
 def timeline_svg(run: TrainingRun) -> str:
-    """Return lanes of boards, chips at work and samples per second over one axis of time."""
+    """Return a chart over time: a lane per board, chips at work, samples per second."""
     across = Span(0, run.duration_s or 1.0)
     marks, top = [], _FLAG_ROOM
-    own = lanes(run.mesh)
-    each = 22.0 if len(own) <= 8 else 12.0
-    for index, lane in enumerate(own):
-        marks += lane_marks(run, lane, across, (top + index * each, each))
-    bottom = top + each * len(own)
-    if own:
+    shown = lanes(run.mesh)
+    lane_height = 22.0 if len(shown) <= 8 else 12.0
+    for index, lane in enumerate(shown):
+        marks += lane_marks(run, lane, across, (top + index * lane_height, lane_height))
+    bottom = top + lane_height * len(shown)
+    if shown:
         bottom += 34
     marks += _chips_strip(run, across, Span(0, run.mesh.n_chips, 90), bottom)
     bottom += 90 + 36
@@ -115,7 +115,7 @@ def timeline_svg(run: TrainingRun) -> str:
     marks += flags(_flags(run, across, by_step=False), top - 6, bottom)
     chart = Panel(LEFT + WIDTH + RIGHT, bottom + 44, tuple(marks))
     return document(
-        stacked([chart, legend([*lane_keys(run, own), *_flag_keys(run)], WIDTH)]),
+        stacked([chart, legend([*lane_keys(run, shown), *_flag_keys(run)], WIDTH)]),
         title="Faults, chips and throughput by time",
         description="What each board did, how many chips worked, and samples per second.",
         padding=4,
@@ -132,8 +132,8 @@ def _chips_strip(run: TrainingRun, across: Span, down: Span, top: float) -> list
     marks = value_axis(down, top, "chips at work", (0, down.high / 2, down.high))
     if not run.generations:
         return marks
-    ends = [*(own.at_s for own in run.generations), run.duration_s]
-    counts = [*(len(own.chips) for own in run.generations), len(run.generations[-1].chips)]
+    ends = [*(each.at_s for each in run.generations), run.duration_s]
+    counts = [*(len(each.chips) for each in run.generations), len(run.generations[-1].chips)]
     x, y = staircase(np.array(ends) / across.high * WIDTH, np.array(counts, dtype=np.float64))
     heights = top + down.length - y / down.high * down.length
     return [*marks, curve(LEFT + x, heights, {"stroke": GREEN, "stroke-width": 2})]
@@ -142,12 +142,12 @@ def _chips_strip(run: TrainingRun, across: Span, down: Span, top: float) -> list
 def _fewer_chips(run: TrainingRun, across: Span, top: float, height: float) -> list[str]:
     most = max(run.chips, default=0)
     marks = []
-    for index, own in enumerate(run.generations):
+    for index, generation in enumerate(run.generations):
         later = run.generations[index + 1 :]
-        until = later[0].step if later else max(run.n_done, own.step)
-        if len(own.chips) < most:
+        until = later[0].step if later else max(run.n_done, generation.step)
+        if len(generation.chips) < most:
             look = {"class": "fewer", "fill": _SHADE}
-            marks.append(box(across.at(own.step), across.at(until), top, height, look))
+            marks.append(box(across.at(generation.step), across.at(until), top, height, look))
     return marks
 
 

@@ -1,4 +1,4 @@
-"""Lanes: what each board (host, chip) did through a training run, as boxes along time."""
+"""Lanes of the timeline: one row of boxes per board, host or chip, one box per state."""
 
 import itertools
 from collections.abc import Iterator
@@ -19,14 +19,14 @@ MAX_LANES = 32
 
 @dataclass(frozen=True)
 class Lane:
-    """A part of the mesh that is followed through the run: a board, a host or a chip."""
+    """A part of the mesh that the timeline shows in one row: a board, a host or a chip."""
 
     name: str
     chips: frozenset[Chip]
 
 
 def lanes(mesh: Mesh) -> tuple[Lane, ...]:
-    """Return the parts to follow: 2x2 boards, or chips; none where there are too many."""
+    """Return one lane per board, else per host, else per chip; none if there are too many."""
     for shape, name in (((2, 2), "board"), ((4, 2), "host")):
         n_parts = mesh.n_chips // (shape[0] * shape[1])
         if len(mesh.shape) == 2 and n_parts <= MAX_LANES and n_parts > 0:
@@ -39,9 +39,9 @@ def lanes(mesh: Mesh) -> tuple[Lane, ...]:
 
 def periods(run: TrainingRun) -> Iterator[tuple[RunGeneration, float, float]]:
     """Yield every generation with the times at which it began and ended."""
-    for index, own in enumerate(run.generations):
+    for index, generation in enumerate(run.generations):
         later = run.generations[index + 1 :]
-        yield own, own.at_s, later[0].at_s if later else run.duration_s
+        yield generation, generation.at_s, later[0].at_s if later else run.duration_s
 
 
 def _parts(mesh: Mesh, shape: tuple[int, int], name: str) -> tuple[Lane, ...]:
@@ -55,20 +55,20 @@ def _parts(mesh: Mesh, shape: tuple[int, int], name: str) -> tuple[Lane, ...]:
 
 
 def lane_marks(run: TrainingRun, lane: Lane, across: Span, place: tuple[float, float]) -> list[str]:
-    """Draw one part through the run; equal neighbouring periods are one box."""
+    """Return the SVG of one lane; periods in a row with the same state are one box."""
     top, height = place
     size = min(11.0, 0.85 * height)
     marks = [label((LEFT - 8, top + height / 2), lane.name, size=size, anchor="end")]
-    states = ((_state(lane, own), low, high) for own, low, high in periods(run))
-    for state, group_ in itertools.groupby(states, key=lambda entry: entry[0]):
-        spans = list(group_)
+    states = ((_state_colour(lane, each), low, high) for each, low, high in periods(run))
+    for colour, group in itertools.groupby(states, key=lambda entry: entry[0]):
+        spans = list(group)
         low, high = across.at(spans[0][1]), across.at(spans[-1][2])
-        marks.append(box(low, high, top + 2, height - 4, {"class": "lane", "fill": state}))
+        marks.append(box(low, high, top + 2, height - 4, {"class": "lane", "fill": colour}))
     return marks
 
 
-def _state(lane: Lane, generation: RunGeneration) -> str:
-    """Return the colour of what a part does in a generation."""
+def _state_colour(lane: Lane, generation: RunGeneration) -> str:
+    """Return the colour of a lane's state in a generation."""
     if lane.chips <= generation.chips:
         return WORKING_FILL
     if lane.chips & generation.chips:
@@ -76,9 +76,9 @@ def _state(lane: Lane, generation: RunGeneration) -> str:
     return STRANDED_FILL if lane.chips & generation.waiting else FAILED_FILL
 
 
-def lane_keys(run: TrainingRun, own: tuple[Lane, ...]) -> list[Key]:
+def lane_keys(run: TrainingRun, shown: tuple[Lane, ...]) -> list[Key]:
     """Return the legend of the states that occur in these lanes."""
-    seen = {_state(lane, generation) for lane in own for generation in run.generations}
+    seen = {_state_colour(lane, generation) for lane in shown for generation in run.generations}
     names = {
         WORKING_FILL: "at work",
         YELLOW_FILL: "partly at work",

@@ -1,4 +1,4 @@
-"""A training run as one HTML page: figures, loss, timeline, faults, meshes; nothing to fetch."""
+"""A training run as one HTML page: figures, loss, timeline, faults, meshes."""
 
 import math
 from collections import defaultdict
@@ -32,10 +32,10 @@ _MANY_FAULTS = 24
 
 
 def training_page(run: TrainingRun) -> str:
-    """Return a complete HTML document that loads nothing from anywhere.
+    """Return a complete HTML document that needs no other files and no network.
 
-    Its size is bounded: curves are decimated, and of many meshes or events some are left out,
-    with a sentence that says so.
+    Its size is bounded: curves are decimated, and if there are many meshes or events, some are left
+    out, with a sentence that says so.
     """
     title = f"{model_words(run.start, with_parameters=False)} on {run.mesh}"
     parts = [
@@ -59,14 +59,14 @@ def _when(run: TrainingRun) -> str:
     date = run.start.date.replace("T", " ").removesuffix("Z").removesuffix("+00:00")
     parts = [f"Started {date} UTC" if date else "", f"ran for {seconds(run.duration_s)}"]
     if run.end is None:
-        parts.append(f"has no end: cut short, or still running, after step {run.n_done}")
+        parts.append(f"was stopped or still runs, after step {run.n_done}")
     return ", ".join(part for part in parts if part) + "."
 
 
 def _figures(run: TrainingRun) -> str:
     samples = run.samples
     wrong = [n for n in (samples.lost, samples.repeated) if n]
-    ledger = "of the steps seen"
+    ledger = "in the finished steps"
     if samples.lost is not None:
         ledger = f"{samples.lost} lost, {samples.repeated} repeated"
     equal = {True: ("equal", "good"), False: ("differ", "bad"), None: ("not checked", "")}
@@ -76,7 +76,7 @@ def _figures(run: TrainingRun) -> str:
     hit = f"{counted(len(faults), 'fault')}, {counted(repairs, 'repair')}"
     worst = f"worst {seconds(run.worst_recovery_s)}; {hit}" if run.recoveries_s else hit
     loss = f"{run.first_loss:.3g} → {run.final_loss:.3g}" if len(run.steps) else "-"
-    own = [
+    figures = [
         headline("steps", f"{run.n_done:,}", f"of {run.n_steps:,}"),
         headline("loss", loss, "first and final step"),
         headline("samples used", f"{samples.used:,}", ledger, mood="bad" if wrong else ""),
@@ -88,12 +88,12 @@ def _figures(run: TrainingRun) -> str:
         ),
     ]
     for name, value in run.evaluation.items():
-        own.append(headline(name, f"{value:.4g}", "on held-out samples"))
-    return f'<div class="figures">{"".join(own)}</div>'
+        figures.append(headline(name, f"{value:.4g}", "on held-out samples"))
+    return f'<div class="figures">{"".join(figures)}</div>'
 
 
 def _history(run: TrainingRun) -> str:
-    """Return what was lost and done again, what is wrong, and what could not be checked."""
+    """Return a list of what is wrong, what was done again, and what could not be checked."""
     wrong = [f"<b>{escape(words)}</b>" for words in run.history_faults]
     redone = [escape(restore_words(restore)) for restore in run.restores]
     lines = [*wrong, *redone, *map(escape, run.unchecked)]
@@ -108,33 +108,33 @@ def _chips(run: TrainingRun) -> str:
 
 
 def _faults(faults: Sequence[RunFault]) -> str:
-    """Return the table of faults; many are counted by kind first, and then folded."""
+    """Return the table of faults; many are folded below a table of kinds."""
     if not faults:
-        return "<h2>Faults</h2><p>None was injected or seen.</p>"
-    whole = _fault_table(faults)
+        return "<h2>Faults</h2><p>There were none.</p>"
+    shown = _fault_table(faults)
     if len(faults) > _MANY_FAULTS:
-        folded = f"<details><summary>All {len(faults)} one by one</summary>{whole}</details>"
-        whole = card(_kinds_table(faults), look="unbroken") + card(folded, look="unbroken")
+        folded = f"<details><summary>All {len(faults)} one by one</summary>{shown}</details>"
+        shown = card(_kinds_table(faults), look="unbroken") + card(folded, look="unbroken")
     else:
-        whole = card(whole, look="unbroken")
+        shown = card(shown, look="unbroken")
     return (
-        f"<h2>Faults and repairs</h2>{whole}"
+        f"<h2>Faults and repairs</h2>{shown}"
         '<p class="soft">Recovered: from the fault until the last live chip finished its next '
         "step. The first part of a bar is the time until it was detected.</p>"
     )
 
 
 def _kinds_table(faults: Sequence[RunFault]) -> str:
-    """Return one row for each kind of fault, with the medians and the worst."""
+    """Return a table with one row for each kind of fault: the median one and the worst."""
     kinds = dict.fromkeys(fault.kind_words for fault in faults)
     longest = max((f.recovered_s for f in faults if f.is_recovered), default=0.0) or 1.0
     rows = []
     for kind in kinds:
-        own = [fault for fault in faults if fault.kind_words == kind]
-        done = sorted((f for f in own if f.is_recovered), key=lambda f: f.recovered_s)
-        middle, worst = (done[len(done) // 2], done[-1]) if done else (own[0], own[0])
+        of_kind = [fault for fault in faults if fault.kind_words == kind]
+        done = sorted((f for f in of_kind if f.is_recovered), key=lambda f: f.recovered_s)
+        middle, worst = (done[len(done) // 2], done[-1]) if done else (of_kind[0], of_kind[0])
         shown = (middle.detected_s, middle.recovered_s, worst.recovered_s)
-        counts = escape(kind), str(len(own)), str(len(done) or "-")
+        counts = escape(kind), str(len(of_kind)), str(len(done) or "-")
         rows.append((*counts, *map(seconds, shown), _bar(middle, longest)))
     heads = ("", "times", "recovered", "detected, median", "recovered, median", "worst", "")
     return table(heads, rows, left=(6,))
@@ -172,14 +172,14 @@ def _bar(fault: RunFault, longest: float) -> str:
 
 
 def _meshes(run: TrainingRun) -> str:
-    """Return a picture for each generation, or for the commonest meshes where they are many."""
+    """Return a picture for each generation; if there are many, for the most used meshes."""
     n_most = max(1, min(_MAX_PICTURES, _MAX_DRAWN_CHIPS // run.mesh.n_chips))
-    own = run.generations
-    if not own:
+    generations = run.generations
+    if not generations:
         return ""
-    if len(own) <= n_most:
-        before: list[RunGeneration | None] = [None, *own[:-1]]
-        pictures = [_change(new, old) for new, old in zip(own, before, strict=True)]
+    if len(generations) <= n_most:
+        before: list[RunGeneration | None] = [None, *generations[:-1]]
+        pictures = [_change(new, old) for new, old in zip(generations, before, strict=True)]
         return f'<h2>The mesh, change by change</h2><div class="pictures">{"".join(pictures)}</div>'
     spent: dict[RunGeneration, float] = defaultdict(float)
     times: dict[RunGeneration, int] = defaultdict(int)
@@ -203,8 +203,8 @@ def _meshes(run: TrainingRun) -> str:
     left_out = len(spent) - len(shown)
     more = f" {counted(left_out, 'rarer mesh').replace('meshs', 'meshes')} not shown."
     return (
-        f"<h2>The meshes it ran on</h2><p>{len(own)} generations on "
-        f"{len(spent)} different meshes, those with most time first.{more if left_out else ''}</p>"
+        f"<h2>The meshes it ran on</h2><p>{len(generations)} generations on "
+        f"{len(spent)} different meshes, the most used first.{more if left_out else ''}</p>"
         f'<div class="pictures">{"".join(pictures)}</div>'
     )
 
@@ -254,12 +254,12 @@ def _configuration(run: TrainingRun) -> str:
 
 
 def _events(run: TrainingRun) -> str:
-    """Return every event but the steps, one a line, folded."""
-    shown = run.others[:_MAX_EVENTS]
+    """Return all events but the steps, one per line, folded."""
+    shown = run.other_events[:_MAX_EVENTS]
     lines = [f"{timed.t:10.3f} s  {event_words(timed.event)}" for timed in shown]
-    if left_out := len(run.others) - len(shown):
+    if left_out := len(run.other_events) - len(shown):
         lines.append(f"... and {left_out} more; events.jsonl has them all")
     return card(
-        f"<details><summary>All {len(run.others)} events but the steps</summary>"
+        f"<details><summary>All {len(run.other_events)} events but the steps</summary>"
         f'<pre class="events">{escape(chr(10).join(lines))}</pre></details>'
     )

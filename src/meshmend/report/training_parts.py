@@ -16,7 +16,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """The steps that count, in order; a step that was taken twice counts as taken last."""
+    """The steps that count, in order; of a step that was done twice, only the last time counts."""
 
     step: Ints
     at_s: Floats
@@ -30,7 +30,10 @@ class Steps:
 
 @dataclass(frozen=True)
 class RunGeneration:
-    """A set of live chips that trains together from `step` on; `mesh` has the rest as failed."""
+    """The chips that train together from `step` on, and those alive but waiting.
+
+    All other chips of `mesh` are failed.
+    """
 
     number: int
     at_s: float
@@ -45,8 +48,8 @@ class RunGeneration:
 class RunFault:
     """One fault or repair of a run, when it was detected, and when the run had recovered.
 
-    `kind` is None for a worker that died by itself. `detected_s` and `recovered_s` are seconds
-    since the fault, NaN where that did not happen.
+    `kind` is None for a worker that died without an injected fault. `detected_s` and `recovered_s`
+    are seconds since the fault, NaN if the run did not detect it or did not recover.
     """
 
     fault: str
@@ -59,22 +62,22 @@ class RunFault:
 
     @property
     def kind_words(self) -> str:
-        """What happened, without where: `kill`, `hang`, `kill coordinator`, `not injected`."""
+        """The kind of the fault without its place: `kill`, `kill coordinator`, `not injected`."""
         if self.kind is None:
             return "not injected"
         return f"{self.kind.value} coordinator" if self.is_of_coordinator else self.kind.value
 
     @property
     def is_repair(self) -> bool:
-        """Whether this gave something back instead of taking it away."""
+        """Whether this is a repair, not a fault."""
         return self.kind is FaultKind.REPAIR
 
     @property
     def is_recovered(self) -> bool:
-        """Whether the run recovered from it."""
+        """Whether the run recovered from this fault."""
         return math.isfinite(self.recovered_s)
 
     @property
     def is_of_coordinator(self) -> bool:
-        """Whether it killed or froze the coordinator; training goes on without one."""
+        """Whether this killed or froze the coordinator; training goes on without it."""
         return self.kind in (FaultKind.KILL, FaultKind.FREEZE) and not self.chips

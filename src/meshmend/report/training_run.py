@@ -1,6 +1,6 @@
-"""One training run as a value, read back from its events: steps, generations, faults, figures.
+"""One training run as a value, made from its events: steps, generations, faults, figures.
 
-A run that was killed can be read too: what its events do not say is `None` or NaN.
+A run that was killed can be read too: values that its events lack are `None` or NaN.
 """
 
 import itertools
@@ -33,7 +33,11 @@ from meshmend.topology.text import parse_mesh
 
 @dataclass(frozen=True, eq=False)
 class TrainingRun:
-    """Everything that a report shows of a run; `end` is `None` for one that was cut short."""
+    """Everything that a report shows of a run.
+
+    `other_events` are all events but the steps. `end` is `None` if the run was stopped or still
+    runs.
+    """
 
     start: RunStarted
     mesh: Mesh
@@ -42,7 +46,7 @@ class TrainingRun:
     steps: Steps
     generations: tuple[RunGeneration, ...]
     faults: tuple[RunFault, ...]
-    others: tuple[TimedEvent, ...]
+    other_events: tuple[TimedEvent, ...]
     end: RunEnded | None
 
     @property
@@ -67,11 +71,11 @@ class TrainingRun:
 
     @property
     def restores(self) -> tuple[StateRestored, ...]:
-        """When steps were lost with all their holders: as the ledgers have it, else as told."""
+        """The restores from a checkpoint, from the ledgers of a finished run, else from events."""
         if self.end and self.end.restores:
             return self.end.restores
-        told = (timed.event for timed in self.others)
-        return tuple(event for event in told if isinstance(event, StateRestored))
+        events = (timed.event for timed in self.other_events)
+        return tuple(event for event in events if isinstance(event, StateRestored))
 
     @property
     def history_faults(self) -> tuple[str, ...]:
@@ -85,19 +89,19 @@ class TrainingRun:
 
     @property
     def samples(self) -> SampleCounts:
-        """The samples as the ledgers of a finished run count them, else those of the steps seen."""
+        """The numbers of samples, from the ledgers of a finished run, else from its steps."""
         if self.end and self.end.samples:
             return self.end.samples
         return SampleCounts(used=int(self.steps.samples.sum()))
 
     @property
     def evaluation(self) -> Mapping[str, float]:
-        """What the model reached on data it had not seen, by name."""
+        """The scores of the model on held-out samples, by name."""
         return self.end.evaluation if self.end else {}
 
     @property
     def chips(self) -> tuple[int, ...]:
-        """How many chips worked, one number for every change: 16, 12, 16."""
+        """How many chips worked, one number after each change: 16, 12, 16."""
         counts = (len(generation.chips) for generation in self.generations)
         return tuple(count for count, _ in itertools.groupby(counts))
 
@@ -108,12 +112,12 @@ class TrainingRun:
 
     @property
     def median_recovery_s(self) -> float:
-        """The median of the recovery times, NaN without any."""
+        """The median of the recovery times, NaN if there are none."""
         return statistics.median(self.recoveries_s) if self.recoveries_s else math.nan
 
     @property
     def worst_recovery_s(self) -> float:
-        """The longest of the recovery times, NaN without any."""
+        """The longest of the recovery times, NaN if there are none."""
         return max(self.recoveries_s, default=math.nan)
 
     @cached_property
@@ -123,7 +127,7 @@ class TrainingRun:
 
     @property
     def mean_samples_per_s(self) -> float:
-        """Samples of the steps that count over the time from the first work to the last step."""
+        """Samples per second from the first generation to the last step, without lost steps."""
         time_s = float(self.steps.at_s[-1]) - self.first_work_s if len(self.steps) else 0.0
         return float(self.steps.samples.sum()) / time_s if time_s > 0 else math.nan
 
@@ -131,11 +135,11 @@ class TrainingRun:
 def training_run(lines: Iterable[str]) -> TrainingRun:
     """Return the run that the lines of an `events.jsonl` describe.
 
-    Of a step that occurs twice the last counts; one that was lost does not count. A torn last line
-    is left out. If a run was resumed into the same file, its times continue those before.
+    If a step occurs twice, the last one counts; a lost step does not count. An incomplete last line
+    is ignored. If a run was resumed into the same file, its times continue the earlier ones.
 
     Raises:
-        InputError: a line is not an event, or an event lacks a field that its kind needs.
+        InputError: a line is not an event, or an event lacks a field.
     """
     events = _on_one_clock(read_events(lines))
     starts = [timed.event for timed in events if isinstance(timed.event, RunStarted)]
@@ -154,19 +158,19 @@ def training_run(lines: Iterable[str]) -> TrainingRun:
             if isinstance(timed.event, GenerationBegan)
         ),
         faults=_faults(events),
-        others=tuple(timed for timed in events if not isinstance(timed.event, StepFinished)),
+        other_events=tuple(timed for timed in events if not isinstance(timed.event, StepFinished)),
         end=last if isinstance(last, RunEnded) else None,
     )
 
 
 def smoothing_s(run: TrainingRun) -> float:
-    """Return the window of `samples_per_s`: a sixtieth of the run, or four steps if longer."""
+    """Return the window of `samples_per_s`: a sixtieth of the run, at least four steps."""
     times = np.sort(np.append(run.steps.at_s, run.first_work_s))
     return max(float(times[-1] - times[0]) / 60, 4 * float(np.median(np.diff(times))))
 
 
 def samples_per_s(run: TrainingRun, *, n_points: int = 400) -> tuple[Floats, Floats]:
-    """Return times and the samples per second around each: the mean over a window of time."""
+    """Return times, and the samples per second at each: the mean over a window around it."""
     steps = run.steps
     if not len(steps) or steps.at_s[-1] <= run.first_work_s:
         return np.empty(0), np.empty(0)
@@ -182,7 +186,7 @@ def samples_per_s(run: TrainingRun, *, n_points: int = 400) -> tuple[Floats, Flo
 
 
 def _on_one_clock(events: Iterable[TimedEvent]) -> tuple[TimedEvent, ...]:
-    """Return the events with the times of a resumed run put after those before it."""
+    """Return the events with the times of a resumed run moved after those of the run before."""
     offset, last, result = 0.0, 0.0, []
     for timed in events:
         if isinstance(timed.event, RunStarted):
@@ -201,13 +205,13 @@ def _steps(events: Iterable[TimedEvent]) -> Steps:
             lost = [step for step in latest if step > timed.event.step]
             for step in lost:
                 del latest[step]
-    own = [latest[step] for step in sorted(latest)]
+    kept = [latest[step] for step in sorted(latest)]
     return Steps(
-        np.array([event.step for _, event in own], dtype=np.int64),
-        np.array([t for t, _ in own], dtype=np.float64),
-        np.array([_or_nan(event.loss) for _, event in own], dtype=np.float64),
-        np.array([event.samples for _, event in own], dtype=np.int64),
-        np.array([event.chips for _, event in own], dtype=np.int64),
+        np.array([event.step for _, event in kept], dtype=np.int64),
+        np.array([t for t, _ in kept], dtype=np.float64),
+        np.array([_or_nan(event.loss) for _, event in kept], dtype=np.float64),
+        np.array([event.samples for _, event in kept], dtype=np.int64),
+        np.array([event.chips for _, event in kept], dtype=np.int64),
     )
 
 
@@ -215,10 +219,10 @@ def _generation(event: GenerationBegan, at_s: float, mesh: Mesh) -> RunGeneratio
     chips, waiting = frozenset(event.chips), frozenset(event.waiting)
     everywhere = set(itertools.product(*map(range, mesh.shape)))
     if not chips or not chips | waiting <= everywhere:
-        strange = sorted((chips | waiting) - everywhere)
+        outside = sorted((chips | waiting) - everywhere)
         raise InputError(
             f"generation {event.number} needs chips inside the mesh {mesh}, but got "
-            f"{strange[:4] or 'none at all'}"
+            f"{outside[:4] or 'no chips'}"
         )
     links = mesh.failed_links | {parse_link(text) for text in event.cut}
     broken = Mesh(mesh.shape, mesh.wrap, frozenset(everywhere - chips - waiting), links)
@@ -226,19 +230,19 @@ def _generation(event: GenerationBegan, at_s: float, mesh: Mesh) -> RunGeneratio
 
 
 def _faults(events: Iterable[TimedEvent]) -> tuple[RunFault, ...]:
-    """Return the faults in order of time, each with the first later recovery of its name."""
+    """Return the faults in order of time, each with its recovery if there is one."""
     result: list[RunFault] = []
     for timed in events:
         if isinstance(timed.event, FaultHappened):
-            own = timed.event
-            result.append(RunFault(own.fault, timed.t, own.at_step, own.kind, own.chips))
+            event = timed.event
+            result.append(RunFault(event.fault, timed.t, event.at_step, event.kind, event.chips))
         elif isinstance(timed.event, FaultRecovered):
             _recover(result, timed.t, timed.event)
     return tuple(sorted(result, key=lambda fault: fault.at_s))
 
 
 def _recover(faults: list[RunFault], t: float, event: FaultRecovered) -> None:
-    """Give a recovery to the first fault of its name without one; else add a fault for it."""
+    """Add a recovery to the first fault that it fits and that has none, else add a new fault."""
     detected_s, recovered_s = _or_nan(event.detected_s), _or_nan(event.recovered_s)
     for index, fault in enumerate(faults):
         is_same = (fault.fault, fault.at_step) == (event.fault, event.at_step)

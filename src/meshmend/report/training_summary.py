@@ -15,7 +15,7 @@ from meshmend.report.event_words import (
 from meshmend.report.training_parts import RunFault
 from meshmend.report.training_run import TrainingRun
 
-_MOST_ROWS = 20
+_MAX_ROWS = 20
 
 
 def train_summary(run: TrainingRun) -> str:
@@ -32,13 +32,13 @@ def train_summary(run: TrainingRun) -> str:
         "recovery": _recovery(run),
     }
     if run.end is None:
-        figures["end"] = "none: the run was cut short, or still goes on"
+        figures["end"] = "none: the run was stopped or still runs"
     lines = [f"{name:<10}{value}" for name, value in figures.items()]
-    missed = [timed.event for timed in run.others if isinstance(timed.event, FaultMissed)]
+    missed = [timed.event for timed in run.other_events if isinstance(timed.event, FaultMissed)]
     lines += [f"{'missed':<10}{event_words(event)}" for event in missed]
     lines += [f"{'redone':<10}{restore_words(restore)}" for restore in run.restores]
     lines += [f"{'WRONG':<10}{words}" for words in run.history_faults]
-    lines += [f"{'unchecked':<10}{words}" for words in run.unchecked[:_MOST_ROWS]]
+    lines += [f"{'unchecked':<10}{words}" for words in run.unchecked[:_MAX_ROWS]]
     return "\n".join([*lines, *_table(run.faults)])
 
 
@@ -58,7 +58,7 @@ def _loss(run: TrainingRun) -> str:
 def _samples(run: TrainingRun) -> str:
     samples = run.samples
     if samples.lost is None:
-        return f"{samples.used} used in the steps seen"
+        return f"{samples.used} used in the finished steps"
     return f"{samples.used} used, {samples.lost} lost, {samples.repeated} repeated"
 
 
@@ -70,22 +70,23 @@ def _chips(run: TrainingRun) -> str:
 
 def _recovery(run: TrainingRun) -> str:
     if not run.recoveries_s:
-        return "none was needed" if not run.faults else "-"
+        return "none: no faults" if not run.faults else "-"
     n_done = counted(len(run.recoveries_s), "fault")
     median, worst = seconds(run.median_recovery_s), seconds(run.worst_recovery_s)
     return f"median {median}, worst {worst}, of {n_done}"
 
 
 def _table(faults: Sequence[RunFault]) -> list[str]:
-    """Return an aligned table; of many faults the slowest to recover from, in order of time."""
+    """Return an aligned table; if there are many faults, those with the slowest recovery."""
     if not faults:
         return []
-    # A fault without recovery comes first, unless it was the coordinator's and hurt no chip.
-    never = {True: 0.0, False: math.inf}
+    # A fault without recovery counts as slowest. A coordinator fault needs no recovery.
+    never_recovered = {True: 0.0, False: math.inf}
     slowest = sorted(
-        faults, key=lambda f: -(f.recovered_s if f.is_recovered else never[f.is_of_coordinator])
+        faults,
+        key=lambda f: -(f.recovered_s if f.is_recovered else never_recovered[f.is_of_coordinator]),
     )
-    shown = sorted(slowest[:_MOST_ROWS], key=lambda fault: fault.at_s)
+    shown = sorted(slowest[:_MAX_ROWS], key=lambda fault: fault.at_s)
     rows = [("fault", "at step", "detected", "recovered")]
     rows += [
         (
@@ -96,11 +97,11 @@ def _table(faults: Sequence[RunFault]) -> list[str]:
         )
         for fault in shown
     ]
-    wide = [max(len(row[column]) for row in rows) for column in range(4)]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
     lines = [
-        f"  {row[0]:<{wide[0]}}" + "".join(f"  {row[c]:>{wide[c]}}" for c in (1, 2, 3))
+        f"  {row[0]:<{widths[0]}}" + "".join(f"  {row[c]:>{widths[c]}}" for c in (1, 2, 3))
         for row in rows
     ]
     if left_out := len(faults) - len(shown):
-        lines.append(f"  and {left_out} more that took less; the report has them all")
+        lines.append(f"  and {left_out} more that recovered faster; the report has them all")
     return ["", *lines]
