@@ -38,7 +38,8 @@ class TensorBoardLog:
     `rejoin_s` is the time from a repair until the repaired chips finished a step.
 
     Wall times are the run's date plus each event's seconds, so that TensorBoard's relative axis
-    shows the time of the run. An event may reach the disk only with an event a second later.
+    shows the time of the run. The file is flushed when an event comes, at most once a
+    second, and at the end.
 
     Raises:
         InputError: tensorboardX is not installed, or the folder cannot be written.

@@ -71,7 +71,10 @@ class TrainingRun:
 
     @property
     def restores(self) -> tuple[StateRestored, ...]:
-        """The restores from a checkpoint, from the ledgers of a finished run, else from events."""
+        """When the job went back to an earlier step, because no chip had the newest state.
+
+        From the ledgers of a finished run, else from the events.
+        """
         if self.end and self.end.restores:
             return self.end.restores
         events = (timed.event for timed in self.other_events)

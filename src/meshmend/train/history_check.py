@@ -6,7 +6,8 @@ The proof goes like this:
   members had finished the step before it.
 - So a generation goes on after the last step of the previous generation, or one step earlier. In
   the second case the last step was lost with the chips that had finished it, and is done again.
-- Any other beginning needs a line in a ledger: a resume, or a restore from a checkpoint.
+- Any other beginning needs a line in a ledger: a resume, or a restore of an earlier
+  state from a checkpoint or from a chip's memory.
 
 A step counts unless a later generation began with that step or an earlier one. Steps whose lines
 could not be written are reported as not checked; nothing is guessed.
@@ -42,7 +43,7 @@ _MOST_FAULTS: Final = 20  # sentences at most, so that a run that is all wrong s
 
 
 class Restore(NamedTuple):
-    """A generation that went on from the checkpoint of `step` after step `lost` had been done."""
+    """A generation that went back to `step` although step `lost` had been done."""
 
     generation: int
     step: int

@@ -146,7 +146,7 @@ class Job:
         """Yield this chip's samples, step by step, until all steps are done on all chips.
 
         Raises:
-            JobFailedError: no chip has the state any more, and there is no checkpoint.
+            JobFailedError: neither a chip nor a checkpoint has a state to go on from.
         """
         loop = self._loop
         if loop is not None:

@@ -192,7 +192,7 @@ class WorkerLoop:
         If something fails on the way, it starts over with the next generation.
 
         Raises:
-            JobFailedError: no worker has the state that counts, and there is no checkpoint.
+            JobFailedError: neither a worker nor a checkpoint has a state to go on from.
             RefusedError: the coordinator refuses this worker.
         """
         while not self.is_over:
