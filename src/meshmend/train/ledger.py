@@ -9,7 +9,7 @@ files and proves that the job has one history in which every sample was used exa
     done STEP GENERATION POSITION               the step is done; the next begins at POSITION
     hold STEP GENERATION HASH                   a hash of the state after the step
     resume STEP POSITION                        the job begins with the checkpoint of STEP
-    back STEP GENERATION                        the generation goes back to STEP; later steps are lost
+    back STEP GENERATION                        the generation goes back to STEP; the rest is lost
     gap                                         lines are missing here: writing failed
 
 SUM is a checksum of the samples that does not depend on their order (`samples.checksum`).
