@@ -139,8 +139,8 @@ def test_a_dialler_with_the_wrong_secret_is_refused_and_logged(
 @pytest.mark.parametrize(
     ("garbage", "reason"),
     [
-        (b"GET / HTTP/1.1\r\nHost: example\r\n\r\n" + bytes(60), "a stranger"),
-        (b"x", "hung up before it was let in"),
+        (b"GET / HTTP/1.1\r\nHost: example\r\n\r\n" + bytes(60), "not a meshmend handshake"),
+        (b"x", "closed the connection during the handshake"),
         (b"meshmend/2" + bytes(12) + bytes(32), "wants rank 0, but this is rank 1"),
         (b"meshmend/2" + bytes(4) + bytes([0, 0, 0, 1]) + bytes(68), "does not know the secret"),
     ],

@@ -299,7 +299,7 @@ def test_garbage_and_silence_on_the_port_harm_nobody(
         channel.close()
 
         assert silent == [TryLater("it sent no hello in time")]
-        assert "a stranger, whose first bytes are b'GET / HTTP'" in caplog.text
+        assert "this is not a meshmend handshake: its first bytes are b'GET / HTTP'" in caplog.text
         assert impatient.is_serving
 
 
@@ -610,7 +610,7 @@ def test_a_worker_that_never_stops_talking_holds_up_nobody(served: Served) -> No
 def flood(channel: Channel, frames: list[bytes], is_over: threading.Event) -> None:
     """Send frames over and over, as fast as the other end takes them."""
     while not is_over.is_set():
-        if channel.is_full:
+        if channel.has_unsent:
             channel.flush()
         else:
             for frame in frames * 100:

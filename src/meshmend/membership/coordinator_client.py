@@ -232,7 +232,7 @@ class CoordinatorClient:
             selector.register(self._wake_fd, selectors.EVENT_READ)
             selector.register(channel, selectors.EVENT_READ)
             while True:
-                want = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.is_full else 0)
+                want = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.has_unsent else 0)
                 selector.modify(channel, want)
                 selector.select(min(self._client.heartbeat_timeout_s / 4, watch.interval_s))
                 clear(self._wake_fd)
@@ -243,7 +243,7 @@ class CoordinatorClient:
                         f"the kernel of its host did not answer for {watch.timeout_s:g} s"
                     )
                 self._send_pending(channel)
-                if self._is_closed and not channel.is_full:
+                if self._is_closed and not channel.has_unsent:
                     return
 
     def _send_pending(self, channel: MessageChannel) -> None:
@@ -251,9 +251,9 @@ class CoordinatorClient:
             status = self._client.next_status()
         if status is not None:
             channel.send(status)
-        while not channel.is_full and (report := self._client.next_report()) is not None:
+        while not channel.has_unsent and (report := self._client.next_report()) is not None:
             channel.send(report)
-        if not channel.is_full:
+        if not channel.has_unsent:
             channel.send(self._client.heartbeat())
 
     def _handle(self, message: Message) -> bool:

@@ -169,7 +169,7 @@ class CoordinatorServer:
 
     def _watch(self, connection: int) -> None:
         channel = self._channels[connection]
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.is_full else 0)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.has_unsent else 0)
         self._selector.modify(channel, events, connection)
 
     def _report_broken(self) -> None:

@@ -16,9 +16,9 @@ class MessageChannel:
         return self._channel.fileno()
 
     @property
-    def is_full(self) -> bool:
+    def has_unsent(self) -> bool:
         """Whether bytes are still waiting to be sent."""
-        return self._channel.is_full
+        return self._channel.has_unsent
 
     def send(self, message: Message) -> None:
         """Send a message, or as much of it as the connection takes; `flush` sends the rest.

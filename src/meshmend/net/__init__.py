@@ -1,1 +1,1 @@
-"""Connections between processes: the shared secret, the listener, and whole messages."""
+"""Connections between processes: a shared secret, a handshake, a listener, and framed messages."""

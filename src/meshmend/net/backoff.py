@@ -1,4 +1,4 @@
-"""How long to wait before the next try: longer each time, and not all callers at once."""
+"""How long to wait before the next try: longer each time, and different for each caller."""
 
 import random
 from typing import Final
@@ -8,10 +8,10 @@ LONGEST_S: Final = 1.0
 
 
 class Backoff:
-    """Waits that double up to a longest one; a random part of up to a half is taken off each.
+    """Returns waits that double up to a longest one, each cut by a random part of up to a half.
 
-    Callers with different seeds spread their tries, so that thousands who lost the same end do not
-    come back in the same moment.
+    Callers with different seeds try at different times. So thousands of workers that lost the same
+    coordinator do not reconnect in the same moment.
     """
 
     def __init__(
@@ -23,10 +23,10 @@ class Backoff:
         self._next_s = first_s
 
     def wait_s(self) -> float:
-        """Return how long to wait after one more try in vain."""
+        """Return how long to wait after one more failed try."""
         wait_s, self._next_s = self._next_s, min(2 * self._next_s, self._longest_s)
         return wait_s * self._random.uniform(0.5, 1.0)
 
     def reset(self) -> None:
-        """Begin with short waits again, after a try that went well."""
+        """Start with short waits again, after a try that succeeded."""
         self._next_s = self._first_s

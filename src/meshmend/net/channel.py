@@ -1,7 +1,7 @@
-"""Frames over a proved connection: bytes, each frame after its length.
+"""Frames of bytes over a connection whose ends have proved the secret; each follows its length.
 
-Knows nothing of what the bytes mean. Never blocks: what cannot be sent yet is kept, and what has
-come is handed out whole.
+Knows nothing of what the bytes mean. Never blocks: it keeps what it cannot send yet, and returns a
+frame once all of its bytes have arrived.
 """
 
 import socket
@@ -18,10 +18,10 @@ _READ_BYTES: Final = 1 << 16
 
 
 class Channel:
-    """One proved connection as a stream of frames in both directions.
+    """Sends and receives frames over one connection.
 
-    `longest_bytes` is the longest frame that is taken. Of what the other end does not read, at most
-    `MOST_UNSENT_BYTES` are kept.
+    It refuses frames longer than `longest_bytes`. If the other end does not read, it keeps at most
+    `MOST_UNSENT_BYTES` for it.
     """
 
     def __init__(self, connection: socket.socket, *, longest_bytes: int = LONGEST_BYTES) -> None:
@@ -37,8 +37,8 @@ class Channel:
         return self._connection.fileno()
 
     @property
-    def is_full(self) -> bool:
-        """Whether something still waits to be sent."""
+    def has_unsent(self) -> bool:
+        """Whether bytes still wait to be sent."""
         return bool(self._unsent)
 
     def send(self, frame: bytes) -> None:
@@ -51,10 +51,10 @@ class Channel:
         self.flush()
 
     def flush(self) -> None:
-        """Send what is left.
+        """Send as much of what is left as the connection takes.
 
         Raises:
-            ChannelError: the other end has closed, or takes nothing any more.
+            ChannelError: the other end has closed, or does not read.
         """
         while self._unsent:
             try:
@@ -62,17 +62,19 @@ class Channel:
             except BlockingIOError:
                 break
             except OSError as error:
-                raise ChannelError(f"the other end hung up: {error.strerror}") from None
+                raise ChannelError(
+                    f"the other end closed the connection: {error.strerror}"
+                ) from None
         if len(self._unsent) > MOST_UNSENT_BYTES:
             raise ChannelError("the other end does not read what it is sent")
 
     def receive(self) -> list[bytes]:
-        """Return the frames that have come whole; call again while there is something to read.
+        """Return the frames that have arrived completely; call again while there is more to read.
 
-        Takes a limited part of what has come: an end that sends without pause holds up nobody.
+        Reads a limited number of bytes, so that an end that sends without pause delays no other.
 
         Raises:
-            ChannelError: the other end has closed, or sent a length that no frame has.
+            ChannelError: the other end has closed, or announced a frame that is too long.
         """
         try:
             part = self._connection.recv(_READ_BYTES)
@@ -81,24 +83,27 @@ class Channel:
         except OSError:  # a reset
             part = b""
         if not part:
-            raise ChannelError("the other end hung up")
+            raise ChannelError("the other end closed the connection")
         self._received += part
-        return self._whole()
+        return self._complete_frames()
 
     def is_dead(self, watch: LinkWatch, now: float) -> bool:
-        """Look once more whether the kernel at the other end does not answer any more."""
+        """Check once more whether the kernel at the other end no longer answers."""
         return watch.is_dead(self._connection, now)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._connection.close()
 
-    def _whole(self) -> list[bytes]:
+    def _complete_frames(self) -> list[bytes]:
         frames = []
         while len(self._received) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._received)
             if length > self._longest_bytes:
-                raise ChannelError(f"a message of {length} bytes is too long")
+                raise ChannelError(
+                    f"a frame needs {self._longest_bytes} bytes at most, but the other end "
+                    f"announced {length}"
+                )
             if len(self._received) < _LENGTH.size + length:
                 break
             frames.append(bytes(self._received[_LENGTH.size : _LENGTH.size + length]))

@@ -1,9 +1,9 @@
 """Values as JSON and back: one codec for every dataclass that crosses a wire or goes into a file.
 
 A codec knows its **kinds**: frozen dataclasses, each under a name. It writes a value as one JSON
-object that holds the name and the fields, and reads back only what is right in every field. It
-refuses an unknown kind, a missing or unknown field, a value of the wrong type and one that is out
-of range. The types of the fields say what is right; `Within` gives a range to a number.
+object that holds the name and the fields. When it reads one, it checks every field against the
+field's type; `Within` adds a range to a number. It refuses an unknown kind, a missing or unknown
+field, a value of the wrong type and a value out of range.
 
 Knows nothing of what the values mean. Nothing is unpickled.
 """
@@ -49,8 +49,8 @@ Reader = Callable[[object], Any]
 _SHOWN = 60  # characters of a wrong value that an error shows
 
 
-class _WrongError(Exception):
-    """A value is not what its type wants: what that is, and the field it lies in."""
+class _FieldError(Exception):
+    """A value does not fit its type: what the type needs, the value, and the field it is in."""
 
     def __init__(self, wanted: str, value: object, where: str = "") -> None:
         super().__init__(wanted)
@@ -60,8 +60,8 @@ class _WrongError(Exception):
 class Codec:
     """Writes and reads values of some kinds; `key` is the field that holds a kind's name.
 
-    `texts` holds types of other layers that are written as text: how to write and to read them.
-    `nested` holds types that another codec writes.
+    `texts` maps each type that is written with `str` to the function that reads it back. `nested`
+    maps each type that another codec writes to that codec.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Codec:
         try:
             fields = {field: each for field, each in document.items() if field != self._key}
             return self._read_object(self._kinds[name], fields)
-        except _WrongError as wrong:
+        except _FieldError as wrong:
             raise MessageError(
                 f"{self._what} {name!r} needs {wrong.wanted} under {wrong.where!r}, but got "
                 f"{shown(wrong.value)}"
@@ -158,22 +158,22 @@ class Codec:
         fields = self._readers(kind)
         for name in document:
             if name not in fields:
-                raise _WrongError("nothing", document[name], name)
+                raise _FieldError("nothing", document[name], name)
         values = {}
         for name, (read, is_needed) in fields.items():
             if name not in document:
                 if is_needed:
-                    raise _WrongError("a value", None, name)
+                    raise _FieldError("a value", None, name)
                 continue
             try:
                 values[name] = read(document[name])
-            except _WrongError as wrong:
+            except _FieldError as wrong:
                 inner = f"{name}.{wrong.where}" if wrong.where else name
-                raise _WrongError(wrong.wanted, wrong.value, inner) from None
+                raise _FieldError(wrong.wanted, wrong.value, inner) from None
         return kind(**values)
 
     def _reader(self, hint: Any) -> Reader:
-        """Return what reads values of a type."""
+        """Return the function that reads values of a type."""
         origin, arguments = get_origin(hint), get_args(hint)
         if origin is Annotated:
             return _limited(self._reader_of_number(arguments[0]), arguments[1])
@@ -182,7 +182,7 @@ class Codec:
         if origin is tuple:
             if len(arguments) == 2 and arguments[1] is Ellipsis:
                 return _list_of(self._reader(arguments[0]))
-            return _row_of([self._reader(each) for each in arguments])
+            return _fixed_list_of([self._reader(each) for each in arguments])
         if origin is frozenset:
             read = _list_of(self._reader(arguments[0]))
             return lambda value: frozenset(read(value))
@@ -210,8 +210,8 @@ class Codec:
 
 
 def shown(value: object) -> str:
-    """Return a wrong value as an error shows it: its beginning, if it is long or deep."""
-    # Python's own repr cannot show what is nested deeper than its stack.
+    """Return a value as an error message shows it: only its beginning if it is long or deep."""
+    # Python's own repr fails on values that are nested deeper than its stack.
     short = reprlib.Repr()
     short.maxlevel = 4
     short.maxstring = short.maxlist = short.maxdict = short.maxother = _SHOWN
@@ -219,60 +219,60 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def _whole(value: object) -> int:
+def _integer(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise _WrongError("a whole number", value)
+        raise _FieldError("a whole number", value)
     return value
 
 
 def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _WrongError("a number", value)
+        raise _FieldError("a number", value)
     try:
         return float(value)
     except OverflowError:
-        raise _WrongError("a number", value) from None
+        raise _FieldError("a number", value) from None
 
 
-def _truth(value: object) -> bool:
+def _boolean(value: object) -> bool:
     if not isinstance(value, bool):
-        raise _WrongError("true or false", value)
+        raise _FieldError("true or false", value)
     return value
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise _WrongError("a text", value)
+        raise _FieldError("a text", value)
     return value
 
 
 def _mapping(value: object) -> dict[str, object]:
     if not isinstance(value, dict):
-        raise _WrongError("an object", value)
+        raise _FieldError("an object", value)
     return value
 
 
-_SIMPLE: Final[Mapping[type, Reader]] = {int: _whole, float: _number, bool: _truth, str: _text}
+_SIMPLE: Final[Mapping[type, Reader]] = {int: _integer, float: _number, bool: _boolean, str: _text}
 
 
 def _limited(read: Reader, limit: object) -> Reader:
-    """Return a reader of numbers within a range; without one a number needs to be finite."""
+    """Return a reader of numbers within a limit; without a limit a number must be finite."""
 
     def limited(value: object) -> Any:
         number = read(value)
         if isinstance(limit, Within):
             if not limit.least <= number <= limit.most or number == math.inf:
                 kind = "whole number" if isinstance(number, int) else "number"
-                raise _WrongError(f"a {kind} {limit}", value)
+                raise _FieldError(f"a {kind} {limit}", value)
         elif not isinstance(limit, AnyReal) and not math.isfinite(number):
-            raise _WrongError("a finite number", value)
+            raise _FieldError("a finite number", value)
         return number
 
     return limited
 
 
 def _optional(readers: list[Reader]) -> Reader:
-    """Return a reader of null or what the first of some readers takes."""
+    """Return a reader of null, or of what one of the readers takes; they are tried in turn."""
 
     def read(value: object) -> Any:
         if value is None:
@@ -281,18 +281,18 @@ def _optional(readers: list[Reader]) -> Reader:
         for each in readers:
             try:
                 return each(value)
-            except _WrongError as error:
+            except _FieldError as error:
                 errors.append(error)
         if len(errors) == 1:
             raise errors[0]
-        raise _WrongError(" or ".join(error.wanted for error in errors), value)
+        raise _FieldError(" or ".join(error.wanted for error in errors), value)
 
     return read
 
 
 def _items(value: object) -> list[object]:
     if not isinstance(value, list | tuple):
-        raise _WrongError("a list", value)
+        raise _FieldError("a list", value)
     return list(value)
 
 
@@ -300,14 +300,14 @@ def _list_of(read: Reader) -> Reader:
     return lambda value: tuple(read(each) for each in _items(value))
 
 
-def _row_of(readers: list[Reader]) -> Reader:
-    def row(value: object) -> tuple[Any, ...]:
+def _fixed_list_of(readers: list[Reader]) -> Reader:
+    def fixed_list(value: object) -> tuple[Any, ...]:
         items = _items(value)
         if len(items) != len(readers):
-            raise _WrongError(f"a list of {len(readers)}", value)
+            raise _FieldError(f"a list of {len(readers)}", value)
         return tuple(read(each) for read, each in zip(readers, items, strict=True))
 
-    return row
+    return fixed_list
 
 
 def _mapping_of(read: Reader) -> Reader:
@@ -320,7 +320,7 @@ def _enum(kind: type[Enum]) -> Reader:
             return kind(value)
         except ValueError:
             names = ", ".join(str(each.value) for each in kind)
-            raise _WrongError(f"one of {names}", value) from None
+            raise _FieldError(f"one of {names}", value) from None
 
     return member
 
@@ -330,6 +330,6 @@ def _text_as(read: Callable[[str], Any], name: str) -> Reader:
         try:
             return read(_text(value))
         except Exception:
-            raise _WrongError(f"the text of a {name.lower()}", value) from None
+            raise _FieldError(f"the text of a {name.lower()}", value) from None
 
     return value_of

@@ -4,7 +4,7 @@ import os
 
 
 def is_set(event_fd: int) -> bool:
-    """Whether an event descriptor can be read; it stays so."""
+    """Whether an event descriptor is set; it stays set."""
     try:
         value = os.eventfd_read(event_fd)
     except BlockingIOError:
@@ -14,7 +14,7 @@ def is_set(event_fd: int) -> bool:
 
 
 def clear(event_fd: int) -> None:
-    """Take back what was written to an event descriptor."""
+    """Clear an event descriptor, whether it is set or not."""
     try:
         os.eventfd_read(event_fd)
     except BlockingIOError:

@@ -1,8 +1,8 @@
 """Two ends of a new connection prove to each other that they know the secret.
 
-Challenge and response with HMAC-SHA256; the secret itself never crosses the wire, and both ends
-prove it, so neither a stranger who dials nor one who listens gets in. Every message has a fixed
-length; nothing is unpickled.
+Challenge and response with HMAC-SHA256: the secret itself never crosses the wire. Both ends prove
+it, so a stranger is refused whether it dials or listens. Every message has a fixed length; nothing
+is unpickled.
 
     dialler    magic, its rank, the rank it wants, the epoch of the connection, 32 random bytes
     listener   32 random bytes, proof over all of that
@@ -40,10 +40,10 @@ class ConnectRequest:
 
 @dataclass(frozen=True)
 class Deadline:
-    """How long to wait, and the descriptor, if any, that ends all waiting when it can be read.
+    """When to stop waiting; `stop_fd`, if given, ends every wait as soon as it can be read.
 
-    The other end may take all that time, but its kernel has to answer within `link_timeout_s`; 0
-    leaves that to the kernel here.
+    The process at the other end may take all that time, but its kernel has to answer within
+    `link_timeout_s`. With 0 the kernel of this host decides how long it waits for that.
     """
 
     at: float
@@ -51,7 +51,7 @@ class Deadline:
     link_timeout_s: float = 0.0
 
     def for_connecting(self) -> "Deadline":
-        """Return the deadline for the kernel at the other end."""
+        """Return the deadline for a TCP connect, which the other end's kernel answers."""
         if not self.link_timeout_s:
             return self
         return replace(self, at=min(self.at, time.monotonic() + self.link_timeout_s))
@@ -60,7 +60,7 @@ class Deadline:
         """Return when the event happens on the connection.
 
         Raises:
-            StoppedError: the descriptor could be read. PeerLostError: the time is up.
+            StoppedError: `stop_fd` could be read. PeerLostError: the time is up.
         """
         poll = select.poll()
         poll.register(connection, event)
@@ -68,7 +68,7 @@ class Deadline:
             poll.register(self.stop_fd, select.POLLIN)
         ready = dict(poll.poll(max(0.0, self.at - time.monotonic()) * 1e3))
         if self.stop_fd in ready:
-            raise StoppedError("told to stop while a connection was being made")
+            raise StoppedError("stopped while a connection was being made")
         if not ready:
             raise PeerLostError("the other end does not answer")
 
@@ -76,11 +76,12 @@ class Deadline:
 def dial(
     address: tuple[str, int], secret: bytes, request: ConnectRequest, deadline: Deadline
 ) -> socket.socket:
-    """Return a proved connection to the one that the request wants, at an address.
+    """Connect to an address and return the connection once both ends have proved the secret.
 
     Raises:
-        HandshakeError: the other end does not know the secret, or does not believe that we do.
-        PeerLostError: there is nobody, or it hung up.
+        HandshakeError: the other end does not know the secret.
+        PeerLostError: nobody answers, or the other end closed the connection: it does so if it
+            refuses this end.
     """
     connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -103,7 +104,9 @@ def dial(
         limit_unacknowledged(connection, 0.0)
     except OSError as error:
         connection.close()
-        raise PeerLostError(f"the other end hung up: {error.strerror or error}") from None
+        raise PeerLostError(
+            f"the other end closed the connection: {error.strerror or error}"
+        ) from None
     except BaseException:
         connection.close()
         raise
@@ -121,37 +124,41 @@ class ListenerHandshake:
         self._secret = secret
         self._rank = rank
         self._received = b""
-        self._expected: bytes | None = None  # the dialler's proof, once it has said hello
+        self._expected: bytes | None = None  # the dialler's proof, once it has sent its hello
         self._hello: ConnectRequest | None = None
         self.request: ConnectRequest | None = None
 
     @property
     def has_greeted(self) -> bool:
-        """Whether the dialler has said a proper hello, which proves nothing yet."""
+        """Whether the dialler has sent a valid hello, which proves nothing yet."""
         return self._hello is not None
 
     @property
     def n_wanted(self) -> int:
         """How many bytes the dialler still has to send before this end answers."""
-        whole = _HELLO.size if self._expected is None else _PROOF_BYTES
-        return 0 if self.request is not None else whole - len(self._received)
+        n_bytes = _HELLO.size if self._expected is None else _PROOF_BYTES
+        return 0 if self.request is not None else n_bytes - len(self._received)
 
     def feed(self, data: bytes) -> bytes:
-        """Take bytes of the dialler, at most `n_wanted`; return what to answer.
+        """Take up to `n_wanted` bytes from the dialler; return what to answer.
 
         Raises:
-            HandshakeError: it does not know the secret, or wants another rank.
+            HandshakeError: the dialler does not know the secret, or wants another rank.
         """
         self._received += data
         if self.n_wanted:
             return b""
         received, self._received = self._received, b""
-        return self._answer_hello(received) if self._expected is None else self._judge(received)
+        return (
+            self._answer_hello(received) if self._expected is None else self._check_proof(received)
+        )
 
     def _answer_hello(self, hello: bytes) -> bytes:
         magic, caller, wanted, epoch, _ = _HELLO.unpack(hello)
         if magic != _MAGIC:
-            raise HandshakeError(f"a stranger, whose first bytes are {hello[:10]!r}")
+            raise HandshakeError(
+                f"this is not a meshmend handshake: its first bytes are {hello[:10]!r}"
+            )
         if wanted != self._rank:
             raise HandshakeError(
                 f"rank {caller} wants rank {wanted}, but this is rank {self._rank}"
@@ -161,12 +168,12 @@ class ListenerHandshake:
         self._expected = _proof(self._secret, b"dialler", hello, nonce)
         return nonce + _proof(self._secret, b"listener", hello, nonce)
 
-    def _judge(self, proof: bytes) -> bytes:
+    def _check_proof(self, proof: bytes) -> bytes:
         assert self._hello is not None
         assert self._expected is not None
         if not hmac.compare_digest(proof, self._expected):
             raise HandshakeError(
-                f"one who claims to be rank {self._hello.caller} does not know the secret"
+                f"a caller that claims to be rank {self._hello.caller} does not know the secret"
             )
         self.request = self._hello
         return _WELCOME
@@ -177,7 +184,7 @@ def _proof(secret: bytes, side: bytes, hello: bytes, nonce: bytes) -> bytes:
 
 
 def _read(connection: socket.socket, n_bytes: int, deadline: Deadline) -> bytes:
-    """Return exactly so many bytes."""
+    """Return exactly `n_bytes` bytes."""
     parts = b""
     while len(parts) < n_bytes:
         deadline.wait(connection, select.POLLIN)
@@ -188,6 +195,6 @@ def _read(connection: socket.socket, n_bytes: int, deadline: Deadline) -> bytes:
         except (ConnectionResetError, TimeoutError):
             part = b""
         if not part:
-            raise PeerLostError("the other end hung up before it was let in")
+            raise PeerLostError("the other end closed the connection during the handshake")
         parts += part
     return parts

@@ -1,10 +1,10 @@
-"""A listener that admits callers that know the secret, and survives floods of others.
+"""The listener admits callers that know the secret, and survives floods of callers that do not.
 
-One thread accepts callers and hears their handshakes, all at once, so that a silent stranger holds
-up nobody. The number of callers that have not proved the secret yet is capped: when one more
-comes, the longest-waiting caller of the address with the most of them is cut off. A caller that
-knows the secret needs a few milliseconds; it gets through even when thousands call who do not.
-What an admitted caller wants is decided by `admit`.
+One thread accepts callers and reads all handshakes at the same time, so that a silent caller delays
+no other. The number of callers that have not proved the secret yet is limited. When there is one
+more, the listener cuts off a caller: of the address with the most such callers, the one that has
+waited longest. A caller that knows the secret needs a few milliseconds, so it gets through even
+when thousands call that do not. `admit` decides what to do with a caller that has proved it.
 """
 
 import errno
@@ -32,10 +32,10 @@ Address = tuple[str, Port]
 _log = getLogger(__name__)
 _HANDSHAKE_S: Final = 5.0
 _MOST_PENDING: Final = 128  # callers that have not proved the secret
-_SHARE_OF_DESCRIPTORS: Final = 8  # pending callers take at most one in so many
+_SHARE_OF_DESCRIPTORS: Final = 8  # pending callers take at most this part: an eighth
 _BACKLOG: Final = 1024
 _OUT_OF_DESCRIPTORS: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-_BREATH_S: Final = 0.05  # without descriptors: until the next try
+_ACCEPT_RETRY_S: Final = 0.05  # when this process has no descriptor left
 _MOST_LOGGED_PER_S: Final = 10  # refusals come in floods
 
 
@@ -52,8 +52,8 @@ class _Caller:
 class Listener:
     """Calls `admit(connection, request)` in its thread for every caller that proved the secret.
 
-    `admit` may refuse with a HandshakeError and must not block. `name` is how the log calls this
-    end, `rank` the number under which it is called.
+    `admit` may refuse with a HandshakeError and must not block. `name` is the name of this
+    end in the log, `rank` the number under which callers ask for it.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Listener:
                 if key.fd == self._wake_fd:
                     clear(self._wake_fd)
                 elif key.fd in self._pending:
-                    self._hear(self._pending[key.fd])
+                    self._read_handshake(self._pending[key.fd])
                 elif key.fileobj is self._listener:
                     self._accept_all()
             self._drop_late()
@@ -124,7 +124,10 @@ class Listener:
                     return
                 continue  # a caller that hung up before it was accepted
             if len(self._pending) >= self._most_pending:
-                self._refuse(self._longest_waiting(), "others called, and it had proved nothing")
+                self._refuse(
+                    self._longest_waiting(),
+                    "too many callers wait, and it has not proved the secret",
+                )
             self._begin(connection, address[:2])
 
     def _begin(self, connection: socket.socket, address: Address) -> None:
@@ -134,31 +137,31 @@ class Listener:
         caller = _Caller(connection, address, handshake, deadline)
         self._pending[connection.fileno()] = caller
         self._selector.register(connection, selectors.EVENT_READ)
-        self._hear(caller)  # its first bytes may be there already
+        self._read_handshake(caller)  # its first bytes may be there already
 
     def _make_room(self) -> None:
-        """Cut off a caller, or wait a moment: this process has no descriptor left."""
+        """Free a descriptor by cutting off a caller; without callers, wait a moment."""
         if self._pending:
             self._refuse(self._longest_waiting(), "this process has no descriptor left")
         else:
-            time.sleep(_BREATH_S)
+            time.sleep(_ACCEPT_RETRY_S)
 
     def _longest_waiting(self) -> _Caller:
-        """Return the longest-waiting caller of the address that has the most.
+        """Return the longest-waiting caller of the address that has the most callers.
 
-        One that has not even said hello goes before one that has.
+        A caller that has not sent its hello is taken before one that has.
         """
         counts = Counter(caller.address[0] for caller in self._pending.values())
         host, _ = counts.most_common(1)[0]
-        own = [each for each in self._pending.values() if each.address[0] == host]
-        return min(own, key=lambda each: each.handshake.has_greeted)
+        callers = [each for each in self._pending.values() if each.address[0] == host]
+        return min(callers, key=lambda each: each.handshake.has_greeted)
 
-    def _hear(self, caller: _Caller) -> None:
-        """Take what a caller has sent; let it in once it has proved the secret."""
+    def _read_handshake(self, caller: _Caller) -> None:
+        """Read what a caller has sent; admit it once it has proved the secret."""
         try:
             data = caller.connection.recv(caller.handshake.n_wanted)
             if not data:
-                raise HandshakeError("the other end hung up before it was let in")
+                raise HandshakeError("the other end closed the connection during the handshake")
             if answer := caller.handshake.feed(data):
                 caller.connection.send(answer)  # less than any socket buffer holds
             if caller.handshake.request is not None:
@@ -175,9 +178,9 @@ class Listener:
             self._refuse(caller, "the other end does not answer")
 
     def _refuse(self, caller: _Caller, why: str) -> None:
-        if told := self._refusals.words(why, time.monotonic()):
+        if text := self._refusals.words(why, time.monotonic()):
             host, port = caller.address
-            _log.warning("%s refused a connection from %s:%d: %s", self._name, host, port, told)
+            _log.warning("%s refused a connection from %s:%d: %s", self._name, host, port, text)
         self._drop(caller)
 
     def _drop(self, caller: _Caller) -> None:
@@ -195,10 +198,10 @@ def _most_pending() -> int:
 
 
 def listening(bind: str, port: int = 0, *, backlog: int = _BACKLOG) -> socket.socket:
-    """Return a socket that listens on an address; port 0 takes one that is free.
+    """Return a socket that listens on an address; port 0 takes any free port.
 
     Raises:
-        InputError: it cannot be listened on.
+        InputError: the address cannot be listened on.
     """
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:

@@ -1,9 +1,9 @@
 """Whether the machine at the other end of a connection still answers.
 
-The kernel of a peer acknowledges even while the peer is busy or stopped, so a network that has
-fallen silent can be told apart from a peer that is slow. The kernel's own limit
-(TCP_USER_TIMEOUT) cannot tell: it also ends a connection whose other end is alive but does not read
-for so long. It is only used for handshakes, which are short enough to be taken in at once.
+The kernel of a peer acknowledges data even while the peer itself is busy or stopped. So this module
+can distinguish a broken network from a slow peer. The kernel's own limit (TCP_USER_TIMEOUT) does
+not distinguish them: it also ends a connection whose other end is alive but does not read for that
+long. It is only used for handshakes, which are so short that they fit into the receiver's buffer.
 """
 
 import math
@@ -17,14 +17,14 @@ _KEEPALIVE_S: Final = 1  # the kernel counts in whole seconds
 _MOST_PROBES: Final = 127  # the kernel takes no more
 # The beginning of Linux's struct tcp_info: bytes 2 and 3, and the words at 52 and 56.
 _TCP_INFO: Final = struct.Struct("=2xBB48xII")
-_REPEATED: Final = 2  # one repetition may be a packet that was lost
-_LOOKS: Final = 8  # at a connection within its timeout
+_REPEATED: Final = 2  # one repetition may be a single lost packet
+_CHECKS_PER_TIMEOUT: Final = 8
 
 
 def keep_alive(connection: socket.socket, timeout_s: float) -> None:
-    """Have the kernel ask an idle peer every second, and hang up if its kernel stays silent.
+    """Make the kernel probe an idle peer every second, and close if its kernel does not answer.
 
-    That takes up to two seconds longer than the timeout; `is_unanswered` knows it sooner.
+    That takes up to two seconds longer than the timeout; `is_unanswered` detects it sooner.
     """
     n_probes = min(math.ceil(timeout_s) + 1, _MOST_PROBES)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
@@ -34,13 +34,13 @@ def keep_alive(connection: socket.socket, timeout_s: float) -> None:
 
 
 def is_unanswered(connection: socket.socket, timeout_s: float) -> bool:
-    """Whether the kernel sent something again and again, and heard nothing for so long.
+    """Whether the kernel sent something repeatedly, and got no answer for `timeout_s`.
 
-    A peer that does not read is not silent: its kernel answers that it has no room.
+    A peer that does not read still answers: its kernel says that its buffer is full.
     """
     try:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-    except OSError:  # it is closed: the next read will tell
+    except OSError:  # it is closed: the next read will raise
         return False
     n_resent, n_probes, data_ms, answer_ms = _TCP_INFO.unpack(info)
     is_waiting = max(n_resent, n_probes) >= _REPEATED
@@ -49,15 +49,15 @@ def is_unanswered(connection: socket.socket, timeout_s: float) -> bool:
 
 
 def limit_unacknowledged(connection: socket.socket, timeout_s: float) -> None:
-    """Have the kernel hang up if what was sent is not taken in for so long; 0 sets no limit."""
+    """Make the kernel close if the peer takes in no data for `timeout_s`; 0 sets no limit."""
     milliseconds = round(1e3 * timeout_s)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
 
 class LinkWatch:
-    """Looks at one connection again and again, and says when its link is dead.
+    """Checks one connection repeatedly, and decides when its link is dead.
 
-    Two looks have to agree, so that a machine that was held up first reads what came meanwhile.
+    Two checks have to agree, so that a machine that was delayed first reads what arrived meanwhile.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -66,11 +66,11 @@ class LinkWatch:
 
     @property
     def interval_s(self) -> float:
-        """How long to wait between two looks."""
-        return self.timeout_s / _LOOKS
+        """How long to wait between two checks."""
+        return self.timeout_s / _CHECKS_PER_TIMEOUT
 
     def is_dead(self, connection: socket.socket, now: float) -> bool:
-        """Look once more: whether the other end's kernel did not answer in time."""
+        """Check once more whether the other end's kernel failed to answer in time."""
         if not is_unanswered(connection, self.timeout_s):
             self._silent_since = None
         elif self._silent_since is None:
@@ -79,14 +79,14 @@ class LinkWatch:
 
 
 class Silence:
-    """How long the other end has said nothing; time in which nobody listened does not count."""
+    """Measures how long the other end has sent nothing, while this process was listening."""
 
     def __init__(self, now: float) -> None:
-        self._heard = self._looked = now
+        self._heard = self._checked = now
 
     def is_too_long(self, now: float, timeout_s: float, *, has_heard: bool) -> bool:
-        """Look once more: whether nothing was heard for so long in spite of looking."""
-        if has_heard or now - self._looked > timeout_s / 2:  # this process itself was held up
+        """Check once more whether nothing was heard for longer than `timeout_s`."""
+        if has_heard or now - self._checked > timeout_s / 2:  # this process itself was delayed
             self._heard = now
-        self._looked = now
+        self._checked = now
         return now - self._heard > timeout_s

@@ -1,6 +1,6 @@
-"""So many a second and no more: for log lines and events that strangers cause.
+"""Limits how many log lines and events per second strangers can cause.
 
-No clock: times are given.
+Has no clock: the caller gives the time.
 """
 
 from typing import Final
@@ -9,7 +9,7 @@ _WINDOW_S: Final = 1.0
 
 
 class RateLimit:
-    """Lets the first so many things of every second pass, and counts the others."""
+    """Lets the first `most_per_s` things of every second pass, and counts the others."""
 
     def __init__(self, most_per_s: int) -> None:
         self._most = most_per_s
@@ -28,9 +28,9 @@ class RateLimit:
         return True
 
     def words(self, text: str, now: float) -> str:
-        """Return a text if it may be said now, with the number of those that were not.
+        """Return a text, with the number of texts held back before it, if it may be written now.
 
-        Nothing if it may not.
+        Return an empty text if it may not.
         """
         if not self.lets_pass(now):
             return ""

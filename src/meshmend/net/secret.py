@@ -1,4 +1,4 @@
-"""The secret of a job: which texts are good enough, and which files keep them to themselves."""
+"""The secret of a job: how long it must be, and who may read its file."""
 
 from pathlib import Path
 from typing import Final
@@ -7,11 +7,11 @@ from meshmend.errors import InputError
 
 SHORTEST_BYTES: Final = 16
 HOW_TO_MAKE: Final = 'make one with: python -c "import secrets; print(secrets.token_hex(32))"'
-_OTHERS: Final = 0o077  # what the group and everybody else may do with a file
+_OTHERS: Final = 0o077  # the permissions of the group and of everybody else
 
 
 def check_secret(secret: str, where: str) -> None:
-    """Refuse a secret that is short enough to be guessed; `where` names who holds it.
+    """Refuse a secret that is so short that it can be guessed; `where` names where it is set.
 
     Raises:
         InputError: it has fewer than 16 bytes.
@@ -28,7 +28,7 @@ def secret_in(file: Path) -> str:
     """Return the secret that a file holds, without the blanks around it.
 
     Raises:
-        InputError: it cannot be read, others can read it, or the secret is too short.
+        InputError: the file cannot be read, others can read it, or the secret is too short.
     """
     try:
         mode = file.stat().st_mode & 0o777

@@ -129,7 +129,7 @@ class CoordinatorProcess(Process):
             self._hear(number, end.inbox.popleft())
         if end is not None and end.is_lost and number in self._ends:
             self.hang_up(number)
-            self.coordinator.closed(number, "the other end hung up", self.events.now)
+            self.coordinator.closed(number, "the other end closed the connection", self.events.now)
 
     def _hear(self, number: int, item: Message | bytes) -> None:
         now = self.events.now
