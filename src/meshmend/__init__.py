@@ -2,7 +2,7 @@
 
     Mesh           chips and links, some of them failed
     plan, Plan     a schedule of the sum around them, proved right and free of deadlock
-    load_plan      a plan that `Plan.save` wrote, proved anew
+    load_plan      a plan that `Plan.save` wrote, proved again
     simulate       how long a plan, or the fastest plan of a mesh, takes
     limit          how long any plan takes at least
     Fabric         how fast links and chips are; presets go by name, such as "tpu-v3"
@@ -47,7 +47,7 @@ __all__ = [
     "simulate",
 ]
 
-_HOME = {
+_MODULE_OF = {
     "Fabric": "meshmend.topology.fabric",
     "Mesh": "meshmend.topology.mesh",
     "MeshmendError": "meshmend.errors",
@@ -61,8 +61,8 @@ _HOME = {
 
 def __getattr__(name: str) -> object:
     """Import a public name on first use (PEP 562)."""
-    if name not in _HOME:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'meshmend' has no attribute {name!r}")
-    found = getattr(import_module(_HOME[name]), name)
+    found = getattr(import_module(_MODULE_OF[name]), name)
     import_module("meshmend.draw.notebook").register()
     return found

@@ -6,7 +6,7 @@
     │   ├── UnsupportedError    this algorithm does not support this mesh
     │   ├── PlanFileError       a plan file that cannot be read, or is for another mesh
     │   ├── UnitError           a number with a unit that cannot be read
-    │   └── TestbedError        a testbed that is not there, is there already, or cannot be made
+    │   └── TestbedError        a testbed that does not exist, exists already, or cannot be made
     ├── ProofError              a plan is wrong: exit code 1
     │   ├── VerificationError   a rank ends with the wrong data, or a hop is dead
     │   └── DeadlockError       routes wait for each other in a circle
@@ -16,13 +16,13 @@
     │   ├── StoppedError        `interrupt` was called
     │   ├── StalledError        nothing moved for the time allowed
     │   └── HandshakeError      the other end did not prove that it knows the secret
-    ├── ChannelError            a control connection closed, or carries what is no message
+    ├── ChannelError            a control connection closed, or carries no valid message
     ├── MessageError            a control message or an event that its codec refuses
-    ├── RefusedError            the coordinator does not want this worker
+    ├── RefusedError            the coordinator refuses this worker
     ├── TurnedAwayError         the coordinator counts this worker as dead
     ├── JobFailedError          the job cannot go on: the state that counts is lost
     ├── CheckpointDamageError   a file of a checkpoint that is damaged
-    └── BenchmarkError          a contender that did not finish
+    └── BenchmarkError          a contender of a benchmark did not finish
 
     TerminatedError (a BaseException, not a MeshmendError): SIGTERM asked this process to end
 
@@ -39,7 +39,7 @@ class InputError(MeshmendError):
 
 
 class TopologyError(InputError):
-    """A mesh, chip, link or region that does not exist or does not fit."""
+    """A mesh, chip, link or region does not exist or does not fit."""
 
 
 class UnsupportedError(InputError):
@@ -47,15 +47,15 @@ class UnsupportedError(InputError):
 
 
 class PlanFileError(InputError):
-    """A plan file that cannot be read, or that is for another mesh."""
+    """A plan file cannot be read, or is for another mesh."""
 
 
 class UnitError(InputError):
-    """A quantity whose text cannot be read."""
+    """The text of a quantity cannot be read."""
 
 
 class ProofError(MeshmendError):
-    """A plan that is wrong."""
+    """A plan is wrong."""
 
 
 class VerificationError(ProofError):
@@ -63,13 +63,13 @@ class VerificationError(ProofError):
 
 
 class DeadlockError(ProofError):
-    """Routes that can wait for each other in a circle."""
+    """Routes can wait for each other in a circle."""
 
 
 class TestbedError(InputError):
-    """A testbed that is not there, is there already, or cannot be made here."""
+    """A testbed does not exist, exists already, or cannot be made on this machine."""
 
-    __test__ = False  # not a test, whatever pytest thinks of the name
+    __test__ = False  # its name looks like a test class to pytest
 
 
 class TransportError(MeshmendError):
@@ -101,19 +101,19 @@ class HandshakeError(TransportError):
 
 
 class ChannelError(MeshmendError):
-    """A control connection whose other end has closed, or sends what is no message."""
+    """A control connection closed, or carries no valid message."""
 
 
 class MessageError(MeshmendError):
-    """A control message or a run event that its codec refuses."""
+    """A codec refuses a control message or a run event."""
 
 
 class RefusedError(MeshmendError):
-    """The coordinator does not want this worker."""
+    """The coordinator refuses this worker."""
 
 
 class TurnedAwayError(MeshmendError):
-    """The coordinator counts this worker as dead; it may come back."""
+    """The coordinator counts this worker as dead; it may join again."""
 
 
 class JobFailedError(MeshmendError):
@@ -121,12 +121,12 @@ class JobFailedError(MeshmendError):
 
 
 class CheckpointDamageError(MeshmendError):
-    """A file of a checkpoint that is damaged."""
+    """A file of a checkpoint is damaged."""
 
 
 class BenchmarkError(MeshmendError):
-    """A contender that did not finish."""
+    """A contender of a benchmark did not finish."""
 
 
 class TerminatedError(BaseException):
-    """This process was asked to end by SIGTERM; no handler of mere errors holds it up."""
+    """SIGTERM asked this process to end; `except Exception` does not catch this."""

@@ -87,8 +87,8 @@ def parse_time(text: str) -> float:
 def parse_payloads(text: str) -> tuple[int, ...]:
     """Return the payloads in bytes, rising, that one payload or a range such as `1KB..1GB` names.
 
-    A range starts at its first payload, goes up in factors of ten, or in as many equal ratios a
-    decade as a `:3` at its end asks for, and always ends with its last payload.
+    A range starts at its first payload and always ends with its last. Between them it goes up in
+    factors of ten; with `:3` at its end it has three payloads a decade, at equal ratios.
 
     Raises:
         UnitError: a payload that cannot be read, or a range that does not rise from above zero.

@@ -1,7 +1,7 @@
 """The environment variables of meshmend: one table, the only place in `src` with their names.
 
-Knows names and texts, not what the texts mean. `planning/environment.py` reads and writes a job's
-variables, `testbed/records.py` reads the testbed's.
+Knows names and texts, not what the texts mean. `planning/environment.py` reads and writes the
+variables of a job, `testbed/records.py` reads those of a testbed.
 `docs/environment.md` shows the same table.
 """
 
@@ -145,7 +145,7 @@ VARIABLES: Final = (
     TESTBED_DIR,
 )
 
-_warned: set[str] = set()  # lines that this process, or its parent before a fork, has printed
+_warned: set[str] = set()  # the lines that this process has printed, or its parent before a fork
 
 
 def warn_of_unknown(environment: Mapping[str, str]) -> None:

@@ -217,12 +217,12 @@ def _chip_of(text: str) -> "Chip":
 
 
 def _facts(bed: "Testbed") -> dict[str, Any]:
-    from meshmend.testbed.names import whole
+    from meshmend.testbed.names import intact
     from meshmend.topology.failures import Link
 
     record = bed.record
-    mesh = record.value()
-    full = whole(mesh)
+    mesh = record.current_mesh()
+    full = intact(mesh)
     up = {Link.between(mesh.live[a], mesh.live[b]) for a, b in mesh.links.tolist()}
     every = [Link.between(full.live[a], full.live[b]) for a, b in full.links.tolist()]
     return {

@@ -1,16 +1,17 @@
-"""Links up and down and routes replaced on many chips, from one thread.
+"""Sets links up or down and replaces routes on many chips, from one thread.
 
 `ip -batch` takes a process per chip; on a machine that is busy training, 64 of those take most
-of a second. This visits all namespaces and speaks netlink (rtnetlink(7)) in each. It knows
-only the commands of a live change, written as `ip` reads them:
+of a second. This module enters one namespace after another and sends netlink messages
+(rtnetlink(7)) in each. It knows only the commands that change a live network, as `ip` reads them:
 
     link set dev NAME up|down
     route replace ADDRESS/32 via ADDRESS dev NAME onlink src ADDRESS
     route del ADDRESS/32
 
-Root does it in a thread. Others must first enter a user namespace, which takes a process with
-one thread: then this is run by path, so it imports the standard library only. Standard input is
-one JSON object, from paths of namespaces to commands; the exit code is 1 if any was refused.
+For root it runs in a thread. Other users must first enter a user namespace, which only a process
+with one thread may do. For them this file is run by its path, so it imports the standard library
+only. Standard input is one JSON object that maps paths of namespaces to commands. The exit code is
+1 if the kernel refused a command.
 
     python -I -S agent.py
 """
@@ -31,15 +32,15 @@ _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 
 
 def change(commands: list[str]) -> None:
-    """Do these commands in the network namespace of the calling thread.
+    """Run these commands in the network namespace of the calling thread.
 
     Raises:
-        OSError: the kernel refused one; the others are done.
+        OSError: the kernel refused a command; the others were run.
     """
     messages = [_message(line.split()) for line in commands]
     batch = b""
     for number, (kind, flags, body) in enumerate(messages):
-        # Failures are reported in any case; only the last needs to report success.
+        # The kernel always reports failures; only the last command needs to report success.
         flags |= _REQUEST | (_ACK if number == len(messages) - 1 else 0)
         batch += _HEADER.pack(_HEADER.size + len(body), kind, flags, number, 0) + body
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
@@ -65,7 +66,7 @@ def _await_answers(kernel: socket.socket, commands: list[str]) -> None:
 
 
 def _message(words: list[str]) -> tuple[int, int, bytes]:
-    """Return the type, the flags and the body of the message that a command becomes."""
+    """Return the type, the flags and the body of the netlink message for a command."""
     match words:
         case ["link", "set", "dev", name, state]:
             is_up = _UP if state == "up" else 0
@@ -99,9 +100,9 @@ def _packed(address: str) -> bytes:
 
 
 def change_all(work: Mapping[str, str]) -> list[str]:
-    """Change all chips and return what went wrong; the calling thread is left in the last one."""
+    """Run each batch in its namespace and return the errors; the thread stays in the last one."""
     libc = ctypes.CDLL(None, use_errno=True)
-    complaints = []
+    errors = []
     for path, batch in work.items():
         try:
             namespace = os.open(path, os.O_RDONLY)
@@ -110,8 +111,8 @@ def change_all(work: Mapping[str, str]) -> list[str]:
             os.close(namespace)
             change(batch.splitlines())
         except OSError as error:
-            complaints.append(f"{error.filename}: {error.strerror or error}")
-    return complaints
+            errors.append(f"{error.filename}: {error.strerror or error}")
+    return errors
 
 
 if __name__ == "__main__":

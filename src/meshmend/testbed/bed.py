@@ -1,11 +1,11 @@
-"""The testbed itself: made, entered, broken, mended and taken down.
+"""A testbed: make it, run commands on its chips, fail and repair them, and take it down.
 
     with Testbed.up(parse_mesh("4x4"), link_bandwidth=parse_bandwidth("50Mbit")) as bed:
         bed.run((0, 0), ["ping", "-c", "1", bed.address((3, 3))])
         bed.fail("2x2@0,2")
 
-State is in the kernel and in the record; this object only points at them, so that the command
-line can change a testbed that another process made.
+All state is in the kernel and in the record; this object only refers to them. So the command line
+can change a testbed that another process made.
 """
 
 import os
@@ -28,11 +28,11 @@ MIN_BANDWIDTH, MAX_BANDWIDTH = 1e4, 1e11  # bytes/s: a packet a second, and far 
 
 @dataclass(frozen=True)
 class Testbed:
-    """A mesh network on this machine: a namespace per chip, a rate-limited link per neighbours.
+    """A mesh network on this machine: a namespace per chip, a rate-limited link per two neighbours.
 
-    As a context manager it takes the network down at the end, in the process that opened it but
-    not in children forked meanwhile. One that was made without `persistent` is also taken down
-    when the process that made it ends, however it ends.
+    As a context manager it takes the network down at the end. Only the process that opened it does
+    so, not its forked children. A testbed that is not `persistent` is also taken down when the
+    process that made it ends, however that ends.
     """
 
     __test__ = False  # its name looks like a test class to pytest
@@ -53,12 +53,12 @@ class Testbed:
         name: str | None = None,
         persistent: bool = False,
     ) -> "Testbed":
-        """Return a new testbed of this mesh, with so many bytes/s per link and direction.
+        """Make a testbed of this mesh, with `link_bandwidth` bytes/s per link and direction.
 
         Chips that have failed get a namespace too, so that they can be repaired.
 
         Raises:
-            TestbedError: the name is taken, or this machine cannot make it.
+            TestbedError: the name is taken, or this machine cannot make a testbed.
         """
         _check(mesh, link_bandwidth)
         for tool in ("ip", "tc", "nsenter"):
@@ -80,7 +80,7 @@ class Testbed:
 
     @classmethod
     def attach(cls, name: str | None = None) -> "Testbed":
-        """Return the testbed of this name; without a name, the only one there is.
+        """Return the testbed of this name; without a name, the only one that is up.
 
         Raises:
             TestbedError: there is none, or more than one and no name.
@@ -101,7 +101,7 @@ class Testbed:
         """Return the testbed that a record describes."""
         return cls(
             name=record.name,
-            shape=record.value().shape,
+            shape=record.current_mesh().shape,
             link_bandwidth=record.link_bytes_per_s,
             holder=record.holder,
             is_user=record.is_user,
@@ -129,8 +129,8 @@ class Testbed:
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh as it is now: failures and repairs show."""
-        return self.record.value()
+        """The mesh as it is now, after all failures and repairs."""
+        return self.record.current_mesh()
 
     def address(self, chip: Chip) -> str:
         """Return the IPv4 address of a chip, alive or not."""
@@ -180,7 +180,7 @@ class Testbed:
     def drop(self, source: Chip, goal: Chip) -> None:
         """Drop all packets that a chip sends over its link to a neighbour; the others pass.
 
-        Links and routes stay as they are, so nobody is told.
+        Links and routes stay as they are, so no chip is notified.
 
         Raises:
             TopologyError: no link joins the two.
@@ -188,22 +188,22 @@ class Testbed:
         self._drop(source, goal, drops=True)
 
     def pass_again(self, source: Chip, goal: Chip) -> None:
-        """Take back `drop`."""
+        """Undo `drop`: let the packets pass again."""
         self._drop(source, goal, drops=False)
 
     def down(self) -> None:
-        """Take the network down and end whatever runs in it; no harm if it is down already."""
+        """Take the network down and end whatever runs in it; it may be down already."""
         with records.locked():
             if any(record.holder == self.holder for record in records.live_records()):
                 kernel.stop_holder(self.holder)
             records.sweep()
 
     def _change(self, change: Callable[[Mesh], Mesh]) -> Mesh:
-        from meshmend.testbed import network  # computes routes: what does not, answers at once
+        from meshmend.testbed import network  # imports Numba, which takes a while
 
         with records.locked():
             record = self.record
-            before = record.value()
+            before = record.current_mesh()
             after = change(before)
             if after == before and record.settled:
                 return after
@@ -218,7 +218,7 @@ class Testbed:
             return after
 
     def _drop(self, source: Chip, goal: Chip, *, drops: bool) -> None:
-        from meshmend.testbed import network  # computes routes: what does not, answers at once
+        from meshmend.testbed import network  # imports Numba, which takes a while
 
         mesh = self.mesh
         if not mesh.has_link(Link.between(source, goal)):
@@ -245,7 +245,7 @@ def _check(mesh: Mesh, link_bandwidth: float) -> None:
 
 
 def _new_record(mesh: Mesh, link_bandwidth: float, name: str | None) -> Record:
-    """Start a holder for a testbed of a name that is free, and return its record."""
+    """Start the holder of a new testbed and return its record; without a name, take a free one."""
     taken = {record.name for record in records.live_records()}
     free = (f"bed{k}" for k in range(1, len(taken) + 2) if f"bed{k}" not in taken)
     chosen = name or next(free)
@@ -253,7 +253,7 @@ def _new_record(mesh: Mesh, link_bandwidth: float, name: str | None) -> Record:
     if chosen in taken:
         raise TestbedError(
             f"a testbed needs a name of its own, but {chosen!r} is up already; choose another, "
-            f"or first: meshmend testbed down {chosen}"
+            f"or first run: meshmend testbed down {chosen}"
         )
     holder, is_user = kernel.start_holder(mesh.n_chips, path.absolute())
     start = records.start_time(holder)
@@ -269,8 +269,8 @@ def _new_record(mesh: Mesh, link_bandwidth: float, name: str | None) -> Record:
 
 
 def _build(record: Record, mesh: Mesh) -> None:
-    """Wire, address, rate and route the empty namespaces of a testbed."""
-    from meshmend.testbed import network  # computes routes: what does not, answers at once
+    """Give the empty namespaces of a testbed their links, rates, addresses and routes."""
+    from meshmend.testbed import network  # imports Numba, which takes a while
 
     links = network.link_commands(mesh, lambda chip: kernel.namespace_path(record.holder, chip))
     kernel.run_batches(record.holder, "ip", {0: links}, is_user=record.is_user)

@@ -1,16 +1,17 @@
-"""The process that keeps a testbed's network namespaces: without it they are gone.
+"""The process that keeps a testbed's network namespaces alive: they vanish when it ends.
 
-Run by path, so it imports the standard library only and starts in some 20 ms:
+Run by path, so it imports the standard library only and starts in about 20 ms:
 
     python -I -S holder.py N_CHIPS OWNER RECORD
 
-It makes one network namespace per chip, keeps namespace k open as file descriptor
-`FIRST_NAMESPACE + k`, prints `ready root` or `ready user` (the latter if it had to make a user
-namespace first) or why it cannot, and waits. Nothing is mounted and nothing is named, so when
-it ends, however it ends, the kernel takes back namespaces, interfaces, routes and queues.
+It makes one network namespace per chip, and keeps namespace k open as file descriptor
+`FIRST_NAMESPACE + k`. Then it prints `ready root`, or `ready user` if it had to make a user
+namespace first, and waits. If it cannot make them, it prints why and ends. Nothing is mounted and
+nothing is named. So when it ends, in whatever way, the kernel removes namespaces, interfaces,
+routes and queues.
 
-It ends on SIGTERM and with its owner, and takes along what still runs in its namespaces, and
-the testbed's record. SIGUSR1 makes it its own owner.
+It ends on SIGTERM, or when its owner ends. Then it kills what still runs in its namespaces and
+removes the testbed's record. After SIGUSR1 it no longer ends with its owner.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ FIRST_NAMESPACE = 100  # file descriptors below are Python's own
 _CLONE_NEWUSER = 0x1000_0000
 _CLONE_NEWNET = 0x4000_0000
 
-# X-Y routes are asymmetric, hence no reverse-path filter; IPv6 would only chatter on the links.
+# X-Y routes are asymmetric, hence no reverse-path filter; IPv6 would only send packets of its own.
 _SETTINGS = {
     "ipv4/ip_forward": "1",
     "ipv4/conf/all/rp_filter": "0",
@@ -41,10 +42,12 @@ _SETTINGS = {
 
 
 def main(arguments: list[str]) -> int:
-    """Keep the namespaces of one testbed until told to stop or until its owner is gone."""
+    """Keep the namespaces of one testbed until SIGTERM, or until its owner has ended."""
     n_chips, owner, record = int(arguments[0]), int(arguments[1]), Path(arguments[2])
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # whoever waits for these is not to wait for us
+    os.closerange(
+        3, os.sysconf("SC_OPEN_MAX")
+    )  # a reader of an inherited pipe must not wait for us
     os.chdir("/")
     try:
         alive = os.pidfd_open(owner)
@@ -59,17 +62,17 @@ def main(arguments: list[str]) -> int:
     try:
         if os.getppid() == owner:
             print("ready user" if is_user else "ready root", flush=True)
-            _let_go_of_terminal()
+            _detach_from_terminal()
             _wait_for(alive)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        _end_members(n_chips)
+        _kill_members(n_chips)
         _remove(record)
     return 0
 
 
 class _DisownedError(Exception):
-    """The owner has said that the testbed outlives it."""
+    """The owner has signalled that the testbed may outlive it."""
 
 
 def _stop(_signal: int, _frame: FrameType | None) -> None:
@@ -81,7 +84,7 @@ def _disown(_signal: int, _frame: FrameType | None) -> None:
 
 
 def _wait_for(owner: int) -> None:
-    """Wait until the owner is gone, or for ever once it has let go."""
+    """Wait until the owner has ended; after SIGUSR1, wait until SIGTERM."""
     poller = select.poll()
     poller.register(owner, select.POLLIN)
     try:
@@ -93,7 +96,7 @@ def _wait_for(owner: int) -> None:
 
 
 def _leave_network() -> bool:
-    """Leave the machine's network; return whether that took a user namespace."""
+    """Leave the machine's network; return whether that needed a user namespace."""
     try:
         _unshare(_CLONE_NEWNET)
     except PermissionError:
@@ -120,15 +123,15 @@ def _keep_namespaces(n_chips: int) -> None:
                 setting.write_text(value)
 
 
-def _let_go_of_terminal() -> None:
+def _detach_from_terminal() -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nowhere, descriptor)
     os.close(nowhere)
 
 
-def _end_members(n_chips: int) -> None:
-    """Kill every process whose network is one of the chips', but not an owner still alive."""
+def _kill_members(n_chips: int) -> None:
+    """Kill every process in a namespace of the testbed, except this one and its owner."""
     ours = {os.fstat(FIRST_NAMESPACE + chip).st_ino for chip in range(n_chips)}
     deadline = time.monotonic() + 5
     while (members := _members(ours)) and time.monotonic() < deadline:

@@ -1,7 +1,7 @@
-"""Getting into namespaces and running `ip` and `tc` there.
+"""Enters network namespaces and runs `ip` and `tc` in them.
 
-Knows processes and namespaces, nothing of meshes. Chips are numbers; the namespace of chip k is
-kept open by the holder, and reached through `/proc`.
+Knows processes and namespaces, nothing of meshes. Chips are numbers. The holder keeps the
+namespace of each chip open; it is reached through `/proc`.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from meshmend.testbed.holder import FIRST_NAMESPACE
 _PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # users lack sbin on Debian
 _PACKAGES = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
 _DOWN_WITHIN_S = 10.0
-_AT_ONCE = 64  # processes, each with two pipes
+_MOST_PROCESSES = 64  # at a time, each with two pipes
 
 
 def command_path(name: str) -> str:
@@ -46,12 +46,13 @@ def command_path(name: str) -> str:
 
 
 def start_holder(n_chips: int, record: Path) -> tuple[int, bool]:
-    """Start the process that keeps the namespaces; return its number and if it is unprivileged.
+    """Start the process that keeps the namespaces; return its process id and `is_user`.
 
-    It ends with the calling process unless `disown` is called.
+    `is_user` says that it needed a user namespace, without root. It ends with the calling process
+    unless `disown` is called.
 
     Raises:
-        TestbedError: the kernel grants no namespaces, with its reason.
+        TestbedError: the kernel refuses namespaces; the message says why.
     """
     reader, writer = os.pipe()
     script = [sys.executable, "-I", "-S", str(holder_module.__file__)]
@@ -88,7 +89,7 @@ def disown(holder: int) -> None:
 
 
 def stop_holder(holder: int) -> None:
-    """End a holder and with it everything of its testbed; return when it is gone."""
+    """End a holder, and so everything of its testbed; return when it has ended."""
     with contextlib.suppress(ProcessLookupError):
         watch = os.pidfd_open(holder)
         poller = select.poll()
@@ -140,24 +141,24 @@ def run_batches(holder: int, tool: str, batches: Mapping[int, str], *, is_user: 
     """Run one batch of `ip` or `tc` commands on each chip, many chips at once.
 
     Raises:
-        TestbedError: a command failed, with what it was and what the kernel said.
+        TestbedError: a command failed; the message has the command and the kernel's reason.
     """
     path = command_path(tool)
     todo = [(chip, batch) for chip, batch in batches.items() if batch]
-    for start in range(0, len(todo), _AT_ONCE):
+    for start in range(0, len(todo), _MOST_PROCESSES):
         wave = [
             (_start(inside(holder, chip, is_user=is_user, argv=[path, "-batch", "-"])), batch)
-            for chip, batch in todo[start : start + _AT_ONCE]
+            for chip, batch in todo[start : start + _MOST_PROCESSES]
         ]
         # Every process is waited for, so that none is left when one of them failed.
         results = [(process.communicate(batch)[1], process, batch) for process, batch in wave]
         for errors, process, batch in results:
             if process.returncode:
-                raise TestbedError(_complaint(tool, errors, batch))
+                raise TestbedError(_failure(tool, errors, batch))
 
 
 def run_change(holder: int, batches: Mapping[int, str], *, is_user: bool) -> None:
-    """Change links and routes of a live network from one thread, however many chips it has.
+    """Change links and routes of a live network, from one thread for all chips.
 
     Raises:
         TestbedError: the kernel refused a command.
@@ -168,7 +169,7 @@ def run_change(holder: int, batches: Mapping[int, str], *, is_user: bool) -> Non
         process = _start(inside(holder, 0, is_user=True, argv=argv))
         said = process.communicate(json.dumps(work))[1]
     else:
-        # A thread has a network namespace of its own, and takes it along when it ends.
+        # A thread has its own network namespace, which ends with it: this process stays in its own.
         with ThreadPoolExecutor(max_workers=1) as threads:
             said = "\n".join(threads.submit(agent.change_all, work).result())
     if said:
@@ -176,7 +177,7 @@ def run_change(holder: int, batches: Mapping[int, str], *, is_user: bool) -> Non
 
 
 def _start(argv: Sequence[str]) -> "subprocess.Popen[str]":
-    """Start a command out of reach of Ctrl-C: a network is not to be left half changed."""
+    """Start a command that Ctrl-C does not reach, so that no network is left half changed."""
     return subprocess.Popen(
         argv,
         stdin=subprocess.PIPE,
@@ -187,7 +188,7 @@ def _start(argv: Sequence[str]) -> "subprocess.Popen[str]":
     )
 
 
-def _complaint(tool: str, errors: str, batch: str) -> str:
+def _failure(tool: str, errors: str, batch: str) -> str:
     said = " ".join(line.strip() for line in errors.splitlines() if line.strip())
     at = re.search(r"Command failed -:(\d+)", said)
     line = batch.splitlines()[int(at[1]) - 1] if at else "-batch"

@@ -1,4 +1,4 @@
-"""What a link of a testbed really carries, beside what was asked for."""
+"""Measures the rate of a testbed's link, to compare it with the rate asked for."""
 
 import subprocess
 import sys
@@ -9,13 +9,13 @@ from meshmend.testbed import transfer
 from meshmend.testbed.bed import Testbed
 from meshmend.topology.failures import Link
 
-_TAKES_S = 0.5
-_LEAST_BYTES = 1 << 17  # a dozen packets, or the first one weighs too much
+_TRANSFER_S = 0.5
+_LEAST_BYTES = 1 << 17  # a dozen packets: with fewer the first one weighs too much
 
 
 @dataclass(frozen=True)
 class LinkRate:
-    """What TCP moved over one link in one direction, first chip to second."""
+    """What TCP moved over one link, from its first chip to its second."""
 
     link: Link
     size_bytes: int
@@ -28,7 +28,7 @@ class LinkRate:
 
     @property
     def ratio(self) -> float:
-        """Measured over asked: headers take 0.7 %, so 0.99 is as good as it gets."""
+        """Measured over asked: headers take 0.7 %, so 0.993 is the most possible."""
         return self.measured_bytes_per_s / self.asked_bytes_per_s
 
 
@@ -36,10 +36,10 @@ def link_rate(bed: Testbed, link: Link | None = None) -> LinkRate:
     """Return the rate of a live link, by default the first, measured with half a second of TCP.
 
     Raises:
-        TestbedError: the link is not up, or nothing came through.
+        TestbedError: the link is not up, or no data arrived.
     """
     chosen = _live_link(bed, link)
-    size_bytes = max(_LEAST_BYTES, round(_TAKES_S * bed.link_bandwidth))
+    size_bytes = max(_LEAST_BYTES, round(_TRANSFER_S * bed.link_bandwidth))
     script = [sys.executable, "-I", "-S", str(transfer.__file__)]
     address = bed.address(chosen.second)
     receiver = subprocess.Popen(
@@ -57,7 +57,7 @@ def link_rate(bed: Testbed, link: Link | None = None) -> LinkRate:
             words = receiver.communicate(timeout=limit_s)[0].split()
             return LinkRate(chosen, int(words[0]), float(words[1]), bed.link_bandwidth)
         except (subprocess.SubprocessError, IndexError, ZeroDivisionError):
-            raise TestbedError(f"nothing came through {chosen} of testbed {bed.name!r}") from None
+            raise TestbedError(f"no data arrived over {chosen} of testbed {bed.name!r}") from None
         finally:
             receiver.kill()
 

@@ -1,8 +1,8 @@
-"""What things in a testbed are called: numbers, addresses, interfaces.
+"""The names of things in a testbed: chip numbers, addresses, interfaces.
 
-Chips are numbered in row-major order of the whole shape, failed ones included, so that number,
-address and namespace stay the same when chips fail. The interface behind a port is named for
-where it leads: `up1` leads up axis 1.
+Chips are numbered in row-major order of the shape, including failed ones. So number, address and
+namespace stay the same when chips fail. The interface of a port is named after the direction of its
+link: `up1` leads up axis 1.
 """
 
 import ipaddress
@@ -16,8 +16,8 @@ CHIP_INTERFACE = "chip"
 _FIRST_ADDRESS = ipaddress.IPv4Address("10.0.0.1")
 
 
-def whole(mesh: Mesh) -> Mesh:
-    """Return the mesh with nothing failed: its ranks are the numbers of the chips."""
+def intact(mesh: Mesh) -> Mesh:
+    """Return the mesh without its failures: its ranks are the numbers of the chips."""
     return Mesh(mesh.shape, mesh.wrap)
 
 
@@ -32,5 +32,5 @@ def address_of(number: int) -> str:
 
 
 def interface_of(port: int) -> str:
-    """Return the name of the interface behind a port."""
+    """Return the name of the interface of a port."""
     return f"{'up' if port % 2 else 'down'}{port // 2}"

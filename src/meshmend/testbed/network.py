@@ -1,10 +1,10 @@
-"""A mesh as commands for `ip` and `tc`: addresses, links, rates, and routes.
+"""Turns a mesh into commands for `ip` and `tc`: addresses, links, rates, and routes.
 
 Pure: returns text, runs nothing. Chips are numbers here, as `names` gives them.
 
-Routes are the shortest tables of `routing` (figures 1 and 2): which way a packet takes depends
-on its destination alone, as the kernel needs it. A kernel drops where a mesh of chips would
-wait, so there are no virtual channels here.
+Routes are the shortest-path tables of `routing` (figures 1 and 2 of the paper). The way of a packet
+depends on its destination alone, as a kernel's routing table needs it. A kernel drops packets where
+chips would wait, so there are no virtual channels here.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.routing.tables import next_ports
-from meshmend.testbed.names import CHIP_INTERFACE, address_of, interface_of, number_of, whole
+from meshmend.testbed.names import CHIP_INTERFACE, address_of, intact, interface_of, number_of
 from meshmend.topology.graph import components
 from meshmend.topology.mesh import Mesh
 
 MTU_BYTES = 9000
-# A burst is free bytes after idle: it holds one packet and no more. The limit avoids drops.
+# After an idle time a burst passes at full speed, so it holds only one packet. The limit is the
+# queue: it is long enough to avoid drops.
 _SHAPER = "burst 10kb limit 1mb"
 
 
@@ -49,8 +50,8 @@ def link_states(mesh: Mesh) -> LinkStates:
 
 
 def link_commands(mesh: Mesh, namespace: Callable[[int], str]) -> str:
-    """Return the `ip` commands that make every link of the shape, failed or not, still down."""
-    full = whole(mesh)
+    """Return the `ip` commands that make all links of the shape, failed or not, still down."""
+    full = intact(mesh)
     lines = []
     for one, other in full.links.tolist():
         ends = [
@@ -74,10 +75,10 @@ def chip_commands(number: int) -> str:
 
 
 def rate_commands(mesh: Mesh, link_bytes_per_s: float) -> Mapping[int, str]:
-    """Return for each chip the `tc` commands that hold its ends of links to a rate."""
+    """Return for each chip the `tc` commands that limit its ends of links to a rate."""
     rate_bits = round(8 * link_bytes_per_s)
     commands = {}
-    for chip, neighbors in enumerate(whole(mesh).neighbor_ranks.tolist()):
+    for chip, neighbors in enumerate(intact(mesh).neighbor_ranks.tolist()):
         commands[chip] = _batch(
             [
                 f"qdisc add dev {interface_of(port)} root tbf rate {rate_bits}bit {_SHAPER}"
@@ -91,10 +92,10 @@ def rate_commands(mesh: Mesh, link_bytes_per_s: float) -> Mapping[int, str]:
 def drop_commands(mesh: Mesh, source: int, goal: int, *, drops: bool) -> Mapping[int, str]:
     """Return the `tc` commands that drop all packets of one direction of a link, or let them pass.
 
-    The receiving end drops them, as it comes to a cable that is broken in one direction: the sender
-    notices nothing. The filter is a classic BPF program of one instruction: "return 2", drop.
+    The receiving end drops them, so the sender notices nothing, as with a cable that is broken in
+    one direction. The filter is a classic BPF program of one instruction: "return 2", drop.
     """
-    dev = interface_of(_port(whole(mesh), goal, source))
+    dev = interface_of(_port(intact(mesh), goal, source))
     if not drops:
         return {goal: _batch([f"qdisc del dev {dev} ingress"])}
     drop = f"filter add dev {dev} parent ffff: protocol all bpf da bytecode '1,6 0 0 2,'"
@@ -102,12 +103,12 @@ def drop_commands(mesh: Mesh, source: int, goal: int, *, drops: bool) -> Mapping
 
 
 def change_commands(before: Mesh | None, after: Mesh) -> Mapping[int, str]:
-    """Return for each chip that it concerns the `ip` commands from one state to the next.
+    """Return the `ip` commands from one state to the next, for each chip that they concern.
 
-    Without `before` nothing is assumed of links and routes. Taking an interface down makes the
-    kernel forget the routes over it, so those are not removed again.
+    Without `before` nothing is assumed about links and routes. The kernel removes the routes over
+    an interface that goes down, so there are no commands for those.
     """
-    full = whole(after).neighbor_ranks
+    full = intact(after).neighbor_ranks
     new = link_states(after)
     old = (
         link_states(before)
@@ -122,14 +123,14 @@ def change_commands(before: Mesh | None, after: Mesh) -> Mapping[int, str]:
             f"link set dev {interface_of(port)} {'up' if new.is_up[chip, port] else 'down'}"
             for port in changed.tolist()
         ]
-        there = np.where(_crosses(old, new, chip), -1, old.ports[chip])
-        lines += _route_lines(chip, there, new.ports[chip], full[chip])
+        kept = np.where(_loses_route(old, new, chip), -1, old.ports[chip])
+        lines += _route_lines(chip, kept, new.ports[chip], full[chip])
         if lines:
             commands[chip] = _batch(lines)
     return commands
 
 
-def _crosses(old: LinkStates, new: LinkStates, chip: int) -> NDArray[np.bool_]:
+def _loses_route(old: LinkStates, new: LinkStates, chip: int) -> NDArray[np.bool_]:
     """Return for each destination whether the old route left over an interface that goes down."""
     goes_down = np.append(old.is_up[chip] & ~new.is_up[chip], False)  # the last is port -1
     gone: NDArray[np.bool_] = goes_down[old.ports[chip]]

@@ -1,8 +1,8 @@
-"""Which testbeds there are: one small file each, and one lock for all.
+"""The records of the testbeds that exist: one small file each, and one lock for all.
 
 A record names the holder process by its number and its start time, so a number that the system
-gave to another process is never mistaken for it. A record whose holder is gone is a leftover;
-the kernel has already taken back everything else.
+gave to another process is never mistaken for it. A record whose holder has ended is a leftover;
+the kernel has already removed everything else.
 
 Records live in the folder that the variable `TESTBED_DIR` names, else in `/run/meshmend` for root,
 else in `$XDG_RUNTIME_DIR/meshmend`, else in a folder of the user's own under the temporary folder.
@@ -29,10 +29,10 @@ from meshmend.variables import TESTBED_DIR
 
 @dataclass(frozen=True)
 class Record:
-    """What there is to know of a testbed from outside.
+    """What other processes can know about a testbed.
 
     `settled` is false while its network is being changed; a record found unlocked and unsettled
-    was left by a change that died half-way.
+    was left by a change that died halfway.
     """
 
     name: str
@@ -46,12 +46,12 @@ class Record:
     is_user: bool
     settled: bool = False
 
-    def value(self) -> Mesh:
+    def current_mesh(self) -> Mesh:
         """Return the mesh as it is now."""
         return parse_mesh(self.mesh, wrap=self.wrap, fail=self.fail)
 
     def with_mesh(self, mesh: Mesh, *, settled: bool) -> "Record":
-        """Return this record with other failures."""
+        """Return this record with the failures of a mesh."""
         return replace(self, fail=tuple(mesh_words(mesh)["fail"]), settled=settled)
 
     @property
@@ -61,7 +61,7 @@ class Record:
 
 
 def record_of(mesh: Mesh, **fields: Any) -> Record:
-    """Return the record of a testbed of this mesh; its other fields are given by name."""
+    """Return the record of a testbed of this mesh; `fields` are its other fields."""
     words = mesh_words(mesh)
     return Record(mesh=words["shape"], wrap=words["wrap"], fail=tuple(words["fail"]), **fields)
 
@@ -91,7 +91,7 @@ def record_path(name: str) -> Path:
     """Return where the record of a testbed is kept.
 
     Raises:
-        TestbedError: a name that is no plain word.
+        TestbedError: the name has other characters, or is too long.
     """
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", name):
         raise TestbedError(
@@ -141,7 +141,7 @@ def _locked_folder() -> int:
 
 
 def save(record: Record) -> None:
-    """Write a record in one go; call it under the lock."""
+    """Write a record atomically; call this under the lock."""
     path = record_path(record.name)
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps(asdict(record)), encoding="utf-8")
@@ -170,7 +170,7 @@ def live_records() -> tuple[Record, ...]:
 
 
 def sweep() -> tuple[str, ...]:
-    """Remove records without a holder and return their names; call it under the lock."""
+    """Remove records without a holder and return their names; call this under the lock."""
     swept = []
     for path in sorted(run_dir().glob("*.json")):
         record = _read(path)

@@ -15,7 +15,7 @@ _WAIT_S = 10.0
 
 
 def receive(address: str) -> None:
-    """Take one transfer and print how many bytes came after the first, and in how long."""
+    """Receive one transfer; print its bytes and seconds, counted after the first piece."""
     with socket.create_server((address, 0)) as server:
         server.settimeout(_WAIT_S)
         print(server.getsockname()[1], flush=True)
@@ -31,7 +31,7 @@ def receive(address: str) -> None:
 
 
 def send(address: str, port: int, size_bytes: int) -> None:
-    """Send so many zero bytes."""
+    """Send `size_bytes` zero bytes."""
     with socket.create_connection((address, port), timeout=_WAIT_S) as connection:
         piece = bytes(_PIECE_BYTES)
         while size_bytes > 0:

@@ -1,7 +1,7 @@
 """The c10d backend: `import meshmend.torch`, then `dist.init_process_group("meshmend")`.
 
-Importing this package registers the backend with torch.distributed and does nothing else: what
-runs it is imported when a process group is made.
+Importing this package registers the backend with torch.distributed and does nothing else. The
+code that runs it is imported when a process group is made.
 """
 
 import os
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = ["MeshmendGroup", "Settings", "register"]
 
-_HOME = {"MeshmendGroup": "meshmend.torch.group", "Settings": "meshmend.planning.settings"}
+_MODULE_OF = {"MeshmendGroup": "meshmend.torch.group", "Settings": "meshmend.planning.settings"}
 
 
 def register() -> None:
-    """Make the backend known to torch.distributed; again does nothing."""
+    """Register the backend with torch.distributed; a second call does nothing."""
     if TRANSPORT.value_in(os.environ) == "nccl":
-        # CUDA reads it once. With fewer queues what computes may wait behind what receives.
+        # CUDA reads it once. With fewer queues, computing kernels may wait for receiving ones.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     if "MESHMEND" not in torch.distributed.Backend._plugins:
         torch.distributed.Backend.register_backend(
@@ -40,8 +40,8 @@ def _create(options: Any, settings: Any = None) -> Any:
 
 def __getattr__(name: str) -> object:
     """Import a public name on first use (PEP 562)."""
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
+    if name in _MODULE_OF:
+        return getattr(import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module 'meshmend.torch' has no attribute {name!r}")
 
 

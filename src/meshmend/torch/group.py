@@ -1,8 +1,8 @@
 """The process group: collectives on our schedules, everything else through an inner Gloo group.
 
-Rank i is the i-th live chip of the mesh. What a tensor or an operation asks that the schedules do
-not do (a device that is not the CPU, an element type or operation out of the common ones) goes to
-Gloo as well. A group over some of the ranks is a Gloo group.
+Rank i is the i-th live chip of the mesh. What the schedules do not support goes to Gloo as well:
+tensors on a device that the transport does not serve, and uncommon element types and operations. A
+group over only some of the ranks is a plain Gloo group.
 """
 
 import os
@@ -32,7 +32,7 @@ ALLREDUCE, REDUCE_SCATTER, ALL_GATHER = (
 
 _FINISH_S = 1.0
 
-# A ReduceOp compares equal to these, but does not hash alike.
+# A ReduceOp compares equal to these, but has another hash.
 _OP_NAMES = (
     (dist.ReduceOp.SUM, "sum"),
     (dist.ReduceOp.AVG, "sum"),
@@ -82,7 +82,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         self._gloo = inner
         # c10d sends every collective that is not overridden below to this Gloo group.
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, inner)
-        self._mover = transport_of(options, settings)
+        self._transport = transport_of(options, settings)
         self._catalogue = Catalogue(mesh, settings.algorithm, settings.n_slices, rank)
         self._progress = Progress(f"meshmend-rank-{rank}")
 
@@ -93,59 +93,59 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
         """Replace each rank's tensor by the sum (mean, product, minimum, maximum) over ranks."""
         opts = opts or dist.AllreduceOptions()
-        if not self._does(tensors, opts.reduceOp):
+        if not self._supports(tensors, opts.reduceOp):
             return self._gloo.allreduce(tensors, opts)
 
-        def job() -> None:
+        def run() -> None:
             for tensor in tensors:
                 flat = tensor.contiguous().view(-1)
                 self._sum(ALLREDUCE, flat, opts.reduceOp)
                 _average(flat, opts.reduceOp, self.size())
                 _copy_back(tensor, flat)
 
-        return self._progress.submit(job, tensors)
+        return self._progress.submit(run, tensors)
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
-        """Do the same for several tensors."""
+        """Do what `allreduce` does, for several tensors."""
         plain = dist.AllreduceOptions()
         plain.reduceOp = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
-        if not self._does(tensors, plain.reduceOp):
+        if not self._supports(tensors, plain.reduceOp):
             return self._gloo.allreduce_coalesced(tensors, opts)
         return self.allreduce(tensors, plain)
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Any:
         """Replace each rank's tensor by that of the root."""
-        if not self._does(tensors):
+        if not self._supports(tensors):
             return self._gloo.broadcast(tensors, opts)
         kind = CollectiveCall("broadcast", opts.rootRank)
 
-        def job() -> None:
+        def run() -> None:
             for tensor in tensors:
                 flat = tensor.contiguous().view(-1)
                 self._move(kind, flat)
                 _copy_back(tensor, flat)
 
-        return self._progress.submit(job, tensors)
+        return self._progress.submit(run, tensors)
 
     def barrier(self, opts: Any = None, **_: Any) -> Any:
         """Return a handle that is done when every rank has called this."""
-        device = self._mover.device_type
+        device = self._transport.device_type
         return self.allreduce([torch.zeros(1, dtype=torch.uint8, device=device)])
 
     def allgather(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
     ) -> Any:
         """Write the input of rank i to `outputs[0][i]`."""
-        if not self._does(inputs) or not _are_alike(outputs[0], inputs[0]):
+        if not self._supports(inputs) or not _are_alike(outputs[0], inputs[0]):
             return self._gloo.allgather(outputs, inputs, opts or dist.AllgatherOptions())
 
-        def job() -> None:
+        def run() -> None:
             gathered = inputs[0].new_empty(self.size() * inputs[0].numel())
             self._gather(gathered, inputs[0])
             for part, output in zip(gathered.chunk(self.size()), outputs[0], strict=False):
                 output.copy_(part.view(output.shape))
 
-        return self._progress.submit(job, outputs)
+        return self._progress.submit(run, outputs)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:  # noqa: A002  # c10d's name
         """Write the input of rank i to part i of `output`."""
@@ -154,35 +154,35 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
     def all_gather_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> Any:
-        """Do the same for several tensors."""
+        """Do what `all_gather_single` does, for several tensors."""
         opts = opts or dist.AllgatherOptions()
-        if not self._does([*inputs, *outputs]):
+        if not self._supports([*inputs, *outputs]):
             return self._gloo.all_gather_single_coalesced(outputs, inputs, opts)
         _check_parts(outputs, inputs, self.size())
 
-        def job() -> None:
+        def run() -> None:
             for output, mine in zip(outputs, inputs, strict=True):
                 flat = output.contiguous().view(-1)
                 self._gather(flat, mine)
                 _copy_back(output, flat)
 
-        return self._progress.submit(job, outputs)
+        return self._progress.submit(run, outputs)
 
     def reduce_scatter(
         self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
     ) -> Any:
         """Write to `outputs[0]` the sum over all ranks of their inputs for this rank."""
         opts = opts or dist.ReduceScatterOptions()
-        if not self._does([*outputs, *inputs[0]], opts.reduceOp) or not _are_alike(
+        if not self._supports([*outputs, *inputs[0]], opts.reduceOp) or not _are_alike(
             inputs[0], outputs[0]
         ):
             return self._gloo.reduce_scatter(outputs, inputs, opts)
 
-        def job() -> None:
+        def run() -> None:
             given = torch.cat([part.reshape(-1) for part in inputs[0]])
             self._scatter(outputs[0], given, opts.reduceOp)
 
-        return self._progress.submit(job, outputs)
+        return self._progress.submit(run, outputs)
 
     def reduce_scatter_single(
         self,
@@ -196,54 +196,54 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
     def reduce_scatter_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> Any:
-        """Do the same for several tensors."""
+        """Do what `reduce_scatter_single` does, for several tensors."""
         opts = opts or dist.ReduceScatterOptions()
-        if not self._does([*inputs, *outputs], opts.reduceOp):
+        if not self._supports([*inputs, *outputs], opts.reduceOp):
             return self._gloo.reduce_scatter_single_coalesced(outputs, inputs, opts)
         _check_parts(inputs, outputs, self.size())
 
-        def job() -> None:
+        def run() -> None:
             for output, given in zip(outputs, inputs, strict=True):
                 self._scatter(output, given.flatten().clone(), opts.reduceOp)
 
-        return self._progress.submit(job, outputs)
+        return self._progress.submit(run, outputs)
 
-    # The names of these before torch 2.13.
+    # The names of these methods before torch 2.13.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def shutdown(self) -> None:
-        """Finish all collectives that were started, then close all connections."""
+        """Wait a second for running collectives, interrupt the rest, and close all connections."""
         if not self._progress.finish(_FINISH_S):
-            self._mover.interrupt()
+            self._transport.interrupt()
             self._progress.finish(_FINISH_S)
-        self._mover.close()
+        self._transport.close()
 
     def abort(self) -> None:
-        """Stop waiting now: every collective under way ends with an error."""
-        self._mover.interrupt()
+        """Interrupt every collective under way: each ends with an error."""
+        self._transport.interrupt()
 
-    def _does(self, tensors: list[torch.Tensor], op: Any = None) -> bool:
+    def _supports(self, tensors: list[torch.Tensor], op: Any = None) -> bool:
         """Whether our schedules support this operation on these tensors.
 
-        Without an operation the tensors are only copied, and any element type will do.
+        Without an operation the tensors are only copied, so any element type is supported.
         """
         return all(
-            tensor.device.type == self._mover.device_type
+            tensor.device.type == self._transport.device_type
             and tensor.layout is torch.strided
             and (op is None or (_op_name(op) and _dtype_name(tensor) in DTYPES))
             for tensor in tensors
         )
 
     def _gather(self, gathered: torch.Tensor, mine: torch.Tensor) -> None:
-        """Fill a flat tensor with the parts of all ranks, this one's given."""
+        """Fill a flat tensor with the parts of all ranks; `mine` is the part of this rank."""
         gathered.view(self.size(), -1)[self.rank()].copy_(mine.reshape(-1))
         self._move(ALL_GATHER, gathered)
 
     def _scatter(self, output: torch.Tensor, given: torch.Tensor, op: Any) -> None:
-        """Sum flat tensors of all ranks and keep this one's part; `given` is used up."""
+        """Sum the flat tensors of all ranks into `given`; copy this rank's part to `output`."""
         self._sum(REDUCE_SCATTER, given, op)
         mine = given.view(self.size(), -1)[self.rank()]
         _average(mine, op, self.size())
@@ -251,13 +251,13 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
 
     def _sum(self, kind: CollectiveCall, flat: torch.Tensor, op: Any) -> None:
         task = self._catalogue.task(kind, flat.numel(), _dtype_name(flat), _op_name(op))
-        self._mover.run(task, flat.detach(), timeout_s=self._timeout_s)
+        self._transport.run(task, flat.detach(), timeout_s=self._timeout_s)
 
     def _move(self, kind: CollectiveCall, flat: torch.Tensor) -> None:
-        """Run a collective that only copies; it sees an element of any type as bytes."""
+        """Run a collective that only copies: it treats elements of any type as bytes."""
         raw = flat.detach().view(torch.uint8)
         task = self._catalogue.task(kind, raw.numel(), "uint8")
-        self._mover.run(task, raw, timeout_s=self._timeout_s)
+        self._transport.run(task, raw, timeout_s=self._timeout_s)
 
 
 def _are_alike(tensors: list[torch.Tensor], like: torch.Tensor) -> bool:
@@ -275,7 +275,7 @@ def _check_parts(wholes: list[torch.Tensor], parts: list[torch.Tensor], n_ranks:
 
 
 def _op_name(op: Any) -> str:
-    """Return the name of an operation in `combine`, or None if it has none."""
+    """Return the name of an operation in `combine`, or an empty text if it has none."""
     return next((name for known, name in _OP_NAMES if op == known), "")
 
 

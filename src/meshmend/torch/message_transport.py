@@ -1,14 +1,15 @@
 """Point-to-point messages of torch.distributed as a transport: Gloo, and NCCL by the same code.
 
-Messages between two ranks go in one fixed order, by key, because NCCL matches them by order
-alone. That cannot block: the smallest key that is not done waits for nothing. What goes to higher
-ranks and what goes to lower ones use two groups, so that neither waits for the other. A thread
-per peer and direction waits for messages; the caller's thread does all the rest.
+A key numbers one move of one slice. Messages between two ranks go in the order of their keys,
+because NCCL matches them by order alone. That order cannot block: the smallest unfinished key
+waits for nothing. Messages to higher ranks and messages to lower ranks use two groups, so that
+neither kind waits for the other. One thread per peer and direction waits for messages; the
+caller's thread does everything else.
 
-On a GPU a message that is waited for is a kernel that runs. Whatever makes the device wait for its
-running kernels (memory that is allocated, a kernel that is loaded at its first use, a stream that
-shares a hardware queue with others) would then wait for another chip, which may wait for us. So
-all memory is taken and all kernels are loaded before the first message, and streams are few.
+On a GPU, a message that is waited for is a running kernel. Some operations wait for all running
+kernels of the device: allocating memory, loading a kernel at its first use, using a stream that
+shares a hardware queue. They would wait for another chip, which may wait for this one. So all
+memory is allocated and all kernels are loaded before the first message, and there are few streams.
 """
 
 import queue
@@ -28,7 +29,7 @@ from meshmend.execute.transport import Task
 
 Post = Callable[[list[torch.Tensor], int, int], Any]  # send or recv of a process group
 
-_FOLDS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+_COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "sum": torch.Tensor.add_,
     "product": torch.Tensor.mul_,
     "min": lambda kept, sent: torch.minimum(kept, sent, out=kept),
@@ -39,7 +40,7 @@ _FOLDS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 class MessageTransport:
     """The messages of one rank: `up` carries those to higher ranks, `down` those to lower ones.
 
-    After `interrupt` the groups cannot be used again: they go on waiting for their messages.
+    After `interrupt` the groups cannot be used again: they still wait for their messages.
     """
 
     def __init__(self, rank: int, up: Any, down: Any, *, device_type: str = "cpu") -> None:
@@ -47,7 +48,7 @@ class MessageTransport:
         self._rank = rank
         self._up = up
         self._down = down
-        self._met: set[int] = set()
+        self._connected: set[int] = set()
         self._events: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
 
     def run(self, task: Task, flat: torch.Tensor, *, timeout_s: float = 1800.0) -> None:
@@ -55,18 +56,18 @@ class MessageTransport:
 
         Raises:
             PeerLostError: a message failed. StoppedError: `interrupt` was called.
-            StalledError: nothing came for the time allowed.
+            StalledError: no message was finished within `timeout_s`.
         """
-        self._meet(task.program.peers, flat.device)
+        self._connect(task.program.peers, flat.device)
         if flat.is_cuda:
             _load_kernels(_op_of(task), flat.dtype, flat.device)
-        walk = _Walk(task, flat, self._events)
-        _settle(flat)
+        run = _TaskRun(task, flat, self._events)
+        _synchronize(flat)
         for peer in task.program.peers:
             out, back = (self._up, self._down) if peer > self._rank else (self._down, self._up)
-            walk.start(peer, out.send, back.recv)
-        walk.begin()
-        while walk.n_left > 0:
+            run.start(peer, out.send, back.recv)
+        run.begin()
+        while run.n_left > 0:
             try:
                 key, what = self._events.get(timeout=timeout_s)
             except queue.Empty:
@@ -77,19 +78,19 @@ class MessageTransport:
                 raise StoppedError(f"rank {self._rank} was told to stop")
             if isinstance(what, Exception):
                 raise PeerLostError(f"a message of rank {self._rank} failed: {what}")
-            walk.happened(key, what)
+            run.take(key, what)
 
     def interrupt(self) -> None:
-        """Stop waiting now: a run under way, or the next one, raises StoppedError."""
+        """Interrupt a run: the one under way, or else the next one, raises StoppedError."""
         self._events.put((_STOP, None))
 
-    def _meet(self, peers: Iterable[int], device: torch.device) -> None:
-        """Exchange a first message with peers that are new.
+    def _connect(self, peers: Iterable[int], device: torch.device) -> None:
+        """Exchange a first message with each new peer.
 
-        NCCL makes the connection of two ranks with their first message, and each end waits for
-        the other meanwhile. All ranks go through the pairs in one order, so none waits in a ring.
+        NCCL connects two ranks at their first message, and each end then waits for the other. All
+        ranks go through the pairs in the same order, so no ranks wait for each other in a circle.
         """
-        new = sorted(set(peers) - self._met, key=lambda peer: sorted((peer, self._rank)))
+        new = sorted(set(peers) - self._connected, key=lambda peer: sorted((peer, self._rank)))
         for peer in new:
             token = torch.zeros(1, device=device)
             for group, is_sender in (
@@ -103,7 +104,7 @@ class MessageTransport:
                     raise PeerLostError(
                         f"rank {self._rank} cannot reach rank {peer}: {error}", peer
                     ) from None
-            self._met.add(peer)
+            self._connected.add(peer)
 
     def close(self) -> None:
         """Close both groups."""
@@ -111,19 +112,19 @@ class MessageTransport:
 
 
 _STOP = -1
-_GLANCE_S = 20e-6
+_POLL_S = 20e-6
 _ALIGNMENTS = 16
 
 
 def _exchange(post: Post, tensor: torch.Tensor, peer: int) -> None:
     """Send or receive one message; return when it is done.
 
-    On a GPU the end is asked for. To wait for it in a stream would hold up that stream, and to
-    have one for each message would need more of them than the hardware keeps apart.
+    On a GPU it polls for the end. Waiting in a stream would block that stream, and a stream for
+    each message would need more streams than the hardware has queues.
     """
     work = post([tensor], peer, 0)
     while tensor.is_cuda and not work.is_completed():
-        time.sleep(_GLANCE_S)
+        time.sleep(_POLL_S)
     work.wait()
 
 
@@ -133,24 +134,24 @@ def _op_of(task: Task) -> str:
 
 @cache
 def _load_kernels(op: str, dtype: torch.dtype, device: torch.device) -> None:
-    """Have CUDA load the kernels that combine two tensors, which it else loads at their first use.
+    """Make CUDA load the kernels that combine two tensors now, not at their first use.
 
     There is one for each alignment that a part of a payload may have.
     """
     for at in range(_ALIGNMENTS):
         kept = torch.zeros(2 * _ALIGNMENTS, dtype=dtype, device=device)[at : at + _ALIGNMENTS]
-        _FOLDS[op](kept, torch.zeros(_ALIGNMENTS, dtype=dtype, device=device))
+        _COMBINE[op](kept, torch.zeros(_ALIGNMENTS, dtype=dtype, device=device))
     torch.cuda.synchronize(device)
 
 
-def _settle(tensor: torch.Tensor) -> None:
-    """Return when other streams can read what was computed on a tensor."""
+def _synchronize(tensor: torch.Tensor) -> None:
+    """Wait until other streams can read what was computed on a tensor."""
     if tensor.is_cuda:
         torch.cuda.current_stream(tensor.device).synchronize()
 
 
-class _Walk:
-    """One run of a task: which keys wait for what, and what was received too early."""
+class _TaskRun:
+    """One run of a task: which keys still wait, and which messages arrived early."""
 
     def __init__(
         self, task: Task, flat: torch.Tensor, events: "queue.SimpleQueue[tuple[int, Any]]"
@@ -165,10 +166,10 @@ class _Walk:
         self._needs = np.tile(program.needs, layout.n_slices).tolist()
         self._kind = np.tile(program.kind, layout.n_slices)
         self._peer = np.tile(program.peer, layout.n_slices)
-        self._fold = _FOLDS[_op_of(task)]
+        self._combine = _COMBINE[_op_of(task)]
         self._early: dict[int, torch.Tensor] = {}
         self.n_left = len(self._needs)
-        self._sized = layout.size > 0
+        self._has_bytes = layout.size > 0
         sends = self._kind == SEND
         self._unsent = {
             peer: np.flatnonzero(sends & (self._peer == peer)).tolist()[::-1]
@@ -177,33 +178,33 @@ class _Walk:
         self._outboxes: dict[int, queue.SimpleQueue[int]] = {
             peer: queue.SimpleQueue() for peer in program.peers
         }
-        for key in np.flatnonzero(~sends & ~self._sized).tolist():
+        for key in np.flatnonzero(~sends & ~self._has_bytes).tolist():
             self._early[key] = flat[:0]
-        owed = np.flatnonzero(~sends & self._sized).tolist() if flat.is_cuda else []
-        sizes = [self._stop[key] - self._start[key] for key in owed]
-        self._room = dict(
-            zip(owed, flat.new_empty(sum(sizes)).split_with_sizes(sizes), strict=True)
+        incoming = np.flatnonzero(~sends & self._has_bytes).tolist() if flat.is_cuda else []
+        sizes = [self._stop[key] - self._start[key] for key in incoming]
+        self._buffers = dict(
+            zip(incoming, flat.new_empty(sum(sizes)).split_with_sizes(sizes), strict=True)
         )
 
     def start(self, peer: int, send: Post, receive: Post) -> None:
         """Start the threads that exchange messages with one peer."""
-        owed = (self._peer == peer) & (self._kind != SEND) & self._sized
+        incoming = (self._peer == peer) & (self._kind != SEND) & self._has_bytes
         jobs = (
             (self._send_all, send, len(self._unsent[peer])),
-            (self._receive_all, receive, np.flatnonzero(owed).tolist()),
+            (self._receive_all, receive, np.flatnonzero(incoming).tolist()),
         )
         for job, post, what in jobs:
             threading.Thread(target=job, args=(peer, post, what), daemon=True).start()
 
     def begin(self) -> None:
-        """Let everything go that waits for nothing."""
+        """Release every key that waits for nothing."""
         n_moves = self._program.n_moves
         for key in range(len(self._needs)):
-            if self._program.needs[key % n_moves] == 0 and self._released(key):
+            if self._program.needs[key % n_moves] == 0 and self._release(key):
                 self._finish(key)
 
-    def happened(self, key: int, received: torch.Tensor | None) -> None:
-        """Take in that a key was sent, or what was received for it."""
+    def take(self, key: int, received: torch.Tensor | None) -> None:
+        """Record that a key was sent, or apply what was received for it."""
         if received is not None:
             self._early[key] = received
             if self._needs[key] > 0:
@@ -222,11 +223,11 @@ class _Walk:
             for following in program.following[span].tolist():
                 freed = key - move + following
                 self._needs[freed] -= 1
-                if self._needs[freed] == 0 and self._released(freed):
+                if self._needs[freed] == 0 and self._release(freed):
                     done.append(freed)
 
-    def _released(self, key: int) -> bool:
-        """Let a key go that waits for nothing more; return whether it is done by that."""
+    def _release(self, key: int) -> bool:
+        """Start a key that waits for nothing any more; return whether that finished it."""
         if self._kind[key] == SEND:
             unsent = self._unsent[int(self._peer[key])]
             while unsent and self._needs[unsent[-1]] == 0:
@@ -241,15 +242,15 @@ class _Walk:
         part = self._flat[self._start[key] : self._stop[key]]
         received = self._early.pop(key)
         if self._kind[key] == ADD:
-            self._fold(part, received)
+            self._combine(part, received)
         elif received.data_ptr() != part.data_ptr():
             part.copy_(received)
-        _settle(part)
+        _synchronize(part)
 
     def _send_all(self, peer: int, send: Post, n_keys: int) -> None:
         for _ in range(n_keys):
             key = self._outboxes[peer].get()
-            if not self._sized[key]:
+            if not self._has_bytes[key]:
                 self._events.put((key, None))
                 continue
             self._attempt(key, send, self._flat[self._start[key] : self._stop[key]], peer, None)
@@ -258,8 +259,8 @@ class _Walk:
         for key in keys:
             part = self._flat[self._start[key] : self._stop[key]]
             is_free = self._kind[key] == PUT and self._needs[key] == 0
-            room = self._room.get(key)
-            target = part if is_free else torch.empty_like(part) if room is None else room
+            buffer = self._buffers.get(key)
+            target = part if is_free else torch.empty_like(part) if buffer is None else buffer
             self._attempt(key, receive, target, peer, target)
 
     def _attempt(

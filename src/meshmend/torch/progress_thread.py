@@ -1,6 +1,6 @@
-"""One thread per process group that runs collectives in the order they were asked for.
+"""One thread per process group that runs collectives in the order in which they were submitted.
 
-The caller gets a handle at once; the bytes move outside the interpreter lock, so gradients are
+The caller gets a handle at once. The bytes move without the interpreter's lock, so gradients are
 summed while the backward pass goes on.
 """
 
@@ -14,13 +14,13 @@ import torch
 import torch.distributed
 
 Future = torch.futures.Future[Any]
-Job = tuple[Callable[[], Any], Future]
+Submitted = tuple[Callable[[], Any], Future]
 
 
 class Handle(torch.distributed.Work):
     """A collective under way: `wait` returns when this rank is done, or raises the error.
 
-    `outcome` is the future of an error or None, `future` that of the tensors, for C++ code.
+    `outcome` resolves to an error or None; `future` resolves to the tensors, for C++ code.
     """
 
     def __init__(self, outcome: Future, future: Future) -> None:
@@ -29,7 +29,7 @@ class Handle(torch.distributed.Work):
         self._future = future
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Return when the collective is done; the time allowed is the process group's."""
+        """Wait until the collective is done; the process group's timeout applies, not `timeout`."""
         if (error := self._outcome.wait()) is not None:
             raise error
         return True
@@ -39,15 +39,15 @@ class Handle(torch.distributed.Work):
         return self._future
 
     def is_completed(self) -> bool:
-        """Whether the collective has ended, well or not."""
+        """Whether the collective has ended, with or without an error."""
         return self._outcome.done()
 
     def is_success(self) -> bool:
-        """Whether the collective has ended well."""
+        """Whether the collective has ended without an error."""
         return self._outcome.done() and self._outcome.value() is None
 
     def exception(self) -> BaseException | None:
-        """Return why the collective ended badly, if it did."""
+        """Wait for the end; return the error of the collective, or None."""
         error: BaseException | None = self._outcome.wait()
         return error
 
@@ -61,37 +61,37 @@ class Progress:
     """A queue of collectives and the thread that runs them."""
 
     def __init__(self, name: str) -> None:
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Submitted | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, job: Callable[[], None], result: Any) -> Handle:
-        """Return a handle that ends with `result` when the job has run."""
+    def submit(self, collective: Callable[[], None], result: Any) -> Handle:
+        """Queue a collective; return its handle, whose future is `result` once it has run."""
         outcome: Future = torch.futures.Future()
 
-        # An error set with `set_exception` is a value to C++ code such as DDP's; one that is
-        # raised in a callback is an error there too.
-        def concluded(ended: Future) -> Any:
+        # C++ code such as DDP's takes an error set with `set_exception` for a value. An error that
+        # is raised in a callback is an error there too.
+        def result_or_error(ended: Future) -> Any:
             if (error := ended.value()) is not None:
                 raise error
             return result
 
-        self._jobs.put((job, outcome))
-        return Handle(outcome, outcome.then(concluded))
+        self._queue.put((collective, outcome))
+        return Handle(outcome, outcome.then(result_or_error))
 
     def finish(self, timeout_s: float) -> bool:
         """Run all submitted collectives, then end the thread; return whether it ended in time."""
-        self._jobs.put(None)
+        self._queue.put(None)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _work(self) -> None:
-        while (entry := self._jobs.get()) is not None:
-            job, outcome = entry
+        while (entry := self._queue.get()) is not None:
+            collective, outcome = entry
             error = None
             try:
-                job()
+                collective()
             except Exception as raised:
                 error = raised
             outcome.set_result(error)
-            del entry, job, outcome, error  # an idle thread keeps no tensor alive
+            del entry, collective, outcome, error  # an idle thread keeps no tensor alive

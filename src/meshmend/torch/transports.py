@@ -1,4 +1,4 @@
-"""How a process group moves tensors: by a transport, once its ranks have found each other."""
+"""The transports of a process group: sockets, or the messages of Gloo or NCCL."""
 
 import os
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ class TensorTransport(Protocol):
         """Run a task in place."""
 
     def interrupt(self) -> None:
-        """Stop waiting now."""
+        """Interrupt the run under way, or else the next one."""
 
     def close(self) -> None:
         """Close all connections."""
@@ -53,7 +53,7 @@ class SocketTensorTransport:
         self._transport.run(task, raw, timeout_s=timeout_s)
 
     def interrupt(self) -> None:
-        """Stop waiting now."""
+        """Interrupt the run under way, or else the next one."""
         self._transport.interrupt()
 
     def close(self) -> None:
@@ -75,7 +75,9 @@ def transport_of(options: Any, settings: Settings) -> TensorTransport:
             tells=True,
             window_bytes=settings.window_bytes,
         )
-        return SocketTensorTransport(transport, _exchanged(store, rank, n_ranks, transport.address))
+        return SocketTensorTransport(
+            transport, _all_addresses(store, rank, n_ranks, transport.address)
+        )
     kind = dist.ProcessGroupGloo if settings.transport == "gloo" else dist.ProcessGroupNCCL
     up, down = (
         kind(dist.PrefixStore(way, store), rank, n_ranks, options.timeout) for way in ("up", "down")
@@ -92,8 +94,8 @@ def _shared_secret(store: Any, rank: int, given: str) -> bytes:
     return bytes(store.get("meshmend-secret"))
 
 
-def _exchanged(store: Any, rank: int, n_ranks: int, address: Address) -> dict[int, Address]:
-    """Return the address on which every rank listens."""
+def _all_addresses(store: Any, rank: int, n_ranks: int, address: Address) -> dict[int, Address]:
+    """Publish this rank's address in the store; return the addresses of all ranks."""
     store.set(f"meshmend-address-{rank}", f"{address[0]}:{address[1]}")
     result = {}
     for peer in range(n_ranks):
