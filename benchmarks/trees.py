@@ -20,7 +20,7 @@ from meshmend.overlay.tree_packing import tree_packing
 from meshmend.planning import tree_finalists
 from meshmend.planning.pricing import Question, price
 from meshmend.planning.tree_formula import Pipeline
-from meshmend.planning.tree_search import Found, best_trees
+from meshmend.planning.tree_search import FastestTrees, best_trees
 from meshmend.schedule.trees import usual_tree_count
 from meshmend.topology.fabric import fabric
 from meshmend.topology.figures import mesh_figures
@@ -61,7 +61,7 @@ SHORT_OTHERS = (
 Figures = list[dict[str, Any]]
 
 
-def found(mesh: Mesh, payload_bytes: float) -> tuple[Found, dict[str, Any]]:
+def found(mesh: Mesh, payload_bytes: float) -> tuple[FastestTrees, dict[str, Any]]:
     """Return the best trees, and their figures as a JSON value."""
     start, cpu = time.perf_counter(), time.process_time()
     best = best_trees(mesh, REFERENCE, payload_bytes)

@@ -56,10 +56,10 @@ def test_a_coordinator_counts_workers_and_says_how_long_the_start_took(
     )
 
     assert lines == [
-        "chip (0, 0) is there, 1 of 2",
-        "chip (0, 1) is there, 2 of 2",
+        "chip (0, 0) connected, 1 of 2",
+        "chip (0, 1) connected, 2 of 2",
         "generation 1: 2 chips from step 0 on; all are ready",
-        "all 2 chips have finished step 7, 0.50 s after the last chip came",
+        "all 2 chips have finished step 7, 0.50 s after the last chip connected",
     ]
 
 
@@ -78,6 +78,6 @@ def test_a_loss_is_timed_from_the_first_worker_that_went(
     assert lines[1:] == [
         "chip (0, 1) is gone",
         "generation 2: 1 chip from step 6 on",
-        "all 1 chips have finished step 7, 1.00 s after the first chip went",
+        "all 1 chips have finished step 7, 1.00 s after the first chip left",
         "checkpoint of step 7 in a/b",
     ]

@@ -28,7 +28,7 @@ def test_an_old_name_sets_the_new_option_and_says_so_in_one_line(
 ) -> None:
     said, refused = lines_of(capsys, *command, *form.format(old).split(), "script.py")
 
-    assert said == f"meshmend: {old} is now {new}; the old name goes in the next release"
+    assert said == f"meshmend: {old} is now {new}; the next release removes the old name"
     assert f"'{new}'" in refused
     assert "greater than or equal to 0" in refused
 

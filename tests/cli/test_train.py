@@ -28,7 +28,7 @@ from meshmend.cli.main import run_line
         ("--lr 0", "--lr needs a number above 0, but got 0.0"),
         ("--lr nan", "--lr needs a number above 0, but got nan"),
         ("--steps 0", "'--steps'"),
-        ("--resume {tmp}", "--resume needs a run with a whole checkpoint"),
+        ("--resume {tmp}", "--resume needs a run with a complete checkpoint"),
         ("--run-dir /dev/null/run", "a run needs a folder of its own"),
         ("--data {tmp}", "files, one per class"),
         ("--testbed fast", "bandwidth"),

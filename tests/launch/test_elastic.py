@@ -350,7 +350,7 @@ def test_an_interrupted_run_leaves_no_worker(number: int, code: int, tmp_path: P
         (["--elastic", "nowhere.py"], "there is no file nowhere.py"),
         (["--elastic", "--inject", "kill 5,5 at 3", "{script}"], "--inject 'kill 5,5 at 3'"),
         (["--elastic", "--inject", "maim 0,0 at 3", "{script}"], "--inject cannot read"),
-        (["--elastic", "--slices", "4", "{script}"], "--slices does not go with --elastic"),
+        (["--elastic", "--slices", "4", "{script}"], "--slices cannot be used with --elastic"),
         (["--elastic", "--preload", "nosuchmodule", "{script}"], "cannot import nosuchmodule"),
         (["--elastic", "--run-dir", "{taken}", "{script}"], "a run needs a folder of its own"),
         (["--inject", "kill 0,0 at 3", "{script}"], "--inject and --run-dir need --elastic"),

@@ -136,11 +136,11 @@ def test_a_job_outlives_its_coordinator_and_a_worker(job: OnLoopback) -> None:
     assert first.end() == -signal.SIGKILL
     until(lambda: audit(job.run_dir / "ledger").steps == 100, why=lambda: first.err)
     second = job.coordinator()
-    until(lambda: "is there, 4 of 4" in second.err, why=lambda: second.err)
+    until(lambda: "connected, 4 of 4" in second.err, why=lambda: second.err)
     workers["0,1"].signal(signal.SIGKILL)
     until(lambda: "chip (0, 1) is gone" in second.err, why=lambda: second.err)
     again = job.worker("0,1")
-    until(lambda: second.err.count("is there, 4 of 4") == 2, why=lambda: second.err)
+    until(lambda: second.err.count("connected, 4 of 4") == 2, why=lambda: second.err)
     job.gate.touch()
 
     living = [again, *(worker for chip, worker in workers.items() if chip != "0,1")]
@@ -151,7 +151,7 @@ def test_a_job_outlives_its_coordinator_and_a_worker(job: OnLoopback) -> None:
     assert second.err.splitlines()[-1] == "meshmend: all workers have finished"
     assert re.findall(r": (\d) chips from", second.err)[-1] == "4"
     assert re.search(
-        r"all \d chips have finished step \d+, [\d.]+ m?s after the first chip went", second.err
+        r"all \d chips have finished step \d+, [\d.]+ m?s after the first chip left", second.err
     )
     found = audit(job.run_dir / "ledger")
     assert (found.steps, found.used, found.lost, found.repeated) == (200, 3200, 0, 0)
@@ -229,7 +229,7 @@ def test_a_worker_and_a_coordinator_end_when_they_are_asked_to(
     until(lambda: "waits for its coordinator" in worker.err, why=lambda: worker.err)
     coordinator = job.coordinator()
     other = job.worker("0,1", n_steps=10**6)
-    until(lambda: "is there, 2 of 4" in coordinator.err, why=lambda: coordinator.err)
+    until(lambda: "connected, 2 of 4" in coordinator.err, why=lambda: coordinator.err)
 
     for command in (worker, other, coordinator):
         command.signal(number)
@@ -290,7 +290,7 @@ def test_a_worker_with_other_arguments_is_refused_and_the_job_goes_on(
 ) -> None:
     coordinator = job.coordinator()
     workers = [job.worker("0,0")]
-    until(lambda: "is there, 1 of 4" in coordinator.err, why=lambda: coordinator.err)
+    until(lambda: "connected, 1 of 4" in coordinator.err, why=lambda: coordinator.err)
     wrong = job.worker("0,1", **other)
 
     assert wrong.end() == 1
@@ -306,7 +306,7 @@ def test_a_worker_with_other_arguments_is_refused_and_the_job_goes_on(
 def test_a_second_worker_of_a_chip_waits_quietly_and_gives_up(job: OnLoopback) -> None:
     coordinator = job.coordinator()
     first = job.worker("0,0")
-    until(lambda: "is there, 1 of 4" in coordinator.err, why=lambda: coordinator.err)
+    until(lambda: "connected, 1 of 4" in coordinator.err, why=lambda: coordinator.err)
     second = job.worker("0,0", "--wait-for-chip", "2")
 
     assert second.end() == 1
@@ -353,11 +353,11 @@ def test_a_coordinator_says_what_an_earlier_one_left_until_it_is_told_to_forget(
         environment = {"MESHMEND_SECRET": "s" * 32}
         waits = start("waits", *COORDINATOR_LINE, *state, **environment)
         until(lambda: "last heard of at step 177" in waits.err, why=lambda: waits.err)
-        assert "to begin anew, use --new" in waits.err
+        assert "to begin again, use --new" in waits.err
         assert record.exists()
 
         forgets = start("forgets", *COORDINATOR_LINE, *state, "--new", **environment)
-        until(lambda: "the job begins anew" in forgets.err, why=lambda: forgets.err)
+        until(lambda: "the job begins again" in forgets.err, why=lambda: forgets.err)
         assert not record.exists()
 
 
@@ -537,7 +537,7 @@ def test_the_hosts_of_a_testbed_train_together_through_a_death(
             kill_inside(workers[1, 0])
             until(lambda: "chip (1, 0) is gone" in told(), why=told)
             workers[1, 0] = worker((1, 0), "again")
-            until(lambda: told().count("is there, 4 of 4") == 2, why=told)
+            until(lambda: told().count("connected, 4 of 4") == 2, why=told)
             gate.touch()
             codes = [process.wait(HANG_S) for process in (coordinator, *workers.values())]
         finally:

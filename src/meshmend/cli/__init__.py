@@ -1,1 +1,1 @@
-"""Arguments in, exit code out."""
+"""The command line: one module per command."""

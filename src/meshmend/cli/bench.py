@@ -1,4 +1,4 @@
-"""`meshmend bench`: how long an allreduce really takes, ours beside Gloo's and OpenMPI's."""
+"""`meshmend bench`: how long an allreduce really takes: ours, Gloo's and OpenMPI's."""
 
 import os
 from pathlib import Path
@@ -61,11 +61,11 @@ def bench_command(
         typer.Option(
             "--repeat",
             metavar="N",
-            help="How often each is measured, after a first time that does not count.",
+            help="How often each is measured, after a warm-up that does not count.",
         ),
     ] = 5,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="SVG: the chart of ratio to the limit.")
+        Path | None, typer.Option("-o", "--output", help="Write an SVG chart: ratio to the limit.")
     ] = None,
     save: Annotated[
         Path | None,
@@ -76,8 +76,8 @@ def bench_command(
     """Measure how long an allreduce takes with one process per live chip of a mesh.
 
     First it measures the links, through the same sockets. With these figures auto chooses and the
-    simulator predicts. Then all take turns, so that noise slows them alike. Every result is
-    checked. The limit is what physics allows at the link rate asked for.
+    simulator predicts. Then all algorithms take turns, so that noise slows all of them equally.
+    Every result is checked. The limit is what physics allows at the link rate asked for.
 
     **Examples**
 

@@ -1,4 +1,4 @@
-"""What each chip of a training job is doing, followed from the run's events."""
+"""Derives the state of each chip of a training job from the run's events."""
 
 import itertools
 from collections.abc import Iterable
@@ -41,37 +41,37 @@ class ChipStates:
             for chip in everywhere
         }
         self._members: frozenset[Chip] = frozenset()
-        self._struck_at = 0  # the step after which the last fault came
+        self._fault_step = 0  # the step after which the last fault happened
 
     def __getitem__(self, chip: Chip) -> ChipState:
         return self._state[chip]
 
     def count(self, state: ChipState) -> int:
         """Return how many chips are in a state."""
-        return sum(own is state for own in self._state.values())
+        return sum(each is state for each in self._state.values())
 
     def feed(self, event: Event) -> None:
-        """Follow one event; kinds that say nothing of chips change nothing."""
+        """Follow one event; events that are not about chips change nothing."""
         match event:
             case GenerationBegan():
                 self._begin(frozenset(event.chips), frozenset(event.waiting))
             case StepFinished():
                 self._step(event.step)
             case FaultHappened():
-                self._struck_at = event.at_step or 0
+                self._fault_step = event.at_step or 0
                 self._fault(event.kind, event.chips)
             case WorkerLeft():
                 if self._state.get(event.chip) is not ChipState.HUNG:
                     self._set([event.chip], ChipState.DEAD)
 
     def _step(self, step: int) -> None:
-        """Show members as alive after a step: those that joined, and those that hung for a moment.
+        """Show members as alive after a step: those that joined, and those that hung only briefly.
 
         A step that was under way when a chip began to hang may be reported after the fault.
         """
         for chip in self._members:
             state = self._state[chip]
-            is_over = state is ChipState.HUNG and step > self._struck_at + 1
+            is_over = state is ChipState.HUNG and step > self._fault_step + 1
             if state is ChipState.JOINING or is_over:
                 self._state[chip] = ChipState.ALIVE
 
@@ -89,13 +89,13 @@ class ChipStates:
     def _fault(self, kind: FaultKind | None, chips: tuple[Chip, ...]) -> None:
         """Show a fault on its chips at once, before the next generation confirms it."""
         match kind:
-            case FaultKind.KILL | None:  # without a kind: they died by themselves
+            case FaultKind.KILL | None:  # without a kind: the chips died, no fault was injected
                 self._set(chips, ChipState.DEAD)
             case FaultKind.HANG:
                 self._set(chips, ChipState.HUNG)
             case FaultKind.REPAIR:
-                away = [chip for chip in chips if chip not in self._members]
-                self._set(away, ChipState.JOINING)
+                absent = [chip for chip in chips if chip not in self._members]
+                self._set(absent, ChipState.JOINING)
             case FaultKind.SLOW | FaultKind.CUT | FaultKind.FREEZE:
                 pass
             case _:

@@ -14,7 +14,7 @@ from typing import Any
 
 from meshmend.errors import InputError
 
-_PATIENCE_S = 1.0  # work that is done sooner shows no bar
+_SHOW_BAR_AFTER_S = 1.0
 _COMPILING = "compiling for the first use on this machine; this takes some seconds, once ..."
 
 
@@ -30,7 +30,11 @@ def note(line: str) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file, or say in one line why not."""
+    """Write a file, and make the folders above it.
+
+    Raises:
+        InputError: it cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -39,9 +43,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Raise InputError if one of these files cannot be written; call it before the work.
+    """Raise InputError if one of these files cannot be written.
 
-    It makes folders that are missing.
+    A command calls it before it starts long work. It makes folders that are missing.
     """
     for path in filter(None, paths):
         try:
@@ -55,7 +59,7 @@ def check_writable(*paths: Path | None) -> None:
 
 
 def check_readable(path: Path, what: str) -> None:
-    """Raise InputError if a file is not there or may not be read."""
+    """Raise InputError if a file does not exist or may not be read."""
     try:
         path.open("rb").close()
     except OSError as error:
@@ -69,7 +73,7 @@ def cache_dir() -> Path:
 
 
 class Bar:
-    """A bar on standard error that shows what is under way, once that takes over a second.
+    """A bar on standard error that shows the progress of work that takes more than a second.
 
     Call it with the current step and, if known, the share of all work that is done. It shows
     nothing in a quiet command, or if standard error is not a terminal.
@@ -81,7 +85,7 @@ class Bar:
         self._shown: Any = None
         self._closed = False
         self._lock = threading.Lock()
-        self._timer = threading.Timer(_PATIENCE_S, self._show)
+        self._timer = threading.Timer(_SHOW_BAR_AFTER_S, self._show)
         self._timer.daemon = True
         if not quiet and sys.stderr.isatty():
             self._timer.start()
@@ -95,7 +99,7 @@ class Bar:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Take the bar away while results are printed."""
+        """Hide the bar while results are printed."""
         with self._lock:
             if self._shown is not None:
                 self._shown.stop()
@@ -105,7 +109,7 @@ class Bar:
                 self._shown.start()
 
     def close(self) -> None:
-        """Take the bar away for good."""
+        """Remove the bar."""
         self._timer.cancel()
         with self._lock:
             self._closed = True
@@ -125,7 +129,7 @@ class Bar:
                 *columns,
                 console=Console(stderr=True),
                 transient=True,
-                redirect_stdout=False,  # results go where they were sent
+                redirect_stdout=False,  # results must reach the real standard output
                 redirect_stderr=False,
             )
             self._shown.add_task(self._step, total=None)
@@ -134,14 +138,16 @@ class Bar:
 
     def _draw(self) -> None:
         if self._shown is not None:
-            total = None if self._part is None else 1.0  # without one the bar runs to and fro
+            total = (
+                None if self._part is None else 1.0
+            )  # without a total the bar moves back and forth
             task = self._shown.task_ids[0]
             self._shown.update(task, description=self._step, total=total, completed=self._part)
 
 
 @contextmanager
 def progress(*, quiet: bool = False) -> Iterator[Bar]:
-    """Yield a bar that shows on a terminal what is under way; call it at each step."""
+    """Yield a bar that shows progress on a terminal; call it at each step."""
     bar = Bar(quiet=quiet)
     try:
         yield bar
@@ -150,7 +156,7 @@ def progress(*, quiet: bool = False) -> Iterator[Bar]:
 
 
 def compile_for_workers() -> None:
-    """Compile what the workers of a job need, or wait for a process of this host that does so."""
+    """Compile what the workers of a job need, or wait for a process of this host that does."""
     from meshmend.planning.compile_once import compile_once
 
     announce_compilation()
@@ -158,19 +164,19 @@ def compile_for_workers() -> None:
 
 
 def announce_compilation() -> None:
-    """Say on standard error, once, when Numba compiles instead of loading its cache.
+    """Print a line, once, when Numba compiles instead of loading its cache.
 
-    A second process then compiles ahead what the command will need later. This imports Numba: a
-    command reads its options first.
+    A second process then compiles what the command will need later. This function imports Numba,
+    which is slow, so a command reads its options before it calls this.
     """
     import numba.core.event as event
 
-    said: list[bool] = []
+    announced: list[bool] = []
 
     class Announcer(event.Listener):
         def on_start(self, event: Any) -> None:
-            if not said:
-                said.append(True)
+            if not announced:
+                announced.append(True)
                 note(f"meshmend: {_COMPILING}")
                 _compile_ahead()
 
@@ -183,4 +189,4 @@ def announce_compilation() -> None:
 def _compile_ahead() -> None:
     command = [sys.executable, "-m", "meshmend.planning.warm_up"]
     helper = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    atexit.register(helper.kill)  # it must not outlive the command, done or not
+    atexit.register(helper.kill)  # it must not outlive the command, even if unfinished

@@ -1,4 +1,4 @@
-"""`meshmend coordinator`: says who trains together, for workers on several hosts."""
+"""`meshmend coordinator`: decides which workers of several hosts train together."""
 
 import logging
 import os
@@ -76,21 +76,21 @@ def coordinator_command(
         typer.Option(
             "--state",
             metavar="FILE",
-            help="What the next coordinator must know if this one dies; gone when all is done.",
+            help="Keep what the next coordinator must know if this one dies; deleted at the end.",
         ),
     ] = None,
     new: Annotated[
         bool, typer.Option("--new", help="Forget what an earlier coordinator left in --state.")
     ] = False,
 ) -> int:
-    """Say who trains together: the coordinator of workers that run on several hosts.
+    """Run the coordinator of a job: it decides which workers of several hosts train together.
 
     Start it once, on a host that all workers can reach, and start one `meshmend worker` per chip.
     No step waits for it: if it is killed, training goes on. If it is started again at the same
     address, it learns the job from its workers. It ends when all workers have finished.
 
-    With --state it also remembers how far the job was when no worker is left: new ones then wait
-    for one that holds that state, instead of beginning again unseen.
+    With --state it also remembers how far the job was when no worker is left. New workers then
+    wait for a worker that holds that state, instead of silently training from step 0.
 
     **Examples**
 
@@ -117,14 +117,14 @@ def coordinator_command(
     endpoint = endpoint_from(listen, "--listen")
     secret = secret_from(os.environ, secret_file).encode()
     if new and state is None:
-        raise InputError("--new needs the file that it forgets; name it with --state FILE")
+        raise InputError("--new needs --state FILE, the file whose earlier run it forgets")
     with terminable():
         try:
             listener = listening(*endpoint)
             host, port = listener.getsockname()[:2]
             note(f"meshmend: the coordinator of job {job!r} on {begin} listens on {host}:{port}")
             if state is not None:
-                _tell_record(state, job, forget=new)
+                _report_record(state, job, forget=new)
             failure = _serve(listener, secret, spec, state)
         except TerminatedError:
             return TERMINATED
@@ -133,8 +133,8 @@ def coordinator_command(
     return 1 if failure else 0
 
 
-def _tell_record(file: Path, job: str, *, forget: bool) -> None:
-    """Say what an earlier coordinator of this job left, if anything; forget it if asked to."""
+def _report_record(file: Path, job: str, *, forget: bool) -> None:
+    """Print what an earlier coordinator recorded, if anything; with `forget`, delete it."""
     from meshmend.membership.record_file import load_history
 
     history = load_history(file, job)
@@ -142,21 +142,21 @@ def _tell_record(file: Path, job: str, *, forget: bool) -> None:
         return
     if forget:
         file.unlink(missing_ok=True)
-        note(f"meshmend: forgot the earlier run that {file} tells of; the job begins anew")
+        note(f"meshmend: forgot the earlier run recorded in {file}; the job begins again")
         return
     where = "unknown" if history.is_unknown else str(history.step)
     note(
-        f"meshmend: {file} tells of an earlier run, last heard of at step {where}; workers wait "
-        "for one that holds its state; to begin anew, use --new"
+        f"meshmend: {file} records an earlier run, last known at step {where}; workers wait for "
+        "one that holds its state; to begin again, use --new"
     )
 
 
 def _serve(listener: "socket.socket", secret: bytes, spec: "JobSpec", record: Path | None) -> str:
-    """Serve until all is over; return why the job has failed, or nothing."""
+    """Serve until the job is over; return why it failed, or an empty text."""
     from meshmend.cli.job_lines import JobLines
     from meshmend.membership.coordinator_server import CoordinatorServer
 
-    # JobLines prints whom the coordinator refuses, so the log need not say it again.
+    # JobLines prints which workers the coordinator refuses, so the log need not repeat it.
     logging.getLogger("meshmend.membership.coordinator").setLevel(logging.ERROR)
     lines = JobLines(spec.mesh.n_chips)
     coordinator = CoordinatorServer(listener, secret, spec, record_file=record, on_event=lines.take)

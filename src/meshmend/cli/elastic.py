@@ -1,4 +1,4 @@
-"""`meshmend run --elastic`: a script that survives the loss of chips, shown as plain lines."""
+"""`meshmend run --elastic`: runs a script that survives lost chips, and prints its events."""
 
 import sys
 from pathlib import Path
@@ -25,7 +25,7 @@ RunDirOption = Annotated[
 
 
 def run_elastic_script(run: "ElasticScript") -> int:
-    """Run a script through all faults; return 0 if it finished, else print why not."""
+    """Run a script through all faults; return 0 if it finished, else print why it did not."""
     from meshmend.cli.job_lines import job_line
     from meshmend.errors import TerminatedError
     from meshmend.launch.elastic_script import run_script

@@ -1,4 +1,4 @@
-"""The events of a coordinator as plain lines on standard error; steps are left out."""
+"""Prints the events of a coordinator on standard error, one line each; steps are left out."""
 
 import time
 from dataclasses import replace
@@ -29,7 +29,7 @@ _SHOWN = (
 
 
 def job_line(timed: TimedEvent) -> str | None:
-    """Return the line that stands for an event of a job, or None if it has none."""
+    """Return the line that shows an event of a job, or None if it is not shown."""
     if not isinstance(timed.event, _SHOWN):
         return None
     return _line(timed.t, event_words(timed.event))
@@ -38,12 +38,12 @@ def job_line(timed: TimedEvent) -> str | None:
 class JobLines:
     """Prints the events of a coordinator in this process, and how long each change took.
 
-    A change takes from the first worker that left, or else from the last that arrived, until every
-    chip of the new generation has finished a step.
+    A change begins when the first worker leaves, or else when the last one connects. It ends when
+    every chip of the new generation has finished a step.
     """
 
-    def __init__(self, n_whole: int) -> None:
-        self._n_whole = n_whole
+    def __init__(self, n_mesh_chips: int) -> None:
+        self._n_mesh_chips = n_mesh_chips
         self._connected: set[Chip] = set()
         self._started = time.monotonic()
         self._left_at: float | None = None
@@ -53,14 +53,14 @@ class JobLines:
         self._n_chips = 0
 
     def take(self, clock: float, event: Event) -> None:
-        """Print what an event of the coordinator says, if anything."""
+        """Print the line of an event, if it is shown."""
         t = clock - self._started
         match event:
             case events.WorkerArrived():
                 self._arrived_at = clock
                 self._connected.add(event.chip)
-                count = f"{len(self._connected)} of {self._n_whole}"
-                note(_line(t, f"chip {event.chip} is there, {count}"))
+                count = f"{len(self._connected)} of {self._n_mesh_chips}"
+                note(_line(t, f"chip {event.chip} connected, {count}"))
             case events.WorkerLeft() | events.WorkerTurnedAway():
                 self._connected.discard(event.chip)
                 self._left_at = self._left_at or clock
@@ -76,12 +76,12 @@ class JobLines:
             note(line)
 
     def _step(self, clock: float, event: events.WorkerStepped) -> None:
-        """Say how long a change took once its last chip has finished a step."""
+        """Print how long a change took, once its last chip has finished a step."""
         self._expected.discard(event.chip)
         since = self._left_at or self._arrived_at
         if self._expected or since is None:
             return
-        after = "the first chip went" if self._left_at else "the last chip came"
+        after = "the first chip left" if self._left_at else "the last chip connected"
         done = f"all {self._n_chips} chips have finished step {event.step}"
         note(_line(clock - self._started, f"{done}, {seconds(clock - since)} after {after}"))
         self._left_at = self._arrived_at = None

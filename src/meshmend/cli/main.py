@@ -1,7 +1,7 @@
 """The command line: arguments in, exit code out.
 
 0: done. 2: bad input, one line on standard error. 1: anything else, a wrong plan included.
-Commands import what they need when they run, so that `--help` answers at once.
+Commands import what they need when they run, so that `--help` is fast.
 """
 
 import os
@@ -85,7 +85,7 @@ def run_line(arguments: list[str]) -> int:
         return _failed(str(error), 2)
     except MeshmendError as error:
         return _failed(str(error), 1)
-    except BrokenPipeError:  # the reader went away, as `head` does: what is left goes nowhere
+    except BrokenPipeError:  # the reader has closed, as `head` does: discard the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:  # a full disk, a closed terminal

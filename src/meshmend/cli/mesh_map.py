@@ -1,4 +1,4 @@
-"""The map of a mesh in a terminal: one coloured cell a chip, or counts where it is too large."""
+"""Draws the map of a mesh in a terminal: a coloured cell per chip, or counts if it is too large."""
 
 import itertools
 import math
@@ -13,14 +13,14 @@ from meshmend.topology.failures import Chip, format_shape
 
 _CELL_WIDTHS = (4, 3, 2, 1)  # columns a chip takes, its gap included, the widest that fits
 _LAYER_GAP = 3
-_BLOCK = "▇"  # leaves a hair above it, so that chips in a column stay apart
+_BLOCK = "▇"  # leaves a thin gap above it, between the chips of a column
 
 
 def mesh_map(states: ChipStates, width: int, height: int) -> RenderableType:
-    """Return the map within so many columns and rows, with a legend of the states that occur.
+    """Return the map in at most `width` columns and `height` rows, with a legend of its states.
 
-    A mesh of more than two axes is shown layer by layer, side by side. One that does not fit
-    even with one column a chip becomes a line with the number of chips in each state.
+    A mesh of more than two axes is shown layer by layer, side by side. A mesh that does not
+    fit even with one column per chip becomes a line with the number of chips in each state.
     """
     for cell in _CELL_WIDTHS:
         per_row = _layers_per_row(states, width, cell)
@@ -48,13 +48,13 @@ def _n_lines(states: ChipStates, per_row: int) -> int:
 
 
 def _layers(states: ChipStates, per_row: int, cell: int) -> RenderableType:
-    own = [
+    layers = [
         _layer(states, layer, cell)
         for layer in itertools.product(*map(range, states.mesh.shape[:-2]))
     ]
     grid = Table.grid(padding=(0, _LAYER_GAP, 0, 0))
-    for at in range(0, len(own), per_row):
-        grid.add_row(*own[at : at + per_row])
+    for at in range(0, len(layers), per_row):
+        grid.add_row(*layers[at : at + per_row])
     return grid
 
 
@@ -72,7 +72,7 @@ def _layer(states: ChipStates, layer: Chip, cell: int) -> Text:
 
 
 def _append_cell(text: Text, state: ChipState, cell: int) -> None:
-    """Append a live chip as a block where there is room for one, any other by its sign."""
+    """Append a live chip as a block if there is room for one, and any other chip as its sign."""
     style = Style(color=state.colour, bold=True)
     if cell < 3:
         text.append(state.sign.ljust(cell), style=style)

@@ -1,7 +1,8 @@
-"""Options that several commands share, so that shapes and failures are written alike everywhere.
+"""Options that several commands share, so that shapes and failures are written the same everywhere.
 
-Imported at start-up: only what argument parsing needs. What reads an option imports no Numba and
-no torch either, so a command that reads its options first answers a mistake at once.
+This module is imported at start-up, so it imports only what argument parsing needs. Functions that
+read an option import neither Numba nor torch. So a command that reads its options first reports a
+mistake at once.
 """
 
 from collections.abc import Callable, Iterable
@@ -52,8 +53,8 @@ HolderTimeoutOption = Annotated[
     typer.Option(
         "--holder-timeout",
         min=0.0,
-        help="Seconds to wait for a chip that holds the latest state, when none is left, before "
-        "going on from a checkpoint.",
+        help="If no connected worker holds the latest state: seconds to wait for one, before going "
+        "on from a checkpoint.",
     ),
 ]
 StragglerTimeoutOption = Annotated[
@@ -74,16 +75,16 @@ _OLD_NAMES = {"stall": "straggler-timeout", "heartbeat": "heartbeat-timeout"}
 
 
 def _current_name(option: str) -> str:
-    """Return the name of an option today; one line on standard error says that it was renamed."""
+    """Return the current name of an option; if it was renamed, print a line on standard error."""
     if option not in _OLD_NAMES:
         return option
     name = _OLD_NAMES[option]
-    note(f"meshmend: --{option} is now --{name}; the old name goes in the next release")
+    note(f"meshmend: --{option} is now --{name}; the next release removes the old name")
     return name
 
 
-# The context settings of a command whose options were renamed. The parser hands every option that
-# it meets to this function, so old names work but `--help` does not list them.
+# The context settings of a command whose options were renamed. The parser passes the name of
+# every option to this function, so old names work, but `--help` does not list them.
 RENAMED_OPTIONS = {"token_normalize_func": _current_name}
 
 
@@ -95,7 +96,7 @@ def mesh_of(mesh: str, wrap: str, fail: list[str] | None) -> "Mesh":
 
 
 def check_algorithms(names: Iterable[str], *others: str) -> None:
-    """Raise InputError unless each name is an algorithm or one of the others."""
+    """Raise InputError unless each name is an algorithm or one of `others`."""
     from meshmend.schedule.algorithm_names import ALGORITHM_NAMES, check_algorithm_name
 
     for name in names:
@@ -123,7 +124,7 @@ MessageOverheadOption = Annotated[
 ]
 ChipBandwidthOption = Annotated[
     str | None,
-    typer.Option("--chip-bandwidth", metavar="1TB/s", help="What a chip can add; else unlimited."),
+    typer.Option("--chip-bandwidth", metavar="1TB/s", help="How fast a chip adds; else unlimited."),
 ]
 
 

@@ -40,7 +40,7 @@ AlgorithmOption = Annotated[
 CollectiveOption = Annotated[
     str,
     typer.Option(
-        "--collective", metavar="KIND", help="allreduce, or a half: reduce-scatter, all-gather."
+        "--collective", metavar="KIND", help="allreduce, or half of it: reduce-scatter, all-gather."
     ),
 ]
 
@@ -60,9 +60,8 @@ def plan_command(
 ) -> None:
     """Plan gradient summation around failed chips, and prove the plan right.
 
-    Builds the schedule, derives what may overlap, counts that every chip ends with every chip's
-    data exactly once, walks every hop, and proves that no two messages can block each other
-    forever.
+    Builds the schedule and derives what may overlap. Then it proves that every chip ends with the
+    data of every chip exactly once, that every hop is alive, and that messages cannot deadlock.
 
     **Examples**
 
@@ -76,7 +75,7 @@ def plan_command(
 
     broken = mesh_of(mesh, wrap, fail)
     check_algorithms([algorithm], "auto")
-    target, wanted = Target().but(payload, fabric), collective_named(collective)
+    target, wanted = Target().with_(payload, fabric), collective_named(collective)
     check_writable(output)
     announce_compilation()
     from meshmend.planning.plan import plan
@@ -108,7 +107,7 @@ def verify_command(
     fail: FailOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read a plan back and prove it anew: contributions, hops, and freedom from deadlock.
+    """Read a plan back and prove it again: contributions, hops, and freedom from deadlock.
 
     With --mesh (and --wrap, --fail) the plan must be for exactly that mesh. Exit code 1 means
     that the plan is wrong, 2 that the file cannot be used.
@@ -174,7 +173,7 @@ def _print_plan(plan: "Plan", *, as_json: bool) -> None:
 
 
 def _prediction(facts: dict[str, Any]) -> str:
-    """Return the predicted time beside the limit, or nothing where it was not simulated."""
+    """Return the predicted time and its ratio to the limit, or an empty text if not simulated."""
     from meshmend.units import format_bytes, format_time
 
     if facts["predicted_s"] is None:

@@ -34,14 +34,14 @@ def reproduce_command(
     message_overhead: MessageOverheadOption = None,
     chip_bandwidth: ChipBandwidthOption = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Only the two tables, no other readings.")
+        bool, typer.Option("--quick", help="Only the two tables, no other readings of the paper.")
     ] = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write a page: HTML, self-contained.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Put tables 1 and 2 of the paper beside what the simulator predicts.
+    """Compare tables 1 and 2 of the paper with what the simulator predicts.
 
     Calibrates the compute time of a step on the full-mesh columns alone, then predicts the
     fault-tolerant columns: with the paper's scheme, and with the best of ours. Takes two to

@@ -1,4 +1,4 @@
-"""`meshmend run`: a training script on every live chip of a mesh, on this machine."""
+"""`meshmend run`: runs a training script on every live chip of a mesh, on this machine."""
 
 import os
 from dataclasses import replace
@@ -28,7 +28,7 @@ from meshmend.variables import TRANSPORT
 if TYPE_CHECKING:
     from meshmend.launch.static_job import StaticJob
 
-# Everything after the script is the script's.
+# All arguments after the script belong to the script.
 CONTEXT = {"allow_interspersed_args": False, **RENAMED_OPTIONS}
 
 
@@ -100,9 +100,11 @@ def run_command(
     begin = mesh_of(mesh, wrap, fail)
     check_algorithms([algorithm], "auto")
     if not elastic and (inject or run_dir is not None):
-        raise InputError("--inject and --run-dir need --elastic: other jobs end with a lost chip")
+        raise InputError(
+            "--inject and --run-dir need --elastic: without it a lost chip ends the job"
+        )
     if elastic and slices:
-        raise InputError("--slices does not go with --elastic, which chooses them by size")
+        raise InputError("--slices cannot be used with --elastic, which chooses them by size")
     faults = tuple(parse_fault(text, begin) for text in inject or ())
     bandwidth = None if testbed is None else parse_bandwidth(testbed)
     if not is_module and not Path(script).is_file():

@@ -1,4 +1,4 @@
-"""`meshmend show`: look at a mesh, its rings, its routes, its link load."""
+"""`meshmend show`: shows a mesh, its rings, its routes and its link load."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any

@@ -55,23 +55,23 @@ def simulate_command(
     message_overhead: MessageOverheadOption = None,
     chip_bandwidth: ChipBandwidthOption = None,
     slices: Annotated[
-        int | None, typer.Option("--slices", help="Pieces to pipeline in; searched if not given.")
+        int | None, typer.Option("--slices", help="Slices of the payload; the best if not given.")
     ] = None,
     save_trace: Annotated[
         Path | None,
-        typer.Option("--save-trace", help="Write the fastest one's trace for a trace viewer."),
+        typer.Option("--save-trace", help="Write the fastest algorithm's trace, for a viewer."),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="SVG: the curve of a sweep, or the fastest's links."),
+        typer.Option("-o", "--output", help="Write an SVG: a sweep's curve, or busy links."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say what each algorithm costs on a mesh, and how far that is from what physics allows.
 
-    Simulates messages on links, with contention and latency. Beside the algorithms stand what
-    people do instead on a broken mesh: sub-mesh (the largest intact box), drop-lines (without
-    the rows or columns that hold failures) and rank-ring (a ring that is blind to the mesh).
+    Simulates messages on links, with contention and latency. For comparison
+    it adds what people do instead on a broken mesh: sub-mesh (the largest intact box), drop-lines
+    (without the rows or columns that hold failures) and rank-ring (a ring that ignores the mesh).
 
     **Examples**
 

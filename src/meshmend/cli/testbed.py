@@ -77,7 +77,7 @@ def up_command(
 @app.command("down")
 def down_command(
     name: NameArgument = None,
-    everything: Annotated[bool, typer.Option("--all", help="All that are up.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Take down all testbeds.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Take a testbed down, end what runs in it, and leave nothing behind."""
@@ -130,7 +130,7 @@ def exec_command(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The command to run.")],
     name: NameOption = None,
 ) -> None:
-    """Run a command on a chip; its exit code becomes ours.
+    """Run a command on a chip, and exit with its exit code.
 
     **Examples**
 
@@ -149,7 +149,7 @@ def exec_command(
 def fail_command(what: WhatArgument, name: NameOption = None, as_json: JsonOption = False) -> None:
     """Take chips, boards or links out of the live network and route around them.
 
-    Links go down; processes on a failed chip live on, cut off. To see how a job survives it,
+    Links go down; processes on a failed chip keep running, cut off. To see how a job survives this,
     kill its workers on these chips too.
     """
     from meshmend.testbed.bed import Testbed

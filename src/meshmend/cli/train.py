@@ -1,4 +1,4 @@
-"""`meshmend train`: a real model on a mesh that loses chips and gets them back."""
+"""`meshmend train`: trains a real model on a mesh that loses chips and gets them back."""
 
 import math
 import sys
@@ -58,7 +58,7 @@ DataOption = Annotated[
         help="Images in one folder per class, or text files; else data from Python packages.",
     ),
 ]
-StepsOption = Annotated[int, typer.Option("--steps", min=1, help="How many steps.")]
+StepsOption = Annotated[int, typer.Option("--steps", min=1, help="How many steps to train.")]
 BatchOption = Annotated[
     int, typer.Option("--batch", min=1, help="Samples of a step, over all chips.")
 ]
@@ -164,7 +164,9 @@ def train_command(
     faults = tuple(parse_fault(text, begin) for text in inject or ())
     bandwidth = parse_bandwidth(testbed) if testbed else None
     if resume is not None and not resume.is_dir():
-        raise InputError(f"--resume needs a run with a whole checkpoint, but {resume} is no folder")
+        raise InputError(
+            f"--resume needs a run with a complete checkpoint, but {resume} is no folder"
+        )
     compile_for_workers()
     from meshmend.launch.one_thread import compute_in_one_thread
 
@@ -210,7 +212,11 @@ def train_command(
 
 
 def _checkpoints(run: Path | None) -> Path | None:
-    """Return where the checkpoints of an earlier run are, given it or them."""
+    """Return the folder of checkpoints, given that folder or the run that contains it.
+
+    Raises:
+        InputError: there is no complete checkpoint.
+    """
     if run is None:
         return None
     from meshmend.train.checkpoint import complete_steps
@@ -218,13 +224,13 @@ def _checkpoints(run: Path | None) -> Path | None:
     inside = (run / "checkpoints").absolute()
     folder = inside if inside.is_dir() else run.absolute()
     if not complete_steps(folder):
-        raise InputError(f"--resume needs a run with a whole checkpoint, but {folder} has none")
+        raise InputError(f"--resume needs a run with a complete checkpoint, but {folder} has none")
     return folder
 
 
 @contextmanager
 def _shown(training: "Training", mesh: "Mesh") -> Iterator[Callable[["TimedEvent"], None]]:
-    """Yield what shows an event: a live picture on a terminal, else a line on standard error."""
+    """Yield a function that shows an event: in a live picture on a terminal, else as a line."""
     from meshmend.cli.training_display import TrainingDisplay, plain_line
 
     if sys.stderr.isatty():

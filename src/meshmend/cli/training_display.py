@@ -1,6 +1,6 @@
-"""A training run as it goes: a live picture on a terminal, plain lines anywhere else.
+"""Shows a training run while it goes on: a live picture on a terminal, plain lines elsewhere.
 
-Both are fed the events that the run writes to `events.jsonl`, and know nothing else of it.
+Both get the events that the run writes to `events.jsonl`, and know nothing else of it.
 """
 
 import math
@@ -61,9 +61,9 @@ _COLOURS: dict[type[Event], str] = {
 
 
 def plain_line(timed: TimedEvent, n_steps: int = 0) -> str | None:
-    """Return the line that stands for an event where there is no terminal.
+    """Return the line that shows an event where there is no terminal, or None.
 
-    Of `n_steps` steps about every twentieth has one, the first and the last among them.
+    About twenty of the `n_steps` steps have a line, including the first and the last.
     """
     event = timed.event
     if isinstance(event, StepFinished):
@@ -74,9 +74,9 @@ def plain_line(timed: TimedEvent, n_steps: int = 0) -> str | None:
 
 
 class LossSketch:
-    """The losses of a whole run in at most `n_most` numbers: neighbours are averaged as it grows.
+    """Keeps the losses of a run as a few averages; neighbours are merged as the run grows.
 
-    Memory is bounded however many steps there are.
+    It never holds more than `2 * n_most` averages, however many steps there are.
     """
 
     def __init__(self, n_most: int) -> None:
@@ -86,7 +86,7 @@ class LossSketch:
         self._per_mean = 1
 
     def add(self, loss: float) -> None:
-        """Take in the loss of one more step; one that is not finite is left out."""
+        """Add the loss of one more step; a loss that is not finite is left out."""
         if not math.isfinite(loss):
             return
         self._pending.append(loss)
@@ -102,20 +102,20 @@ class LossSketch:
     def sparkline(self) -> str:
         """Return the losses as a row of bars, highest loss highest."""
         n_each = math.ceil(len(self._means) / self._n_most) or 1
-        own = [
+        means = [
             statistics.fmean(self._means[at : at + n_each])
             for at in range(0, len(self._means), n_each)
         ]
-        low, high = min(own, default=0.0), max(own, default=0.0)
+        low, high = min(means, default=0.0), max(means, default=0.0)
         scale = (len(_SPARKS) - 1) / (high - low) if high > low else 0.0
-        return "".join(_SPARKS[round((loss - low) * scale)] for loss in own)
+        return "".join(_SPARKS[round((loss - low) * scale)] for loss in means)
 
 
 class TrainingDisplay:
     """A live picture of a run: mesh map, step, loss, samples/s, recoveries, the last events.
 
-    A context manager. It redraws when fed, at most ten times a second, and starts no thread, so
-    that workers may be forked while it shows.
+    A context manager. It redraws after an event, at most ten times a second. It starts no
+    thread, so that workers may be forked while it is shown.
     """
 
     def __init__(self, mesh: Mesh, n_steps: int, *, console: Console | None = None) -> None:
@@ -229,7 +229,7 @@ class TrainingDisplay:
             )
             for timed in self._events
         ]
-        # The panel keeps its height while the first events come.
+        # The panel keeps its height before the first events.
         lines += [Text("")] * (_N_EVENTS - len(lines))
         text = Text("\n").join(lines)
         text.overflow, text.no_wrap = "ellipsis", True

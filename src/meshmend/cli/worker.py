@@ -1,4 +1,4 @@
-"""`meshmend worker`: one chip of a job whose workers run on several hosts."""
+"""`meshmend worker`: runs the worker of one chip, for a job on several hosts."""
 
 import os
 import sys
@@ -14,10 +14,10 @@ from meshmend.cli.options import FailOption, LinkTimeoutOption, MeshOption, Wrap
 if TYPE_CHECKING:
     from meshmend.launch.forked_worker import Script
 
-# Everything after the script is the script's.
+# All arguments after the script belong to the script.
 CONTEXT = {"allow_interspersed_args": False}
 
-_ANSWER_S = 2.0
+_ANSWER_TIMEOUT_S = 2.0
 
 
 def worker_command(
@@ -106,13 +106,13 @@ def worker_command(
     )
 
     endpoint = endpoint_from(coordinator, "--coordinator")
-    mine = chip_from(chip, os.environ, begin)
+    own_chip = chip_from(chip, os.environ, begin)
     boards = board_from(board, begin)
     secret = secret_from(os.environ, secret_file)
     if not is_module and not Path(script).is_file():
         raise InputError(f"meshmend worker needs a script, but there is no file {script}")
     address = bind or address_toward(endpoint)
-    _await_answer(endpoint, secret.encode(), mine)
+    _warn_if_unanswered(endpoint, secret.encode(), own_chip)
     compile_for_workers()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from meshmend.launch.forked_worker import Script
@@ -121,7 +121,7 @@ def worker_command(
 
     environment = Environment(
         Settings(begin, algorithm=algorithm, bind=address, secret=secret),
-        chip=mine,
+        chip=own_chip,
         coordinator=endpoint,
         job=job,
         job_dir=run_dir.absolute() if run_dir else None,
@@ -132,20 +132,20 @@ def worker_command(
         wait_for_chip_s=wait_for_chip,
     )
     os.environ |= environment.to_environment()
-    return _work(Script(script, tuple(arguments or ()), is_module))
+    return _run_script(Script(script, tuple(arguments or ()), is_module))
 
 
-def _await_answer(endpoint: tuple[str, int], secret: bytes, chip: tuple[int, ...]) -> None:
-    """Say so if the coordinator is not there yet: the job will wait for it."""
+def _warn_if_unanswered(endpoint: tuple[str, int], secret: bytes, chip: tuple[int, ...]) -> None:
+    """Print a line if the coordinator does not answer yet; the worker then waits for it."""
     from meshmend.launch.hosts import is_answered
 
-    if not is_answered(endpoint, secret, within_s=_ANSWER_S):
+    if not is_answered(endpoint, secret, within_s=_ANSWER_TIMEOUT_S):
         host, port = endpoint
         note(f"meshmend: chip {chip} waits for its coordinator: nobody answers at {host}:{port}")
 
 
-def _work(script: "Script") -> int:
-    """Run a script in this process; return its exit code, its exception printed."""
+def _run_script(script: "Script") -> int:
+    """Run a script in this process; print its exception, if any, and return its exit code."""
     from meshmend.errors import RefusedError, TerminatedError
     from meshmend.launch.forked_worker import exit_code_of, script_body, words_of
     from meshmend.launch.termination import TERMINATED, soon_over
@@ -156,7 +156,7 @@ def _work(script: "Script") -> int:
         except TerminatedError:
             return TERMINATED
         except (RefusedError, KeyboardInterrupt):
-            raise  # one line will do
+            raise  # `main` prints one line, without a traceback
         except BaseException as error:
             if words := words_of(error):
                 print(words, end="", file=sys.stderr)

@@ -2,9 +2,9 @@
 
     python -m meshmend.planning.ahead_process PARENT < TASK
 
-It is a new process, not a fork: its parent may have threads, and has imported torch, which planning
-does not need. It dies with its parent. Training does not depend on it: a plan that is not in the
-folder is made when it is needed.
+It is a new process, not a fork, because its parent may have threads and has imported torch, which
+planning does not need. It dies with its parent. Training does not depend on it: if a plan is not in
+the folder, a worker makes it when it needs it.
 """
 
 import ctypes
@@ -32,10 +32,10 @@ _ONE_THREAD: Final = {
 
 
 class AheadProcess:
-    """A process that makes plans; `wait` must be called once for each.
+    """A running process that makes plans; `wait` must be called once for each process.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the process cannot be started.
     """
 
     def __init__(self, task: PlanTask) -> None:
@@ -79,20 +79,20 @@ class AheadProcess:
 
 
 def main() -> None:
-    """Do the task on standard input, until it is done or the parent process is gone."""
+    """Make the plans of the task on standard input; end early if the parent process ends."""
     os.nice(_LOWEST_PRIORITY)
     die_with_parent(int(sys.argv[1]))
     threading.Thread(target=_keep_compiler_out_of_memory, daemon=True).start()
     # Numba loads SciPy, where it is installed, for linear algebra that no plan needs: 13 MB.
-    sys.modules["scipy"] = None  # type: ignore[assignment]  # how Python marks what is not there
-    from meshmend.planning.plan_cache import plan_ahead  # takes a second: at low priority
+    sys.modules["scipy"] = None  # type: ignore[assignment]  # how Python marks an absent module
+    from meshmend.planning.plan_cache import plan_ahead  # takes a second, so not before `nice`
 
     task = decode_task(sys.stdin.buffer.read())
     plan_ahead(task.path, task.request, begin=task.begin)
 
 
 def _keep_compiler_out_of_memory() -> None:
-    """Drop the compiler's code from this process's memory again and again.
+    """Drop the compiler's code from this process's memory, 20 times a second.
 
     Loading a compiled kernel runs through much of LLVM, once. Its code is 45 MB that would stay
     resident for as long as this process lives; what is needed again comes from the page cache.
@@ -101,7 +101,7 @@ def _keep_compiler_out_of_memory() -> None:
     while True:
         time.sleep(_DROP_EVERY_S)
         for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
-            # Only code, which nobody writes to: what was written to would be lost.
+            # Only pages of code, which are never written: written pages would be lost.
             if "r-xp" in line and "libllvmlite" in line:
                 start, stop = (int(end, 16) for end in line.split()[0].split("-"))
                 libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _MADV_DONTNEED)

@@ -1,7 +1,7 @@
-"""The schedule of each collective on a mesh, and the tasks of one rank, each made once.
+"""Makes the schedule of each collective on a mesh, and the tasks of one rank, each once.
 
-Every schedule is proved before it is used. In reduce-scatter and all-gather rank i must own
-part i of the payload, as torch cuts it; a ring does that.
+Every schedule is proved before it is used. In reduce-scatter and all-gather, torch expects that
+rank i owns part i of the payload; a ring does that.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from meshmend.schedule.spanning import broadcast, tree_sum
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.topology.mesh import Mesh
 
-SHORT_BYTES = 1 << 15  # up to here one tree is faster than anything that cuts the payload
+SHORT_BYTES = 1 << 15  # up to here one tree is faster than schedules that cut the payload
 RING_MESSAGE_BYTES = 1 << 18
 TREE_MESSAGE_BYTES = 1 << 13
 MOST_SLICES = 16
@@ -41,12 +41,12 @@ _MOST_REMEMBERED = 256
 
 
 def proved_schedule(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) -> Proved:
-    """Return a proved schedule for a collective on payloads of a class, and its hazards."""
+    """Return a proved schedule for a collective on a class of payloads, and its hazards."""
     key = (mesh, algorithm, kind, class_bytes)
     if key not in _remembered:
         while len(_remembered) >= _MOST_REMEMBERED:
             _remembered.pop(next(iter(_remembered)))
-        _remembered[key] = _made(mesh, algorithm, kind, class_bytes)
+        _remembered[key] = _make(mesh, algorithm, kind, class_bytes)
     return _remembered[key]
 
 
@@ -61,12 +61,12 @@ def remember(
     """Prove a schedule that was made elsewhere; `proved_schedule` then returns it.
 
     Raises:
-        ProofError: it is wrong.
+        ProofError: the schedule is wrong.
     """
     _remembered[mesh, algorithm, kind, class_bytes] = _proved(mesh, schedule)
 
 
-def _made(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) -> Proved:
+def _make(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) -> Proved:
     if kind.name == "broadcast":
         return _proved(mesh, broadcast(mesh, kind.root))
     if kind.name == "allreduce":
@@ -82,9 +82,9 @@ def _made(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) ->
 
 
 def payload_class(kind: CollectiveCall, n_bytes: int) -> int:
-    """Return the size that payloads are planned for: the next power of four from 32 KiB on.
+    """Return the size to plan for: 32 KiB times the smallest sufficient power of four.
 
-    Only an allreduce is planned by its size.
+    Other collectives than allreduce have one class: 32 KiB.
     """
     largest = SHORT_BYTES
     while kind.name == "allreduce" and largest < n_bytes:
@@ -93,12 +93,12 @@ def payload_class(kind: CollectiveCall, n_bytes: int) -> int:
 
 
 def _proved(mesh: Mesh, schedule: Schedule) -> Proved:
-    """Return a schedule and its hazards; the routes, which no worker needs, are not kept."""
+    """Return a schedule and its hazards; routes are not kept, since no worker needs them."""
     return schedule, prove(mesh, schedule).hazards
 
 
 def prepare(mesh: Mesh, algorithm: str) -> None:
-    """Plan what most jobs need and load the compiled code, so that forked workers have it."""
+    """Plan what most jobs need and load compiled code, so that forked workers inherit both."""
     for name in ("broadcast", "all-gather", "reduce-scatter"):
         proved_schedule(mesh, algorithm, CollectiveCall(name), SHORT_BYTES)
     for n_bytes in (1, *_USUAL_BYTES):
@@ -119,13 +119,13 @@ class Catalogue:
         self._tasks: dict[tuple[CollectiveCall, int, str, str], Task] = {}
 
     def task(self, kind: CollectiveCall, n_elements: int, dtype: str, op: str = "sum") -> Task:
-        """Return this rank's part in a collective on so many elements."""
+        """Return this rank's part in a collective on `n_elements` elements."""
         key = (kind, n_elements, dtype, op)
         if key not in self._tasks:
-            self._tasks[key] = self._made(kind, n_elements, dtype, op)
+            self._tasks[key] = self._make(kind, n_elements, dtype, op)
         return self._tasks[key]
 
-    def _made(self, kind: CollectiveCall, n_elements: int, dtype: str, op: str) -> Task:
+    def _make(self, kind: CollectiveCall, n_elements: int, dtype: str, op: str) -> Task:
         n_bytes = n_elements * ITEMSIZES.get(dtype, 2)
         key = (kind, payload_class(kind, n_bytes))
         if key not in self._programs:
@@ -137,10 +137,10 @@ class Catalogue:
 
 
 def default_slices(schedule: Schedule, n_bytes: int) -> int:
-    """Return how many slices to cut a payload in, so that its largest message is of good size.
+    """Return how many slices to cut a payload in, so that the largest message has a good size.
 
-    A schedule that shares the payload out over all ranks is a pipeline by itself and needs few
-    slices; a schedule of trees needs many.
+    A schedule that divides the payload among all ranks is already a pipeline and needs few slices.
+    A schedule of trees needs many.
     """
     if not schedule.n_rows:
         return 1

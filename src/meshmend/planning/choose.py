@@ -1,7 +1,7 @@
-"""`auto`: the fastest algorithm and its parameters for a mesh, payload and fabric.
+"""`auto`: finds the fastest algorithm and its parameters for a mesh, payload and fabric.
 
 Algorithms are compared by simulation; bounds rule most of them out before that. Answers are kept in
-memory and, if a folder is given, on disk, so that the same question is not searched twice.
+memory and, if a folder is given, on disk, so that no search is repeated.
 """
 
 import hashlib
@@ -62,10 +62,11 @@ def choose(
 ) -> Choice:
     """Return the fastest algorithm for a connected mesh, among all that support it.
 
-    The answer is that for the payload class; none is more than 2 % faster for the payload itself.
+    The answer is the fastest for the payload's class. For the payload itself, no other is more than
+    2 % faster.
     """
     typical = payload_class_bytes(payload_bytes)
-    choice = _of_class(mesh, fabric, typical, cache_dir, progress)
+    choice = _choice_for_class(mesh, fabric, typical, cache_dir, progress)
     if choice.shape is None or choice.shape.window is None or payload_bytes == typical:
         return choice
     # Disjoint trees avoid delaying each other for one payload, not for its whole class.
@@ -77,7 +78,7 @@ def choose(
     return _known[question]
 
 
-def _of_class(
+def _choice_for_class(
     mesh: Mesh, fabric: Fabric, typical: float, cache_dir: Path | None, progress: ProgressCallback
 ) -> Choice:
     """Return the answer for a payload class: from memory, from disk, or searched now."""
@@ -87,7 +88,7 @@ def _of_class(
     path = None if cache_dir is None else cache_dir / f"{_key(mesh, fabric, typical)}.json"
     choice = _from_disk(path, mesh)
     if choice is None:
-        choice = _found(Question(mesh, typical, fabric), progress)
+        choice = _search(Question(mesh, typical, fabric), progress)
         _to_disk(path, choice)
     _known[question] = choice
     return choice
@@ -109,14 +110,14 @@ def chosen_schedule(mesh: Mesh, choice: Choice, collective: Collective) -> Sched
 
 
 def payload_class_bytes(payload_bytes: float) -> float:
-    """Return the payload that stands for its class."""
+    """Return the payload that represents its class."""
     if payload_bytes < 1:
         return 0.0
     octave = round(math.log2(payload_bytes) * _CLASSES_PER_OCTAVE) / _CLASSES_PER_OCTAVE
     return float(2**octave)
 
 
-def _found(question: Question, progress: ProgressCallback) -> Choice:
+def _search(question: Question, progress: ProgressCallback) -> Choice:
     best = None
     names = list(supported_names(question.mesh))
     for name, share in zip(names, ProgressShares(progress, len(names)).in_turn(), strict=True):
@@ -130,17 +131,19 @@ def _found(question: Question, progress: ProgressCallback) -> Choice:
 
 
 def _packing(mesh: Mesh, document: dict[str, list[Any]]) -> TreePacking:
-    """Return the packing of a document.
+    """Return the packing that a document holds.
 
     Raises:
-        TopologyError: it is not of spanning trees of the mesh.
+        TopologyError: its trees are not spanning trees of the mesh.
     """
     parents = np.array(document["parents"], dtype=np.int32)
     fits = parents.ndim == 2 and len(parents) > 0 and parents.shape[1] == mesh.n_live
     if not fits or not np.all(
         (mesh.neighbor_ranks == parents[:, :, None]).any(axis=2) | (parents == -1)
     ):
-        raise TopologyError(f"a packing needs a neighbour for a parent on {mesh}, but got others")
+        raise TopologyError(
+            f"a packing on {mesh} needs parents that are neighbours, but got others"
+        )
     return TreePacking(
         roots=np.argmin(parents, axis=1).astype(np.int32),
         parents=parents,

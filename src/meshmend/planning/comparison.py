@@ -1,4 +1,4 @@
-"""Algorithms side by side: what each costs for one payload, next to the physical limit."""
+"""Compares algorithms: what each costs for one payload, and the physical limit."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +38,7 @@ AUTO = "auto"
 class Comparison:
     """Prices of algorithms on the connected part of a mesh, fastest first.
 
-    `refused` says of each algorithm that was left out why it does not support this mesh.
+    `refused` maps each algorithm that does not support this mesh to its reason.
     """
 
     mesh: Mesh
@@ -50,7 +50,7 @@ class Comparison:
     refused: dict[str, str]
 
     def ratio(self, price: Price) -> float:
-        """Return a time over the limit."""
+        """Return the time of a price divided by the limit."""
         return price.time_s / self.limit.time_s if self.limit.time_s else 1.0
 
     def summary(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def _prices(
     *,
     may_refuse: bool,
 ) -> list[Price | UnsupportedError]:
-    """Return for each name its price or, if it may refuse the mesh, why it does."""
+    """Return the price of each name, or its refusal if `may_refuse` allows that."""
 
     def priced(share: int, name: str) -> Price | UnsupportedError:
         try:
@@ -154,7 +154,7 @@ def _prices(
         assert result is not None, "without a time to beat there is always a price"
         return result
 
-    # The event loop runs without the interpreter's lock; large tables are better one at a time.
+    # The event loop runs without the interpreter's lock; large tables are simulated one at a time.
     with ThreadPoolExecutor(2 if question.mesh.n_live <= _SIDE_BY_SIDE_CHIPS else 1) as pool:
         return list(pool.map(priced, range(len(names)), names))
 

@@ -1,8 +1,8 @@
-"""Compiles what workers need once per host, before they start: one compiles, the others wait.
+"""Compiles what workers need once per host: one process compiles, the others wait.
 
-Numba keeps compiled loops in a cache on disk, but does not keep two processes from compiling the
-same. Workers that start together on a cold cache would all compile everything, and while they do,
-they would miss their heartbeats.
+Numba keeps compiled loops in a cache on disk, but two processes may still compile the same loop.
+Workers that start together without a cache would all compile everything, and would miss their
+heartbeats meanwhile.
 """
 
 import fcntl
@@ -19,14 +19,17 @@ from typing import Final
 import llvmlite.binding  # type: ignore[import-untyped]
 
 _MODULE: Final = "meshmend.planning.warm_up"
-_SHARES: Final = (("plans",), ("shared", "exchange"))  # a process each; about as long as each other
+_SHARES: Final = (
+    ("plans",),
+    ("shared", "exchange"),
+)  # one process each; both take about equally long
 _PACKAGE: Final = Path(__file__).parents[1]
 
 
-def compile_once(say: Callable[[], None] = lambda: None) -> None:
-    """Return when all that workers need is compiled; call `say` first if this process does that.
+def compile_once(announce: Callable[[], None] = lambda: None) -> None:
+    """Return when all that workers need is compiled; call `announce` before compiling here.
 
-    Where no file can be kept, nothing is done: each worker then compiles for itself.
+    If no file can be written, nothing is done: each worker then compiles for itself.
     """
     folder = _cache_folder()
     mark = folder / f"meshmend-compiled-{_fingerprint()}"
@@ -36,7 +39,7 @@ def compile_once(say: Callable[[], None] = lambda: None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / "meshmend-compiling.lock"):
             if not mark.exists():
-                say()
+                announce()
                 if _compile():
                     mark.touch()
     except OSError:
@@ -44,7 +47,7 @@ def compile_once(say: Callable[[], None] = lambda: None) -> None:
 
 
 def _compile() -> bool:
-    """Compile all parts, as many at a time as there are; return whether all went well."""
+    """Compile all parts at the same time; return whether all succeeded."""
     commands = [[sys.executable, "-P", "-m", _MODULE, *share] for share in _SHARES]
     silent = subprocess.DEVNULL
     running = [subprocess.Popen(each, stdout=silent, stderr=silent) for each in commands]
@@ -53,7 +56,7 @@ def _compile() -> bool:
 
 
 def _cache_folder() -> Path:
-    """Return a folder that lives as long as Numba's cache does, or nearly so."""
+    """Return a folder that exists about as long as Numba's cache."""
     if named := os.environ.get("NUMBA_CACHE_DIR"):
         return Path(named)
     if os.access(_PACKAGE, os.W_OK):
@@ -62,7 +65,7 @@ def _cache_folder() -> Path:
 
 
 def _fingerprint() -> str:
-    """Return a text that changes when Numba would compile anew: other sources, another machine."""
+    """Return a text that changes when Numba compiles again: other sources, another machine."""
     parts = [version("numba"), sys.version, llvmlite.binding.get_host_cpu_name()]
     for path in sorted(_PACKAGE.rglob("*.py")):
         if b"numba" in (text := path.read_bytes()) or b"kernel" in text:
@@ -73,7 +76,7 @@ def _fingerprint() -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a file's lock, which goes with this process if it dies."""
+    """Hold a file's lock; the kernel releases it if this process dies."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -54,7 +54,7 @@ class Environment:
     """What the environment says about a process: its settings, its chip, its job.
 
     Without a mesh there are no settings, no chip and no board. `faults` holds the faults that a
-    worker injects into itself, as texts. A timeout of None is the worker's own.
+    worker injects into itself, as texts. A timeout of None means the worker's default.
     """
 
     settings: Settings | None = None
@@ -88,7 +88,7 @@ class Environment:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "Environment":
-        """Return what an environment says; warn of unknown names with our prefix.
+        """Return what an environment says; print a warning for unknown names with our prefix.
 
         Raises:
             InputError: a value cannot be read.
@@ -117,7 +117,7 @@ class Environment:
     def to_environment(self) -> dict[str, str]:
         """Return the variables that `from_environment` reads back as this.
 
-        All variables of a job are in it, so that they replace all of the launcher's own.
+        It contains all variables of a job, so that none of the launcher's own values stays.
         """
         host, port = self.coordinator or ("", 0)
         variables = {
@@ -141,7 +141,7 @@ def settings_from(environment: Mapping[str, str]) -> Settings:
     """Return the settings that an environment describes.
 
     Raises:
-        InputError: there is no mesh in it, or a value cannot be read.
+        InputError: it describes no mesh, or a value cannot be read.
     """
     settings = Environment.from_environment(environment).settings
     if settings is None:

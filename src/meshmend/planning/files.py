@@ -1,7 +1,7 @@
-"""Plan files: a schedule and the mesh it is for, as versioned JSON.
+"""Reads and writes plan files: a schedule and its mesh, as versioned JSON.
 
-The columns of the table are plain lists, so that any program can read them. What is derived
-(hazards, routes, proofs) is not stored: it is computed again and so cannot be out of date.
+The columns of the table are plain lists, so that any program can read them. Derived
+values (hazards, routes, proofs) are not stored: they are computed again, so they are never stale.
 """
 
 import json
@@ -63,9 +63,9 @@ def write_plan(
     pipeline: Pipeline | None = None,
     target: Target | None = None,
 ) -> None:
-    """Write a plan file; an earlier file of that name stays whole until the new one is there.
+    """Write a plan file; an earlier file stays intact until the new one is complete.
 
-    Several processes may write it at once; the file of the last one stays.
+    Several processes may write it at the same time; the last file stays.
 
     Raises:
         PlanFileError: the file cannot be written.
@@ -95,7 +95,7 @@ def read_plan(path: Path) -> PlanFile:
     """Return what a plan file holds.
 
     Raises:
-        PlanFileError: no such file, not a plan file, another version, or a damaged one.
+        PlanFileError: the file does not exist, is no plan file, is damaged, or has another version.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))

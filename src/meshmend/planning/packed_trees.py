@@ -1,4 +1,4 @@
-"""Packings by their parameters: gets trees from the overlay, and prepares them for the simulator.
+"""Makes packings from their parameters: trees of the overlay, prepared for the simulator.
 
 A `TreeShape` is small enough for a file and, with the mesh, gives the same trees again.
 """
@@ -26,9 +26,10 @@ from meshmend.topology.mesh import Mesh
 class TreeShape:
     """The parameters of a packing: with the mesh they give the same trees again.
 
-    `depth_slack` is how much deeper than the radius the trees may be, None: as deep as even
-    loads need. More `effort` searches longer. With a `window` the trees are channel-disjoint
-    instead, as many as possible, for slices that pass a channel in the time of so many hops.
+    `depth_slack` is how many hops deeper than the radius the trees may be; with None they are as
+    deep as even loads need. More `effort` means a longer search. With a `window` there are as many
+    channel-disjoint trees as possible instead. All slices then pass a channel within the time of
+    `window` hops.
     """
 
     n_trees: int
@@ -52,7 +53,7 @@ class Trees:
 
     @cached_property
     def figures(self) -> TreeFigures:
-        """Depth, and the load of both directions together; of disjoint trees the load upwards."""
+        """The depth, and the load of both directions together; for disjoint trees only upwards."""
         packing = self.packing
         both_ways = round(packing.max_load * packing.n_trees)
         load = packing.most_trees_up if self.shape.is_disjoint else both_ways
@@ -65,7 +66,7 @@ class Trees:
         return program_of(schedule, hazards, routes), remaining_hops(schedule, hazards, routes)
 
     def simulated(self, fabric: Fabric, payload_bytes: float, pipeline: Pipeline) -> Simulation:
-        """Return what the trees cost."""
+        """Return the simulation of the trees in a pipeline."""
         program, remaining = self._program_and_remaining_hops
         return simulate(
             program,
@@ -85,7 +86,7 @@ class Trees:
 def trees_of(mesh: Mesh, shape: TreeShape) -> Trees:
     """Return the trees of a shape; the last 16 are kept in memory.
 
-    Where no disjoint trees are found they are balanced ones, and the figures show it.
+    If no disjoint trees are found, the trees are balanced instead, as their figures show.
     """
     packing = None
     if shape.window is not None:

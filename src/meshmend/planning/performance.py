@@ -18,8 +18,8 @@ def simulate(
 ) -> Simulation:
     """Return what a plan costs, or the fastest plan of a mesh: its time and how busy the links are.
 
-    The payload is in bytes or in words such as "25MB", the fabric one of your own or the name of
-    a preset. Without them it is what the plan was made for: usually 100 MB on `reference`.
+    The payload is a number of bytes or a text such as "25MB". The fabric is one of your own or the
+    name of a preset. By default both are those of the plan: usually 100 MB on `reference`.
 
         >>> from meshmend import Mesh, plan, simulate
         >>> broken = Mesh((8, 8)).without("2x2@2,2")
@@ -29,7 +29,7 @@ def simulate(
         '211 us by rings, 112 us by trees'
 
     Raises:
-        InputError: a payload that cannot be read, or an unknown fabric.
+        InputError: the payload cannot be read, or the fabric is unknown.
     """
     if isinstance(what, Mesh):
         what = plan(what, payload=payload, fabric=fabric)
@@ -49,10 +49,10 @@ def limit(
         at least 85.7 us for 10 MB on reference, by bandw
 
     Raises:
-        InputError: a plan of a half of an allreduce, a payload that cannot be read, or an unknown
-            fabric.
+        InputError: the plan is for half of an allreduce, the payload cannot be read, or the fabric
+            is unknown.
     """
     if isinstance(what, Plan):
         return what.limit(payload, fabric)
-    target = Target().but(payload, fabric)
+    target = Target().with_(payload, fabric)
     return limit_of_mesh(largest_part(what), target.fabric, target.payload_bytes)

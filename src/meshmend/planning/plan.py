@@ -84,16 +84,16 @@ class Plan:
     ) -> Simulation:
         """Return what this plan costs by simulation: for its own payload and fabric, or for others.
 
-        If `auto` chose the plan for these, it runs in the pipeline of that choice, otherwise in the
-        number of slices that makes it fastest.
+        For a payload and fabric that `auto` chose the plan for, it runs in the pipeline of that
+        choice, otherwise in the number of slices that is fastest.
 
             >>> plan(Mesh((4, 4)), "ring-1d").predicted("25MB", "tpu-v3").slices
             2
 
         Raises:
-            InputError: a payload that cannot be read, or an unknown fabric.
+            InputError: the payload cannot be read, or the fabric is unknown.
         """
-        target = self.target.but(payload, fabric)
+        target = self.target.with_(payload, fabric)
         return self._own_prediction if target == self.target else self._simulated(target, None)
 
     def limit(self, payload: Payload | None = None, fabric: Fabric | str | None = None) -> Limit:
@@ -104,15 +104,15 @@ class Plan:
             1.30 times the limit
 
         Raises:
-            InputError: a plan of a half of an allreduce, for which no limit is proved; a payload
-                that cannot be read, or an unknown fabric.
+            InputError: the plan is for half of an allreduce, for which no limit is proved; or the
+                payload cannot be read, or the fabric is unknown.
         """
         if self.schedule.collective is not Collective.ALLREDUCE:
             raise InputError(
-                f"a limit is proved for an allreduce, but this is the plan of the collective "
+                f"a limit needs the plan of an allreduce, but this is the plan of the collective "
                 f"{self.schedule.collective}; plan an allreduce"
             )
-        target = self.target.but(payload, fabric)
+        target = self.target.with_(payload, fabric)
         return limit(self.placement.mesh, target.fabric, target.payload_bytes)
 
     @cached_property
@@ -141,7 +141,7 @@ class Plan:
     def summary(self) -> dict[str, Any]:
         """Return the figures of the plan as a JSON value.
 
-        The predicted time is None where its simulation would take long.
+        The predicted time is None if its simulation would take long.
         """
         routes = self.placement.routes
         stretch = stretch_of(self.placement.mesh, routes)
@@ -201,19 +201,20 @@ def plan(
 ) -> Plan:
     """Return a proved plan for the largest connected part of a mesh.
 
-    `auto` takes the algorithm that is fastest for this payload (bytes, or words such as "25MB";
-    100 MB if not given) on this fabric (one of your own, or the name of a preset; `reference` if
-    not given). Its choice is kept in `cache_dir`, if given. `progress` is called as a step begins.
+    `auto` takes the algorithm that is fastest for the payload on the fabric. The payload is a number
+    of bytes or a text such as "25MB"; by default 100 MB. The fabric is one of your own or the name
+    of a preset; by default `reference`. The choice is kept in `cache_dir`, if given. `progress` is
+    called when a step begins.
 
         >>> plan(Mesh((4, 4)).without("2x2@0,2"), payload="25MB", fabric="tpu-v3")
         <Plan for 4x4 less 2x2@0,2: trees allreduce over 12 ranks, proved exact>
 
     Raises:
-        InputError: an unknown algorithm, collective or fabric, a payload that cannot be read, or
-            a mesh that the algorithm does not support; the message then names one that does.
+        InputError: the algorithm, collective or fabric is unknown, or the payload cannot be read.
+        UnsupportedError: the algorithm does not support the mesh; the message names another.
     """
     collective = collective_named(collective)
-    target = Target().but(payload, fabric)
+    target = Target().with_(payload, fabric)
     halves = ProgressShares(progress, 2)
     steps = _Steps(halves.of(1) if algorithm == AUTO else progress)
     part = largest_part(mesh)
@@ -238,14 +239,14 @@ def plan(
 def load_plan(
     path: str | Path, *, mesh: Mesh | None = None, progress: ProgressCallback = no_progress
 ) -> Plan:
-    """Return the plan of a file, proved again; a given mesh must be the plan's own.
+    """Return the plan of a file, proved again; if `mesh` is given, it must be the plan's mesh.
 
         >>> plan(Mesh((2, 2)), "ring-1d").save("plan.json")
         >>> load_plan("plan.json").proof.method
         'exact'
 
     Raises:
-        PlanFileError: a file that cannot be read, or that is for another mesh.
+        PlanFileError: the file cannot be read, or is for another mesh.
         ProofError: the plan is wrong.
     """
     steps = _Steps(progress)

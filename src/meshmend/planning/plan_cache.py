@@ -1,7 +1,7 @@
-"""Plans made before they are needed: for the loss of each single board, kept in a folder.
+"""Makes plans before they are needed, for the loss of each single board; keeps them in a folder.
 
 After a failure the job waits for the new plan, so the plan is made while nothing is wrong. A worker
-that needs a plan looks into the folder first, and makes the plan itself if it is not there.
+that needs a plan looks into the folder first, and makes the plan itself if there is none.
 """
 
 import fcntl
@@ -57,7 +57,7 @@ def board_losses(mesh: Mesh, board: tuple[int, ...]) -> Iterator[Mesh]:
 def plan_losses(request: PlanRequest, *, for_s: float) -> int:
     """Plan for a mesh, then for the loss of each of its boards while there is time.
 
-    Returns the number of meshes that have plans now, in the memory of this process.
+    It returns how many meshes have plans now, in the memory of this process.
     """
     load_event_loop()
     deadline = time.monotonic() + for_s
@@ -75,9 +75,9 @@ def plan_losses(request: PlanRequest, *, for_s: float) -> int:
 def plan_ahead(folder: Path, request: PlanRequest, *, begin: float = 0.0) -> None:
     """Put plans into a folder for the loss of each board, then for the mesh as it is now.
 
-    The last plan is for a chip that comes back, which has planned nothing yet. Several processes
-    may fill one folder: each begins after another share `begin` of the losses, 0 to 1, and leaves
-    out the plans that are there. A loss that the algorithm does not support is left out.
+    The last plan is for a chip that joins again, which has planned nothing yet. Several processes
+    may fill one folder. Each begins at another place `begin` in the list of losses, from 0 to 1,
+    and skips plans that exist. A loss that the algorithm does not support is skipped.
     """
     losses = list(board_losses(request.mesh, request.board))
     first = int(begin * len(losses))
@@ -87,7 +87,7 @@ def plan_ahead(folder: Path, request: PlanRequest, *, begin: float = 0.0) -> Non
 
 
 def store_plans(folder: Path, mesh: Mesh, algorithm: str, sums: SumSizes) -> None:
-    """Plan sums for a mesh and put the plans into the folder, unless they are there."""
+    """Plan sums for a mesh and put the plans into the folder, unless they exist."""
     for class_bytes in payload_classes(sums):
         path = _path(folder, mesh, algorithm, class_bytes)
         if mesh.n_live > 1 and not path.exists():
@@ -98,8 +98,9 @@ def store_plans(folder: Path, mesh: Mesh, algorithm: str, sums: SumSizes) -> Non
 def load_or_make_plans(folder: Path, mesh: Mesh, algorithm: str, sums: SumSizes) -> None:
     """Load the plans for a mesh into memory; make those that are not in the folder.
 
-    One of the processes that need a plan makes it, and the others wait and read it: if all made the
-    same plan at once, they would share the cores. That process may hang, so none waits for long.
+    One of the processes that need a plan makes it; the others wait and read it. If all made the
+    same plan at once, they would compete for the cores. That process may hang, so the others wait
+    two seconds at most.
     """
     load_plans(folder, mesh, algorithm, sums)
     if all(is_remembered(mesh, algorithm, _ALLREDUCE, size) for size in payload_classes(sums)):
@@ -137,7 +138,7 @@ def _lock(folder: Path) -> Iterator[None]:
 
 
 def load_plans(folder: Path, mesh: Mesh, algorithm: str, sums: SumSizes) -> None:
-    """Read the plans for a mesh from the folder: those that are there, whole, and proved right."""
+    """Load the plans for a mesh from the folder: those that can be read and are proved right."""
     for class_bytes in payload_classes(sums):
         if is_remembered(mesh, algorithm, _ALLREDUCE, class_bytes):
             continue

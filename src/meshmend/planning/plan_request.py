@@ -1,6 +1,6 @@
 """What to plan before it is needed: a request, and the task of the process that makes the plans.
 
-Imports little: the process reads its task before it imports the planner.
+Imports little, because the process reads its task before it imports the planner.
 """
 
 import json
@@ -29,7 +29,7 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class PlanTask:
-    """A request, the folder of its plans, and the share of the losses, 0 to 1, to begin after."""
+    """A request, the folder of its plans, and where in the list of losses to begin, 0 to 1."""
 
     folder: str
     request: PlanRequest
@@ -60,7 +60,7 @@ def decode_task(data: bytes) -> PlanTask:
     """Return the task that `encode_task` wrote.
 
     Raises:
-        MessageError: the bytes are no task.
+        MessageError: the bytes are not a task.
     """
     try:
         document = json.loads(data)

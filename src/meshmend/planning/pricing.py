@@ -1,4 +1,4 @@
-"""What an algorithm costs on a mesh and fabric: built, placed, and simulated.
+"""Finds what an algorithm costs on a mesh and fabric: builds, places and simulates it.
 
 Knows every algorithm and, for comparison, the baselines on an intact part of a broken mesh.
 """
@@ -29,7 +29,11 @@ BASELINES: dict[str, Callable[[Mesh], IntactPart]] = {
     "sub-mesh": largest_box,
     "drop-lines": without_lines,
 }
-_INTACT = ("row-pair", "two-d", "rank-ring")  # for baselines: the first that supports the part
+_ON_INTACT_PART = (
+    "row-pair",
+    "two-d",
+    "rank-ring",
+)  # for baselines: the first that supports the part
 
 MAX_MESSAGES = 16_000_000  # of one search for slices
 
@@ -73,7 +77,7 @@ def price(
 ) -> Price | None:
     """Return what a named algorithm or baseline costs, with the best slices unless given.
 
-    With `below_s`, returns None if a bound shows that it takes longer than that.
+    With `below_s`, it returns None if a bound shows that it takes longer than that.
 
     Raises:
         UnsupportedError: the algorithm does not support this mesh.
@@ -145,7 +149,7 @@ def _program(mesh: Mesh, name: str) -> Program:
 
 def _baseline(mesh: Mesh, name: str) -> tuple[Program, int, str]:
     part = BASELINES[name](mesh)
-    for candidate in _INTACT:
+    for candidate in _ON_INTACT_PART:
         try:
             program = program_on_part(part, mesh, candidate, Collective.ALLREDUCE)
         except UnsupportedError:
@@ -185,9 +189,9 @@ def _least_ring_time(question: Question, name: str) -> float:
 
 
 def _least_time(question: Question, program: Program) -> float:
-    """Return a time that no number of slices beats: its chain of empty messages, its busiest link.
+    """Return a time that no number of slices beats: of its empty messages or its busiest link.
 
-    Empty messages still queue, so the time of the chain may be a little long; 2 % are taken off.
+    Empty messages still queue, so their time may be a little too long; 2 % are taken off.
     """
     fabric = question.fabric
     empty_s = simulate(program, fabric, payload_bytes=0, slices=1).time_s

@@ -1,4 +1,4 @@
-"""Progress of long work: the current step in words and, where known, the part that is done."""
+"""Reports the progress of long work: the current step and, if known, the part that is done."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -22,7 +22,7 @@ class ProgressShares:
         self._parts = [0.0] * n_shares
 
     def of(self, share: int) -> ProgressCallback:
-        """Return the callback of one piece; its part never falls."""
+        """Return the callback of one piece; its part never decreases."""
 
         def report(step: str, part: float | None = None, /) -> None:
             self._parts[share] = max(self._parts[share], part or 0.0)

@@ -1,4 +1,4 @@
-"""The only way to prove a schedule: every schedule passes here before it is measured or run.
+"""Proves schedules: every schedule is proved here before it is measured or run.
 
 Knows schedules and meshes, not where a schedule comes from or what it is used for.
 """
@@ -61,7 +61,7 @@ def prove(
 def check_probe(mesh: Mesh, schedule: Schedule) -> None:
     """Prove that the messages of a schedule cross live links and cannot deadlock.
 
-    This is for schedules that only measure links: they promise no data, so there are no
+    This is for schedules that only measure links. They deliver no sums, so there are no
     contributions to count.
 
     Raises:

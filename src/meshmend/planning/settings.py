@@ -19,7 +19,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Settings:
-    """How a process group runs; `n_slices` 0 means by the size of the payload."""
+    """How a process group runs; with `n_slices` 0 the payload's size decides."""
 
     mesh: Mesh
     algorithm: str = AUTO
@@ -41,6 +41,4 @@ class Settings:
             check_secret(self.secret, SECRET.name)
         for variable, number in ((SLICES, self.n_slices), (WINDOW, self.window_bytes)):
             if number < 0:
-                raise InputError(
-                    f"{variable.name} needs a number that is not negative, but got {number}"
-                )
+                raise InputError(f"{variable.name} needs 0 or more, but got {number}")

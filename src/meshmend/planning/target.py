@@ -23,11 +23,11 @@ class Target:
         if not (math.isfinite(self.payload_bytes) and self.payload_bytes >= 0):
             raise InputError(f"a payload needs to be 0 bytes or more, but got {self.payload_bytes}")
 
-    def but(self, payload: Payload | None, fabric: Fabric | str | None) -> "Target":
-        """Return this target with another payload or fabric, where one is given.
+    def with_(self, payload: Payload | None, fabric: Fabric | str | None) -> "Target":
+        """Return this target with another payload or fabric, if given.
 
         Raises:
-            InputError: a payload that cannot be read, or an unknown fabric.
+            InputError: the payload cannot be read, or the fabric is unknown.
         """
         return Target(
             self.payload_bytes if payload is None else _bytes_of(payload),

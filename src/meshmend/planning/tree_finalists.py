@@ -1,4 +1,4 @@
-"""Which packings are worth simulating: ranked by formula, packed until no other can win.
+"""Finds the packings that are worth simulating: by formula, until no other packing can win.
 
 First every shape gets the figures that it will probably reach. Then the overlay packs shapes in the
 order of the formula, and the formula ranks them again by the figures that they reached. Nothing is
@@ -31,16 +31,16 @@ _WINDOWS_PER_PAYLOAD = 3  # one loses up to 1.5 %, six gain nothing
 # A payload whose window is longer than this many radii is not for disjoint trees: links still carry
 # data up long after other data comes down. One loses up to 14 %, six gain nothing.
 _LONGEST_WINDOW_RADII = 3
-# Packing takes time that grows with the mesh, so how many balanced packings there may be and how
-# much effort is worth it depends on its size.
+# Packing takes time that grows with the mesh. So its size limits how many balanced packings are
+# tried, and with how much effort.
 _SMALL_RANKS, _HUGE_RANKS = 128, 2048
 _PACKINGS_IF_SMALL, _PACKINGS_USUALLY, _PACKINGS_IF_HUGE = 25, 5, 2
 _MOST_EFFORT = 4
 _RANKS_TIMES_TREES_PER_EFFORT = 3_700  # smaller forests get more attempts anyway
 _MOST_RANKS_TIMES_TREES_FOR_EFFORT = 30_000
 _MOST_RANKS_TIMES_TREES_IF_SMALL = 500
-# A payload that keeps a link busy for so many times the hops to the middle does not gain from a
-# hop less: it would be less than 1/300 of the time.
+# A payload that keeps a link busy for this many times the hops to the middle gains too little from
+# one hop less: less than 1/300 of the time.
 _LONG_PAYLOAD_RADII = 300
 
 
@@ -76,10 +76,10 @@ def balanced_shapes(figures: MeshFigures) -> Iterator[tuple[TreeShape, TreeFigur
 def disjoint_shapes(
     figures: MeshFigures, request: PipelineRequest
 ) -> Iterator[tuple[TreeShape, TreeFigures]]:
-    """Yield channel-disjoint trees for a payload, none if it is too long for them.
+    """Yield channel-disjoint trees for a payload; none if the payload is too long for them.
 
-    Beside the window of the formula it tries the next shorter ones: with fewer slices they may
-    allow less depth.
+    Besides the window of the formula it tries the next shorter ones: with fewer slices, trees may
+    be less deep.
     """
     n_trees, radius = figures.min_degree, figures.radius
     if n_trees < 2 or not request.payload_bytes:
@@ -94,7 +94,7 @@ def disjoint_shapes(
 
 
 def _packed_by_formula(figures: MeshFigures, request: PipelineRequest) -> dict[TreeShape, float]:
-    """Return the formula's time of each shape packed, until no other of its kind can win."""
+    """Pack shapes until no other of their kind can win; return the formula's time of each."""
     mesh = figures.mesh
     shapes = [*balanced_shapes(figures), *disjoint_shapes(figures, request)]
     untried = {shape: request.likely_s(likely) for shape, likely in shapes}

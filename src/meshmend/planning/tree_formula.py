@@ -1,8 +1,8 @@
-"""How long trees take, by a formula that ranks packings before anything is simulated.
+"""A formula for the time of trees, which ranks packings before anything is simulated.
 
-Few shallow trees suit short payloads, many even ones suit long payloads. The formula knows how
-deep the trees are and how many of them the busiest link carries. It is off by up to 15 %, so the
-simulator decides. Knows no mesh and no packing.
+Few shallow trees suit short payloads; many trees with even loads suit long payloads. The formula
+knows how deep the trees are and how many of them the busiest link carries. It is off by up to 15 %,
+so the simulator decides. It knows no mesh and no packing.
 """
 
 import math
@@ -17,7 +17,8 @@ MOST_SLICES = 1024  # the most that `benchmarks/trees.py` has used is 652
 class TreeFigures:
     """What the formula needs to know of a packing: depth, and trees on the busiest link.
 
-    Of disjoint trees `load` counts those that go up the busiest channel: data comes down later.
+    For disjoint trees, `load` counts only those that go up the busiest channel: data comes down
+    later.
     """
 
     n_trees: int
@@ -85,7 +86,7 @@ class TreeFormula:
         return self._hop_and_interval_s(slices)[1]
 
     def window_hops(self, slices: int) -> int:
-        """Return in how many hops' time all slices pass the busiest link."""
+        """Return the time in which all slices pass the busiest link, counted in hops."""
         hop_s, interval_s = self._hop_and_interval_s(slices)
         return int(slices * interval_s / hop_s)
 
@@ -107,7 +108,7 @@ class TreeFormula:
 
 @dataclass(frozen=True)
 class PipelineRequest:
-    """A payload to be summed on a fabric, in so many slices (None: any number)."""
+    """A payload to be summed on a fabric, in `slices` slices (None: any number)."""
 
     fabric: Fabric
     payload_bytes: float
@@ -118,6 +119,6 @@ class PipelineRequest:
         return TreeFormula(figures, self.fabric, self.payload_bytes)
 
     def likely_s(self, figures: TreeFigures) -> float:
-        """Return about how long such trees take, in the requested or the best number of slices."""
+        """Return about how long these trees take, in the requested or the best number of slices."""
         formula = self.formula(figures)
         return formula.time_s(self.slices or formula.best_slices())

@@ -1,9 +1,10 @@
-"""The search for the fastest trees: gets packings from the overlay, then times from the simulator.
+"""Searches for the fastest trees: packings come from the overlay, times from the simulator.
 
 `tree_finalists` picks a few packings by formula. Each is simulated with the pipeline of the
-formula, then with a few others near it. Time grows by the same step with every slice once a
-pipeline is full, so a few slices of the right size tell how long all of them take; only the
-answer is simulated whole. Deterministic, and bounded in messages.
+formula, then with a few others near it. Once a pipeline is full,
+every further slice takes the same time. So a few slices of the right size show how long all of them
+take; only the answer is simulated completely. The search is deterministic, and it simulates a
+bounded number of messages.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from meshmend.simulator.rules import Simulation
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.mesh import Mesh
 
-MAX_MESSAGES = 6_000_000  # simulated before the answer is, which comes on top
+MAX_MESSAGES = 6_000_000  # simulated by the search; those of the answer come on top
 
 # Found by trying. Losses and gains are what `benchmarks/tune_trees.py` finds on small meshes.
 #
@@ -37,8 +38,8 @@ _OTHER_DELAYS_IF_ESTIMATED = (1.0, 1.6)
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """The fastest trees found, how to pipeline them, and what that costs."""
+class FastestTrees:
+    """The fastest trees that the search found, their pipeline, and its simulation."""
 
     trees: Trees
     pipeline: Pipeline
@@ -52,7 +53,7 @@ def best_trees(
     *,
     slices: int | None = None,
     progress: Callable[[str], None] = lambda step: None,
-) -> Found:
+) -> FastestTrees:
     """Return the fastest trees found for a payload; with `slices` given, for that number."""
     request = PipelineRequest(fabric, payload_bytes, slices)
     progress("trees: packing")
@@ -68,7 +69,7 @@ def best_trees(
         tries.sort(key=lambda attempt: attempt[0])
         improved = [search.improved(*attempt) for attempt in tries]
         _, trees, pipeline = min(improved, key=lambda attempt: attempt[0])
-    return Found(trees, pipeline, search.simulated_whole(trees, pipeline))
+    return FastestTrees(trees, pipeline, search.simulated_whole(trees, pipeline))
 
 
 def best_pipeline(trees: Trees, fabric: Fabric, payload_bytes: float) -> Pipeline:
@@ -104,7 +105,7 @@ class _PipelineSearch:
     def improved(
         self, time_s: float, trees: Trees, pipeline: Pipeline
     ) -> tuple[float, Trees, Pipeline]:
-        """Return the best near a pipeline: other numbers of slices, then other delays."""
+        """Return the fastest pipeline near this one: other numbers of slices, then other delays."""
         formula = self._formula(trees)
         for factor in _SLICE_FACTORS if self.request.slices is None else ():
             for _ in range(_MOST_STEPS_PER_FACTOR):

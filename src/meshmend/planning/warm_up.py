@@ -2,10 +2,11 @@
 
     python -m meshmend.planning.warm_up [shared] [exchange] [plans]
 
-`shared` is what most commands need, and the default. Run beside a first command, it halves the wait
-on two cores: a loop that one process has compiled is stored for the other. It leaves out the loops
-that a command needs first, packing trees and deriving hazards: both processes would compile them at
-the same time. Packing trees is in `plans`; `exchange` is what workers need to sum, and hazards.
+`shared` is what most commands need, and the default. Run at the same time as a first command, it
+halves the wait on two cores: each process stores the loops that it compiled for the other. It
+leaves out the loops that a command needs first, packing trees and deriving hazards, because both
+processes would compile them at the same time. `plans` compiles the packing of trees. `exchange`
+compiles hazards and what workers need to sum.
 """
 
 import sys
