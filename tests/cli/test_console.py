@@ -22,7 +22,7 @@ def _terminal(monkeypatch: pytest.MonkeyPatch, *, patience_s: float) -> Terminal
     """Return a terminal that stands in for standard error from here on."""
     result = Terminal()
     monkeypatch.setattr(sys, "stderr", result)
-    monkeypatch.setattr(console, "_PATIENCE_S", patience_s)
+    monkeypatch.setattr(console, "_SHOW_BAR_AFTER_S", patience_s)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
     return result

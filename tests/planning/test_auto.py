@@ -102,7 +102,7 @@ def test_payloads_of_a_class_differ_by_little(payload_bytes: float) -> None:
 def test_a_second_question_needs_no_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = parse_mesh("8x8", fail=["2x2@4,4"])
     first = choose(mesh, REFERENCE, 1e7, cache_dir=tmp_path)
-    monkeypatch.setattr(choosing, "_found", None)  # whoever searches now fails
+    monkeypatch.setattr(choosing, "_search", None)  # whoever searches now fails
 
     from_memory = choose(mesh, REFERENCE, 1.001e7, cache_dir=tmp_path)
     forget()

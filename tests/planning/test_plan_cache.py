@@ -54,7 +54,7 @@ def test_there_is_a_plan_for_the_loss_of_each_chip_of_a_square_and_for_all_four(
     plan_ahead(tmp_path / "plans", request())
     assert len(plans_in(tmp_path / "plans")) == 5
     monkeypatch.setattr(catalogue, "_remembered", {})
-    monkeypatch.setattr(catalogue, "_made", cannot_plan)
+    monkeypatch.setattr(catalogue, "_make", cannot_plan)
 
     for mesh in (SQUARE, *(SQUARE.without(f"{row},{col}") for row in (0, 1) for col in (0, 1))):
         load_plans(tmp_path / "plans", mesh, "auto", SUMS)
@@ -98,7 +98,7 @@ def test_of_many_who_need_a_plan_at_once_one_makes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, plans = tmp_path / "made", tmp_path / "plans"
-    make = catalogue._made
+    make = catalogue._make
 
     def make_slowly(*question: Any) -> Any:
         with made.open("a") as log:
@@ -106,7 +106,7 @@ def test_of_many_who_need_a_plan_at_once_one_makes_it(
         time.sleep(0.2)
         return make(*question)
 
-    monkeypatch.setattr(catalogue, "_made", make_slowly)
+    monkeypatch.setattr(catalogue, "_make", make_slowly)
     workers = [multiprocessing.get_context("fork").Process(
         target=load_or_make_plans, args=(plans, SQUARE, "auto", SUMS)
     ) for _ in range(4)]  # fmt: skip

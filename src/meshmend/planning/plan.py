@@ -201,9 +201,9 @@ def plan(
 ) -> Plan:
     """Return a proved plan for the largest connected part of a mesh.
 
-    `auto` takes the algorithm that is fastest for the payload on the fabric. The payload is a number
-    of bytes or a text such as "25MB"; by default 100 MB. The fabric is one of your own or the name
-    of a preset; by default `reference`. The choice is kept in `cache_dir`, if given. `progress` is
+    `auto` takes the algorithm that is fastest for the payload on the fabric. The payload is in
+    bytes or a text such as "25MB"; by default 100 MB. The fabric is one of your own or the name of
+    a preset; by default `reference`. The choice is kept in `cache_dir`, if given. `progress` is
     called when a step begins.
 
         >>> plan(Mesh((4, 4)).without("2x2@0,2"), payload="25MB", fabric="tpu-v3")
