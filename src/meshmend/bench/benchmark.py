@@ -1,7 +1,7 @@
-"""A benchmark: contenders take turns on one network, payload by payload; then come the figures.
+"""Runs a benchmark: contenders take turns on one network, payload by payload.
 
-In every round each contender runs once, so whatever else the machine does slows all of them alike.
-OpenMPI brings its own processes, so all its repetitions run together at the end.
+In every round each contender runs once, so that other work of the machine slows all of them alike.
+OpenMPI starts its own processes, so all its repetitions run together at the end.
 """
 
 import statistics
@@ -85,7 +85,10 @@ class PayloadResults:
 
 @dataclass(frozen=True)
 class BenchmarkResults:
-    """The results of a request: the links as measured, one point per payload, who is missing."""
+    """The results of a request: the measured links, and one entry of `sweep` per payload.
+
+    `absent` says, by name, why a contender was not measured.
+    """
 
     request: BenchmarkRequest
     fabric: Fabric
@@ -136,7 +139,7 @@ def _measure_payload(
     question = Question(network.mesh, payload_bytes, fabric)
     predicts = network.bed is not None
     ours = [
-        # The parts of a plan's progress are not parts of the benchmark's.
+        # The fractions of a plan's progress are not fractions of the benchmark's progress.
         planned(name, question, predicts=predicts, progress=lambda step, part=None: progress(step))
         for name in request.algorithms
     ]
@@ -144,7 +147,9 @@ def _measure_payload(
     if "gloo" in request.peers:
         runners.append(Gloo(n_elements))
     repetitions = _rounds(network, runners, request.repeat, progress)
-    results = [_result(runner, own) for runner, own in zip(runners, repetitions, strict=True)]
+    results = [
+        _result(runner, measured) for runner, measured in zip(runners, repetitions, strict=True)
+    ]
     if "openmpi" in request.peers and "openmpi" not in absent:
         progress("openmpi")
         mpi = OpenMpi(n_elements)
@@ -163,10 +168,10 @@ def _rounds(
     repetitions: list[list[Repetition]] = [[] for _ in runners]
     with WorkerPool(network, runners) as pool:
         for turn in range(repeat + 1):
-            for runner, own in zip(runners, repetitions, strict=True):
+            for runner, measured in zip(runners, repetitions, strict=True):
                 step = f"{runner.name}: {f'{turn} of {repeat}' if turn else 'warming up'}"
                 progress(step, sum(map(len, repetitions)) / (len(repetitions) * (repeat + 1)))
-                own.append(pool.measure(runner))
+                measured.append(pool.measure(runner))
     return repetitions
 
 
@@ -181,8 +186,10 @@ def _result(runner: Runner, repetitions: Sequence[Repetition]) -> Result:
 
 
 def _limit_s(request: BenchmarkRequest, mesh: Mesh, payload_bytes: int) -> float | None:
-    """Return the physical limit at the requested link bandwidth; it leaves out packet headers."""
+    """Return the physical limit at the requested link bandwidth, without packet headers."""
     if request.link_bandwidth is None:
         return None
-    asked = Fabric("asked", request.link_bandwidth, hop_latency_s=0.0, message_overhead_s=0.0)
-    return limit(mesh, asked, payload_bytes).time_s
+    requested = Fabric(
+        "requested", request.link_bandwidth, hop_latency_s=0.0, message_overhead_s=0.0
+    )
+    return limit(mesh, requested, payload_bytes).time_s

@@ -1,7 +1,8 @@
-"""The network of a benchmark, what its workers sum, and what a contender must offer.
+"""Defines the network of a benchmark, the payloads to sum, and the interface of a contender.
 
-A **contender** is one way to sum; the pool times it. Payloads are whole numbers in 32-bit floats,
-so small that every order of adding them gives the same bits: each result can be checked.
+A **contender** is one way to sum; the pool measures its time. Payloads are whole numbers in 32-bit
+floats. They are so small that every order of adding gives the same bits: each result can be
+checked.
 """
 
 from collections.abc import Callable, Iterable
@@ -49,17 +50,17 @@ class Network:
 
 @dataclass(frozen=True)
 class Participant:
-    """A worker's place among the others, and its way to reach them."""
+    """A worker's rank among the others, and the transport and addresses to reach them."""
 
     rank: int
     n_ranks: int
     transport: SocketTransport
     addresses: tuple[Address, ...]
     interface: str
-    folder: Path  # where workers leave files by which they find each other
+    folder: Path  # shared files by which workers find each other
 
     def connect(self, peers: Iterable[int], *, timeout_s: float) -> None:
-        """Return when this worker has connections to these ranks."""
+        """Connect this worker to these ranks."""
         self.transport.connect({peer: self.addresses[peer] for peer in peers}, timeout_s=timeout_s)
 
 
@@ -80,7 +81,7 @@ class Contender(Protocol):
 
 
 def operand(rank: int, n_elements: int) -> Buffer:
-    """Return what a rank puts into a sum: whole numbers below 256, different on every rank."""
+    """Return the payload of a rank: whole numbers below 256, different on every rank."""
     values = (np.arange(n_elements, dtype=np.int64) * (2 * rank + 1) + rank) % 256
     return values.astype(np.float32)
 

@@ -1,13 +1,14 @@
-"""The fabric as measured: probes through the same sockets that the contenders use.
+"""Measures the fabric with probes through the same sockets that the contenders use.
 
-    ping     pairs of neighbours, a short message to and fro           latency + overhead
-    short    every link both ways at once, one message
-    long     the same, three times as long; less the short one:        bandwidth
-    stream   as long as the long one, in pieces; less the long one:    overhead of a message
+    probe    what it sends                                             what it measures
+    ping     short messages to and fro between pairs of neighbours     latency + overhead
+    short    one message over every link, both ways at once
+    long     the same, three times as long                             long - short: bandwidth
+    stream   as many bytes as long, in pieces                          stream - long: overhead
 
 Every probe keeps many chips busy at once, because chips share the processors. The probes of
-bandwidth use every link in both directions, because acknowledgements take their part of it. The
-quickest of a few repetitions counts: other work of the machine only makes a probe slower.
+bandwidth use every link in both directions, because acknowledgements use bandwidth, too. The
+fastest of a few repetitions counts: other work of the machine only makes a probe slower.
 """
 
 import math
@@ -51,23 +52,24 @@ def measured_fabric(network: Network, progress: Callable[[str], None]) -> Fabric
         _flood(network.mesh, "long", 1, n_long * _PIECE_BYTES),
         _flood(network.mesh, "stream", n_long, _PIECE_BYTES),
     )
-    quickest = dict.fromkeys((probe.name for probe in probes), math.inf)
+    fastest = dict.fromkeys((probe.name for probe in probes), math.inf)
     with WorkerPool(network, probes) as pool:
         for repetition in range(_N_REPETITIONS + 1):
             for probe in probes:
                 progress(f"measuring links: {probe.name}")
                 time_s = pool.measure(probe).time_s
-                if repetition:  # the first fills caches and opens windows
-                    quickest[probe.name] = min(quickest[probe.name], time_s)
-    return fabric_from(*quickest.values(), n_pieces=n_pieces)
+                if repetition:  # the first one fills caches and opens TCP windows
+                    fastest[probe.name] = min(fastest[probe.name], time_s)
+    return fabric_from(*fastest.values(), n_pieces=n_pieces)
 
 
 def fabric_from(
     ping_s: float, short_s: float, long_s: float, stream_s: float, *, n_pieces: int
 ) -> Fabric:
-    """Return the fabric on which the probes take these times, the short one of so many pieces.
+    """Return the fabric on which the probes take these times; the short probe has `n_pieces`.
 
-    If noise makes the longer probe look quicker, the bandwidth is that of the long probe alone.
+    If noise makes the difference of long and short too small, the long probe alone gives the
+    bandwidth.
     """
     n_long = _TIMES_LONGER * n_pieces
     more_bytes, more_s = (n_long - n_pieces) * _PIECE_BYTES, long_s - short_s
@@ -85,7 +87,7 @@ def fabric_from(
 
 
 def _ping(mesh: Mesh) -> Planned:
-    """Return a chain of messages of one element to and fro between the pairs of a matching."""
+    """Return messages of one element to and fro between the pairs of a matching, in a chain."""
     pairs = _matching(mesh)
     to_and_fro = np.concatenate([pairs, pairs[:, ::-1]])
     src, dst = np.tile(to_and_fro, (_PING_HOPS // 2, 1)).T
@@ -95,7 +97,7 @@ def _ping(mesh: Mesh) -> Planned:
 
 
 def _matching(mesh: Mesh) -> NDArray[np.int64]:
-    """Return links of which no two share a chip and to which none can be added."""
+    """Return a maximal matching: links of which no two share a chip."""
     taken: set[int] = set()
     chosen = []
     for pair in mesh.links.tolist():
@@ -106,7 +108,7 @@ def _matching(mesh: Mesh) -> NDArray[np.int64]:
 
 
 def _flood(mesh: Mesh, name: str, n_pieces: int, piece_bytes: int) -> Planned:
-    """Return so many messages over every link in each direction, none waiting for another.
+    """Return `n_pieces` messages over every link in each direction; no message waits for another.
 
     A rank sends one set of chunks, one for each port, and receives the other set: the sets
     alternate over the mesh as the colours of a chess board do.
@@ -127,7 +129,7 @@ def _probe(mesh: Mesh, name: str, rows: Rows, n_elements: int, n_chunks: int = 1
     schedule = schedule_of(
         [(name, rows)],
         algorithm=name,
-        collective=Collective.ALL_GATHER,  # in name only: a probe leaves any data anywhere
+        collective=Collective.ALL_GATHER,  # in name only: nobody uses the data of a probe
         owners=np.zeros(n_chunks, dtype=np.int64),
         n_ranks=mesh.n_live,
     )

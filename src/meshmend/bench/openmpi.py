@@ -1,4 +1,4 @@
-"""OpenMPI's MPI_Allreduce on the same network, if Debian's OpenMPI is installed.
+"""Measures OpenMPI's MPI_Allreduce on the same network, if Debian's OpenMPI is installed.
 
 OpenMPI starts its own processes, so it does not run in the pool. It runs a small C program, which
 is compiled into a temporary folder and started by mpirun with one process on each chip.
@@ -98,10 +98,11 @@ def why_unavailable() -> str | None:
 def openmpi_repetitions(
     network: Network, contender: OpenMpi, n_repetitions: int
 ) -> list[Repetition]:
-    """Return this many timed repetitions.
+    """Run OpenMPI and return this many timed repetitions.
 
     Raises:
-        BenchmarkError: it did not compile, start or finish; the message has its last line.
+        BenchmarkError: the program did not compile, start or finish; the message has the last line
+            of its output.
     """
     with scratch_folder() as name:
         folder = Path(name)
@@ -119,7 +120,7 @@ def openmpi_repetitions(
         lines = [line for line in _output_of(command, folder).splitlines() if line.startswith("{")]
     repetitions = [Repetition(**json.loads(line)) for line in lines]
     if len(repetitions) != n_repetitions:
-        raise BenchmarkError(f"openmpi gave {len(repetitions)} of {n_repetitions} repetitions")
+        raise BenchmarkError(f"openmpi printed {len(repetitions)} of {n_repetitions} repetitions")
     return repetitions
 
 
@@ -148,18 +149,18 @@ def _mpirun(network: Network, folder: Path) -> list[str]:
 
 
 def _agent(network: Network, folder: Path) -> Path:
-    """Write the script that mpirun calls instead of ssh: it enters the chip of an address.
+    """Write the script that mpirun calls instead of ssh: it runs a command on an address's chip.
 
-    Each chip has a temporary folder of its own, as a host would: OpenMPI's daemons disturb each
-    other if they share one.
+    Each chip has its own temporary folder, as a host would: OpenMPI's daemons disturb each other if
+    they share one.
     """
     assert network.bed is not None, "loopback needs no agent"
     cases = ""
     for number, chip in enumerate(network.mesh.live):
-        own = folder / str(number)
-        own.mkdir()
+        chip_folder = folder / str(number)
+        chip_folder.mkdir()
         shell = shlex.join(network.bed.command(chip, ["sh", "-c"]))
-        cases += f'{network.address(chip)}) export TMPDIR={own}; exec {shell} "$*";;\n'
+        cases += f'{network.address(chip)}) export TMPDIR={chip_folder}; exec {shell} "$*";;\n'
     script = folder / "agent"
     script.write_text(f'#!/bin/sh\nhost=$1\nshift\ncase "$host" in\n{cases}esac\nexit 1\n')
     script.chmod(0o700)
@@ -170,7 +171,7 @@ def _output_of(command: Sequence[str], folder: Path) -> str:
     """Return the standard output of a command.
 
     Raises:
-        BenchmarkError: it failed, or did not finish in time.
+        BenchmarkError: the command failed, or did not finish in time.
     """
     environment = {**os.environ, "HOME": str(folder), "TMPDIR": str(folder)}
     try:
@@ -186,6 +187,6 @@ def _output_of(command: Sequence[str], folder: Path) -> str:
         raise BenchmarkError(f"openmpi did not finish within {_LIMIT_S:g} s") from None
     if result.returncode:
         lines = (result.stderr + result.stdout).splitlines()
-        words = [line for line in lines if any(map(str.isalnum, line))]  # it draws lines, too
+        words = [line for line in lines if any(map(str.isalnum, line))]  # skips lines of dashes
         raise BenchmarkError(f"openmpi failed: {words[-1] if words else 'it printed no reason'}")
     return result.stdout

@@ -1,4 +1,4 @@
-"""One worker of the pool: what it does between being forked and its end.
+"""Runs one worker process of the pool, from its fork to its end.
 
 The pool and the worker send each other lines of JSON over a socket pair, never over the network
 that is being measured.
@@ -66,7 +66,7 @@ def work(
 ) -> None:
     """Serve the pool as one rank until it closes the channel, then end this process."""
     try:
-        _end_with(session.parent)
+        _tie_to_parent(session.parent)
         gc.disable()  # a collection would copy every page that is shared with the parent
         chips = network.mesh.live
         network.enter(chips[rank])
@@ -87,9 +87,9 @@ def work(
         os._exit(0)
 
 
-def _end_with(parent: int) -> None:
+def _tie_to_parent(parent: int) -> None:
     die_with_parent(parent)
-    os.setpgid(0, 0)  # Ctrl-C goes to the parent alone
+    os.setpgid(0, 0)  # so that Ctrl-C signals only the parent
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 

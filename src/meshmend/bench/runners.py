@@ -1,4 +1,4 @@
-"""The ways to sum that run in the pool: our schedules on our sockets, and Gloo's all_reduce."""
+"""The contenders that run in the pool: our schedules on our sockets, and Gloo's all_reduce."""
 
 import os
 from collections.abc import Callable
@@ -26,7 +26,7 @@ TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """A schedule of ours, cut in slices; `predicted_s` is what the simulator says it takes."""
+    """One of our schedules, cut in slices; `predicted_s` is its time in the simulator."""
 
     name: str
     n_elements: int
@@ -47,10 +47,10 @@ class Planned:
         program = rank_program(self.schedule, self.hazards, participant.rank)
         task = task_of(program, self.n_elements, n_slices=self.n_slices)
         participant.connect(program.peers, timeout_s=TIMEOUT_S)
-        own = np.zeros(0 if self.is_sum else self.n_elements, dtype=np.float32)
+        probe_buffer = np.zeros(0 if self.is_sum else self.n_elements, dtype=np.float32)
 
         def run(buffer: Buffer) -> None:
-            payload = buffer if self.is_sum else own
+            payload = buffer if self.is_sum else probe_buffer
             participant.transport.run(task, payload.view(np.uint8), timeout_s=TIMEOUT_S)
 
         return run
@@ -67,11 +67,11 @@ class Gloo:
     predicted_s: float | None = None
 
     def ready(self, participant: Participant) -> Callable[[Buffer], None]:
-        """Return a function that calls all_reduce; the first call here makes the process group."""
+        """Return a function that calls all_reduce; make the process group if there is none."""
         import torch
         import torch.distributed
 
-        dist: Any = torch.distributed  # whose stubs lack the stores
+        dist: Any = torch.distributed  # its type stubs lack the stores
         if not dist.is_initialized():
             torch.set_num_threads(1)
             os.environ["GLOO_SOCKET_IFNAME"] = participant.interface
@@ -83,7 +83,7 @@ class Gloo:
 
 
 def import_torch() -> None:
-    """Import what Gloo needs, once, before workers are forked.
+    """Import torch.distributed for Gloo, once, before workers are forked.
 
     Raises:
         InputError: torch is not installed.
@@ -99,14 +99,14 @@ def import_torch() -> None:
 def planned(
     name: str, question: Question, *, predicts: bool, progress: ProgressCallback
 ) -> Planned:
-    """Return a named algorithm, or `auto`, with the parameters that are best by simulation.
+    """Return the schedule of an algorithm, or of `auto`, with the fastest parameters in simulation.
 
-    With `predicts`, it is also simulated as it will run, on the question's fabric.
+    With `predicts`, the final schedule is also simulated on the question's fabric.
 
     Raises:
         UnsupportedError: the algorithm does not support the mesh.
         InputError: no algorithm has this name.
-        ProofError: its schedule is wrong.
+        ProofError: the schedule is wrong.
     """
     schedule, n_slices = _parameters(name, question, progress)
     proved = prove(question.mesh, schedule)

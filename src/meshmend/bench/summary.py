@@ -1,4 +1,4 @@
-"""The results of a benchmark as a JSON value, a chart, and a file with date and machine."""
+"""Turns the results of a benchmark into a JSON value, a chart, and a file with date and machine."""
 
 import datetime
 import json
@@ -122,8 +122,10 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     try:
-        said = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False)
-        found["openmpi"] = said.stdout.splitlines()[0].split()[-1]
+        result = subprocess.run(
+            ["mpirun", "--version"], capture_output=True, text=True, check=False
+        )
+        found["openmpi"] = result.stdout.splitlines()[0].split()[-1]
     except (OSError, IndexError):
         pass
     return found

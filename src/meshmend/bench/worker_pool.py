@@ -1,7 +1,7 @@
-"""The pool: one worker process per live chip, started once, timed many times.
+"""The pool of a benchmark: one worker process per live chip, started once, timed many times.
 
-Workers are forked from a process that has everything imported and compiled. The pool names the
-time at which all of them start a repetition. It does so over channels of its own, so the measured
+Workers are forked from a process that has everything imported and compiled. The pool tells all of
+them the time at which a repetition starts. It uses separate channels for this, so that the measured
 network is idle at that time. A repetition lasts from the first worker's start to the last worker's
 end, on the clock that all processes of a machine share.
 """
@@ -24,7 +24,7 @@ from meshmend.scratch import scratch_folder
 
 ANSWER_S = 120.0
 _HEAD_START_S = 0.01
-_PER_WORKER_S = 0.0003  # the time that waking a worker takes
+_PER_WORKER_S = 0.0003  # the time to wake a worker
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Repetition:
 
 
 class WorkerPool:
-    """The workers of a network, ready to run these contenders; used in a `with` block."""
+    """The workers of a network, ready to run these contenders; use it in a `with` block."""
 
     def __init__(self, network: Network, contenders: Sequence[Contender]) -> None:
         load_event_loop()
@@ -105,7 +105,11 @@ class WorkerPool:
             channel.send(message)
 
     def _receive(self, rank: int, key: str | None, contender: Contender | None = None) -> Any:
-        """Return the next message of a worker, or the value of one key of it."""
+        """Return the next message of a worker, or the value under `key` in it.
+
+        Raises:
+            BenchmarkError: the worker failed, died, or did not answer in time.
+        """
         who = f"the worker of chip {self._network.mesh.live[rank]}"
         doing = f" in {contender.name}" if contender is not None else ""
         try:
