@@ -112,7 +112,7 @@ def test_upper_halves_are_rounded_to_nearest_even() -> None:
 def test_codes_say_what_they_are_and_unknown_types_are_refused() -> None:
     described = {describe_code(combine_code(dtype, op)) for dtype in DTYPES for op in OPS}
     assert len(described) == len(DTYPES) * len(OPS)
-    with pytest.raises(InputError, match=r"needs a type of float32, .* but got 'complex64'"):
+    with pytest.raises(InputError, match=r"one of the types float32, .* but got 'complex64'"):
         combine_code("complex64")
 
 

@@ -159,7 +159,7 @@ TWO = Mesh((1, 2))
         (
             Collective.ALLREDUCE,
             zeros(4, 5),
-            r"arrays alike, but rank 0 has float64 \(4,\) and rank 1 has float64 \(5,\)",
+            r"of one dtype and shape, but rank 0 has float64 \(4,\) and rank 1 has float64 \(5,\)",
         ),
         (
             Collective.REDUCE_SCATTER,

@@ -66,7 +66,7 @@ def bed(request: pytest.FixtureRequest) -> Iterator[Bed]:
 def square() -> Iterator[Bed]:
     schedule = algorithm("ring-1d").build(SQUARE, Collective.ALLREDUCE)
     programs = programs_of(schedule)
-    with connected(programs, tells=True) as made:
+    with connected(programs, reports_failures=True) as made:
         yield schedule, programs, made
 
 
@@ -251,7 +251,7 @@ def test_a_failed_transport_says_so_until_it_is_renewed(square: Bed) -> None:
     ("action", "match"),
     [
         (lambda t, p: t.run(task_for(p, np.zeros(4)), np.zeros(3, np.uint8)), "needs 32 bytes"),
-        (lambda t, p: t.renew(0), "renew needs more than 0, but got 0"),
+        (lambda t, p: t.renew(0), "renew needs a generation above 0, but got 0"),
         (lambda t, p: SocketTransport(0, ["a"], b"", bind="203.0.113.1"), "cannot listen on"),
     ],
 )

@@ -26,14 +26,20 @@ def programs_of(schedule: Schedule) -> list[RankProgram]:
 
 @contextmanager
 def transports(
-    n_ranks: int, *, tells: bool = False, link_timeout_s: float = 0.0
+    n_ranks: int, *, reports_failures: bool = False, link_timeout_s: float = 0.0
 ) -> Iterator[list[SocketTransport]]:
     """Yield one transport per rank, not connected yet."""
     labels = [f"rank {rank}" for rank in range(n_ranks)]
     with ExitStack() as stack:
         yield [
             stack.enter_context(
-                SocketTransport(rank, labels, SECRET, tells=tells, link_timeout_s=link_timeout_s)
+                SocketTransport(
+                    rank,
+                    labels,
+                    SECRET,
+                    reports_failures=reports_failures,
+                    link_timeout_s=link_timeout_s,
+                )
             )
             for rank in range(n_ranks)
         ]
@@ -41,10 +47,12 @@ def transports(
 
 @contextmanager
 def connected(
-    programs: Sequence[RankProgram], *, tells: bool = False, link_timeout_s: float = 0.0
+    programs: Sequence[RankProgram], *, reports_failures: bool = False, link_timeout_s: float = 0.0
 ) -> Iterator[list[SocketTransport]]:
     """Yield one transport per rank, connected as the programs need."""
-    with transports(len(programs), tells=tells, link_timeout_s=link_timeout_s) as made:
+    with transports(
+        len(programs), reports_failures=reports_failures, link_timeout_s=link_timeout_s
+    ) as made:
         addresses = {rank: transport.address for rank, transport in enumerate(made)}
 
         def connect(rank: int) -> None:

@@ -1,1 +1,1 @@
-"""Do it: run a schedule on real arrays."""
+"""Runs schedules on real arrays: in one process, or between ranks over sockets."""

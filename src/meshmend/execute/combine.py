@@ -1,9 +1,9 @@
-"""Adding up what arrives: element by element, in place, on bytes, without the interpreter.
+"""Combines two payloads element by element, in place, in compiled code.
 
-Knows element types and operations by number, so that one compiled function serves every payload.
-Compiled code calls it by its symbol, so that its loops are compiled once and not into each caller.
-Half-precision values are combined in single precision and rounded to nearest even after each
-step, as torch does.
+Element types and operations are numbers, so that one compiled function serves every payload.
+Compiled code calls this function by its symbol, so that its loops are compiled once and not again
+in each caller. Half-precision values are combined in single precision and rounded to nearest even
+after each step, as torch does.
 """
 
 from functools import cache
@@ -31,8 +31,8 @@ _SUM, _PRODUCT, _MIN = 0, 1, 2
 
 _SYMBOL: Final = "meshmend_combine"
 
-# combine_at(code, address of what is kept, address of what was sent, bytes), for compiled code;
-# `bind_combine` must have been called before that is compiled or loaded.
+# For compiled code: combine_at(code, address of `kept`, address of `sent`, number of bytes).
+# Call `bind_combine` before code that uses it is compiled or loaded.
 combine_at: Any = types.ExternalFunction(
     _SYMBOL, types.void(types.int64, types.intp, types.intp, types.int64)
 )
@@ -40,7 +40,7 @@ combine_at: Any = types.ExternalFunction(
 
 @cache
 def bind_combine() -> Any:
-    """Compile, or load, the function behind `combine_at` and make its symbol known."""
+    """Compile or load the function behind `combine_at`, and register its symbol."""
     signature = types.void(types.int64, types.voidptr, types.voidptr, types.int64)
     compiled = cfunc(signature, cache=True)(_combine_at)
     llvmlite.binding.add_symbol(_SYMBOL, compiled.address)
@@ -48,32 +48,32 @@ def bind_combine() -> Any:
 
 
 def combine_code(dtype: str, op: str = "sum") -> int:
-    """Return the number under which `combine` knows an element type and an operation.
+    """Return the code by which `combine` knows an element type and an operation.
 
     Raises:
-        InputError: a type or an operation that it does not do; the message lists those it does.
+        InputError: the type or the operation is not supported; the message lists those that are.
     """
     if dtype not in DTYPES or op not in OPS:
         raise InputError(
-            f"combine needs a type of {', '.join(DTYPES)} and an operation of {', '.join(OPS)}, "
-            f"but got {dtype!r} and {op!r}"
+            f"combine needs one of the types {', '.join(DTYPES)} and one of the operations "
+            f"{', '.join(OPS)}, but got {dtype!r} and {op!r}"
         )
     return len(OPS) * DTYPES.index(dtype) + OPS.index(op)
 
 
 def describe_code(code: int) -> str:
-    """Return a code of `combine_code` in words."""
+    """Return in words what a code of `combine_code` stands for: `sum of float32`."""
     return f"{OPS[code % len(OPS)]} of {DTYPES[code // len(OPS) % len(DTYPES)]}"
 
 
 def combine(code: int, kept: NDArray[np.uint8], sent: NDArray[np.uint8]) -> None:
-    """Combine the values that the bytes `sent` hold into those that the bytes `kept` hold."""
+    """Replace the values in the bytes `kept` by their combination with those in `sent`."""
     bind_combine().ctypes(code, kept.ctypes.data, sent.ctypes.data, kept.nbytes)
 
 
 @njit(cache=True, nogil=True)
 def _fold(op, kept, sent):  # type: ignore[no-untyped-def]
-    """Combine elementwise; a value that is not a number wins every comparison."""
+    """Combine element by element; the minimum or maximum with a NaN is NaN."""
     if op == _SUM:
         for at in range(len(kept)):
             kept[at] += sent[at]
@@ -92,7 +92,7 @@ def _fold(op, kept, sent):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _fold_half(ieee, op, kept, sent):  # type: ignore[no-untyped-def]
-    """Combine 16-bit floats: IEEE halves, or the upper halves of single-precision values."""
+    """Combine 16-bit floats: float16 if `ieee`, else bfloat16."""
     wide_kept = np.empty(len(kept), dtype=np.uint32)
     wide_sent = np.empty(len(kept), dtype=np.uint32)
     if ieee:
@@ -113,7 +113,7 @@ def _fold_half(ieee, op, kept, sent):  # type: ignore[no-untyped-def]
 def _narrow_bfloat(wide, halves):  # type: ignore[no-untyped-def]
     for at in range(len(wide)):
         bits = np.int64(wide[at])
-        if bits & 0x7FFFFFFF > 0x7F800000:  # not a number: stays so, whatever is cut off
+        if bits & 0x7FFFFFFF > 0x7F800000:  # NaN: stays NaN whatever bits are cut off
             halves[at] = np.uint16((bits >> 16) | 0x40)
         else:
             halves[at] = np.uint16((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
@@ -125,7 +125,7 @@ def _widen_ieee(halves, wide):  # type: ignore[no-untyped-def]
     for at in range(len(halves)):
         half = np.int64(halves[at])
         sign, rest = half & 0x8000, half & 0x7FFF
-        if rest < 0x0400:  # below the normal numbers: a multiple of 2^-24
+        if rest < 0x0400:  # zero or subnormal: a multiple of 2^-24
             values[at] = np.float32(rest) * np.float32(2.0**-24)
             wide[at] = np.uint32(np.int64(wide[at]) | (sign << 16))
         else:
@@ -141,8 +141,8 @@ def _narrow_ieee(wide, halves):  # type: ignore[no-untyped-def]
         bits = np.int64(wide[at])
         sign, rest = (bits >> 16) & 0x8000, bits & 0x7FFFFFFF
         if rest > 0x7F800000:
-            half = np.int64(0x7E00)
-        elif rest >= 0x47800000:  # 65536 and more
+            half = np.int64(0x7E00)  # NaN
+        elif rest >= 0x47800000:  # 65536 and more: infinity
             half = np.int64(0x7C00)
         elif rest < 0x38800000:  # below 2^-14: adding 0.5 rounds to a multiple of 2^-24
             one[0] = np.uint32(rest)

@@ -1,8 +1,8 @@
-"""The event loop of one rank over its connections, compiled, without the interpreter lock.
+"""Runs one rank's program over its connections: a compiled event loop without the GIL.
 
-Sends what is ready, the smallest key first; reads whichever peer has data; writes or adds it as
-soon as what it waits for is done, else shelves it. Never waits for one peer while another has
-data. Knows descriptors and bytes; who the peers are and how they were let in is not its business.
+It sends what is ready, the smallest key first, and reads from every peer that has data. Data that
+may not be written or added yet is staged in a buffer until then. It never waits for one peer while
+another has data. It knows file descriptors and bytes; connections are made elsewhere.
 """
 
 import numpy as np
@@ -25,9 +25,9 @@ from meshmend.execute.frames import (
     NONE,
     OUT_KEY,
     PEER,
+    PEER_FAILED,
     SIZE,
     TIMED_OUT,
-    TOLD,
     Engine,
 )
 from meshmend.execute.keys import finish, release
@@ -39,7 +39,7 @@ from meshmend.kernels import kernel, plain_kernel
 
 
 def load_event_loop() -> None:
-    """Compile `begin` and `progress`, or load them, by running them on nothing."""
+    """Compile or load `begin` and `progress` by running them on an empty program."""
     bind_combine()
     table, line = np.zeros((5, 0), dtype=np.int64), np.zeros(0, dtype=np.int64)
     links = np.zeros((1, N_LINK_COLUMNS), dtype=np.int64)
@@ -50,10 +50,10 @@ def load_event_loop() -> None:
 
 @kernel
 def progress(e, peers, stop_fd, timeout_ms):  # type: ignore[no-untyped-def]
-    """Run a program that was begun to its end; return (DONE, -1), or what stopped it and the peer.
+    """Run a program to its end after `begin`; return a status, and the peer that caused it or -1.
 
-    Stops at once when `stop_fd` can be read, and when nothing moves for `timeout_ms`: then it may
-    be called again, and goes on.
+    Returns INTERRUPTED at once when `stop_fd` can be read. Returns TIMED_OUT when nothing moves for
+    `timeout_ms`; a second call then continues the program.
     """
     waits = np.zeros((len(peers) + 1, 2), dtype=np.int32)
     waits[len(peers), 0] = stop_fd
@@ -62,8 +62,8 @@ def progress(e, peers, stop_fd, timeout_ms):  # type: ignore[no-untyped-def]
     while e.numbers[LEFT] > 0:
         for peer in peers:
             if push(e, peer, message, parts) == LOST:
-                status = pull(e, peer)  # it may have said why before it closed
-                return (status if status == TOLD else LOST), peer
+                status = pull(e, peer)  # it may have sent a reason before it closed
+                return (status if status == PEER_FAILED else LOST), peer
         if e.numbers[LEFT] == 0:
             break
         _enter_waits(e, peers, waits)
@@ -82,7 +82,10 @@ def progress(e, peers, stop_fd, timeout_ms):  # type: ignore[no-untyped-def]
 
 @kernel
 def begin(e, peers):  # type: ignore[no-untyped-def]
-    """Count what each peer owes, release what waits for nothing, take up parked headers."""
+    """Begin a program: count expected frames, open parked headers, release keys without needs.
+
+    Returns a status and a peer, as `progress` does.
+    """
     for key in range(e.keys.shape[1]):
         move = key % e.numbers[N_MOVES]
         if e.moves[KIND, move] != SEND and e.keys[SIZE, key] > 0:

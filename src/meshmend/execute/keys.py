@@ -1,12 +1,12 @@
-"""What waits for what within a program: what a key that is done lets go.
+"""Tracks which keys of a program are done, and releases those that waited for them.
 
-A key is one move of one slice. One that is to be sent and waits for nothing enters the heap of
-its peer; one that came before its turn lies on the shelf until then. Knows no connection.
+A key is one move of one slice. A key to send enters the heap of its peer when it waits for nothing
+more. Data that arrived too early stays in the staging buffer until its key is released. This module
+uses no connection.
 """
 
 from meshmend.execute.combine import combine_at
 from meshmend.execute.frames import (
-    ARENA,
     CODE,
     FOLLOWING,
     HEAP_BASE,
@@ -17,9 +17,10 @@ from meshmend.execute.frames import (
     NEEDS,
     PAYLOAD,
     PEER,
-    SHELF,
-    SHELVED,
     SIZE,
+    STAGED,
+    STAGING,
+    STAGING_OFFSET,
     START,
     STATE,
 )
@@ -30,7 +31,7 @@ from meshmend.kernels import plain_kernel
 
 @plain_kernel
 def finish(e, key):  # type: ignore[no-untyped-def]
-    """Count a key as done, and all that is done by that."""
+    """Mark a key as done, and release the keys that waited for it."""
     e.stack[0] = key
     top = 1
     while top > 0:
@@ -48,28 +49,28 @@ def finish(e, key):  # type: ignore[no-untyped-def]
 
 @plain_kernel
 def release(e, key):  # type: ignore[no-untyped-def]
-    """Let a key go that waits for nothing more; return whether it is done by that."""
+    """Release a key that waits for nothing more; return whether this also makes it done."""
     move = key % e.numbers[N_MOVES]
     if e.keys[SIZE, key] == 0:
         return True
     if e.moves[KIND, move] == SEND:
         _heap_push(e, e.moves[PEER, move], key)
         return False
-    if e.keys[STATE, key] != SHELVED:
+    if e.keys[STATE, key] != STAGED:
         return False
-    take_from_shelf(e, key)
+    apply_staged(e, key)
     return True
 
 
 @plain_kernel
-def take_from_shelf(e, key):  # type: ignore[no-untyped-def]
-    """Write or add what came early to where it belongs."""
+def apply_staged(e, key):  # type: ignore[no-untyped-def]
+    """Copy or add staged data to its place in the payload."""
     place = e.numbers[PAYLOAD] + e.keys[START, key]
-    shelf = e.numbers[ARENA] + e.keys[SHELF, key]
+    staged = e.numbers[STAGING] + e.keys[STAGING_OFFSET, key]
     if e.moves[KIND, key % e.numbers[N_MOVES]] == ADD:
-        combine_at(e.numbers[CODE], place, shelf, e.keys[SIZE, key])
+        combine_at(e.numbers[CODE], place, staged, e.keys[SIZE, key])
     else:
-        copy_memory(place, shelf, e.keys[SIZE, key])
+        copy_memory(place, staged, e.keys[SIZE, key])
 
 
 @plain_kernel
@@ -84,7 +85,7 @@ def _heap_push(e, peer, key):  # type: ignore[no-untyped-def]
 
 @plain_kernel
 def heap_pop(e, peer):  # type: ignore[no-untyped-def]
-    """Take the smallest key from a peer's heap: the last one sinks from the top."""
+    """Remove the smallest key from a peer's heap and return it."""
     base, size = e.links[peer, HEAP_BASE], e.links[peer, HEAP_SIZE] - 1
     first, last = e.heap[base], e.heap[base + size]
     e.links[peer, HEAP_SIZE] = size

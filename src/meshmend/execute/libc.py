@@ -1,7 +1,7 @@
-"""The few calls of the C library that the event loop makes, callable from compiled code.
+"""Calls of the C library for the event loop, callable from compiled code.
 
-They are bound by name, so compiled code that uses them can be kept on disk. Linux, 64 bits.
-Addresses are passed as integers.
+They are bound by name, so that compiled code that uses them can be cached on disk. The constants
+and signatures are those of 64-bit Linux. Addresses are passed as integers.
 """
 
 from typing import Any, Final
@@ -30,14 +30,14 @@ _errno_location: Any = types.ExternalFunction("__errno_location", _pointer(types
 
 @kernel
 def receive(fd, address, n_bytes):  # type: ignore[no-untyped-def]
-    """Return how many bytes were read without waiting, 0 at the end, or minus the error."""
+    """Read without waiting; return the number of bytes, 0 at the end of the stream, or -errno."""
     result = _recv(np.int32(fd), address, np.uintp(n_bytes), np.int32(_DONTWAIT))
     return result if result >= 0 else -np.int64(carray(_errno_location(), 1)[0])
 
 
 @kernel
 def send_two(fd, message, parts):  # type: ignore[no-untyped-def]
-    """Return how many bytes of two parts were sent without waiting, or minus the error.
+    """Send two parts without waiting; return the number of bytes sent, or -errno.
 
     `parts` is (address, length) twice; `message` is scratch of seven words (a struct msghdr).
     """
@@ -50,9 +50,9 @@ def send_two(fd, message, parts):  # type: ignore[no-untyped-def]
 
 @kernel
 def wait(waits, timeout_ms):  # type: ignore[no-untyped-def]
-    """Wait until one of the descriptors is ready; `waits` is (descriptor, events) per line.
+    """Wait until a file descriptor is ready; each line of `waits` is (descriptor, events).
 
-    Returns what poll returns; the events that happened are in the upper half of the second word.
+    Returns what poll returns. The events that happened are in the upper half of the second word.
     """
     return _poll(waits.ctypes.data, np.uintp(len(waits)), np.int32(timeout_ms))
 

@@ -1,9 +1,10 @@
-"""What one rank does of a schedule: its moves, what each waits for, and where its bytes lie.
+"""One rank's part of a schedule: its moves, what each waits for, and where its bytes are.
 
-A **move** is a row that this rank sends or receives; moves are numbered in row order. A program
-is made once per schedule and rank. A **layout** adds the sizes: it is made once per payload size,
-element size and number of slices. With S slices every move runs S times, on S disjoint parts of
-the payload; `slice x moves + move` is the **key** of one of them, and smaller keys go first.
+A **move** is a row that this rank sends or receives; moves are numbered in row order. A **program**
+holds the moves, and is made once per schedule and rank. A **layout** adds the sizes, and is made
+once per payload size, element size and number of slices. With S slices every move runs S times, on
+S disjoint parts of the payload. Each of these runs has a **key**, `slice x moves + move`. Smaller
+keys are sent first.
 """
 
 from dataclasses import dataclass
@@ -27,10 +28,10 @@ Numbers = NDArray[np.int64]
 class RankProgram:
     """The moves of one rank: `kind` is SEND, ADD or PUT, `peer` the rank at the other end.
 
-    When a move is done, each move of `following[following_ptr[m]:following_ptr[m + 1]]` waits
-    for one thing less; `needs[m]` counts what it waits for at the start. What a move waits for is
-    what the hazards say, and additions to one cell wait for each other in row order, so that sums
-    are the same bit for bit whatever arrives first.
+    `needs[m]` counts the moves that move m waits for. When m is done, the count of each move in
+    `following[following_ptr[m]:following_ptr[m + 1]]` decreases by one. A move waits for its
+    hazards. Additions to one chunk also wait for each other in row order, so that sums are the same
+    bit for bit whatever arrives first.
     """
 
     schedule: Schedule
@@ -54,24 +55,24 @@ class RankProgram:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where the bytes of each key lie: `start` and `size` in the payload.
+    """Where the bytes of each key are: `start` and `size` in the payload.
 
-    A receive that may come too early to be written waits in an arena at `shelf` (-1: it never
-    does).
+    Data that arrives too early waits at `staging_offset` in a buffer of `staging_bytes`. The offset
+    is -1 for a key whose data is never too early.
     """
 
     n_slices: int
     start: Numbers
     size: Numbers
-    shelf: Numbers
-    arena_bytes: int
+    staging_offset: Numbers
+    staging_bytes: int
 
 
 def rank_program(schedule: Schedule, hazards: Hazards, rank: int) -> RankProgram:
-    """Return what one rank does of a schedule, in time linear in its rows and what they touch.
+    """Return one rank's part of a schedule, in time linear in its rows and the chunks they move.
 
     Raises:
-        InputError: a rank that the schedule does not have.
+        InputError: the schedule has no such rank.
     """
     if not 0 <= rank < schedule.n_ranks:
         raise InputError(
@@ -119,10 +120,10 @@ def _before(
 
 
 def layout_of(program: RankProgram, n_elements: int, *, itemsize: int, n_slices: int = 1) -> Layout:
-    """Return where the bytes of a payload of so many elements lie, cut in so many slices.
+    """Return where the bytes of each key are in a payload of `n_elements` cut in `n_slices`.
 
-    If every row moves one chunk, each chunk is cut in slices, so that a chunk stays where it is
-    however many slices there are; otherwise the payload is.
+    If every row moves one chunk, each chunk is cut in slices, so that the place of a chunk does not
+    depend on the number of slices. Otherwise the whole payload is cut in slices.
     """
     schedule, row = program.schedule, program.row
     lo, hi = schedule.lo[row].astype(np.int64), schedule.hi[row].astype(np.int64)
@@ -136,7 +137,7 @@ def layout_of(program: RankProgram, n_elements: int, *, itemsize: int, n_slices:
         bounds = edges[:-1] + np.rint(schedule.cuts * np.diff(edges, axis=0)).astype(np.int64)
         start, stop = bounds[:, lo], bounds[:, hi]
     size = (stop - start).reshape(-1) * itemsize
-    gated = np.tile((program.kind != SEND) & (program.needs > 0), n_slices) & (size > 0)
-    room = np.where(gated, -(-size // 64) * 64, 0)
-    shelf = np.where(gated, np.cumsum(room) - room, -1)
-    return Layout(n_slices, start.reshape(-1) * itemsize, size, shelf, int(room.sum()))
+    is_staged = np.tile((program.kind != SEND) & (program.needs > 0), n_slices) & (size > 0)
+    room = np.where(is_staged, -(-size // 64) * 64, 0)
+    staging_offset = np.where(is_staged, np.cumsum(room) - room, -1)
+    return Layout(n_slices, start.reshape(-1) * itemsize, size, staging_offset, int(room.sum()))

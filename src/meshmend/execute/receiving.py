@@ -1,14 +1,15 @@
-"""What one rank reads from one peer: where the bytes of a frame go, and what they make ready.
+"""Reads the frames of one peer: writes, adds or stages their bytes, and marks keys as done.
 
-A frame of an older generation is read and dropped. A frame of a later collective waits until
-this rank gets there, which is safe: its sender has sent all that it owes to this one.
+A frame of an older generation is read and dropped. A frame of a later collective waits until this
+rank begins that collective. This is safe: its sender has already sent this rank all frames of the
+collectives before.
 """
 
 import numpy as np
 
 from meshmend.execute.combine import combine_at
 from meshmend.execute.frames import (
-    ARENA,
+    BAD_FRAME,
     BEGUN,
     BLOCK_BYTES,
     CALL,
@@ -40,23 +41,23 @@ from meshmend.execute.frames import (
     N_MOVES,
     NEEDS,
     NONE,
-    NONSENSE,
     OUT_KEY,
     PAYLOAD,
     PEER,
+    PEER_FAILED,
     ROW,
     ROW_WORD,
     SCRATCH,
-    SHELF,
-    SHELVE,
-    SHELVED,
     SIZE,
+    STAGE,
+    STAGED,
+    STAGING,
+    STAGING_OFFSET,
     START,
     STATE,
-    TOLD,
     TURN,
 )
-from meshmend.execute.keys import finish, take_from_shelf
+from meshmend.execute.keys import apply_staged, finish
 from meshmend.execute.libc import EAGAIN, EINTR, receive
 from meshmend.execute.rank_program import ADD, SEND
 from meshmend.kernels import kernel, plain_kernel
@@ -64,7 +65,7 @@ from meshmend.kernels import kernel, plain_kernel
 
 @kernel
 def pull(e, peer):  # type: ignore[no-untyped-def]
-    """Read what one peer has sent, until there is no more or it is another's turn."""
+    """Read what one peer has sent, with at most TURN system calls; return a status."""
     for _ in range(TURN):
         if e.links[peer, IN_PARKED]:
             return DONE
@@ -80,9 +81,9 @@ def pull(e, peer):  # type: ignore[no-untyped-def]
         if n_read == -EAGAIN:
             return DONE
         if n_read <= 0:
-            return _hung_up(e, peer)
+            return _mark_closed(e, peer)
         if in_header == HEADER_BYTES:
-            _absorb(e, peer, n_read)
+            _count_payload(e, peer, n_read)
             continue
         e.links[peer, IN_HEADER] += n_read
         if e.links[peer, IN_HEADER] == HEADER_BYTES:
@@ -93,21 +94,21 @@ def pull(e, peer):  # type: ignore[no-untyped-def]
 
 
 @plain_kernel
-def _hung_up(e, peer):  # type: ignore[no-untyped-def]
-    """Note that a peer has closed: it may, if neither end owes the other anything more."""
+def _mark_closed(e, peer):  # type: ignore[no-untyped-def]
+    """Mark a peer as closed; return LOST if one end still has data for the other, else DONE."""
     e.links[peer, CLOSED] = 1
-    owes = e.links[peer, IN_EXPECTED] > 0 or e.links[peer, IN_HEADER] > 0
-    is_owed = e.links[peer, HEAP_SIZE] > 0 or e.links[peer, OUT_KEY] != NONE
-    return LOST if owes or is_owed else DONE
+    has_to_receive = e.links[peer, IN_EXPECTED] > 0 or e.links[peer, IN_HEADER] > 0
+    has_to_send = e.links[peer, HEAP_SIZE] > 0 or e.links[peer, OUT_KEY] != NONE
+    return LOST if has_to_receive or has_to_send else DONE
 
 
 @plain_kernel
 def open_frame(e, peer):  # type: ignore[no-untyped-def]
-    """Decide from a header that was read whole where its payload goes."""
+    """Decide from a complete header where its payload goes; return a status."""
     call = e.links[peer, IN_WORDS + CALL_WORD]
     generations_ahead = (call >> 32) - (e.numbers[CALL] >> 32)
     if e.links[peer, IN_WORDS + ROW_WORD] == GAVE_UP and generations_ahead >= 0:
-        return TOLD
+        return PEER_FAILED
     e.links[peer, IN_DONE] = 0
     if generations_ahead < 0:
         e.links[peer, IN_MODE] = DROP
@@ -122,11 +123,11 @@ def open_frame(e, peer):  # type: ignore[no-untyped-def]
         return MISMATCH
     key = _key_of(e, peer) if call == e.numbers[CALL] else np.int64(-1)
     if key < 0:
-        return NONSENSE
+        return BAD_FRAME
     e.keys[STATE, key] = BEGUN
     e.links[peer, IN_KEY] = key
     if e.keys[NEEDS, key] > 0:
-        e.links[peer, IN_MODE] = SHELVE
+        e.links[peer, IN_MODE] = STAGE
     else:
         is_sum = e.moves[KIND, key % e.numbers[N_MOVES]] == ADD
         e.links[peer, IN_MODE] = DIRECT_ADD if is_sum else DIRECT_PUT
@@ -135,7 +136,7 @@ def open_frame(e, peer):  # type: ignore[no-untyped-def]
 
 @plain_kernel
 def _key_of(e, peer):  # type: ignore[no-untyped-def]
-    """Return the key that a header names, or -1 if this peer does not owe it."""
+    """Return the key that a header names, or -1 if no such frame is expected from this peer."""
     word = e.links[peer, IN_WORDS + ROW_WORD]
     part, row = word >> 32, word & 0xFFFFFFFF
     low, high = np.int64(0), e.numbers[N_MOVES]
@@ -148,15 +149,15 @@ def _key_of(e, peer):  # type: ignore[no-untyped-def]
     key = part * e.numbers[N_MOVES] + low
     if part < 0 or low == e.numbers[N_MOVES] or key >= e.keys.shape[1]:
         return np.int64(-1)
-    is_mine = e.moves[ROW, low] == row and e.moves[KIND, low] != SEND
-    is_owed = e.moves[PEER, low] == peer and e.keys[STATE, key] == FREE
+    is_receive = e.moves[ROW, low] == row and e.moves[KIND, low] != SEND
+    is_expected = e.moves[PEER, low] == peer and e.keys[STATE, key] == FREE
     fits = e.links[peer, IN_WORDS + LENGTH_WORD] == e.keys[SIZE, key]
-    return key if is_mine and is_owed and fits else np.int64(-1)
+    return key if is_receive and is_expected and fits else np.int64(-1)
 
 
 @plain_kernel
 def _target(e, peer):  # type: ignore[no-untyped-def]
-    """Return where the next bytes of the frame under way go, and how many may come."""
+    """Return the address for the next bytes of the current frame, and how many to read at most."""
     done, mode, key = (
         e.links[peer, IN_DONE],
         e.links[peer, IN_MODE],
@@ -165,33 +166,33 @@ def _target(e, peer):  # type: ignore[no-untyped-def]
     n_left = e.links[peer, IN_WORDS + LENGTH_WORD] - done
     if mode == DIRECT_PUT:
         return e.numbers[PAYLOAD] + e.keys[START, key] + done, n_left
-    if mode == SHELVE:
-        return e.numbers[ARENA] + e.keys[SHELF, key] + done, n_left
+    if mode == STAGE:
+        return e.numbers[STAGING] + e.keys[STAGING_OFFSET, key] + done, n_left
     in_block = done % BLOCK_BYTES
     address = e.numbers[SCRATCH] + peer * BLOCK_BYTES + in_block
     return address, min(BLOCK_BYTES - in_block, n_left)
 
 
 @plain_kernel
-def _absorb(e, peer, n_read):  # type: ignore[no-untyped-def]
-    """Count bytes that were read into place; add a block that is full; close a frame that is."""
+def _count_payload(e, peer, n_read):  # type: ignore[no-untyped-def]
+    """Count payload bytes that were read; add a full block; finish the key of a complete frame."""
     key, mode = e.links[peer, IN_KEY], e.links[peer, IN_MODE]
     in_block = e.links[peer, IN_DONE] % BLOCK_BYTES + n_read
     done = e.links[peer, IN_DONE] + n_read
     e.links[peer, IN_DONE] = done
-    is_whole = done == e.links[peer, IN_WORDS + LENGTH_WORD]
-    if mode == DIRECT_ADD and (is_whole or in_block == BLOCK_BYTES):
+    is_complete = done == e.links[peer, IN_WORDS + LENGTH_WORD]
+    if mode == DIRECT_ADD and (is_complete or in_block == BLOCK_BYTES):
         place = e.numbers[PAYLOAD] + e.keys[START, key] + done - in_block
         combine_at(e.numbers[CODE], place, e.numbers[SCRATCH] + peer * BLOCK_BYTES, in_block)
-    if not is_whole:
+    if not is_complete:
         return
     e.links[peer, IN_HEADER] = 0
     if mode == DROP:
         return
     e.links[peer, IN_EXPECTED] -= 1
-    if mode == SHELVE:
-        e.keys[STATE, key] = SHELVED
+    if mode == STAGE:
+        e.keys[STATE, key] = STAGED
         if e.keys[NEEDS, key] > 0:
             return
-        take_from_shelf(e, key)
+        apply_staged(e, key)
     finish(e, key)

@@ -1,6 +1,6 @@
-"""The NumPy reference: all ranks in one process, real arrays, any dtype.
+"""Runs a schedule with NumPy, all ranks in one process, on arrays of any dtype.
 
-Runs the table one row after another, which is what a schedule means. Slow and plain on
+Runs the table one row after another, which defines what a schedule means. It is slow and simple on
 purpose: faster executors are compared with it.
 """
 
@@ -24,15 +24,15 @@ def element_bounds(schedule: Schedule, n_elements: int) -> NDArray[np.int64]:
 def run(
     schedule: Schedule, arrays: Sequence[NDArray[Any]], *, combine: np.ufunc = np.add
 ) -> Arrays:
-    """Return what each rank holds after the collective; the inputs are left as they are.
+    """Return the result of each rank after the collective; the inputs do not change.
 
     An allreduce takes one array per rank, all of one shape and dtype, and returns the combined
-    array for each rank. A reduce-scatter returns each rank's own chunks as one flat array; an
-    all-gather takes such arrays and returns the whole for each rank. `combine` is any
-    commutative and associative ufunc.
+    array for each rank. A reduce-scatter returns each rank's own chunks as one flat array. An
+    all-gather takes arrays of that form and returns the whole payload for each rank. `combine` is
+    any commutative and associative ufunc.
 
     Raises:
-        InputError: too few arrays, or arrays that do not fit together.
+        InputError: the number of arrays is wrong, or their shapes or dtypes do not fit together.
     """
     if len(arrays) != schedule.n_ranks:
         raise InputError(
@@ -50,8 +50,8 @@ def run(
         else:
             combine(kept, sent, out=kept)
     if schedule.collective is Collective.REDUCE_SCATTER:
-        mine = [_owned(schedule, rank, bounds) for rank in range(schedule.n_ranks)]
-        return [buffer[index] for buffer, index in zip(buffers, mine, strict=True)]
+        owned = [_owned(schedule, rank, bounds) for rank in range(schedule.n_ranks)]
+        return [buffer[index] for buffer, index in zip(buffers, owned, strict=True)]
     if gathers:
         return list(buffers)
     return [buffer.reshape(arrays[0].shape) for buffer in buffers]
@@ -62,14 +62,14 @@ def _stacked(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
     for rank, array in enumerate(arrays):
         if array.shape != first.shape or array.dtype != first.dtype:
             raise InputError(
-                f"a collective needs arrays alike, but rank 0 has {first.dtype} {first.shape} and "
-                f"rank {rank} has {array.dtype} {array.shape}"
+                f"a collective needs arrays of one dtype and shape, but rank 0 has {first.dtype} "
+                f"{first.shape} and rank {rank} has {array.dtype} {array.shape}"
             )
     return np.stack([array.reshape(-1) for array in arrays])
 
 
 def _gathered(schedule: Schedule, shards: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Return buffers in which each rank holds its own chunks, and nothing of the others'."""
+    """Return one buffer per rank that holds the rank's own chunks, and zeros elsewhere."""
     n_elements = sum(shard.size for shard in shards)
     bounds = element_bounds(schedule, n_elements)
     buffers = np.zeros((schedule.n_ranks, n_elements), dtype=shards[0].dtype)

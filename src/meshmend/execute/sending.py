@@ -1,4 +1,4 @@
-"""What one rank sends to one peer: frames of what is ready, the smallest key first."""
+"""Sends frames to one peer: the ready keys, the smallest first."""
 
 from meshmend.execute.frames import (
     BLOCK_BYTES,
@@ -35,7 +35,7 @@ from meshmend.kernels import kernel, plain_kernel
 
 @kernel
 def push(e, peer, message, parts):  # type: ignore[no-untyped-def]
-    """Send what is ready for one peer until its connection is full."""
+    """Send ready keys to one peer until its connection blocks, with at most TURN system calls."""
     for _ in range(TURN):
         if e.links[peer, OUT_KEY] == NONE:
             if e.links[peer, HEAP_SIZE] == 0:

@@ -1,8 +1,8 @@
-"""Neighbour TCP sockets: one proved connection per pair of ranks that exchange data.
+"""Runs tasks over TCP: one authenticated connection per pair of ranks that exchange data.
 
-Listens on loopback unless told otherwise. A rank dials those above it and welcomes those below.
-Connections outlive collectives and generations: after an interruption the rest of a frame that
-was under way is still sent, and dropped at the other end, so that the stream stays in step.
+Connections outlive collectives and generations. If a run is interrupted in the middle of a frame,
+the rest of the frame is still sent later, and the receiver drops it. So the receiver always knows
+where the next frame begins.
 """
 
 import os
@@ -35,13 +35,13 @@ from meshmend.net.event_fd import clear, is_set
 from meshmend.net.listener import Address
 from meshmend.net.liveness import LinkWatch, keep_alive
 
-# What the kernels at both ends have taken on cannot be overtaken by what is more urgent, so they
-# get little: unsent bytes at the sender, a small receive buffer at the receiver. Over slow links
-# TCP would queue 16 to 25 ms a hop, which cost trees a sixth of their time. A fast link with a
-# long round trip wants a larger window.
+# Urgent data cannot overtake data in the buffers of the kernel, so these buffers are small: few
+# unsent bytes at the sender, a small receive buffer at the receiver. With default buffers TCP
+# queued 16 to 25 ms a hop over slow links, which cost trees a sixth of their time. A fast link with
+# a long round trip needs a larger window.
 _UNSENT_BYTES: Final = 1 << 13
 WINDOW_BYTES: Final = 20_000
-_FAREWELL_S: Final = 0.25
+_REPORT_S: Final = 0.25  # for sending or reading the reason of a failure
 _LONGEST_TEXT: Final = 4096
 _WORD: Final = 1 << 32
 
@@ -49,11 +49,11 @@ _WORD: Final = 1 << 32
 class SocketTransport:
     """The connections of one rank, and the runs of tasks over them.
 
-    `labels[rank]` is how messages call a rank. If `tells` is set, a rank that fails says why to
-    its peers, which fail with the same words: every rank learns of a failure at once. Otherwise
-    it is silent, and may go on with `renew`. `window_bytes` is how much a peer on another address
-    may send ahead; 0 leaves that to the kernel, as loopback does. A peer counts as lost when its
-    kernel answers nothing for `link_timeout_s`, but not when it is only busy; 0: for ever.
+    Messages call a rank by `labels[rank]`. With `reports_failures`, a rank that fails sends the
+    reason to its peers, which fail with the same text: every rank learns of a failure at once.
+    Otherwise it sends nothing, and can continue after `renew`. A peer on another address may send
+    `window_bytes` ahead; with 0, and on loopback, the kernel decides. A peer is lost when its
+    kernel answers nothing for `link_timeout_s`; a busy peer is not lost. With 0 none ever is.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class SocketTransport:
         secret: bytes,
         *,
         bind: str = "127.0.0.1",
-        tells: bool = False,
+        reports_failures: bool = False,
         window_bytes: int = WINDOW_BYTES,
         link_timeout_s: float = 0.0,
     ) -> None:
@@ -72,7 +72,7 @@ class SocketTransport:
         self._window_bytes = window_bytes
         self.generation = 0
         self._labels = tuple(labels)
-        self._tells = tells
+        self._reports_failures = reports_failures
         self._sequence = 0
         self._broken = ""
         self._sockets: dict[int, socket.socket] = {}
@@ -80,9 +80,9 @@ class SocketTransport:
         self._links = np.empty((len(labels), frames.N_LINK_COLUMNS), dtype=np.int64)
         self.drop(range(len(labels)))
         self._scratch = np.empty((len(labels), frames.BLOCK_BYTES), dtype=np.uint8)
-        self._arena = np.empty(0, dtype=np.uint8)
+        self._staging = np.empty(0, dtype=np.uint8)
         self._stop_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._door = PeerConnections(
+        self._peer_connections = PeerConnections(
             rank,
             self._labels,
             secret,
@@ -90,7 +90,7 @@ class SocketTransport:
             stop_fd=self._stop_fd,
             link_timeout_s=link_timeout_s,
         )
-        self.address: Address = self._door.address
+        self.address: Address = self._peer_connections.address
         bind_combine()
 
     def connect(
@@ -100,10 +100,10 @@ class SocketTransport:
         epochs: Mapping[int, int] | None = None,
         timeout_s: float = 30.0,
     ) -> None:
-        """Return when this rank has a connection to each of these, new or kept.
+        """Keep or make a connection to each of these ranks.
 
-        With `epochs`, a kept connection of another epoch is hung up first, and both ends must
-        mean the same: so a rank that left and came back is never confused with what it was.
+        With `epochs`, an old connection of another epoch is closed first, and both ends must name
+        the same epoch. So a rank that left and joined again never uses its old connection.
 
         Raises:
             PeerLostError: one cannot be reached in time. HandshakeError: the secrets differ.
@@ -114,8 +114,8 @@ class SocketTransport:
         self.drop([peer for peer in wanted if not self._is_kept(peer, wanted[peer])])
         missing = [peer for peer in addresses if not self._is_linked(peer)]
         try:
-            for peer in sorted(missing, reverse=True):  # dials first, then waits for callers
-                connection = self._door.connection(
+            for peer in sorted(missing, reverse=True):  # dials first, then waits for calls
+                connection = self._peer_connections.connection(
                     peer, addresses[peer], deadline, epoch=wanted[peer]
                 )
                 self._link(peer, connection, wanted[peer])
@@ -127,16 +127,16 @@ class SocketTransport:
         """Send and receive what the task says, in place in the payload's bytes.
 
         Raises:
-            PeerLostError, MismatchError, StoppedError, StalledError: as their names say. The
-            transport is of no use then until `renew`.
+            PeerLostError, MismatchError, StoppedError, StalledError: see `transport`. The
+            transport can then not run another task before `renew`.
         """
         if self._broken:
             raise TransportError(self._broken)
         if payload.nbytes != task.n_bytes:
             raise InputError(f"the task needs {task.n_bytes} bytes, but got {payload.nbytes}")
         self._sequence += 1
-        if len(self._arena) < task.layout.arena_bytes:
-            self._arena = np.empty(task.layout.arena_bytes, dtype=np.uint8)
+        if len(self._staging) < task.layout.staging_bytes:
+            self._staging = np.empty(task.layout.staging_bytes, dtype=np.uint8)
         peers = np.array(task.program.peers, dtype=np.int64)
         engine = self._engine(task, payload)
         status, peer = begin(engine, peers)
@@ -147,21 +147,23 @@ class SocketTransport:
             raise self._failure(status, peer, task, timeout_s)
 
     def interrupt(self) -> None:
-        """Stop waiting now: a run or connect under way, or the next one, raises StoppedError."""
+        """Make the current run or connect raise StoppedError, or the next one if there is none."""
         os.eventfd_write(self._stop_fd, 1)
-        self._door.wake()
+        self._peer_connections.wake()
 
     def renew(self, generation: int) -> None:
-        """Begin a new generation on the connections there are; older frames will be dropped."""
+        """Begin a new generation on the open connections; frames of older ones will be dropped."""
         if generation <= self.generation:
-            raise InputError(f"renew needs more than {self.generation}, but got {generation}")
+            raise InputError(
+                f"renew needs a generation above {self.generation}, but got {generation}"
+            )
         self.generation, self._sequence, self._broken = generation, 0, ""
         self.drop(np.flatnonzero(self._links[:, frames.CLOSED]).tolist())
-        self.drop([peer for peer, connection in self._sockets.items() if _is_over(connection)])
+        self.drop([peer for peer, connection in self._sockets.items() if has_ended(connection)])
         clear(self._stop_fd)
 
     def drop(self, peers: Iterable[int]) -> None:
-        """Hang up on ranks that have left; `connect` makes new connections where needed."""
+        """Close the connections to these ranks; `connect` makes new ones when needed."""
         for peer in peers:
             if peer in self._sockets:
                 self._sockets.pop(peer).close()
@@ -170,20 +172,20 @@ class SocketTransport:
             self._links[peer, [frames.FD, frames.IN_KEY, frames.OUT_KEY]] = -1
 
     def sever(self, peer: int) -> None:
-        """Break the connection to a rank, as a cut link would; may be called by any thread."""
+        """Break the connection to a rank, as a cut link would; any thread may call this."""
         if connection := self._sockets.get(peer):
             with suppress(OSError):  # it may be broken already
                 connection.shutdown(socket.SHUT_RDWR)
 
     def check(self) -> None:
-        """Raise StoppedError if `interrupt` was called: for a rank that has nobody to wait for."""
+        """Raise StoppedError if `interrupt` was called: for a rank that waits for no peers."""
         if is_set(self._stop_fd):
             clear(self._stop_fd)
             raise StoppedError(f"{self._me} was told to stop")
 
     def close(self) -> None:
-        """Give up all connections and stop listening."""
-        self._door.close()
+        """Close all connections and stop listening."""
+        self._peer_connections.close()
         for connection in self._sockets.values():
             connection.close()
         self._links[:, frames.FD] = -1
@@ -199,14 +201,14 @@ class SocketTransport:
         return self._labels[self.rank]
 
     def _is_kept(self, peer: int, epoch: int) -> bool:
-        """Whether the connection to a rank is of an epoch and, as far as this end knows, whole.
+        """Whether the connection to a rank is of this epoch and, as far as this end knows, open.
 
-        A rank that was told to stop while it called has hung up, and calls again in the same epoch.
+        A peer that was interrupted while it connected has closed; it calls again in that epoch.
         """
         connection = self._sockets.get(peer)
         if connection is None or self._epochs.get(peer) != epoch:
             return False
-        return not self._door.is_called_by(peer, epoch) and not has_ended(connection)
+        return not self._peer_connections.has_new_call(peer, epoch) and not has_ended(connection)
 
     def _is_linked(self, peer: int) -> bool:
         return bool(self._links[peer, frames.FD] >= 0)
@@ -214,7 +216,7 @@ class SocketTransport:
     def _link(self, peer: int, connection: socket.socket, epoch: int) -> None:
         try:
             self._set_up(connection)
-        except OSError as error:  # it may have gone already
+        except OSError as error:  # the peer may have closed already
             connection.close()
             raise PeerLostError(
                 f"{self._labels[peer]} hung up on {self._me}: {error.strerror}", peer
@@ -232,18 +234,18 @@ class SocketTransport:
             keep_alive(connection, self._link_timeout_s)
 
     def _until_done(self, engine: Engine, peers: Numbers, timeout_s: float) -> tuple[int, int]:
-        """Run a task to its end; while nothing moves, look whether all peers still answer."""
+        """Run a task to its end; while nothing moves, check that all peers still answer."""
         watches = {peer: LinkWatch(self._link_timeout_s) for peer in self._watched(peers)}
-        look_s = min([watch.interval_s for watch in watches.values()], default=timeout_s)
-        look_ms = int(min(1e3 * look_s, 1e3 * timeout_s, 2**31 - 1))
+        interval_s = min([watch.interval_s for watch in watches.values()], default=timeout_s)
+        interval_ms = int(min(1e3 * interval_s, 1e3 * timeout_s, 2**31 - 1))
         before, still_since = b"", time.monotonic()
         while True:
-            status, peer = progress(engine, peers, self._stop_fd, look_ms)
+            status, peer = progress(engine, peers, self._stop_fd, interval_ms)
             if status != frames.TIMED_OUT:
                 return status, peer
             now, state = time.monotonic(), engine.links.tobytes() + engine.numbers.tobytes()
             if state != before:
-                before, still_since = state, now - 1e-3 * look_ms
+                before, still_since = state, now - 1e-3 * interval_ms
             if now - still_since >= timeout_s:
                 return status, peer
             for each, watch in watches.items():
@@ -264,9 +266,9 @@ class SocketTransport:
         moves[:4, :-1] = program.kind, program.row, program.peer, program.needs
         keys = np.zeros((5, n_keys), dtype=np.int64)
         needs = np.tile(program.needs, layout.n_slices)
-        keys[:4] = layout.start, layout.size, layout.shelf, needs
+        keys[:4] = layout.start, layout.size, layout.staging_offset, needs
         call = self.generation * _WORD + self._sequence
-        addresses = [array.ctypes.data for array in (payload, self._arena, self._scratch)]
+        addresses = [array.ctypes.data for array in (payload, self._staging, self._scratch)]
         return Engine(
             moves=moves,
             following=program.following,
@@ -280,7 +282,7 @@ class SocketTransport:
         )
 
     def _abandon(self) -> None:
-        """Leave the streams so that later frames can still be told apart."""
+        """Mark all frames in progress as void, so that later frames can still be recognised."""
         links = self._links
         links[:, frames.IN_EXPECTED] = 0
         links[links[:, frames.OUT_KEY] >= 0, frames.OUT_KEY] = frames.TAIL
@@ -303,8 +305,8 @@ class SocketTransport:
                 peer,
             )
             self.sever(peer)
-        elif status == frames.TOLD:
-            error = TransportError(self._last_words(peer), peer)
+        elif status == frames.PEER_FAILED:
+            error = TransportError(self._reported_reason(peer), peer)
         else:
             theirs = describe_fingerprint(
                 int(self._links[peer, frames.IN_WORDS + frames.FINGERPRINT_WORD])
@@ -316,43 +318,43 @@ class SocketTransport:
                 peer,
             )
         self._broken = str(error)
-        if self._tells:
-            self._tell(self._broken)
+        if self._reports_failures:
+            self._report_failure(self._broken)
         return error
 
-    def _tell(self, text: str) -> None:
-        """Tell every peer why this rank gives up, without waiting for one that does not read."""
+    def _report_failure(self, text: str) -> None:
+        """Send every peer why this rank gives up; wait at most `_REPORT_S` for peers to read it."""
         words = text.encode()[:_LONGEST_TEXT]
         header = struct.pack(
             "=qqqq", self.generation * _WORD + self._sequence, frames.GAVE_UP, len(words), 0
         )
-        waiting = {
+        unsent = {
             connection.fileno(): (connection, self._tail_of(peer) + header + words)
             for peer, connection in self._sockets.items()
             if not self._links[peer, frames.CLOSED]
         }
         poll = select.poll()
-        for fd in waiting:
+        for fd in unsent:
             poll.register(fd, select.POLLOUT)
-        deadline = time.monotonic() + _FAREWELL_S
-        while waiting and (left_s := deadline - time.monotonic()) > 0:
+        deadline = time.monotonic() + _REPORT_S
+        while unsent and (left_s := deadline - time.monotonic()) > 0:
             for fd, _ in poll.poll(left_s * 1e3):
-                connection, rest = waiting.pop(fd)
+                connection, rest = unsent.pop(fd)
                 try:
                     rest = rest[connection.send(rest) :]
                     if rest:
-                        waiting[fd] = (connection, rest)
+                        unsent[fd] = (connection, rest)
                         continue
                     connection.shutdown(socket.SHUT_WR)
                 except BlockingIOError:
-                    waiting[fd] = (connection, rest)
+                    unsent[fd] = (connection, rest)
                     continue
-                except OSError:  # it has gone; nobody is there to be told
+                except OSError:  # the peer has closed
                     pass
                 poll.unregister(fd)
 
     def _tail_of(self, peer: int) -> bytes:
-        """Return what completes the frame that is under way to a peer; its content is void."""
+        """Return bytes that complete the frame in progress to a peer; their content is void."""
         if self._links[peer, frames.OUT_KEY] == frames.NONE:
             return b""
         done = int(self._links[peer, frames.OUT_DONE])
@@ -362,25 +364,15 @@ class SocketTransport:
         self._links[peer, frames.OUT_KEY] = frames.NONE
         return header + bytes(frame - done - len(header))
 
-    def _last_words(self, peer: int) -> str:
-        """Read why a peer gave up."""
+    def _reported_reason(self, peer: int) -> str:
+        """Read and return the reason that a peer sent when it gave up."""
         length = min(int(self._links[peer, frames.IN_WORDS + frames.LENGTH_WORD]), _LONGEST_TEXT)
         connection = self._sockets[peer]
         words = b""
         try:
-            connection.settimeout(_FAREWELL_S)
+            connection.settimeout(_REPORT_S)
             while len(words) < length and (part := connection.recv(length - len(words))):
                 words += part
         except OSError:
             pass
         return words.decode(errors="replace") or f"{self._labels[peer]} gave up"
-
-
-def _is_over(connection: socket.socket) -> bool:
-    """Whether the other end has hung up and nothing is left to read."""
-    try:
-        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True

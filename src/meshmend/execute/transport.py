@@ -1,4 +1,4 @@
-"""A rank's part in a collective as a task, and the errors of the transports that run tasks.
+"""Describes a rank's part in a collective as a task, and the transports that run tasks.
 
 A transport has `run(task, payload, timeout_s=...)`, which sends and receives what the task says;
 `interrupt()`, which makes a run, or the next one, raise StoppedError; and `close()`.
@@ -28,9 +28,10 @@ _HALF_BYTES = 2
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """One rank's part in a collective on payloads of one size and type; may be run many times.
+    """One rank's part in a collective on payloads of one size and type; it can run many times.
 
-    The fingerprint says what the collective is; all ranks must have the same.
+    The fingerprint identifies the collective: size, type, operation and plan. All ranks must have
+    the same.
     """
 
     program: RankProgram
@@ -48,10 +49,10 @@ def task_of(
     op: str = "sum",
     n_slices: int = 1,
 ) -> Task:
-    """Return one rank's part in a collective on so many elements of a type.
+    """Return one rank's part in a collective on `n_elements` elements of a type.
 
     Raises:
-        InputError: a type or an operation that `combine` does not do.
+        InputError: `combine` does not support the type or the operation.
     """
     code = combine_code(dtype, op)
     itemsize = ITEMSIZES.get(dtype, _HALF_BYTES)
@@ -64,7 +65,7 @@ def task_of(
 
 
 def describe_fingerprint(fingerprint: int) -> str:
-    """Return what a fingerprint says in words."""
+    """Return in words the collective that a fingerprint stands for."""
     code = fingerprint >> 16 & 0xFF
     known = code < len(DTYPES) * len(OPS)
     what = describe_code(code) if known else "something unknown"

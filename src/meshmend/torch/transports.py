@@ -72,7 +72,7 @@ def transport_of(options: Any, settings: Settings) -> TensorTransport:
             labels,
             secret,
             bind=settings.bind,
-            tells=True,
+            reports_failures=True,
             window_bytes=settings.window_bytes,
         )
         return SocketTensorTransport(

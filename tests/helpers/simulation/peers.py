@@ -223,7 +223,7 @@ class SimulatedPeers:
         while self._arrived.get(chip, (-1, None))[0] != epoch:
             self._check_stopped()
             if self._process.events.now >= until:
-                raise PeerLostError(f"waited in vain for chip {chip}", self._seats[chip])
+                raise PeerLostError(f"chip {chip} did not connect in time", self._seats[chip])
             self._process.block(until)
         return self._arrived.pop(chip)[1]
 
