@@ -236,7 +236,7 @@ def _soak(
     watch.is_over = True
     try:
         return _verdict(
-            options, watch, trained.answer, "" if trained.is_finished else trained.failure
+            options, watch, trained.summary, "" if trained.is_finished else trained.failure
         )
     finally:
         unmount(watch.ledger)

@@ -29,7 +29,7 @@ from meshmend.cli.main import run_line
         ("--lr nan", "--lr needs a number above 0, but got nan"),
         ("--steps 0", "'--steps'"),
         ("--resume {tmp}", "--resume needs a run with a complete checkpoint"),
-        ("--run-dir /dev/null/run", "a run needs a folder of its own"),
+        ("--run-dir /dev/null/run", "a run needs a new folder"),
         ("--data {tmp}", "files, one per class"),
         ("--testbed fast", "bandwidth"),
     ],

@@ -280,7 +280,7 @@ def test_a_job_in_which_all_chips_stand_still_ends_and_says_where_they_are(
 
         assert ran.end() == 1, ran.err
         place = "1x2@0,0 is in generation 1 after step 5"
-        assert f"no step was finished and no chip came or went for 2 s: {place}" in ran.err
+        assert f"no step was finished and no chip joined or left for 2 s: {place}" in ran.err
 
 
 def test_a_job_that_stands_still_before_its_first_step_ends(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def test_a_job_that_stands_still_before_its_first_step_ends(tmp_path: Path) -> N
         ran = start("run", "run", "--elastic", "--mesh", "1x2", "--straggler-timeout", "2", script)
 
         assert ran.end() == 1, ran.err
-        assert "1x2@0,0 has not come to the coordinator" in ran.err
+        assert "1x2@0,0 has not connected to the coordinator" in ran.err
 
 
 def test_a_chip_whose_loop_stands_still_is_left_behind(script: Path, tmp_path: Path) -> None:
@@ -352,7 +352,7 @@ def test_an_interrupted_run_leaves_no_worker(number: int, code: int, tmp_path: P
         (["--elastic", "--inject", "maim 0,0 at 3", "{script}"], "--inject cannot read"),
         (["--elastic", "--slices", "4", "{script}"], "--slices cannot be used with --elastic"),
         (["--elastic", "--preload", "nosuchmodule", "{script}"], "cannot import nosuchmodule"),
-        (["--elastic", "--run-dir", "{taken}", "{script}"], "a run needs a folder of its own"),
+        (["--elastic", "--run-dir", "{taken}", "{script}"], "a run needs a new folder"),
         (["--inject", "kill 0,0 at 3", "{script}"], "--inject and --run-dir need --elastic"),
         (["--run-dir", "somewhere", "{script}"], "--inject and --run-dir need --elastic"),
     ],

@@ -24,7 +24,7 @@ pytest.importorskip("torch")
 from meshmend.cli.main import run_line
 from meshmend.errors import InputError
 from meshmend.launch.hosts import address_toward, board_from, chip_from, is_answered, secret_from
-from meshmend.launch.termination import soon_over
+from meshmend.launch.termination import exit_soon_after_signal
 from meshmend.membership.coordinator_server import COORDINATOR
 from meshmend.membership.history import BegunGeneration, CoordinatorRecord
 from meshmend.membership.record_file import save_record
@@ -243,7 +243,7 @@ def test_a_process_that_is_deaf_to_signals_is_ended_all_the_same() -> None:
     child = os.fork()
     if child == 0:
         try:
-            with soon_over():
+            with exit_soon_after_signal():
                 lock = ctypes.create_string_buffer(256)
                 library = ctypes.CDLL(None)
                 library.pthread_mutex_lock(lock)
@@ -440,8 +440,8 @@ def test_a_launcher_numbers_the_live_chips(
     [
         ({}, "none of RANK, SLURM_PROCID, JOB_COMPLETION_INDEX is set; name the chip"),
         ({"RANK": "0", "WORLD_SIZE": "4"}, "there are 4 tasks and .* has 3 live chips"),
-        ({"SLURM_PROCID": "3"}, "a number from 0 to 2, but it is '3'"),
-        ({"JOB_COMPLETION_INDEX": "x"}, "a number from 0 to 2, but it is 'x'"),
+        ({"SLURM_PROCID": "3"}, "from 0 to 2, but it is '3'"),
+        ({"JOB_COMPLETION_INDEX": "x"}, "from 0 to 2, but it is 'x'"),
     ],
 )
 def test_a_launcher_that_does_not_fit_the_mesh_is_refused(

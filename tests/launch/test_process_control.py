@@ -87,8 +87,8 @@ def test_a_worker_and_the_coordinator_are_stopped_and_resumed(job: ControlledJob
     control.resume("coordinator")
     until(lambda: "T" not in states_of(job), why=lambda: f"{states_of(job)}")
 
-    assert not job.worker.was_ended
-    assert not job.coordinator.was_ended
+    assert not job.worker.is_end_expected
+    assert not job.coordinator.is_end_expected
 
 
 def test_a_stopped_process_can_be_killed_and_its_end_is_expected(job: ControlledJob) -> None:
@@ -98,8 +98,8 @@ def test_a_stopped_process_can_be_killed_and_its_end_is_expected(job: Controlled
     control.kill("coordinator")
 
     until(lambda: state_of(job.coordinator) == "Z", why=lambda: state_of(job.coordinator))
-    assert job.coordinator.was_ended
-    assert not job.worker.was_ended
+    assert job.coordinator.is_end_expected
+    assert not job.worker.is_end_expected
 
 
 def test_a_process_that_has_ended_or_never_was_is_left_alone(job: ControlledJob) -> None:
@@ -111,7 +111,7 @@ def test_a_process_that_has_ended_or_never_was_is_left_alone(job: ControlledJob)
         control.stop(chip)
         control.resume(chip)
 
-    assert not job.worker.was_ended
+    assert not job.worker.is_end_expected
     assert state_of(job.worker) not in ("T", "Z")
 
 
@@ -134,5 +134,5 @@ def test_the_coordinator_hears_of_links_and_a_testbed_of_all_that_breaks(
 def test_deaths_that_are_expected_count_as_injected(job: ControlledJob) -> None:
     job.control().expect_deaths([(0, 0), (1, 1)])
 
-    assert job.worker.was_ended
+    assert job.worker.is_end_expected
     assert state_of(job.worker) != "Z"

@@ -37,13 +37,13 @@ def forming(clock: float) -> Observed:
 
 def taken(recoveries: Recoveries, *events: Observed) -> list[str]:
     """Return the faults that these events are the end of."""
-    return [fault.fault for clock, event in events for fault in recoveries.take(clock, event)]
+    return [fault.fault for clock, event in events for fault in recoveries.handle(clock, event)]
 
 
 def test_a_fault_is_over_when_the_last_chip_has_done_its_first_step() -> None:
     recoveries = Recoveries()
     fault = Recovery("kill 0,3", 20, at=10.0, kind=FaultKind.KILL, chips=((0, 3),))
-    recoveries.happened(fault)
+    recoveries.add(fault)
 
     over = taken(
         recoveries,
@@ -71,9 +71,9 @@ def test_a_fault_is_over_when_the_last_chip_has_done_its_first_step() -> None:
 
 def test_a_chip_that_dies_on_the_way_is_not_waited_for() -> None:
     recoveries = Recoveries()
-    recoveries.happened(Recovery("kill 0,3", 20, at=10.0))
+    recoveries.add(Recovery("kill 0,3", 20, at=10.0))
     taken(recoveries, left(10.1), generation(0, 1, 2), stepped(0, 10.5))
-    recoveries.happened(Recovery("kill 0,2", 20, at=10.6))
+    recoveries.add(Recovery("kill 0,2", 20, at=10.6))
 
     over = taken(recoveries, left(10.7), generation(0, 1), stepped(0, 11.0), stepped(1, 11.1))
 
@@ -83,7 +83,7 @@ def test_a_chip_that_dies_on_the_way_is_not_waited_for() -> None:
 
 def test_what_was_seen_before_a_fault_does_not_detect_it() -> None:
     recoveries = Recoveries()
-    recoveries.happened(Recovery("hang 0,1", 5, at=10.0))
+    recoveries.add(Recovery("hang 0,1", 5, at=10.0))
 
     over = taken(recoveries, forming(9.9), generation(0, 1), stepped(0, 9.95), stepped(1, 9.97))
 
@@ -93,7 +93,7 @@ def test_what_was_seen_before_a_fault_does_not_detect_it() -> None:
 
 def test_a_quiet_fault_is_over_with_the_next_step_of_anyone() -> None:
     recoveries = Recoveries()
-    recoveries.happened(Recovery("kill coordinator", 5, at=10.0, is_quiet=True))
+    recoveries.add(Recovery("kill coordinator", 5, at=10.0, is_quiet=True))
 
     assert recoveries.open() == []
     assert taken(recoveries, stepped(0, 9.9, first=False)) == []
@@ -103,7 +103,7 @@ def test_a_quiet_fault_is_over_with_the_next_step_of_anyone() -> None:
 
 def test_a_checkpoint_ends_a_quiet_fault_too() -> None:
     recoveries = Recoveries()
-    recoveries.happened(Recovery("kill coordinator", 5, at=10.0, is_quiet=True))
+    recoveries.add(Recovery("kill coordinator", 5, at=10.0, is_quiet=True))
 
     saved = 10.2, WorkerSaved((0, 0), 5, 10.2, "checkpoints")
 
@@ -112,7 +112,7 @@ def test_a_checkpoint_ends_a_quiet_fault_too() -> None:
 
 def test_a_repair_is_over_when_its_chips_are_members_again() -> None:
     recoveries = Recoveries()
-    recoveries.happened(Recovery("repair 0,1", 5, at=10.0, back=frozenset({(0, 1)})))
+    recoveries.add(Recovery("repair 0,1", 5, at=10.0, repaired=frozenset({(0, 1)})))
 
     assert taken(recoveries, forming(10.1), generation(0), stepped(0, 10.2)) == []
     over = taken(recoveries, forming(10.5), generation(0, 1), stepped(0, 10.8), stepped(1, 10.9))
@@ -128,7 +128,7 @@ def test_the_first_steps_of_the_first_generation_end_nothing() -> None:
 def test_steps_of_an_older_generation_do_not_end_a_fault_that_came_after_them() -> None:
     recoveries = Recoveries()
     taken(recoveries, generation(0, 1), stepped(0, 9.0))
-    recoveries.happened(Recovery("kill 0,2", 5, at=9.5))
+    recoveries.add(Recovery("kill 0,2", 5, at=9.5))
     taken(recoveries, left(9.6))
 
     assert taken(recoveries, stepped(1, 9.4)) == []
@@ -139,7 +139,7 @@ def test_reports_that_a_coordinator_took_with_it_are_not_waited_for() -> None:
     """The second step of a generation says that all its chips have done their first."""
     recoveries = Recoveries()
     taken(recoveries, generation(0, 1, 2), stepped(0, 9.0), stepped(1, 9.0), stepped(2, 9.0))
-    recoveries.happened(Recovery("kill 0,2", 5, at=10.0))
+    recoveries.add(Recovery("kill 0,2", 5, at=10.0))
     taken(recoveries, left(10.1), generation(0, 1, number=2))
 
     assert taken(recoveries, stepped(0, 10.2, first=False)) == []  # of the generation before
@@ -152,6 +152,6 @@ def test_the_death_of_who_was_no_member_is_quiet() -> None:
     recoveries = Recoveries()
     taken(recoveries, generation(0, 1), stepped(0, 9.0), stepped(1, 9.0))
 
-    recoveries.happened(Recovery("kill 0,5", 5, at=10.0, victims=frozenset({(0, 5)})))
+    recoveries.add(Recovery("kill 0,5", 5, at=10.0, victims=frozenset({(0, 5)})))
 
     assert taken(recoveries, stepped(0, 10.1, first=False)) == ["kill 0,5"]

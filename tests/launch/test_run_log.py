@@ -46,7 +46,9 @@ def test_a_sink_that_fails_is_named_once_and_the_file_goes_on(
             log.add(timed)
 
     (record,) = caplog.records
-    assert record.getMessage() == ("FullSink ends here: No space left on device; training goes on")
+    assert record.getMessage() == (
+        "cannot write to FullSink any more: No space left on device; training goes on"
+    )
     assert list(log.lines()) == lines(short_run())
 
 
@@ -63,4 +65,4 @@ def test_on_a_full_disk_all_lines_are_still_there_and_one_line_says_so(
 
     assert found == lines(short_run())
     (record,) = caplog.records
-    assert "events.jsonl ends here: No space left on device; training goes on" in record.message
+    assert "events.jsonl any more: No space left on device; training goes on" in record.message

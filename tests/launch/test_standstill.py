@@ -20,7 +20,7 @@ def after(*events: Event, timing: Timing = TIMING) -> Standstill:
     """What is known after some events, all at time 5."""
     standstill = Standstill(timing, 0.0)
     for event in events:
-        standstill.take(5.0, event)
+        standstill.handle(5.0, event)
     return standstill
 
 
@@ -35,7 +35,7 @@ def test_a_job_without_any_sign_of_life_stands_still_from_its_start() -> None:
 
     assert not standstill.is_too_long(12.0)
     assert standstill.is_too_long(12.1)  # ten seconds, and two for the coordinator to act first
-    assert "1x2@0,0 has not come to the coordinator" in standstill.words(BOTH)
+    assert "1x2@0,0 has not connected to the coordinator" in standstill.words(BOTH)
 
 
 def test_a_step_or_a_chip_that_comes_is_a_move() -> None:

@@ -9,7 +9,7 @@ import typer
 from meshmend.cli.console import note
 
 if TYPE_CHECKING:
-    from meshmend.launch.elastic_script import ElasticScript, Ran
+    from meshmend.launch.elastic_script import ElasticScript, ScriptResult
     from meshmend.membership.events import TimedEvent
 
 ElasticOption = Annotated[
@@ -37,22 +37,22 @@ def run_elastic_script(run: "ElasticScript") -> int:
 
     try:
         with terminable():
-            ran = run_script(run, show)
+            result = run_script(run, show)
     except TerminatedError:
         return TERMINATED
-    if not ran.outcome.is_finished:
-        what, _, trace = ran.outcome.why.partition("\n")
+    if not result.outcome.is_finished:
+        what, _, trace = result.outcome.why.partition("\n")
         note(f"meshmend: the job did not finish: {what}")
         print(trace, end="", file=sys.stderr)
         return 1
-    note(f"meshmend: {_summary(ran)}")
-    for words in (*ran.audit.faults, *ran.audit.unchecked):
+    note(f"meshmend: {_summary(result)}")
+    for words in (*result.audit.faults, *result.audit.unchecked):
         note(f"meshmend: {words}")
-    return 1 if ran.audit.is_wrong else 0
+    return 1 if result.audit.is_wrong else 0
 
 
-def _summary(ran: "Ran") -> str:
-    found = ran.audit
+def _summary(result: "ScriptResult") -> str:
+    found = result.audit
     if found.steps == 0:
         return "the script ended without a step; --elastic is for a loop over meshmend.train.Job"
     equal = {

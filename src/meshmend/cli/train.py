@@ -200,15 +200,15 @@ def train_command(
         ),
     )
     with _shown(training, begin) as show:
-        trained = train(training, show)
+        result = train(training, show)
     if json:
-        print_json(trained.answer)
+        print_json(result.summary)
     else:
-        print(train_summary(trained.run))
-        print(f"report   {trained.answer['report'] or 'not written'}")
-    if trained.failure:
-        note(f"meshmend: {trained.failure}")
-    return 1 if trained.failure else 0
+        print(train_summary(result.run))
+        print(f"report   {result.summary['report'] or 'not written'}")
+    if result.failure:
+        note(f"meshmend: {result.failure}")
+    return 1 if result.failure else 0
 
 
 def _checkpoints(run: Path | None) -> Path | None:

@@ -147,10 +147,10 @@ def _warn_if_unanswered(endpoint: tuple[str, int], secret: bytes, chip: tuple[in
 def _run_script(script: "Script") -> int:
     """Run a script in this process; print its exception, if any, and return its exit code."""
     from meshmend.errors import RefusedError, TerminatedError
-    from meshmend.launch.forked_worker import exit_code_of, script_body, words_of
-    from meshmend.launch.termination import TERMINATED, soon_over
+    from meshmend.launch.forked_worker import error_text, exit_code_of, script_body
+    from meshmend.launch.termination import TERMINATED, exit_soon_after_signal
 
-    with soon_over():
+    with exit_soon_after_signal():
         try:
             return script_body(script)()
         except TerminatedError:
@@ -158,6 +158,6 @@ def _run_script(script: "Script") -> int:
         except (RefusedError, KeyboardInterrupt):
             raise  # `main` prints one line, without a traceback
         except BaseException as error:
-            if words := words_of(error):
+            if words := error_text(error):
                 print(words, end="", file=sys.stderr)
             return exit_code_of(error)

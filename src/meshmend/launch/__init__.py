@@ -1,1 +1,1 @@
-"""One worker process per live chip on this machine: what `meshmend run` does."""
+"""Starts one worker process per live chip on this machine: `meshmend run` and `meshmend train`."""

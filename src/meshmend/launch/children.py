@@ -1,7 +1,7 @@
-"""Forked processes and everything that comes from them: their output, their last words, their end.
+"""Starts forked processes, forwards their output, and notes how each of them ended.
 
-Nothing here outlives this process: children are killed with their process groups, and by the
-kernel if this process is killed.
+No child outlives this process: it kills children with their process groups, and the kernel kills
+them if this process is killed.
 """
 
 import gc
@@ -17,7 +17,7 @@ from typing import Any
 
 from meshmend.launch.forked_worker import Pipes
 from meshmend.launch.one_thread import end_openmp_threads
-from meshmend.launch.output_lines import Lines
+from meshmend.launch.output_lines import OutputLines
 
 SIGNAL_BASE = 128
 _TERMINATION_S = 3.0
@@ -25,24 +25,31 @@ _TERMINATION_S = 3.0
 
 @dataclass
 class Child:
-    """A child as its parent sees it; a code above 128 is that of a signal."""
+    """A child process as its parent sees it.
+
+    `code` is its exit code, or 128 plus the number of the signal that killed it. `report` is the
+    JSON that a worker sends before it exits with an exception.
+    """
 
     pid: int
     pidfd: int
     report: bytes = b""
     code: int | None = None
     ended: float = 0.0
-    was_ended: bool = False  # by its parent
+    is_end_expected: bool = False  # the parent ended it, or injected the fault that did
 
     @property
     def failed_at(self) -> float:
-        """When it failed; deaths without a word count first, the others are their consequence."""
-        told = json.loads(self.report)["time"] if self.report else self.ended
-        return float(told) - (1e6 if self.code is not None and self.code > SIGNAL_BASE else 0.0)
+        """The time of its failure, for sorting: children that a signal killed come first.
+
+        Such a child is the cause; the others fail because they have lost it.
+        """
+        time_s = json.loads(self.report)["time"] if self.report else self.ended
+        return float(time_s) - (1e6 if self.code is not None and self.code > SIGNAL_BASE else 0.0)
 
     @property
     def how_it_ended(self) -> str:
-        """How a child that failed ended, in words."""
+        """The signal or the exit code of a child that failed, in words."""
         code = self.code or 0
         if code > SIGNAL_BASE:
             return f"killed by {signal.Signals(code - SIGNAL_BASE).name}"
@@ -50,17 +57,17 @@ class Child:
 
     @property
     def traceback(self) -> str:
-        """The exception that ended it, or nothing."""
+        """The text of the exception that ended it; empty if there was none."""
         return str(json.loads(self.report)["traceback"]) if self.report else ""
 
     def signal(self, number: int) -> None:
-        """Send a signal to the child and all that it started."""
+        """Send a signal to the process group of the child, if the child still runs."""
         if self.code is None:
             signal_group(self.pid, number)
 
 
 class Children:
-    """The children that were started."""
+    """All children of this process, and the loop that serves their pipes and their ends."""
 
     def __init__(self) -> None:
         self._children: list[Child] = []
@@ -71,14 +78,15 @@ class Children:
         (out, out_end), (err, err_end), (report, report_end) = (os.pipe() for _ in range(3))
         sys.stdout.flush()
         sys.stderr.flush()
-        # What is there now stays for good: no child's collector has to walk through all that was
-        # imported, which took a tenth of a small step, nor copies its pages by that.
+        # The garbage collector ignores all objects that exist now. Otherwise each child's collector
+        # would walk through all imported modules, which took a tenth of a small step, and would
+        # copy their memory pages.
         gc.freeze()
         end_openmp_threads()
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            for key in self._selector.get_map().values():  # those of its brothers
+            for key in self._selector.get_map().values():  # the pipes of other children
                 os.close(key.fd)
             body(Pipes(out_end, err_end, report_end), parent)
         for fd in (out_end, err_end, report_end):
@@ -86,18 +94,18 @@ class Children:
         child = Child(pid, os.pidfd_open(pid))
         self._children.append(child)
         read = selectors.EVENT_READ
-        self._selector.register(out, read, Lines(out, prefix, sys.stdout))
-        self._selector.register(err, read, Lines(err, prefix, sys.stderr))
+        self._selector.register(out, read, OutputLines(out, prefix, sys.stdout))
+        self._selector.register(err, read, OutputLines(err, prefix, sys.stderr))
         self._selector.register(report, read, child)
         self._selector.register(child.pidfd, read, child)
         return child
 
     def watch(self, fd: int, action: Callable[[], None]) -> None:
-        """Call an action whenever a descriptor can be read."""
+        """Call an action whenever a file descriptor can be read."""
         self._selector.register(fd, selectors.EVENT_READ, action)
 
     def unwatch(self, fd: int) -> None:
-        """Take back `watch`."""
+        """Undo `watch` for a file descriptor."""
         self._selector.unregister(fd)
 
     def alive(self) -> list[Child]:
@@ -105,24 +113,27 @@ class Children:
         return [child for child in self._children if child.code is None]
 
     def failed(self) -> list[Child]:
-        """Return the children that failed by themselves, in the order in which they did."""
-        failed = [child for child in self._children if child.code and not child.was_ended]
+        """Return the children that failed unexpectedly, sorted by `failed_at`."""
+        failed = [child for child in self._children if child.code and not child.is_end_expected]
         return sorted(failed, key=lambda child: child.failed_at)
 
     def handle(self, timeout_s: float | None) -> bool:
-        """Handle what is there; return whether there was anything."""
+        """Wait for output, reports and ends of children; handle them, and return whether any came.
+
+        A timeout of None waits for ever.
+        """
         ready = self._selector.select(timeout_s)
         for key, _ in ready:
-            self._serve(key.fd, key.data)
+            self._dispatch(key.fd, key.data)
         return bool(ready)
 
     def end_all(self) -> None:
-        """End what still runs, gently at first, and print what is left in the pipes."""
-        for number, patience_s in ((signal.SIGTERM, _TERMINATION_S), (signal.SIGKILL, None)):
+        """End all children, by SIGTERM and then by SIGKILL, and print what is left in the pipes."""
+        for number, timeout_s in ((signal.SIGTERM, _TERMINATION_S), (signal.SIGKILL, None)):
             for child in self.alive():
-                child.was_ended = True
+                child.is_end_expected = True
                 child.signal(number)
-            deadline = None if patience_s is None else time.monotonic() + patience_s
+            deadline = None if timeout_s is None else time.monotonic() + timeout_s
             while self.alive():
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
@@ -131,13 +142,13 @@ class Children:
         while self.handle(0.0):
             pass
         for key in list(self._selector.get_map().values()):
-            self._forget(key.fd)
+            self._close(key.fd)
         self._selector.close()
 
-    def _serve(self, fd: int, data: Any) -> None:
-        if isinstance(data, Lines):
+    def _dispatch(self, fd: int, data: Any) -> None:
+        if isinstance(data, OutputLines):
             if not data.read():
-                self._forget(fd)
+                self._close(fd)
         elif not isinstance(data, Child):
             data()
         elif fd == data.pidfd:
@@ -146,23 +157,23 @@ class Children:
             part = os.read(fd, 1 << 16)
             data.report += part
             if not part:
-                self._forget(fd)
+                self._close(fd)
 
     def _reap(self, child: Child) -> None:
         _, status = os.waitpid(child.pid, 0)
         code = os.waitstatus_to_exitcode(status)
         child.ended = time.monotonic()
         child.code = code if code >= 0 else SIGNAL_BASE - code
-        signal_group(child.pid, signal.SIGKILL)  # what it may have left behind
-        self._forget(child.pidfd)
+        signal_group(child.pid, signal.SIGKILL)  # processes that it started and left
+        self._close(child.pidfd)
 
-    def _forget(self, fd: int) -> None:
+    def _close(self, fd: int) -> None:
         self._selector.unregister(fd)
         os.close(fd)
 
 
 def signal_group(pid: int, number: int) -> None:
-    """Send a signal to a process group, if there still is one."""
+    """Send a signal to a process group, if it still exists."""
     try:
         os.killpg(pid, number)
     except ProcessLookupError:

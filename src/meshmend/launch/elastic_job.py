@@ -1,4 +1,4 @@
-"""A job that survives, as a value: what to run on which mesh, and what is to happen to it."""
+"""An elastic job as a value: what to run, on which mesh, with which faults, and how it ended."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,12 +15,12 @@ from meshmend.topology.failures import Chip, Failure
 
 @dataclass(frozen=True)
 class ElasticJob:
-    """What to run on every live chip of the settings' mesh, and what is to happen to it.
+    """What to run on every live chip of the settings' mesh, and the faults to inject.
 
-    `body()` is what a worker does; it returns its exit code. `sums` are what its steps sum, if
-    that is known before the first: plans for what may fail next are made ahead. After `for_s` the
-    job is ended, whatever step it is at. Each worker computes in `n_threads` threads. `in_network`
-    puts the workers into a testbed.
+    Each worker runs `body()`, which returns its exit code, and computes in `n_threads` threads.
+    `sums` are the sizes of the sums of a step, if they are known before the first step: the
+    launcher then plans ahead for the next failures. After `for_s` seconds the job is ended,
+    whatever step it is at. `in_network` puts the workers into a testbed.
     """
 
     settings: Settings
@@ -47,10 +47,10 @@ class ElasticJob:
         fail: Callable[[Failure], object],
         repair: Callable[[Failure], object],
     ) -> "ElasticJob":
-        """Return this job with its workers in a network of their own.
+        """Return this job with its workers in a separate network.
 
-        A worker calls `enter(chip)` first, and then listens on `address_of(chip)`. `fail` and
-        `repair` break and mend the network when a fault does so.
+        A worker calls `enter(chip)` first, and then listens on `address_of(chip)`. The launcher
+        calls `fail` and `repair` when it injects a fault into the network or repairs one.
         """
         return replace(
             self, enter=enter, address_of=address_of, fail_network=fail, repair_network=repair
@@ -59,7 +59,11 @@ class ElasticJob:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended: the first failure in words, if it did not finish, and its recoveries."""
+    """How a job ended.
+
+    `why` is the first failure in words, and empty if the job finished. `chips` counts the chips of
+    each generation.
+    """
 
     is_finished: bool
     why: str

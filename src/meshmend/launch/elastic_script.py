@@ -1,7 +1,7 @@
-"""A user's script on every chip of a mesh that loses chips: what `meshmend run --elastic` does.
+"""Runs a user's script on every live chip and survives lost chips: `meshmend run --elastic`.
 
-The script builds a `meshmend.train.Job` and loops over it. Ledgers and events of the run are in
-its folder, one that is thrown away if none is named.
+The script builds a `meshmend.train.Job` and loops over it. The run's folder holds its ledgers and
+events; without `run_dir` it is a temporary folder, which is removed at the end.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,9 +31,9 @@ from meshmend.train.ledger import audit
 
 @dataclass(frozen=True)
 class ElasticScript:
-    """A script to run on every live chip of the settings' mesh, and what is to happen to it.
+    """A script to run on every live chip of the settings' mesh, and the faults to inject.
 
-    Modules of `preload` are imported once, before the workers are forked, each of which computes in
+    Modules of `preload` are imported once, before the workers are forked. Each worker computes in
     `n_threads` threads.
     """
 
@@ -48,18 +48,19 @@ class ElasticScript:
 
 
 @dataclass(frozen=True)
-class Ran:
-    """How a script ended on the mesh, and what its ledgers say."""
+class ScriptResult:
+    """The result of a run: how the job ended, and what the check of its ledgers found."""
 
     outcome: Outcome
     audit: Audit
 
 
-def run_script(run: ElasticScript, show: Callable[[TimedEvent], None]) -> Ran:
-    """Run a script through all faults; every event is shown as it happens, and written down.
+def run_script(run: ElasticScript, show: Callable[[TimedEvent], None]) -> ScriptResult:
+    """Run a script through all faults; write each event to the log and pass it to `show`.
 
     Raises:
-        InputError: the script or a module is not there, or the run's folder cannot be used.
+        InputError: the script does not exist, a module cannot be imported, or the run's folder
+            cannot be made.
     """
     compute_in_one_thread()
     script = run.script
@@ -67,25 +68,25 @@ def run_script(run: ElasticScript, show: Callable[[TimedEvent], None]) -> Ran:
         raise InputError(f"meshmend run needs a script, but there is no file {script.name}")
     for name in ("meshmend.train.job", *run.preload):
         _import(name)
-    torch.optim.SGD([torch.zeros(1)])  # imports torch's compiler: once, not in each worker
+    torch.optim.SGD([torch.zeros(1)])  # imports torch's compiler here, not in each worker
     prepare(run.settings.mesh, run.settings.algorithm)
     with _folder(run.run_dir) as folder:
         with run_log(folder / "events.jsonl") as log:
 
-            def tell(event: TimedEvent) -> None:
+            def on_event(event: TimedEvent) -> None:
                 log.add(event)
                 show(event)
 
-            outcome = _run(run, folder, tell)
-        return Ran(outcome, audit(folder / "ledger"))
+            outcome = _run(run, folder, on_event)
+        return ScriptResult(outcome, audit(folder / "ledger"))
 
 
-def _run(run: ElasticScript, folder: Path, tell: Callable[[TimedEvent], None]) -> Outcome:
+def _run(run: ElasticScript, folder: Path, on_event: Callable[[TimedEvent], None]) -> Outcome:
     job = ElasticJob(
         settings=run.settings,
         body=script_body(run.script),
         run_dir=folder,
-        on_event=tell,
+        on_event=on_event,
         faults=run.faults,
         timing=run.timing,
         n_threads=run.n_threads,
@@ -98,7 +99,7 @@ def _run(run: ElasticScript, folder: Path, tell: Callable[[TimedEvent], None]) -
 
 @contextmanager
 def _folder(named: Path | None) -> Iterator[Path]:
-    """Yield a new folder for a run: the one that was named, or one that is gone afterwards."""
+    """Yield a new folder for a run: the named one, or a temporary one."""
     if named is None:
         with scratch_folder() as folder:
             yield Path(folder)
@@ -107,7 +108,8 @@ def _folder(named: Path | None) -> Iterator[Path]:
         (named / "ledger").mkdir(parents=True)
     except OSError as error:
         raise InputError(
-            f"a run needs a folder of its own, but {named} cannot be made: {error.strerror}"
+            f"a run needs a new folder, but {named} cannot be made: {error.strerror}; name "
+            "another with --run-dir"
         ) from None
     yield named.absolute()
 

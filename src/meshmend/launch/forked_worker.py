@@ -1,7 +1,7 @@
-"""What a worker does between being forked and its script: its place, its output, its end.
+"""Prepares a forked process as a worker, runs its script, and reports how it ended.
 
-Runs in the child. The child dies with its parent, prints into pipes, finds the other workers
-through a file, and tells the parent of an exception before it exits.
+All of this runs in the child. The child dies with its parent, prints into pipes, finds the other
+workers through a file, and sends the parent its exception before it exits.
 """
 
 import atexit
@@ -40,7 +40,7 @@ class Script:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """How the workers of a process group find each other: a file, and who is who."""
+    """How the workers of a process group find each other: a shared file, and the own rank."""
 
     rank: int
     world_size: int
@@ -51,8 +51,8 @@ class Rendezvous:
 class Place:
     """A worker's place in the job.
 
-    In the worker, `first()` is called before all else, in the network of the parent, then
-    `enter(chip)`. It computes in `n_threads` threads.
+    The worker calls `first()` while it is still in the network of its parent, then `enter(chip)`,
+    which may move it to another network. It computes in `n_threads` threads.
     """
 
     chip: Chip
@@ -73,11 +73,11 @@ class Pipes:
 
 
 def work(body: Callable[[], int], place: Place, pipes: Pipes, parent: int) -> None:
-    """Run a body as this worker, and end the process with the code that it returns."""
+    """Run `body()` as this worker, then exit with the code that it returns; never return."""
     code = 1
     try:
-        belong_to(parent)
-        # What the parent wants undone at its end is not this process's to undo.
+        tie_to_parent(parent)
+        # The parent's finalizers, such as those of its temporary folders, must not run here.
         weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # not in the stubs
         _redirect(pipes)
         os.environ.update(place.environment)
@@ -92,8 +92,8 @@ def work(body: Callable[[], int], place: Place, pipes: Pipes, parent: int) -> No
         np.random.seed()
         code = body()
     except BaseException as error:
-        if words := words_of(error):
-            _tell(pipes.report, words)
+        if text := error_text(error):
+            _send_report(pipes.report, text)
         code = exit_code_of(error)
     finally:
         atexit._run_exitfuncs()
@@ -102,8 +102,8 @@ def work(body: Callable[[], int], place: Place, pipes: Pipes, parent: int) -> No
         os._exit(code)
 
 
-def belong_to(parent: int) -> None:
-    """Die with the parent, and leave its terminal's group."""
+def tie_to_parent(parent: int) -> None:
+    """Make this process die with its parent, and keep Ctrl-C in the terminal away from it."""
     die_with_parent(parent)
     os.setpgid(0, 0)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -114,21 +114,21 @@ def belong_to(parent: int) -> None:
 def use_file_rendezvous(rendezvous: Rendezvous) -> None:
     """Make `init_process_group` find the other workers through a file.
 
-    A TCP store looks up names, which can take seconds with many workers on one machine.
+    A TCP store resolves host names, which can take seconds with many workers on one machine.
     """
-    meetings = count()
+    numbers = count()
 
-    dist: Any = torch.distributed  # whose stubs lack the stores
+    dist: Any = torch.distributed  # its type stubs lack the stores
 
     def rendezvous_by_file(url: str, **_: Any) -> Iterator[tuple[Any, int, int]]:
         store = dist.FileStore(str(rendezvous.store), rendezvous.world_size)
         yield (
-            dist.PrefixStore(f"rendezvous-{next(meetings)}", store),
+            dist.PrefixStore(f"rendezvous-{next(numbers)}", store),
             rendezvous.rank,
             rendezvous.world_size,
         )
 
-    # torch.distributed.rendezvous is a function that hides the module of that name.
+    # The attribute torch.distributed.rendezvous is a function; it hides the module of that name.
     handlers = import_module("torch.distributed.rendezvous")._rendezvous_handlers
     handlers["env"] = rendezvous_by_file
 
@@ -137,13 +137,13 @@ def _redirect(pipes: Pipes) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(pipes.out, 1)
     os.dup2(pipes.err, 2)
-    # Like the ones they replace, these stay open to the end.
+    # These streams stay open until the process ends, like those that they replace.
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
 
 
 def script_body(script: Script) -> Callable[[], int]:
-    """Return what a worker does that runs a script."""
+    """Return a function that runs a script as `__main__` and returns 0."""
 
     def run() -> int:
         sys.argv = [script.name, *script.arguments]
@@ -159,14 +159,18 @@ def script_body(script: Script) -> Callable[[], int]:
 
 
 def exit_code_of(error: BaseException) -> int:
-    """Return the exit code of a script that ended with this."""
+    """Return the exit code of a script that ended with this exception."""
     if isinstance(error, SystemExit) and isinstance(error.code, int | None):
         return int(error.code or 0) & 0xFF
     return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
-def words_of(error: BaseException) -> str:
-    """Return what to print of a script's end: its exception from its own frame on, or its text."""
+def error_text(error: BaseException) -> str:
+    """Return the text to print for the exception that ended a script.
+
+    That is the traceback from the script's own frame on, or the text given to `sys.exit`. It is
+    empty if the script exited with a number.
+    """
     if isinstance(error, SystemExit):
         return "" if isinstance(error.code, int | None) else f"{error.code}\n"
     trace = error.__traceback__
@@ -176,8 +180,8 @@ def words_of(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, frames))
 
 
-def _tell(report: int, words: str) -> None:
-    """Send the parent the last words of a script, and when they were said."""
-    message = json.dumps({"time": time.monotonic(), "traceback": words}).encode()
+def _send_report(report: int, text: str) -> None:
+    """Send the parent the text of the exception that ended the script, and the time."""
+    message = json.dumps({"time": time.monotonic(), "traceback": text}).encode()
     while message:
         message = message[os.write(report, message) :]

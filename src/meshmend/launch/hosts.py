@@ -1,6 +1,7 @@
-"""What a process that some launcher started on some host must find out: chip, address, secret.
+"""Finds chip, address and secret of a process that torchrun, Slurm or Kubernetes started.
 
-Knows environments, files and addresses; nothing of torch, so that a coordinator needs none.
+Reads environment variables, files and addresses. Does not import torch, so that a coordinator can
+run without it.
 """
 
 import socket
@@ -18,8 +19,8 @@ from meshmend.topology.failures import Chip, board_shape, format_shape, parse_sh
 from meshmend.topology.mesh import Mesh
 from meshmend.variables import SECRET
 
-# Which task a process is and of how many, by launcher; the innermost first: torchrun, Slurm, and
-# an indexed job of Kubernetes, which does not say how many.
+# The variables that hold the number of a task and the count of tasks, the innermost launcher first:
+# torchrun, Slurm, and an indexed job of Kubernetes, which sets no count.
 _TASKS: Final = (
     ("RANK", "WORLD_SIZE"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
@@ -29,10 +30,10 @@ _HOW_TO_NAME: Final = "name the chip with --chip R,C"
 
 
 def secret_from(environment: Mapping[str, str], file: Path | None) -> str:
-    """Return the job's secret: the content of a file if one is named, else the environment's.
+    """Return the job's secret: the content of a file if one is named, else of the environment.
 
     Raises:
-        InputError: there is none, it is short, or others can read the file.
+        InputError: there is no secret, it is too short, or other users can read the file.
     """
     if file is not None:
         return secret_in(file)
@@ -47,10 +48,10 @@ def secret_from(environment: Mapping[str, str], file: Path | None) -> str:
 
 
 def endpoint_from(text: str, option: str) -> Address:
-    """Return the address that a HOST:PORT names.
+    """Return the address that a text HOST:PORT names.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: the text has another form.
     """
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 0xFFFF:
@@ -59,10 +60,10 @@ def endpoint_from(text: str, option: str) -> Address:
 
 
 def chip_from(text: str | None, environment: Mapping[str, str], mesh: Mesh) -> Chip:
-    """Return the chip that a text names, or else the live chip of the launcher's task.
+    """Return the chip that a text names; without a text, the live chip of the launcher's task.
 
     Raises:
-        InputError: neither says, or it is none of the mesh.
+        InputError: there is neither a text nor a task, or the mesh has no such chip.
     """
     if text is not None:
         try:
@@ -83,23 +84,23 @@ def chip_from(text: str | None, environment: Mapping[str, str], mesh: Mesh) -> C
 def _live_chip(mesh: Mesh, name: str, number: str, n_tasks: str | None) -> Chip:
     if n_tasks is not None and n_tasks != str(mesh.n_live):
         raise InputError(
-            f"{name} names a chip where there is a task per live chip, but there are {n_tasks} "
+            f"{name} names a chip only if there is one task per live chip, but there are {n_tasks} "
             f"tasks and {mesh} has {mesh.n_live} live chips; {_HOW_TO_NAME}"
         )
     if not number.isdecimal() or int(number) >= mesh.n_live:
         raise InputError(
-            f"{name} names a live chip of {mesh} by a number from 0 to {mesh.n_live - 1}, but it "
-            f"is {number!r}; {_HOW_TO_NAME}"
+            f"{name} needs the number of a live chip of {mesh}, from 0 to {mesh.n_live - 1}, but "
+            f"it is {number!r}; {_HOW_TO_NAME}"
         )
     chip: Chip = mesh.live[int(number)]
     return chip
 
 
 def board_from(text: str | None, mesh: Mesh) -> tuple[int, ...]:
-    """Return the shape of a board: as written, or 2x2 on the first two axes, one chip on a line.
+    """Return the shape of a board that a text names; without a text, the default of `board_shape`.
 
     Raises:
-        InputError: it cannot be read, or has other axes than the mesh.
+        InputError: the text is no shape, or its number of axes differs from the mesh's.
     """
     n_axes = len(mesh.shape)
     if text is None:
@@ -115,12 +116,12 @@ def board_from(text: str | None, mesh: Mesh) -> tuple[int, ...]:
 
 
 def address_toward(endpoint: Address) -> str:
-    """Return this host's address on the way to an endpoint: loopback if that is on loopback.
+    """Return the address from which this host reaches an endpoint; loopback for loopback.
 
-    Nothing is sent: a datagram socket is asked which address it would send from.
+    Nothing is sent: connecting a datagram socket only makes the kernel choose its address.
 
     Raises:
-        InputError: there is no way there.
+        InputError: this host has no route to the endpoint.
     """
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -128,17 +129,17 @@ def address_toward(endpoint: Address) -> str:
             address: str = probe.getsockname()[0]
     except OSError as error:
         raise InputError(
-            f"a worker needs a way to its coordinator, but {endpoint[0]} cannot be reached: "
-            f"{error.strerror}; check --coordinator, or say where to listen with --bind"
+            f"a worker needs a route to its coordinator, but {endpoint[0]} cannot be reached: "
+            f"{error.strerror}; check --coordinator, or name the address to listen on with --bind"
         ) from None
     return address
 
 
 def is_answered(endpoint: Address, secret: bytes, *, within_s: float) -> bool:
-    """Return whether the coordinator answers now and knows the secret; False if nobody does.
+    """Return whether the coordinator answers within this time, and proves that it knows the secret.
 
     Raises:
-        InputError: who answers does not know the secret.
+        InputError: the process that answers does not know the secret.
     """
     request = ConnectRequest(OBSERVER, COORDINATOR)
     try:

@@ -1,8 +1,8 @@
-"""The processes of a job: its coordinator, a worker per live chip, and one that plans ahead.
+"""Starts and ends the processes of a job: coordinator, workers, and one that plans ahead.
 
-Coordinator and workers are forked from this process, which has imported what they need. The process
-that plans ahead needs no torch, and so is started afresh. Knows how to start and end processes;
-what happens to them is not its business.
+Coordinator and workers are forked from this process, which has imported all that they need. The
+process that plans ahead needs no torch, so it is a new Python process. This module does not react
+to what happens in a process.
 """
 
 import logging
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class JobProcesses:
-    """All processes of a job; `workers` holds the latest worker of each chip."""
+    """All processes of a job; `workers[chip]` is the latest worker of a chip."""
 
     def __init__(self, job: ElasticJob, name: str, listener: socket.socket) -> None:
         self._job = job
@@ -41,11 +41,11 @@ class JobProcesses:
         self.children = Children()
         self.workers: dict[Chip, Child] = {}
         self.coordinator: Child | None = None
-        self._planners: dict[int, AheadProcess] = {}  # by pidfd; only the latest is not killed
+        self._planners: dict[int, AheadProcess] = {}  # by pidfd; all but the latest are killed
         self._has_warned = False
 
     def start_coordinator(self) -> None:
-        """Start the coordinator, again if it has died: its listening socket is kept here."""
+        """Start the coordinator, or restart it: the launcher keeps its listening socket open."""
         job = self._job
         spec = JobSpec(self._name, job.settings.mesh, job.board, job.timing)
         secret = job.settings.secret.encode()
@@ -94,20 +94,20 @@ class JobProcesses:
         )
 
     def kill_workers(self, chips: Collection[Chip]) -> None:
-        """Kill the workers of some chips that still run, and wait until they are gone."""
-        left = [self.workers[chip] for chip in chips if chip in self.workers]
-        for child in left:
+        """Kill those workers of these chips that still run, and wait until they have ended."""
+        killed = [self.workers[chip] for chip in chips if chip in self.workers]
+        for child in killed:
             if child.code is None:
-                child.was_ended = True
+                child.is_end_expected = True
                 child.signal(signal.SIGKILL)
-        while any(child.code is None for child in left):
+        while any(child.code is None for child in killed):
             self.children.handle(_POLL_S)
 
     def plan_ahead(self, formed: GenerationBegan, sums: SumSizes) -> None:
-        """Plan for the loss of each board that is left, in a process of the lowest priority.
+        """Start a process of lowest priority that plans for the loss of each remaining board.
 
-        The process of the generation before is killed. The job goes on whatever becomes of this
-        one: what is wrong with it is logged, once.
+        The process of the generation before is killed. A failure of this process does not stop the
+        job: the first one is logged.
         """
         for process in self._planners.values():
             process.kill()
@@ -123,19 +123,19 @@ class JobProcesses:
             return
         pidfd = os.pidfd_open(process.pid)
         self._planners[pidfd] = process
-        self.children.watch(pidfd, lambda: self._forget_planner(pidfd))
+        self.children.watch(pidfd, lambda: self._reap_planner(pidfd))
 
     def close(self) -> None:
         """End all processes that still run."""
         for pidfd, process in list(self._planners.items()):
             process.kill()
-            self._forget_planner(pidfd)
+            self._reap_planner(pidfd)
         for child in self.children.alive():
             child.signal(signal.SIGCONT)
         self.children.end_all()
 
-    def _forget_planner(self, pidfd: int) -> None:
-        """Wait for the end of a process that plans, which is now or soon."""
+    def _reap_planner(self, pidfd: int) -> None:
+        """Wait for a planning process that has ended or was killed, and log why it failed."""
         self.children.unwatch(pidfd)
         os.close(pidfd)
         if why := self._planners.pop(pidfd).wait():

@@ -1,4 +1,4 @@
-"""An observer's connection to the coordinator: receives every event, sends a few requests."""
+"""The launcher's connection to the coordinator: it receives every event and sends requests."""
 
 import time
 from collections.abc import Callable
@@ -15,74 +15,77 @@ from meshmend.net.handshake import ConnectRequest, Deadline, dial
 from meshmend.net.listener import Address
 from meshmend.net.liveness import Silence
 
-_PATIENCE_S: Final = 0.5
+_CONNECT_TIMEOUT_S: Final = 0.5
 
 
 class Observer:
-    """Hears a coordinator while there is one; what is said meanwhile is kept until there is."""
+    """Passes the coordinator's events to `on_event`, and sends messages to the coordinator.
+
+    While the coordinator cannot be reached, messages wait in a queue.
+    """
 
     def __init__(
-        self, job: str, address: Address, secret: bytes, hear: Callable[[float, Event], None]
+        self, job: str, address: Address, secret: bytes, on_event: Callable[[float, Event], None]
     ) -> None:
         self._job = job
         self._address = address
         self._secret = secret
-        self._hear = hear
+        self._on_event = on_event
         self._channel: MessageChannel | None = None
-        self._unsaid: list[Message] = []
+        self._queued: list[Message] = []
         self._silence = Silence(time.monotonic())
         self._has_heard = False
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a line to the coordinator."""
+        """Whether there is a connection to the coordinator."""
         return self._channel is not None
 
     def is_silent(self, timeout_s: float) -> bool:
-        """Whether the coordinator gave no sign of life for so long; to be asked all the time."""
+        """Whether nothing came from the coordinator for so long; only right if called often."""
         has_heard, self._has_heard = self._has_heard, False
         return self._silence.is_too_long(time.monotonic(), timeout_s, has_heard=has_heard)
 
-    def say(self, message: Message) -> None:
-        """Say something as soon as somebody listens."""
-        self._unsaid.append(message)
+    def send(self, message: Message) -> None:
+        """Queue a message, which `connect_and_send` sends."""
+        self._queued.append(message)
 
-    def attend(self, children: Children) -> None:
-        """Call the coordinator if there is no line, and say what is to be said."""
+    def connect_and_send(self, children: Children) -> None:
+        """Connect to the coordinator if needed, and send the queued messages."""
         if self._channel is None:
-            self._call(children)
-        while self._unsaid and self._channel is not None:
+            self._connect(children)
+        while self._queued and self._channel is not None:
             try:
-                self._channel.send(self._unsaid[0])
-                self._unsaid.pop(0)
+                self._channel.send(self._queued[0])
+                self._queued.pop(0)
             except ChannelError:
-                self.drop(children)
+                self.disconnect(children)
 
-    def drop(self, children: Children) -> None:
-        """Hang up, if there is a line."""
+    def disconnect(self, children: Children) -> None:
+        """Close the connection, if there is one."""
         if self._channel is not None:
             children.unwatch(self._channel.fileno())
             self._channel.close()
             self._channel = None
 
-    def _call(self, children: Children) -> None:
-        deadline = Deadline(time.monotonic() + _PATIENCE_S)
+    def _connect(self, children: Children) -> None:
+        deadline = Deadline(time.monotonic() + _CONNECT_TIMEOUT_S)
         try:
             request = ConnectRequest(OBSERVER, COORDINATOR)
             channel = MessageChannel(Channel(dial(self._address, self._secret, request, deadline)))
             channel.send(Observe(self._job))
         except (TransportError, ChannelError):
-            return  # it will be back
+            return  # the next `connect_and_send` tries again
         self._channel = channel
         self._has_heard = True
-        children.watch(channel.fileno(), lambda: self._listen(children))
+        children.watch(channel.fileno(), lambda: self._receive(children))
 
-    def _listen(self, children: Children) -> None:
+    def _receive(self, children: Children) -> None:
         assert self._channel is not None
         try:
             for message in self._channel.receive():
                 self._has_heard = True
                 if isinstance(message, Observed):
-                    self._hear(message.clock, message.event)
+                    self._on_event(message.clock, message.event)
         except (ChannelError, MessageError):
-            self.drop(children)
+            self.disconnect(children)

@@ -1,8 +1,8 @@
-"""A process that forks workers computes in one thread, so that its workers can compute at all.
+"""Keeps a launcher to one thread, because a fork of a process with OpenMP threads hangs.
 
-OpenMP keeps the threads of a parallel loop for the next one. A forked process inherits the list of
-them, but not the threads: its first parallel loop waits for them for ever. So a launcher computes
-in one thread, and before each fork ends the threads that a library may have started all the same.
+OpenMP keeps the threads of a parallel loop for the next loop. A forked process inherits the list of
+these threads, but not the threads: its first parallel loop waits for them for ever. So a launcher
+computes in one thread. Before each fork it also ends threads that a library started nevertheless.
 """
 
 import ctypes
@@ -16,17 +16,17 @@ from typing import Final
 
 _VARIABLE: Final = "OMP_NUM_THREADS"
 _MAPS: Final = Path("/proc/self/maps")
-_GNU_OPENMP: Final = re.compile(r"/\S*/libgomp[^/\s]*\.so\S*")  # the others look after forks
+_GNU_OPENMP: Final = re.compile(r"/\S*/libgomp[^/\s]*\.so\S*")  # other OpenMPs handle forks
 _PAUSE_HARD: Final = 2  # omp_pause_hard of OpenMP 5.0
 
 _log = logging.getLogger(__name__)
 
 
 def compute_in_one_thread() -> int:
-    """Compute in one thread from now on; return how many the user wants for each worker.
+    """Compute in one thread from now on; return how many threads the user wants in each worker.
 
-    That is what OMP_NUM_THREADS says, or one, as with torchrun. Call it before torch is imported:
-    then no thread is started that is not needed. Called later, it does as well.
+    That is the value of OMP_NUM_THREADS, or one, as with torchrun. Call it before torch is imported
+    if possible, so that torch starts no threads at all. A later call works, too.
     """
     wanted = _wanted_threads(os.environ.get(_VARIABLE, ""))
     os.environ[_VARIABLE] = "1"
@@ -41,27 +41,27 @@ def compute_in_threads(n_threads: int) -> None:
 
 
 def end_openmp_threads() -> None:
-    """End the threads that OpenMP keeps for this thread's next parallel loop, before a fork.
+    """End the threads that OpenMP keeps for this thread's next parallel loop; call before a fork.
 
-    There are none unless a library computed in several threads. If an old OpenMP cannot end them,
-    that is logged: workers may wait for them for ever.
+    Such threads exist only if a library computed in several threads. If an old OpenMP cannot end
+    them, a warning is logged: workers may wait for them for ever.
     """
     for library in sorted(set(_GNU_OPENMP.findall(_MAPS.read_text(encoding="utf-8")))):
         pause = getattr(ctypes.CDLL(library), "omp_pause_resource_all", None)
         if pause is None or pause(_PAUSE_HARD) != 0:
-            _warn_of(library)
+            _warn_once(library)
 
 
 @cache
-def _warn_of(library: str) -> None:
+def _warn_once(library: str) -> None:
     _log.warning(
-        "a launcher needs OpenMP without threads before it forks workers, but %s cannot end its "
-        "own; if workers hang, set OMP_NUM_THREADS=1",
+        "a launcher must end all OpenMP threads before it forks workers, but %s cannot end its "
+        "threads; if workers hang, set OMP_NUM_THREADS=1",
         library,
     )
 
 
 def _wanted_threads(text: str) -> int:
-    """Return the first number of OMP_NUM_THREADS, which may be a list; one if there is none."""
+    """Return the first number of OMP_NUM_THREADS, which may be a list; 1 if it has no number."""
     first = text.split(",")[0].strip()
     return max(1, int(first)) if first.isdecimal() else 1

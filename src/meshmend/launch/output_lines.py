@@ -1,4 +1,4 @@
-"""The output of many workers on one terminal: whole lines, each with the chip it came from."""
+"""Prints the output of many workers on one terminal: whole lines, each prefixed by its chip."""
 
 import os
 from typing import IO
@@ -7,8 +7,8 @@ _LONGEST_LINE = 1 << 16
 _READ_BYTES = 1 << 16
 
 
-class Lines:
-    """One worker's stream on its way to a stream of ours."""
+class OutputLines:
+    """Copies one worker's output from a pipe to a stream of the launcher, line by line."""
 
     def __init__(self, fd: int, prefix: str, target: IO[str]) -> None:
         self.fd = fd
@@ -17,7 +17,7 @@ class Lines:
         self._rest = b""
 
     def read(self) -> bool:
-        """Print the whole lines that have come; return whether more may follow."""
+        """Read the pipe once and print the whole lines; return False at the end of the pipe."""
         data = os.read(self.fd, _READ_BYTES)
         *lines, self._rest = (self._rest + data).split(b"\n")
         if self._rest and (not data or len(self._rest) > _LONGEST_LINE):

@@ -1,8 +1,8 @@
 """How long a job took to recover from each fault, measured from the coordinator's events.
 
-Events in, times out; knows neither processes nor sockets. A fault is detected when a worker leaves
-or a generation forms after it. The job has recovered when the last chip of the latest generation
-has finished its first step.
+Uses neither processes nor sockets. A fault is detected when, after it, a worker leaves or a
+generation forms. The job has recovered when the last chip of the latest generation has finished its
+first step.
 """
 
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from meshmend.membership.events import (
 )
 from meshmend.topology.failures import Chip
 
-_LOST_S = 1.0  # a report that has not come for so long will not come
+_LOST_S = 1.0  # a report that is late by so much counts as lost
 
 
 @dataclass
@@ -28,8 +28,9 @@ class Recovery:
     """A fault and how the job recovered from it; all times are of one clock.
 
     `kind` and `chips` are as in `FaultHappened`. A fault that `is_quiet` needs no new generation:
-    the next step ends it. So does it end one whose `victims` were not members. `back` are the chips
-    of a repair, which ends when they are members again. `generation` is the one that the fault hit.
+    the job has recovered from it at the next step. The same holds if no member was among its
+    `victims`, the chips that the fault takes away. A repair returns the chips `repaired`, and is
+    over when they are members again. `generation` is the one that the fault hit.
     """
 
     fault: str
@@ -39,10 +40,10 @@ class Recovery:
     chips: tuple[Chip, ...] = ()
     is_quiet: bool = False
     victims: frozenset[Chip] = frozenset()
-    back: frozenset[Chip] = frozenset()
+    repaired: frozenset[Chip] = frozenset()
     generation: int = 0
     detected: float | None = None
-    bound: float | None = None  # when it was over at the latest
+    bound: float | None = None  # the job had recovered at this time, perhaps before
     recovered: float | None = None
 
     @property
@@ -54,7 +55,7 @@ class Recovery:
         return None if self.recovered is None else max(0.0, self.recovered - self.at)
 
     def event(self) -> FaultRecovered:
-        """Return what a run writes down of it."""
+        """Return the event that reports this recovery."""
         return FaultRecovered(
             fault=self.fault,
             at_step=self.at_step,
@@ -67,17 +68,17 @@ class Recovery:
 
 @dataclass
 class Recoveries:
-    """All faults of a run so far."""
+    """All faults of a run so far, and the generation that trains now."""
 
     faults: list[Recovery] = field(default_factory=list)
-    _number: int = 0
+    _generation: int = 0
     _members: frozenset[Chip] = frozenset()
     _expected: set[Chip] = field(default_factory=set)
     _last: float = 0.0
 
-    def happened(self, fault: Recovery) -> None:
-        """Begin to measure a fault."""
-        fault.generation = self._number
+    def add(self, fault: Recovery) -> None:
+        """Begin to measure the recovery from a fault."""
+        fault.generation = self._generation
         if fault.victims and self._members and not fault.victims & self._members:
             fault.is_quiet = True
         self.faults.append(fault)
@@ -86,24 +87,24 @@ class Recoveries:
         """Return the faults that the job has not recovered from."""
         return [fault for fault in self.faults if fault.recovered is None and not fault.is_quiet]
 
-    def take(self, clock: float, event: Event) -> list[Recovery]:
-        """Take an event of the coordinator; return the faults that the job is over with it."""
+    def handle(self, clock: float, event: Event) -> list[Recovery]:
+        """Handle an event of the coordinator; return the faults that are recovered with it."""
         match event:
             case WorkerLeft() | GenerationForming() | WorkerTurnedAway():
                 self._detect(clock)
             case GenerationBegan():
-                self._number = max(self._number, event.number)
+                self._generation = max(self._generation, event.number)
                 self._members = frozenset(event.chips)
                 self._expected = set(self._members)
                 self._last = 0.0
             case WorkerSaved():
                 return self._end_quiet(event.at)
             case WorkerStepped():
-                return self._end_quiet(event.at) + self._take_step(event)
+                return self._end_quiet(event.at) + self._handle_step(event)
         return []
 
     def _end_quiet(self, at: float) -> list[Recovery]:
-        """End the quiet faults that happened before this sign of life."""
+        """Count the quiet faults before this time as recovered: a worker has worked since."""
         quiet = [
             fault
             for fault in self.faults
@@ -113,18 +114,19 @@ class Recoveries:
             fault.detected = fault.recovered = at
         return quiet
 
-    def _take_step(self, event: WorkerStepped) -> list[Recovery]:
-        self._number = max(self._number, event.generation)
+    def _handle_step(self, event: WorkerStepped) -> list[Recovery]:
+        self._generation = max(self._generation, event.generation)
         if not event.first:
-            return self._bound(event.at, event.generation)
+            return self._handle_later_step(event.at, event.generation)
         self._expected.discard(event.chip)
         self._last = max(self._last, event.at)
         return [] if self._expected else self._recover(self._last)
 
-    def _bound(self, at: float, generation: int) -> list[Recovery]:
-        """Take a later step of a generation: all chips took part, so each has finished its first.
+    def _handle_later_step(self, at: float, generation: int) -> list[Recovery]:
+        """Handle a later step: all chips took part, so each of them has finished its first step.
 
-        Reports of those first steps that do not come were lost with a coordinator.
+        Reports of first steps may be lost with a coordinator. If they do not come within `_LOST_S`,
+        the later step counts instead.
         """
         for fault in self._ready(at):
             if fault.generation < generation and fault.bound is None:
@@ -146,11 +148,13 @@ class Recoveries:
         return over
 
     def _ready(self, at: float) -> list[Recovery]:
-        """Return the open faults that end with a first step at this time."""
+        """Return the open faults that the job recovers from if the first steps end at this time."""
         return [
             fault
             for fault in self.open()
-            if fault.detected is not None and fault.detected <= at and fault.back <= self._members
+            if fault.detected is not None
+            and fault.detected <= at
+            and fault.repaired <= self._members
         ]
 
 

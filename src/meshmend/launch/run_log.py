@@ -1,6 +1,6 @@
-"""The events of a run, written down as they come; a full disk never stops the run.
+"""Writes the events of a run to a file as they happen; a full disk never stops the run.
 
-What cannot be written any more is kept in memory, so that the run's summary is whole.
+Events that cannot be written are kept in memory, so that the run's summary has all of them.
 """
 
 import logging
@@ -15,19 +15,19 @@ _log = logging.getLogger(__name__)
 
 
 class EventSink(Protocol):
-    """Something else that takes events down, such as TensorBoard's files."""
+    """A second place that records events, such as TensorBoard's files."""
 
     def add(self, timed: TimedEvent) -> None:
-        """Take an event down."""
+        """Record an event."""
 
     def close(self) -> None:
-        """Take no more."""
+        """Finish writing; no event may be added afterwards."""
 
 
 class RunLog:
-    """Writes events to a file and to one more sink.
+    """Writes events to a file and to a second sink.
 
-    Each that fails is named once, on the log, and is left alone from then on.
+    When one of the two fails, that is logged once, and nothing more is written to it.
 
     Raises:
         OSError: the file cannot be made.
@@ -35,16 +35,16 @@ class RunLog:
 
     def __init__(self, path: Path, sink: EventSink | None = None) -> None:
         self._path, self._sink = path, sink
-        self._size = 0  # of the lines that are on disk whole
+        self._size = 0  # bytes of the lines that are completely on disk
         self._stream = path.open("wb", buffering=0)
-        self._kept: list[str] = []
+        self._in_memory: list[str] = []
         self._is_full = False
 
     def add(self, timed: TimedEvent) -> None:
-        """Write an event down, if it can be."""
+        """Write an event to the file and the sink; keep it in memory if the disk is full."""
         line = event_line(timed)
         if self._is_full:
-            self._kept.append(line)
+            self._in_memory.append(line)
         else:
             self._append(line)
         if self._sink is not None:
@@ -54,17 +54,17 @@ class RunLog:
                 self._drop_sink(error)
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of all events, whether they are on disk or not."""
+        """Yield the lines of all events: those on disk, then those in memory."""
         left = self._size
         with self._path.open("rb") as stream:
             while left > 0:
                 line = stream.readline()
                 left -= len(line)
                 yield line.decode()
-        yield from self._kept
+        yield from self._in_memory
 
     def close(self) -> None:
-        """Write no more."""
+        """Close the file and the sink."""
         self._stream.close()
         if self._sink is not None:
             try:
@@ -83,18 +83,20 @@ class RunLog:
         except OSError as error:
             why = error.strerror or str(error)
         self._is_full = True
-        self._kept.append(line)
-        _log.error("%s ends here: %s; training goes on", self._path, why)
+        self._in_memory.append(line)
+        _log.error("cannot write to %s any more: %s; training goes on", self._path, why)
 
     def _drop_sink(self, error: OSError) -> None:
         name = type(self._sink).__name__
         self._sink = None
-        _log.error("%s ends here: %s; training goes on", name, error.strerror or error)
+        _log.error(
+            "cannot write to %s any more: %s; training goes on", name, error.strerror or error
+        )
 
 
 @contextmanager
 def run_log(path: Path, sink: EventSink | None = None) -> Iterator[RunLog]:
-    """Yield a log that is closed afterwards."""
+    """Yield a `RunLog`, and close it at the end of the block."""
     log = RunLog(path, sink)
     try:
         yield log

@@ -1,7 +1,7 @@
 """Starts one worker per live chip, watches them, and ends them all when one fails.
 
 The workers are forked from this process, which has imported torch and made the plans: sixteen
-start in the time of one. Nothing here outlives the call: workers are killed with their process
+start in the time of one. No worker outlives the call: workers are killed with their process
 groups, and by the kernel if this process is killed.
 """
 
@@ -24,9 +24,9 @@ from meshmend.planning.settings import Settings
 from meshmend.scratch import scratch_folder
 from meshmend.topology.failures import Chip
 
-_GRACE_S = 1.0  # for the cause of a failure to show itself, and for others to say their words
+_GRACE_S = 1.0  # after a failure, for its cause to end and for other workers to print their errors
 
-# What DistributedDataParallel imports when it is first used: seconds, which no worker should pay.
+# DistributedDataParallel imports these at its first use, which would take each worker seconds.
 _PRELOAD = ("torch._dynamo.utils", "torch.distributed.rpc", "meshmend.torch")
 
 
@@ -34,9 +34,9 @@ _PRELOAD = ("torch._dynamo.utils", "torch.distributed.rpc", "meshmend.torch")
 class StaticJob:
     """A script to run on every live chip of the settings' mesh.
 
-    `enter(chip)` runs in each worker before anything else, and `address_of(chip)` names the
-    address it listens on: so a testbed puts workers into its network. Modules of `preload` are
-    imported once, before the workers are forked, each of which computes in `n_threads` threads.
+    Each worker calls `enter(chip)` first, then listens on `address_of(chip)`: this is how a testbed
+    puts workers into its network. Modules of `preload` are imported once, before the workers are
+    forked. Each worker computes in `n_threads` threads.
     """
 
     settings: Settings
@@ -51,11 +51,11 @@ class StaticJob:
 def run_job(job: StaticJob) -> int:
     """Run a script on every live chip of a mesh; return the exit code of the first to fail, or 0.
 
-    A worker that a signal killed counts as 128 and the signal's number. Interrupted from the
-    keyboard, all workers are ended first.
+    The code of a worker that a signal killed is 128 plus the signal's number. Ctrl-C ends all
+    workers before this function raises KeyboardInterrupt.
 
     Raises:
-        InputError: the script is not there.
+        InputError: the script does not exist, or a module cannot be imported.
     """
     if not job.script.is_module and not Path(job.script.name).is_file():
         raise InputError(f"meshmend run needs a script, but there is no file {job.script.name}")
@@ -66,17 +66,17 @@ def run_job(job: StaticJob) -> int:
     prepare(mesh, job.settings.algorithm)
     if not job.settings.secret:
         job = replace(job, settings=replace(job.settings, secret=secrets.token_hex(32)))
-    watch = _Watch()
+    workers = _Workers()
     with scratch_folder() as folder, terminable():
         try:
             for rank in range(mesh.n_live):
-                watch.start(job, rank, Path(folder) / "store")
-            watch.until_over()
+                workers.start(job, rank, Path(folder) / "store")
+            workers.until_over()
         except TerminatedError:
             return TERMINATED
         finally:
-            watch.children.end_all()
-    return watch.verdict()
+            workers.children.end_all()
+    return workers.report_failure()
 
 
 def _import(name: str) -> None:
@@ -86,8 +86,8 @@ def _import(name: str) -> None:
         raise InputError(f"--preload needs a module, but cannot import {name}: {error}") from None
 
 
-class _Watch:
-    """The workers of a job."""
+class _Workers:
+    """The running workers of a job."""
 
     def __init__(self) -> None:
         self.children = Children()
@@ -110,7 +110,7 @@ class _Watch:
         self._ranks[child.pid] = rank, chip
 
     def until_over(self) -> None:
-        """Return when all workers have ended, or a while after the first has failed."""
+        """Wait until all workers have ended, or `_GRACE_S` after the first failure."""
         deadline = None
         while self.children.alive():
             left = None if deadline is None else deadline - time.monotonic()
@@ -120,8 +120,8 @@ class _Watch:
             if deadline is None and self.children.failed():
                 deadline = time.monotonic() + _GRACE_S
 
-    def verdict(self) -> int:
-        """Report the first failure on standard error; return its exit code, or 0."""
+    def report_failure(self) -> int:
+        """Print the first failure on standard error; return its exit code, or 0 without failure."""
         failed = self.children.failed()
         if not failed:
             return 0
@@ -136,7 +136,7 @@ class _Watch:
 
 
 def _environment(job: StaticJob, rank: int, chip: Chip) -> dict[str, str]:
-    """Return what torchrun would set, and what the backend reads."""
+    """Return the variables that torchrun would set, and those that the backend reads."""
     settings = job.settings
     if job.address_of is not None:
         settings = replace(settings, bind=job.address_of(chip))

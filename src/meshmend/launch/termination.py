@@ -1,7 +1,8 @@
-"""A process that is asked to end does so in order, and soon even where it is deaf.
+"""Ends a process cleanly on SIGTERM, and within two seconds even if it is in compiled code.
 
-Python hears of a signal between two of its own instructions; one that waits in compiled code for
-other chips may not get there. So it is given a moment, and then ended from another thread.
+Python runs signal handlers only between two of its own instructions. A process that waits for
+other chips in compiled code may never reach the next one. So a second thread gives it two seconds
+to end, and then exits the process.
 """
 
 import os
@@ -21,7 +22,7 @@ _GRACE_S: Final = 2.0
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Raise TerminatedError in the body when SIGTERM comes."""
+    """Raise TerminatedError in the `with` block when the process gets SIGTERM."""
     before = signal.signal(signal.SIGTERM, _raise_terminated)
     try:
         yield
@@ -30,41 +31,45 @@ def terminable() -> Iterator[None]:
 
 
 @contextmanager
-def soon_over() -> Iterator[None]:
-    """As `terminable`, but end the process if SIGTERM or SIGINT is not heeded in two seconds.
+def exit_soon_after_signal() -> Iterator[None]:
+    """Do as `terminable`, and exit the process if the block runs on two seconds after a signal.
 
-    Where the body handles such a signal itself, that is its own business; so are the processes
-    that it forks.
+    The signals are SIGTERM and SIGINT. One for which the block has installed its own handler is
+    left to that handler. Processes that the block forks are not affected.
     """
-    heard, tells = os.pipe()
-    os.set_blocking(tells, False)
+    signal_reader, signal_writer = os.pipe()
+    os.set_blocking(signal_writer, False)
     over = threading.Event()
     with terminable():
-        before = signal.set_wakeup_fd(tells, warn_on_full_buffer=False)
-        watch = threading.Thread(target=_watch, args=(heard, over), daemon=True)
+        before = signal.set_wakeup_fd(signal_writer, warn_on_full_buffer=False)
+        watch = threading.Thread(target=_exit_after_signal, args=(signal_reader, over), daemon=True)
         watch.start()
-        os.register_at_fork(after_in_child=lambda: None if over.is_set() else _be_a_child())
+        os.register_at_fork(after_in_child=lambda: None if over.is_set() else _reset_signals())
         try:
             yield
         finally:
             over.set()
             signal.set_wakeup_fd(before)
-            os.close(tells)
+            os.close(signal_writer)
             watch.join()
-            os.close(heard)
+            os.close(signal_reader)
 
 
-def _watch(heard: int, over: threading.Event) -> None:
-    """End the process some time after a signal that nobody else handles, unless it is over."""
-    ours = {signal.SIGTERM: _raise_terminated, signal.SIGINT: signal.default_int_handler}
-    while number := os.read(heard, 1):
-        asked = signal.Signals(number[0])
-        if asked in ours and signal.getsignal(asked) is ours[asked] and not over.wait(_GRACE_S):
-            os._exit(128 + asked)
+def _exit_after_signal(signal_reader: int, over: threading.Event) -> None:
+    """Exit the process `_GRACE_S` after a signal with our handler, unless the block is over."""
+    our_handlers = {signal.SIGTERM: _raise_terminated, signal.SIGINT: signal.default_int_handler}
+    while number := os.read(signal_reader, 1):
+        received = signal.Signals(number[0])
+        if (
+            received in our_handlers
+            and signal.getsignal(received) is our_handlers[received]
+            and not over.wait(_GRACE_S)
+        ):
+            os._exit(128 + received)
 
 
-def _be_a_child() -> None:
-    with suppress(ValueError):  # forked by a thread that is not the main one
+def _reset_signals() -> None:
+    with suppress(ValueError):  # Python sets signals only in the main thread
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

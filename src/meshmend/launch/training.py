@@ -1,7 +1,7 @@
-"""A workload trained on a mesh through faults: what `meshmend train` does, apart from showing it.
+"""Trains a workload on a mesh through faults: `meshmend train` without its display.
 
-Everything about a run is in its folder: `events.jsonl`, the ledgers, checkpoints, TensorBoard's
-files, and at the end `report.html`.
+The run's folder holds all its files: `events.jsonl`, the ledgers, checkpoints, TensorBoard's files,
+and at the end `report.html`.
 """
 
 import json
@@ -49,12 +49,12 @@ from meshmend.workloads.workload import Workload
 _log = logging.getLogger(__name__)
 
 _EVENTS = "events.jsonl"
-_ANSWER = "evaluation.json"
+_EVALUATION = "evaluation.json"
 
 
 @dataclass(frozen=True)
 class Training:
-    """What to train, how long, on what, and what is to happen meanwhile."""
+    """What to train, on which mesh, for how long, and the faults to inject."""
 
     workload: Workload
     settings: Settings
@@ -62,7 +62,7 @@ class Training:
     size: str = "tiny"
     steps: int = 100
     batch: int = 64
-    rate: float | None = None  # of learning; else the workload's own
+    rate: float | None = None  # learning rate; None: the workload's own
     seed: int = 0
     policy: str = "constant"
     faults: tuple[Fault, ...] = ()
@@ -75,20 +75,24 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Trained:
-    """How it went, as a value for scripts and as a run for reports."""
+class TrainingResult:
+    """The result of a training run.
 
-    answer: dict[str, Any]
+    `summary` is the JSON value that `--json` prints, `run` the value that reports are made from.
+    `failure` says why the run did not finish or cannot be trusted; it is empty if all is right.
+    """
+
+    summary: dict[str, Any]
     run: TrainingRun
     failure: str
     is_finished: bool = True
 
 
-def train(training: Training, show: Callable[[TimedEvent], None]) -> Trained:
-    """Train through all faults; every event is shown as it happens, and written down.
+def train(training: Training, show: Callable[[TimedEvent], None]) -> TrainingResult:
+    """Train through all faults; write each event to the log and pass it to `show`.
 
     Raises:
-        InputError: the run's folder cannot be used, or what is to be resumed cannot be.
+        InputError: the run's folder cannot be made, or the checkpoint cannot be resumed.
     """
     compute_in_one_thread()
     preload()
@@ -100,30 +104,31 @@ def train(training: Training, show: Callable[[TimedEvent], None]) -> Trained:
         (folder / "ledger").mkdir(parents=True)
     except OSError as error:
         raise InputError(
-            f"a run needs a folder of its own, but {folder} cannot be made: {error.strerror}"
+            f"a run needs a new folder, but {folder} cannot be made: {error.strerror}; name "
+            "another with --run-dir"
         ) from None
     with run_log(folder / _EVENTS, TensorBoardLog(folder / "tensorboard")) as log:
 
-        def tell(event: TimedEvent) -> None:
+        def on_event(event: TimedEvent) -> None:
             log.add(event)
             show(event)
 
-        tell(TimedEvent(0.0, _beginning(training, model)))
-        outcome = _run(training, model, tell)
+        on_event(TimedEvent(0.0, _start_event(training, model)))
+        outcome = _run(training, model, on_event)
         found = audit(folder / "ledger")
-        ended = _ended(outcome, found, training_run(log.lines()), folder)
-        tell(ended)
+        ended = _end_event(outcome, found, training_run(log.lines()), folder)
+        on_event(ended)
     run = training_run(log.lines())
-    answer = EVENTS.encode(ended.event)
-    del answer["event"]
-    answer |= {"run_dir": str(folder), "report": _report(run, folder / "report.html")}
+    summary = EVENTS.encode(ended.event)
+    del summary["event"]
+    summary |= {"run_dir": str(folder), "report": _report(run, folder / "report.html")}
     failure = "" if outcome.is_finished else f"the job did not finish: {outcome.why}"
     why = failure or _why_untrusted(found, is_asked=training.checks)
-    return Trained(answer, run, why, outcome.is_finished)
+    return TrainingResult(summary, run, why, outcome.is_finished)
 
 
 def _check_resume(training: Training, folder: Path, model: torch.nn.Module) -> None:
-    """Refuse a checkpoint that the workers cannot go on from, before there are any."""
+    """Refuse a checkpoint that the workers could not resume, before they are started."""
     fresh = {
         "model": model.state_dict(),
         "optimizer": training.workload.optimizer(model).state_dict(),
@@ -131,14 +136,14 @@ def _check_resume(training: Training, folder: Path, model: torch.nn.Module) -> N
         "progress": {"seed": training.seed, "n_samples": len(training.workload.dataset)},
     }
 
-    def tell(path: Path, why: str) -> None:
+    def warn(path: Path, why: str) -> None:
         _log.warning("checkpoint %s is not used: %s", path, why)
 
-    resumable(folder, fresh, steps=training.steps, on_damage=tell)
+    resumable(folder, fresh, steps=training.steps, on_damage=warn)
 
 
 def _report(run: TrainingRun, path: Path) -> str | None:
-    """Write the report and return where; None, and a line on the log, where it has no room."""
+    """Write the report and return its path; if it cannot be written, log why and return None."""
     try:
         path.write_text(training_page(run), encoding="utf-8")
     except OSError as error:
@@ -149,7 +154,10 @@ def _report(run: TrainingRun, path: Path) -> str | None:
 
 
 def _why_untrusted(found: Audit, *, is_asked: bool) -> str:
-    """Return why a finished run cannot be trusted: it is wrong, or not checked as asked."""
+    """Return why a finished run cannot be trusted, or an empty text.
+
+    Its history is wrong, or the user asked for checks that were not possible.
+    """
     if found.is_wrong:
         samples = f"{found.lost} samples lost, {found.repeated} repeated"
         split = f"replicas differ after step {found.split[0]}" if found.split else ""
@@ -160,7 +168,7 @@ def _why_untrusted(found: Audit, *, is_asked: bool) -> str:
     return ""
 
 
-def _beginning(training: Training, model: torch.nn.Module) -> RunStarted:
+def _start_event(training: Training, model: torch.nn.Module) -> RunStarted:
     words = mesh_words(training.settings.mesh)
     return RunStarted(
         mesh=words["shape"],
@@ -178,12 +186,14 @@ def _beginning(training: Training, model: torch.nn.Module) -> RunStarted:
     )
 
 
-def _run(training: Training, model: torch.nn.Module, tell: Callable[[TimedEvent], None]) -> Outcome:
+def _run(
+    training: Training, model: torch.nn.Module, on_event: Callable[[TimedEvent], None]
+) -> Outcome:
     job = ElasticJob(
         settings=training.settings,
         body=lambda: _work(training, model),
         run_dir=training.run_dir,
-        on_event=tell,
+        on_event=on_event,
         faults=training.faults,
         timing=training.timing,
         sums=Gradients(model).sizes(),
@@ -198,8 +208,8 @@ def _run(training: Training, model: torch.nn.Module, tell: Callable[[TimedEvent]
 
 
 def _work(training: Training, model: torch.nn.Module) -> int:
-    """Be one chip: a plain training loop over a job."""
-    logging.getLogger("meshmend").setLevel(logging.ERROR)  # the events tell the rest
+    """Run the training loop of one worker, and return its exit code."""
+    logging.getLogger("meshmend").setLevel(logging.ERROR)  # events report the rest
     workload = training.workload
     optimizer = workload.optimizer(model)
     saving = None
@@ -225,12 +235,12 @@ def _work(training: Training, model: torch.nn.Module) -> int:
         loss.backward()  # type: ignore[no-untyped-call]  # torch's stubs
         job.step(loss)
     if job.is_leader:
-        _write_answer(training.run_dir / _ANSWER, workload.evaluate(model))
+        _write_evaluation(training.run_dir / _EVALUATION, workload.evaluate(model))
     return 0
 
 
-def _write_answer(path: Path, evaluation: Mapping[str, float]) -> None:
-    """Write what the model reached, whole or not at all; a full disk is no reason to fail."""
+def _write_evaluation(path: Path, evaluation: Mapping[str, float]) -> None:
+    """Write the evaluation of the model in one piece; if the disk is full, log that and go on."""
     draft = path.with_suffix(f".{os.getpid()}")
     try:
         draft.write_text(json.dumps(evaluation), encoding="utf-8")
@@ -240,12 +250,12 @@ def _write_answer(path: Path, evaluation: Mapping[str, float]) -> None:
         _log.error("the evaluation cannot be written to %s: %s", path, error.strerror)
 
 
-def _ended(outcome: Outcome, found: Audit, so_far: TrainingRun, folder: Path) -> TimedEvent:
-    """Return the last event of a run: its figures, from its events and its ledgers."""
+def _end_event(outcome: Outcome, found: Audit, so_far: TrainingRun, folder: Path) -> TimedEvent:
+    """Return the last event of a run, with its figures from its events and its ledgers."""
     chips = [
         count for at, count in enumerate(outcome.chips) if at == 0 or count != outcome.chips[at - 1]
     ]
-    evaluation = folder / _ANSWER
+    evaluation = folder / _EVALUATION
     event = RunEnded(
         steps=so_far.n_done,
         first_loss=so_far.first_loss,
@@ -264,17 +274,23 @@ def _ended(outcome: Outcome, found: Audit, so_far: TrainingRun, folder: Path) ->
 
 
 def _sample_counts(found: Audit) -> SampleCounts:
-    """Return the counts of samples; what a ledger that was cut lacks may be lost: not known."""
+    """Return the counts of samples.
+
+    If a ledger is incomplete and nothing else is wrong, only the used samples are known: the result
+    has no counts of lost and repeated samples.
+    """
     if found.unchecked and not found.lost and not found.repeated:
         return SampleCounts(found.used)
     return SampleCounts(found.used, found.lost, found.repeated)
 
 
 def new_run_dir(parent: Path) -> Path:
-    """Return a folder for a new run that does not exist yet, named by the time."""
+    """Return the path of a folder that does not exist yet, named by the time."""
     name = time.strftime("train-%Y%m%d-%H%M%S")
     for attempt in range(1000):
         folder = parent / (name if attempt == 0 else f"{name}-{attempt}")
         if not folder.exists():
             return folder
-    raise InputError(f"{parent} holds too many runs of this second; name one with --run-dir")
+    raise InputError(
+        f"a run needs a new folder, but {parent} has 1000 of this second; name one with --run-dir"
+    )
