@@ -12,6 +12,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("sklearn")
 
 from meshmend.cli.main import run_line
+from meshmend.planning.compile_once import compile_once
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,7 @@ from meshmend.cli.main import run_line
 def test_what_cannot_be_trained_is_refused_in_one_line(
     line: str, match: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    compile_once()  # else a line says that it compiles
     assert run_line(["train", *line.format(tmp=tmp_path).split()]) == 2
     (said,) = capsys.readouterr().err.splitlines()
     assert match in said

@@ -14,11 +14,11 @@ from meshmend.errors import InputError
 from meshmend.train import checkpoint
 from meshmend.train.checkpoint import (
     Loaded,
-    complete_steps,
     load,
     prune,
     save_shard,
 )
+from meshmend.train.checkpoint_names import complete_steps, newest_complete
 from meshmend.train.shards import packed, shard_of
 from same_bits import is_same
 
@@ -240,9 +240,9 @@ def test_prune_twice_at_once_finds_what_the_other_took_gone(
 ) -> None:
     for step in (100, 200):
         save(tmp_path, {}, step=step, n_shards=1)
-    steps = checkpoint._steps(tmp_path)
+    steps = checkpoint.steps_in(tmp_path)
     prune(tmp_path, keep=1)
-    monkeypatch.setattr(checkpoint, "_steps", lambda _: steps)
+    monkeypatch.setattr(checkpoint, "steps_in", lambda _: steps)
 
     prune(tmp_path, keep=1)
     assert complete_steps(tmp_path) == [200]
@@ -293,15 +293,15 @@ def test_killed_while_saving_the_checkpoint_before_is_usable(tmp_path: Path) -> 
 
 
 def test_the_newest_complete_step_is_found_by_names_alone(tmp_path: Path) -> None:
-    assert checkpoint.newest_complete(tmp_path / "nothing") is None
+    assert newest_complete(tmp_path / "nothing") is None
     for step in (10, 20, 30):
         save(tmp_path, {"weight": torch.ones(8)}, step, 2)
     next((tmp_path / "step-00000030").iterdir()).unlink()
     for file in (tmp_path / "step-00000020").iterdir():
         file.write_bytes(b"damaged, but here")
 
-    assert checkpoint.newest_complete(tmp_path) == 20
-    assert checkpoint.newest_complete(tmp_path, without={20}) == 10
+    assert newest_complete(tmp_path) == 20
+    assert newest_complete(tmp_path, without={20}) == 10
 
 
 def test_one_step_is_loaded_or_its_damage_is_named(tmp_path: Path) -> None:

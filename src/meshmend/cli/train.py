@@ -163,10 +163,7 @@ def train_command(
     check_algorithms([algorithm], "auto")
     faults = tuple(parse_fault(text, begin) for text in inject or ())
     bandwidth = parse_bandwidth(testbed) if testbed else None
-    if resume is not None and not resume.is_dir():
-        raise InputError(
-            f"--resume needs a run with a complete checkpoint, but {resume} is no folder"
-        )
+    checkpoints = _checkpoints(resume)
     compile_for_workers()
     from meshmend.launch.one_thread import compute_in_one_thread
 
@@ -189,7 +186,7 @@ def train_command(
         policy=batch_policy,
         faults=faults,
         save_every=save_every,
-        resume=_checkpoints(resume),
+        resume=checkpoints,
         testbed_bytes_per_s=bandwidth,
         checks=check_every_step,
         timing=Timing(
@@ -219,8 +216,10 @@ def _checkpoints(run: Path | None) -> Path | None:
     """
     if run is None:
         return None
-    from meshmend.train.checkpoint import complete_steps
+    from meshmend.train.checkpoint_names import complete_steps
 
+    if not run.is_dir():
+        raise InputError(f"--resume needs a run with a complete checkpoint, but {run} is no folder")
     inside = (run / "checkpoints").absolute()
     folder = inside if inside.is_dir() else run.absolute()
     if not complete_steps(folder):

@@ -197,7 +197,7 @@ class Membership:
     def _why_failed(self) -> str:
         return (
             f"no chip that is left holds the state after step {self.history.step}, none came back "
-            f"within {self._timing.holder_timeout_s:g} s, and there is no whole checkpoint"
+            f"within {self._timing.holder_timeout_s:g} s, and there is no complete checkpoint"
         )
 
     def is_missed(self, hello: Hello) -> bool:

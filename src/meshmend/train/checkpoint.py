@@ -11,10 +11,9 @@ what a state is made of; this module knows files and folders only.
 """
 
 import os
-import re
 import shutil
 import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +21,18 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from meshmend.errors import CheckpointDamageError, InputError
+from meshmend.train.checkpoint_names import (
+    complete_sets,
+    complete_steps,
+    shard_name,
+    step_folder,
+    steps_in,
+    what_is_missing,
+)
 from meshmend.train.shards import Shard, State, merged, packed, shard_of, unpacked
 
 STALE_S = 600.0  # a draft not written to for this long: its writer is dead
 
-_STEP = re.compile(r"step-(\d{8,})")
-_SHARD = re.compile(r"shard-(\d{3,})-of-(\d{3,})\.pt")
 _DRAFT, _GONE = ".part", ".gone-"
 
 OnDamage = Callable[[Path, str], None]
@@ -66,7 +71,7 @@ def write_shard(folder: Path, shard: Shard) -> Path:
     Raises:
         InputError: the file cannot be written.
     """
-    file = _step_folder(folder, shard.step) / _shard_name(shard.number, shard.n_shards)
+    file = step_folder(folder, shard.step) / shard_name(shard.number, shard.n_shards)
     draft = file.with_name(f".{file.name}.{uuid4().hex}{_DRAFT}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -85,25 +90,12 @@ def write_shard(folder: Path, shard: Shard) -> Path:
     return file
 
 
-def complete_steps(folder: Path) -> list[int]:
-    """Return the steps that are complete, oldest first; looks at file names only."""
-    return [step for step in _steps(folder) if any(_complete_sets(folder, step))]
-
-
-def newest_complete(folder: Path, *, without: Container[int] = ()) -> int | None:
-    """Return the newest complete step that is not in `without`, or None; looks at names only."""
-    for step in reversed(_steps(folder)):
-        if step not in without and any(_complete_sets(folder, step)):
-            return step
-    return None
-
-
 def load(folder: Path, *, on_damage: OnDamage) -> Loaded | None:
     """Return the newest state that is complete and undamaged, or None if there is none.
 
     Calls `on_damage(path, reason)` for each newer checkpoint that cannot be used.
     """
-    for step in reversed(_steps(folder)):
+    for step in reversed(steps_in(folder)):
         if (loaded := load_step(folder, step, on_damage=on_damage)) is not None:
             return loaded
     return None
@@ -115,13 +107,13 @@ def load_step(folder: Path, step: int, *, on_damage: OnDamage) -> Loaded | None:
     Calls `on_damage(path, reason)` with the reason why it cannot be used.
     """
     n_tried = 0
-    for files in _complete_sets(folder, step):
+    for files in complete_sets(folder, step):
         n_tried += 1
         state = _read(files, step, on_damage)
         if state is not None:
             return Loaded(state, step)
     if n_tried == 0:
-        on_damage(_step_folder(folder, step), _what_is_missing(folder, step))
+        on_damage(step_folder(folder, step), what_is_missing(folder, step))
     return None
 
 
@@ -137,9 +129,9 @@ def prune(folder: Path, keep: int = 3) -> None:
     if keep < 1:
         raise InputError(f"prune needs to keep at least one checkpoint, but got keep={keep}")
     kept = complete_steps(folder)[-keep:]
-    for step in _steps(folder):
+    for step in steps_in(folder):
         if kept and step < kept[0]:
-            old = _step_folder(folder, step)
+            old = step_folder(folder, step)
             with suppress(FileNotFoundError):  # another chip has renamed it
                 old.rename(old.with_name(f"{_GONE}{uuid4().hex}"))
     for gone in folder.glob(f"{_GONE}*"):
@@ -147,47 +139,6 @@ def prune(folder: Path, keep: int = 3) -> None:
     for draft in folder.glob(f"step-*/.*{_DRAFT}"):
         if _is_stale(draft):
             draft.unlink(missing_ok=True)
-
-
-def _step_folder(folder: Path, step: int) -> Path:
-    return folder / f"step-{step:08d}"
-
-
-def _shard_name(shard: int, n_shards: int) -> str:
-    return f"shard-{shard:03d}-of-{n_shards:03d}.pt"
-
-
-def _steps(folder: Path) -> list[int]:
-    """Return the steps that have a folder, oldest first."""
-    names = (_STEP.fullmatch(path.name) for path in folder.glob("step-*"))
-    return sorted(int(name[1]) for name in names if name)
-
-
-def _shard_files(folder: Path, step: int) -> dict[int, dict[int, Path]]:
-    """Return the files of a step, by number of shards and then by shard."""
-    sets: dict[int, dict[int, Path]] = {}
-    for path in _step_folder(folder, step).glob("shard-*"):
-        name = _SHARD.fullmatch(path.name)
-        if name and int(name[1]) < int(name[2]):
-            sets.setdefault(int(name[2]), {})[int(name[1])] = path
-    return sets
-
-
-def _complete_sets(folder: Path, step: int) -> Iterator[list[Path]]:
-    """Yield the complete sets of shards of a step, the last one written first."""
-    complete = [
-        [files[shard] for shard in range(n_shards)]
-        for n_shards, files in sorted(_shard_files(folder, step).items())
-        if len(files) == n_shards
-    ]
-    yield from sorted(complete, key=_written_at, reverse=True)
-
-
-def _written_at(files: list[Path]) -> int:
-    try:
-        return max(file.stat().st_mtime_ns for file in files)
-    except FileNotFoundError:  # another chip prunes; reading the file will report it
-        return 0
 
 
 def _read(files: list[Path], step: int, on_damage: OnDamage) -> dict[str, Any] | None:
@@ -210,15 +161,6 @@ def _read(files: list[Path], step: int, on_damage: OnDamage) -> dict[str, Any] |
     except CheckpointDamageError as error:
         on_damage(files[0].parent, str(error))
         return None
-
-
-def _what_is_missing(folder: Path, step: int) -> str:
-    sets = _shard_files(folder, step)
-    if not sets:
-        return "it has no shards"
-    n_shards, files = max(sets.items(), key=lambda item: len(item[1]) / item[0])
-    first = next(shard for shard in range(n_shards) if shard not in files)
-    return f"it has {len(files)} of {n_shards} shards; {_shard_name(first, n_shards)} is missing"
 
 
 def _is_stale(draft: Path) -> bool:

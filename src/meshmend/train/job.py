@@ -29,6 +29,7 @@ from meshmend.membership.messages import FRESH
 from meshmend.topology.failures import Chip
 from meshmend.train import checkpoint
 from meshmend.train.checkpoint import Saving
+from meshmend.train.checkpoint_names import newest_complete
 from meshmend.train.exchange import Exchange
 from meshmend.train.fingerprint import fingerprint_of
 from meshmend.train.gradients import Gradients
@@ -338,7 +339,7 @@ class Job:
         """Return the step of the newest complete checkpoint not known to be damaged, or None."""
         if self._saving is None:
             return None
-        return checkpoint.newest_complete(self._saving.folder, without=self._unreadable)
+        return newest_complete(self._saving.folder, without=self._unreadable)
 
     def went_back(self, step: int, generation: int) -> None:
         """Write to the ledger that a generation restores an earlier step; later ones are lost."""

@@ -1,0 +1,74 @@
+"""Which checkpoints a folder has, by the names of its files alone; needs no torch."""
+
+import re
+from collections.abc import Container, Iterator
+from pathlib import Path
+
+_STEP = re.compile(r"step-(\d{8,})")
+_SHARD = re.compile(r"shard-(\d{3,})-of-(\d{3,})\.pt")
+
+
+def complete_steps(folder: Path) -> list[int]:
+    """Return the steps that are complete, oldest first; looks at file names only."""
+    return [step for step in steps_in(folder) if any(complete_sets(folder, step))]
+
+
+def newest_complete(folder: Path, *, without: Container[int] = ()) -> int | None:
+    """Return the newest complete step that is not in `without`, or None; looks at names only."""
+    for step in reversed(steps_in(folder)):
+        if step not in without and any(complete_sets(folder, step)):
+            return step
+    return None
+
+
+def step_folder(folder: Path, step: int) -> Path:
+    """Return the folder of a step's shards."""
+    return folder / f"step-{step:08d}"
+
+
+def shard_name(shard: int, n_shards: int) -> str:
+    """Return the name of a shard's file."""
+    return f"shard-{shard:03d}-of-{n_shards:03d}.pt"
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Return the steps that have a folder, oldest first."""
+    names = (_STEP.fullmatch(path.name) for path in folder.glob("step-*"))
+    return sorted(int(name[1]) for name in names if name)
+
+
+def _shard_files(folder: Path, step: int) -> dict[int, dict[int, Path]]:
+    """Return the files of a step, by number of shards and then by shard."""
+    sets: dict[int, dict[int, Path]] = {}
+    for path in step_folder(folder, step).glob("shard-*"):
+        name = _SHARD.fullmatch(path.name)
+        if name and int(name[1]) < int(name[2]):
+            sets.setdefault(int(name[2]), {})[int(name[1])] = path
+    return sets
+
+
+def complete_sets(folder: Path, step: int) -> Iterator[list[Path]]:
+    """Yield the complete sets of shards of a step, the last one written first."""
+    complete = [
+        [files[shard] for shard in range(n_shards)]
+        for n_shards, files in sorted(_shard_files(folder, step).items())
+        if len(files) == n_shards
+    ]
+    yield from sorted(complete, key=_written_at, reverse=True)
+
+
+def _written_at(files: list[Path]) -> int:
+    try:
+        return max(file.stat().st_mtime_ns for file in files)
+    except FileNotFoundError:  # another chip prunes; reading the file will report it
+        return 0
+
+
+def what_is_missing(folder: Path, step: int) -> str:
+    """Return why a step is not complete."""
+    sets = _shard_files(folder, step)
+    if not sets:
+        return "it has no shards"
+    n_shards, files = max(sets.items(), key=lambda item: len(item[1]) / item[0])
+    first = next(shard for shard in range(n_shards) if shard not in files)
+    return f"it has {len(files)} of {n_shards} shards; {shard_name(first, n_shards)} is missing"
