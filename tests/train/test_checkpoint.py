@@ -18,7 +18,7 @@ from meshmend.train.checkpoint import (
     prune,
     save_shard,
 )
-from meshmend.train.checkpoint_names import complete_steps, newest_complete
+from meshmend.train.checkpoint_names import complete_steps, newest_complete, steps_in
 from meshmend.train.shards import packed, shard_of
 from same_bits import is_same
 
@@ -240,7 +240,7 @@ def test_prune_twice_at_once_finds_what_the_other_took_gone(
 ) -> None:
     for step in (100, 200):
         save(tmp_path, {}, step=step, n_shards=1)
-    steps = checkpoint.steps_in(tmp_path)
+    steps = steps_in(tmp_path)
     prune(tmp_path, keep=1)
     monkeypatch.setattr(checkpoint, "steps_in", lambda _: steps)
 
