@@ -352,7 +352,7 @@ def test_a_coordinator_says_what_an_earlier_one_left_until_it_is_told_to_forget(
     with commands(tmp_path) as start:
         environment = {"MESHMEND_SECRET": "s" * 32}
         waits = start("waits", *COORDINATOR_LINE, *state, **environment)
-        until(lambda: "last heard of at step 177" in waits.err, why=lambda: waits.err)
+        until(lambda: "last known at step 177" in waits.err, why=lambda: waits.err)
         assert "to begin again, use --new" in waits.err
         assert record.exists()
 
