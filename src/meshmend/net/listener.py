@@ -5,6 +5,9 @@ no other. The number of callers that have not proved the secret yet is limited. 
 more, the listener cuts off a caller: of the address with the most such callers, the one that has
 waited longest. A caller that knows the secret needs a few milliseconds, so it gets through even
 when thousands call that do not. `admit` decides what to do with a caller that has proved it.
+
+A worker's training waits while its listener runs, so strangers must cost little. The kernel keeps
+callers that say nothing, and no caller costs more when many wait.
 """
 
 import errno
@@ -14,7 +17,7 @@ import selectors
 import socket
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from logging import getLogger
@@ -34,9 +37,12 @@ _HANDSHAKE_S: Final = 5.0
 _MOST_PENDING: Final = 128  # callers that have not proved the secret
 _SHARE_OF_DESCRIPTORS: Final = 8  # pending callers take at most this part: an eighth
 _BACKLOG: Final = 1024
+_DEFER_S: Final = 1
 _OUT_OF_DESCRIPTORS: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _ACCEPT_RETRY_S: Final = 0.05  # when this process has no descriptor left
 _MOST_LOGGED_PER_S: Final = 10  # refusals come in floods
+_MANY_REFUSALS: Final = 50  # within a second: a flood
+_FLOOD_PAUSE_S: Final = 0.01
 
 
 @dataclass
@@ -47,6 +53,7 @@ class _Caller:
     address: Address
     handshake: ListenerHandshake
     deadline: float
+    is_registered: bool = False
 
 
 class Listener:
@@ -71,8 +78,10 @@ class Listener:
         self._name = name
         self._admit = admit
         self._pending: dict[int, _Caller] = {}  # by descriptor, the longest-waiting first
+        self._n_pending_of: Counter[str] = Counter()  # by host
         self._most_pending = _most_pending()
         self._refusals = RateLimit(_MOST_LOGGED_PER_S)
+        self._refused_at: deque[float] = deque(maxlen=_MANY_REFUSALS)
         self._is_closed = False
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector = selectors.DefaultSelector()
@@ -102,11 +111,17 @@ class Listener:
                 elif key.fileobj is self._listener:
                     self._accept_all()
             self._drop_late()
+            if self._is_flooded():
+                time.sleep(_FLOOD_PAUSE_S)  # many at once cost less than each by itself
         for caller in list(self._pending.values()):
             self._drop(caller)
         self._listener.close()
         self._selector.close()
         os.close(self._wake_fd)
+
+    def _is_flooded(self) -> bool:
+        is_many = len(self._refused_at) == _MANY_REFUSALS
+        return is_many and time.monotonic() - self._refused_at[0] < 1.0
 
     def _next_deadline(self) -> float | None:
         first = next(iter(self._pending.values()), None)
@@ -136,8 +151,11 @@ class Listener:
         deadline = time.monotonic() + _HANDSHAKE_S
         caller = _Caller(connection, address, handshake, deadline)
         self._pending[connection.fileno()] = caller
-        self._selector.register(connection, selectors.EVENT_READ)
+        self._n_pending_of[address[0]] += 1
         self._read_handshake(caller)  # its first bytes may be there already
+        if connection.fileno() in self._pending:
+            self._selector.register(connection, selectors.EVENT_READ)
+            caller.is_registered = True
 
     def _make_room(self) -> None:
         """Free a descriptor by cutting off a caller; without callers, wait a moment."""
@@ -151,10 +169,11 @@ class Listener:
 
         A caller that has not sent its hello is taken before one that has.
         """
-        counts = Counter(caller.address[0] for caller in self._pending.values())
-        host, _ = counts.most_common(1)[0]
-        callers = [each for each in self._pending.values() if each.address[0] == host]
-        return min(callers, key=lambda each: each.handshake.has_greeted)
+        host = max(self._n_pending_of, key=self._n_pending_of.__getitem__)
+        callers = (each for each in self._pending.values() if each.address[0] == host)
+        first = next(callers)
+        is_silent = (each for each in callers if not each.handshake.has_greeted)
+        return next(is_silent, first) if first.handshake.has_greeted else first
 
     def _read_handshake(self, caller: _Caller) -> None:
         """Read what a caller has sent; admit it once it has proved the secret."""
@@ -174,11 +193,13 @@ class Listener:
 
     def _drop_late(self) -> None:
         now = time.monotonic()
-        for caller in [each for each in self._pending.values() if each.deadline <= now]:
-            self._refuse(caller, "the other end does not answer")
+        while (first := next(iter(self._pending.values()), None)) and first.deadline <= now:
+            self._refuse(first, "the other end does not answer")
 
     def _refuse(self, caller: _Caller, why: str) -> None:
-        if text := self._refusals.words(why, time.monotonic()):
+        now = time.monotonic()
+        self._refused_at.append(now)
+        if text := self._refusals.words(why, now):
             host, port = caller.address
             _log.warning("%s refused a connection from %s:%d: %s", self._name, host, port, text)
         self._drop(caller)
@@ -189,7 +210,12 @@ class Listener:
 
     def _forget(self, caller: _Caller) -> None:
         if self._pending.pop(caller.connection.fileno(), None) is not None:
-            self._selector.unregister(caller.connection)
+            if caller.is_registered:
+                self._selector.unregister(caller.connection)
+            host = caller.address[0]
+            self._n_pending_of[host] -= 1
+            if not self._n_pending_of[host]:
+                del self._n_pending_of[host]
 
 
 def _most_pending() -> int:
@@ -207,6 +233,8 @@ def listening(bind: str, port: int = 0, *, backlog: int = _BACKLOG) -> socket.so
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((bind, port))
+        # A caller speaks first. Until it does, the kernel keeps it, for about this many seconds.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _DEFER_S)
         listener.listen(backlog)
     except OSError as error:
         listener.close()
