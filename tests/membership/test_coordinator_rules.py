@@ -9,12 +9,14 @@ from meshmend.membership.job_spec import JobSpec
 from meshmend.membership.membership import Membership
 from meshmend.membership.messages import (
     FRESH,
+    Absent,
     Failed,
     Go,
     Heartbeat,
     Hello,
     Message,
     NewGeneration,
+    Observe,
     Status,
     StatusChanged,
     TryLater,
@@ -222,3 +224,22 @@ def test_a_worker_that_nobody_misses_waits_until_its_chip_is_free() -> None:
 
     assert TurnedAway not in sent.kinds(2)
     assert sent.kinds(1) == {TryLater}
+
+
+def test_a_coordinator_that_is_started_again_does_not_wait_for_a_worker_that_is_known_dead() -> (
+    None
+):
+    """The launcher, which saw it die, tells the new coordinator."""
+    sent = Sent()
+    coordinator = Coordinator(JobSpec("ours", MESH, (1, 1), TIMING), sent)
+    coordinator.opened(9, "launcher", 0.0)
+    coordinator.received(9, Observe("ours"), 0.0)
+    coordinator.received(9, Absent((0, 1)), 0.0)
+    seats = tuple(Seat(chip, ("host", 1), 1) for chip in MESH.live)
+    status = Status(2, state_version=2, step=5)
+    memory = Generation(2, seats, frozenset(), ())
+    coordinator.opened(1, "worker", 0.0)
+    coordinator.received(1, replace(hello((0, 0), status), memory=memory), 0.0)
+    coordinator.tick(2 * TIMING.settle_s)
+
+    assert NewGeneration in sent.kinds(1)

@@ -218,6 +218,9 @@ class _Launcher:
         elif time.monotonic() >= self._restart_at:
             self._restart_at = None
             self._processes.start_coordinator()
+            for chip, child in self._processes.workers.items():
+                if child.code is not None:
+                    self._observer.send(Absent(chip))  # so that it does not wait for that one
             self._report(CoordinatorChanged(CoordinatorState.BACK))
 
     def _coordinator_timeout_s(self) -> float:

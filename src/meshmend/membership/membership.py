@@ -63,6 +63,7 @@ class Membership:
         self._gather_until: float | None = None
         self._initial_chips = frozenset(mesh.live)
         self._awaited: set[Chip] = set(mesh.live)
+        self._absent: set[Chip] = set()  # chips whose workers are known to be dead
         self._is_recalling = False
         self._n_skipped = 0  # numbers that the next generation leaves out
         self._holder_deadline: float | None = None  # set while no holder is left
@@ -92,12 +93,13 @@ class Membership:
         if self.generation is None and self._gather_until is None:
             self._gather_until = now + self._timing.gather_s
         self._workers[chip] = _Worker(chip, address, status)
+        self._absent.discard(chip)
         self.note_contact(chip, now)
         self._changes.add(f"chip {chip} is ready", now)
 
     def stop_awaiting(self, chip: Chip) -> None:
         """Begin without a chip whose worker died before it connected."""
-        self._awaited.discard(chip)
+        self._absent.add(chip)
 
     def leave(self, chip: Chip, why: str, now: float) -> None:
         """Remove a worker."""
@@ -244,7 +246,7 @@ class Membership:
         """Whether to wait longer for expected workers."""
         if self._gather_until is None:
             return False
-        if now < self._gather_until and not self._awaited <= set(self._workers):
+        if now < self._gather_until and self._awaited - self._absent - set(self._workers):
             return True
         self._gather_until = None
         if self._is_recalling:
@@ -329,8 +331,7 @@ class Membership:
         )
         parts: tuple[tuple[Chip, ...], ...] = components(mesh)
         with_state = [part for part in parts if self._can_continue(part)]
-        largest: tuple[Chip, ...] = max(with_state, key=len, default=())
-        return frozenset(largest)
+        return frozenset(max(with_state, key=len)) if with_state else frozenset()
 
     def _can_continue(self, part: Iterable[Chip]) -> bool:
         """Whether one of the chips has the state to go on from, or can prove which one counts."""
