@@ -98,7 +98,7 @@ class Membership:
         self._changes.add(f"chip {chip} is ready", now)
 
     def stop_awaiting(self, chip: Chip) -> None:
-        """Begin without a chip whose worker died before it connected."""
+        """Begin without a chip whose worker is known to be dead."""
         self._absent.add(chip)
 
     def leave(self, chip: Chip, why: str, now: float) -> None:
@@ -204,10 +204,9 @@ class Membership:
 
     def is_missed(self, hello: Hello) -> bool:
         """Whether a worker has the state that no connected worker has."""
-        who = [((hello.chip, hello.address), hello.status)]
-        is_lost = self._holder_deadline is not None
+        is_lost, who = self._holder_deadline is not None, (hello.chip, hello.address)
         has_newest = not self._restorable(self._workers) and self.history.restorable(hello.status)
-        return is_lost and (bool(has_newest) or self.history.has_witness(who))
+        return is_lost and (bool(has_newest) or self.history.has_witness([(who, hello.status)]))
 
     def waiting(self) -> tuple[Chip, ...]:
         """Return the chips whose workers are connected but are not members."""
@@ -331,7 +330,8 @@ class Membership:
         )
         parts: tuple[tuple[Chip, ...], ...] = components(mesh)
         with_state = [part for part in parts if self._can_continue(part)]
-        return frozenset(max(with_state, key=len)) if with_state else frozenset()
+        largest: tuple[Chip, ...] = max(with_state, key=len, default=())
+        return frozenset(largest)
 
     def _can_continue(self, part: Iterable[Chip]) -> bool:
         """Whether one of the chips has the state to go on from, or can prove which one counts."""
