@@ -1,0 +1,55 @@
+"""Which chips each host of a job has: equal blocks that tile the mesh.
+
+Knows shapes and numbers. The names and addresses of hosts belong to the schedulers.
+"""
+
+import itertools
+
+from meshmend.errors import InputError
+from meshmend.topology.failures import Block, board_shape, format_shape, parse_shape
+from meshmend.topology.mesh import Mesh
+
+
+def host_blocks(mesh: Mesh, shape: tuple[int, ...]) -> tuple[Block, ...]:
+    """Return the blocks of this shape that tile a mesh, in row-major order of the blocks.
+
+    Host number k has the k-th block. Failed chips are part of their block.
+
+    Raises:
+        InputError: the blocks do not tile the mesh.
+    """
+    fits = len(shape) == len(mesh.shape) and all(
+        size > 0 and extent % size == 0 for extent, size in zip(mesh.shape, shape, strict=True)
+    )
+    if not fits:
+        raise InputError(
+            f"--hosts needs a block of chips that tiles the mesh {format_shape(mesh.shape)}, but "
+            f"got {format_shape(shape)}; each extent of the mesh must be a multiple of the "
+            "block's extent on that axis"
+        )
+    origins = itertools.product(
+        *(range(0, extent, size) for extent, size in zip(mesh.shape, shape, strict=True))
+    )
+    return tuple(Block(shape, origin) for origin in origins)
+
+
+def host_shape_from(text: str | None, mesh: Mesh) -> tuple[int, ...]:
+    """Return the block of one host that a text names; without a text, 4x2 chips.
+
+    Raises:
+        InputError: the text is no shape.
+    """
+    if text is None:
+        return board_shape(len(mesh.shape), "host")
+    try:
+        return parse_shape(text)
+    except ValueError:
+        like = format_shape(board_shape(len(mesh.shape), "host"))
+        raise InputError(
+            f"--hosts needs a block of chips such as {like}, but got {text!r}"
+        ) from None
+
+
+def live_chips_of(block: Block, mesh: Mesh) -> tuple[tuple[int, ...], ...]:
+    """Return the chips of a block that are alive in a mesh, in row-major order."""
+    return tuple(chip for chip in block.chips() if chip not in mesh.failed)
