@@ -82,6 +82,14 @@ def coordinator_command(
     new: Annotated[
         bool, typer.Option("--new", help="Forget what an earlier coordinator left in --state.")
     ] = False,
+    restarted: Annotated[
+        bool,
+        typer.Option(
+            "--restarted",
+            help="All workers of the run in --state are gone: go on from a checkpoint at once, or "
+            "from the beginning if there is none.",
+        ),
+    ] = False,
 ) -> int:
     """Run the coordinator of a job: it decides which workers of several hosts train together.
 
@@ -116,16 +124,18 @@ def coordinator_command(
     spec = JobSpec(job, begin, board_from(board, begin), timing)
     endpoint = endpoint_from(listen, "--listen")
     secret = secret_from(os.environ, secret_file).encode()
-    if new and state is None:
-        raise InputError("--new needs --state FILE, the file whose earlier run it forgets")
+    if state is None and (new or restarted):
+        raise InputError(
+            f"{'--new' if new else '--restarted'} needs --state FILE, the record of an earlier run"
+        )
     with terminable():
         try:
             listener = listening(*endpoint)
             host, port = listener.getsockname()[:2]
             note(f"meshmend: the coordinator of job {job!r} on {begin} listens on {host}:{port}")
             if state is not None:
-                _report_record(state, job, forget=new)
-            failure = _serve(listener, secret, spec, state)
+                _report_record(state, job, forget=new, restarted=restarted)
+            failure = _serve(listener, secret, spec, state, restarted=restarted)
         except TerminatedError:
             return TERMINATED
     outcome = f"the job did not finish: {failure}" if failure else "all workers have finished"
@@ -133,7 +143,7 @@ def coordinator_command(
     return 1 if failure else 0
 
 
-def _report_record(file: Path, job: str, *, forget: bool) -> None:
+def _report_record(file: Path, job: str, *, forget: bool, restarted: bool) -> None:
     """Print what an earlier coordinator recorded, if anything; with `forget`, delete it."""
     from meshmend.membership.record_file import load_history
 
@@ -145,13 +155,22 @@ def _report_record(file: Path, job: str, *, forget: bool) -> None:
         note(f"meshmend: forgot the earlier run recorded in {file}; the job begins again")
         return
     where = "unknown" if history.is_unknown else str(history.step)
-    note(
-        f"meshmend: {file} records an earlier run, last known at step {where}; workers wait for "
-        "one that holds its state; to begin again, use --new"
+    how = (
+        "the job goes on from its newest checkpoint"
+        if restarted
+        else "workers wait for one that holds its state; to begin again, use --new"
     )
+    note(f"meshmend: {file} records an earlier run, last known at step {where}; {how}")
 
 
-def _serve(listener: "socket.socket", secret: bytes, spec: "JobSpec", record: Path | None) -> str:
+def _serve(
+    listener: "socket.socket",
+    secret: bytes,
+    spec: "JobSpec",
+    record: Path | None,
+    *,
+    restarted: bool,
+) -> str:
     """Serve until the job is over; return why it failed, or an empty text."""
     from meshmend.cli.job_lines import JobLines
     from meshmend.membership.coordinator_server import CoordinatorServer
@@ -159,7 +178,9 @@ def _serve(listener: "socket.socket", secret: bytes, spec: "JobSpec", record: Pa
     # JobLines prints which workers the coordinator refuses, so the log need not repeat it.
     logging.getLogger("meshmend.membership.coordinator").setLevel(logging.ERROR)
     lines = JobLines(spec.mesh.n_chips)
-    coordinator = CoordinatorServer(listener, secret, spec, record_file=record, on_event=lines.take)
+    coordinator = CoordinatorServer(
+        listener, secret, spec, record_file=record, restarted=restarted, on_event=lines.take
+    )
     try:
         coordinator.serve()
     finally:

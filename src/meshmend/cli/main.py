@@ -13,6 +13,7 @@ from typer.exceptions import TyperException
 
 from meshmend import __version__
 from meshmend.cli import (
+    agent,
     bench,
     coordinator,
     fabrics,
@@ -22,6 +23,8 @@ from meshmend.cli import (
     run,
     show,
     simulate,
+    submit,
+    submit_slurm,
     testbed,
     train,
     worker,
@@ -50,8 +53,13 @@ app.command("reproduce")(reproduce.reproduce_command)
 app.command("run", context_settings=run.CONTEXT)(run.run_command)
 app.command("coordinator", context_settings=RENAMED_OPTIONS)(coordinator.coordinator_command)
 app.command("worker", context_settings=worker.CONTEXT)(worker.worker_command)
+app.command("agent", context_settings=worker.CONTEXT)(agent.agent_command)
 app.command("bench")(bench.bench_command)
 app.add_typer(testbed.app, name="testbed")
+app.add_typer(submit.app, name="submit")
+app.command("slurm-job", hidden=True, context_settings=worker.CONTEXT)(
+    submit_slurm.slurm_job_command
+)
 
 
 def _print_version(wanted: bool) -> None:

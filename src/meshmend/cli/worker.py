@@ -19,19 +19,52 @@ CONTEXT = {"allow_interspersed_args": False}
 
 _ANSWER_TIMEOUT_S = 2.0
 
+ScriptArgument = Annotated[
+    str, typer.Argument(metavar="SCRIPT", help="The script, or with -m a module.")
+]
+ScriptArguments = Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Its arguments.")]
+CoordinatorOption = Annotated[
+    str,
+    typer.Option("--coordinator", metavar="HOST:PORT", help="The address of the coordinator."),
+]
+BindOption = Annotated[
+    str | None,
+    typer.Option(
+        "--bind",
+        metavar="ADDRESS",
+        help="The address to listen on; else the one by which the coordinator is reached.",
+    ),
+]
+AlgorithmOption = Annotated[
+    str, typer.Option("--algorithm", metavar="NAME", help="How to sum; auto by default.")
+]
+RunFolderOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--run-dir",
+        metavar="FOLDER",
+        help="The folder of ledgers and of plans made ahead; else there are no ledgers, and "
+        "plans are in the temporary folder.",
+    ),
+]
+JoinTimeoutOption = Annotated[
+    float,
+    typer.Option("--join-timeout", min=0.0, help="Seconds to look for the coordinator."),
+]
+WaitForChipOption = Annotated[
+    float,
+    typer.Option(
+        "--wait-for-chip", min=0.0, help="Seconds to wait for a chip that has another worker."
+    ),
+]
+ModuleOption = Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module's name.")]
+
 
 def worker_command(
-    script: Annotated[
-        str, typer.Argument(metavar="SCRIPT", help="The script, or with -m a module.")
-    ],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGS", help="Its arguments.")
-    ] = None,
+    script: ScriptArgument,
+    arguments: ScriptArguments = None,
     *,
-    coordinator: Annotated[
-        str,
-        typer.Option("--coordinator", metavar="HOST:PORT", help="The address of the coordinator."),
-    ],
+    coordinator: CoordinatorOption,
     mesh: MeshOption,
     wrap: WrapOption = "none",
     fail: FailOption = None,
@@ -44,43 +77,16 @@ def worker_command(
             "JOB_COMPLETION_INDEX.",
         ),
     ] = None,
-    bind: Annotated[
-        str | None,
-        typer.Option(
-            "--bind",
-            metavar="ADDRESS",
-            help="The address to listen on; else the one by which the coordinator is reached.",
-        ),
-    ] = None,
+    bind: BindOption = None,
     job: JobOption = "job",
     board: BoardOption = None,
-    algorithm: Annotated[
-        str, typer.Option("--algorithm", metavar="NAME", help="How to sum; auto by default.")
-    ] = "auto",
-    run_dir: Annotated[
-        Path | None,
-        typer.Option(
-            "--run-dir",
-            metavar="FOLDER",
-            help="The folder of ledgers and of plans made ahead; else there are no ledgers, and "
-            "plans are in the temporary folder.",
-        ),
-    ] = None,
+    algorithm: AlgorithmOption = "auto",
+    run_dir: RunFolderOption = None,
     secret_file: SecretOption = None,
     link_timeout: LinkTimeoutOption = 2.0,
-    join_timeout: Annotated[
-        float,
-        typer.Option("--join-timeout", min=0.0, help="Seconds to look for the coordinator."),
-    ] = 300.0,
-    wait_for_chip: Annotated[
-        float,
-        typer.Option(
-            "--wait-for-chip", min=0.0, help="Seconds to wait for a chip that has another worker."
-        ),
-    ] = 60.0,
-    is_module: Annotated[
-        bool, typer.Option("-m", "--module", help="SCRIPT is a module's name.")
-    ] = False,
+    join_timeout: JoinTimeoutOption = 300.0,
+    wait_for_chip: WaitForChipOption = 60.0,
+    is_module: ModuleOption = False,
 ) -> int:
     """Run the worker of one chip: a script that loops over a meshmend.train.Job.
 
@@ -112,7 +118,7 @@ def worker_command(
     if not is_module and not Path(script).is_file():
         raise InputError(f"meshmend worker needs a script, but there is no file {script}")
     address = bind or address_toward(endpoint)
-    _warn_if_unanswered(endpoint, secret.encode(), own_chip)
+    warn_if_unanswered(endpoint, secret.encode(), f"chip {own_chip} waits")
     compile_for_workers()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from meshmend.launch.forked_worker import Script
@@ -135,13 +141,13 @@ def worker_command(
     return _run_script(Script(script, tuple(arguments or ()), is_module))
 
 
-def _warn_if_unanswered(endpoint: tuple[str, int], secret: bytes, chip: tuple[int, ...]) -> None:
-    """Print a line if the coordinator does not answer yet; the worker then waits for it."""
+def warn_if_unanswered(endpoint: tuple[str, int], secret: bytes, who_waits: str) -> None:
+    """Print a line if the coordinator does not answer yet; the workers then wait for it."""
     from meshmend.launch.hosts import is_answered
 
     if not is_answered(endpoint, secret, within_s=_ANSWER_TIMEOUT_S):
         host, port = endpoint
-        note(f"meshmend: chip {chip} waits for its coordinator: nobody answers at {host}:{port}")
+        note(f"meshmend: {who_waits} for its coordinator: nobody answers at {host}:{port}")
 
 
 def _run_script(script: "Script") -> int:

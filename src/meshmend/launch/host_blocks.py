@@ -5,8 +5,15 @@ Knows shapes and numbers. The names and addresses of hosts belong to the schedul
 
 import itertools
 
-from meshmend.errors import InputError
-from meshmend.topology.failures import Block, board_shape, format_shape, parse_shape
+from meshmend.errors import InputError, TopologyError
+from meshmend.topology.failures import (
+    Block,
+    Chip,
+    board_shape,
+    format_shape,
+    parse_failure,
+    parse_shape,
+)
 from meshmend.topology.mesh import Mesh
 
 
@@ -50,6 +57,31 @@ def host_shape_from(text: str | None, mesh: Mesh) -> tuple[int, ...]:
         ) from None
 
 
-def live_chips_of(block: Block, mesh: Mesh) -> tuple[tuple[int, ...], ...]:
+def live_chips_of(block: Block, mesh: Mesh) -> tuple[Chip, ...]:
     """Return the chips of a block that are alive in a mesh, in row-major order."""
     return tuple(chip for chip in block.chips() if chip not in mesh.failed)
+
+
+def chips_from(text: str, mesh: Mesh) -> tuple[Chip, ...]:
+    """Return the live chips of the block that `--chips` names, such as 4x2@0,2.
+
+    Raises:
+        InputError: the text names no block inside the mesh, or a block without a live chip.
+    """
+    try:
+        block = parse_failure(text)
+    except TopologyError:
+        block = None
+    if not isinstance(block, Block) or not all(chip in mesh for chip in block.chips()):
+        raise InputError(
+            f"--chips needs a block inside the mesh {format_shape(mesh.shape)} such as "
+            f"{_example(mesh)}, but got {text!r}"
+        )
+    chips = live_chips_of(block, mesh)
+    if not chips:
+        raise InputError(f"--chips needs a live chip, but all chips of {block} have failed")
+    return chips
+
+
+def _example(mesh: Mesh) -> Block:
+    return Block(mesh.shape, (0,) * len(mesh.shape))

@@ -343,7 +343,8 @@ class Coordinator:
         elif decision.failed:
             self._fail(decision.failed)
         elif decision.lost_step is not None:
-            self._publish(StateLost(decision.lost_step, self._spec.timing.holder_timeout_s))
+            waits_s = self._history.wait_s(self._spec.timing.holder_timeout_s)
+            self._publish(StateLost(decision.lost_step, waits_s))
             self._notify_waiting(announce=True)
 
     def _fail(self, why: str) -> None:

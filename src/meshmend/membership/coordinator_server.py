@@ -38,7 +38,8 @@ class CoordinatorServer:
     """Serves one job until all its workers have finished.
 
     `on_event` is called with every event that observers get. `record_file` holds what the next
-    coordinator of the job must know if this one dies.
+    coordinator of the job must know if this one dies. `restarted`: no worker of the run that it
+    records is left, so the job goes on from a checkpoint at once, or begins again without one.
     """
 
     def __init__(
@@ -48,15 +49,19 @@ class CoordinatorServer:
         spec: JobSpec,
         *,
         record_file: Path | None = None,
+        restarted: bool = False,
         on_event: Callable[[float, Event], None] = lambda clock, event: None,
     ) -> None:
         self._record_file = record_file
         self._link_timeout_s = spec.timing.link_timeout_s
         self._longest_bytes = _LONGEST_BYTES + _BYTES_PER_CHIP * spec.mesh.n_chips
+        history = load_history(record_file, spec.job) if record_file else None
+        if history is not None and not history.is_new:
+            history.is_restarted = restarted
         self._coordinator = Coordinator(
             spec,
             self,
-            history=load_history(record_file, spec.job) if record_file else None,
+            history=history,
             keep=self._keep,
             on_event=on_event,
         )

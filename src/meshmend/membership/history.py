@@ -57,10 +57,16 @@ RECORDS = Codec("a coordinator's record", {"coordinator": CoordinatorRecord})
 
 @dataclass
 class History:
-    """What the coordinator knows about the state that counts."""
+    """What the coordinator knows about the state that counts.
+
+    `is_unknown`: an earlier coordinator's record exists but cannot be read. `is_restarted`: no
+    worker of the recorded run is left, so that nobody waits for one; without a checkpoint the
+    job begins again.
+    """
 
     record: CoordinatorRecord
-    is_unknown: bool = False  # an earlier coordinator's record exists but cannot be read
+    is_unknown: bool = False
+    is_restarted: bool = False
 
     @property
     def is_new(self) -> bool:
@@ -94,7 +100,7 @@ class History:
         )
         self.record = replace(self.record, begun=begun, step=step)
         self.use_number(generation.number)
-        self.is_unknown = False
+        self.is_unknown = self.is_restarted = False
 
     def use_number(self, number: int) -> None:
         """Record that a generation is formed with this number, so that no other one gets it."""
@@ -124,10 +130,15 @@ class History:
             return status.state_version != FRESH
         return status.state_version >= self.latest
 
+    def wait_s(self, timeout_s: float) -> float:
+        """Return how long to wait for a holder: not at all if no worker of the run is left."""
+        return 0.0 if self.is_restarted else timeout_s
+
     def restorable(self, status: Status) -> tuple[int, int] | None:
         """Return the newest step that a worker can go back to, and its state version.
 
-        The version is FRESH if the step is that of a checkpoint. None: it has no state at all.
+        The version is FRESH if the step is that of a checkpoint, or of its initial state after a
+        restart of the whole job. None: it has no state at all.
         A worker that the others went on without holds an earlier state of the job only up to the
         step that they went on from. What it did after that step, they did again.
         """
@@ -138,7 +149,9 @@ class History:
         is_held = status.state_version != FRESH and (is_earlier or self.is_holder(status))
         held = (status.step, status.state_version) if is_held else None
         saved = (status.checkpoint, FRESH) if status.checkpoint is not None else None
-        return max((state for state in (held, saved) if state is not None), default=None)
+        is_beginning = self.is_restarted and status.state_version == FRESH
+        initial = (status.step, FRESH) if is_beginning else None
+        return max((state for state in (held, saved, initial) if state is not None), default=None)
 
     def is_witness(self, process: Process) -> bool:
         """Whether a worker was a member of the latest generation, which is not yet confirmed.

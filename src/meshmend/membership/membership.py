@@ -186,7 +186,7 @@ class Membership:
                 self._changes.add("a chip that holds the state is back", now)
             return None
         if self._holder_deadline is None:
-            self._holder_deadline = now + self._timing.holder_timeout_s
+            self._holder_deadline = now + self.history.wait_s(self._timing.holder_timeout_s)
             return Decision(lost_step=self.history.step)
         if now < self._holder_deadline or self._is_restoring:
             return None

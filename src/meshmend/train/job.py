@@ -351,6 +351,8 @@ class Job:
         Raises:
             CheckpointDamageError: it cannot be read.
         """
+        if step == self.step_number and self._loop and self._loop.state_version == FRESH:
+            return  # the whole job was restarted, and begins with its initial state
         assert self._saving is not None, "no checkpoint was announced"
         damage: list[str] = []
         loaded = checkpoint.load_step(

@@ -1,0 +1,258 @@
+"""The commands of a job inside a Slurm allocation: its coordinator, and a step for each host.
+
+`supervisor` runs them. Host number k of those with a live chip gets the k-th node. A node that is
+down for longer than Slurm's SlurmdTimeout leaves the allocation for good. Its host then asks for a
+node of its own, with a job beside this one, which waits in the queue until any node is free.
+"""
+
+import random
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from meshmend.errors import InputError
+from meshmend.launch.host_blocks import host_blocks, live_chips_of
+from meshmend.launch.supervisor import StepCommand, SupervisedJob
+from meshmend.membership.record_file import load_history
+from meshmend.topology.failures import Block, format_shape
+from meshmend.topology.mesh import Mesh
+from meshmend.topology.text import mesh_words
+
+_JOB_NAME: Final = "job"
+_FOR_EVER_S: Final = 1e9  # a job beside this one may wait in the queue for long
+_PORTS: Final = range(10_000, 32_768)  # below those that Linux gives to outgoing connections
+_ASK_S: Final = 30.0  # for an answer of Slurm
+_PREFIXES: Final = ("SLURM_", "SLURMD_", "PMI_", "PMIX_")  # of variables of an allocation
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """A job as the job file describes it; `extras` are the options of sbatch that it was given."""
+
+    mesh: Mesh
+    hosts: tuple[int, ...]
+    board: tuple[int, ...]
+    run_dir: Path
+    secret_file: Path
+    script: tuple[str, ...]
+    is_module: bool = False
+    per_chip: bool = False
+    extras: tuple[str, ...] = ()
+
+    def blocks(self) -> tuple[Block, ...]:
+        """Return the blocks of the hosts that have a live chip: those that need a node."""
+        return tuple(
+            block for block in host_blocks(self.mesh, self.hosts) if live_chips_of(block, self.mesh)
+        )
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What Slurm tells the batch script of a job: its number, its nodes, and where it runs."""
+
+    job_id: str
+    nodes: tuple[str, ...]
+    address: str
+    environment: Mapping[str, str]
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> "Allocation":
+        """Return the allocation of the batch script in which this process runs.
+
+        Raises:
+            InputError: this is no batch script, or Slurm does not answer.
+        """
+        job_id, node_list = environment.get("SLURM_JOB_ID"), environment.get("SLURM_JOB_NODELIST")
+        if not job_id or not node_list:
+            raise InputError(
+                "meshmend slurm-job needs to run in a job file, but SLURM_JOB_ID and "
+                "SLURM_JOB_NODELIST are not set; make a job file with: meshmend submit slurm"
+            )
+        nodes = tuple(_ask("scontrol", "show", "hostnames", node_list).split())
+        here = environment.get("SLURMD_NODENAME") or nodes[0]
+        facts = _ask("scontrol", "show", "node", here, "--oneliner")
+        found = re.search(r"\bNodeAddr=(\S+)", facts)
+        return cls(job_id, nodes, found[1] if found else here, environment)
+
+    def has(self, node: str) -> bool:
+        """Whether a node is still part of the allocation; True if Slurm does not answer."""
+        with suppress(InputError):
+            answer = _ask("squeue", "--noheader", f"--jobs={self.job_id}", "--format=%N")
+            return node in _ask("scontrol", "show", "hostnames", answer.strip()).split()
+        return True
+
+    def beside_name(self, name: str) -> str:
+        """Return the name of the job beside this one that replaces a host's node."""
+        return f"meshmend-{self.job_id}-{_title(name)}"
+
+    def kill_step(self, name: str) -> None:
+        """End what is left of a step, and of the job beside this one that replaced its node."""
+        with suppress(InputError):
+            rows = _ask(
+                "squeue", "--steps", "--noheader", f"--jobs={self.job_id}", "--format=%i %j"
+            )
+            for row in rows.splitlines():
+                step_id, _, title = row.strip().partition(" ")
+                if title == _title(name):
+                    _ask("scancel", step_id)
+        self.cancel_beside([name])
+
+    def cancel_beside(self, names: Sequence[str]) -> None:
+        """Cancel the jobs beside this one that replace the nodes of these steps."""
+        with suppress(InputError):
+            _ask("scancel", "--me", f"--name={','.join(map(self.beside_name, names))}")
+
+
+def supervised(job: SlurmJob, allocation: Allocation) -> SupervisedJob:
+    """Return the commands of a job in its allocation.
+
+    Raises:
+        InputError: the allocation has too few nodes, or its first node has no free port.
+    """
+    blocks = job.blocks()
+    if len(allocation.nodes) < len(blocks):
+        raise InputError(
+            f"a mesh {format_shape(job.mesh.shape)} with hosts of {format_shape(job.hosts)} needs "
+            f"{len(blocks)} nodes, but job {allocation.job_id} has {len(allocation.nodes)}; ask "
+            f"for them with --nodes={len(blocks)}"
+        )
+    endpoint = f"{allocation.address}:{_free_port(allocation.address)}"
+    steps = {}
+    for block, node in zip(blocks, allocation.nodes, strict=False):
+        parts = [Block((1,) * len(chip), chip) for chip in live_chips_of(block, job.mesh)]
+        for part in parts if job.per_chip else [block]:
+            name = f"{'chip' if job.per_chip else 'host'} {part}"
+            agent = _agent(job, part, endpoint)
+            steps[name] = partial(_step, job, allocation, name, node, agent)
+    if allocation.environment.get("SLURM_RESTART_COUNT"):
+        allocation.cancel_beside(list(steps))  # those of the attempt before, whose node died
+    return SupervisedJob(_Coordinator(job, endpoint), steps, allocation.kill_step)
+
+
+class _Coordinator:
+    """Returns the command of the coordinator; until a generation has begun, that restarts a job."""
+
+    def __init__(self, job: SlurmJob, endpoint: str) -> None:
+        self._record = job.run_dir / "coordinator.json"
+        self._begun = self._begun_generations()
+        self._command = _meshmend(
+            "coordinator",
+            *("--listen", endpoint, "--state", str(self._record)),
+            *_job_options(job),
+        )
+
+    def __call__(self) -> Sequence[str]:
+        has_begun = self._begun_generations() != self._begun
+        return self._command if has_begun else (*self._command, "--restarted")
+
+    def _begun_generations(self) -> object:
+        return load_history(self._record, _JOB_NAME).record.begun
+
+
+def _step(
+    job: SlurmJob, allocation: Allocation, name: str, node: str, agent: Sequence[str]
+) -> StepCommand:
+    """Return the command that runs an agent on a node, or beside this job if that has left it."""
+    one = ("srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--unbuffered")
+    if allocation.has(node):
+        title = f"--job-name={_title(name)}"
+        share = ("--exact", *_cpus(allocation.environment)) if job.per_chip else ("--mem=0",)
+        where = ("--overlap", "--no-kill", f"--nodelist={node}", title, *share)
+        return StepCommand((*one, *where, *agent), allocation.environment)
+    title = f"--job-name={allocation.beside_name(name)}"
+    outside = {
+        key: text
+        for key, text in allocation.environment.items()
+        if not key.startswith(_PREFIXES) or key == "SLURM_CONF"
+    }
+    n_cpus = f"--cpus-per-task={allocation.environment.get('SLURM_CPUS_PER_TASK', '1')}"
+    where = (title, n_cpus, *_split(job.extras))
+    return StepCommand((*one, *where, *agent), outside, starts_within_s=_FOR_EVER_S)
+
+
+def _title(name: str) -> str:
+    """Return the name of a step as Slurm takes it: without blanks, and commas, which join names."""
+    return name.replace(" ", "-").replace(",", ".")
+
+
+def _cpus(environment: Mapping[str, str]) -> tuple[str, ...]:
+    n_cpus = environment.get("SLURM_CPUS_PER_TASK")
+    return (f"--cpus-per-task={n_cpus}",) if n_cpus else ()
+
+
+def _agent(job: SlurmJob, chips: Block, endpoint: str) -> Sequence[str]:
+    return _meshmend(
+        "agent",
+        *("--coordinator", endpoint, "--chips", str(chips), "--supervised"),
+        *("--run-dir", str(job.run_dir)),
+        *_job_options(job),
+        *(["--module"] if job.is_module else []),
+        *job.script,
+    )
+
+
+def _job_options(job: SlurmJob) -> Sequence[str]:
+    """Return the options that coordinator and agents share."""
+    words = mesh_words(job.mesh)
+    fail = [word for failure in words["fail"] for word in ("--fail", failure)]
+    return (
+        *("--mesh", words["shape"], "--wrap", words["wrap"], *fail),
+        *(
+            "--job",
+            _JOB_NAME,
+            "--board",
+            format_shape(job.board),
+            "--secret-file",
+            str(job.secret_file),
+        ),
+    )
+
+
+def _meshmend(*words: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "meshmend", *words)
+
+
+def _split(extras: Sequence[str]) -> list[str]:
+    """Return options of sbatch as the words of a command line, as sbatch itself splits them."""
+    return [word for line in extras for word in shlex.split(line)]
+
+
+def _free_port(address: str) -> int:
+    """Return a port of this node on which nobody listens.
+
+    Raises:
+        InputError: there is none, or the address is not one of this node.
+    """
+    why = "all ports are in use"
+    for port in random.sample(_PORTS, 50):
+        try:
+            with socket.create_server((address, port)):
+                return port
+        except OSError as error:
+            why = error.strerror or str(error)
+    raise InputError(
+        f"the coordinator needs a port of {address}, the address of its node in Slurm, but {why}"
+    )
+
+
+def _ask(*command: str) -> str:
+    """Return what a command of Slurm prints.
+
+    Raises:
+        InputError: it is not installed, fails, or does not answer.
+    """
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InputError(f"meshmend needs {command[0]} of Slurm, but: {error}") from None
+    if done.returncode != 0:
+        raise InputError(f"{' '.join(command[:3])} of Slurm failed: {done.stderr.strip()}")
+    return done.stdout
