@@ -131,6 +131,13 @@ class SlurmCluster:
         words = self.run("scontrol", "show", "job", number, "--oneliner").split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
+    def requeue(self, number: str) -> float:
+        """Requeue a job, as preemption does; return when its next attempt may begin."""
+        self.run("scontrol", "requeue", number)
+        until(lambda: self.job(number)["JobState"] == "PENDING", timeout_s=60)
+        self.run("scontrol", "update", f"JobId={number}", "StartTime=now")  # else in two minutes
+        return time.monotonic()
+
     def end(self, number: str) -> dict[str, str]:
         """Return what slurmctld knows about a job once it has ended."""
         over = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT", "OUT_OF_MEMORY")
@@ -140,14 +147,14 @@ class SlurmCluster:
     def _start(self, name: str, program: str, *arguments: str, **variables: str) -> None:
         path = _program(program)
         assert path is not None
-        log = (self.folder / f"{name}.out").open("ab")
-        self._daemons[name] = subprocess.Popen(
-            [path, *arguments],
-            env={**self.environment, **variables},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
+        with (self.folder / f"{name}.out").open("ab") as log:
+            self._daemons[name] = subprocess.Popen(
+                [path, *arguments],
+                env={**self.environment, **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
 
     def _start_all(self) -> None:
         socket_file = self.folder / "munge.socket"
@@ -190,9 +197,9 @@ class SlurmCluster:
 
 @contextmanager
 def slurm_cluster(
-    folder: Path, *, n_nodes: int = 4, n_cpus: int = 8, n_fake: int = 0, timeout_s: int = 300
+    folder: Path, *, n_nodes: int = 4, n_cpus: int = 8, timeout_s: int = 300
 ) -> Iterator[SlurmCluster]:
-    """Yield a cluster of this many nodes; `n_fake` more nodes exist in its configuration only.
+    """Yield a cluster of this many nodes, each with this many CPUs in name.
 
     slurmctld counts a node as down after `timeout_s` without an answer of its slurmd.
     """
@@ -210,11 +217,6 @@ def slurm_cluster(
         f"Port={_free_port()} CPUs={n_cpus} State=UNKNOWN"
         for node in nodes
     ]
-    if n_fake:
-        lines.append(
-            f"NodeName=f[0-{n_fake - 1}] NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 "
-            f"Port={_free_port()} CPUs={n_cpus} State=FUTURE"
-        )
     text = _CONFIGURATION.format(
         host=socket.gethostname(),
         port=_free_port(),

@@ -147,6 +147,7 @@ class _Supervisor:
         self._selector = selectors.DefaultSelector()
         self._coordinator: subprocess.Popen[bytes] | None = None
         self._coordinator_restarts = _Restarts(0)
+        self._is_ending = False
         self._steps = [
             _Step(name, number, command) for number, (name, command) in enumerate(job.steps.items())
         ]
@@ -170,7 +171,8 @@ class _Supervisor:
 
     def end_all(self) -> None:
         """End all processes that run: by SIGTERM, then by SIGKILL."""
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt this
+        before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt
+        self._is_ending = True
         running = [step.process for step in self._running() if step.process is not None]
         running += [self._coordinator] if self._coordinator is not None else []
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -182,6 +184,7 @@ class _Supervisor:
         for step in self._running():
             self._job.kill(step.name)
         self._selector.close()
+        signal.signal(signal.SIGTERM, before)
 
     def _running(self) -> list[_Step]:
         return [step for step in self._steps if step.process is not None]
@@ -232,7 +235,7 @@ class _Supervisor:
         step.process.stdout.close()
         code = step.process.wait()
         step.process = None
-        if not step.has_finished:
+        if not step.has_finished and not self._is_ending:
             step.restarts.note_end(now)
             wait_s = max(0.0, step.restarts.next_at - now)
             _note(f"{step.name} ended: {_how(code)}; it is started again in {wait_s:.1f} s")

@@ -1,0 +1,180 @@
+"""`meshmend agent`: one worker per chip of a host, started again when it dies."""
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from commanding import Command, commands
+from waiting import until
+
+pytest.importorskip("torch")
+
+from meshmend.errors import InputError
+from meshmend.launch.agent_lines import AgentLine, read_agent_line
+from meshmend.launch.host_blocks import chips_from
+from meshmend.topology.mesh import Mesh
+from meshmend.train.ledger import audit
+
+# Each worker writes its process number into a file. Half-way it waits for the gate.
+SCRIPT = """
+import os, sys, time, torch
+from pathlib import Path
+from meshmend.train import Job
+
+folder, batch = Path(sys.argv[1]), int(sys.argv[2])
+name = f"{os.environ['MESHMEND_CHIP']} {os.environ['LOCAL_RANK']}"
+torch.manual_seed(0)
+dataset = torch.utils.data.TensorDataset(torch.randn(500, 8))
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+job = Job(model, optimizer, dataset, batch=batch, steps=200)
+for (inputs,) in job:
+    loss = model(inputs).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    job.step(loss)
+    (folder / name).write_text(str(os.getpid()))
+    while job.step_number == 100 and not (folder / "gate").exists():
+        time.sleep(0.02)
+"""
+
+
+@pytest.fixture(autouse=True)
+def secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHMEND_SECRET", "only the chips of this test know")
+
+
+class TwoHosts:
+    """A job on a 2x2 mesh whose two hosts have a column each."""
+
+    def __init__(self, folder: Path, start: object) -> None:
+        self.folder, self.script = folder, folder / "script.py"
+        self.script.write_text(SCRIPT)
+        self._start = start
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self._endpoint = f"127.0.0.1:{server.getsockname()[1]}"
+
+    def coordinator(self) -> Command:
+        line = ("--mesh", "2x2", "--listen", self._endpoint, "--heartbeat-timeout", "60")
+        started: Command = self._start("coordinator", "coordinator", *line)  # type: ignore[operator]
+        return started
+
+    def agent(self, name: str, chips: str, *options: str, batch: int = 16) -> Command:
+        line = ("--mesh", "2x2", "--coordinator", self._endpoint, "--chips", chips)
+        keep = ("--run-dir", self.folder / "run")
+        what = (self.script, self.folder, str(batch))
+        started: Command = self._start(name, "agent", *line, *keep, *options, *what)  # type: ignore[operator]
+        return started
+
+    def worker(self, chip: str, local_rank: int) -> int:
+        """Return the process number of a chip's worker, once it has done a step."""
+        path = self.folder / f"{chip} {local_rank}"
+        until(lambda: path.exists() and path.read_text().isdecimal())
+        return int(path.read_text())
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[TwoHosts]:
+    with commands(tmp_path) as start:
+        yield TwoHosts(tmp_path, start)
+
+
+def test_workers_that_are_killed_are_started_again_and_the_agents_end_with_the_job(
+    job: TwoHosts,
+) -> None:
+    coordinator = job.coordinator()
+    agents = [job.agent("left", "2x1@0,0"), job.agent("right", "2x1@0,1", "--supervised")]
+    os.kill(job.worker("1,1", 1), signal.SIGKILL)
+    until(lambda: coordinator.err.count("connected, 4 of 4") == 2, why=lambda: coordinator.err)
+    (job.folder / "gate").touch()
+
+    assert [agent.end() for agent in agents] == [0, 0], [agent.err for agent in agents]
+    assert coordinator.end() == 0
+    assert "the worker of chip (1, 1) ended: killed by SIGKILL; it is started" in agents[1].err
+    found = audit(job.folder / "run" / "ledger")
+    assert (found.steps, found.lost, found.repeated, found.faults) == (200, 0, 0, ())
+    lines = agents[1].out.splitlines()
+    assert (lines[0], lines[-1]) == ("meshmend-agent alive", "meshmend-agent ended 0")
+
+
+def test_an_agent_that_is_killed_takes_its_workers_along(job: TwoHosts) -> None:
+    job.coordinator()
+    agent = job.agent("left", "2x1@0,0")
+    job.agent("right", "2x1@0,1")
+    workers = [job.worker("0,0", 0), job.worker("1,0", 1)]
+
+    agent.signal(signal.SIGKILL)
+
+    agent.end()
+    until(lambda: not any(Path(f"/proc/{pid}/fd").exists() for pid in workers))
+
+
+def test_sigterm_ends_an_agent_and_its_workers(job: TwoHosts) -> None:
+    job.coordinator()
+    agent = job.agent("left", "2x1@0,0")
+    job.agent("right", "2x1@0,1")
+    workers = [job.worker("0,0", 0), job.worker("1,0", 1)]
+
+    agent.signal(signal.SIGTERM)
+
+    assert agent.end() == 128 + signal.SIGTERM
+    assert not any(Path(f"/proc/{pid}/fd").exists() for pid in workers)
+
+
+def test_an_agent_whose_workers_are_refused_ends_with_code_1(job: TwoHosts) -> None:
+    coordinator = job.coordinator()
+    job.agent("left", "2x1@0,0")
+    until(lambda: "connected, 2 of 4" in coordinator.err, why=lambda: coordinator.err)
+
+    agent = job.agent("right", "2x1@0,1", batch=32)
+
+    assert agent.end() == 1
+    assert "refused: batch is 32 on that chip, but 16 in this job" in agent.err
+    assert "Traceback" not in agent.err
+
+
+def test_an_agent_gives_up_a_script_that_always_fails(job: TwoHosts) -> None:
+    job.script.write_text("raise ValueError('no such model')")
+    job.coordinator()
+
+    agent = job.agent("left", "0,0")
+
+    assert agent.end() == 1
+    assert agent.err.count("ValueError: no such model") == 5
+    assert "chip (0, 0) has failed 5 times in a row; the agent gives up" in agent.err
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"meshmend-agent alive", AgentLine()),
+        (b"meshmend-agent ended 143", AgentLine(143)),
+        (b"[0,1] meshmend-agent alive", None),
+        (b"meshmend-agent ended", None),
+        (b"", None),
+    ],
+)
+def test_the_lines_of_an_agent_are_told_from_those_of_its_workers(
+    line: bytes, said: AgentLine | None
+) -> None:
+    assert read_agent_line(line) == said
+
+
+def test_the_chips_of_a_host_are_the_live_chips_of_its_block() -> None:
+    assert chips_from("2x2@0,2", Mesh((2, 4)).without("1,3")) == ((0, 2), (0, 3), (1, 2))
+    assert chips_from("1,1", Mesh((2, 4))) == ((1, 1),)
+
+
+@pytest.mark.parametrize("text", ["2x2@1,3", "2x2", "x", "link:0,0-0,1", "0,0,0", ""])
+def test_chips_that_are_no_block_of_the_mesh_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"--chips needs a block inside the mesh 2x4 such as"):
+        chips_from(text, Mesh((2, 4)))
+
+
+def test_a_block_without_a_live_chip_is_refused() -> None:
+    with pytest.raises(InputError, match="--chips needs a live chip, but all chips of 1,1 have"):
+        chips_from("1,1", Mesh((2, 4)).without("1,1"))

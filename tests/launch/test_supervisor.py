@@ -1,0 +1,131 @@
+"""The supervisor: real processes that die, fall silent, fail again and again, or finish."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from meshmend.errors import TerminatedError
+from meshmend.launch import supervisor
+from meshmend.launch.supervisor import StepCommand, SupervisedJob, supervise
+from meshmend.launch.termination import terminable
+from waiting import until
+
+ALIVE = "print('meshmend-agent alive', flush=True)"
+FINISHED = "print('meshmend-agent ended 0', flush=True)"
+
+
+def python(program: str) -> list[str]:
+    return [sys.executable, "-c", f"import os, time\n{program}"]
+
+
+def step(program: str, starts_within_s: float = 60.0) -> Callable[[], StepCommand]:
+    return lambda: StepCommand(python(program), os.environ, starts_within_s)
+
+
+def once(marker: Path, first: str, then: str) -> str:
+    """Return a program that does one thing at its first run, and another later."""
+    return (
+        f"if os.path.exists({str(marker)!r}):\n    {then}\n"
+        f"else:\n    open({str(marker)!r}, 'w')\n    {first}\n"
+    )
+
+
+def waiting_for(marker: Path, code: int = 0) -> list[str]:
+    """Return the command of a coordinator that ends when a file is there."""
+    return python(f"while not os.path.exists({str(marker)!r}): time.sleep(0.01)\nos._exit({code})")
+
+
+@pytest.mark.parametrize("code", [0, 1, 2])
+def test_the_exit_code_is_that_of_the_coordinator(code: int, tmp_path: Path) -> None:
+    over = tmp_path / "over"
+    program = f"{ALIVE}\nopen({str(over)!r}, 'w')\n{FINISHED}"
+
+    assert supervise(SupervisedJob(lambda: waiting_for(over, code), {"a": step(program)})) == code
+
+
+def test_a_coordinator_that_is_killed_is_started_again(tmp_path: Path) -> None:
+    killed = once(tmp_path / "killed", "os.kill(os.getpid(), 9)", "os._exit(0)")
+    program = f"{ALIVE}\ntime.sleep(60)"
+    starts: list[float] = []
+
+    def coordinator() -> list[str]:
+        starts.append(time.monotonic())
+        return python(killed)
+
+    assert supervise(SupervisedJob(coordinator, {"a": step(program)})) == 0
+    assert len(starts) == 2
+
+
+def test_a_step_that_ends_without_an_agents_last_line_is_started_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    over = tmp_path / "over"
+    again = f"print('hello'); open({str(over)!r}, 'w'); {FINISHED}"
+    program = once(tmp_path / "died", f"{ALIVE}; os._exit(0)", again)
+
+    assert supervise(SupervisedJob(lambda: waiting_for(over), {"host 0,0": step(program)})) == 0
+    out, err = capfd.readouterr()
+    assert out == "hello\n"
+    assert "host 0,0 ended: exit code 0; it is started again in" in err
+
+
+def test_a_step_that_falls_silent_is_killed_and_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_SILENT_S", 0.5)
+    over = tmp_path / "over"
+    again = f"open({str(over)!r}, 'w'); {FINISHED}"
+    program = once(tmp_path / "died", f"{ALIVE}; time.sleep(600)", again)
+    killed: list[str] = []
+
+    job = SupervisedJob(lambda: waiting_for(over), {"a": step(program)}, killed.append)
+
+    assert supervise(job) == 0
+    assert killed == ["a"]
+
+
+def test_a_step_that_never_says_a_word_is_started_again(tmp_path: Path) -> None:
+    over = tmp_path / "over"
+    again = f"open({str(over)!r}, 'w'); {FINISHED}"
+    program = once(tmp_path / "died", "time.sleep(600)", again)
+
+    job = SupervisedJob(lambda: waiting_for(over), {"a": step(program, starts_within_s=1.0)})
+
+    assert supervise(job) == 0
+
+
+def test_a_job_all_of_whose_steps_fail_again_and_again_ends_with_code_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(supervisor, "_LONGEST_RESTART_S", 0.05)
+    job = SupervisedJob(lambda: waiting_for(tmp_path / "never"), {"a": step("os._exit(1)")})
+
+    assert supervise(job) == 1
+    assert "every step has failed 5 times in a row; the job ends" in capfd.readouterr().err
+
+
+def test_sigterm_ends_all_processes(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    note = f"open(os.path.join({str(pids)!r}, str(os.getpid())), 'w')"
+    job = SupervisedJob(
+        lambda: python(f"{note}\ntime.sleep(600)"),
+        {"a": step(f"{note}\n{ALIVE}\ntime.sleep(600)")},
+    )
+
+    def terminate() -> None:
+        until(lambda: len(list(pids.iterdir())) == 2)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=terminate)
+    thread.start()
+    with pytest.raises(TerminatedError), terminable():
+        supervise(job)
+    thread.join()
+    assert not [path for path in pids.iterdir() if Path(f"/proc/{path.name}/fd").exists()]
