@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install check test slow bench bench-recovery train soak figures clean
+.PHONY: install check test slow engines bench bench-recovery train soak figures clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -25,6 +25,10 @@ test: check
 
 slow: $(INSTALLED)
 	$(BIN)/pytest --numprocesses 2 -m slow
+
+# Jobs under a real Slurm: one test at a time, because they measure how long a recovery takes.
+engines: $(INSTALLED)
+	$(BIN)/pytest -m engines -rs tests/engines
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/planning.py

@@ -127,8 +127,11 @@ def test_a_connection_that_stays_silent_is_not_refused_for_good() -> None:
 LATEST = 3  # a generation that began after step 10 and took steps; all its workers are gone
 
 
-def coordinator_after_a_restart() -> tuple[Coordinator, Sent]:
-    """A coordinator that knows the latest generation from the record of the one before it."""
+def coordinator_after_a_restart(*, of_all: bool = False) -> tuple[Coordinator, Sent]:
+    """A coordinator that knows the latest generation from the record of the one before it.
+
+    With `of_all`, the whole job was restarted.
+    """
     gone = (((0, 0), ("gone", 1)), ((0, 1), ("gone", 2)))
     begun = (
         BegunGeneration(LATEST - 1, gone, is_confirmed=True),
@@ -137,7 +140,7 @@ def coordinator_after_a_restart() -> tuple[Coordinator, Sent]:
     record = CoordinatorRecord("ours", begun, step=12, highest=LATEST)
     sent = Sent()
     spec = JobSpec("ours", MESH, (1, 1), replace(TIMING, holder_timeout_s=20.0))
-    return Coordinator(spec, sent, history=History(record)), sent
+    return Coordinator(spec, sent, history=History(record, is_restarted=of_all)), sent
 
 
 def state_of(version: int, *, step: int, checkpoint: int | None = None) -> Status:
@@ -154,9 +157,11 @@ def says_hello(coordinator: Coordinator, connection: int, status: Status, now: f
     coordinator.received(connection, first, now)
 
 
-def answer_to_ready(coordinator: Coordinator, sent: Sent, status: Status) -> Go | Failed:
+def answer_to_ready(
+    coordinator: Coordinator, sent: Sent, status: Status, *, until_s: int = 60
+) -> Go | Failed:
     """Return how a coordinator decides for its only worker, connection 1."""
-    for second in range(1, 60):
+    for second in range(1, until_s):
         coordinator.received(1, Heartbeat(0, 0), float(second))
         coordinator.tick(float(second))
         for message in sent.messages.pop(1, []):
@@ -196,6 +201,36 @@ def test_such_a_worker_reads_its_checkpoint_instead() -> None:
 
     assert isinstance(go, Go)
     assert (go.step, go.restores) == (8, True)
+
+
+def test_a_job_that_was_restarted_goes_on_from_its_checkpoint_without_waiting() -> None:
+    coordinator, sent = coordinator_after_a_restart(of_all=True)
+    status = Status(checkpoint=8)
+    says_hello(coordinator, 1, status, 0.0)
+
+    go = answer_to_ready(coordinator, sent, status, until_s=int(TIMING.gather_s) + 3)
+
+    assert isinstance(go, Go)
+    assert (go.step, go.restores, go.lost) == (8, True, 12)
+
+
+def test_a_job_that_was_restarted_without_a_checkpoint_begins_again() -> None:
+    coordinator, sent = coordinator_after_a_restart(of_all=True)
+    says_hello(coordinator, 1, Status(), 0.0)
+
+    go = answer_to_ready(coordinator, sent, Status(), until_s=int(TIMING.gather_s) + 3)
+
+    assert isinstance(go, Go)
+    assert (go.generation > LATEST, go.step, go.restores, go.lost) == (True, 0, True, 12)
+
+
+def test_a_job_whose_workers_are_all_lost_later_waits_and_fails_as_any_other() -> None:
+    """Only the first generation after the restart may begin again."""
+    history = History(CoordinatorRecord("ours", (BegunGeneration(1, ()),)), is_restarted=True)
+    history.begin(Generation(2, (), frozenset(), ()), version=FRESH, step=0)
+
+    assert history.restorable(Status()) is None
+    assert history.wait_s(60.0) == 60.0
 
 
 def test_the_state_of_a_generation_that_is_not_the_one_before_is_no_state_of_the_job() -> None:

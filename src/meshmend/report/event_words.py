@@ -67,6 +67,8 @@ def _fault_or_end(event: events.Event) -> str:
                 f"{seconds(event.waits_s)} for a chip that has it"
             )
         case events.StateRestored():
+            if event.lost <= event.step:  # how far the job was is not known
+                return f"no chip has the latest state any more: going back to step {event.step}"
             n_redone = counted(event.lost - event.step, "step")
             lost = f"the state after step {event.lost} is lost"
             return f"{lost}: going back to step {event.step}, {n_redone} to do again"
@@ -111,6 +113,8 @@ def model_words(start: events.RunStarted, *, with_parameters: bool = True) -> st
 
 def restore_words(event: events.StateRestored) -> str:
     """Return what a restore has cost, in the past tense, for reports."""
+    if event.lost <= event.step:
+        return f"the latest state was lost; the job went back to step {event.step}"
     n_redone = counted(event.lost - event.step, "step")
     were = "was" if event.lost - event.step == 1 else "were"
     lost = f"the state after step {event.lost} was lost"
