@@ -167,8 +167,8 @@ def test_each_host_has_a_step_on_its_node_with_its_block_of_chips(tmp_path: Path
 
     assert list(commands.steps) == [f"host 2x2@{at}" for at in ("0,0", "0,2", "2,0", "2,2")]
     line = " ".join(commands.steps["host 2x2@2,0"]().command)
-    assert line.startswith("srun --nodes=1 --ntasks=1 ")
-    assert "--overlap --no-kill --nodelist=n2 " in line
+    assert line.startswith("srun --overlap --no-kill --nodelist=n2 --job-name=host-2x2@2.0 ")
+    assert " --nodes=1 --ntasks=1 " in line
     assert " agent --coordinator 127.0.0.1:" in line
     assert " --chips 2x2@2,0 --supervised " in line
     assert line.endswith(" train.py -v")
@@ -183,6 +183,28 @@ def test_a_step_per_chip_skips_chips_that_have_failed(tmp_path: Path) -> None:
 
     assert list(commands.steps) == ["chip 0,0", "chip 1,0", "chip 1,1"]
     assert "--exact" in commands.steps["chip 1,1"]().command
+
+
+def test_a_host_whose_node_has_left_the_job_asks_for_another_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Allocation, "has", lambda self, node: node != "n2")
+    inside = {"SLURM_JOB_PARTITION": "long", "SLURM_JOB_ID": "7", "SLURM_CONF": "conf", "HOME": "h"}
+    extras = ("--gres=gpu:4", "--output=job.out", "-J name", "--constraint 'a b'")
+    allocation = Allocation("7", ALLOCATION.nodes, "127.0.0.1", inside)
+    commands = supervised(job(tmp_path, extras=extras), allocation)
+    lost, other = commands.steps["host 2x2@2,0"], commands.steps["host 2x2@0,0"]
+    assert "--nodelist=n2" in lost().command  # Slurm is asked only about a step that has died
+
+    again = lost()
+
+    words = ["--partition=long", "--gres=gpu:4", "--constraint", "a b"]
+    assert list(again.command[:5]) == ["srun", *words]
+    assert "--job-name=meshmend-7-host-2x2@2.0" in again.command
+    assert again.environment == {"SLURM_CONF": "conf", "HOME": "h"}
+    assert [
+        command for command in (other(), other()) if "--nodelist=n0" not in command.command
+    ] == []
 
 
 def test_an_allocation_with_too_few_nodes_is_refused(tmp_path: Path) -> None:

@@ -184,7 +184,8 @@ def slurm_job_command(
     try:
         with terminable():
             commands = supervised(job, Allocation.from_environment(os.environ))
-            note(f"meshmend: {len(commands.steps)} steps, for {', '.join(commands.steps)}")
+            first, *_, last = [*commands.steps, *commands.steps]
+            note(f"meshmend: {len(commands.steps)} steps, from {first} to {last}")
             return supervise(commands)
     except TerminatedError:
         note("meshmend: SIGTERM ends the job")

@@ -11,10 +11,9 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +30,17 @@ _FOR_EVER_S: Final = 1e9  # a job beside this one may wait in the queue for long
 _PORTS: Final = range(10_000, 32_768)  # below those that Linux gives to outgoing connections
 _ASK_S: Final = 30.0  # for an answer of Slurm
 _PREFIXES: Final = ("SLURM_", "SLURMD_", "PMI_", "PMIX_")  # of variables of an allocation
+_ONE_TASK: Final = ("--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--unbuffered")
+_SAME_AS_JOB: Final = {
+    "SLURM_JOB_PARTITION": "--partition",
+    "SLURM_JOB_ACCOUNT": "--account",
+    "SLURM_JOB_QOS": "--qos",
+    "SLURM_CPUS_PER_TASK": "--cpus-per-task",
+}
+_OF_BATCH_SCRIPT: Final = re.compile(
+    r"(?:--(?:output|error|open-mode|nodes|ntasks|job-name|dependency|array|begin|mail|requeue"
+    r"|no-requeue|signal|nodelist|exclude|no-kill|input)|-[oeNnJdabwxki])"
+)
 
 
 @dataclass(frozen=True)
@@ -125,13 +135,13 @@ def supervised(job: SlurmJob, allocation: Allocation) -> SupervisedJob:
             f"for them with --nodes={len(blocks)}"
         )
     endpoint = f"{allocation.address}:{_free_port(allocation.address)}"
-    steps = {}
+    steps: dict[str, Callable[[], StepCommand]] = {}
     for block, node in zip(blocks, allocation.nodes, strict=False):
         parts = [Block((1,) * len(chip), chip) for chip in live_chips_of(block, job.mesh)]
         for part in parts if job.per_chip else [block]:
             name = f"{'chip' if job.per_chip else 'host'} {part}"
             agent = _agent(job, part, endpoint)
-            steps[name] = partial(_step, job, allocation, name, node, agent)
+            steps[name] = _Step(job, allocation, name, node, agent)
     if allocation.environment.get("SLURM_RESTART_COUNT"):
         allocation.cancel_beside(list(steps))  # those of the attempt before, whose node died
     return SupervisedJob(_Coordinator(job, endpoint), steps, allocation.kill_step)
@@ -157,35 +167,52 @@ class _Coordinator:
         return load_history(self._record, _JOB_NAME).record.begun
 
 
-def _step(
-    job: SlurmJob, allocation: Allocation, name: str, node: str, agent: Sequence[str]
-) -> StepCommand:
-    """Return the command that runs an agent on a node, or beside this job if that has left it."""
-    one = ("srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--unbuffered")
-    if allocation.has(node):
-        title = f"--job-name={_title(name)}"
-        share = ("--exact", *_cpus(allocation.environment)) if job.per_chip else ("--mem=0",)
-        where = ("--overlap", "--no-kill", f"--nodelist={node}", title, *share)
-        return StepCommand((*one, *where, *agent), allocation.environment)
-    title = f"--job-name={allocation.beside_name(name)}"
-    outside = {
-        key: text
-        for key, text in allocation.environment.items()
-        if not key.startswith(_PREFIXES) or key == "SLURM_CONF"
-    }
-    n_cpus = f"--cpus-per-task={allocation.environment.get('SLURM_CPUS_PER_TASK', '1')}"
-    where = (title, n_cpus, *_split(job.extras))
-    return StepCommand((*one, *where, *agent), outside, starts_within_s=_FOR_EVER_S)
+class _Step:
+    """Returns the command that runs an agent on a node, or beside this job if the node has left it.
+
+    Slurm is asked whether it has left only after a step has died: a large job starts many steps.
+    """
+
+    def __init__(
+        self, job: SlurmJob, allocation: Allocation, name: str, node: str, agent: Sequence[str]
+    ) -> None:
+        self._job, self._allocation = job, allocation
+        self._name, self._node, self._agent = name, node, agent
+        self._has_started = False
+
+    def __call__(self) -> StepCommand:
+        is_inside = not self._has_started or self._allocation.has(self._node)
+        self._has_started = True
+        return self._inside() if is_inside else self._beside()
+
+    def _inside(self) -> StepCommand:
+        environment = self._allocation.environment
+        share: tuple[str, ...] = ("--mem=0",)
+        if self._job.per_chip:
+            n_cpus = environment.get("SLURM_CPUS_PER_TASK", "1")
+            share = ("--exact", f"--cpus-per-task={n_cpus}")
+        where = (f"--nodelist={self._node}", f"--job-name={_title(self._name)}")
+        words = ("--overlap", "--no-kill", *where, *share, *_ONE_TASK)
+        return StepCommand(("srun", *words, *self._agent), environment)
+
+    def _beside(self) -> StepCommand:
+        inside = self._allocation.environment
+        outside = {
+            key: text
+            for key, text in inside.items()
+            if not key.startswith(_PREFIXES) or key == "SLURM_CONF"
+        }
+        same = [
+            f"{option}={inside[key]}" for key, option in _SAME_AS_JOB.items() if inside.get(key)
+        ]
+        title = f"--job-name={self._allocation.beside_name(self._name)}"
+        words = (*same, *_for_srun(self._job.extras), title, *_ONE_TASK)
+        return StepCommand(("srun", *words, *self._agent), outside, starts_within_s=_FOR_EVER_S)
 
 
 def _title(name: str) -> str:
     """Return the name of a step as Slurm takes it: without blanks, and commas, which join names."""
     return name.replace(" ", "-").replace(",", ".")
-
-
-def _cpus(environment: Mapping[str, str]) -> tuple[str, ...]:
-    n_cpus = environment.get("SLURM_CPUS_PER_TASK")
-    return (f"--cpus-per-task={n_cpus}",) if n_cpus else ()
 
 
 def _agent(job: SlurmJob, chips: Block, endpoint: str) -> Sequence[str]:
@@ -220,9 +247,10 @@ def _meshmend(*words: str) -> tuple[str, ...]:
     return (sys.executable, "-m", "meshmend", *words)
 
 
-def _split(extras: Sequence[str]) -> list[str]:
-    """Return options of sbatch as the words of a command line, as sbatch itself splits them."""
-    return [word for line in extras for word in shlex.split(line)]
+def _for_srun(extras: Sequence[str]) -> list[str]:
+    """Return options of sbatch as words for srun, without those that are about the batch script."""
+    lines = (line for line in extras if not _OF_BATCH_SCRIPT.match(line))
+    return [word for line in lines for word in shlex.split(line)]
 
 
 def _free_port(address: str) -> int:
