@@ -107,7 +107,16 @@ def test_a_job_all_of_whose_steps_fail_again_and_again_ends_with_code_1(
     job = SupervisedJob(lambda: waiting_for(tmp_path / "never"), {"a": step("os._exit(1)")})
 
     assert supervise(job) == 1
-    assert "every step has failed 5 times in a row; the job ends" in capfd.readouterr().err
+    assert "every step has failed again and again; the job ends" in capfd.readouterr().err
+
+
+def test_a_job_all_of_whose_agents_have_given_up_ends_at_once(tmp_path: Path) -> None:
+    gives_up = "print('meshmend-agent ended 1', flush=True)"
+    program = once(tmp_path / "started", gives_up, "time.sleep(600)")
+
+    job = SupervisedJob(lambda: waiting_for(tmp_path / "never"), {"a": step(program)})
+
+    assert supervise(job) == 1
 
 
 def test_sigterm_ends_all_processes(tmp_path: Path) -> None:

@@ -27,11 +27,13 @@ _FIRST_RESTART_S: Final = 0.2
 _LONGEST_RESTART_S: Final = 3.0  # also how late a step may be when its node is back
 _RAN_LONG_S: Final = 30.0  # a process that has run for so long was all right
 _SILENT_S: Final = 5.0  # without a line of its agent a step counts as dead
-_MOST_FAILURES: Final = 5  # of every step, in a row
+_MOST_FAILURES: Final = 5  # of every step, in a row; an agent that gives up has tried as often
+_GAVE_UP_S: Final = 60.0  # until a step whose agent gave up is started again
 _LAST_STEPS_S: Final = 20.0  # for the steps to end by themselves once the job is over
 _TERMINATION_S: Final = 3.0  # from SIGTERM to SIGKILL
 _READ_BYTES: Final = 1 << 16
 
+_GAVE_UP: Final = 1  # the exit code of an agent that no restart helps
 _OVER: Final = frozenset([0, 1, 2])  # exit codes of a coordinator that is not to be started again
 
 
@@ -62,8 +64,8 @@ def supervise(job: SupervisedJob) -> int:
     """Run a job until its coordinator ends; return the coordinator's exit code.
 
     What dies before that is started again. Gives up, with exit code 1, when every step has failed
-    several times in a row. On an exception, such as SIGTERM, all processes are ended before it is
-    passed on.
+    several times in a row, or its agent has given up. On an exception, such as SIGTERM, all
+    processes are ended before it is passed on.
     """
     supervisor = _Supervisor(job)
     try:
@@ -86,12 +88,12 @@ class _Restarts:
     def note_start(self, now: float) -> None:
         self._started = now
 
-    def note_end(self, now: float) -> None:
+    def note_end(self, now: float, *, gave_up: bool = False) -> None:
         if now - self._started > _RAN_LONG_S:
             self._backoff.reset()
             self.n_failures = 0
-        self.n_failures += 1
-        self.next_at = now + self._backoff.wait_s()
+        self.n_failures += _MOST_FAILURES if gave_up else 1
+        self.next_at = now + (_GAVE_UP_S if gave_up else self._backoff.wait_s())
 
 
 class _Step:
@@ -102,7 +104,7 @@ class _Step:
         self._command = command
         self.process: subprocess.Popen[bytes] | None = None
         self.restarts = _Restarts(number)
-        self.has_finished = False
+        self.exit_code: int | None = None  # of its agent
         self._silent_at = 0.0  # when it counts as dead, unless a line comes before
         self._rest = b""
 
@@ -111,6 +113,7 @@ class _Step:
         what = self._command()
         self.restarts.note_start(now)
         self._silent_at, self._rest = now + what.starts_within_s, b""
+        self.exit_code = None
         self.process = subprocess.Popen(
             what.command,
             env=dict(what.environment),
@@ -134,7 +137,7 @@ class _Step:
                 case AgentLine(exit_code=None):
                     self._silent_at = now + _SILENT_S
                 case AgentLine(exit_code=code):
-                    self.has_finished = code == 0
+                    self.exit_code = code
                 case None:
                     sys.stdout.write(f"{line.decode(errors='replace')}\n")
         sys.stdout.flush()
@@ -160,7 +163,7 @@ class _Supervisor:
                 return code
             self._handle_steps(now)
             if all(step.restarts.n_failures >= _MOST_FAILURES for step in self._steps):
-                _note(f"every step has failed {_MOST_FAILURES} times in a row; the job ends")
+                _note("every step has failed again and again; the job ends")
                 return 1
 
     def await_steps(self) -> None:
@@ -182,7 +185,10 @@ class _Supervisor:
             while time.monotonic() < deadline and any(each.poll() is None for each in running):
                 self._read_steps(time.monotonic(), timeout_s=_POLL_S / 4)
         for step in self._running():
-            self._job.kill(step.name)
+            assert step.process is not None
+            if step.process.wait() == -signal.SIGKILL:
+                self._job.kill(step.name)
+            self._reap(step, time.monotonic())
         self._selector.close()
         signal.signal(signal.SIGTERM, before)
 
@@ -213,7 +219,7 @@ class _Supervisor:
         self._read_steps(now)
         for step in self._steps:
             if step.process is None:
-                if not step.has_finished and now >= step.restarts.next_at:
+                if step.exit_code != 0 and now >= step.restarts.next_at:
                     self._selector.register(step.start(now), selectors.EVENT_READ, step)
             elif step.is_silent(now):
                 _note(f"{step.name} is silent, and counts as dead")
@@ -235,8 +241,8 @@ class _Supervisor:
         step.process.stdout.close()
         code = step.process.wait()
         step.process = None
-        if not step.has_finished and not self._is_ending:
-            step.restarts.note_end(now)
+        if step.exit_code != 0 and not self._is_ending:
+            step.restarts.note_end(now, gave_up=step.exit_code == _GAVE_UP)
             wait_s = max(0.0, step.restarts.next_at - now)
             _note(f"{step.name} ended: {_how(code)}; it is started again in {wait_s:.1f} s")
 
