@@ -39,6 +39,10 @@ SENTENCES = [
         events.StateRestored(150, 177),
         "the state after step 177 is lost: going back to step 150, 27 steps to do again",
     ),
+    (
+        events.StateRestored(50, 0),  # the coordinator's record does not say how far the job was
+        "no chip has the latest state any more: going back to step 50",
+    ),
     (events.JobFinished(), "the job has finished"),
     (events.JobFailed("nobody is left"), "the job has failed: nobody is left"),
     (start().event,

@@ -75,10 +75,11 @@ def agent_command(
     """
     from meshmend.errors import InputError
     from meshmend.launch.host_blocks import chips_from
-    from meshmend.launch.hosts import address_toward, board_from, endpoint_from, secret_from
 
     begin = mesh_of(mesh, wrap, fail)
     own_chips = chips_from(chips, begin)
+    from meshmend.launch.hosts import address_toward, board_from, endpoint_from, secret_from
+
     endpoint = endpoint_from(coordinator, "--coordinator")
     boards = board_from(board, begin)
     secret = secret_from(os.environ, secret_file)

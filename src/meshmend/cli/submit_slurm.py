@@ -91,7 +91,6 @@ def slurm_command(
     """
     from meshmend.errors import InputError
     from meshmend.launch.host_blocks import host_blocks, host_shape_from, live_chips_of
-    from meshmend.launch.hosts import board_from
     from meshmend.launch.slurm_file import SlurmFile
     from meshmend.topology.failures import format_shape
     from meshmend.topology.text import mesh_words
@@ -99,9 +98,11 @@ def slurm_command(
     begin = mesh_of(mesh, wrap, fail)
     shape = host_shape_from(hosts, begin)
     blocks = [block for block in host_blocks(begin, shape) if live_chips_of(block, begin)]
-    board_from(board, begin)
     if not is_module and not Path(script).is_file():
         raise InputError(f"meshmend submit slurm needs a script, but there is no file {script}")
+    from meshmend.launch.hosts import board_from
+
+    board_from(board, begin)  # refuses a board that does not fit
     words = mesh_words(begin)
     options = ["--mesh", words["shape"], "--hosts", format_shape(shape)]
     options += ["--wrap", wrap] if any(begin.wrap) else []
