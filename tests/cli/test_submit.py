@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from meshmend.cli.main import run_line
+from meshmend.launch import slurm_job
 from meshmend.launch.slurm_job import Allocation, SlurmJob, supervised
 from meshmend.topology.mesh import Mesh
 
@@ -205,6 +206,27 @@ def test_a_host_whose_node_has_left_the_job_asks_for_another_node(
     assert [
         command for command in (other(), other()) if "--nodelist=n0" not in command.command
     ] == []
+
+
+def test_a_node_that_resolves_its_own_name_to_loopback_has_the_address_toward_another_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = {"n0": "127.0.1.1", "n1": "127.0.0.1", "n2": "192.0.2.7"}
+
+    def ask(*command: str) -> str:
+        if command[:3] == ("scontrol", "show", "hostnames"):
+            return "n0\nn1\nn2\n"
+        return f"NodeName={command[3]} NodeAddr={answers[command[3]]} State=IDLE"
+
+    monkeypatch.setattr(slurm_job, "_ask", ask)
+    monkeypatch.setattr(slurm_job, "address_toward", lambda endpoint: f"toward {endpoint[0]}")
+    inside = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[0-2]", "SLURMD_NODENAME": "n0"}
+
+    assert Allocation.from_environment(inside).address == "toward 192.0.2.7"
+    answers["n2"] = "127.0.0.1"  # all nodes are on one machine
+    assert Allocation.from_environment(inside).address == "127.0.1.1"
+    answers["n0"] = "192.0.2.5"
+    assert Allocation.from_environment(inside).address == "192.0.2.5"
 
 
 def test_an_allocation_with_too_few_nodes_is_refused(tmp_path: Path) -> None:

@@ -58,9 +58,9 @@ class TwoHosts:
         with socket.create_server(("127.0.0.1", 0)) as server:
             self._endpoint = f"127.0.0.1:{server.getsockname()[1]}"
 
-    def coordinator(self) -> Command:
+    def coordinator(self, *options: str | Path, name: str = "coordinator") -> Command:
         line = ("--mesh", "2x2", "--listen", self._endpoint, "--heartbeat-timeout", "60")
-        started: Command = self._start("coordinator", "coordinator", *line)  # type: ignore[operator]
+        started: Command = self._start(name, "coordinator", *line, *options)  # type: ignore[operator]
         return started
 
     def agent(self, name: str, chips: str, *options: str, batch: int = 16) -> Command:
@@ -135,6 +135,29 @@ def test_an_agent_whose_workers_are_refused_ends_with_code_1(job: TwoHosts) -> N
     assert agent.end() == 1
     assert "refused: batch is 32 on that chip, but 16 in this job" in agent.err
     assert "Traceback" not in agent.err
+
+
+def test_a_job_that_is_restarted_as_a_whole_begins_again_if_it_has_no_checkpoint(
+    job: TwoHosts,
+) -> None:
+    record = ("--state", job.folder / "coordinator.json")
+    coordinator = job.coordinator(*record)
+    killed = [job.agent("left", "2x1@0,0"), job.agent("right", "2x1@0,1"), coordinator]
+    until(lambda: audit(job.folder / "run" / "ledger").steps >= 20, why=lambda: coordinator.err)
+    for process in killed:
+        process.signal(signal.SIGKILL)
+        process.end()
+    (job.folder / "gate").touch()
+
+    again = job.coordinator(*record, "--restarted", name="again")
+    agents = [job.agent("left again", "2x1@0,0"), job.agent("right again", "2x1@0,1")]
+
+    assert [agent.end() for agent in agents] == [0, 0], again.err
+    assert again.end() == 0
+    assert "going back to step 0" in again.err
+    found = audit(job.folder / "run" / "ledger")
+    assert (found.steps, found.lost, found.repeated, found.faults) == (200, 0, 0, ())
+    assert found.redone >= 20
 
 
 def test_an_agent_gives_up_a_script_that_always_fails(job: TwoHosts) -> None:

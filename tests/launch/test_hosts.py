@@ -595,3 +595,12 @@ def test_torchrun_starts_a_worker_per_chip(tmp_path: Path, script: Path) -> None
     assert agent.stdout.count("finished 20") == 4
     found = audit(tmp_path / "run" / "ledger")
     assert (found.steps, found.used, found.lost, found.repeated) == (20, 320, 0, 0)
+
+
+@pytest.mark.parametrize("option", ["--new", "--restarted"])
+def test_an_option_about_an_earlier_run_needs_its_record(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_line(["coordinator", "--mesh", "2x2", "--listen", "127.0.0.1:0", option]) == 2
+    expected = f"meshmend: {option} needs --state FILE, the record of an earlier run\n"
+    assert capsys.readouterr().err == expected

@@ -19,6 +19,7 @@ from typing import Final
 
 from meshmend.errors import InputError
 from meshmend.launch.host_blocks import host_blocks, live_chips_of
+from meshmend.launch.hosts import address_toward
 from meshmend.launch.supervisor import StepCommand, SupervisedJob
 from meshmend.membership.record_file import load_history
 from meshmend.topology.failures import Block, format_shape
@@ -28,6 +29,7 @@ from meshmend.topology.text import mesh_words
 _JOB_NAME: Final = "job"
 _FOR_EVER_S: Final = 1e9  # a job beside this one may wait in the queue for long
 _PORTS: Final = range(10_000, 32_768)  # below those that Linux gives to outgoing connections
+_LOOPBACK: Final = "127."
 _ASK_S: Final = 30.0  # for an answer of Slurm
 _PREFIXES: Final = ("SLURM_", "SLURMD_", "PMI_", "PMIX_")  # of variables of an allocation
 _ONE_TASK: Final = ("--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--unbuffered")
@@ -88,9 +90,7 @@ class Allocation:
             )
         nodes = tuple(_ask("scontrol", "show", "hostnames", node_list).split())
         here = environment.get("SLURMD_NODENAME") or nodes[0]
-        facts = _ask("scontrol", "show", "node", here, "--oneliner")
-        found = re.search(r"\bNodeAddr=(\S+)", facts)
-        return cls(job_id, nodes, found[1] if found else here, environment)
+        return cls(job_id, nodes, _own_address(here, nodes), environment)
 
     def has(self, node: str) -> bool:
         """Whether a node is still part of the allocation; True if Slurm does not answer."""
@@ -251,6 +251,33 @@ def _for_srun(extras: Sequence[str]) -> list[str]:
     """Return options of sbatch as words for srun, without those that are about the batch script."""
     lines = (line for line in extras if not _OF_BATCH_SCRIPT.match(line))
     return [word for line in lines for word in shlex.split(line)]
+
+
+def _own_address(here: str, nodes: Sequence[str]) -> str:
+    """Return the address by which the other nodes of a job reach this one.
+
+    Many hosts resolve their own name to loopback. Then it is the address from which this node
+    reaches another.
+
+    Raises:
+        InputError: Slurm does not answer, or a node's address cannot be found.
+    """
+    address = _address_of(here)
+    if not address.startswith(_LOOPBACK):
+        return address
+    others = (_address_of(node) for node in nodes if node != here)
+    return next((address_toward((each, 1)) for each in others if each[:4] != _LOOPBACK), address)
+
+
+def _address_of(node: str) -> str:
+    found = re.search(r"\bNodeAddr=(\S+)", _ask("scontrol", "show", "node", node, "--oneliner"))
+    name = found[1] if found else node
+    try:
+        return socket.gethostbyname(name)
+    except OSError as error:
+        raise InputError(
+            f"meshmend slurm-job needs the address of node {node}, but {name} has none: {error}"
+        ) from None
 
 
 def _free_port(address: str) -> int:
