@@ -154,9 +154,12 @@ def test_what_a_job_file_runs_is_refused_outside_of_slurm(
 
 
 def job(tmp_path: Path, **changes: object) -> SlurmJob:
+    secret = tmp_path / "secret"
+    secret.write_text("only the chips of this test know")
+    secret.chmod(0o600)
     values = {"mesh": Mesh((4, 4)), "hosts": (2, 2), "board": (2, 2), "script": ("train.py", "-v")}
     return SlurmJob(
-        **{**values, "run_dir": tmp_path, "secret_file": tmp_path / "secret", **changes}  # type: ignore[arg-type]
+        **{**values, "run_dir": tmp_path, "secret_file": secret, **changes}  # type: ignore[arg-type]
     )
 
 

@@ -62,6 +62,28 @@ def test_a_coordinator_that_is_killed_is_started_again(tmp_path: Path) -> None:
     assert len(starts) == 2
 
 
+def test_a_coordinator_that_hangs_is_killed_and_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_ASK_AFTER_S", 0.1)
+    monkeypatch.setattr(supervisor, "_ASK_EVERY_S", 0.01)
+    hung = tmp_path / "hung"
+    starts: list[list[str]] = []
+
+    def coordinator() -> list[str]:
+        starts.append(python(once(hung, "os.kill(os.getpid(), 19)", "os._exit(0)")))
+        return starts[-1]
+
+    job = SupervisedJob(
+        coordinator,
+        {"a": step(f"{ALIVE}\ntime.sleep(60)")},
+        is_answered=lambda: len(starts) > 1 or not hung.exists(),
+    )
+
+    assert supervise(job) == 0
+    assert len(starts) == 2
+
+
 def test_a_step_that_ends_without_an_agents_last_line_is_started_again(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

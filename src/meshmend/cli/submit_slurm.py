@@ -163,14 +163,13 @@ def slurm_job_command(
     """
     from meshmend.errors import TerminatedError
     from meshmend.launch.host_blocks import host_shape_from
-    from meshmend.launch.hosts import board_from, secret_from
+    from meshmend.launch.hosts import board_from
     from meshmend.launch.slurm_job import Allocation, SlurmJob, supervised
     from meshmend.launch.supervisor import supervise
     from meshmend.launch.termination import TERMINATED, terminable
 
     begin = mesh_of(mesh, wrap, fail)
     shape = host_shape_from(hosts, begin)
-    secret_from(os.environ, secret_file)  # refuses a file that cannot be used
     job = SlurmJob(
         begin,
         shape,

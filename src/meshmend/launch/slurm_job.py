@@ -19,9 +19,10 @@ from typing import Final
 
 from meshmend.errors import InputError
 from meshmend.launch.host_blocks import host_blocks, live_chips_of
-from meshmend.launch.hosts import address_toward
+from meshmend.launch.hosts import address_toward, is_answered
 from meshmend.launch.supervisor import StepCommand, SupervisedJob
 from meshmend.membership.record_file import load_history
+from meshmend.net.secret import secret_in
 from meshmend.topology.failures import Block, format_shape
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import mesh_words
@@ -30,6 +31,7 @@ _JOB_NAME: Final = "job"
 _FOR_EVER_S: Final = 1e9  # a job beside this one may wait in the queue for long
 _PORTS: Final = range(10_000, 32_768)  # below those that Linux gives to outgoing connections
 _LOOPBACK: Final = "127."
+_ANSWER_S: Final = 2.0  # for an answer of the coordinator
 _ASK_S: Final = 30.0  # for an answer of Slurm
 _PREFIXES: Final = ("SLURM_", "SLURMD_", "PMI_", "PMIX_")  # of variables of an allocation
 _ONE_TASK: Final = ("--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--unbuffered")
@@ -125,7 +127,8 @@ def supervised(job: SlurmJob, allocation: Allocation) -> SupervisedJob:
     """Return the commands of a job in its allocation.
 
     Raises:
-        InputError: the allocation has too few nodes, or its first node has no free port.
+        InputError: the allocation has too few nodes, its first node has no free port, or the
+            secret cannot be used.
     """
     blocks = job.blocks()
     if len(allocation.nodes) < len(blocks):
@@ -134,7 +137,9 @@ def supervised(job: SlurmJob, allocation: Allocation) -> SupervisedJob:
             f"{len(blocks)} nodes, but job {allocation.job_id} has {len(allocation.nodes)}; ask "
             f"for them with --nodes={len(blocks)}"
         )
-    endpoint = f"{allocation.address}:{_free_port(allocation.address)}"
+    secret = secret_in(job.secret_file).encode()
+    address = allocation.address, _free_port(allocation.address)
+    endpoint = f"{address[0]}:{address[1]}"
     steps: dict[str, Callable[[], StepCommand]] = {}
     for block, node in zip(blocks, allocation.nodes, strict=False):
         parts = [Block((1,) * len(chip), chip) for chip in live_chips_of(block, job.mesh)]
@@ -144,7 +149,15 @@ def supervised(job: SlurmJob, allocation: Allocation) -> SupervisedJob:
             steps[name] = _Step(job, allocation, name, node, agent)
     if allocation.environment.get("SLURM_RESTART_COUNT"):
         allocation.cancel_beside(list(steps))  # those of the attempt before, whose node died
-    return SupervisedJob(_Coordinator(job, endpoint), steps, allocation.kill_step)
+
+    def is_coordinator_answering() -> bool:
+        with suppress(InputError):  # another process has taken its port
+            return is_answered(address, secret, within_s=_ANSWER_S)
+        return False
+
+    return SupervisedJob(
+        _Coordinator(job, endpoint), steps, allocation.kill_step, is_coordinator_answering
+    )
 
 
 class _Coordinator:
