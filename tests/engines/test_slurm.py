@@ -117,19 +117,13 @@ class SubmittedJob:
         """Return when all chips of the mesh were training together first."""
         return self.await_step("0,0", lambda at, _, count: at > after and count == n_chips)[0]
 
-    def pause_of(self, chips: list[str], since: float) -> float:
-        """Return how long after a kill the last of these chips had done three more steps.
-
-        One more step may have been summed before the kill, so the third is one after it.
-        """
-        for chip in chips:
-            until(
-                lambda chip=chip: sum(at > since for at, *_ in self.steps_of(chip)) >= 3,  # type: ignore[misc]
-                timeout_s=120,
-                why=lambda: self.log,
-            )
-        thirds = [[at for at, *_ in self.steps_of(chip) if at > since][2] for chip in chips]
-        return max(thirds) - since
+    def pause_of(self, chips: list[str], n_chips: int, since: float) -> float:
+        """Return how long after a kill the last of these chips had stepped with fewer chips."""
+        steps = [
+            self.await_step(chip, lambda at, _, count: at > since and count < n_chips)
+            for chip in chips
+        ]
+        return max(at for at, *_ in steps) - since
 
     def finish(self) -> None:
         """Let the job finish; check its exit code, its history and its samples."""
@@ -185,11 +179,11 @@ def test_a_killed_task_a_killed_node_and_a_killed_coordinator_are_survived(
     job.await_chips(n_chips)
 
     killed = job.kill("n1", "meshmend agent")
-    task_s = job.pause_of(others("n1"), killed)
+    task_s = job.pause_of(others("n1"), n_chips, killed)
     task_back_s = job.await_chips(n_chips, after=killed + task_s) - killed
 
     killed = cluster.kill_node("n2")
-    node_s = job.pause_of(others("n2"), killed)
+    node_s = job.pause_of(others("n2"), n_chips, killed)
     until(lambda: time.monotonic() > killed + 8)
     cluster.start_node("n2")
     returned = time.monotonic()
@@ -206,7 +200,7 @@ def test_a_killed_task_a_killed_node_and_a_killed_coordinator_are_survived(
         why=lambda: job.log,
     )
     killed = job.kill("n3", "meshmend agent")
-    last_s = job.pause_of(others("n3"), killed)
+    last_s = job.pause_of(others("n3"), n_chips, killed)
     job.await_chips(n_chips, after=killed + last_s)
     job.finish()
 
