@@ -131,6 +131,13 @@ LINK_TIMEOUT: Final = Variable(
     "2",
     WORKER,
 )
+READY_DIR: Final = Variable(
+    "MESHMEND_READY_DIR",
+    "a folder in which each worker keeps a file, such as `0-3`, while it trains; a file that is "
+    "there when a worker starts is removed",
+    "no such files",
+    WORKER,
+)
 TESTBED_DIR: Final = Variable(
     "MESHMEND_TESTBED_DIR",
     "the folder of the testbeds' records",
@@ -142,7 +149,7 @@ TESTBED_DIR: Final = Variable(
 VARIABLES: Final = (
     *(MESH, WRAP, FAIL, ALGORITHM, SLICES, TRANSPORT, BIND, WINDOW, SECRET, CHIP, COORDINATOR),
     *(JOB, JOB_DIR, PLAN_AHEAD, BOARD, JOIN_TIMEOUT, WAIT_FOR_CHIP, LINK_TIMEOUT, INJECT, CHECK),
-    TESTBED_DIR,
+    *(READY_DIR, TESTBED_DIR),
 )
 
 _warned: set[str] = set()  # the lines that this process has printed, or its parent before a fork

@@ -70,6 +70,14 @@ def coordinator_command(
         float,
         typer.Option("--gather", min=0.0, help="Seconds to wait for all chips at the beginning."),
     ] = 120.0,
+    linger: Annotated[
+        float,
+        typer.Option(
+            "--linger",
+            min=0.0,
+            help="Seconds to stay when the job has finished, to tell a worker that comes late.",
+        ),
+    ] = 0.0,
     secret_file: SecretOption = None,
     state: Annotated[
         Path | None,
@@ -135,7 +143,9 @@ def coordinator_command(
             note(f"meshmend: the coordinator of job {job!r} on {begin} listens on {host}:{port}")
             if state is not None:
                 _report_record(state, job, forget=new, restarted=restarted)
-            failure = _serve(listener, secret, spec, state, restarted=restarted)
+            failure = _serve(
+                listener, secret, spec, record=state, restarted=restarted, linger_s=linger
+            )
         except TerminatedError:
             return TERMINATED
     outcome = f"the job did not finish: {failure}" if failure else "all workers have finished"
@@ -167,9 +177,10 @@ def _serve(
     listener: "socket.socket",
     secret: bytes,
     spec: "JobSpec",
-    record: Path | None,
     *,
+    record: Path | None,
     restarted: bool,
+    linger_s: float,
 ) -> str:
     """Serve until the job is over; return why it failed, or an empty text."""
     from meshmend.cli.job_lines import JobLines
@@ -183,6 +194,9 @@ def _serve(
     )
     try:
         coordinator.serve()
+        if linger_s > 0 and not coordinator.failure:
+            note(f"meshmend: the job is over; the coordinator stays for {linger_s:g} s")
+            coordinator.linger(linger_s)
     finally:
         coordinator.close()
     return coordinator.failure

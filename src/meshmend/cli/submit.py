@@ -2,7 +2,7 @@
 
 import typer
 
-from meshmend.cli import submit_slurm
+from meshmend.cli import submit_kubernetes, submit_slurm
 from meshmend.cli.worker import CONTEXT
 
 app = typer.Typer(
@@ -12,3 +12,4 @@ app = typer.Typer(
     epilog="Start with: meshmend submit slurm --mesh 4x4 --hosts 2x2 train.py",
 )
 app.command("slurm", context_settings=CONTEXT)(submit_slurm.slurm_command)
+submit_kubernetes.register(app)

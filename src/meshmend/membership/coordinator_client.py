@@ -45,10 +45,19 @@ _FLUSH_S: Final = 2.0  # to send what is queued before the thread ends
 
 
 class CoordinatorClient:
-    """Keeps one worker connected to its coordinator; any thread may call any method."""
+    """Keeps one worker connected to its coordinator; any thread may call any method.
 
-    def __init__(self, identity: WorkerIdentity) -> None:
+    `on_status` is called with every status that the worker sets.
+    """
+
+    def __init__(
+        self,
+        identity: WorkerIdentity,
+        *,
+        on_status: Callable[[Status], None] = lambda status: None,
+    ) -> None:
         self._identity = identity
+        self._on_status = on_status
         self._client = MembershipClient(identity)
         self._changed = threading.Condition()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -69,6 +78,7 @@ class CoordinatorClient:
         on_sever: Callable[[Chip], None],
     ) -> None:
         """Ask the coordinator to admit this worker, whose peers connect to `address`."""
+        self._on_status(status)
         with self._changed:
             self._joined_at = time.monotonic()
             self._client.join(address, status, on_change=on_change, on_sever=on_sever)
@@ -85,6 +95,7 @@ class CoordinatorClient:
 
     def tell(self, status: Status) -> None:
         """Send this status to the coordinator; a restarted coordinator gets it in the hello."""
+        self._on_status(status)
         with self._changed:
             self._client.tell(status)
         self._wake()
@@ -95,6 +106,7 @@ class CoordinatorClient:
 
     def note(self, status: Status) -> None:
         """Set the status for the next hello without sending it now."""
+        self._on_status(status)
         with self._changed:
             self._client.status = status
 

@@ -80,10 +80,19 @@ class CoordinatorServer:
     def serve(self) -> None:
         """Serve until all workers have finished and left, or until `stop` is called."""
         while not (self._coordinator.is_done or self._is_stopped):
-            now = time.monotonic()
-            self._handle(self._coordinator.next_wakeup(now) - now)
-            self._coordinator.tick(time.monotonic())
-            self._report_broken()
+            self._turn()
+
+    def linger(self, seconds: float) -> None:
+        """Serve on for this time, to tell a worker that comes late that the job is over."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self._is_stopped:
+            self._turn()
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        self._handle(self._coordinator.next_wakeup(now) - now)
+        self._coordinator.tick(time.monotonic())
+        self._report_broken()
 
     def stop(self) -> None:
         """Make `serve` return soon; any thread may call this."""

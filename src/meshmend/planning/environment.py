@@ -35,6 +35,7 @@ from meshmend.variables import (
     LINK_TIMEOUT,
     MESH,
     PLAN_AHEAD,
+    READY_DIR,
     SECRET,
     SLICES,
     TRANSPORT,
@@ -69,6 +70,7 @@ class Environment:
     link_timeout_s: float = DEFAULT_LINK_TIMEOUT_S
     join_timeout_s: float | None = None
     wait_for_chip_s: float | None = None
+    ready_dir: Path | None = None
 
     def __post_init__(self) -> None:
         mesh = self.settings.mesh if self.settings else None
@@ -98,7 +100,7 @@ class Environment:
         chip = CHIP.value_in(environment) if settings else ""
         board = BOARD.value_in(environment) if settings else ""
         coordinator = COORDINATOR.value_in(environment)
-        folder = JOB_DIR.value_in(environment)
+        folder, ready_folder = JOB_DIR.value_in(environment), READY_DIR.value_in(environment)
         return cls(
             settings=settings,
             chip=_chip(chip) if chip else None,
@@ -112,6 +114,7 @@ class Environment:
             link_timeout_s=_seconds(LINK_TIMEOUT, environment) or DEFAULT_LINK_TIMEOUT_S,
             join_timeout_s=_seconds(JOIN_TIMEOUT, environment),
             wait_for_chip_s=_seconds(WAIT_FOR_CHIP, environment),
+            ready_dir=Path(ready_folder) if ready_folder else None,
         )
 
     def to_environment(self) -> dict[str, str]:
@@ -132,6 +135,7 @@ class Environment:
             LINK_TIMEOUT: repr(self.link_timeout_s),
             JOIN_TIMEOUT: "" if self.join_timeout_s is None else repr(self.join_timeout_s),
             WAIT_FOR_CHIP: "" if self.wait_for_chip_s is None else repr(self.wait_for_chip_s),
+            READY_DIR: str(self.ready_dir) if self.ready_dir else "",
             **_settings_variables(self.settings),
         }
         return {variable.name: text for variable, text in variables.items()}

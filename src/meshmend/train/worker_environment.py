@@ -20,6 +20,7 @@ from meshmend.topology.failures import Chip, board_shape
 from meshmend.topology.mesh import Mesh
 from meshmend.train.exchange import ExchangeSettings
 from meshmend.train.host_planner import PlanAheadSettings, scratch_plan_folder
+from meshmend.train.ready_file import ReadyFile
 from meshmend.variables import CHIP, MESH, SECRET
 
 
@@ -38,6 +39,7 @@ class WorkerEnvironment:
     run_dir: Path | None = None
     faults: tuple[Fault, ...] = ()
     checks: bool = False
+    ready_dir: Path | None = None
 
 
 def worker_environment_from(variables: Mapping[str, str]) -> WorkerEnvironment:
@@ -75,6 +77,7 @@ def worker_environment_from(variables: Mapping[str, str]) -> WorkerEnvironment:
         run_dir=environment.job_dir,
         faults=tuple(parse_fault(text, whole) for text in environment.faults),
         checks=environment.checks,
+        ready_dir=environment.ready_dir,
     )
 
 
@@ -121,6 +124,8 @@ def coordinator_client() -> CoordinatorClient:
 
     Its thread stays in the network namespace in which this process is at the first call.
     """
-    identity = worker_environment().identity
+    environment = worker_environment()
+    identity = environment.identity
     assert identity is not None, "this process trains alone"
-    return CoordinatorClient(identity)
+    ready = ReadyFile(environment.ready_dir, environment.chip)
+    return CoordinatorClient(identity, on_status=ready.update)

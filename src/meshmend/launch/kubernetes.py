@@ -1,0 +1,292 @@
+"""Kubernetes manifests of a job: a coordinator, one pod per host, and what they need.
+
+Makes documents and starts nothing. Kubernetes restarts a container that fails, and recreates a pod
+that is lost, without touching the other pods: the pods belong to one indexed Job, whose restart
+policy is `OnFailure`. The other workers train on meanwhile.
+
+No restart rule by exit code (`podFailurePolicy`) is used, because it needs the restart policy
+`Never`. A failed container then costs a new pod, and a pod on a dead node is not replaced until
+that node is back.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+from meshmend.errors import InputError
+from meshmend.topology.failures import format_shape
+from meshmend.topology.mesh import Mesh, format_wrap
+from meshmend.variables import READY_DIR, SECRET
+
+PORT: Final = 7000
+READY_FOLDER: Final = "/tmp/meshmend-ready"
+SECRET_KEY: Final = "secret"
+
+_RECORD_FOLDER: Final = "/var/lib/meshmend"
+_RECORD_SIZE: Final = "1Gi"  # the smallest volume that most clouds make
+_LOST_NODE_S: Final = 30  # Kubernetes waits 300 s by default before it replaces a lost node's pods
+_GRACE_S: Final = 10  # workers end within 2 s of SIGTERM
+_LINGER_S: Final = 86400  # how long a late pod can still hear that the job is over
+_LONGEST_NAME: Final = 40  # Kubernetes appends up to 23 characters for the name of a pod
+
+_NAME: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_QUANTITY: Final = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|[KMGTPE]i?)?")
+_RESOURCE: Final = re.compile(r"([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class KubernetesJob:
+    """What the manifests of a job need to know.
+
+    `host` is the block of chips that one pod has. `arguments` are what follows the options of
+    `meshmend worker`: the script and its arguments. `resources` are those of one worker pod;
+    `claims` are volume claims and where each is mounted.
+    """
+
+    name: str
+    image: str
+    mesh: Mesh
+    host: tuple[int, ...]
+    arguments: tuple[str, ...]
+    namespace: str = ""
+    secret: str = ""
+    board: tuple[int, ...] | None = None
+    run_dir: str = ""
+    gather_s: float = 600.0
+    max_restarts: int = 1000
+    resources: tuple[tuple[str, str], ...] = ()
+    claims: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_name("--name", self.name, longest=_LONGEST_NAME)
+        _check_name("--namespace", self.namespace or "default")
+        _check_name("--secret", self.secret_name)
+        if not self.image or re.search(r"\s", self.image):
+            raise InputError(f"--image needs the name of an image, but got {self.image!r}")
+        for resource, quantity in self.resources:
+            if not _RESOURCE.fullmatch(resource) or not _QUANTITY.fullmatch(quantity):
+                raise InputError(
+                    f"a resource needs a name and a quantity such as google.com/tpu=4 or "
+                    f"memory=32Gi, but got {resource}={quantity}"
+                )
+        for claim, folder in self.claims:
+            _check_name("--mount", claim)
+            if not folder.startswith("/") or ":" in folder:
+                raise InputError(f"--mount needs CLAIM:/FOLDER, but got {claim}:{folder}")
+
+    @property
+    def n_hosts(self) -> int:
+        """The number of worker pods."""
+        return self.mesh.n_chips // prod(self.host)
+
+    @property
+    def secret_name(self) -> str:
+        """The name of the Secret that holds the job's secret."""
+        return self.secret or f"{self.name}-secret"
+
+
+def jobset_manifests(job: KubernetesJob) -> list[Document]:
+    """Return the manifests of a job as one JobSet with a coordinator and workers.
+
+    The JobSet is complete when all workers are: the coordinator may end before a script has saved
+    its model. No failure restarts the whole set.
+    """
+    replicated = [
+        {"name": "coordinator", "replicas": 1, "template": {"spec": _coordinator_spec(job)}},
+        {"name": "workers", "replicas": 1, "template": {"spec": _worker_spec(job)}},
+    ]
+    spec = {
+        "successPolicy": {"operator": "All", "targetReplicatedJobs": ["workers"]},
+        "failurePolicy": {"maxRestarts": 0},
+        "replicatedJobs": replicated,
+    }
+    jobset = _document(job, "jobset.x-k8s.io/v1alpha2", "JobSet", job.name, spec)
+    return [*_beside(job), jobset]
+
+
+def indexed_job_manifests(job: KubernetesJob) -> list[Document]:
+    """Return the manifests of a job as two Jobs: the coordinator's, and one of all workers."""
+    coordinator = _document(job, "batch/v1", "Job", _coordinator_name(job), _coordinator_spec(job))
+    workers = _document(job, "batch/v1", "Job", job.name, _worker_spec(job))
+    return [*_beside(job), coordinator, workers]
+
+
+def _beside(job: KubernetesJob) -> list[Document]:
+    """Return the volume of the coordinator's record, its service, and the disruption budget."""
+    name = _coordinator_name(job)
+    claim = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": _RECORD_SIZE}},
+    }
+    service = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": _labels(job, "coordinator"),
+        "ports": [{"name": "coordinator", "port": PORT, "protocol": "TCP"}],
+    }
+    # Of pods that belong to a Job, a budget can only say how many must stay.
+    budget = {
+        "minAvailable": job.n_hosts - 1,
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        "selector": {"matchLabels": _labels(job, "worker")},
+    }
+    return [
+        _document(job, "v1", "PersistentVolumeClaim", name, claim),
+        _document(job, "v1", "Service", name, service),
+        _document(job, "policy/v1", "PodDisruptionBudget", f"{job.name}-workers", budget),
+    ]
+
+
+def _coordinator_spec(job: KubernetesJob) -> Document:
+    """Return the spec of the Job that runs the coordinator, with its record on a volume."""
+    command = [
+        *("meshmend", "coordinator", *_mesh_options(job), *_board_options(job)),
+        *("--listen", f"0.0.0.0:{PORT}", "--job", job.name),
+        *("--state", f"{_RECORD_FOLDER}/record.json"),
+        *("--gather", f"{job.gather_s:g}", "--linger", str(_LINGER_S)),
+    ]
+    container = {
+        "name": "coordinator",
+        "image": job.image,
+        "command": command,
+        "env": [_secret_variable(job)],
+        "ports": [{"name": "coordinator", "containerPort": PORT, "protocol": "TCP"}],
+        "readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 5},
+        "volumeMounts": [{"name": "record", "mountPath": _RECORD_FOLDER}],
+    }
+    claim = {"claimName": _coordinator_name(job)}
+    volumes = [{"name": "record", "persistentVolumeClaim": claim}]
+    return _job_spec(job, "coordinator", container, volumes, n_pods=1)
+
+
+def _worker_spec(job: KubernetesJob) -> Document:
+    """Return the spec of the indexed Job whose pod number k has the k-th block of chips."""
+    n_chips = prod(job.host)
+    block = ["agent", "--hosts", format_shape(job.host)] if n_chips > 1 else ["worker"]
+    command = [
+        *("meshmend", *block, *_mesh_options(job), *_board_options(job)),
+        *("--coordinator", f"{_coordinator_name(job)}:{PORT}", "--job", job.name),
+        *("--bind", "$(POD_IP)"),
+        *(("--run-dir", _literal(job.run_dir)) if job.run_dir else ()),
+        *map(_literal, job.arguments),
+    ]
+    pod_ip = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    ready = f'test "$(ls {READY_FOLDER} | wc -l)" -ge {n_chips}'
+    container = {
+        "name": "worker",
+        "image": job.image,
+        "command": command,
+        "env": [pod_ip, _secret_variable(job), {"name": READY_DIR.name, "value": READY_FOLDER}],
+        "readinessProbe": {"exec": {"command": ["sh", "-c", ready]}, "periodSeconds": 5},
+        **_resources(job),
+        **_mounts(job),
+    }
+    volumes = [
+        {"name": f"mount-{number}", "persistentVolumeClaim": {"claimName": claim}}
+        for number, (claim, _) in enumerate(job.claims)
+    ]
+    return _job_spec(job, "worker", container, volumes, n_pods=job.n_hosts)
+
+
+def _job_spec(
+    job: KubernetesJob,
+    component: str,
+    container: Mapping[str, Any],
+    volumes: list[Document],
+    *,
+    n_pods: int,
+) -> Document:
+    tolerations = [
+        {
+            "key": f"node.kubernetes.io/{state}",
+            "operator": "Exists",
+            "effect": "NoExecute",
+            "tolerationSeconds": _LOST_NODE_S,
+        }
+        for state in ("not-ready", "unreachable")
+    ]
+    pod = {
+        "restartPolicy": "OnFailure",
+        "terminationGracePeriodSeconds": _GRACE_S,
+        "tolerations": tolerations,
+        "containers": [dict(container)],
+        **({"volumes": volumes} if volumes else {}),
+    }
+    return {
+        "completionMode": "Indexed",
+        "completions": n_pods,
+        "parallelism": n_pods,
+        "backoffLimit": job.max_restarts,
+        "template": {"metadata": {"labels": _labels(job, component)}, "spec": pod},
+    }
+
+
+def _document(
+    job: KubernetesJob, api_version: str, kind: str, name: str, spec: Document
+) -> Document:
+    namespace = {"namespace": job.namespace} if job.namespace else {}
+    labels = {"app.kubernetes.io/name": "meshmend", "app.kubernetes.io/instance": job.name}
+    metadata = {"name": name, **namespace, "labels": labels}
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def _coordinator_name(job: KubernetesJob) -> str:
+    return f"{job.name}-coordinator"
+
+
+def _labels(job: KubernetesJob, component: str) -> dict[str, str]:
+    return {
+        "app.kubernetes.io/name": "meshmend",
+        "app.kubernetes.io/instance": job.name,
+        "app.kubernetes.io/component": component,
+    }
+
+
+def _mesh_options(job: KubernetesJob) -> tuple[str, ...]:
+    wrap = ("--wrap", format_wrap(job.mesh.wrap)) if any(job.mesh.wrap) else ()
+    return ("--mesh", format_shape(job.mesh.shape), *wrap)
+
+
+def _board_options(job: KubernetesJob) -> tuple[str, ...]:
+    return ("--board", format_shape(job.board)) if job.board else ()
+
+
+def _secret_variable(job: KubernetesJob) -> Document:
+    reference = {"name": job.secret_name, "key": SECRET_KEY}
+    return {"name": SECRET.name, "valueFrom": {"secretKeyRef": reference}}
+
+
+def _resources(job: KubernetesJob) -> Document:
+    """Return what a worker pod requests; CPU has no limit, so that a pod may use idle cores."""
+    if not job.resources:
+        return {}
+    limits = {name: quantity for name, quantity in job.resources if name != "cpu"}
+    requests = dict(job.resources)
+    return {"resources": {"requests": requests, **({"limits": limits} if limits else {})}}
+
+
+def _mounts(job: KubernetesJob) -> Document:
+    if not job.claims:
+        return {}
+    mounts = [
+        {"name": f"mount-{number}", "mountPath": folder}
+        for number, (_, folder) in enumerate(job.claims)
+    ]
+    return {"volumeMounts": mounts}
+
+
+def _literal(argument: str) -> str:
+    """Return an argument so that Kubernetes does not replace `$(NAME)` in it."""
+    return argument.replace("$", "$$")
+
+
+def _check_name(option: str, name: str, *, longest: int = 63) -> None:
+    if not _NAME.fullmatch(name) or len(name) > longest:
+        raise InputError(
+            f"{option} needs lower-case letters, digits and dashes, a letter first, at most "
+            f"{longest} characters, but got {name!r}"
+        )
