@@ -1,0 +1,158 @@
+"""What a scheduler's restarts need: workers that come late, and a probe for those that train."""
+
+import re
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from math import prod
+from pathlib import Path
+
+import pytest
+
+from commanding import Command, commands
+from waiting import until
+
+pytest.importorskip("torch")
+
+from meshmend.launch.kubernetes import READY_FOLDER, KubernetesJob, indexed_job_manifests
+from meshmend.membership.messages import FRESH, Status
+from meshmend.topology.mesh import Mesh
+from meshmend.train.ready_file import ReadyFile
+
+SCRIPT = """
+import os, sys, time, torch
+from meshmend.train import Job
+
+gate = sys.argv[1]
+torch.manual_seed(0)
+inputs = torch.randn(64, 4)
+dataset = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+job = Job(model, optimizer, dataset, batch=8, steps=10)
+for inputs, labels in job:
+    optimizer.zero_grad()
+    loss = torch.nn.functional.mse_loss(model(inputs), labels)
+    loss.backward()
+    job.step(loss)
+    while job.step_number == 5 and not os.path.exists(gate):
+        time.sleep(0.02)
+os.write(1, f"finished {job.step_number}\\n".encode())
+"""
+
+
+class PairOfChips:
+    """A job on a 1x2 mesh that waits in the middle until its gate is opened."""
+
+    def __init__(self, start: Callable[..., Command], folder: Path) -> None:
+        self._start, self._folder = start, folder
+        self.gate, self.ready = folder / "gate", folder / "ready files"
+        (folder / "script.py").write_text(SCRIPT)
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self._endpoint = f"127.0.0.1:{server.getsockname()[1]}"
+        self._secret = {"MESHMEND_SECRET": "only these two chips know it"}
+
+    def coordinator(self, *options: str) -> Command:
+        line = ("coordinator", "--mesh", "1x2", "--board", "1x1", "--listen", self._endpoint)
+        return self._start(
+            "coordinator", *line, "--heartbeat-timeout", "60", *options, **self._secret
+        )
+
+    def worker(self, chip: str, name: str = "") -> Command:
+        line = ("worker", "--mesh", "1x2", "--board", "1x1", "--coordinator", self._endpoint)
+        what = ("--chip", chip, self._folder / "script.py", self.gate)
+        ready = {"MESHMEND_READY_DIR": str(self.ready)}
+        return self._start(name or f"worker {chip}", *line, *what, **self._secret, **ready)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[PairOfChips]:
+    with commands(tmp_path) as start:
+        yield PairOfChips(start, tmp_path)
+
+
+def test_a_worker_that_comes_after_the_end_finishes_too(job: PairOfChips) -> None:
+    """So the pod of a host that came back too late completes, and with it the Job."""
+    coordinator = job.coordinator("--linger", "600")
+    job.gate.touch()
+    workers = [job.worker("0,0"), job.worker("0,1")]
+    assert [worker.end() for worker in workers] == [0, 0], coordinator.err
+    until(lambda: "the job is over; the coordinator stays" in coordinator.err)
+
+    late = job.worker("0,1", "late")
+
+    assert late.end() == 0, late.err
+    assert late.out == "finished 0\n"
+    assert not coordinator.has_ended
+    coordinator.signal(signal.SIGTERM)
+    assert coordinator.end() == 143
+
+
+def test_a_coordinator_that_has_stayed_long_enough_ends(job: PairOfChips) -> None:
+    coordinator = job.coordinator("--linger", "0.1")
+    job.gate.touch()
+    workers = [job.worker("0,0"), job.worker("0,1")]
+
+    assert [worker.end() for worker in workers] == [0, 0], coordinator.err
+    assert coordinator.end() == 0
+    assert coordinator.err.splitlines()[-1] == "meshmend: all workers have finished"
+
+
+def probe_succeeds(folder: Path, host: tuple[int, ...]) -> bool:
+    """Run the readiness probe of a manifest for a pod with this block of chips."""
+    job = KubernetesJob("train", "image", Mesh((1, 2)), host, ("train.py",))
+    container = indexed_job_manifests(job)[-1]["spec"]["template"]["spec"]["containers"][0]
+    command = container["readinessProbe"]["exec"]["command"]
+    assert str(prod(host)) in command[-1]
+    line = [re.sub(re.escape(READY_FOLDER), f"'{folder}'", part) for part in command]
+    return subprocess.run(line, capture_output=True).returncode == 0
+
+
+def test_the_probe_of_a_pod_succeeds_while_all_its_chips_train(job: PairOfChips) -> None:
+    job.ready.mkdir()
+    (job.ready / "0-0").touch()  # left by a worker that was killed
+    first = job.worker("0,0")
+    until(lambda: not (job.ready / "0-0").exists(), why=lambda: first.err)
+    assert not probe_succeeds(job.ready, (1, 1))
+
+    coordinator = job.coordinator()
+    second = job.worker("0,1")
+    until(lambda: probe_succeeds(job.ready, (1, 2)), why=lambda: coordinator.err)
+    second.signal(signal.SIGKILL)
+    again = job.worker("0,1", "again")
+    until(lambda: coordinator.err.count("connected, 2 of 2") == 2, why=lambda: coordinator.err)
+    job.gate.touch()
+
+    assert [worker.end() for worker in (first, again)] == [0, 0], coordinator.err
+
+
+@pytest.mark.parametrize(
+    ("status", "is_ready"),
+    [
+        (Status(generation=0, ready=False, state_version=FRESH), False),  # it has just started
+        (Status(generation=3, ready=True, state_version=2), False),  # it lacks the state
+        (Status(generation=3, ready=False, state_version=3), False),  # it has lost a peer
+        (Status(generation=3, ready=True, state_version=3), True),
+    ],
+)
+def test_a_worker_is_ready_if_it_is_up_to_date_in_its_generation(
+    status: Status, is_ready: bool, tmp_path: Path
+) -> None:
+    file = ReadyFile(tmp_path / "new", (0, 3))
+    file.update(Status(generation=2, ready=True, state_version=2))
+    assert (tmp_path / "new" / "0-3").exists()
+
+    file.update(status)
+
+    assert (tmp_path / "new" / "0-3").exists() == is_ready
+
+
+def test_a_ready_file_that_cannot_be_written_stops_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+
+    ReadyFile(tmp_path / "file", (0, 3)).update(Status(2, True, 2))
+
+    assert "cannot change the ready file" in caplog.text
