@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -211,7 +212,7 @@ def test_prune_keeps_the_newest_complete_ones_and_what_may_still_be_written(tmp_
     fresh, stale = (tmp_path / "step-00000500" / f".{name}.part" for name in ("fresh", "stale"))
     for draft in (fresh, stale):
         draft.write_text("")
-    os.utime(stale, (0, 0))
+    os.utime(stale, (1, 1))
 
     prune(tmp_path, keep=2)
     prune(tmp_path, keep=2)
@@ -223,6 +224,21 @@ def test_prune_keeps_the_newest_complete_ones_and_what_may_still_be_written(tmp_
     ]
     assert fresh.exists()
     assert not stale.exists()
+
+
+@pytest.mark.parametrize("offset_s", [-5 * 3600, 5 * 3600])
+def test_prune_keeps_drafts_of_a_file_server_whose_clock_differs(
+    offset_s: float, tmp_path: Path
+) -> None:
+    save(tmp_path, {}, step=100, n_shards=2)
+    draft = tmp_path / "step-00000100" / ".other.part"
+    draft.write_text("")
+    for path in (draft, draft.parent):
+        os.utime(path, (time.time() + offset_s, time.time() + offset_s))
+
+    prune(tmp_path)
+
+    assert draft.exists()
 
 
 def test_prune_never_deletes_the_last_complete_checkpoint(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ what a state is made of; this module knows files and folders only.
 
 import os
 import shutil
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -136,8 +135,11 @@ def prune(folder: Path, keep: int = 3) -> None:
                 old.rename(old.with_name(f"{_GONE}{uuid4().hex}"))
     for gone in folder.glob(f"{_GONE}*"):
         shutil.rmtree(gone, ignore_errors=True)  # another chip may delete it too
+    # By the clock that stamps the files: the clock of this host may be hours away from that of a
+    # file server, and then the drafts of other chips would look abandoned.
+    now = max((_changed_at(path) for path in folder.glob("step-*")), default=0.0)
     for draft in folder.glob(f"step-*/.*{_DRAFT}"):
-        if _is_stale(draft):
+        if 0.0 < _changed_at(draft) < now - STALE_S:
             draft.unlink(missing_ok=True)
 
 
@@ -163,11 +165,12 @@ def _read(files: list[Path], step: int, on_damage: OnDamage) -> dict[str, Any] |
         return None
 
 
-def _is_stale(draft: Path) -> bool:
+def _changed_at(path: Path) -> float:
+    """Return when a file or folder was last written to, in seconds; 0 if it does not exist."""
     try:
-        return time.time() - draft.stat().st_mtime > STALE_S
-    except FileNotFoundError:
-        return False
+        return path.stat().st_mtime
+    except FileNotFoundError:  # another chip has renamed or deleted it
+        return 0.0
 
 
 def _sync(folder: Path) -> None:

@@ -64,8 +64,13 @@ def _written_at(files: list[Path]) -> int:
         return 0
 
 
+def why_incomplete(folder: Path, step: int) -> str:
+    """Return why a step is not complete; an empty text if it is."""
+    return "" if any(complete_sets(folder, step)) else what_is_missing(folder, step)
+
+
 def what_is_missing(folder: Path, step: int) -> str:
-    """Return why a step is not complete."""
+    """Return why a step that is not complete is not."""
     sets = _shard_files(folder, step)
     if not sets:
         return "it has no shards"

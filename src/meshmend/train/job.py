@@ -29,7 +29,7 @@ from meshmend.membership.messages import FRESH
 from meshmend.topology.failures import Chip
 from meshmend.train import checkpoint
 from meshmend.train.checkpoint import Saving
-from meshmend.train.checkpoint_names import newest_complete
+from meshmend.train.checkpoint_names import newest_complete, step_folder, why_incomplete
 from meshmend.train.exchange import Exchange
 from meshmend.train.fingerprint import fingerprint_of
 from meshmend.train.gradients import Gradients
@@ -107,6 +107,7 @@ class Job:
         self._share: Share | None = None
         self._samples: Indices | None = None  # of the share
         self._reported = 0  # the last generation in which this chip reported a step
+        self._last_save = (0, -1)  # the step and the generation of this chip's last shard
         self._unreadable: set[int] = set()  # steps whose checkpoints turned out to be damaged
         self._self_injection = SelfInjection(self._environment.chip, self._environment.faults)
         if resume is not None:
@@ -272,7 +273,9 @@ class Job:
                 saving.folder, self.state(), step=self.step_number, shard=rank, n_shards=n_live
             )
             if rank == 0:
+                self._check_last_save(saving.folder)
                 checkpoint.prune(saving.folder, keep=saving.keep)
+            self._last_save = self.step_number, self._loop.number if self._loop else 0
         except (InputError, OSError) as error:
             self._report_write_failure("its part of a checkpoint", str(error))
             return
@@ -282,6 +285,21 @@ class Job:
                 self._environment.chip, self.step_number, time.monotonic(), str(saving.folder)
             )
             coordinator_client().report(saved)
+
+    def _check_last_save(self, folder: Path) -> None:
+        """Report a last checkpoint that is not complete though every chip has written its shard.
+
+        All chips of a generation write their shards before they do the next step. So if shards
+        are missing now, they are in other folders of the same name, on the disks of other hosts.
+        """
+        step, generation = self._last_save
+        if self._loop is not None and generation == self._loop.number:
+            if why := why_incomplete(folder, step):
+                where = f"{step_folder(folder, step)}: {why}"
+                advice = "all hosts must see this folder, or no job can resume from it"
+                self._report_write_failure("a whole checkpoint", f"{where}; {advice}")
+            else:
+                self._write_failures.discard("a whole checkpoint")
 
     def _report_write_failure(self, what: str, why: str) -> None:
         """Log and report, once, that something cannot be written; training goes on."""
