@@ -280,7 +280,8 @@ class Job:
             self._report_write_failure("its part of a checkpoint", str(error))
             return
         self._write_failures.discard("its part of a checkpoint")
-        if rank == 0 and self._exchange is not None:
+        is_whole = "a whole checkpoint" not in self._write_failures
+        if rank == 0 and is_whole and self._exchange is not None:
             saved = WorkerSaved(
                 self._environment.chip, self.step_number, time.monotonic(), str(saving.folder)
             )
