@@ -19,7 +19,7 @@ from meshmend.topology.mesh import Mesh
 from meshmend.train.checkpoint_names import newest_complete, steps_in
 from meshmend.train.ledger import audit
 
-# Trains slowly up to the half, waits there for a file on the disk of its host, then hurries.
+# Waits at two steps for a file on the disk of its host.
 SCRIPT = """
 import os, sys, time, torch
 from pathlib import Path
@@ -39,7 +39,7 @@ for inputs, labels in job:
     optimizer.zero_grad()
     loss.backward()
     job.step(loss)
-    while job.step_number == n_steps // 2 and not (disk / "gate").exists():
+    while job.step_number in (40, 70) and not (disk / f"gate-{job.step_number}").exists():
         time.sleep(0.02)
 os.write(1, f"finished {job.step_number} {job.loss:.6f} at {time.time():.0f}\\n".encode())
 """
@@ -90,9 +90,9 @@ class FourHosts:
 
         until(are_connected, why=self.all_said)
 
-    def open_gates(self) -> None:
+    def open_gate(self, step: int) -> None:
         for host in self.hosts.values():
-            host.on_disk("gate").touch()
+            host.on_disk(f"gate-{step}").touch()
 
     def end(self) -> list[int]:
         """Return the exit codes of the last coordinator and the last workers."""
@@ -147,6 +147,7 @@ def test_hosts_without_a_shared_folder_survive_reboots_with_empty_disks(
     assert not job.hosts[1, 0].on_disk("run").exists()
     job.start_worker((1, 0))
     job.wait_until_connected(times=2)
+    job.open_gate(40)
     until(lambda: re.findall(r": (\d) chips from", job.said()) == ["4", "3", "4"], why=job.all_said)
 
     job.hosts[0, 0].lose_power("run/ledger", ledgers)
@@ -154,7 +155,7 @@ def test_hosts_without_a_shared_folder_survive_reboots_with_empty_disks(
     job.start_coordinator()
     job.start_worker((0, 0))
     job.wait_until_connected(times=1)
-    job.open_gates()
+    job.open_gate(70)
 
     assert job.end() == [0] * 5, job.all_said()
     check_ledgers(job, ledgers)
@@ -187,7 +188,8 @@ def test_hosts_whose_clocks_are_hours_apart_train_through_a_death(
     job.hosts[0, 1].boot()
     job.start_worker((0, 1))
     job.wait_until_connected(times=2)
-    job.open_gates()
+    job.open_gate(40)
+    job.open_gate(70)
 
     assert job.end() == [0] * 5, job.all_said()
     check_ledgers(job, ledgers)
