@@ -6,6 +6,9 @@ from typing import Any
 import pytest
 
 from meshmend.cli.main import run_line
+from meshmend.errors import InputError
+from meshmend.launch.host_blocks import own_chips_from
+from meshmend.topology.mesh import Mesh
 
 yaml = pytest.importorskip("yaml")
 
@@ -181,6 +184,38 @@ def test_a_pod_of_one_chip_runs_a_worker_and_a_pod_of_a_block_runs_an_agent(
     assert block[:4] == ["meshmend", "agent", "--hosts", "4x2"]
     assert block[block.index("--board") + 1] == "4x2"
     assert job_specs(documents)["workers"]["completions"] == 2
+
+
+@pytest.mark.parametrize(
+    ("environment", "chips"),
+    [
+        ({"JOB_COMPLETION_INDEX": "0"}, ((0, 0), (0, 1))),
+        ({"JOB_COMPLETION_INDEX": "3"}, ((1, 2), (1, 3))),
+        ({"SLURM_NODEID": "1", "JOB_COMPLETION_INDEX": "3"}, ((0, 2), (0, 3))),
+    ],
+)
+def test_a_host_has_the_block_of_its_number(
+    environment: dict[str, str], chips: tuple[tuple[int, ...], ...]
+) -> None:
+    assert own_chips_from(None, "1x2", environment, Mesh((2, 4))) == chips
+
+
+@pytest.mark.parametrize(
+    ("chips", "hosts", "environment", "match"),
+    [
+        (None, None, {}, "either --chips, .* or --hosts, .*; it got neither"),
+        ("0,0", "1x2", {}, "it got both"),
+        (None, "1x2", {}, "none of SLURM_NODEID, JOB_COMPLETION_INDEX is set"),
+        (None, "1x2", {"JOB_COMPLETION_INDEX": "4"}, "a host of 2x4, from 0 to 3, but it is '4'"),
+        (None, "1x2", {"JOB_COMPLETION_INDEX": "-1"}, "from 0 to 3, but it is '-1'"),
+        (None, "1x3", {"JOB_COMPLETION_INDEX": "0"}, "--hosts needs a block of chips that tiles"),
+    ],
+)
+def test_an_agent_that_does_not_know_its_chips_is_refused(
+    chips: str | None, hosts: str | None, environment: dict[str, str], match: str
+) -> None:
+    with pytest.raises(InputError, match=match):
+        own_chips_from(chips, hosts, environment, Mesh((2, 4)))
 
 
 def test_dollars_of_arguments_are_not_replaced_by_kubernetes(

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ pytest.importorskip("torch")
 from meshmend.launch.kubernetes import READY_FOLDER, KubernetesJob, indexed_job_manifests
 from meshmend.membership.messages import FRESH, Status
 from meshmend.topology.mesh import Mesh
+from meshmend.train.ledger import audit
 from meshmend.train.ready_file import ReadyFile
 
 SCRIPT = """
@@ -97,6 +99,58 @@ def test_a_coordinator_that_has_stayed_long_enough_ends(job: PairOfChips) -> Non
     assert [worker.end() for worker in workers] == [0, 0], coordinator.err
     assert coordinator.end() == 0
     assert coordinator.err.splitlines()[-1] == "meshmend: all workers have finished"
+
+
+def test_the_commands_of_a_manifest_train_through_the_death_of_a_pod(tmp_path: Path) -> None:
+    """What Kubernetes would do is done by hand: variables, the address of the service, a restart.
+
+    Two pods with two chips each; one is killed with all its workers.
+    """
+    job = KubernetesJob(
+        "train",
+        "image",
+        Mesh((2, 2)),
+        (1, 2),
+        (str(tmp_path / "script.py"), str(tmp_path / "gate")),
+        run_dir=str(tmp_path / "run"),
+    )
+    (tmp_path / "script.py").write_text(SCRIPT)
+    *_, coordinator_job, worker_job = indexed_job_manifests(job)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = f"127.0.0.1:{server.getsockname()[1]}"
+    replaced = {
+        "0.0.0.0:7000": here,
+        "train-coordinator:7000": here,
+        "$(POD_IP)": "127.0.0.1",
+        "/var/lib/meshmend/record.json": str(tmp_path / "record.json"),
+    }
+
+    def command_in(document: dict[str, Any]) -> list[str]:
+        command = document["spec"]["template"]["spec"]["containers"][0]["command"]
+        assert command[0] == "meshmend"
+        return [replaced.get(part, part) for part in command[1:]]
+
+    with commands(tmp_path) as start:
+
+        def pod(number: int, name: str) -> Command:
+            variables = {"JOB_COMPLETION_INDEX": str(number), "MESHMEND_READY_DIR": str(ready)}
+            return start(name, *command_in(worker_job), **secret, **variables)
+
+        ready, secret = tmp_path / "ready", {"MESHMEND_SECRET": "what a Secret would hold"}
+        coordinator = start("coordinator", *command_in(coordinator_job), **secret)
+        pods = [pod(number, f"pod {number}") for number in (0, 1)]
+        until(lambda: len(list(ready.glob("*"))) == 4, why=lambda: coordinator.err + pods[0].err)
+        pods[1].signal(signal.SIGKILL)
+        until(lambda: "chip (1, 1) is gone" in coordinator.err, why=lambda: coordinator.err)
+        pods[1] = pod(1, "pod 1 again")
+        until(lambda: coordinator.err.count("connected, 4 of 4") == 2, why=lambda: coordinator.err)
+        (tmp_path / "gate").touch()
+
+        assert [each.end() for each in pods] == [0, 0], coordinator.err
+        until(lambda: "the job is over; the coordinator stays" in coordinator.err)
+        assert all(each.out.count("finished 10") == 2 for each in pods)
+    found = audit(tmp_path / "run" / "ledger")
+    assert (found.steps, found.used, found.lost, found.repeated) == (10, 80, 0, 0)
 
 
 def probe_succeeds(folder: Path, host: tuple[int, ...]) -> bool:

@@ -33,13 +33,22 @@ def agent_command(
     coordinator: CoordinatorOption,
     mesh: MeshOption,
     chips: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--chips",
             metavar="4x2@0,2",
             help="The chips of this host: a block, or one chip such as 0,2.",
         ),
-    ],
+    ] = None,
+    hosts: Annotated[
+        str | None,
+        typer.Option(
+            "--hosts",
+            metavar="4x2",
+            help="Instead of --chips, the block of each host; this one has number SLURM_NODEID or "
+            "JOB_COMPLETION_INDEX.",
+        ),
+    ] = None,
     wrap: WrapOption = "none",
     fail: FailOption = None,
     bind: BindOption = None,
@@ -74,11 +83,17 @@ def agent_command(
     - meshmend agent --coordinator 10.0.0.1:7000 --mesh 4x4 --chips 4x2@0,2 train.py --lr 0.1
     """
     from meshmend.errors import InputError
-    from meshmend.launch.host_blocks import chips_from
+    from meshmend.launch.host_blocks import own_chips_from
 
     begin = mesh_of(mesh, wrap, fail)
-    own_chips = chips_from(chips, begin)
-    from meshmend.launch.hosts import address_toward, board_from, endpoint_from, secret_from
+    own_chips = own_chips_from(chips, hosts, os.environ, begin)
+    from meshmend.launch.hosts import (
+        address_toward,
+        board_from,
+        endpoint_from,
+        ready_dir_from,
+        secret_from,
+    )
 
     endpoint = endpoint_from(coordinator, "--coordinator")
     boards = board_from(board, begin)
@@ -86,7 +101,7 @@ def agent_command(
     if not is_module and not Path(script).is_file():
         raise InputError(f"meshmend agent needs a script, but there is no file {script}")
     address = bind or address_toward(endpoint)
-    warn_if_unanswered(endpoint, secret.encode(), f"the host of {chips} waits")
+    warn_if_unanswered(endpoint, secret.encode(), f"the host of chip {own_chips[0]} waits")
     compile_for_workers()
     from meshmend.launch.one_thread import compute_in_one_thread
 
@@ -106,6 +121,7 @@ def agent_command(
         link_timeout_s=link_timeout,
         join_timeout_s=join_timeout,
         wait_for_chip_s=wait_for_chip,
+        ready_dir=ready_dir_from(os.environ),
     )
     host = HostWorkers(
         variables_of(environment, own_chips),

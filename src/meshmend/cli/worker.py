@@ -108,6 +108,7 @@ def worker_command(
         board_from,
         chip_from,
         endpoint_from,
+        ready_dir_from,
         secret_from,
     )
 
@@ -124,9 +125,7 @@ def worker_command(
     from meshmend.launch.forked_worker import Script
     from meshmend.planning.environment import Environment
     from meshmend.planning.settings import Settings
-    from meshmend.variables import READY_DIR
 
-    ready_dir = READY_DIR.value_in(os.environ)
     environment = Environment(
         Settings(begin, algorithm=algorithm, bind=address, secret=secret),
         chip=own_chip,
@@ -138,7 +137,7 @@ def worker_command(
         link_timeout_s=link_timeout,
         join_timeout_s=join_timeout,
         wait_for_chip_s=wait_for_chip,
-        ready_dir=Path(ready_dir).absolute() if ready_dir else None,
+        ready_dir=ready_dir_from(os.environ),
     )
     os.environ |= environment.to_environment()
     return _run_script(Script(script, tuple(arguments or ()), is_module))

@@ -4,6 +4,8 @@ Knows shapes and numbers. The names and addresses of hosts belong to the schedul
 """
 
 import itertools
+from collections.abc import Mapping
+from typing import Final
 
 from meshmend.errors import InputError, TopologyError
 from meshmend.topology.failures import (
@@ -15,6 +17,9 @@ from meshmend.topology.failures import (
     parse_shape,
 )
 from meshmend.topology.mesh import Mesh
+
+# The variables that hold the number of a host: Slurm's, and that of an indexed job of Kubernetes.
+_HOST_NUMBERS: Final = ("SLURM_NODEID", "JOB_COMPLETION_INDEX")
 
 
 def host_blocks(mesh: Mesh, shape: tuple[int, ...]) -> tuple[Block, ...]:
@@ -60,6 +65,39 @@ def host_shape_from(text: str | None, mesh: Mesh) -> tuple[int, ...]:
 def live_chips_of(block: Block, mesh: Mesh) -> tuple[Chip, ...]:
     """Return the chips of a block that are alive in a mesh, in row-major order."""
     return tuple(chip for chip in block.chips() if chip not in mesh.failed)
+
+
+def own_chips_from(
+    chips: str | None, hosts: str | None, environment: Mapping[str, str], mesh: Mesh
+) -> tuple[Chip, ...]:
+    """Return the live chips of this host: those that `--chips` names, or those of its block.
+
+    `--hosts` is the block of one host. The scheduler numbers the hosts.
+
+    Raises:
+        InputError: neither or both are given, or the scheduler has not numbered this host.
+    """
+    if (chips is None) == (hosts is None):
+        raise InputError(
+            "meshmend agent needs either --chips, the chips of this host, or --hosts, the block of "
+            f"each host; it got {'neither' if chips is None else 'both'}"
+        )
+    if chips is not None:
+        return chips_from(chips, mesh)
+    blocks = host_blocks(mesh, host_shape_from(hosts, mesh))
+    name = next((each for each in _HOST_NUMBERS if environment.get(each)), None)
+    if name is None:
+        raise InputError(
+            f"--hosts needs the number of this host, but none of {', '.join(_HOST_NUMBERS)} is "
+            "set; name its chips with --chips"
+        )
+    number = environment[name]
+    if not number.isdecimal() or int(number) >= len(blocks):
+        raise InputError(
+            f"{name} needs the number of a host of {mesh}, from 0 to {len(blocks) - 1}, but it is "
+            f"{number!r}; name the chips of this host with --chips"
+        )
+    return chips_from(str(blocks[int(number)]), mesh)
 
 
 def chips_from(text: str, mesh: Mesh) -> tuple[Chip, ...]:

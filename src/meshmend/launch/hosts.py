@@ -17,7 +17,7 @@ from meshmend.net.listener import Address
 from meshmend.net.secret import HOW_TO_MAKE, check_secret, secret_in
 from meshmend.topology.failures import Chip, board_shape, format_shape, parse_shape
 from meshmend.topology.mesh import Mesh
-from meshmend.variables import SECRET
+from meshmend.variables import READY_DIR, SECRET
 
 # The variables that hold the number of a task and the count of tasks, the innermost launcher first:
 # torchrun, Slurm, and an indexed job of Kubernetes, which sets no count.
@@ -113,6 +113,12 @@ def board_from(text: str | None, mesh: Mesh) -> tuple[int, ...]:
         like = format_shape((2,) * n_axes)
         raise InputError(f"--board needs a shape for {mesh} such as {like}, but got {text!r}")
     return board
+
+
+def ready_dir_from(environment: Mapping[str, str]) -> Path | None:
+    """Return the folder in which workers keep a file while they train, or None."""
+    folder = READY_DIR.value_in(environment)
+    return Path(folder).absolute() if folder else None
 
 
 def address_toward(endpoint: Address) -> str:
