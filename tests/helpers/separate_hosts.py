@@ -78,10 +78,13 @@ class Host:
         return Path(f"/proc/{self._pid}/root{self.disk}") / name
 
     def collect(self, name: str, goal: Path) -> None:
-        """Copy the files of a folder of this host into a folder of this machine."""
+        """Copy the files of a folder of this host into a folder of this machine.
+
+        Process numbers begin anew with each boot, and with them the names of files.
+        """
         goal.mkdir(exist_ok=True)
         for file in self.on_disk(name).iterdir():
-            shutil.copy(file, goal / file.name)
+            shutil.copy(file, goal / f"{file.stem}.{self._n_boots}{file.suffix}")
 
     def lose_power(self, keep: str, goal: Path) -> None:
         """Kill all processes of the host; copy the files of a folder before the disk is gone."""

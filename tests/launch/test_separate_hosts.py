@@ -128,6 +128,7 @@ def check_ledgers(job: FourHosts, folder: Path) -> None:
     assert not found.split
 
 
+@pytest.mark.slow
 def test_hosts_without_a_shared_folder_survive_reboots_with_empty_disks(
     job: FourHosts, tmp_path: Path
 ) -> None:
@@ -171,10 +172,11 @@ def check_checkpoints(job: FourHosts) -> None:
         assert newest_complete(host.on_disk("checkpoints")) is None
     told = re.findall(r"cannot write a whole checkpoint: .*", job.all_said())
     assert told
-    assert all("it has 1 of 4 shards; shard-" in line for line in told), told
+    assert all(re.search(r"it has 1 of [34] shards; shard-", line) for line in told), told
     assert all("all hosts must see this folder" in line for line in told), told
 
 
+@pytest.mark.slow
 def test_hosts_whose_clocks_are_hours_apart_train_through_a_death(
     job: FourHosts, tmp_path: Path
 ) -> None:
