@@ -64,9 +64,18 @@ def _written_at(files: list[Path]) -> int:
         return 0
 
 
-def why_incomplete(folder: Path, step: int) -> str:
-    """Return why a step is not complete; an empty text if it is."""
-    return "" if any(complete_sets(folder, step)) else what_is_missing(folder, step)
+def why_not_shared(folder: Path, step: int) -> str:
+    """Return why shards of a step that all chips have saved are not seen; empty if all are seen.
+
+    All chips of a generation save their shards before they do the next step. So shards that are
+    missing after that are in a folder of the same name on another host.
+    """
+    if any(complete_sets(folder, step)):
+        return ""
+    return (
+        f"{step_folder(folder, step)}: {what_is_missing(folder, step)}; all hosts must see this "
+        "folder, or no job can resume from it"
+    )
 
 
 def what_is_missing(folder: Path, step: int) -> str:

@@ -29,7 +29,7 @@ from meshmend.membership.messages import FRESH
 from meshmend.topology.failures import Chip
 from meshmend.train import checkpoint
 from meshmend.train.checkpoint import Saving
-from meshmend.train.checkpoint_names import newest_complete, step_folder, why_incomplete
+from meshmend.train.checkpoint_names import newest_complete, why_not_shared
 from meshmend.train.exchange import Exchange
 from meshmend.train.fingerprint import fingerprint_of
 from meshmend.train.gradients import Gradients
@@ -288,19 +288,14 @@ class Job:
             coordinator_client().report(saved)
 
     def _check_last_save(self, folder: Path) -> None:
-        """Report a last checkpoint that is not complete though every chip has written its shard.
-
-        All chips of a generation write their shards before they do the next step. So if shards
-        are missing now, they are in other folders of the same name, on the disks of other hosts.
-        """
+        """Report if this chip does not see all shards of the last checkpoint."""
         step, generation = self._last_save
-        if self._loop is not None and generation == self._loop.number:
-            if why := why_incomplete(folder, step):
-                where = f"{step_folder(folder, step)}: {why}"
-                advice = "all hosts must see this folder, or no job can resume from it"
-                self._report_write_failure("a whole checkpoint", f"{where}; {advice}")
-            else:
-                self._write_failures.discard("a whole checkpoint")
+        if self._loop is None or generation != self._loop.number:
+            return
+        if why := why_not_shared(folder, step):
+            self._report_write_failure("a whole checkpoint", why)
+        else:
+            self._write_failures.discard("a whole checkpoint")
 
     def _report_write_failure(self, what: str, why: str) -> None:
         """Log and report, once, that something cannot be written; training goes on."""
