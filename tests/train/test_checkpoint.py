@@ -19,7 +19,12 @@ from meshmend.train.checkpoint import (
     prune,
     save_shard,
 )
-from meshmend.train.checkpoint_names import complete_steps, newest_complete, steps_in
+from meshmend.train.checkpoint_names import (
+    complete_steps,
+    newest_complete,
+    steps_in,
+    why_not_shared,
+)
 from meshmend.train.shards import packed, shard_of
 from same_bits import is_same
 
@@ -239,6 +244,18 @@ def test_prune_keeps_drafts_of_a_file_server_whose_clock_differs(
     prune(tmp_path)
 
     assert draft.exists()
+
+
+def test_shards_on_the_disks_of_other_hosts_are_missed(tmp_path: Path) -> None:
+    save(tmp_path, {}, step=100, n_shards=2)
+    save_shard(tmp_path, {}, step=200, shard=1, n_shards=2)
+
+    assert why_not_shared(tmp_path, 100) == ""
+    assert why_not_shared(tmp_path, 200) == (
+        f"{tmp_path}/step-00000200: it has 1 of 2 shards; shard-000-of-002.pt is missing; all hosts "
+        "must see this folder, or no job can resume from it"
+    )
+    assert newest_complete(tmp_path) == 100
 
 
 def test_prune_never_deletes_the_last_complete_checkpoint(tmp_path: Path) -> None:
