@@ -252,8 +252,8 @@ def test_shards_on_the_disks_of_other_hosts_are_missed(tmp_path: Path) -> None:
 
     assert why_not_shared(tmp_path, 100) == ""
     assert why_not_shared(tmp_path, 200) == (
-        f"{tmp_path}/step-00000200: it has 1 of 2 shards; shard-000-of-002.pt is missing; all hosts "
-        "must see this folder, or no job can resume from it"
+        f"{tmp_path}/step-00000200: it has 1 of 2 shards; shard-000-of-002.pt is missing; all "
+        "hosts must see this folder, or no job can resume from it"
     )
     assert newest_complete(tmp_path) == 100
 
