@@ -1,0 +1,216 @@
+"""The coordinator of a job on a Ray cluster: a detached actor on the head node.
+
+One thread serves the coordinator, another one keeps every host on a live node. If the actor's
+process dies, Ray starts it again: it listens on the same address, reads from the disk of the head
+node what it must know, and finds the hosts, which have gone on without it.
+"""
+
+import json
+import os
+import shutil
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from socket import socket
+from typing import Final
+
+import ray
+
+from meshmend.errors import InputError, MeshmendError
+from meshmend.launch.host_blocks import live_chips_of
+from meshmend.launch.ray_host import HostSettings
+from meshmend.launch.ray_supervisor import HostSupervisor, Placement, end_hosts, say
+from meshmend.membership import events
+from meshmend.membership.coordinator_server import CoordinatorServer
+from meshmend.membership.job_spec import JobSpec
+from meshmend.net.codec import Codec
+from meshmend.net.listener import Port, listening
+from meshmend.report.event_words import event_words
+from meshmend.topology.failures import Chip
+
+_TICK_S: Final = 0.1
+_LISTEN_S: Final = 30.0  # the kernel frees the port of a dead coordinator well within this time
+_SHOWN: Final = (
+    events.GenerationForming,
+    events.ConnectionRefused,
+    events.WorkerTurnedAway,
+    events.ChipsWaiting,
+    events.StateLost,
+    events.StateRestored,
+    events.JobFailed,
+    events.WriteFailed,
+)
+
+
+@dataclass(frozen=True)
+class RayRecord:
+    """What the next coordinator must know if this one dies, beside the state of the job.
+
+    `outcome` is None while the job runs, empty when it has finished, else why it failed.
+    """
+
+    port: Port
+    outcome: str | None = None
+    placements: tuple[Placement | None, ...] = ()
+
+
+_RECORDS: Final = Codec("the record of a Ray job", {"ray": RayRecord})
+
+
+@dataclass(frozen=True)
+class RayStatus:
+    """How far a job is; `outcome` is None while it runs, empty if it finished, else its failure."""
+
+    coordinator: str
+    step: int
+    generation: int
+    n_connected: int
+    nodes: tuple[str | None, ...]
+    outcome: str | None
+
+
+class RayCoordinator:
+    """The actor; all its methods return at once."""
+
+    def __init__(self, spec: JobSpec, settings: HostSettings, folder: str, port: int) -> None:
+        self._spec = spec
+        self._settings = settings
+        self._folder = Path(folder)
+        self._address = ray.util.get_node_ip_address()
+        self._record = self._load_record() or RayRecord(port)
+        self._connected: frozenset[Chip] = frozenset()
+        self._step = self._generation = 0
+        self._server: CoordinatorServer | None = None
+        self._refusal = ""
+        self._cancelled = threading.Event()
+        self._is_over = threading.Event()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def status(self) -> RayStatus:
+        """Return how far the job is."""
+        record = self._record
+        return RayStatus(
+            coordinator=f"{self._address}:{record.port}",
+            step=self._step,
+            generation=self._generation,
+            n_connected=len(self._connected),
+            nodes=tuple(placement and placement.node for placement in record.placements),
+            outcome=record.outcome if self._is_over.is_set() else None,
+        )
+
+    def cancel(self) -> None:
+        """End the job soon, as failed."""
+        self._cancelled.set()
+        if self._server is not None:
+            self._server.stop()
+
+    def forget(self) -> None:
+        """Delete what this job keeps on disk; call it when the outcome is known."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _run(self) -> None:
+        if self._record.outcome is None:
+            try:
+                outcome = self._serve(self._listen())
+            except MeshmendError as error:
+                outcome = str(error)
+            except Exception as error:  # this thread is the job: its failure is the job's
+                outcome = repr(error)
+            # Before the hosts end: a coordinator that is restarted in between must not begin again.
+            self._save(replace(self._record, outcome=outcome))
+        end_hosts(self._record.placements)
+        self._is_over.set()
+
+    def _listen(self) -> socket:
+        """Return the listening socket: of the port that an earlier coordinator of the job had."""
+        is_first = not self._file.exists()
+        deadline = time.monotonic() + _LISTEN_S
+        while True:
+            try:
+                listener = listening(self._address, self._record.port)
+            except InputError:
+                if is_first or time.monotonic() > deadline:
+                    raise
+                time.sleep(_TICK_S)
+            else:
+                self._save(replace(self._record, port=listener.getsockname()[1]))
+                return listener
+
+    def _serve(self, listener: socket) -> str:
+        """Serve until the job is over; return why it failed, or an empty text."""
+        mesh, settings = self._spec.mesh, self._settings
+        supervisor = HostSupervisor(
+            settings,
+            f"{self._address}:{self._record.port}",
+            [frozenset(live_chips_of(block, mesh)) for block in settings.blocks],
+            placements=self._record.placements,
+            save=lambda placements: self._save(replace(self._record, placements=placements)),
+        )
+        server = CoordinatorServer(
+            listener,
+            settings.secret.encode(),
+            self._spec,
+            record_file=self._folder / "coordinator.json",
+            on_event=self._take,
+        )
+        self._server = server
+        serving = threading.Thread(target=server.serve, daemon=True)
+        serving.start()
+        try:
+            while serving.is_alive() and not (self._cancelled.is_set() or supervisor.is_over):
+                supervisor.tick(self._connected)
+                serving.join(_TICK_S)
+            while not (server.failure or self._cancelled.is_set() or supervisor.is_over):
+                supervisor.watch_end()  # a script may go on after its loop, to save its model say
+                time.sleep(_TICK_S)
+        finally:
+            server.stop()
+            serving.join()
+            supervisor.close()
+            server.close()
+        if self._cancelled.is_set():
+            return "it was cancelled"
+        why = f"{supervisor.failure}; {self._refusal}" if self._refusal else supervisor.failure
+        return server.failure or (why if supervisor.failure else "")
+
+    def _take(self, clock: float, event: events.Event) -> None:
+        """Note what an event changes, and print it if it matters to people."""
+        match event:
+            case events.WorkerArrived():
+                self._connected |= {event.chip}
+            case events.WorkerLeft() | events.WorkerTurnedAway():
+                self._connected -= {event.chip}
+            case events.GenerationBegan():
+                self._generation, self._step = event.number, event.step
+            case events.WorkerStepped():
+                self._step = max(self._step, event.step)
+            case events.ConnectionRefused():
+                self._refusal = event_words(event)
+        if isinstance(event, _SHOWN):
+            say(event_words(event))
+
+    @property
+    def _file(self) -> Path:
+        return self._folder / "ray.json"
+
+    def _load_record(self) -> RayRecord | None:
+        try:
+            record: RayRecord = _RECORDS.decode(json.loads(self._file.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        return record
+
+    def _save(self, record: RayRecord) -> None:
+        """Replace the record, here and on disk; a full disk must not stop a job that trains."""
+        self._record = record
+        draft = self._file.with_suffix(".draft")
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with draft.open("w", encoding="utf-8") as stream:
+                json.dump(_RECORDS.encode(record), stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            draft.replace(self._file)
+        except OSError as error:
+            say(f"the record of the job in {self._folder} cannot be written: {error.strerror}")

@@ -1,0 +1,331 @@
+"""Jobs on a real Ray cluster of several nodes on this machine: what is killed comes back.
+
+Run with `make engines`.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from waiting import until
+
+pytest.importorskip("ray", reason="needs Ray: pip install 'meshmend[ray]'")
+pytest.importorskip("torch")
+
+import ray
+from ray.cluster_utils import Cluster
+
+from meshmend.errors import InputError, JobFailedError
+from meshmend.launch.ray import RayJob, RayRun, attach, submit, train
+from meshmend.topology.failures import Chip
+from meshmend.topology.mesh import Mesh
+from meshmend.train.ledger import audit
+
+pytestmark = pytest.mark.engines
+
+STEPS_AGAIN_S = 2.0  # the others step again so soon after a death
+BACK_S = 10.0  # the chip that died steps again so soon
+
+# Each worker writes a line for each step that counts: the time and the step. The job stops before
+# its last step until the gate is open.
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+import torch
+from meshmend.train import Job
+
+n_steps, folder = int(sys.argv[1]), Path(sys.argv[2])
+gate = folder / "gate"
+torch.manual_seed(0)
+inputs = torch.randn(500, 8)
+dataset = torch.utils.data.TensorDataset(inputs, inputs @ torch.randn(8, 1))
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+job = Job(model, optimizer, dataset, batch=32, steps=n_steps)
+with (folder / f"{os.environ['MESHMEND_CHIP']} {os.getpid()}.steps").open("w", 1) as steps:
+    for inputs, labels in job:
+        loss = torch.nn.functional.mse_loss(model(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        if job.step(loss):
+            steps.write(f"{time.time()} {job.step_number}\\n")
+        if not gate.exists():
+            time.sleep(0.02)
+        while job.step_number == n_steps - 1 and not gate.exists():
+            time.sleep(0.02)
+if job.is_leader:
+    (folder / "finished").write_text(str(job.step_number))
+"""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A job whose workers write down when they step."""
+
+    run: RayRun
+    folder: Path
+    mesh: Mesh
+
+    def steps(self, chip: Chip, after: float = 0.0) -> list[float]:
+        """Return when the workers of a chip finished steps after a time."""
+        name = ",".join(map(str, chip))
+        lines = [
+            line
+            for file in self.folder.glob(f"{name} *.steps")
+            for line in file.read_text().splitlines()
+        ]
+        return sorted(float(line.split()[0]) for line in lines if float(line.split()[0]) > after)
+
+    def pid(self, chip: Chip) -> int:
+        """Return the process of the latest worker of a chip."""
+        files = self.folder.glob(f"{','.join(map(str, chip))} *.steps")
+        newest = max(files, key=lambda file: file.stat().st_mtime)
+        return int(newest.stem.split()[-1])
+
+    def all_step(self, after: float = 0.0, *, without: tuple[Chip, ...] = ()) -> float:
+        """Wait until all chips have stepped after a time; return when the last of them did."""
+        chips = [chip for chip in self.mesh.live if chip not in without]
+        until(lambda: all(self.steps(chip, after) for chip in chips), timeout_s=90, why=self.told)
+        return max(self.steps(chip, after)[0] for chip in chips)
+
+    def finish(self, n_steps: int) -> None:
+        """Let the job end; check that it did, and that every sample was used once."""
+        (self.folder / "gate").touch()
+        self.run.wait()
+        found = audit(self.folder / "run" / "ledger")
+        assert (self.folder / "finished").read_text() == str(n_steps)
+        assert (found.steps, found.used) == (n_steps, n_steps * 32)
+        assert (found.lost, found.repeated) == (0, 0)
+        assert not found.split
+
+    def told(self) -> str:
+        return repr(self.run.status())
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head node without CPUs, and four nodes."""
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": 80 << 20},
+    )
+    for _ in range(4):
+        add_node(cluster)
+    ray.init(address=cluster.address, logging_level="ERROR")
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def add_node(cluster: Any) -> Any:
+    return cluster.add_node(num_cpus=4, object_store_memory=80 << 20)
+
+
+@pytest.fixture
+def start(cluster: Any, tmp_path: Path) -> Iterator[Callable[..., Watched]]:
+    """Return what starts a job whose workers write down their steps; it is cancelled at the end."""
+    script = tmp_path / "train it.py"
+    script.write_text(SCRIPT)
+    jobs: list[Watched] = []
+
+    def start_job(shape: tuple[int, ...], n_steps: int, **options: Any) -> Watched:
+        mesh = Mesh(shape)
+        run = submit(
+            RayJob(
+                mesh,
+                script,
+                (str(n_steps), str(tmp_path)),
+                run_dir=tmp_path / "run",
+                name=f"job-{tmp_path.name}",
+                **options,
+            )
+        )
+        jobs.append(Watched(run, tmp_path, mesh))
+        return jobs[-1]
+
+    yield start_job
+    for job in jobs:
+        if job.run.name in [each["name"] for each in ray.util.list_named_actors(True)]:
+            job.run.cancel()
+
+
+def test_a_killed_worker_is_back_at_once_and_a_killed_coordinator_is_missed_by_nobody(
+    start: Callable[..., Watched],
+) -> None:
+    job = start((2, 2), 3000, hosts=(1, 2), board=(1, 1))
+    job.all_step()
+    killed = kill(job.pid((0, 1)))
+    again = job.all_step(killed, without=((0, 1),)) - killed
+    back = job.all_step(killed) - killed
+    coordinators = ray_processes("RayCoordinator")
+    lost = kill(*coordinators)
+    job.all_step(lost)
+    status = job.run.status()
+    until(lambda: job.run.status().n_connected == 4, timeout_s=60, why=job.told)
+    print(f"worker killed: others step after {again:.2f} s, it after {back:.2f} s")
+
+    assert len(coordinators) == 1
+    assert status.outcome is None
+    assert again < STEPS_AGAIN_S
+    assert back < BACK_S
+    job.finish(3000)
+
+
+def test_a_killed_host_is_back_on_its_node(start: Callable[..., Watched]) -> None:
+    job = start((2, 2), 3000, hosts=(1, 2), board=(1, 1))
+    job.all_step()
+    host = psutil.Process(job.pid((1, 0))).parent().parent()
+    assert "RayHost" in host.name() + " ".join(host.cmdline())
+    nodes = job.run.status().nodes
+    killed = kill(host.pid)
+    again = job.all_step(killed, without=((1, 0), (1, 1))) - killed
+    back = job.all_step(killed) - killed
+    print(f"host's actor killed: others step after {again:.2f} s, its chips after {back:.2f} s")
+
+    assert again < STEPS_AGAIN_S
+    assert back < BACK_S
+    assert job.run.status().nodes == nodes
+    job.finish(3000)
+
+
+def test_a_killed_node_is_replaced_by_a_new_one(
+    cluster: Any, start: Callable[..., Watched]
+) -> None:
+    job = start((4, 4), 4000, hosts=(2, 2))
+    job.all_step()
+    lost = ((0, 2), (0, 3), (1, 2), (1, 3))
+    before = job.run.status().nodes
+    killed = kill_node(cluster, before[1])
+    again = job.all_step(killed, without=lost) - killed
+    add_node(cluster)
+    added = time.time()
+    back = job.all_step(added) - added
+    after = job.run.status().nodes
+    print(f"node killed: others step after {again:.2f} s, its chips {back:.2f} s after a new node")
+
+    assert again < STEPS_AGAIN_S
+    assert back < BACK_S
+    assert after[1] != before[1]
+    assert (after[0], after[2], after[3]) == (before[0], before[2], before[3])
+    job.finish(4000)
+
+
+def test_a_killed_node_is_replaced_by_a_spare_one_at_once(
+    cluster: Any, start: Callable[..., Watched]
+) -> None:
+    job = start((2, 2), 3000, hosts=(1, 2))
+    job.all_step()
+    killed = kill_node(cluster, job.run.status().nodes[0])
+    back = job.all_step(killed) - killed
+    add_node(cluster)
+    print(f"node killed: its chips step on a spare node after {back:.2f} s")
+
+    assert back < BACK_S
+    job.finish(3000)
+
+
+def test_a_function_trains_and_its_error_ends_the_job(cluster: Any, tmp_path: Path) -> None:
+    """The job ends with an error that says where; the loop's own traceback is in Ray's log."""
+
+    def fails() -> None:
+        raise ZeroDivisionError("this loop is broken")
+
+    def writes() -> None:
+        (tmp_path / os.environ["MESHMEND_CHIP"]).touch()
+        raise InputError("this loop cannot begin")
+
+    with pytest.raises(JobFailedError, match=r"the agent of host 0 \(chips 1x2@0,0\) ended with"):
+        train("1x2", writes, name="writes")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0,0", "0,1"]
+    with pytest.raises(JobFailedError, match="job 'fails' did not finish: the agent of host 0"):
+        train("1x1", fails, name="fails")
+
+
+def test_a_job_outlives_the_process_that_started_it(cluster: Any, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    program = (
+        "import sys, ray\n"
+        "from meshmend.launch.ray import RayJob, submit\n"
+        "from meshmend.topology.mesh import Mesh\n"
+        "ray.init(address=sys.argv[1], logging_level='ERROR', log_to_driver=False)\n"
+        "submit(RayJob(Mesh((1, 2)), sys.argv[2], ('500', sys.argv[3]), name='outlives'))\n"
+    )
+    line = (sys.executable, "-c", program, cluster.address, tmp_path / "train.py", tmp_path)
+    subprocess.run(line, check=True)
+    run = attach("outlives")
+    with pytest.raises(InputError, match="a job of the name 'outlives' is on this Ray cluster"):
+        submit(RayJob(Mesh((1, 2)), tmp_path / "train.py", name="outlives"))
+    (tmp_path / "gate").touch()
+    run.wait()
+
+    assert (tmp_path / "finished").read_text() == "500"
+    with pytest.raises(InputError, match="no job of the name 'outlives'"):
+        attach("outlives")
+
+
+def test_a_cancelled_job_leaves_no_process_and_its_secret_is_in_no_command_and_no_log(
+    start: Callable[..., Watched],
+) -> None:
+    job = start((2, 2), 3000, hosts=(1, 2), board=(1, 1))
+    job.all_step()
+    pids = [job.pid(chip) for chip in job.mesh.live]
+    secret = psutil.Process(pids[0]).environ()["MESHMEND_SECRET"]
+    commands = [" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])]
+    job.run.cancel()
+    until(lambda: not any(map(psutil.pid_exists, pids)), timeout_s=10)
+    logs = Path(ray._private.worker.global_worker.node.get_logs_dir_path()).glob("*")
+
+    assert len(secret) == 64
+    assert not any(secret in command for command in commands)
+    assert not any(secret in file.read_text(errors="replace") for file in logs if file.is_file())
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"hosts": "3x1"}, "--hosts needs a block of chips that tiles the mesh 2x2, but got 3x1"),
+        ({"hosts": "two"}, "hosts need a block of chips such as 2x2, but got 'two'"),
+        ({"name": "a job"}, "a job needs a name of letters, digits, .* but got 'a job'"),
+        ({"resources": {"CPU": 0}}, "each above 0, but got {'CPU': 0}"),
+        ({"loop": "/nowhere/train.py"}, "a job needs a script, but there is no file /nowhere"),
+        ({"arguments": ("--lr",)}, "a function gets no arguments"),
+        ({"mesh": "2by2"}, "--mesh needs positive extents"),
+    ],
+)
+def test_a_job_that_cannot_be_is_refused_before_anything_starts(
+    options: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(InputError, match=match):
+        train(options.pop("mesh", "2x2"), options.pop("loop", print), **options)
+
+
+def kill(*pids: int) -> float:
+    """Kill processes and return when."""
+    killed = time.time()
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    return killed
+
+
+def kill_node(cluster: Any, node_id: str | None) -> float:
+    """Kill all processes of a node at once, as a power failure does; return when."""
+    (node,) = [each for each in cluster.worker_nodes if each.node_id == node_id]
+    raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+    killed = kill(raylet.pid, *(child.pid for child in raylet.children(recursive=True)))
+    cluster.remove_node(node, allow_graceful=False)
+    return killed
+
+
+def ray_processes(actor: str) -> list[int]:
+    """Return the processes of all actors of a class."""
+    found = psutil.process_iter(["cmdline"])
+    return [each.pid for each in found if f"ray::{actor}" in " ".join(each.info["cmdline"] or ())]

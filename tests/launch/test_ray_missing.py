@@ -1,0 +1,22 @@
+"""Without Ray, `meshmend.launch.ray` says in one line what to install."""
+
+import subprocess
+import sys
+
+
+def test_without_ray_the_module_says_what_to_install() -> None:
+    program = (
+        "import sys\n"
+        "sys.modules['ray'] = None\n"
+        "from meshmend.errors import InputError\n"
+        "try:\n"
+        "    import meshmend.launch.ray\n"
+        "except InputError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    assert done.stderr == ""
+    assert done.stdout == (
+        "meshmend.launch.ray needs Ray, but it is not installed; run: pip install 'meshmend[ray]'\n"
+    )
