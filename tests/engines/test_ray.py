@@ -4,6 +4,7 @@ Run with `make engines`.
 """
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -18,6 +19,8 @@ import pytest
 
 from waiting import until
 
+# Ray's own secret of the cluster: read at its import, and else made in the home folder.
+os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 pytest.importorskip("ray", reason="needs Ray: pip install 'meshmend[ray]'")
 pytest.importorskip("torch")
 

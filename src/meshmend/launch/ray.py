@@ -26,6 +26,7 @@ except ModuleNotFoundError:
         "meshmend.launch.ray needs Ray, but it is not installed; run: pip install 'meshmend[ray]'"
     ) from None
 
+from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from meshmend.launch.host_blocks import host_blocks, live_chips_of
@@ -43,6 +44,7 @@ from meshmend.topology.text import mesh_words, parse_mesh
 Loop = str | Path | Callable[[], object]
 
 _POLL_S: Final = 0.2
+_JOIN_TIMEOUT_S: Final = 60.0  # Ray restarts a coordinator within a few seconds
 _ONE_CPU: Final = {"CPU": 1.0}
 
 
@@ -111,10 +113,13 @@ class RayRun:
         Raises:
             JobFailedError: it failed, or was cancelled.
         """
-        while (outcome := self.status().outcome) is None:
-            time.sleep(_POLL_S)
-        ray.get(self.actor.forget.remote())
-        ray.kill(self.actor, no_restart=True)
+        try:
+            while (outcome := self.status().outcome) is None:
+                time.sleep(_POLL_S)
+            ray.get(self.actor.forget.remote())
+            ray.kill(self.actor, no_restart=True)
+        except RayActorError:
+            outcome = "its coordinator is gone: the head node died, or another process waited too"
         if outcome:
             raise JobFailedError(f"job {self.name!r} did not finish: {outcome}")
 
@@ -233,8 +238,9 @@ def _agent_options(job: RayJob) -> tuple[str, ...]:
         options += ["--board", format_shape(job.board)]
     if job.run_dir is not None:
         options += ["--run-dir", str(job.run_dir.absolute())]
-    link_timeout = ("--link-timeout", str(job.timing.link_timeout_s))
-    return (*options, "--algorithm", job.algorithm, *link_timeout)
+    options += ["--link-timeout", str(job.timing.link_timeout_s)]
+    options += ["--join-timeout", str(_JOIN_TIMEOUT_S)]
+    return (*options, "--algorithm", job.algorithm)
 
 
 def _script_path(script: str | Path) -> str:

@@ -80,7 +80,7 @@ class RayCoordinator:
         self._address = ray.util.get_node_ip_address()
         self._record = self._load_record() or RayRecord(port)
         self._connected: frozenset[Chip] = frozenset()
-        self._step = self._generation = 0
+        self._step = self._highest = self._generation = 0
         self._server: CoordinatorServer | None = None
         self._refusal = ""
         self._cancelled = threading.Event()
@@ -130,7 +130,7 @@ class RayCoordinator:
             try:
                 listener = listening(self._address, self._record.port)
             except InputError:
-                if is_first or time.monotonic() > deadline:
+                if is_first or time.monotonic() > deadline or self._cancelled.is_set():
                     raise
                 time.sleep(_TICK_S)
             else:
@@ -159,20 +159,24 @@ class RayCoordinator:
         serving.start()
         try:
             while serving.is_alive() and not (self._cancelled.is_set() or supervisor.is_over):
-                supervisor.tick(self._connected)
+                supervisor.tick(self._connected, self._highest)
                 serving.join(_TICK_S)
-            while not (server.failure or self._cancelled.is_set() or supervisor.is_over):
-                supervisor.watch_end()  # a script may go on after its loop, to save its model say
-                time.sleep(_TICK_S)
         finally:
             server.stop()
             serving.join()
-            supervisor.close()
             server.close()
+            supervisor.close()
+        while not (server.failure or self._cancelled.is_set() or supervisor.is_over):
+            supervisor.watch_end()  # a script may go on after its loop, to save its model say
+            time.sleep(_TICK_S)
+        return self._outcome(server.failure, supervisor.failure)
+
+    def _outcome(self, server_failure: str, host_failure: str) -> str:
         if self._cancelled.is_set():
             return "it was cancelled"
-        why = f"{supervisor.failure}; {self._refusal}" if self._refusal else supervisor.failure
-        return server.failure or (why if supervisor.failure else "")
+        if host_failure and self._refusal:
+            host_failure = f"{host_failure}; {self._refusal}"
+        return server_failure or host_failure
 
     def _take(self, clock: float, event: events.Event) -> None:
         """Note what an event changes, and print it if it matters to people."""
@@ -185,6 +189,7 @@ class RayCoordinator:
                 self._generation, self._step = event.number, event.step
             case events.WorkerStepped():
                 self._step = max(self._step, event.step)
+                self._highest = max(self._highest, event.step)
             case events.ConnectionRefused():
                 self._refusal = event_words(event)
         if isinstance(event, _SHOWN):

@@ -70,7 +70,7 @@ class RayHost:
         return self._code
 
     def _run(self, command: tuple[str, ...], secret: str) -> None:
-        tied = [sys.executable, "-c", _TIED_COMMAND, str(os.getpid()), *command]
+        tied = [sys.executable, "-P", "-c", _TIED_COMMAND, str(os.getpid()), *command]
         self._code = subprocess.Popen(tied, env={**os.environ, SECRET.name: secret}).wait()
 
 

@@ -1,7 +1,8 @@
 """Keeps every host of a job on a live node of a Ray cluster.
 
-A host whose node is lost gets another node, as soon as the cluster has one. Ray itself restarts
-the actor of a host whose process died on a live node. This module knows no messages of the job:
+A host whose node is lost gets another node, as soon as the cluster has one. So does a host whose
+agent failed, such as one with a broken accelerator. Ray itself restarts the actor of a host whose
+process died on a live node. This module knows no messages of the job:
 its caller says which chips are connected.
 """
 
@@ -46,6 +47,8 @@ class _Host:
     asked_node: float = 0.0
     is_lost: bool = False
     code: int | None = None
+    failed_at: int | None = None  # the job's step when its agent failed last
+    avoided: frozenset[str] = frozenset()  # the node where it failed
 
 
 class HostSupervisor:
@@ -73,6 +76,7 @@ class HostSupervisor:
         self._n_started = 0
         self._said_at = time.monotonic()
         self._is_ending = False
+        self._step = 0
         self.failure = ""
         for host, placement in zip(self._hosts, placements, strict=False):
             if placement is not None:
@@ -86,9 +90,10 @@ class HostSupervisor:
             host.code is not None or (self._is_ending and host.is_lost) for host in self._hosts
         )
 
-    def tick(self, connected: Collection[Chip]) -> None:
-        """Do what is due while these chips are connected."""
+    def tick(self, connected: Collection[Chip], step: int) -> None:
+        """Do what is due while these chips are connected and the job has come to this step."""
         now = time.monotonic()
+        self._step = step
         for host in self._hosts:
             if not host.chips.isdisjoint(connected):
                 host.is_lost = False
@@ -134,15 +139,32 @@ class HostSupervisor:
 
     def _take_answer(self, number: int, host: _Host) -> None:
         try:
-            host.code = ray.get(host.question)
+            code = ray.get(host.question)
         except (ActorDiedError, ActorUnschedulableError) as error:
             host.is_lost = True
             if getattr(error, "actor_init_failed", False):
                 self.failure = f"{self._name(number)} cannot be started: {error}"
+            return
         except RayError:  # the actor is being restarted, or its node is lost
             return
-        if host.code:
-            self.failure = f"the agent of {self._name(number)} ended with exit code {host.code}"
+        if code:
+            self._take_failure(number, host, code)
+        else:
+            host.code = code
+
+    def _take_failure(self, number: int, host: _Host, code: int) -> None:
+        """Let a host whose agent failed try again, unless the whole job fails.
+
+        It fails before its first step, after its last, and when all hosts failed at the same step.
+        """
+        why = f"the agent of {self._name(number)} ended with exit code {code}"
+        host.failed_at = self._step
+        is_hopeless = all(each.failed_at == self._step for each in self._hosts)
+        if not self._step or self._is_ending or is_hopeless:
+            self.failure = why
+            return
+        say(f"{why}; it tries again, on another node if there is one")
+        host.is_lost, host.avoided = True, frozenset([_node(host)])
 
     def _ask_nodes(self, connected: Collection[Chip], now: float) -> None:
         """Learn which hosts without a connected chip have lost their nodes."""
@@ -177,6 +199,9 @@ class HostSupervisor:
         hosts = tuple(homeless if is_first else homeless[:1])
         taken = {_node(host) for host in self._hosts if host.placement and not host.is_lost}
         gone = lost_nodes({_node(host) for host in self._hosts if host.is_lost}, within_s=_ANSWER_S)
+        for number in hosts:  # where it failed, it tries again only if no other node is found
+            gone |= self._hosts[number].avoided
+            self._hosts[number].avoided = frozenset()
         is_strict = self._settings.is_strict
         self._reservation = reserve(
             hosts,
