@@ -95,7 +95,7 @@ class RayCoordinator:
             step=self._step,
             generation=self._generation,
             n_connected=len(self._connected),
-            nodes=tuple(placement and placement.node for placement in record.placements),
+            nodes=tuple(each.node if each else None for each in record.placements),
             outcome=record.outcome if self._is_over.is_set() else None,
         )
 

@@ -16,11 +16,12 @@ from typing import Any, Final
 import ray
 from ray.exceptions import ActorDiedError, ActorUnschedulableError, RayError
 
+from meshmend.draw.frame import counted
 from meshmend.launch.ray_host import NAMESPACE, HostSettings, start_host
 from meshmend.launch.ray_nodes import Reservation, lost_nodes, reserve
 from meshmend.topology.failures import Chip
 
-_ASK_NODE_S: Final = 0.5  # between two questions to the node of a host without a connected chip
+_ASK_NODE_S: Final = 0.2  # between two questions to the node of a host without a connected chip
 _ANSWER_S: Final = 1.0  # a node that has not answered by then is lost
 _ASK_AGENT_S: Final = 1.0
 _RENEW_S: Final = 5.0  # a node that was lost may be back, so a reservation is made anew
@@ -247,7 +248,7 @@ class HostSupervisor:
             each = ", ".join(
                 f"{amount:g} {kind}" for kind, amount in self._settings.resources.items()
             )
-            say(f"waiting for {n_hosts} more nodes of the Ray cluster with {each} each")
+            say(f"waiting for {counted(n_hosts, 'node')} of the Ray cluster with {each} each")
 
     def _name(self, number: int) -> str:
         return f"host {number} (chips {self._settings.blocks[number]})"
@@ -263,7 +264,8 @@ def end_hosts(placements: Collection[Placement | None]) -> None:
 
 def say(line: str) -> None:
     """Print a line, which Ray shows to the user who started the job."""
-    print(f"meshmend: {line}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"meshmend: {line}\n")  # in one piece: several threads print
+    sys.stderr.flush()
 
 
 def _actor(placement: Placement) -> Any:
