@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from planners import is_running
 from waiting import until
 
 # Ray's own secret of the cluster: read at its import, and else made in the home folder.
@@ -206,7 +207,7 @@ def test_a_killed_host_is_back_on_its_node(start: Callable[..., Watched]) -> Non
     lost = ((1, 0), (1, 1))
     workers = [job.pid(chip) for chip in lost]
     killed = kill(host.pid)
-    until(lambda: not any(map(psutil.pid_exists, workers)), timeout_s=10)
+    until(lambda: not any(map(is_running, workers)), timeout_s=10)
     again = job.all_step(time.time(), without=lost) - killed
     back = job.all_step(killed, new=lost) - killed
     print(f"host's actor killed: others step after {again:.2f} s, its chips after {back:.2f} s")
@@ -325,7 +326,7 @@ def test_a_cancelled_job_leaves_no_process_and_its_secret_is_in_no_command_and_n
     secret = psutil.Process(pids[0]).environ()["MESHMEND_SECRET"]
     commands = [" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])]
     job.run.cancel()
-    until(lambda: not any(map(psutil.pid_exists, pids)), timeout_s=10)
+    until(lambda: not any(map(is_running, pids)), timeout_s=10)
     logs = Path(ray._private.worker.global_worker.node.get_logs_dir_path()).glob("*")
 
     assert len(secret) == 64
