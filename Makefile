@@ -26,8 +26,10 @@ test: check
 slow: $(INSTALLED)
 	$(BIN)/pytest --numprocesses 2 -m slow
 
-# Jobs under a real Slurm: one test at a time, because they measure how long a recovery takes.
+# Jobs under a real Slurm and a real Ray: one test at a time, because they measure how long a
+# recovery takes.
 engines: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
 	$(BIN)/pytest -m engines -rs tests/engines
 
 bench: $(INSTALLED)
