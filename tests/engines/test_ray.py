@@ -50,13 +50,16 @@ from meshmend.train import Job
 
 n_steps, folder = int(sys.argv[1]), Path(sys.argv[2])
 gate = folder / "gate"
+chip = os.environ["MESHMEND_CHIP"]
+if (folder / f"broken {chip}").exists():
+    raise OSError("this chip is broken")
 torch.manual_seed(0)
 inputs = torch.randn(500, 8)
 dataset = torch.utils.data.TensorDataset(inputs, inputs @ torch.randn(8, 1))
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 job = Job(model, optimizer, dataset, batch=32, steps=n_steps)
-with (folder / f"{os.environ['MESHMEND_CHIP']} {os.getpid()}.steps").open("w", 1) as steps:
+with (folder / f"{chip} {os.getpid()}.steps").open("w", 1) as steps:
     for inputs, labels in job:
         loss = torch.nn.functional.mse_loss(model(inputs), labels)
         optimizer.zero_grad()
@@ -270,6 +273,23 @@ def test_a_node_and_the_coordinator_that_are_killed_together_come_back(
 
     assert after[:2] == before[:2]
     assert after[2] != before[2]
+    job.finish(900)
+
+
+def test_a_host_that_fails_alone_tries_again_on_another_node(
+    start: Callable[..., Watched],
+) -> None:
+    job = start((1, 2), 900, hosts=(1, 1), board=(1, 1))
+    job.all_step()
+    before = job.run.status().nodes
+    (job.folder / "broken 0,1").touch()
+    kill(job.pid((0, 1)))
+    until(lambda: job.run.status().nodes[1] != before[1], timeout_s=120, why=job.told)
+    (job.folder / "broken 0,1").unlink()
+    mended = time.time()
+    job.all_step(mended, new=((0, 1),))
+
+    assert job.run.status().nodes[0] == before[0]
     job.finish(900)
 
 

@@ -20,7 +20,7 @@ import ray
 from meshmend.errors import InputError, MeshmendError
 from meshmend.launch.host_blocks import live_chips_of
 from meshmend.launch.ray_host import HostSettings
-from meshmend.launch.ray_supervisor import HostSupervisor, Placement, end_hosts, say
+from meshmend.launch.ray_supervisor import HostPlacement, HostSupervisor, end_hosts, say
 from meshmend.membership import events
 from meshmend.membership.coordinator_server import CoordinatorServer
 from meshmend.membership.job_spec import JobSpec
@@ -30,6 +30,7 @@ from meshmend.report.event_words import event_words
 from meshmend.topology.failures import Chip
 
 _TICK_S: Final = 0.1
+_RAY_PAUSE_S: Final = 5.0
 _LISTEN_S: Final = 30.0  # the kernel frees the port of a dead coordinator well within this time
 _SHOWN: Final = (
     events.GenerationForming,
@@ -52,7 +53,7 @@ class RayRecord:
 
     port: Port
     outcome: str | None = None
-    placements: tuple[Placement | None, ...] = ()
+    placements: tuple[HostPlacement | None, ...] = ()
 
 
 _RECORDS: Final = Codec("the record of a Ray job", {"ray": RayRecord})
@@ -159,7 +160,7 @@ class RayCoordinator:
         serving.start()
         try:
             while serving.is_alive() and not (self._cancelled.is_set() or supervisor.is_over):
-                supervisor.tick(self._connected, self._highest)
+                self._tick(supervisor)
                 serving.join(_TICK_S)
         finally:
             server.stop()
@@ -170,6 +171,14 @@ class RayCoordinator:
             supervisor.watch_end()  # a script may go on after its loop, to save its model say
             time.sleep(_TICK_S)
         return self._outcome(server.failure, supervisor.failure)
+
+    def _tick(self, supervisor: HostSupervisor) -> None:
+        """Keep the hosts on live nodes; if Ray does not answer, training goes on without."""
+        try:
+            supervisor.tick(self._connected, self._highest)
+        except Exception as error:  # of Ray's many kinds, none may end a job that trains
+            say(f"Ray does not answer ({error!r}); hosts that are lost are not replaced meanwhile")
+            self._cancelled.wait(_RAY_PAUSE_S)
 
     def _outcome(self, server_failure: str, host_failure: str) -> str:
         if self._cancelled.is_set():

@@ -29,7 +29,7 @@ _SAY_S: Final = 30.0  # between two lines that say that nodes are missing
 
 
 @dataclass(frozen=True)
-class Placement:
+class HostPlacement:
     """Where a host is: the name of its actor, and the number of the actor's node."""
 
     actor: str
@@ -41,7 +41,7 @@ class _Host:
     """A host as its supervisor sees it; `question` asks its actor whether the agent has ended."""
 
     chips: frozenset[Chip]
-    placement: Placement | None = None
+    placement: HostPlacement | None = None
     handle: Any = None
     question: Any = None
     asked_agent: float = 0.0
@@ -66,8 +66,8 @@ class HostSupervisor:
         coordinator: str,
         hosts: Collection[frozenset[Chip]],
         *,
-        placements: Collection[Placement | None],
-        save: Callable[[tuple[Placement | None, ...]], None],
+        placements: Collection[HostPlacement | None],
+        save: Callable[[tuple[HostPlacement | None, ...]], None],
     ) -> None:
         self._settings = settings
         self._save = save
@@ -117,7 +117,7 @@ class HostSupervisor:
         if self._reservation is not None:
             self._reservation.cancel()
 
-    def _find(self, host: _Host, placement: Placement) -> None:
+    def _find(self, host: _Host, placement: HostPlacement) -> None:
         """Take over the actor that an earlier supervisor started, if it exists."""
         if (handle := _actor(placement)) is not None:
             host.handle, host.placement = handle, placement
@@ -165,6 +165,8 @@ class HostSupervisor:
             self.failure = why
             return
         say(f"{why}; it tries again, on another node if there is one")
+        end_hosts([host.placement])  # else it would keep the resources of its node
+        host.handle = None
         host.is_lost, host.avoided = True, frozenset([_node(host)])
 
     def _ask_nodes(self, connected: Collection[Chip], now: float) -> None:
@@ -233,7 +235,7 @@ class HostSupervisor:
         end_hosts([host.placement])
         self._n_started += 1
         name = f"{self._settings.name} host {number} #{self._n_started}"
-        host.placement = Placement(name, node)
+        host.placement = HostPlacement(name, node)
         host.is_lost, host.question = False, None
         host.asked_node = time.monotonic()
         self._save(tuple(each.placement for each in self._hosts))
@@ -254,7 +256,7 @@ class HostSupervisor:
         return f"host {number} (chips {self._settings.blocks[number]})"
 
 
-def end_hosts(placements: Collection[Placement | None]) -> None:
+def end_hosts(placements: Collection[HostPlacement | None]) -> None:
     """Kill the actors of these hosts for good; their agents and workers die with them."""
     for placement in placements:
         if placement is not None and (handle := _actor(placement)) is not None:
@@ -268,7 +270,7 @@ def say(line: str) -> None:
     sys.stderr.flush()
 
 
-def _actor(placement: Placement) -> Any:
+def _actor(placement: HostPlacement) -> Any:
     try:
         return ray.get_actor(placement.actor, namespace=NAMESPACE)
     except ValueError:  # there is none of this name
