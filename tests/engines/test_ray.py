@@ -248,11 +248,14 @@ def test_a_killed_node_is_replaced_by_a_spare_one_at_once(
 ) -> None:
     job = start((2, 2), 900, hosts=(1, 2))
     job.all_step()
+    lost = ((0, 0), (0, 1))
     killed = kill_node(cluster, job.run.status().nodes[0])
-    back = job.all_step(killed, new=((0, 0), (0, 1))) - killed
+    again = job.all_step(killed, without=lost) - killed
+    back = job.all_step(killed, new=lost) - killed
     add_node(cluster)
-    print(f"node killed: its chips step on a spare node after {back:.2f} s")
+    print(f"node killed: others step after {again:.2f} s, its chips on a spare after {back:.2f} s")
 
+    assert again < STEPS_AGAIN_S
     assert is_back_in_time(back)
     job.finish(900)
 
