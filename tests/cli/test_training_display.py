@@ -47,7 +47,8 @@ def died(chip: Chip) -> TimedEvent:
 
 
 def states_after(*events: TimedEvent, mesh: Mesh | None = None) -> ChipStates:
-    states = ChipStates(mesh or Mesh((4, 4)))
+    mesh = mesh or Mesh((4, 4))
+    states = ChipStates(mesh.shape, mesh.failed)
     for timed in events:
         states.feed(timed.event)
     return states
@@ -149,7 +150,7 @@ def test_after_any_step_exactly_the_generation_is_alive(cut: int) -> None:
 
 @given(broken_meshes(), st.integers(30, 140), st.integers(8, 50))
 def test_the_map_fits_and_has_a_sign_for_every_chip(mesh: Mesh, width: int, height: int) -> None:
-    lines = shown(mesh_map(ChipStates(mesh), width, height), width, height)
+    lines = shown(mesh_map(ChipStates(mesh.shape, mesh.failed), width, height), width, height)
 
     text = "\n".join(lines)
     if "too large" not in text:
@@ -161,7 +162,9 @@ def test_the_map_fits_and_has_a_sign_for_every_chip(mesh: Mesh, width: int, heig
 
 
 def test_a_mesh_too_large_for_the_terminal_is_counted() -> None:
-    text = "\n".join(shown(mesh_map(ChipStates(Mesh((64, 64)).without("4x2@0,0")), 60, 20)))
+    mesh = Mesh((64, 64)).without("4x2@0,0")
+    states = ChipStates(mesh.shape, mesh.failed)
+    text = "\n".join(shown(mesh_map(states, 60, 20)))
 
     assert "64x64, too large for this terminal to map" in text
     assert "4088 joining" in text
@@ -169,7 +172,7 @@ def test_a_mesh_too_large_for_the_terminal_is_counted() -> None:
 
 
 def test_layers_of_a_three_axis_mesh_stand_side_by_side() -> None:
-    first, *_ = shown(mesh_map(ChipStates(Mesh((2, 3, 3))), 60, 20))
+    first, *_ = shown(mesh_map(ChipStates((2, 3, 3)), 60, 20))
 
     assert first.split() == ["0", "1"]
 

@@ -25,8 +25,8 @@ from meshmend.cli.main import run_line
 from meshmend.errors import InputError
 from meshmend.launch.hosts import address_toward, board_from, chip_from, is_answered, secret_from
 from meshmend.launch.termination import exit_soon_after_signal
-from meshmend.membership.coordinator_server import COORDINATOR
 from meshmend.membership.history import BegunGeneration, CoordinatorRecord
+from meshmend.membership.messages import COORDINATOR
 from meshmend.membership.record_file import save_record
 from meshmend.net.listener import Listener, listening
 from meshmend.planning.settings import Settings

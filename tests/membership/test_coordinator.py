@@ -15,7 +15,7 @@ import pytest
 from meshmend.errors import ChannelError, RefusedError
 from meshmend.membership.client import News, WorkerIdentity
 from meshmend.membership.coordinator_client import CoordinatorClient
-from meshmend.membership.coordinator_server import COORDINATOR, OBSERVER, CoordinatorServer
+from meshmend.membership.coordinator_server import CoordinatorServer
 from meshmend.membership.events import (
     ConnectionRefused,
     Event,
@@ -29,7 +29,9 @@ from meshmend.membership.events import (
 from meshmend.membership.job_spec import JobSpec
 from meshmend.membership.message_channel import MessageChannel
 from meshmend.membership.messages import (
+    COORDINATOR,
     FRESH,
+    OBSERVER,
     Alive,
     CutLink,
     Finish,

@@ -20,7 +20,7 @@ from meshmend.membership.events import (
     StateRestored,
     TimedEvent,
 )
-from meshmend.report.moving_rate import MovingRate
+from meshmend.membership.moving_rate import MovingRate
 from meshmend.report.training_parts import RunFault
 from meshmend.report.training_run import TrainingRun, samples_per_s, training_run
 from meshmend.report.training_summary import train_summary

@@ -1,7 +1,7 @@
 """Derives the state of each chip of a training job from the run's events."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from enum import Enum
 from typing import assert_never
 
@@ -14,7 +14,6 @@ from meshmend.membership.events import (
     WorkerLeft,
 )
 from meshmend.topology.failures import Chip
-from meshmend.topology.mesh import Mesh
 
 
 class ChipState(Enum):
@@ -33,12 +32,11 @@ class ChipState(Enum):
 class ChipStates:
     """The state of every chip after the events fed so far; before any, live chips are joining."""
 
-    def __init__(self, mesh: Mesh) -> None:
-        self.mesh = mesh
-        everywhere = itertools.product(*map(range, mesh.shape))
+    def __init__(self, shape: tuple[int, ...], failed: Collection[Chip] = ()) -> None:
+        self.shape = shape
+        everywhere = itertools.product(*map(range, shape))
         self._state = {
-            chip: ChipState.DEAD if chip in mesh.failed else ChipState.JOINING
-            for chip in everywhere
+            chip: ChipState.DEAD if chip in failed else ChipState.JOINING for chip in everywhere
         }
         self._members: frozenset[Chip] = frozenset()
         self._fault_step = 0  # the step after which the last fault happened
@@ -62,7 +60,7 @@ class ChipStates:
                 self._fault(event.kind, event.chips)
             case WorkerLeft():
                 if self._state.get(event.chip) is not ChipState.HUNG:
-                    self._set([event.chip], ChipState.DEAD)
+                    self.set([event.chip], ChipState.DEAD)
 
     def _step(self, step: int) -> None:
         """Show members as alive after a step: those that joined, and those that hung only briefly.
@@ -90,16 +88,17 @@ class ChipStates:
         """Show a fault on its chips at once, before the next generation confirms it."""
         match kind:
             case FaultKind.KILL | None:  # without a kind: the chips died, no fault was injected
-                self._set(chips, ChipState.DEAD)
+                self.set(chips, ChipState.DEAD)
             case FaultKind.HANG:
-                self._set(chips, ChipState.HUNG)
+                self.set(chips, ChipState.HUNG)
             case FaultKind.REPAIR:
                 absent = [chip for chip in chips if chip not in self._members]
-                self._set(absent, ChipState.JOINING)
+                self.set(absent, ChipState.JOINING)
             case FaultKind.SLOW | FaultKind.CUT | FaultKind.FREEZE:
                 pass
             case _:
                 assert_never(kind)
 
-    def _set(self, chips: Iterable[Chip], state: ChipState) -> None:
+    def set(self, chips: Iterable[Chip], state: ChipState) -> None:
+        """Set the state of these chips; those outside the mesh are ignored."""
         self._state.update((chip, state) for chip in chips if chip in self._state)

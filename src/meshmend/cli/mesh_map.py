@@ -26,14 +26,14 @@ def mesh_map(states: ChipStates, width: int, height: int) -> RenderableType:
         per_row = _layers_per_row(states, width, cell)
         if per_row and _n_lines(states, per_row) + 2 <= height:
             return Group(_layers(states, per_row, cell), "", _legend(states))
-    shape = format_shape(states.mesh.shape)
+    shape = format_shape(states.shape)
     return Group(Text(f"{shape}, too large for this terminal to map"), "", _legend(states))
 
 
 def _sizes(states: ChipStates) -> tuple[int, int, int]:
     """Return layers, rows and columns."""
-    rows, columns = (1, *states.mesh.shape)[-2:]
-    return math.prod(states.mesh.shape[:-2]), rows, columns
+    rows, columns = (1, *states.shape)[-2:]
+    return math.prod(states.shape[:-2]), rows, columns
 
 
 def _layers_per_row(states: ChipStates, width: int, cell: int) -> int:
@@ -49,8 +49,7 @@ def _n_lines(states: ChipStates, per_row: int) -> int:
 
 def _layers(states: ChipStates, per_row: int, cell: int) -> RenderableType:
     layers = [
-        _layer(states, layer, cell)
-        for layer in itertools.product(*map(range, states.mesh.shape[:-2]))
+        _layer(states, layer, cell) for layer in itertools.product(*map(range, states.shape[:-2]))
     ]
     grid = Table.grid(padding=(0, _LAYER_GAP, 0, 0))
     for at in range(0, len(layers), per_row):
@@ -65,7 +64,7 @@ def _layer(states: ChipStates, layer: Chip, cell: int) -> Text:
         text.append(f"{','.join(map(str, layer))}\n", style="dim")
     for row in range(rows):
         for column in range(columns):
-            chip = (*layer, row, column)[-len(states.mesh.shape) :]
+            chip = (*layer, row, column)[-len(states.shape) :]
             _append_cell(text, states[chip], cell)
         text.append("\n" if row + 1 < rows or layer else "")
     return text

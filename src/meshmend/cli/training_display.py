@@ -35,8 +35,8 @@ from meshmend.membership.events import (
     TimedEvent,
     WorkerTurnedAway,
 )
+from meshmend.membership.moving_rate import MovingRate
 from meshmend.report.event_words import event_words, rate_words, seconds
-from meshmend.report.moving_rate import MovingRate
 from meshmend.topology.mesh import Mesh
 
 _SPARKS = "▁▂▃▄▅▆▇█"
@@ -125,7 +125,8 @@ class TrainingDisplay:
             console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
         )
         self._drawn = -math.inf
-        self._states = ChipStates(mesh)
+        self._mesh = mesh
+        self._states = ChipStates(mesh.shape, mesh.failed)
         self._losses = LossSketch(_N_SPARKS)
         self._rate = MovingRate(_WINDOW_S)
         self._step, self._loss, self._samples_per_s = 0, math.nan, math.nan
@@ -186,7 +187,7 @@ class TrainingDisplay:
             table.add_row(mesh_map(self._states, self._console.width - 6, height - 9))
             table.add_row("")
             table.add_row(facts)
-        title = f"meshmend train, mesh {self._states.mesh}"
+        title = f"meshmend train, mesh {self._mesh}"
         return Panel(Group(table, "", self._last_events()), title=title, padding=(1, 2))
 
     def _facts(self) -> Table:
@@ -206,7 +207,7 @@ class TrainingDisplay:
         facts.add_row("", Text(self._losses.sparkline(), style="blue"))
         rate = self._samples_per_s
         facts.add_row("samples/s", rate_words(rate))
-        alive, n_chips = self._states.count(ChipState.ALIVE), self._states.mesh.n_chips
+        alive, n_chips = self._states.count(ChipState.ALIVE), self._mesh.n_chips
         facts.add_row("chips", f"{alive} of {n_chips}, generation {self._generation}")
         facts.add_row("faults", str(self._n_faults))
         facts.add_row("recovery", self._recovery())

@@ -17,12 +17,14 @@ import re
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
-from typing import Final, Literal, assert_never
+from typing import TYPE_CHECKING, Final, Literal, assert_never
 
 from meshmend.errors import InputError, TopologyError
 from meshmend.net.codec import LARGEST
 from meshmend.topology.failures import Block, Chip, Failure, Link, parse_failure
-from meshmend.topology.mesh import Mesh
+
+if TYPE_CHECKING:
+    from meshmend.topology.mesh import Mesh
 
 CoordinatorName = Literal["coordinator"]
 COORDINATOR: Final[CoordinatorName] = "coordinator"
@@ -135,7 +137,7 @@ class Fault:
         return self.at_s is not None and elapsed_s >= self.at_s
 
 
-def parse_fault(text: str, mesh: Mesh) -> Fault:
+def parse_fault(text: str, mesh: "Mesh") -> Fault:
     """Return the fault that an `--inject` argument describes.
 
     Raises:
@@ -169,7 +171,7 @@ def parse_fault(text: str, mesh: Mesh) -> Fault:
         raise InputError(f"--inject {text!r}: {error}") from None
 
 
-def _target(text: str, mesh: Mesh) -> Target:
+def _target(text: str, mesh: "Mesh") -> Target:
     if text == COORDINATOR:
         return COORDINATOR
     failure = parse_failure(text)

@@ -8,16 +8,18 @@ import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from meshmend.errors import HandshakeError, InputError, TransportError
-from meshmend.membership.coordinator_server import COORDINATOR, OBSERVER
+from meshmend.membership.messages import COORDINATOR, OBSERVER
 from meshmend.net.handshake import ConnectRequest, Deadline, dial
 from meshmend.net.listener import Address
 from meshmend.net.secret import HOW_TO_MAKE, check_secret, secret_in
 from meshmend.topology.failures import Chip, board_shape, format_shape, parse_shape
-from meshmend.topology.mesh import Mesh
 from meshmend.variables import READY_DIR, SECRET
+
+if TYPE_CHECKING:
+    from meshmend.topology.mesh import Mesh
 
 # The variables that hold the number of a task and the count of tasks, the innermost launcher first:
 # torchrun, Slurm, and an indexed job of Kubernetes, which sets no count.
@@ -59,7 +61,7 @@ def endpoint_from(text: str, option: str) -> Address:
     return host, int(port)
 
 
-def chip_from(text: str | None, environment: Mapping[str, str], mesh: Mesh) -> Chip:
+def chip_from(text: str | None, environment: Mapping[str, str], mesh: "Mesh") -> Chip:
     """Return the chip that a text names; without a text, the live chip of the launcher's task.
 
     Raises:
@@ -81,7 +83,7 @@ def chip_from(text: str | None, environment: Mapping[str, str], mesh: Mesh) -> C
     raise InputError(f"a worker needs its chip, but none of {names} is set; {_HOW_TO_NAME}")
 
 
-def _live_chip(mesh: Mesh, name: str, number: str, n_tasks: str | None) -> Chip:
+def _live_chip(mesh: "Mesh", name: str, number: str, n_tasks: str | None) -> Chip:
     if n_tasks is not None and n_tasks != str(mesh.n_live):
         raise InputError(
             f"{name} names a chip only if there is one task per live chip, but there are {n_tasks} "
@@ -96,7 +98,7 @@ def _live_chip(mesh: Mesh, name: str, number: str, n_tasks: str | None) -> Chip:
     return chip
 
 
-def board_from(text: str | None, mesh: Mesh) -> tuple[int, ...]:
+def board_from(text: str | None, mesh: "Mesh") -> tuple[int, ...]:
     """Return the shape of a board that a text names; without a text, the default of `board_shape`.
 
     Raises:

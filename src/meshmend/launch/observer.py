@@ -6,10 +6,9 @@ from typing import Final
 
 from meshmend.errors import ChannelError, MessageError, TransportError
 from meshmend.launch.children import Children
-from meshmend.membership.coordinator_server import COORDINATOR, OBSERVER
 from meshmend.membership.events import Event
 from meshmend.membership.message_channel import MessageChannel
-from meshmend.membership.messages import Message, Observe, Observed
+from meshmend.membership.messages import COORDINATOR, OBSERVER, Message, Observe, Observed
 from meshmend.net.channel import Channel
 from meshmend.net.handshake import ConnectRequest, Deadline, dial
 from meshmend.net.listener import Address

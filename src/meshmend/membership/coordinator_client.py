@@ -23,11 +23,10 @@ from meshmend.errors import (
     TurnedAwayError,
 )
 from meshmend.membership.client import MembershipClient, News, WorkerIdentity
-from meshmend.membership.coordinator_server import COORDINATOR
 from meshmend.membership.events import Event
 from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.membership.message_channel import MessageChannel
-from meshmend.membership.messages import Message, Status, Welcome
+from meshmend.membership.messages import COORDINATOR, Message, Status, Welcome
 from meshmend.net.backoff import Backoff
 from meshmend.net.channel import Channel
 from meshmend.net.event_fd import clear

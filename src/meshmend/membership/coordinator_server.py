@@ -16,16 +16,13 @@ from meshmend.membership.events import Event
 from meshmend.membership.history import CoordinatorRecord
 from meshmend.membership.job_spec import JobSpec
 from meshmend.membership.message_channel import MessageChannel
-from meshmend.membership.messages import Message
+from meshmend.membership.messages import COORDINATOR, Message
 from meshmend.membership.record_file import load_history, save_record
 from meshmend.net.channel import Channel
 from meshmend.net.event_fd import clear
 from meshmend.net.handshake import ConnectRequest
 from meshmend.net.listener import Listener
 from meshmend.net.liveness import keep_alive
-
-COORDINATOR: Final = 0xFFFFFFFF  # the rank that a handshake with the coordinator names
-OBSERVER: Final = 0xFFFFFFFE
 
 _log = getLogger(__name__)
 

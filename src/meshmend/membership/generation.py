@@ -6,13 +6,15 @@ The coordinator makes this value and every worker reads it. `membership` decides
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from meshmend.membership.events import ChipCoordinates
 from meshmend.net.codec import Within
 from meshmend.net.listener import Address
 from meshmend.topology.failures import Chip, Link
-from meshmend.topology.mesh import Mesh
+
+if TYPE_CHECKING:
+    from meshmend.topology.mesh import Mesh
 
 # Enough for one generation a second for thirty years. Frames and handshakes hold 32 bits.
 LARGEST_NUMBER: Final = 1 << 30
@@ -52,7 +54,7 @@ class Generation:
     def seat_of(self) -> Mapping[Chip, Seat]:
         return {seat.chip: seat for seat in self.seats}
 
-    def mesh_of(self, whole: Mesh) -> Mesh:
+    def mesh_of(self, whole: "Mesh") -> "Mesh":
         """Return `whole` with all other chips and all cut links marked as failed."""
         dead = frozenset(whole.live) - set(self.chips)
         return replace(

@@ -18,6 +18,11 @@ from meshmend.net.listener import Address
 from meshmend.topology.failures import Link, parse_link
 
 VERSION: Final = 5
+# The numbers by which handshakes call the ends of control connections that are not seats.
+COORDINATOR: Final = 0xFFFFFFFF
+OBSERVER: Final = 0xFFFFFFFE
+ASKER: Final = 0xFFFFFFFD
+
 FRESH: Final = -1  # the state version of a worker that holds no trained state
 
 StateVersion = Annotated[int, Within(FRESH, LARGEST_NUMBER)]

@@ -22,8 +22,8 @@ from meshmend.membership.events import (
     TimedEvent,
     WorkerTurnedAway,
 )
+from meshmend.membership.moving_rate import MovingRate
 from meshmend.report.event_words import event_words
-from meshmend.report.moving_rate import MovingRate
 
 _WINDOW_S = 2.0  # samples per second are a mean over at least this time
 _FLUSH_S = 1.0
