@@ -6,6 +6,7 @@
     │   ├── UnsupportedError    this algorithm does not support this mesh
     │   ├── PlanFileError       a plan file that cannot be read, or is for another mesh
     │   ├── UnitError           a number with a unit that cannot be read
+    │   ├── NobodyAnswersError  neither the coordinator nor a worker of a job answers
     │   └── TestbedError        a testbed that does not exist, exists already, or cannot be made
     ├── ProofError              a plan is wrong: exit code 1
     │   ├── VerificationError   a rank ends with the wrong data, or a hop is dead
@@ -52,6 +53,10 @@ class PlanFileError(InputError):
 
 class UnitError(InputError):
     """The text of a quantity cannot be read."""
+
+
+class NobodyAnswersError(InputError):
+    """Neither the coordinator nor a worker of a job answers."""
 
 
 class ProofError(MeshmendError):

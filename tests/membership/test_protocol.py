@@ -111,7 +111,7 @@ def begin_before_all_are_ready(patch: Patch) -> None:
         generation = membership.generation
         if generation is None or membership.go is not None:
             return None
-        if not all(chip in membership._workers for chip in generation.chips):
+        if not all(chip in membership.workers for chip in generation.chips):
             return None
         best = max(membership._state_of(chip) for chip in generation.chips)
         holders = tuple(chip for chip in generation.chips if membership._state_of(chip) == best)

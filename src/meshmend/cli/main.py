@@ -23,6 +23,7 @@ from meshmend.cli import (
     run,
     show,
     simulate,
+    status,
     submit,
     submit_slurm,
     testbed,
@@ -54,6 +55,7 @@ app.command("run", context_settings=run.CONTEXT)(run.run_command)
 app.command("coordinator", context_settings=RENAMED_OPTIONS)(coordinator.coordinator_command)
 app.command("worker", context_settings=worker.CONTEXT)(worker.worker_command)
 app.command("agent", context_settings=worker.CONTEXT)(agent.agent_command)
+app.command("status")(status.status_command)
 app.command("bench")(bench.bench_command)
 app.add_typer(testbed.app, name="testbed")
 app.add_typer(submit.app, name="submit")

@@ -7,11 +7,11 @@ which both ends name. So a late call of an earlier epoch is never used for the p
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from meshmend.errors import HandshakeError, PeerLostError, StoppedError, TransportError
 from meshmend.net.event_fd import is_set
-from meshmend.net.handshake import ConnectRequest, Deadline, dial
+from meshmend.net.handshake import ANYONE, ConnectRequest, Deadline, dial
 from meshmend.net.listener import Address, Listener, listening
 
 
@@ -35,6 +35,8 @@ class PeerConnections:
         self._link_timeout_s = link_timeout_s
         self._calls: dict[int, tuple[int, socket.socket]] = {}
         self._changed = threading.Condition()
+        # Gets the calls of those who call anyone; must not block. None refuses them.
+        self.on_asker: Callable[[socket.socket], None] | None = None
         listener = listening(bind)
         self._listener = Listener(listener, secret, rank, name=self._me, admit=self._admit)
         self.address: Address = self._listener.address
@@ -94,6 +96,11 @@ class PeerConnections:
 
     def _admit(self, connection: socket.socket, request: ConnectRequest) -> None:
         """Keep a call until `connection` returns it; close a call of an older epoch."""
+        if request.wanted == ANYONE:
+            if self.on_asker is None:
+                raise HandshakeError(f"{self._me} answers no questions")
+            self.on_asker(connection)
+            return
         if request.caller >= len(self._labels):
             raise HandshakeError(f"it claims to be rank {request.caller} of {len(self._labels)}")
         with self._changed:

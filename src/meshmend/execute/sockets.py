@@ -10,7 +10,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -176,6 +176,10 @@ class SocketTransport:
         if connection := self._sockets.get(peer):
             with suppress(OSError):  # it may be broken already
                 connection.shutdown(socket.SHUT_RDWR)
+
+    def answer_askers(self, on_asker: Callable[[socket.socket], None]) -> None:
+        """Pass on callers that want anyone; `on_asker` runs in another thread, without blocking."""
+        self._peer_connections.on_asker = on_asker
 
     def check(self) -> None:
         """Raise StoppedError if `interrupt` was called: for a rank that waits for no peers."""

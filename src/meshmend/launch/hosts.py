@@ -56,6 +56,11 @@ def endpoint_from(text: str, option: str) -> Address:
         InputError: the text has another form.
     """
     host, _, port = text.rpartition(":")
+    if ":" in host:
+        raise InputError(
+            f"{option} needs HOST:PORT with a name or an IPv4 address, such as 10.0.0.1:7000, but "
+            f"got {text!r}; meshmend does not speak IPv6"
+        )
     if not host or not port.isdecimal() or int(port) > 0xFFFF:
         raise InputError(f"{option} needs HOST:PORT such as 10.0.0.1:7000, but got {text!r}")
     return host, int(port)

@@ -64,6 +64,15 @@ class Admission:
         is_full = n_observers >= _MOST_OBSERVERS
         return f"the coordinator already has {_MOST_OBSERVERS} observers" if is_full else ""
 
+    @property
+    def fingerprints(self) -> dict[Chip, JobFingerprint | None]:
+        """The arguments of each admitted worker; None where it sent none."""
+        return {chip: hello.fingerprint for chip, hello in self._hellos.items()}
+
+    def why_asker_refused(self, job: str | None) -> str:
+        """Return why someone who asks for the status gets none, or an empty text."""
+        return self._why_other_job(job) if job is not None and job != self._spec.job else ""
+
     def why_impossible(self, chip: Chip, status: Status) -> str:
         """Return why an admitted worker's status is impossible, or an empty text if it is not."""
         return self._why_impossible(self._hellos[chip], status)

@@ -100,6 +100,16 @@ class MembershipClient:
         return self._address is not None and not self._is_rejected and not self.news.is_over
 
     @property
+    def address(self) -> Address | None:
+        """Where this worker listens; None before it joined."""
+        return self._address
+
+    @property
+    def memory(self) -> Generation | None:
+        """The latest generation that it received."""
+        return self._memory
+
+    @property
     def is_new(self) -> bool:
         """Whether the job does not depend on this worker: not admitted, and without a state."""
         return not self.is_welcome and self.status.state_version == FRESH

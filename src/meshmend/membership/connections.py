@@ -9,6 +9,7 @@ from meshmend.net.rate_limit import RateLimit
 from meshmend.topology.failures import Chip
 
 _MOST_STRANGERS: Final = 128
+_MOST_ASKERS: Final = 32
 _MOST_REPORTS_PER_S: Final = 5000  # forwarded to observers; no training loop is that fast
 
 
@@ -24,9 +25,10 @@ class Connections(Protocol):
 
 @dataclass
 class ControlConnection:
-    """A connection of a worker, of an observer, or of a stranger.
+    """A connection of a worker, an observer, an asker, or a stranger.
 
-    A stranger is a connection that has sent neither a hello nor an observe message yet.
+    An asker was sent the status of the job; it hangs up once it has read it. A stranger has not
+    said yet which of these it is.
     """
 
     number: int
@@ -34,15 +36,22 @@ class ControlConnection:
     heard: float
     chip: Chip | None = None
     is_observer: bool = False
+    is_asker: bool = False
     reports: RateLimit = field(default_factory=lambda: RateLimit(_MOST_REPORTS_PER_S))
 
     @property
     def is_stranger(self) -> bool:
-        """Whether it has sent neither a hello nor an observe message."""
-        return self.chip is None and not self.is_observer
+        """Whether it has not said yet who it is."""
+        return self.chip is None and not self.is_observer and not self.is_asker
 
 
 def stranger_over_limit(connections: Iterable[ControlConnection]) -> ControlConnection | None:
     """Return the oldest stranger if there are too many strangers, else None."""
     strangers = [each for each in connections if each.is_stranger]
     return strangers[0] if len(strangers) >= _MOST_STRANGERS else None
+
+
+def asker_over_limit(connections: Iterable[ControlConnection]) -> ControlConnection | None:
+    """Return the oldest asker if there are too many askers, else None."""
+    askers = [each for each in connections if each.is_asker]
+    return askers[0] if len(askers) >= _MOST_ASKERS else None

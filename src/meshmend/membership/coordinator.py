@@ -11,55 +11,25 @@ from collections.abc import Callable
 from logging import getLogger
 from typing import Final
 
+from meshmend.membership import events, messages
 from meshmend.membership.admission import Admission, is_own_report
-from meshmend.membership.connections import Connections, ControlConnection, stranger_over_limit
-from meshmend.membership.decision import Decision
-from meshmend.membership.events import (
-    ChipsWaiting,
-    ConnectionRefused,
-    Event,
-    GenerationBegan,
-    GenerationForming,
-    JobFailed,
-    JobFinished,
-    StateLost,
-    StateRestored,
-    WorkerArrived,
-    WorkerLeft,
-    WorkerTurnedAway,
+from meshmend.membership.connections import (
+    Connections,
+    ControlConnection,
+    asker_over_limit,
+    stranger_over_limit,
 )
+from meshmend.membership.coordinator_status import StatusKeeper
+from meshmend.membership.decision import Decision
+from meshmend.membership.events import Event
 from meshmend.membership.history import CoordinatorRecord, History
 from meshmend.membership.job_spec import JobSpec
+from meshmend.membership.job_status import JobStatus
 from meshmend.membership.membership import Membership
-from meshmend.membership.messages import (
-    MESSAGES,
-    Absent,
-    Alive,
-    CutLink,
-    Failed,
-    Finish,
-    Go,
-    Heartbeat,
-    Hello,
-    MendLink,
-    Message,
-    NewGeneration,
-    Observe,
-    Observed,
-    Over,
-    Refused,
-    Report,
-    Sever,
-    Status,
-    StatusChanged,
-    TryLater,
-    TurnedAway,
-    Wait,
-    Welcome,
-)
+from meshmend.membership.messages import MESSAGES, Message
 from meshmend.membership.stragglers import Stragglers
 from meshmend.net.rate_limit import RateLimit
-from meshmend.topology.failures import Chip, Link
+from meshmend.topology.failures import Chip
 
 _log = getLogger(__name__)
 
@@ -93,10 +63,10 @@ class Coordinator:
         self._admission = Admission(spec, self._history, self._membership)
         self._connections: dict[int, ControlConnection] = {}
         self._worker_of: dict[Chip, ControlConnection] = {}
-        self._sent_wait_reasons: dict[Chip, str] = {}
         self._reported_taken: set[Chip] = set()  # chips whose second worker was reported
         self._refusals = RateLimit(_MOST_REFUSALS_PER_S)
         self._stragglers = Stragglers(spec.timing.straggler_timeout_s)
+        self._keeper = StatusKeeper(spec, self._membership, self._admission, self._stragglers)
         self._last_tick: float | None = None
         self._last_alive_at = 0.0  # when it last sent `Alive`
         self.failure = ""  # why the job could not go on
@@ -106,6 +76,10 @@ class Coordinator:
     def is_done(self) -> bool:
         """Whether the job is over and all workers have left."""
         return self._membership.is_over and not self._worker_of
+
+    def status(self, now: float) -> JobStatus:
+        """Return how the job is now; changes nothing."""
+        return self._keeper.status(now, self.failure)
 
     def opened(self, number: int, name: str, now: float) -> None:
         """Record a new connection; close the oldest stranger if there are too many."""
@@ -150,6 +124,7 @@ class Coordinator:
     def tick(self, now: float) -> None:
         """Drop silent and stuck workers, then make decisions and send them."""
         self._now = now
+        self._keeper.begin(now)
         timeout_s = self._spec.timing.heartbeat_timeout_s
         if self._last_tick is not None and now - self._last_tick > timeout_s / 2:
             # This process itself was held up, so the workers may not have been silent.
@@ -161,7 +136,7 @@ class Coordinator:
             self._last_alive_at = now
             for connection in list(self._connections.values()):
                 if connection.is_observer or connection.chip is not None:
-                    self._send(connection, Alive())
+                    self._send(connection, messages.Alive())
         self._drop_silent(timeout_s)
         self._drop_stuck()
         while (decision := self._membership.decide(now)) != Decision():
@@ -170,27 +145,30 @@ class Coordinator:
     def _handle_stranger(self, connection: ControlConnection, message: Message) -> None:
         """Handle a message of a connection that has not said yet who it is."""
         match message:
-            case Observe(job=job):
+            case messages.Observe(job=job):
                 n_observers = sum(each.is_observer for each in self._connections.values())
                 if why := self._admission.why_observer_refused(job, n_observers):
                     self._refuse(connection, why)
                 connection.is_observer = not why
-            case Hello():
+            case messages.Hello():
                 self._handle_hello(connection, message)
-            case Heartbeat():
+            case messages.AskStatus() if not connection.is_asker:
+                self._answer(connection, message)
+            case messages.Heartbeat():
                 pass
             case _:
                 self._refuse_unexpected(connection, message)
 
     def _handle_observer(self, connection: ControlConnection, message: Message) -> None:
         match message:
-            case CutLink(link=link):
-                self._sever(link)
-            case MendLink(link=link):
+            case messages.CutLink(link=link):
+                for one, other in ((link.first, link.second), (link.second, link.first)):
+                    self._send_to((one,), messages.Sever(other))
+            case messages.MendLink(link=link):
                 self._membership.mend(link, self._now)
-            case Absent(chip=chip):
+            case messages.Absent(chip=chip):
                 self._membership.stop_awaiting(chip)
-            case Finish():
+            case messages.Finish():
                 self._membership.is_over = True
                 self._announce_end()
             case _:
@@ -199,24 +177,24 @@ class Coordinator:
     def _handle_worker(self, connection: ControlConnection, chip: Chip, message: Message) -> None:
         self._membership.note_contact(chip, self._now)
         match message:
-            case StatusChanged(status=status):
+            case messages.StatusChanged(status=status):
                 if why := self._admission.why_impossible(chip, status):
                     self._refuse(connection, why)
                     return
                 self._membership.update_status(chip, status, self._now)
-                self._send_to(status.lost, Alive())  # a live worker answers at once
+                self._send_to(status.lost, messages.Alive())  # a live worker answers at once
                 self._repeat_go(connection, status)
-            case Report(event=event) if is_own_report(event, chip):
+            case messages.Report(event=event) if is_own_report(event, chip):
                 if connection.reports.lets_pass(self._now):
                     self._publish(event)
-            case Heartbeat(generation=generation, step=step):
+            case messages.Heartbeat(generation=generation, step=step):
                 self._stragglers.note(chip, (generation, step))
                 if generation == self._history.latest and step > 0:
                     self._history.update_step(step - 1)
             case _:
                 self._refuse_unexpected(connection, message)
 
-    def _handle_hello(self, connection: ControlConnection, hello: Hello) -> None:
+    def _handle_hello(self, connection: ControlConnection, hello: messages.Hello) -> None:
         """Admit a worker that says who it is, or close its connection with the reason."""
         chip = hello.chip
         if why := self._admission.why_refused(hello):
@@ -225,8 +203,10 @@ class Coordinator:
         if self._membership.is_over:
             is_member = hello.status.finished and self._history.is_holder(hello.status)
             if not is_member:  # else it would think that it was a member
-                self._send(connection, Wait("the job was over before it came back"))
-            self._close(connection, Failed(self.failure) if self.failure else Over())
+                self._send(connection, messages.Wait("the job was over before it came back"))
+            self._close(
+                connection, messages.Failed(self.failure) if self.failure else messages.Over()
+            )
             return
         if chip in self._worker_of and self._membership.is_missed(hello):
             why = "an earlier worker of its chip is back, and holds the state that was lost"
@@ -236,8 +216,8 @@ class Coordinator:
             why = f"chip {chip} has another worker"
             is_new = chip not in self._reported_taken
             self._reported_taken.add(chip)
-            event = ConnectionRefused(connection.name, why) if is_new else None
-            self._close(connection, TryLater(why, is_chip_taken=True), event)
+            event = events.ConnectionRefused(connection.name, why) if is_new else None
+            self._close(connection, messages.TryLater(why, is_chip_taken=True), event)
             return
         self._membership.arrive(
             chip, hello.address, status=hello.status, memory=hello.memory, now=self._now
@@ -246,11 +226,26 @@ class Coordinator:
             self._refuse(self._worker_of[wrong], why)
         connection.chip = chip
         self._worker_of[chip] = connection
-        self._publish(WorkerArrived(chip))
-        self._send(connection, Welcome(self._spec.timing.heartbeat_timeout_s))
+        self._publish(events.WorkerArrived(chip))
+        self._send(connection, messages.Welcome(self._spec.timing.heartbeat_timeout_s))
         self._notify_waiting(announce=False)
 
-    def _repeat_go(self, connection: ControlConnection, status: Status) -> None:
+    def _answer(self, connection: ControlConnection, question: messages.AskStatus) -> None:
+        """Send the status once; the asker hangs up when it has read it."""
+        if why := self._admission.why_asker_refused(question.job):
+            self._refuse(connection, why)
+            return
+        if (oldest := asker_over_limit(self._connections.values())) is not None:
+            self._drop_asker(oldest)
+        connection.is_asker, connection.heard = True, self._now
+        self._send(connection, messages.StatusAnswer(self.status(self._now)))
+
+    def _drop_asker(self, connection: ControlConnection) -> None:
+        """Hang up on an asker that has not read its answer yet."""
+        self._out.hang_up(connection.number)
+        self._forget(connection, "")
+
+    def _repeat_go(self, connection: ControlConnection, status: messages.Status) -> None:
         """Send the go message again to a member that missed it."""
         go, generation = self._membership.go, self._membership.generation
         if go is None or generation is None or connection.chip not in generation.chips:
@@ -258,17 +253,14 @@ class Coordinator:
         if status.ready and status.generation == go.generation != status.state_version:
             self._send(connection, go)
 
-    def _sever(self, link: Link) -> None:
-        """Make both ends of a link break their connection."""
-        for one, other in ((link.first, link.second), (link.second, link.first)):
-            self._send_to((one,), Sever(other))
-
     def _drop_silent(self, timeout_s: float) -> None:
         for connection in list(self._connections.values()):
             silent_s = self._now - connection.heard
             if connection.is_observer or silent_s <= timeout_s:
                 continue
-            if connection.chip is None:
+            if connection.is_asker:
+                self._drop_asker(connection)
+            elif connection.chip is None:
                 self._refuse(connection, "it sent no hello in time", for_now=True)
             else:
                 self._turn_away(connection, connection.chip, f"it was silent for {silent_s:.1f} s")
@@ -285,7 +277,7 @@ class Coordinator:
     def _turn_away(self, connection: ControlConnection, chip: Chip, why: str) -> None:
         """Close the connection of a worker that counts as dead; it may come back."""
         _log.warning("chip %s was turned away: %s", chip, why)
-        self._close(connection, TurnedAway(why), WorkerTurnedAway(chip, why))
+        self._close(connection, messages.TurnedAway(why), events.WorkerTurnedAway(chip, why))
 
     def _refuse_unexpected(self, connection: ControlConnection, message: Message) -> None:
         self._refuse(connection, f"an unexpected message {MESSAGES.name_of(message)!r}")
@@ -295,8 +287,10 @@ class Coordinator:
         refused = None
         if shown_why := self._refusals.words(why, self._now):
             _log.warning("refused %s: %s", connection.name, shown_why)
-            refused = ConnectionRefused(connection.name, shown_why)
-        self._close(connection, TryLater(why) if for_now else Refused(why), refused)
+            refused = events.ConnectionRefused(connection.name, shown_why)
+        self._close(
+            connection, messages.TryLater(why) if for_now else messages.Refused(why), refused
+        )
 
     def _close(
         self, connection: ControlConnection, final_message: Message, event: Event | None = None
@@ -306,7 +300,7 @@ class Coordinator:
             self._publish(event)
         self._send(connection, final_message)
         self._out.hang_up(connection.number)
-        what = "turned away" if isinstance(final_message, TurnedAway) else "refused"
+        what = "turned away" if isinstance(final_message, messages.TurnedAway) else "refused"
         who = connection.name if connection.chip is None else f"chip {connection.chip}"
         self._forget(connection, f"{who} was {what}: {getattr(final_message, 'why', '')}")
 
@@ -321,19 +315,19 @@ class Coordinator:
         self._reported_taken.discard(chip)
         self._admission.leave(chip)
         self._stragglers.forget(chip)
-        self._sent_wait_reasons.pop(chip, None)  # its replacement gets the reason again
+        self._keeper.wait_reasons.forget(chip)
         reason = why if str(chip) in why else f"chip {chip} is gone"
         self._membership.leave(chip, reason, self._now)
         if not self._membership.is_over:
-            self._publish(WorkerLeft(chip, reason))
+            self._publish(events.WorkerLeft(chip, reason))
 
     def _carry_out(self, decision: Decision) -> None:
         """Send a decision to the workers and observers that it concerns."""
         if decision.generation is not None:
             generation = decision.generation
             self._keep(self._history.record)  # first, so that no coordinator uses the number again
-            self._send_to(generation.chips, NewGeneration(generation))
-            forming = GenerationForming(generation.number, generation.chips, decision.why)
+            self._send_to(generation.chips, messages.NewGeneration(generation))
+            forming = events.GenerationForming(generation.number, generation.chips, decision.why)
             self._publish(forming)
             self._notify_waiting(announce=True)
         elif decision.go is not None:
@@ -344,7 +338,7 @@ class Coordinator:
             self._fail(decision.failed)
         elif decision.lost_step is not None:
             waits_s = self._history.wait_s(self._spec.timing.holder_timeout_s)
-            self._publish(StateLost(decision.lost_step, waits_s))
+            self._publish(events.StateLost(decision.lost_step, waits_s))
             self._notify_waiting(announce=True)
 
     def _fail(self, why: str) -> None:
@@ -352,38 +346,32 @@ class Coordinator:
         _log.error("the job has failed: %s", why)
         self.failure = why
         self._membership.is_over = True
-        self._publish(JobFailed(why))
-        self._send_to(tuple(self._worker_of), Failed(why))
+        self._publish(events.JobFailed(why))
+        self._send_to(tuple(self._worker_of), messages.Failed(why))
 
     def _announce_end(self) -> None:
         """Send that the job is over; observers first, because they may end with the workers."""
-        self._publish(JobFinished())
-        self._send_to(tuple(self._worker_of), Over())
+        self._publish(events.JobFinished())
+        self._send_to(tuple(self._worker_of), messages.Over())
 
-    def _begin(self, go: Go, lost_step: int | None) -> None:
+    def _begin(self, go: messages.Go, lost_step: int | None) -> None:
         generation = self._membership.generation
         assert generation is not None
         self._admission.generation_began()
         self._keep(self._history.record)  # first: no worker may step in an unrecorded generation
         self._send_to(generation.chips, go)
         if lost_step is not None:
-            self._publish(StateRestored(go.step, lost_step))
+            self._publish(events.StateRestored(go.step, lost_step))
         waiting, cut = self._membership.waiting(), tuple(sorted(map(str, generation.cut)))
-        began = GenerationBegan(generation.number, generation.chips, go.step, waiting, cut)
+        began = events.GenerationBegan(generation.number, generation.chips, go.step, waiting, cut)
         self._publish(began)
 
     def _notify_waiting(self, *, announce: bool) -> None:
         """Send each waiting worker its reason once; with `announce`, send all to observers."""
-        waiting = self._membership.waiting()
-        reasons = {chip: self._membership.reason_to_wait(chip) for chip in waiting}
-        for chip, why in reasons.items():
-            if self._sent_wait_reasons.get(chip) != why:
-                self._send_to((chip,), Wait(why))
-        if announce:
-            for why in dict.fromkeys(reasons.values()):
-                chips = tuple(chip for chip in waiting if reasons[chip] == why)
-                self._publish(ChipsWaiting(chips, why))
-        self._sent_wait_reasons = reasons
+        for chip, why in self._keeper.wait_reasons.update(self._now):
+            self._send_to((chip,), messages.Wait(why))
+        for event in self._keeper.wait_reasons.events() if announce else ():
+            self._publish(event)
 
     def _send(self, connection: ControlConnection, message: Message) -> None:
         self._out.send(connection.number, message)
@@ -394,7 +382,8 @@ class Coordinator:
                 self._send(self._worker_of[chip], message)
 
     def _publish(self, event: Event) -> None:
+        self._keeper.progress.take(self._now, event)
         self._on_event(self._now, event)
         for connection in list(self._connections.values()):
             if connection.is_observer:
-                self._send(connection, Observed(self._now, event))
+                self._send(connection, messages.Observed(self._now, event))

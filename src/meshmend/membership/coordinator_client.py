@@ -26,9 +26,19 @@ from meshmend.membership.client import MembershipClient, News, WorkerIdentity
 from meshmend.membership.events import Event
 from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.membership.message_channel import MessageChannel
-from meshmend.membership.messages import COORDINATOR, Message, Status, Welcome
+from meshmend.membership.messages import (
+    COORDINATOR,
+    AskStatus,
+    Message,
+    Refused,
+    Status,
+    StatusAnswer,
+    Welcome,
+)
+from meshmend.membership.worker_status import WorkerStatusKeeper
 from meshmend.net.backoff import Backoff
 from meshmend.net.channel import Channel
+from meshmend.net.codec import shown
 from meshmend.net.event_fd import clear
 from meshmend.net.handshake import ConnectRequest, Deadline, dial
 from meshmend.net.listener import Address
@@ -58,6 +68,7 @@ class CoordinatorClient:
         self._identity = identity
         self._on_status = on_status
         self._client = MembershipClient(identity)
+        self._keeper = WorkerStatusKeeper(identity, self._client, time.monotonic())
         self._changed = threading.Condition()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._joined_at = 0.0
@@ -97,6 +108,7 @@ class CoordinatorClient:
         self._on_status(status)
         with self._changed:
             self._client.tell(status)
+        self._keeper.follow(status, time.monotonic())
         self._wake()
 
     def mark(self, generation: int, step: int) -> None:
@@ -108,6 +120,17 @@ class CoordinatorClient:
         self._on_status(status)
         with self._changed:
             self._client.status = status
+        self._keeper.follow(status, time.monotonic())
+
+    def answer(self, question: AskStatus) -> Message:
+        """Return the answer to someone who asks this worker for the status of its job."""
+        job = self._identity.job
+        if question.job is not None and question.job != job:
+            return Refused(
+                f"it asks for job {shown(question.job)}, but this worker is of job {job!r}"
+            )
+        status = self._keeper.status(time.monotonic(), is_brief=question.is_brief)
+        return StatusAnswer(status)
 
     @property
     def status(self) -> Status:
@@ -177,6 +200,7 @@ class CoordinatorClient:
                 _log.debug("chip %s lost its coordinator: %s", chip, error)
             finally:
                 channel.close()
+                self._keeper.disconnected(time.monotonic())
             if self._client.taken:
                 wait_s = self._wait_for_chip()
             else:
@@ -275,6 +299,7 @@ class CoordinatorClient:
             self._taken_backoff.reset()
         if isinstance(message, Welcome):
             self._backoff.reset()
+            self._keeper.connected()
         with self._changed:
             self._changed.notify_all()
         return keeps_connection

@@ -11,8 +11,9 @@ checkpoint; without a checkpoint the job fails.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from meshmend.membership.connected_worker import ConnectedWorker
 from meshmend.membership.decision import Decision
 from meshmend.membership.generation import Generation, Seat
 from meshmend.membership.history import CoordinatorRecord, History
@@ -26,16 +27,6 @@ from meshmend.topology.mesh import Mesh
 
 # How many generations a lost coordinator may have made that no live worker knows of.
 UNHEARD_GENERATIONS = 10
-
-
-@dataclass
-class _Worker:
-    """A connected worker; `since` is 0 while it is not a member."""
-
-    chip: Chip
-    address: Address
-    status: Status
-    since: int = 0
 
 
 class Membership:
@@ -56,7 +47,7 @@ class Membership:
         self._mesh = replace(mesh, failed=frozenset(), failed_links=frozenset())
         self._timing = timing
         self._board = board
-        self._workers: dict[Chip, _Worker] = {}
+        self.workers: dict[Chip, ConnectedWorker] = {}
         self._cut: set[Link] = set(mesh.failed_links)
         self._mended: dict[Link, int] = {}
         self._changes = PendingChanges(timing.settle_s, timing.doubt_s)
@@ -92,7 +83,7 @@ class Membership:
         self.history.update((chip, address), status)
         if self.generation is None and self._gather_until is None:
             self._gather_until = now + self._timing.gather_s
-        self._workers[chip] = _Worker(chip, address, status)
+        self.workers[chip] = ConnectedWorker(chip, address, status, connected_at=now)
         self._absent.discard(chip)
         self.note_contact(chip, now)
         self._changes.add(f"chip {chip} is ready", now)
@@ -103,7 +94,7 @@ class Membership:
 
     def leave(self, chip: Chip, why: str, now: float) -> None:
         """Remove a worker."""
-        if self._workers.pop(chip, None) is not None:
+        if self.workers.pop(chip, None):
             self._changes.add(why, now)
 
     def note_contact(self, chip: Chip, now: float) -> None:
@@ -113,7 +104,7 @@ class Membership:
     def update_status(self, chip: Chip, status: Status, now: float) -> None:
         """Record the new status of a worker, and its complaints about links."""
         self.note_contact(chip, now)
-        worker = self._workers[chip]
+        worker = self.workers[chip]
         worker.status = status
         self.history.update((chip, worker.address), status)
         if self.generation is None or status.generation != self.generation.number:
@@ -140,7 +131,7 @@ class Membership:
             return
         for chip in (link.first, link.second):
             if self._is_member(chip) and self.generation is not None:
-                self._workers[chip].since = self.generation.number + 1
+                self.workers[chip].since = self.generation.number + 1
         self._changes.add(f"chips {link.first} and {link.second} lost their connection", now)
 
     def settled_at(self) -> float | None:
@@ -158,7 +149,7 @@ class Membership:
         """Return the next decision, empty if there is nothing to do."""
         if self.is_over:
             return Decision()
-        for link in self._changes.cut_links(self._workers, now):
+        for link in self._changes.cut_links(self.workers, now):
             self.cut(link, now)
         if self._is_gathering(now):
             return Decision()
@@ -174,14 +165,25 @@ class Membership:
         return Decision(is_over=self._notice_end())
 
     @property
+    def is_state_lost(self) -> bool:
+        """Whether no connected worker holds the state that counts."""
+        return self._holder_deadline is not None
+
+    @property
+    def awaited(self) -> tuple[Chip, ...]:
+        """The chips that the job waits for before it begins, or goes on after a restart."""
+        missing = self._awaited - self._absent - set(self.workers)
+        return () if self._gather_until is None else tuple(sorted(missing))
+
+    @property
     def knows_all(self) -> bool:
         """Whether this coordinator knows every generation that a worker can know."""
         return self.generation is not None and not self._is_recalling
 
     def _look_for_holder(self, now: float) -> Decision | None:
         """Return the decision that follows if no worker holds the state that counts."""
-        if self._has_witness(self._workers) or not self._workers:
-            if self._holder_deadline is not None:
+        if self._has_witness(self.workers) or not self.workers:
+            if self.is_state_lost:
                 self._holder_deadline, self._is_restoring = None, False
                 self._changes.add("a chip that holds the state is back", now)
             return None
@@ -190,41 +192,37 @@ class Membership:
             return Decision(lost_step=self.history.step)
         if now < self._holder_deadline or self._is_restoring:
             return None
-        if self._restorable(self._workers) is None:
-            return Decision(failed=self._why_failed())
+        if self._restorable(self.workers) is None:
+            lost = f"no chip that is left holds the state after step {self.history.step}"
+            waited = f"none came back within {self._timing.holder_timeout_s:g} s"
+            return Decision(failed=f"{lost}, {waited}, and there is no complete checkpoint")
         self._is_restoring = True
         self._changes.add("no worker holds the state any more; going on from a checkpoint", now)
         return None
 
-    def _why_failed(self) -> str:
-        return (
-            f"no chip that is left holds the state after step {self.history.step}, none came back "
-            f"within {self._timing.holder_timeout_s:g} s, and there is no complete checkpoint"
-        )
-
     def is_missed(self, hello: Hello) -> bool:
         """Whether a worker has the state that no connected worker has."""
-        is_lost, who = self._holder_deadline is not None, (hello.chip, hello.address)
-        has_newest = not self._restorable(self._workers) and self.history.restorable(hello.status)
-        return is_lost and (bool(has_newest) or self.history.has_witness([(who, hello.status)]))
+        who = [((hello.chip, hello.address), hello.status)]
+        has_newest = not self._restorable(self.workers) and self.history.restorable(hello.status)
+        return self.is_state_lost and (bool(has_newest) or self.history.has_witness(who))
 
     def waiting(self) -> tuple[Chip, ...]:
         """Return the chips whose workers are connected but are not members."""
         members = set(self.generation.chips) if self.generation else set()
-        return tuple(sorted(set(self._workers) - members))
+        return tuple(sorted(set(self.workers) - members))
 
     def reason_to_wait(self, chip: Chip) -> str:
         """Return why a connected worker is not a member."""
         if self.generation is None or self._gather_until is not None:
             return "the other workers have not connected yet"
-        if self._holder_deadline is not None:
+        if self.is_state_lost:
             return (
                 f"no connected chip holds the state after step {self.history.step}; waiting "
                 f"{self._timing.holder_timeout_s:g} s for one that does"
             )
         if chip in self._largest_part(self._eligible()):
             return "the next generation is being formed"
-        if missing := sorted(self._board_of(chip) - set(self._workers)):
+        if missing := sorted(self._board_of(chip) - set(self.workers)):
             verb = "is" if len(missing) == 1 else "are"
             return f"its board must be complete, but {', '.join(map(str, missing))} {verb} missing"
         return "it is cut off from the largest live part of the mesh"
@@ -245,7 +243,7 @@ class Membership:
         """Whether to wait longer for expected workers."""
         if self._gather_until is None:
             return False
-        if now < self._gather_until and self._awaited - self._absent - set(self._workers):
+        if now < self._gather_until and self.awaited:
             return True
         self._gather_until = None
         if self._is_recalling:
@@ -259,11 +257,11 @@ class Membership:
         self._n_skipped = UNHEARD_GENERATIONS
         number = self.generation.number
         for seat in self.generation.seats:
-            worker = self._workers.get(seat.chip)
+            worker = self.workers.get(seat.chip)
             # A new worker in its place, or one that lost its state, has to connect again.
             if worker and worker.address == seat.address and worker.status.state_version != FRESH:
                 worker.since = seat.since
-        members = [self._workers.get(chip) for chip in self.generation.chips]
+        members = [self.workers.get(chip) for chip in self.generation.chips]
         self._changes.reasons.clear()
         if number >= self.history.latest and all(
             each and each.status.ready and each.status.state_version == number for each in members
@@ -286,15 +284,15 @@ class Membership:
 
     def _form_generation(self) -> Generation | None:
         """Form and return the next generation; None if it would equal this one or has no chips."""
-        chips = self._largest_part(self._eligible()) if self._workers else frozenset()
+        chips = self._largest_part(self._eligible()) if self.workers else frozenset()
         if not chips:
             return None
-        number = 1 + max(worker.status.generation for worker in self._workers.values())
+        number = 1 + max(worker.status.generation for worker in self.workers.values())
         number = max(number, self.generation.number + 1 if self.generation else 1) + self._n_skipped
         number = max(number, self.history.record.highest + 1)
         seats = []
-        for chip in sorted(self._workers):
-            worker = self._workers[chip]
+        for chip in sorted(self.workers):
+            worker = self.workers[chip]
             worker.since = (worker.since or number) if chip in chips else 0
             if worker.since:
                 seats.append(Seat(chip, worker.address, worker.since))
@@ -310,10 +308,10 @@ class Membership:
 
     def _eligible(self) -> set[Chip]:
         """Return the chips that may train: members, complete boards, and holders if needed."""
-        connected = set(self._workers)
+        connected = set(self.workers)
         eligible = {
             chip
-            for chip, worker in self._workers.items()
+            for chip, worker in self.workers.items()
             if worker.since or self._board_of(chip) <= connected
         }
         if not self._can_continue(eligible):
@@ -337,26 +335,26 @@ class Membership:
         """Whether one of the chips has the state to go on from, or can prove which one counts."""
         if not self._is_restoring:
             return self._has_witness(part)
-        best = self._restorable(self._workers)
+        best = self._restorable(self.workers)
         return best is not None and self._restorable(part) == best
 
     def _restorable(self, part: Iterable[Chip]) -> tuple[int, int] | None:
         """Return the newest state that one of the chips can go back to."""
-        found = (self.history.restorable(self._workers[chip].status) for chip in part)
+        found = (self.history.restorable(self.workers[chip].status) for chip in part)
         return max((state for state in found if state is not None), default=None)
 
     def _has_witness(self, part: Iterable[Chip]) -> bool:
-        workers = [self._workers[chip] for chip in part]
+        workers = [self.workers[chip] for chip in part]
         return self.history.has_witness(
             ((worker.chip, worker.address), worker.status) for worker in workers
         )
 
     def _is_member(self, chip: Chip) -> bool:
         """Whether a chip's worker is connected and a member of the latest generation."""
-        return chip in self._workers and self._workers[chip].since > 0
+        return chip in self.workers and self.workers[chip].since > 0
 
     def _state_of(self, chip: Chip) -> tuple[int, int]:
-        status = self._workers[chip].status
+        status = self.workers[chip].status
         return status.state_version, status.step
 
     def _begin_when_ready(self) -> Go | None:
@@ -365,14 +363,14 @@ class Membership:
             return None
         number = self.generation.number
         for chip in self.generation.chips:
-            worker = self._workers.get(chip)
+            worker = self.workers.get(chip)
             if not worker or not worker.status.ready or worker.status.generation != number:
                 return None
         if self._is_restoring:
             return self._begin_from_saved_state(self.generation)
         best = max(self._state_of(chip) for chip in self.generation.chips)
         holders = tuple(chip for chip in self.generation.chips if self._state_of(chip) == best)
-        if not self.history.is_holder(self._workers[holders[0]].status):
+        if not self.history.is_holder(self.workers[holders[0]].status):
             return None
         # New workers may differ in their initial weights: one sends its state to the others.
         self.go = Go(number, best[1], holders if best[0] != FRESH else holders[:1])
@@ -395,6 +393,6 @@ class Membership:
         """Set `is_over` once every member has finished; return True only that once."""
         if self.generation is None or self.go is None or self.is_over:
             return False
-        workers = [self._workers.get(chip) for chip in self.generation.chips]
+        workers = [self.workers.get(chip) for chip in self.generation.chips]
         self.is_over = all(worker and worker.status.finished for worker in workers)
         return self.is_over

@@ -13,11 +13,12 @@ from meshmend.errors import MessageError
 from meshmend.membership.events import EVENTS, ChipCoordinates, Event
 from meshmend.membership.generation import LARGEST_NUMBER, Generation, GenerationNumber
 from meshmend.membership.job_fingerprint import JobFingerprint
+from meshmend.membership.job_status import JobStatus
 from meshmend.net.codec import Codec, Count, Seconds, Within
 from meshmend.net.listener import Address
 from meshmend.topology.failures import Link, parse_link
 
-VERSION: Final = 5
+VERSION: Final = 6
 # The numbers by which handshakes call the ends of control connections that are not seats.
 COORDINATOR: Final = 0xFFFFFFFF
 OBSERVER: Final = 0xFFFFFFFE
@@ -94,6 +95,24 @@ class Observe(Message):
     """Observer: send me all events of this job."""
 
     job: str
+
+
+@dataclass(frozen=True)
+class AskStatus(Message):
+    """Asker: send me the status of this job; None means whatever job you have.
+
+    A worker answers too. It leaves out the generation, which is long, if the question `is_brief`.
+    """
+
+    job: str | None = None
+    is_brief: bool = False
+
+
+@dataclass(frozen=True)
+class StatusAnswer(Message):
+    """Coordinator or worker, to askers: the status of the job."""
+
+    status: JobStatus
 
 
 @dataclass(frozen=True)
@@ -223,6 +242,8 @@ MESSAGES: Final = Codec(
         "heartbeat": Heartbeat,
         "report": Report,
         "observe": Observe,
+        "ask status": AskStatus,
+        "status of the job": StatusAnswer,
         "cut": CutLink,
         "mend": MendLink,
         "absent": Absent,

@@ -23,5 +23,12 @@ class MovingRate:
         self._total += samples
         while len(self._recent) > 2 and self._recent[1][0] <= t - self._window_s:
             self._total -= self._recent.popleft()[1]
+        rate = self.at(t)
+        return math.nan if rate is None else rate
+
+    def at(self, t: float) -> float | None:
+        """Return the rate at time `t`, None if none is known; it falls while no step finishes."""
+        if not self._recent or not self._total:
+            return None
         since, before = self._recent[0]
-        return (self._total - before) / (t - since) if t > since else math.nan
+        return (self._total - before) / (t - since) if t > since else None

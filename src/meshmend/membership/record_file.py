@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-from meshmend.errors import MessageError
+from meshmend.errors import InputError, MessageError
 from meshmend.membership.history import RECORDS, CoordinatorRecord, History
+from meshmend.net.listener import Address
 
 VERSION: Final = 1
 
@@ -33,16 +34,26 @@ def history_of(text: str, job: str) -> History:
     then marked as unknown, and the coordinator waits for a worker that holds a state.
     """
     try:
-        document = json.loads(text)
-        version = document.pop("version", None) if isinstance(document, dict) else None
-        if version != VERSION:
-            raise MessageError(
-                f"its version is {version!r}, but this meshmend reads version {VERSION}"
-            )
-        record: CoordinatorRecord = RECORDS.decode(document)
+        record = _record_of(text)
     except (ValueError, RecursionError, MessageError) as error:
         return _unknown_history(job, str(error))
     return History(record if record.job == job else CoordinatorRecord(job))
+
+
+def members_in(path: Path) -> tuple[Address, ...]:
+    """Return where the workers of the last generations in a record listen, the latest first.
+
+    Raises:
+        InputError: the file cannot be read, or holds no record.
+    """
+    try:
+        record = _record_of(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read the coordinator's record {path}: {error.strerror}") from None
+    except (ValueError, RecursionError, MessageError) as error:
+        raise InputError(f"{path} is no record of a coordinator: {error}") from None
+    begun = reversed(record.begun)
+    return tuple(dict.fromkeys(address for each in begun for _, address in each.members))
 
 
 def record_text(record: CoordinatorRecord) -> str:
@@ -68,6 +79,15 @@ def save_record(path: Path, record: CoordinatorRecord) -> None:
             draft.unlink(missing_ok=True)
     except OSError as error:
         _log.error("the coordinator's record %s cannot be written: %s", path, error.strerror)
+
+
+def _record_of(text: str) -> CoordinatorRecord:
+    document = json.loads(text)
+    version = document.pop("version", None) if isinstance(document, dict) else None
+    if version != VERSION:
+        raise MessageError(f"its version is {version!r}, but this meshmend reads version {VERSION}")
+    record: CoordinatorRecord = RECORDS.decode(document)
+    return record
 
 
 def _unknown_history(job: str, why: str) -> History:

@@ -37,6 +37,15 @@ class Stragglers:
         """Measure from now on, because the coordinator itself was held up."""
         self._behind_since.clear()
 
+    def position_of(self, chip: Chip) -> LoopPosition | None:
+        """Return the last position that a worker reported."""
+        return self._positions.get(chip)
+
+    def behind_s(self, chip: Chip, now: float) -> float | None:
+        """Return for how many seconds a worker has been behind; None if it is not."""
+        since = self._behind_since.get(chip)
+        return None if since is None else max(0.0, now - since)
+
     def stuck(self, members: Iterable[Chip], now: float) -> list[tuple[Chip, float]]:
         """Return the members that have been behind for too long, and for how many seconds."""
         known = {chip: self._positions[chip] for chip in members if chip in self._positions}

@@ -22,6 +22,9 @@ from typing import Final
 from meshmend.errors import HandshakeError, PeerLostError, StoppedError
 from meshmend.net.liveness import limit_unacknowledged
 
+# The rank that a caller wants if it does not know whom it calls: whoever listens may answer.
+ANYONE: Final = 0xFFFFFFFC
+
 _MAGIC: Final = b"meshmend/2"
 _HELLO: Final = struct.Struct(">10sIII32s")
 _NONCE_BYTES: Final = 32
@@ -87,7 +90,7 @@ def dial(
     try:
         connection.setblocking(False)
         limit_unacknowledged(connection, deadline.link_timeout_s)
-        if connection.connect_ex(address) != 0:
+        if _connect(connection, address) != 0:
             deadline.for_connecting().wait(connection, select.POLLOUT)
         if code := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             raise PeerLostError(f"cannot connect to {address[0]}:{address[1]}: {os.strerror(code)}")
@@ -159,7 +162,7 @@ class ListenerHandshake:
             raise HandshakeError(
                 f"this is not a meshmend handshake: its first bytes are {hello[:10]!r}"
             )
-        if wanted != self._rank:
+        if wanted not in (self._rank, ANYONE):
             raise HandshakeError(
                 f"rank {caller} wants rank {wanted}, but this is rank {self._rank}"
             )
@@ -177,6 +180,16 @@ class ListenerHandshake:
             )
         self.request = self._hello
         return _WELCOME
+
+
+def _connect(connection: socket.socket, address: tuple[str, int]) -> int:
+    """Begin to connect; return 0 if the connection is there at once."""
+    try:
+        return connection.connect_ex(address)
+    except OSError as error:  # the name of the host means nothing, or not yet
+        raise PeerLostError(
+            f"cannot connect to {address[0]}:{address[1]}: {error.strerror}"
+        ) from None
 
 
 def _proof(secret: bytes, side: bytes, hello: bytes, nonce: bytes) -> bytes:

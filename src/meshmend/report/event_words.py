@@ -10,11 +10,17 @@ from typing import Final
 from meshmend.draw.frame import counted
 from meshmend.faults.fault import FaultKind
 from meshmend.membership import events
+from meshmend.membership.job_status import ChangeCause, FinishedChange
 from meshmend.topology.failures import Chip, blocks_of
 from meshmend.units import format_time
 
 _MODELS: Final = {"resnet": "ResNet", "bert": "BERT"}
 _MANY: Final = 4  # if there are more blocks of chips or links than this, not all are named
+_CAUSES: Final = {
+    ChangeCause.LEFT: "the first chip left",
+    ChangeCause.CONNECTED: "the last chip connected",
+    ChangeCause.LINKS: "a link changed",
+}
 _COORDINATOR: Final = {
     events.CoordinatorState.LOST: "coordinator is lost; training goes on without it",
     events.CoordinatorState.BACK: "coordinator is back and knows the job again",
@@ -82,6 +88,12 @@ def _fault_or_end(event: events.Event) -> str:
             return _ended(event)
         case _:
             raise AssertionError(f"event_words has no sentence for {event!r}")
+
+
+def change_words(change: FinishedChange) -> str:
+    """Return one sentence for a change of the chips that train, once it is over."""
+    done = f"all {change.chips} chips have finished step {change.step}"
+    return f"{done}, {seconds(change.took_s)} after {_CAUSES[change.cause]}"
 
 
 def seconds(time_s: float | None) -> str:

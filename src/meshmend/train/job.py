@@ -26,6 +26,7 @@ from meshmend.faults.fault import Moment
 from meshmend.faults.self_injection import SelfInjection
 from meshmend.membership.events import WorkerSaved, WorkerStepped, WriteFailed
 from meshmend.membership.messages import FRESH
+from meshmend.membership.status_responder import StatusResponder
 from meshmend.topology.failures import Chip
 from meshmend.train import checkpoint
 from meshmend.train.checkpoint import Saving
@@ -122,6 +123,8 @@ class Job:
                 )
             )
             self._exchange = Exchange(env.whole, env.chip, env.exchange_settings)
+            responder = StatusResponder(coordinator_client().answer)
+            self._exchange.transport.answer_askers(responder.take)
             self._loop = WorkerLoop(
                 env.chip, self, coordinator_client(), self._exchange, self._self_injection
             )

@@ -1,0 +1,18 @@
+"""A worker that is connected to the coordinator."""
+
+from dataclasses import dataclass
+
+from meshmend.membership.messages import Status
+from meshmend.net.listener import Address
+from meshmend.topology.failures import Chip
+
+
+@dataclass
+class ConnectedWorker:
+    """A connected worker; `since` is 0 while it is not a member."""
+
+    chip: Chip
+    address: Address
+    status: Status
+    connected_at: float
+    since: int = 0
