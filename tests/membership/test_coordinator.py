@@ -32,6 +32,7 @@ from meshmend.membership.messages import (
     COORDINATOR,
     FRESH,
     OBSERVER,
+    VERSION,
     Alive,
     CutLink,
     Finish,
@@ -266,9 +267,12 @@ def test_strangers_are_refused_and_change_nothing(
             (encode_message(hello((0, 0), shape=(4, 4))), "not in this job's mesh"),
             (encode_message(hello((7, 7))), "not in this job's mesh"),
             (encode_message(StatusChanged(Status())), "an unexpected message 'status'"),
-            (b'{"v":5,"kind":"hello","job":"ours"}', "a message 'hello' needs a value under"),
-            (b'{"v":5,"kind":"dance"}', "needs a kind among hello, status"),
-            (b'{"v":2,"kind":"over"}', "this end speaks version 5 of the protocol"),
+            (
+                b'{"v":%d,"kind":"hello","job":"ours"}' % VERSION,
+                "a message 'hello' needs a value under",
+            ),
+            (b'{"v":%d,"kind":"dance"}' % VERSION, "needs a kind among hello, status"),
+            (b'{"v":2,"kind":"over"}', f"this end speaks version {VERSION} of the protocol"),
             (b"[" * 60_000, "a frame needs a JSON object"),
         ]
         for frame, why in refused:
