@@ -1,4 +1,4 @@
-"""Reads and writes quantities with units: bytes, bandwidths and times.
+"""Reads and writes quantities with units: bytes, bandwidths and times; counts things.
 
 Knows units, not what is measured. Decimal units count in thousands (`KB`, `MB`),
 binary ones in 1024 (`KiB`, `MiB`), `bit` is an eighth of a byte. Upper and lower case matter
@@ -168,3 +168,8 @@ def _format(value: float, units: tuple[tuple[float, str], ...]) -> str:
         size, unit = units[0] if units[0][0] == 1.0 else units[-1]
     digits = f"{Decimal(f'{rounded / size:.3g}').normalize():f}"
     return f"{digits} {unit}"
+
+
+def counted(n: int, noun: str) -> str:
+    """Return a number with its noun: `1 ring`, `4 rings`."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

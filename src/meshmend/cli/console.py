@@ -24,9 +24,21 @@ def print_json(value: Any) -> None:
     sys.stdout.write("\n")
 
 
-def note(line: str) -> None:
-    """Print a line on standard error."""
-    print(line, file=sys.stderr)
+def note(line: str, *, message: str = "", level: str = "info", **fields: Any) -> None:
+    """Print a line on standard error.
+
+    With `--log-json` it is an object instead, with these fields; `message` replaces the line.
+    """
+    if sys.stderr is sys.__stderr__:  # the usual case, which need not import anything
+        print(line, file=sys.stderr)
+        return
+    from meshmend.cli.json_log import JsonLog
+
+    if isinstance(sys.stderr, JsonLog):
+        text = message or line.removeprefix("meshmend: ").rstrip()
+        sys.stderr.record(level, "meshmend", text, **fields)
+    else:
+        print(line, file=sys.stderr)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshmend.cli.console import note
+from meshmend.cli.json_log import set_log_context
 from meshmend.cli.options import (
     FailOption,
     HeartbeatTimeoutOption,
     HolderTimeoutOption,
     LinkTimeoutOption,
+    LogJsonOption,
     MeshOption,
     StragglerTimeoutOption,
     WrapOption,
@@ -23,7 +25,9 @@ from meshmend.variables import SECRET
 if TYPE_CHECKING:
     import socket
 
+    from meshmend.membership.coordinator_server import CoordinatorServer
     from meshmend.membership.job_spec import JobSpec
+    from meshmend.net.metrics_server import MetricsServer
 
 JobOption = Annotated[
     str,
@@ -87,6 +91,14 @@ def coordinator_command(
             help="Keep what the next coordinator must know if this one dies; deleted at the end.",
         ),
     ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            "--metrics",
+            metavar="HOST:PORT",
+            help="Serve metrics for Prometheus at http://HOST:PORT/metrics, to whoever asks.",
+        ),
+    ] = None,
     new: Annotated[
         bool, typer.Option("--new", help="Forget what an earlier coordinator left in --state.")
     ] = False,
@@ -98,6 +110,7 @@ def coordinator_command(
             "from the beginning if there is none.",
         ),
     ] = False,
+    log_json: LogJsonOption = False,
 ) -> int:
     """Run the coordinator of a job: it decides which workers of several hosts train together.
 
@@ -113,7 +126,10 @@ def coordinator_command(
     - meshmend coordinator --mesh 4x4 --listen 10.0.0.1:7000
 
     - meshmend coordinator --mesh 4x4 --listen 10.0.0.1:7000 --state /var/lib/job.json
+
+    - meshmend coordinator --mesh 4x4 --listen 10.0.0.1:7000 --metrics 127.0.0.1:9090
     """
+    set_log_context(job=job)
     begin = mesh_of(mesh, wrap, fail)
     from meshmend.errors import InputError, TerminatedError
     from meshmend.launch.hosts import board_from, endpoint_from, secret_from
@@ -131,6 +147,7 @@ def coordinator_command(
     )
     spec = JobSpec(job, begin, board_from(board, begin), timing)
     endpoint = endpoint_from(listen, "--listen")
+    metrics_endpoint = endpoint_from(metrics, "--metrics") if metrics else None
     secret = secret_from(os.environ, secret_file).encode()
     if state is None and (new or restarted):
         raise InputError(
@@ -143,8 +160,15 @@ def coordinator_command(
             note(f"meshmend: the coordinator of job {job!r} on {begin} listens on {host}:{port}")
             if state is not None:
                 _report_record(state, job, forget=new, restarted=restarted)
+            scraped = listening(*metrics_endpoint) if metrics_endpoint else None
             failure = _serve(
-                listener, secret, spec, record=state, restarted=restarted, linger_s=linger
+                listener,
+                secret,
+                spec,
+                record=state,
+                restarted=restarted,
+                linger_s=linger,
+                scraped=scraped,
             )
         except TerminatedError:
             return TERMINATED
@@ -181,8 +205,11 @@ def _serve(
     record: Path | None,
     restarted: bool,
     linger_s: float,
+    scraped: "socket.socket | None",
 ) -> str:
     """Serve until the job is over; return why it failed, or an empty text."""
+    from contextlib import ExitStack
+
     from meshmend.cli.job_lines import JobLines
     from meshmend.membership.coordinator_server import CoordinatorServer
 
@@ -192,11 +219,27 @@ def _serve(
     coordinator = CoordinatorServer(
         listener, secret, spec, record_file=record, restarted=restarted, on_event=lines.take
     )
-    try:
+    with ExitStack() as stack:
+        stack.callback(coordinator.close)
+        if scraped is not None:
+            stack.callback(_serve_metrics(scraped, coordinator).close)
         coordinator.serve()
         if linger_s > 0 and not coordinator.failure:
             note(f"meshmend: the job is over; the coordinator stays for {linger_s:g} s")
             coordinator.linger(linger_s)
-    finally:
-        coordinator.close()
     return coordinator.failure
+
+
+def _serve_metrics(scraped: "socket.socket", coordinator: "CoordinatorServer") -> "MetricsServer":
+    """Begin to serve the metrics of a coordinator."""
+    from meshmend.net.metrics_server import MetricsServer
+    from meshmend.report.metrics_text import CONTENT_TYPE, metrics_text
+
+    def read() -> str:
+        snapshot = coordinator.snapshot()
+        return metrics_text(snapshot.status, snapshot.traffic)
+
+    server = MetricsServer(scraped, read, CONTENT_TYPE)
+    host, port = scraped.getsockname()[:2]
+    note(f"meshmend: metrics are at http://{host}:{port}/metrics")
+    return server

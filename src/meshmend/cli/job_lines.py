@@ -2,11 +2,12 @@
 
 import time
 from dataclasses import replace
+from typing import Any
 
 from meshmend.cli.console import note
 from meshmend.membership import events
 from meshmend.membership.change_timer import ChangeTimer
-from meshmend.membership.events import Event, TimedEvent
+from meshmend.membership.events import EVENTS, Event, TimedEvent
 from meshmend.report.event_words import change_words, event_words
 from meshmend.topology.failures import Chip
 
@@ -56,17 +57,26 @@ class JobLines:
             case events.WorkerArrived():
                 self._connected.add(event.chip)
                 count = f"{len(self._connected)} of {self._n_mesh_chips}"
-                note(_line(t, f"chip {event.chip} connected, {count}"))
+                self._print(t, f"chip {event.chip} connected, {count}", event)
             case events.WorkerLeft() | events.WorkerTurnedAway():
                 self._connected.discard(event.chip)
             case events.GenerationForming():
                 self._why = event.why
             case events.GenerationBegan():
                 event = replace(event, why=self._why)
-        if line := job_line(TimedEvent(t, event)):
-            note(line)
+        if isinstance(event, _SHOWN):
+            self._print(t, event_words(event), event)
         if (change := self._timer.take(clock, event)) is not None:
-            note(_line(t, change_words(change)))
+            self._print(t, change_words(change))
+
+    @staticmethod
+    def _print(t: float, text: str, event: Event | None = None) -> None:
+        fields: dict[str, Any] = {}
+        if event is not None:
+            fields["event"] = EVENTS.encode(event)
+            if (chip := getattr(event, "chip", None)) is not None:
+                fields["chip"] = chip
+        note(_line(t, text), message=text, **fields)
 
 
 def _line(t: float, text: str) -> str:

@@ -30,6 +30,8 @@ from meshmend.cli import (
     train,
     worker,
 )
+from meshmend.cli.console import note
+from meshmend.cli.json_log import start_json_log
 from meshmend.cli.options import RENAMED_OPTIONS
 from meshmend.errors import InputError, MeshmendError
 from meshmend.variables import warn_of_unknown
@@ -84,12 +86,15 @@ def _root(
 
 def run_line(arguments: list[str]) -> int:
     """Run a command line and return its exit code."""
-    warn_of_unknown(os.environ)
+    if "--log-json" not in arguments:  # else the option that chooses the log does this
+        warn_of_unknown(os.environ)
     try:
         result = app(args=arguments or ["--help"], prog_name="meshmend", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except TyperException as error:
+        if "--log-json" in arguments:  # it may not have come to this option
+            start_json_log()
         return _failed(f"{error.format_message()} (see meshmend --help)", 2)
     except InputError as error:
         return _failed(str(error), 2)
@@ -105,7 +110,7 @@ def run_line(arguments: list[str]) -> int:
 
 
 def _failed(message: str, code: int) -> int:
-    print(f"meshmend: {' '.join(message.split())}", file=sys.stderr)
+    note(f"meshmend: {' '.join(message.split())}", level="error")
     return code
 
 

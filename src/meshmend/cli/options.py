@@ -5,12 +5,14 @@ read an option import neither Numba nor torch. So a command that reads its optio
 mistake at once.
 """
 
+import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from meshmend.cli.console import note
+from meshmend.variables import warn_of_unknown
 
 if TYPE_CHECKING:
     from meshmend.topology.fabric import Fabric
@@ -69,6 +71,27 @@ StragglerTimeoutOption = Annotated[
 ]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on standard output, nothing else.")
+]
+
+
+def _choose_log(as_json: bool) -> bool:
+    """Begin structured logs, if wanted, before any other option is looked at."""
+    if as_json:
+        from meshmend.cli.json_log import start_json_log
+
+        start_json_log()
+    warn_of_unknown(os.environ)
+    return as_json
+
+
+LogJsonOption = Annotated[
+    bool,
+    typer.Option(
+        "--log-json",
+        is_eager=True,
+        callback=_choose_log,
+        help="Write one JSON object per line on standard error, instead of plain lines.",
+    ),
 ]
 
 _OLD_NAMES = {"stall": "straggler-timeout", "heartbeat": "heartbeat-timeout"}

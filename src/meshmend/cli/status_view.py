@@ -9,7 +9,6 @@ from rich.text import Text
 
 from meshmend.cli.chip_states import ChipState, ChipStates
 from meshmend.cli.mesh_map import mesh_map
-from meshmend.draw.frame import counted
 from meshmend.membership.job_status import (
     BEHIND_S,
     ChipsWait,
@@ -19,6 +18,7 @@ from meshmend.membership.job_status import (
 )
 from meshmend.report.event_words import change_words, chips_words, event_words, rate_words, seconds
 from meshmend.topology.failures import format_shape
+from meshmend.units import counted
 
 _N_EVENTS = 8
 _PLAIN_WIDTH = 110
@@ -80,7 +80,8 @@ def picture(status: JobStatus, width: int, height: int) -> RenderableType:
 def states_of(status: JobStatus) -> ChipStates:
     """Return the state of every chip, as the map shows it.
 
-    A chip without a connected worker is dead. Where a worker answers, members of its generation
+    A chip without a connected worker is dead, or joining if the job has not begun. Where a worker
+    answers, members of its generation
     that were not heard count as alive: nobody has seen them leave.
     """
     states = ChipStates(status.shape)
@@ -88,7 +89,8 @@ def states_of(status: JobStatus) -> ChipStates:
     members, heard = set(status.members), {each.chip: each for each in status.workers}
     is_from_worker = status.answered_by is not None
     present = members | set(heard) if is_from_worker else set(heard)
-    states.set(everywhere - present, ChipState.DEAD)
+    if status.phase is not JobPhase.GATHERING:
+        states.set(everywhere - present, ChipState.DEAD)
     states.set(status.waiting, ChipState.WAITING)
     number = status.generation.number if status.generation else None
     trains = status.phase not in (JobPhase.GATHERING, JobPhase.PREPARING)

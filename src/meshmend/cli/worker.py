@@ -1,7 +1,6 @@
 """`meshmend worker`: runs the worker of one chip, for a job on several hosts."""
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +8,15 @@ import typer
 
 from meshmend.cli.console import compile_for_workers, note
 from meshmend.cli.coordinator import BoardOption, JobOption, SecretOption
-from meshmend.cli.options import FailOption, LinkTimeoutOption, MeshOption, WrapOption, mesh_of
+from meshmend.cli.json_log import set_log_context
+from meshmend.cli.options import (
+    FailOption,
+    LinkTimeoutOption,
+    LogJsonOption,
+    MeshOption,
+    WrapOption,
+    mesh_of,
+)
 
 if TYPE_CHECKING:
     from meshmend.launch.forked_worker import Script
@@ -87,6 +94,7 @@ def worker_command(
     join_timeout: JoinTimeoutOption = 300.0,
     wait_for_chip: WaitForChipOption = 60.0,
     is_module: ModuleOption = False,
+    log_json: LogJsonOption = False,
 ) -> int:
     """Run the worker of one chip: a script that loops over a meshmend.train.Job.
 
@@ -102,6 +110,7 @@ def worker_command(
     """
     from meshmend.errors import InputError
 
+    set_log_context(job=job)
     begin = mesh_of(mesh, wrap, fail)
     from meshmend.launch.hosts import (
         address_toward,
@@ -114,6 +123,7 @@ def worker_command(
 
     endpoint = endpoint_from(coordinator, "--coordinator")
     own_chip = chip_from(chip, os.environ, begin)
+    set_log_context(job=job, chip=own_chip)
     boards = board_from(board, begin)
     secret = secret_from(os.environ, secret_file)
     if not is_module and not Path(script).is_file():
@@ -167,5 +177,5 @@ def _run_script(script: "Script") -> int:
             raise  # `main` prints one line, without a traceback
         except BaseException as error:
             if words := error_text(error):
-                print(words, end="", file=sys.stderr)
+                note(words.rstrip("\n"), level="error")
             return exit_code_of(error)

@@ -60,11 +60,6 @@ def surrounded(
     return stacked(parts, gap=0.55 * size)
 
 
-def counted(n: int, noun: str) -> str:
-    """Return a number with its noun: `1 ring`, `4 rings`."""
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
-
-
 def _heading(title: str, width: float, size: float) -> Panel:
     """Return a bold title in at most two lines; a longer one is cut."""
     # Bold letters are wider than the estimate: leave an eighth of the width.

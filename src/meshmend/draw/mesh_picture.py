@@ -15,7 +15,7 @@ from meshmend.draw.colours import (
     RED,
     STRANDED_FILL,
 )
-from meshmend.draw.frame import Key, counted, framed
+from meshmend.draw.frame import Key, framed
 from meshmend.draw.grid import Grid, drawn_apart, fitting_grid
 from meshmend.draw.svg import (
     SOFT_INK,
@@ -32,6 +32,7 @@ from meshmend.draw.svg import (
 from meshmend.topology.failures import Chip, Link, format_shape
 from meshmend.topology.graph import stranded
 from meshmend.topology.mesh import Mesh
+from meshmend.units import counted
 
 _ROUNDED_SIDE = 10.0  # below this a chip is a plain square, in fewer bytes
 _LABELLED_SIDE = 18.0

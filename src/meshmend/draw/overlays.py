@@ -7,7 +7,7 @@ put several on one mesh; each `*_svg` function returns a finished document.
 from collections.abc import Collection, Sequence
 
 from meshmend.draw.colours import AMBER, BLUE, BLUE_FILL, GREEN, YELLOW_FILL, series
-from meshmend.draw.frame import Key, counted, framed
+from meshmend.draw.frame import Key, framed
 from meshmend.draw.grid import Grid, Reach, fitting_grid, reach
 from meshmend.draw.lanes import LanePath, traces
 from meshmend.draw.mesh_picture import ground_keys, mesh_panel
@@ -16,6 +16,7 @@ from meshmend.overlay.pairs import AXIS_NAMES, PairLayout
 from meshmend.overlay.rings import Ring
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
+from meshmend.units import counted
 
 Path = Sequence[Chip]
 

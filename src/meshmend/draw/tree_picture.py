@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.draw.colours import lighter, series
-from meshmend.draw.frame import Key, counted, framed, surrounded
+from meshmend.draw.frame import Key, framed, surrounded
 from meshmend.draw.grid import Grid, fitting_grid
 from meshmend.draw.lanes import LanePath, traces
 from meshmend.draw.mesh_picture import ground_keys, mesh_panel
 from meshmend.draw.svg import Attributes, Panel, arrow_head, line_path, mark, tiled
 from meshmend.errors import InputError
 from meshmend.topology.mesh import Mesh
+from meshmend.units import counted
 
 _SHADES = 6
 _SHEET_WIDTH = 1100.0

@@ -33,7 +33,7 @@ from meshmend.execute.rank_program import SEND, Numbers
 from meshmend.execute.transport import Bytes, Task, describe_fingerprint
 from meshmend.net.event_fd import clear, is_set
 from meshmend.net.listener import Address
-from meshmend.net.liveness import LinkWatch, keep_alive
+from meshmend.net.liveness import LinkWatch, acknowledged_bytes, keep_alive
 
 # Urgent data cannot overtake data in the buffers of the kernel, so these buffers are small: few
 # unsent bytes at the sender, a small receive buffer at the receiver. With default buffers TCP
@@ -77,6 +77,7 @@ class SocketTransport:
         self._broken = ""
         self._sockets: dict[int, socket.socket] = {}
         self._epochs: dict[int, int] = {}
+        self._sent_before: dict[int, int] = {}  # bytes, over connections that are closed
         self._links = np.empty((len(labels), frames.N_LINK_COLUMNS), dtype=np.int64)
         self.drop(range(len(labels)))
         self._scratch = np.empty((len(labels), frames.BLOCK_BYTES), dtype=np.uint8)
@@ -165,8 +166,10 @@ class SocketTransport:
     def drop(self, peers: Iterable[int]) -> None:
         """Close the connections to these ranks; `connect` makes new ones when needed."""
         for peer in peers:
-            if peer in self._sockets:
-                self._sockets.pop(peer).close()
+            if connection := self._sockets.pop(peer, None):
+                sent = self._sent_before.get(peer, 0) + acknowledged_bytes(connection)
+                self._sent_before[peer] = sent
+                connection.close()
                 del self._epochs[peer]
             self._links[peer] = 0
             self._links[peer, [frames.FD, frames.IN_KEY, frames.OUT_KEY]] = -1
@@ -180,6 +183,13 @@ class SocketTransport:
     def answer_askers(self, on_asker: Callable[[socket.socket], None]) -> None:
         """Pass on callers that want anyone; `on_asker` runs in another thread, without blocking."""
         self._peer_connections.on_asker = on_asker
+
+    def sent_bytes(self) -> dict[int, int]:
+        """Return how many bytes each rank has got from this one; any thread may call this."""
+        sent = dict(self._sent_before)
+        for peer, connection in list(self._sockets.items()):
+            sent[peer] = sent.get(peer, 0) + acknowledged_bytes(connection)
+        return sent
 
     def check(self) -> None:
         """Raise StoppedError if `interrupt` was called: for a rank that waits for no peers."""

@@ -81,6 +81,11 @@ class Coordinator:
         """Return how the job is now; changes nothing."""
         return self._keeper.status(now, self.failure)
 
+    @property
+    def traffic(self) -> dict[Chip, dict[Chip, int]]:
+        """How many bytes each worker has sent to each other one, as far as it has said."""
+        return self._keeper.traffic
+
     def opened(self, number: int, name: str, now: float) -> None:
         """Record a new connection; close the oldest stranger if there are too many."""
         self._now = now
@@ -184,6 +189,8 @@ class Coordinator:
                 self._membership.update_status(chip, status, self._now)
                 self._send_to(status.lost, messages.Alive())  # a live worker answers at once
                 self._repeat_go(connection, status)
+            case messages.Traffic():
+                self._keeper.count_traffic(chip, message)
             case messages.Report(event=event) if is_own_report(event, chip):
                 if connection.reports.lets_pass(self._now):
                     self._publish(event)

@@ -9,7 +9,7 @@ import os
 import selectors
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from logging import getLogger
 from typing import Final
 
@@ -33,6 +33,7 @@ from meshmend.membership.messages import (
     Refused,
     Status,
     StatusAnswer,
+    Traffic,
     Welcome,
 )
 from meshmend.membership.worker_status import WorkerStatusKeeper
@@ -50,6 +51,7 @@ _log = getLogger(__name__)
 _IDLE_S: Final = 1.0  # between two checks while the worker has not joined
 _LONGEST_WAIT_S: Final = 5.0  # between two requests for a chip that has another worker
 _HANDSHAKE_S: Final = 5.0
+_TRAFFIC_S: Final = 5.0  # between two messages that count the bytes sent
 _FLUSH_S: Final = 2.0  # to send what is queued before the thread ends
 
 
@@ -75,6 +77,8 @@ class CoordinatorClient:
         self._taken_since: float | None = None
         self._taken_backoff = Backoff(identity.seat, longest_s=_LONGEST_WAIT_S)
         self._is_closed = False
+        self._traffic: Callable[[], Mapping[Chip, int]] = dict
+        self._traffic_at = 0.0  # when it was last sent
         self._backoff = Backoff(identity.seat)
         self._thread = threading.Thread(target=self._work, name="meshmend-client", daemon=True)
         self._thread.start()
@@ -97,6 +101,10 @@ class CoordinatorClient:
     def set_fingerprint(self, fingerprint: JobFingerprint) -> None:
         """Set the fingerprint for the hello; all workers of a job must have the same one."""
         self._client.fingerprint = fingerprint
+
+    def set_traffic(self, traffic: Callable[[], Mapping[Chip, int]]) -> None:
+        """Set what counts the bytes that this worker has sent; the client's thread calls it."""
+        self._traffic = traffic
 
     def report(self, event: Event) -> None:
         """Send an event to the observers; it may be lost."""
@@ -290,6 +298,16 @@ class CoordinatorClient:
             channel.send(report)
         if not channel.has_unsent:
             channel.send(self._client.heartbeat())
+            self._send_traffic(channel)
+
+    def _send_traffic(self, channel: MessageChannel) -> None:
+        """Send how many bytes this worker has sent to the others, now and then."""
+        now = time.monotonic()
+        if now - self._traffic_at < _TRAFFIC_S:
+            return
+        self._traffic_at = now
+        if sent := self._traffic():
+            channel.send(Traffic(tuple(sorted(sent.items()))))
 
     def _handle(self, message: Message) -> bool:
         """Handle one message; return whether to keep the connection."""

@@ -5,7 +5,8 @@ import queue
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from logging import getLogger
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,7 @@ from meshmend.membership.coordinator import Coordinator
 from meshmend.membership.events import Event
 from meshmend.membership.history import CoordinatorRecord
 from meshmend.membership.job_spec import JobSpec
+from meshmend.membership.job_status import JobStatus
 from meshmend.membership.message_channel import MessageChannel
 from meshmend.membership.messages import COORDINATOR, Message
 from meshmend.membership.record_file import load_history, save_record
@@ -23,12 +25,22 @@ from meshmend.net.event_fd import clear
 from meshmend.net.handshake import ConnectRequest
 from meshmend.net.listener import Listener
 from meshmend.net.liveness import keep_alive
+from meshmend.topology.failures import Chip
 
 _log = getLogger(__name__)
 
 # Limits of a message to the coordinator. The longest is a hello, with all chips of a generation.
 _LONGEST_BYTES: Final = 1 << 16
 _BYTES_PER_CHIP: Final = 1 << 10
+_SNAPSHOT_S: Final = 2.0
+
+
+@dataclass(frozen=True)
+class JobSnapshot:
+    """How a job is at one moment, and the bytes that its chips have sent to each other."""
+
+    status: JobStatus
+    traffic: Mapping[Chip, Mapping[Chip, int]]
 
 
 class CoordinatorServer:
@@ -67,6 +79,7 @@ class CoordinatorServer:
         self._n_opened = 0
         self._is_stopped = False
         self._callers: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+        self._readers: queue.SimpleQueue[queue.SimpleQueue[JobSnapshot]] = queue.SimpleQueue()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_fd, selectors.EVENT_READ)
@@ -95,6 +108,20 @@ class CoordinatorServer:
         """Make `serve` return soon; any thread may call this."""
         self._is_stopped = True
         os.eventfd_write(self._wake_fd, 1)
+
+    def snapshot(self) -> "JobSnapshot":
+        """Return how the job is now; any thread but that of `serve` may call this.
+
+        Raises:
+            TimeoutError: `serve` does not run, or is held up.
+        """
+        answer: queue.SimpleQueue[JobSnapshot] = queue.SimpleQueue()
+        self._readers.put(answer)
+        os.eventfd_write(self._wake_fd, 1)
+        try:
+            return answer.get(timeout=_SNAPSHOT_S)
+        except queue.Empty:
+            raise TimeoutError("the coordinator does not answer") from None
 
     @property
     def failure(self) -> str:
@@ -146,6 +173,10 @@ class CoordinatorServer:
         # New connections come last: a dead worker is removed before its replacement says hello.
         while not self._callers.empty():
             self._open(self._callers.get())
+        while not self._readers.empty():
+            status = self._coordinator.status(time.monotonic())
+            traffic = {chip: dict(sent) for chip, sent in self._coordinator.traffic.items()}
+            self._readers.get().put(JobSnapshot(status, traffic))
 
     def _serve_one(self, connection: int, events: int) -> None:
         channel = self._channels[connection]

@@ -20,7 +20,7 @@ from meshmend.membership.job_status import (
     shared_arguments,
 )
 from meshmend.membership.membership import Membership
-from meshmend.membership.messages import FRESH
+from meshmend.membership.messages import FRESH, Traffic
 from meshmend.membership.stragglers import Stragglers
 from meshmend.membership.wait_reasons import WaitReasons
 from meshmend.topology.failures import Chip
@@ -39,10 +39,16 @@ class StatusKeeper:
         self._began_at: float | None = None
         self.wait_reasons = WaitReasons(membership)
         self.progress = JobProgress()
+        self.traffic: dict[Chip, dict[Chip, int]] = {}  # bytes sent, by sender and receiver
 
     def begin(self, now: float) -> None:
         """Record that the coordinator runs; only the first call counts."""
         self._began_at = now if self._began_at is None else self._began_at
+
+    def count_traffic(self, chip: Chip, sent: Traffic) -> None:
+        """Record how many bytes a worker has sent; a new worker of its chip begins with 0."""
+        mesh = self._spec.mesh
+        self.traffic[chip] = {peer: n_bytes for peer, n_bytes in sent.sent if peer in mesh}
 
     def status(self, now: float, failure: str = "") -> JobStatus:
         """Return how the job is now; `failure` is why it could not go on."""

@@ -84,6 +84,13 @@ class Heartbeat(Message):
 
 
 @dataclass(frozen=True)
+class Traffic(Message):
+    """Worker: how many bytes I have sent to each chip since I began."""
+
+    sent: tuple[tuple[ChipCoordinates, Count], ...]
+
+
+@dataclass(frozen=True)
 class Report(Message):
     """Worker: an event for the observers. May be lost."""
 
@@ -240,6 +247,7 @@ MESSAGES: Final = Codec(
         "hello": Hello,
         "status": StatusChanged,
         "heartbeat": Heartbeat,
+        "traffic": Traffic,
         "report": Report,
         "observe": Observe,
         "ask status": AskStatus,

@@ -7,12 +7,11 @@ import math
 from collections.abc import Iterable
 from typing import Final
 
-from meshmend.draw.frame import counted
 from meshmend.faults.fault import FaultKind
 from meshmend.membership import events
 from meshmend.membership.job_status import ChangeCause, FinishedChange
 from meshmend.topology.failures import Chip, blocks_of
-from meshmend.units import format_time
+from meshmend.units import counted, format_time
 
 _MODELS: Final = {"resnet": "ResNet", "bert": "BERT"}
 _MANY: Final = 4  # if there are more blocks of chips or links than this, not all are named

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from html import escape
 
 from meshmend.draw.colours import YELLOW_FILL
-from meshmend.draw.frame import counted
 from meshmend.draw.grid import Grid
 from meshmend.draw.mesh_picture import mesh_panel
 from meshmend.draw.page import card, headline, page, table
@@ -24,6 +23,7 @@ from meshmend.report.training_lanes import WORKING_FILL, periods
 from meshmend.report.training_parts import RunFault, RunGeneration
 from meshmend.report.training_run import TrainingRun
 from meshmend.topology.failures import Chip
+from meshmend.units import counted
 
 _MAX_PICTURES = 16
 _MAX_DRAWN_CHIPS = 8000  # over all pictures, so that the page stays small

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 
-from meshmend.draw.frame import counted
 from meshmend.membership.events import FaultMissed
 from meshmend.report.event_words import (
     event_words,
@@ -14,6 +13,7 @@ from meshmend.report.event_words import (
 )
 from meshmend.report.training_parts import RunFault
 from meshmend.report.training_run import TrainingRun
+from meshmend.units import counted
 
 _MAX_ROWS = 20
 

@@ -103,6 +103,10 @@ class Exchange:
         """Break the connection to a chip, as a cut link would."""
         self.transport.sever(self._seats[chip])
 
+    def sent_bytes(self) -> dict[Chip, int]:
+        """Return how many bytes this chip has sent to each other; any thread may call this."""
+        return {self.chip_of(seat): n for seat, n in self.transport.sent_bytes().items()}
+
     def enter(self, generation: Generation) -> None:
         """Begin a generation: close connections to chips outside it, and assign ranks."""
         self.transport.renew(generation.number)

@@ -125,6 +125,7 @@ class Job:
             self._exchange = Exchange(env.whole, env.chip, env.exchange_settings)
             responder = StatusResponder(coordinator_client().answer)
             self._exchange.transport.answer_askers(responder.take)
+            coordinator_client().set_traffic(self._exchange.sent_bytes)
             self._loop = WorkerLoop(
                 env.chip, self, coordinator_client(), self._exchange, self._self_injection
             )
