@@ -155,11 +155,24 @@ def test_a_job_that_trains_has_a_step_a_rate_and_nobody_waits() -> None:
 
     assert (status.phase, status.step, status.waits) == (JobPhase.TRAINING, 8, ())
     assert status.step_ago_s == 0.5
-    assert status.steps_per_s == pytest.approx(8 / 4.5)
-    assert status.samples_per_s == pytest.approx(64 * 8 / 4.5)
+    assert status.steps_per_s == pytest.approx(7 / 4)  # seven after the first, in four seconds
+    assert status.samples_per_s == pytest.approx(64 * 7 / 4)
     assert (status.counts.steps, status.counts.samples) == (8, 8 * 64)
     assert {each.step for each in status.workers} == {8}
     assert status.changes[-1].change.cause is ChangeCause.CONNECTED
+
+
+def test_reports_that_come_late_and_all_at_once_do_not_change_the_rate() -> None:
+    """As after the restart of a coordinator: workers have kept their reports."""
+    progress = JobProgress()
+    for step in range(1, 101):
+        report = events.WorkerStepped(
+            A, step, 1, 500.0 + step / 10, leads=True, first=False, loss=1.0, samples=64
+        )
+        progress.take(3.0, report)
+
+    assert progress.steps_per_s(3.0) == pytest.approx(10.0)
+    assert progress.steps_per_s(3.0 + 9.9) == pytest.approx(5.0)  # and then nothing came
 
 
 def test_who_is_behind_is_named_with_the_time() -> None:

@@ -20,6 +20,7 @@ from meshmend.membership.job_status import (
     PastEvent,
 )
 from meshmend.membership.moving_rate import MovingRate
+from meshmend.topology.failures import Chip
 
 _WINDOW_S: Final = 10.0  # of the rates
 _N_LAST: Final = 10
@@ -51,6 +52,8 @@ class JobProgress:
         self._counts: Counter[str] = Counter()
         self._recoveries = [0] * (len(RECOVERY_BUCKETS_S) + 1)
         self._recovery_s = 0.0
+        self._leader: Chip | None = None
+        self._led_at = 0.0  # when the leader finished its last step, by its own clock
         self._steps, self._samples = MovingRate(_WINDOW_S), MovingRate(_WINDOW_S)
         self._timer = ChangeTimer()
         self._events: deque[tuple[float, Event]] = deque(maxlen=_N_LAST)
@@ -65,9 +68,6 @@ class JobProgress:
         match event:
             case events.GenerationForming():
                 self.formed_at = clock
-            case events.GenerationBegan():
-                self._steps.begin(clock)
-                self._samples.begin(clock)
             case events.StateRestored():
                 self._counts["redone_steps"] += event.lost - event.step
             case events.WorkerStepped(leads=True):
@@ -85,11 +85,11 @@ class JobProgress:
 
     def steps_per_s(self, now: float) -> float | None:
         """Return the mean steps per second of the last seconds; None if none is known."""
-        return self._steps.at(now)
+        return self._steps.at(self._leader_clock(now))
 
     def samples_per_s(self, now: float) -> float | None:
         """Return the mean samples per second of the last seconds; None if none is known."""
-        return self._samples.at(now)
+        return self._samples.at(self._leader_clock(now))
 
     def last_events(self, now: float) -> tuple[PastEvent, ...]:
         """Return the last events that someone who looks at a job wants to know, newest last."""
@@ -102,9 +102,17 @@ class JobProgress:
     def _count_step(self, clock: float, event: events.WorkerStepped) -> None:
         self._counts["steps"] += 1
         self._counts["samples"] += event.samples
-        self._steps.add(clock, 1)
-        self._samples.add(clock, event.samples)
-        self.stepped_at = clock
+        if event.chip != self._leader:  # another process, perhaps another clock
+            self._leader = event.chip
+            self._steps, self._samples = MovingRate(_WINDOW_S), MovingRate(_WINDOW_S)
+        # Reports may come late, and many at once. So steps are timed by their leader's clock.
+        self._steps.add(event.at, 1)
+        self._samples.add(event.at, event.samples)
+        self._led_at, self.stepped_at = event.at, clock
+
+    def _leader_clock(self, now: float) -> float:
+        """Return the time by the leader's clock."""
+        return self._led_at + (0.0 if self.stepped_at is None else max(0.0, now - self.stepped_at))
 
     def _end_change(self, clock: float, change: FinishedChange) -> None:
         self._changes.append((clock, change))
