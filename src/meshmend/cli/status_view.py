@@ -170,7 +170,7 @@ def _argument_words(group: SharedArguments, *, is_only: bool) -> str:
 def _wait_line(wait: ChipsWait) -> Text:
     who = chips_words(wait.chips) if wait.chips else "the job"
     whom = f" for {chips_words(wait.awaited)}" if wait.awaited else ""
-    since = "" if wait.since_s is None else f" since {seconds(wait.since_s)}"
+    since = "" if wait.since_s is None else f", {seconds(wait.since_s)} so far"
     plural = "s" if not wait.chips or len(wait.chips) == 1 else ""
     return Text(f"  {who} wait{plural}{whom}{since}: {wait.why}")
 

@@ -18,6 +18,7 @@ _log = getLogger(__name__)
 
 _MOST_CALLERS: Final = 16
 _PATIENCE_S: Final = 5.0
+_LOOK_UP_S: Final = 0.1  # how soon `close` is noticed
 _PATH: Final = "/metrics"
 
 
@@ -27,7 +28,10 @@ class MetricsServer:
     def __init__(self, listener: socket.socket, read: Callable[[], str], content_type: str) -> None:
         self._server = _Server(listener, read, content_type)
         self._thread = threading.Thread(
-            target=self._server.serve_forever, name="meshmend-metrics", daemon=True
+            target=self._server.serve_forever,
+            args=(_LOOK_UP_S,),
+            name="meshmend-metrics",
+            daemon=True,
         )
         self._thread.start()
 
