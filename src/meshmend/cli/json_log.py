@@ -88,7 +88,13 @@ def start_json_log() -> None:
     root.handlers[:] = [_Handler(log)]
     root.setLevel(logging.INFO)
     logging.captureWarnings(capture=True)
-    atexit.register(log.finish)
+    atexit.register(finish_json_log)
+
+
+def finish_json_log() -> None:
+    """Write what was not ended by a line break; does nothing if logs are plain."""
+    if isinstance(sys.stderr, JsonLog):
+        sys.stderr.finish()
 
 
 def set_log_context(*, job: str | None = None, chip: tuple[int, ...] | None = None) -> None:

@@ -31,7 +31,7 @@ from meshmend.cli import (
     worker,
 )
 from meshmend.cli.console import note
-from meshmend.cli.json_log import start_json_log
+from meshmend.cli.json_log import finish_json_log, start_json_log
 from meshmend.cli.options import RENAMED_OPTIONS
 from meshmend.errors import InputError, MeshmendError
 from meshmend.variables import warn_of_unknown
@@ -107,6 +107,8 @@ def run_line(arguments: list[str]) -> int:
         return _failed(str(error), 1)
     except (KeyboardInterrupt, typer.Abort):
         return _failed("interrupted", 130)
+    finally:
+        finish_json_log()
 
 
 def _failed(message: str, code: int) -> int:
