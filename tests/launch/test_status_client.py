@@ -12,7 +12,7 @@ import pytest
 
 from meshmend.errors import InputError, NobodyAnswersError
 from meshmend.execute.peer_connections import PeerConnections
-from meshmend.launch.status_client import Question, ask_job
+from meshmend.launch.status_client import StatusQuestion, ask_job
 from meshmend.membership.coordinator_server import CoordinatorServer
 from meshmend.membership.generation import Generation, Seat
 from meshmend.membership.job_spec import JobSpec
@@ -139,8 +139,8 @@ def web_server() -> Iterator[Address]:
         thread.join(HANG_S)
 
 
-def asked(where: Address | None, *others: Address, job: str | None = None) -> Question:
-    return Question(where, others, SECRET, job, timeout_s=120.0)
+def asked(where: Address | None, *others: Address, job: str | None = None) -> StatusQuestion:
+    return StatusQuestion(where, others, SECRET, job, timeout_s=120.0)
 
 
 def test_a_coordinator_that_lives_answers() -> None:
@@ -260,8 +260,12 @@ def test_a_worker_refuses_what_is_no_question(workers: list[FakeWorker]) -> None
     with closing(asker(workers[0].address)) as channel:
         channel.send(Heartbeat(1, 1))
         came: list[Message] = []
-        until(lambda: came.extend(channel.receive()) or came)
 
+        def has_come() -> bool:
+            came.extend(channel.receive())
+            return bool(came)
+
+        until(has_come)
         assert isinstance(came[0], Refused)
 
 

@@ -293,8 +293,8 @@ def test_a_change_is_timed_from_what_began_it(
     before: list[events.Event], cause: ChangeCause, took_s: float
 ) -> None:
     timer = ChangeTimer()
-    for event in (events.GenerationBegan(1, (A, B), 0), stepped(A), stepped(B)):
-        timer.take(1.0, event)
+    for start in (events.GenerationBegan(1, (A, B), 0), stepped(A), stepped(B)):
+        timer.take(1.0, start)
     for clock, event in enumerate(before, 10):
         timer.take(clock, event)
     timer.take(12.0, events.GenerationForming(2, (A, B), "why"))

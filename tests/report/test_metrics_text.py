@@ -18,11 +18,11 @@ from meshmend.membership.job_status import (
     SharedArguments,
     WorkerSummary,
 )
-from meshmend.report.metrics_text import families, metrics_text
+from meshmend.report.metrics_text import SentBytes, families, metrics_text
 
 DASHBOARD = Path(__file__).parents[2] / "examples" / "grafana" / "meshmend.json"
 A, B, C = (0, 0), (0, 1), (1, 0)
-SENT = {A: {B: 1000, C: 10}, B: {A: 2000}}
+SENT: SentBytes = {A: {B: 1000, C: 10}, B: {A: 2000}}
 
 
 def worker(chip: tuple[int, int], behind_s: float | None = None) -> WorkerSummary:
@@ -111,7 +111,7 @@ def test_names_follow_the_conventions_and_every_family_has_one_help() -> None:
 
 
 def test_a_huge_mesh_has_the_total_only() -> None:
-    many = {(row, 0): {(row, 1): 1} for row in range(6000)}
+    many: SentBytes = {(row, 0): {(row, 1): 1} for row in range(6000)}
 
     found = values(metrics_text(STATUS, many))
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from meshmend import __version__
 from meshmend.cli.console import note
 from meshmend.cli.json_log import set_log_context
 from meshmend.cli.options import (
@@ -145,7 +146,7 @@ def coordinator_command(
         link_timeout_s=link_timeout,
         holder_timeout_s=holder_timeout,
     )
-    spec = JobSpec(job, begin, board_from(board, begin), timing)
+    spec = JobSpec(job, begin, board_from(board, begin), timing, __version__)
     endpoint = endpoint_from(listen, "--listen")
     metrics_endpoint = endpoint_from(metrics, "--metrics") if metrics else None
     secret = secret_from(os.environ, secret_file).encode()

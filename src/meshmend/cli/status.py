@@ -13,7 +13,7 @@ from meshmend.cli.coordinator import SecretOption
 from meshmend.cli.options import JsonOption
 
 if TYPE_CHECKING:
-    from meshmend.launch.status_client import Question
+    from meshmend.launch.status_client import StatusQuestion
     from meshmend.membership.job_status import JobStatus
     from meshmend.net.listener import Address
 
@@ -77,7 +77,7 @@ def status_command(
     """
     from meshmend.errors import InputError
     from meshmend.launch.hosts import endpoint_from, secret_from
-    from meshmend.launch.status_client import Question
+    from meshmend.launch.status_client import StatusQuestion
 
     if coordinator is None and not worker and state is None:
         raise InputError(
@@ -92,7 +92,7 @@ def status_command(
         workers += members_in(state)
     remembered = _remembered(endpoint)
     secret = secret_from(os.environ, secret_file).encode()
-    question = Question(
+    question = StatusQuestion(
         endpoint, tuple(dict.fromkeys([*workers, *remembered])), secret, job, timeout
     )
     if watch:
@@ -107,7 +107,7 @@ def status_command(
     return 0
 
 
-def _ask(question: "Question") -> "JobStatus":
+def _ask(question: "StatusQuestion") -> "JobStatus":
     """Return the status, and remember where the workers listen."""
     from meshmend.errors import NobodyAnswersError
     from meshmend.launch.status_client import ask_job
@@ -127,7 +127,7 @@ def _document(status: "JobStatus") -> dict[str, object]:
     return document
 
 
-def _watch(question: "Question", *, as_json: bool) -> int:
+def _watch(question: "StatusQuestion", *, as_json: bool) -> int:
     """Show the status every second until the job is over, whether or not it answers."""
     from dataclasses import replace
 

@@ -34,7 +34,7 @@ _RETRY_S: Final = 0.05  # after an answerer that is busy
 
 
 @dataclass(frozen=True)
-class Question:
+class StatusQuestion:
     """What to ask whom: the coordinator, else the workers, which must know the secret.
 
     `job` None takes any job. `timeout_s` is for all of it.
@@ -57,7 +57,7 @@ class _Reply:
     is_refusal: bool = False
 
 
-def ask_job(question: Question) -> JobStatus:
+def ask_job(question: StatusQuestion) -> JobStatus:
     """Return the status of a job from its coordinator, or from its workers.
 
     Raises:
@@ -98,13 +98,13 @@ def _error(failed: list[_Reply]) -> InputError:
     return NobodyAnswersError(f"nobody answers: {listed}")
 
 
-def _silence(question: Question) -> InputError:
+def _silence(question: StatusQuestion) -> InputError:
     asked = [question.coordinator] if question.coordinator else list(question.workers)
     listed = ", ".join(f"{host}:{port}" for host, port in asked[:3])
     return NobodyAnswersError(f"nobody answers at {listed} within {question.timeout_s:g} s")
 
 
-def _with_others(first: JobStatus, question: Question, deadline: float) -> JobStatus:
+def _with_others(first: JobStatus, question: StatusQuestion, deadline: float) -> JobStatus:
     """Return what a worker has answered, completed by the other members of its generation."""
     if first.answered_by is None or first.generation is None:
         return first
@@ -123,7 +123,7 @@ def _with_others(first: JobStatus, question: Question, deadline: float) -> JobSt
 
 def _ask_all(
     addresses: Iterable[Address],
-    question: Question,
+    question: StatusQuestion,
     deadline: float,
     replies: "queue.SimpleQueue[_Reply]",
     *,

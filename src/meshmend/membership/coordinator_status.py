@@ -5,7 +5,6 @@ Knows neither sockets nor a clock. `worker_status` is what a worker knows.
 
 from collections.abc import Iterator
 
-import meshmend
 from meshmend.membership.admission import Admission
 from meshmend.membership.connected_worker import ConnectedWorker
 from meshmend.membership.generation import Generation
@@ -58,7 +57,7 @@ class StatusKeeper:
         workers = tuple(self._summary(each, now) for _, each in sorted(membership.workers.items()))
         return JobStatus(
             job=self._spec.job,
-            version=meshmend.__version__,
+            version=self._spec.version,
             shape=self._spec.mesh.shape,
             phase=JobPhase.FAILED if failure else self._phase(),
             uptime_s=max(0.0, now - began_at),

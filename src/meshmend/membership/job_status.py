@@ -132,9 +132,9 @@ class JobCounts:
 class JobStatus:
     """How a job is now; `answered_by` is the chip of the worker that says so, else None.
 
-    `uptime_s` is that of the process that answers. `step` is the last one that is known to be
-    finished, `step_ago_s` how long ago that became known. `coordinator_lost_s`: how long the
-    worker that answers has had no coordinator.
+    `version` and `uptime_s` are those of the process that answers. `step` is the last one that is
+    known to be finished, `step_ago_s` how long ago that became known. `coordinator_lost_s`: how
+    long the worker that answers has had no coordinator.
     """
 
     job: str

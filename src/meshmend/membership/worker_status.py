@@ -7,7 +7,6 @@ far the others are. Knows neither sockets nor a clock; `coordinator_status` is t
 from collections.abc import Iterator
 from typing import Final
 
-import meshmend
 from meshmend.membership.client import MembershipClient, WorkerIdentity
 from meshmend.membership.job_status import (
     ChipsWait,
@@ -62,7 +61,7 @@ class WorkerStatusKeeper:
         since = self._stepped_at or self._began_at
         return JobStatus(
             job=identity.job,
-            version=meshmend.__version__,
+            version=fingerprint.version if fingerprint else "",
             shape=identity.shape,
             phase=self._phase(),
             uptime_s=max(0.0, now - self._began_at),

@@ -122,10 +122,7 @@ class Job:
                     model, optimizer, dataset, batch=batch, steps=steps, seed=seed, policy=policy
                 )
             )
-            self._exchange = Exchange(env.whole, env.chip, env.exchange_settings)
-            responder = StatusResponder(coordinator_client().answer)
-            self._exchange.transport.answer_askers(responder.take)
-            coordinator_client().set_traffic(self._exchange.sent_bytes)
+            self._exchange = _exchange_of(env)
             self._loop = WorkerLoop(
                 env.chip, self, coordinator_client(), self._exchange, self._self_injection
             )
@@ -388,6 +385,15 @@ class Job:
         if self._exchange is not None:
             coordinator_client().close()
             self._exchange.close()
+
+
+def _exchange_of(environment: WorkerEnvironment) -> Exchange:
+    """Return this chip's connections; those who ask over them get the status of the job."""
+    client = coordinator_client()
+    exchange = Exchange(environment.whole, environment.chip, environment.exchange_settings)
+    exchange.transport.answer_askers(StatusResponder(client.answer).take)
+    client.set_traffic(exchange.sent_bytes)
+    return exchange
 
 
 def _seed(number: int) -> None:
