@@ -81,8 +81,8 @@ WINDOW: Final = Variable(
 SECRET: Final = Variable(
     "MESHMEND_SECRET",
     "a text of at least 16 bytes that every process of the job must know",
-    "backend: made by rank 0, in the store; worker, coordinator: must be set",
-    "backend, worker, coordinator",
+    "backend: made by rank 0, in the store; worker, coordinator, status: must be set",
+    "backend, worker, coordinator, status",
 )
 CHIP: Final = Variable(
     "MESHMEND_CHIP", "this process's chip: `0,3`", "a worker must know it", "worker, your script"
