@@ -8,7 +8,14 @@ import typer
 
 from meshmend.cli.console import compile_for_workers
 from meshmend.cli.coordinator import BoardOption, JobOption, SecretOption
-from meshmend.cli.options import FailOption, LinkTimeoutOption, MeshOption, WrapOption, mesh_of
+from meshmend.cli.options import (
+    SCRIPT_LAST,
+    FailOption,
+    LinkTimeoutOption,
+    MeshOption,
+    WrapOption,
+    mesh_of,
+)
 from meshmend.cli.worker import (
     AlgorithmOption,
     BindOption,
@@ -24,6 +31,8 @@ from meshmend.cli.worker import (
 
 if TYPE_CHECKING:
     from meshmend.launch.host_agent import HostWorkers
+
+CONTEXT = SCRIPT_LAST
 
 
 def agent_command(

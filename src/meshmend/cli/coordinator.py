@@ -11,6 +11,7 @@ from meshmend import __version__
 from meshmend.cli.console import note
 from meshmend.cli.json_log import set_log_context
 from meshmend.cli.options import (
+    RENAMED_OPTIONS,
     FailOption,
     HeartbeatTimeoutOption,
     HolderTimeoutOption,
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from meshmend.membership.coordinator_server import CoordinatorServer
     from meshmend.membership.job_spec import JobSpec
     from meshmend.net.metrics_server import MetricsServer
+
+CONTEXT = RENAMED_OPTIONS
 
 JobOption = Annotated[
     str,

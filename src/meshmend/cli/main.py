@@ -1,69 +1,71 @@
 """The command line: arguments in, exit code out.
 
 0: done. 2: bad input, one line on standard error. 1: anything else, a wrong plan included.
-Commands import what they need when they run, so that `--help` is fast.
+Only the wanted command is imported, and it imports what it needs when it runs.
 """
 
 import os
 import sys
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Final
 
 import typer
 from typer.exceptions import TyperException
 
 from meshmend import __version__
-from meshmend.cli import (
-    agent,
-    bench,
-    coordinator,
-    fabrics,
-    figures,
-    plan,
-    reproduce,
-    run,
-    show,
-    simulate,
-    status,
-    submit,
-    submit_slurm,
-    testbed,
-    train,
-    worker,
-)
 from meshmend.cli.console import note
 from meshmend.cli.json_log import finish_json_log, start_json_log
-from meshmend.cli.options import RENAMED_OPTIONS
 from meshmend.errors import InputError, MeshmendError
 from meshmend.variables import warn_of_unknown
 
-app = typer.Typer(
-    name="meshmend",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    help="Keep data-parallel training running on mesh-connected chips when chips fail.",
-    epilog="Start with: meshmend train --inject 'kill 2x2@0,2 at 30'",
+# Each command: its name, its module in `meshmend.cli`, and its function there, or its Typer of
+# further commands. `CONTEXT` in a module holds the context settings of its commands.
+_COMMANDS: Final = (
+    ("train", "train", "train_command"),
+    ("plan", "plan", "plan_command"),
+    ("verify", "plan", "verify_command"),
+    ("algorithms", "plan", "algorithms_command"),
+    ("simulate", "simulate", "simulate_command"),
+    ("fabrics", "fabrics", "fabrics_command"),
+    ("show", "show", "show_command"),
+    ("figures", "figures", "figures_command"),
+    ("reproduce", "reproduce", "reproduce_command"),
+    ("run", "run", "run_command"),
+    ("coordinator", "coordinator", "coordinator_command"),
+    ("worker", "worker", "worker_command"),
+    ("agent", "agent", "agent_command"),
+    ("status", "status", "status_command"),
+    ("bench", "bench", "bench_command"),
+    ("testbed", "testbed", "app"),
+    ("submit", "submit", "app"),
+    ("slurm-job", "submit_slurm", "slurm_job_command"),
 )
-app.command("train", context_settings=RENAMED_OPTIONS)(train.train_command)
-app.command("plan")(plan.plan_command)
-app.command("verify")(plan.verify_command)
-app.command("algorithms")(plan.algorithms_command)
-app.command("simulate")(simulate.simulate_command)
-app.command("fabrics")(fabrics.fabrics_command)
-app.command("show")(show.show_command)
-app.command("figures")(figures.figures_command)
-app.command("reproduce")(reproduce.reproduce_command)
-app.command("run", context_settings=run.CONTEXT)(run.run_command)
-app.command("coordinator", context_settings=RENAMED_OPTIONS)(coordinator.coordinator_command)
-app.command("worker", context_settings=worker.CONTEXT)(worker.worker_command)
-app.command("agent", context_settings=worker.CONTEXT)(agent.agent_command)
-app.command("status")(status.status_command)
-app.command("bench")(bench.bench_command)
-app.add_typer(testbed.app, name="testbed")
-app.add_typer(submit.app, name="submit")
-app.command("slurm-job", hidden=True, context_settings=worker.CONTEXT)(
-    submit_slurm.slurm_job_command
-)
+_HIDDEN: Final = frozenset({"slurm-job"})  # users do not type it
+
+
+def _app(wanted: str) -> typer.Typer:
+    """Return the command line with the wanted command alone; with all, if there is no such one.
+
+    Importing all commands takes longer than some of them run.
+    """
+    app = typer.Typer(
+        name="meshmend",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+        help="Keep data-parallel training running on mesh-connected chips when chips fail.",
+        epilog="Start with: meshmend train --inject 'kill 2x2@0,2 at 30'",
+    )
+    app.callback()(_root)
+    for name, module_name, what in [each for each in _COMMANDS if each[0] == wanted] or _COMMANDS:
+        module = import_module(f"meshmend.cli.{module_name}")
+        command = getattr(module, what)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            context = getattr(module, "CONTEXT", None)
+            app.command(name, hidden=name in _HIDDEN, context_settings=context)(command)
+    return app
 
 
 def _print_version(wanted: bool) -> None:
@@ -72,7 +74,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool,
@@ -89,6 +90,7 @@ def run_line(arguments: list[str]) -> int:
     if "--log-json" not in arguments:  # else the option that chooses the log does this
         warn_of_unknown(os.environ)
     try:
+        app = _app(arguments[0] if arguments else "")
         result = app(args=arguments or ["--help"], prog_name="meshmend", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0

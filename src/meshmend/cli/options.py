@@ -109,6 +109,8 @@ def _current_name(option: str) -> str:
 # The context settings of a command whose options were renamed. The parser passes the name of
 # every option to this function, so old names work, but `--help` does not list them.
 RENAMED_OPTIONS = {"token_normalize_func": _current_name}
+# The context settings of a command that runs a script: all arguments after it belong to the script.
+SCRIPT_LAST = {"allow_interspersed_args": False}
 
 
 def mesh_of(mesh: str, wrap: str, fail: list[str] | None) -> "Mesh":

@@ -11,6 +11,7 @@ from meshmend.cli.console import compile_for_workers
 from meshmend.cli.elastic import ElasticOption, RunDirOption, run_elastic_script
 from meshmend.cli.options import (
     RENAMED_OPTIONS,
+    SCRIPT_LAST,
     FailOption,
     HeartbeatTimeoutOption,
     HolderTimeoutOption,
@@ -28,8 +29,7 @@ from meshmend.variables import TRANSPORT
 if TYPE_CHECKING:
     from meshmend.launch.static_job import StaticJob
 
-# All arguments after the script belong to the script.
-CONTEXT = {"allow_interspersed_args": False, **RENAMED_OPTIONS}
+CONTEXT = {**SCRIPT_LAST, **RENAMED_OPTIONS}
 
 
 def run_command(

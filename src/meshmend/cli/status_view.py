@@ -3,7 +3,6 @@
 import itertools
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -35,6 +34,8 @@ class StatusDisplay:
     """Shows one status after another: in place on a terminal, else one below the other."""
 
     def __init__(self, *, is_live: bool) -> None:
+        from rich.live import Live  # which a single status does not need
+
         self._console = _console()
         self._live = Live(console=self._console, auto_refresh=False) if is_live else None
         self._last: RenderableType = ""

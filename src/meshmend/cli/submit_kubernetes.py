@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshmend.cli.console import note, write_text
-from meshmend.cli.options import MeshOption, WrapOption, mesh_of
+from meshmend.cli.options import SCRIPT_LAST, MeshOption, WrapOption, mesh_of
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
     from meshmend.launch.kubernetes import KubernetesJob
-
-# All arguments after the script belong to the script.
-CONTEXT = {"allow_interspersed_args": False}
 
 _SAME = """
 
@@ -170,7 +167,7 @@ def manifests_command(
 def register(app: typer.Typer) -> None:
     """Add the commands of Kubernetes to an app."""
     for kind, words in _HELP.items():
-        app.command(kind, help=words, context_settings=CONTEXT)(manifests_command)
+        app.command(kind, help=words, context_settings=SCRIPT_LAST)(manifests_command)
 
 
 def _resources(cpu: str, memory: str, chips: list[str]) -> tuple[tuple[str, str], ...]:

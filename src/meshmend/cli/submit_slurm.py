@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshmend.cli.console import note, write_text
-from meshmend.cli.options import FailOption, MeshOption, WrapOption, mesh_of
+from meshmend.cli.options import SCRIPT_LAST, FailOption, MeshOption, WrapOption, mesh_of
 from meshmend.cli.worker import ModuleOption, ScriptArgument, ScriptArguments
 
 if TYPE_CHECKING:
     from meshmend.launch.slurm_file import SlurmFile
+
+CONTEXT = SCRIPT_LAST
 
 HostsOption = Annotated[
     str | None,

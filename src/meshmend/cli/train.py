@@ -11,6 +11,7 @@ import typer
 
 from meshmend.cli.console import compile_for_workers, note, print_json
 from meshmend.cli.options import (
+    RENAMED_OPTIONS,
     FailOption,
     HeartbeatTimeoutOption,
     HolderTimeoutOption,
@@ -105,6 +106,9 @@ CheckEveryStepOption = Annotated[
     bool,
     typer.Option("--check-every-step", help="Compare all replicas bit for bit, every step."),
 ]
+
+
+CONTEXT = RENAMED_OPTIONS
 
 
 def train_command(

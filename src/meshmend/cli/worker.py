@@ -10,6 +10,7 @@ from meshmend.cli.console import compile_for_workers, note
 from meshmend.cli.coordinator import BoardOption, JobOption, SecretOption
 from meshmend.cli.json_log import set_log_context
 from meshmend.cli.options import (
+    SCRIPT_LAST,
     FailOption,
     LinkTimeoutOption,
     LogJsonOption,
@@ -21,8 +22,7 @@ from meshmend.cli.options import (
 if TYPE_CHECKING:
     from meshmend.launch.forked_worker import Script
 
-# All arguments after the script belong to the script.
-CONTEXT = {"allow_interspersed_args": False}
+CONTEXT = SCRIPT_LAST
 
 _ANSWER_TIMEOUT_S = 2.0
 
