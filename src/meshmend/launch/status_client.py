@@ -29,7 +29,9 @@ from meshmend.net.listener import Address
 
 _HEAD_START_S: Final = 0.15  # of the coordinator
 _GATHER_S: Final = 0.2  # for the other workers, once one has answered
-_MOST_ASKED: Final = 64  # workers at a time
+_MOST_ASKED: Final = 64  # workers in all
+_AT_A_TIME: Final = 4  # of them, until one answers: each sends its whole generation
+_NEXT_S: Final = 0.05  # between two such groups
 _RETRY_S: Final = 0.05  # after an answerer that is busy
 
 
@@ -74,11 +76,18 @@ def ask_job(question: StatusQuestion) -> JobStatus:
             if reply.status is not None or reply.is_refusal or not question.workers:
                 return _status_of(reply)
             failed.append(reply)
-    n_asked += _ask_all(question.workers[:_MOST_ASKED], question, deadline, replies)
-    while len(failed) < n_asked and (reply := _next(replies, deadline)) is not None:
-        if reply.status is not None:
+    waiting = list(question.workers[:_MOST_ASKED])
+    while waiting or len(failed) < n_asked:
+        n_asked += _ask_all(waiting[:_AT_A_TIME], question, deadline, replies)
+        del waiting[:_AT_A_TIME]
+        until = min(deadline, time.monotonic() + _NEXT_S) if waiting else deadline
+        if (reply := _next(replies, until)) is None:
+            if until == deadline:
+                break
+        elif reply.status is not None:
             return _with_others(reply.status, question, deadline)
-        failed.append(reply)
+        else:
+            failed.append(reply)
     refusals = [each for each in failed if each.is_refusal]
     raise _error([*refusals, *failed]) if failed else _silence(question)
 
