@@ -308,3 +308,23 @@ def test_status_imports_neither_numpy_nor_numba_nor_torch(tmp_path: Path) -> Non
             check=True,
         )
     assert re.search(r"^\[\] 0$", done.stdout, re.MULTILINE), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("metrics", "words"),
+    [
+        ("9090", "--metrics needs HOST:PORT such as 10.0.0.1:7000, but got '9090'"),
+        ("[::1]:9090", "meshmend does not speak IPv6"),
+        ("PORT", "cannot listen on 127.0.0.1:"),
+    ],
+)
+def test_metrics_where_nothing_can_listen_are_one_line(
+    metrics: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        where = f"127.0.0.1:{taken.getsockname()[1]}" if metrics == "PORT" else metrics
+        line = ["coordinator", "--mesh", "2x2", "--listen", "127.0.0.1:0", "--metrics", where]
+
+        assert run_line(line) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert words in said

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from meshmend.membership.coordinator_server import CoordinatorServer
     from meshmend.membership.job_spec import JobSpec
+    from meshmend.net.listener import Address
     from meshmend.net.metrics_server import MetricsServer
 
 CONTEXT = RENAMED_OPTIONS
@@ -140,7 +141,6 @@ def coordinator_command(
     from meshmend.launch.termination import TERMINATED, terminable
     from meshmend.membership.job_spec import JobSpec
     from meshmend.membership.timing import Timing
-    from meshmend.net.listener import listening
 
     timing = Timing(
         heartbeat_timeout_s=heartbeat_timeout,
@@ -159,12 +159,11 @@ def coordinator_command(
         )
     with terminable():
         try:
-            listener = listening(*endpoint)
+            listener, scraped = _listeners(endpoint, metrics_endpoint)
             host, port = listener.getsockname()[:2]
             note(f"meshmend: the coordinator of job {job!r} on {begin} listens on {host}:{port}")
             if state is not None:
                 _report_record(state, job, forget=new, restarted=restarted)
-            scraped = listening(*metrics_endpoint) if metrics_endpoint else None
             failure = _serve(
                 listener,
                 secret,
@@ -179,6 +178,21 @@ def coordinator_command(
     outcome = f"the job did not finish: {failure}" if failure else "all workers have finished"
     note(f"meshmend: {outcome}")
     return 1 if failure else 0
+
+
+def _listeners(
+    endpoint: "Address", metrics_endpoint: "Address | None"
+) -> "tuple[socket.socket, socket.socket | None]":
+    """Return the sockets for workers and for scrapers; neither, if one cannot be had."""
+    from meshmend.errors import InputError
+    from meshmend.net.listener import listening
+
+    listener = listening(*endpoint)
+    try:
+        return listener, listening(*metrics_endpoint) if metrics_endpoint else None
+    except InputError:
+        listener.close()
+        raise
 
 
 def _report_record(file: Path, job: str, *, forget: bool, restarted: bool) -> None:
