@@ -71,7 +71,9 @@ class FakeWorker:
         self.questions.append(question)
         if question.job not in (None, "ours"):
             return Refused(f"no job {question.job}")
-        summary = WorkerSummary(self.chip, self.address, 3, self.step, still_s=5.0)
+        summary = WorkerSummary(
+            self.chip, self.address, 3, self.step, begun=self.step + 1, still_s=5.0
+        )
         generation = None if question.is_brief else Generation(3, self.seats)
         return StatusAnswer(
             JobStatus(
@@ -140,7 +142,7 @@ def web_server() -> Iterator[Address]:
 
 
 def asked(where: Address | None, *others: Address, job: str | None = None) -> StatusQuestion:
-    return StatusQuestion(where, others, SECRET, job, timeout_s=120.0)
+    return StatusQuestion(where, others, SECRET, job, timeout_s=120.0, gather_s=120.0)
 
 
 def test_a_coordinator_that_lives_answers() -> None:

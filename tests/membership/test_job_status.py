@@ -384,14 +384,15 @@ def test_a_worker_knows_how_its_job_ended(news: Message, phase: JobPhase) -> Non
 
 
 def answer(chip: Chip, step: int, still_s: float) -> JobStatus:
-    summary = WorkerSummary(chip, ("host", 1), 3, step, still_s=still_s)
+    """Return what a worker says that has begun the sum of a step; all have finished step 5."""
+    summary = WorkerSummary(chip, ("host", 1), 3, 5, begun=step, still_s=still_s)
     return JobStatus(
         "ours",
         "0.1",
         MESH.shape,
         JobPhase.TRAINING,
         9.0,
-        step,
+        5,
         answered_by=chip,
         step_ago_s=still_s,
         workers=(summary,),
@@ -402,7 +403,7 @@ def test_several_workers_together_know_who_is_behind() -> None:
     status = merged(answer(A, 7, 5.0), [answer(C, 7, 4.0), answer(B, 6, 5.5)])
 
     assert [each.chip for each in status.workers] == [A, B, C]
-    assert (status.step, status.step_ago_s) == (7, 4.0)
+    assert (status.step, status.step_ago_s) == (5, 4.0)
     (wait,) = status.waits
     assert (wait.chips, wait.awaited, wait.since_s) == ((A, C), (B,), 5.5)
 

@@ -28,7 +28,6 @@ from meshmend.net.handshake import ANYONE, ConnectRequest, Deadline, dial
 from meshmend.net.listener import Address
 
 _HEAD_START_S: Final = 0.15  # of the coordinator
-_GATHER_S: Final = 0.2  # for the other workers, once one has answered
 _MOST_ASKED: Final = 64  # workers in all
 _AT_A_TIME: Final = 4  # of them, until one answers: each sends its whole generation
 _NEXT_S: Final = 0.05  # between two such groups
@@ -39,7 +38,8 @@ _RETRY_S: Final = 0.05  # after an answerer that is busy
 class StatusQuestion:
     """What to ask whom: the coordinator, else the workers, which must know the secret.
 
-    `job` None takes any job. `timeout_s` is for all of it.
+    `job` None takes any job. `timeout_s` is for all of it. Once a worker has answered, the others
+    have `gather_s` to do so too.
     """
 
     coordinator: Address | None
@@ -47,6 +47,7 @@ class StatusQuestion:
     secret: bytes
     job: str | None = None
     timeout_s: float = 5.0
+    gather_s: float = 0.2
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def _with_others(first: JobStatus, question: StatusQuestion, deadline: float) ->
     own = {each.address for each in first.workers}
     others = [seat.address for seat in first.generation.seats if seat.address not in own]
     replies: queue.SimpleQueue[_Reply] = queue.SimpleQueue()
-    until = min(deadline, time.monotonic() + _GATHER_S)
+    until = min(deadline, time.monotonic() + question.gather_s)
     n_asked = _ask_all(others[:_MOST_ASKED], question, until, replies, is_brief=True)
     found = []
     while n_asked and (reply := _next(replies, until)) is not None:

@@ -122,6 +122,7 @@ class CoordinatorClient:
     def mark(self, generation: int, step: int) -> None:
         """Set the position of this worker's loop for the next heartbeat."""
         self._client.mark(generation, step)
+        self._keeper.move(step, time.monotonic())
 
     def note(self, status: Status) -> None:
         """Set the status for the next hello without sending it now."""

@@ -88,12 +88,13 @@ class StatusKeeper:
     def _summary(self, worker: ConnectedWorker, now: float) -> WorkerSummary:
         status, position = worker.status, self._stragglers.position_of(worker.chip)
         version = status.state_version
-        begun = position[1] - 1 if position and position[0] == version else 0
+        begun = position[1] if position and position[0] == version else 0
         return WorkerSummary(
             worker.chip,
             worker.address,
             generation=None if version == FRESH else version,
-            step=max(status.step, begun),
+            step=max(status.step, begun - 1),
+            begun=begun,
             connected_s=max(0.0, now - worker.connected_at),
             behind_s=self._stragglers.behind_s(worker.chip, now),
             finished=status.finished,

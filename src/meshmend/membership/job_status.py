@@ -74,15 +74,16 @@ class PastEvent:
 class WorkerSummary:
     """One connected worker: where it listens, and where its loop is.
 
-    `generation` is the one that it was last up to date in, `step` its last finished step.
-    `still_s`: how long its loop has been at the same place. `behind_s`: how long it has kept the
-    others waiting; None if it is not behind.
+    `generation` is the one that it was last up to date in, `step` its last finished step, `begun`
+    the step whose sum its loop has begun, and `still_s` how long ago that was. `behind_s`: how
+    long it has kept the others waiting; None if it is not behind.
     """
 
     chip: ChipCoordinates
     address: Address
     generation: GenerationNumber | None
     step: Count
+    begun: Count = 0
     connected_s: Seconds | None = None
     still_s: Seconds | None = None
     behind_s: Seconds | None = None
@@ -201,14 +202,15 @@ def merged(first: JobStatus, others: Iterable[JobStatus]) -> JobStatus:
     """Return the status that several workers of a job know together; `first` has the generation.
 
     A worker alone does not know how far the others are. Together they show who is behind: a chip
-    whose loop has not moved for a while, at an earlier step than another chip.
+    whose loop has not moved for a while, and that has not begun a sum that another chip has.
     """
     answers = (first, *others)
     found = {each.chip: each for answer in answers for each in answer.workers}
     summaries = [found[chip] for chip in sorted(found)]
     furthest = max((each.step for each in summaries), default=0)
+    newest = max((each.begun for each in summaries), default=0)
     workers = tuple(
-        replace(each, behind_s=each.still_s) if each.step < furthest else each for each in summaries
+        replace(each, behind_s=each.still_s) if each.begun < newest else each for each in summaries
     )
     fingerprints = {
         chip: group.fingerprint

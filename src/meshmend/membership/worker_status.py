@@ -35,10 +35,15 @@ class WorkerStatusKeeper:
         self._lost_at: float | None = now  # since when it has had no coordinator
         self._step = 0
         self._stepped_at: float | None = None
+        self._begun, self._moved_at = 0, now
         self._rate = MovingRate(_WINDOW_S)
 
+    def move(self, step: int, now: float) -> None:
+        """Record that the worker's loop has begun the sum of a step."""
+        self._begun, self._moved_at = step, now
+
     def follow(self, status: Status, now: float) -> None:
-        """Record the worker's new status; this is all that a step pays for being observed."""
+        """Record the worker's new status. With `move`, this is all that a step pays."""
         if status.step == self._step + 1:
             self._rate.add(now, 1)
         if status.step != self._step:
@@ -58,7 +63,6 @@ class WorkerStatusKeeper:
         fingerprint, steps_per_s = client.fingerprint, self._rate.at(now)
         is_constant = fingerprint is not None and fingerprint.policy == "constant"
         samples = fingerprint.batch if fingerprint and is_constant else None
-        since = self._stepped_at or self._began_at
         return JobStatus(
             job=identity.job,
             version=fingerprint.version if fingerprint else "",
@@ -74,7 +78,7 @@ class WorkerStatusKeeper:
             coordinator_lost_s=None if self._lost_at is None else max(0.0, now - self._lost_at),
             failure=client.news.failed or client.news.refused,
             waits=tuple(self._waits(now)),
-            workers=(self._summary(max(0.0, now - since)),),
+            workers=(self._summary(max(0.0, now - self._moved_at)),),
             arguments=shared_arguments({identity.chip: fingerprint}),
         )
 
@@ -96,6 +100,7 @@ class WorkerStatusKeeper:
             client.address or ("", 0),
             generation=None if status.state_version == FRESH else status.state_version,
             step=status.step,
+            begun=self._begun,
             still_s=still_s,
             finished=status.finished,
         )
