@@ -133,6 +133,24 @@ def test_a_half_formed_mesh_shows_who_lives_who_waits_and_what_happened() -> Non
         assert words in text
 
 
+def test_a_worker_shows_a_chip_that_it_has_lost_as_dead_and_others_unheard_as_alive() -> None:
+    chips = [(0, 0), (0, 1), (0, 2)]
+    status = JobStatus(
+        "ours",
+        "0.1",
+        (1, 4),
+        JobPhase.TRAINING,
+        1.0,
+        0,
+        answered_by=chips[0],
+        generation=Generation(4, tuple(Seat(chip, ("host", 1), 1) for chip in chips)),
+        waits=(ChipsWait((chips[0],), (chips[2],), "it lost its connection to them"),),
+        workers=(WorkerSummary(chips[0], ("host", 1), 4, 0),),
+    )
+
+    assert "■ 2 alive ✕ 2 dead" in " ".join(shown(status).split())
+
+
 @pytest.mark.parametrize("shape", [(1,), (1, 9), (64, 64), (3, 4, 5), (2, 2, 2, 2)])
 @pytest.mark.parametrize("phase", list(JobPhase))
 @pytest.mark.parametrize("width", [20, 80])

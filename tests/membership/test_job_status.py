@@ -408,6 +408,15 @@ def test_several_workers_together_know_who_is_behind() -> None:
     assert (wait.chips, wait.awaited, wait.since_s) == ((A, C), (B,), 5.5)
 
 
+def test_a_worker_that_has_lost_a_peer_means_that_the_job_does_not_step() -> None:
+    lost = ChipsWait((A,), (D,), "it lost its connection to them")
+    first = replace(answer(A, 6, 5.0), phase=JobPhase.PREPARING, waits=(lost,))
+
+    for answers in ([first, answer(B, 6, 5.0)], [answer(B, 6, 5.0), first]):
+        status = merged(answers[0], answers[1:])
+        assert (status.phase, status.waits) == (JobPhase.PREPARING, (lost,))
+
+
 def test_workers_that_are_asked_one_after_the_other_while_all_step_wait_for_nobody() -> None:
     status = merged(answer(A, 7, 0.01), [answer(B, 6, 0.02)])
 

@@ -83,13 +83,14 @@ def states_of(status: JobStatus) -> ChipStates:
 
     A chip without a connected worker is dead, or joining if the job has not begun. Where a worker
     answers, members of its generation
-    that were not heard count as alive: nobody has seen them leave.
+    that were not heard count as alive, unless another worker has lost them.
     """
     states = ChipStates(status.shape)
     everywhere = set(itertools.product(*map(range, status.shape)))
     members, heard = set(status.members), {each.chip: each for each in status.workers}
     is_from_worker = status.answered_by is not None
-    present = members | set(heard) if is_from_worker else set(heard)
+    lost = {chip for wait in status.waits for chip in wait.awaited}
+    present = (members - lost) | set(heard) if is_from_worker else set(heard)
     if status.phase is not JobPhase.GATHERING:
         states.set(everywhere - present, ChipState.DEAD)
     states.set(status.waiting, ChipState.WAITING)

@@ -218,9 +218,11 @@ def merged(first: JobStatus, others: Iterable[JobStatus]) -> JobStatus:
         for group in answer.arguments
         for chip in group.chips
     }
+    is_stepping = all(answer.phase is not JobPhase.PREPARING for answer in answers)
     known = [answer.step_ago_s for answer in answers if answer.step == furthest]
     return replace(
         first,
+        phase=first.phase if is_stepping else JobPhase.PREPARING,
         step=furthest,
         step_ago_s=min((each for each in known if each is not None), default=None),
         workers=workers,
