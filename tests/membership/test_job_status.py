@@ -37,6 +37,7 @@ from meshmend.membership.messages import (
     StatusAnswer,
     StatusChanged,
     Traffic,
+    TryLater,
     Wait,
 )
 from meshmend.membership.timing import Timing
@@ -265,6 +266,18 @@ def test_the_oldest_asker_makes_room_and_a_silent_one_is_dropped_without_a_word(
     assert sorted(job.sent.closed) == list(range(10, 43))
     assert job.coordinator.status(12.0).counts.refusals == 0
     assert len(job.coordinator.status(12.0).workers) == 4
+
+
+def test_questions_that_come_too_often_are_answered_later() -> None:
+    job = SmallJob()
+    job.coordinator = Coordinator(JobSpec("ours", parse_mesh("64x64"), (1, 1), TIMING), job.sent)
+    for number in range(10, 14):
+        job.coordinator.opened(number, "asker", 1.0 if number < 13 else 2.0)
+        job.coordinator.received(number, AskStatus(), 1.0 if number < 13 else 2.0)
+
+    kinds = [type(job.sent.messages[number][-1]) for number in range(10, 14)]
+    assert kinds == [StatusAnswer, StatusAnswer, TryLater, StatusAnswer]
+    assert job.coordinator.status(2.0).counts.refusals == 0
 
 
 def test_the_bytes_that_workers_count_are_kept_by_sender_and_receiver() -> None:

@@ -33,6 +33,7 @@ from meshmend.topology.failures import Chip
 
 _log = getLogger(__name__)
 
+_MOST_CHIPS_TOLD_PER_S: Final = 8192  # in answers to askers: some tenths of a second of work
 _MOST_REFUSALS_PER_S: Final = 10  # logged and sent to observers; refusals can come in floods
 
 
@@ -65,6 +66,7 @@ class Coordinator:
         self._worker_of: dict[Chip, ControlConnection] = {}
         self._reported_taken: set[Chip] = set()  # chips whose second worker was reported
         self._refusals = RateLimit(_MOST_REFUSALS_PER_S)
+        self._answers = RateLimit(max(1, _MOST_CHIPS_TOLD_PER_S // spec.mesh.n_chips))
         self._stragglers = Stragglers(spec.timing.straggler_timeout_s)
         self._keeper = StatusKeeper(spec, self._membership, self._admission, self._stragglers)
         self._last_tick: float | None = None
@@ -241,6 +243,9 @@ class Coordinator:
         """Send the status once; the asker hangs up when it has read it."""
         if why := self._admission.why_asker_refused(question.job):
             self._refuse(connection, why)
+            return
+        if not self._answers.lets_pass(self._now):
+            self._close(connection, messages.TryLater("too many ask; ask again in a second"))
             return
         if (oldest := asker_over_limit(self._connections.values())) is not None:
             self._drop_asker(oldest)
