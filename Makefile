@@ -39,6 +39,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/simgrid_compare.py
 	$(BIN)/python benchmarks/trees.py
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/look_inside.py
 
 # Recovery next to torchft and a restart by torchrun; installs torchft into a venv of its own.
 bench-recovery: $(INSTALLED)

@@ -276,7 +276,7 @@ def test_questions_that_come_too_often_are_answered_later() -> None:
         job.coordinator.received(number, AskStatus(), 1.0 if number < 13 else 2.0)
 
     kinds = [type(job.sent.messages[number][-1]) for number in range(10, 14)]
-    assert kinds == [StatusAnswer, StatusAnswer, TryLater, StatusAnswer]
+    assert kinds == [StatusAnswer, TryLater, TryLater, StatusAnswer]
     assert job.coordinator.status(2.0).counts.refusals == 0
 
 

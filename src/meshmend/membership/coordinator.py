@@ -33,7 +33,7 @@ from meshmend.topology.failures import Chip
 
 _log = getLogger(__name__)
 
-_MOST_CHIPS_TOLD_PER_S: Final = 8192  # in answers to askers: some tenths of a second of work
+_MOST_CHIPS_TOLD_PER_S: Final = 4096  # in answers to askers: some tenths of a second of work
 _MOST_REFUSALS_PER_S: Final = 10  # logged and sent to observers; refusals can come in floods
 
 
