@@ -55,7 +55,8 @@ def status_command(
     ] = None,
     json: JsonOption = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Ask again every second, until the job is over.")
+        bool,
+        typer.Option("--watch", help="Ask again every second, until the job says that it is over."),
     ] = False,
     timeout: Annotated[
         float, typer.Option("--timeout", min=0.1, help="Seconds to wait for an answer.")
