@@ -109,6 +109,26 @@ def test_sums_are_bitwise_the_references_and_the_same_every_time(bed: Bed, n_sli
         np.testing.assert_array_equal(first[0], reference.run(schedule, arrays)[0])
 
 
+def test_the_bytes_that_went_to_each_peer_are_counted_also_over_closed_connections(
+    square: Bed,
+) -> None:
+    """A ring sum of 4 ranks sends each rank's successor one and a half times the payload."""
+    _, programs, made = square
+    arrays = [np.ones(100_000, dtype=np.float32) for _ in made]
+    run_all(made, programs, arrays)
+
+    def counts() -> list[int]:
+        return [sum(transport.sent_bytes().values()) for transport in made]
+
+    n_bytes = 600_000
+    until(lambda: all(each >= n_bytes for each in counts()), why=lambda: str(counts()))
+    assert all(each < 1.01 * n_bytes for each in counts())
+    before = [transport.sent_bytes() for transport in made]
+    for transport in made:
+        transport.drop(range(4))
+    assert [transport.sent_bytes() for transport in made] == before
+
+
 def test_collectives_may_follow_each_other_without_waiting_for_the_slowest(bed: Bed) -> None:
     _, programs, made = bed
     arrays = [np.full(500, rank, dtype=np.int64) for rank in range(len(made))]

@@ -77,6 +77,7 @@ class SocketTransport:
         self._broken = ""
         self._sockets: dict[int, socket.socket] = {}
         self._epochs: dict[int, int] = {}
+        self._counted: dict[int, int] = {}
         self._sent_before: dict[int, int] = {}  # bytes, over connections that are closed
         self._links = np.empty((len(labels), frames.N_LINK_COLUMNS), dtype=np.int64)
         self.drop(range(len(labels)))
@@ -189,7 +190,9 @@ class SocketTransport:
         sent = dict(self._sent_before)
         for peer, connection in list(self._sockets.items()):
             sent[peer] = sent.get(peer, 0) + acknowledged_bytes(connection)
-        return sent
+        # A connection that is being closed may be missing for a moment; a count never falls.
+        self._counted = {peer: max(n, self._counted.get(peer, 0)) for peer, n in sent.items()}
+        return self._counted
 
     def check(self) -> None:
         """Raise StoppedError if `interrupt` was called: for a rank that waits for no peers."""
