@@ -499,7 +499,7 @@ def test_a_secret_file_that_others_can_use_is_refused(secret_file: Path, mode: i
 
 def test_who_has_a_coordinator_on_loopback_listens_on_loopback() -> None:
     assert address_toward(("127.0.0.1", 7000)) == "127.0.0.1"
-    with pytest.raises(InputError, match=r"a way to its coordinator, but no\.such\.host"):
+    with pytest.raises(InputError, match=r"a route to its coordinator, but no\.such\.host"):
         address_toward(("no.such.host.invalid", 7000))
 
 
