@@ -16,10 +16,10 @@ from typing import Any, Final
 import ray
 from ray.exceptions import ActorDiedError, ActorUnschedulableError, RayError
 
-from meshmend.draw.frame import counted
 from meshmend.launch.ray_host import NAMESPACE, HostSettings, start_host
 from meshmend.launch.ray_nodes import Reservation, lost_nodes, reserve
 from meshmend.topology.failures import Chip
+from meshmend.units import counted
 
 _ASK_NODE_S: Final = 0.2  # between two questions to the node of a host without a connected chip
 _ANSWER_S: Final = 1.0  # a node that has not answered by then is lost

@@ -339,8 +339,9 @@ class Coordinator:
             generation = decision.generation
             self._keep(self._history.record)  # first, so that no coordinator uses the number again
             self._send_to(generation.chips, messages.NewGeneration(generation))
-            forming = events.GenerationForming(generation.number, generation.chips, decision.why)
-            self._publish(forming)
+            self._publish(
+                events.GenerationForming(generation.number, generation.chips, decision.why)
+            )
             self._notify_waiting(announce=True)
         elif decision.go is not None:
             self._begin(decision.go, decision.lost_step)

@@ -35,6 +35,7 @@ from meshmend.train.exchange import Exchange
 from meshmend.train.fingerprint import fingerprint_of
 from meshmend.train.gradients import Gradients
 from meshmend.train.ledger import Ledger
+from meshmend.train.random_seed import seed_torch
 from meshmend.train.resume import resumable
 from meshmend.train.samples import Indices, Order, Share, batch_of, share_of
 from meshmend.train.state import digest, packed, tensors_of, unpacked
@@ -202,7 +203,7 @@ class Job:
         rank, n_live = self._rank_and_count
         batch = batch_of(self._policy, self._batch, n_live, self._environment.n_live_at_start)
         share = share_of(self._position, batch, rank, n_live)
-        _seed(hash((self._seed, self.step_number, rank)) & 0x7FFFFFFF)
+        seed_torch(hash((self._seed, self.step_number, rank)) & 0x7FFFFFFF)
         self._self_injection.at(Moment.FORWARD, self.step_number)
         self._samples = self._order.samples(share.start, share.stop)
         if share.n_samples == 0:
@@ -394,13 +395,3 @@ def _exchange_of(environment: WorkerEnvironment) -> Exchange:
     exchange.transport.answer_askers(StatusResponder(client.answer).take)
     client.set_traffic(exchange.sent_bytes)
     return exchange
-
-
-def _seed(number: int) -> None:
-    """Seed torch's random numbers: the CPU's always, the GPU's only if it is in use.
-
-    `torch.manual_seed` looks for every kind of device. That is too slow for small steps.
-    """
-    torch.default_generator.manual_seed(number)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's stubs
-        torch.cuda.manual_seed_all(number)
