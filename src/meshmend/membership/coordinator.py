@@ -300,9 +300,8 @@ class Coordinator:
         if shown_why := self._refusals.words(why, self._now):
             _log.warning("refused %s: %s", connection.name, shown_why)
             refused = events.ConnectionRefused(connection.name, shown_why)
-        self._close(
-            connection, messages.TryLater(why) if for_now else messages.Refused(why), refused
-        )
+        answer = messages.TryLater(why) if for_now else messages.Refused(why)
+        self._close(connection, answer, refused)
 
     def _close(
         self, connection: ControlConnection, final_message: Message, event: Event | None = None
@@ -336,12 +335,10 @@ class Coordinator:
     def _carry_out(self, decision: Decision) -> None:
         """Send a decision to the workers and observers that it concerns."""
         if decision.generation is not None:
-            generation = decision.generation
+            new = decision.generation
             self._keep(self._history.record)  # first, so that no coordinator uses the number again
-            self._send_to(generation.chips, messages.NewGeneration(generation))
-            self._publish(
-                events.GenerationForming(generation.number, generation.chips, decision.why)
-            )
+            self._send_to(new.chips, messages.NewGeneration(new))
+            self._publish(events.GenerationForming(new.number, new.chips, decision.why))
             self._notify_waiting(announce=True)
         elif decision.go is not None:
             self._begin(decision.go, decision.lost_step)
