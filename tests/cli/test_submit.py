@@ -235,3 +235,10 @@ def test_a_node_that_resolves_its_own_name_to_loopback_has_the_address_toward_an
 def test_an_allocation_with_too_few_nodes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="hosts of 1x1 needs 16 nodes, but job 7 has 4; ask for"):
         supervised(job(tmp_path, hosts=(1, 1)), ALLOCATION)
+
+
+def test_without_a_scheduler_submit_prints_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_line(["submit"]) == 0
+    printed = capsys.readouterr()
+    assert "jobset" in printed.out
+    assert not printed.err
