@@ -68,7 +68,7 @@ def _fingerprint() -> str:
     """Return a text that changes when Numba compiles again: other sources, another machine."""
     parts = [version("numba"), sys.version, llvmlite.binding.get_host_cpu_name()]
     for path in sorted(_PACKAGE.rglob("*.py")):
-        if b"numba" in (text := path.read_bytes()) or b"kernel" in text:
+        if b"from numba" in (text := path.read_bytes()) or b"meshmend.kernels" in text:
             stat = path.stat()
             parts.append(f"{path} {stat.st_mtime_ns} {stat.st_size}")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
