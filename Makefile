@@ -20,8 +20,10 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Where Slurm is installed, also a job under its real daemons; `make engines` tests more.
 test: check
 	$(BIN)/pytest --numprocesses 2
+	$(BIN)/pytest -m engines -rs tests/engines/test_slurm.py -k '2x2-1x1 or accepts'
 
 slow: $(INSTALLED)
 	$(BIN)/pytest --numprocesses 2 -m slow
