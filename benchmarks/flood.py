@@ -5,6 +5,9 @@ worker's, gets so many connections a second that say nothing. Meanwhile one chip
 repaired: its replacement must be admitted. Prints the steps before and during the flood, beside the
 same job without a flood: the kill, the repair and other work of the machine slow steps too.
 
+The callers run on this machine. If the workers' steps take all its processors, they slow each other
+down. With --wait-ms each sample waits for so long without a processor, as for an accelerator.
+
     python benchmarks/flood.py --per-port 5000 --seconds 10
 """
 
@@ -16,11 +19,14 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from meshmend.launch.one_thread import compute_in_one_thread
 
 compute_in_one_thread()
+
+import torch  # noqa: E402
 
 from meshmend.faults.fault import parse_fault  # noqa: E402  # after torch has one thread
 from meshmend.launch.training import Training, train  # noqa: E402
@@ -28,6 +34,7 @@ from meshmend.membership.events import FaultRecovered, StepFinished, TimedEvent 
 from meshmend.planning.settings import Settings  # noqa: E402
 from meshmend.topology.text import parse_mesh  # noqa: E402
 from meshmend.workloads.registry import workload  # noqa: E402
+from meshmend.workloads.workload import SampleSet  # noqa: E402
 from record import record  # noqa: E402
 
 CALM_S = 15.0  # from the first step until the flood
@@ -39,28 +46,46 @@ def main() -> int:
     parser.add_argument("--mesh", default="1x3")
     parser.add_argument("--per-port", type=int, default=5000, help="connections on each port")
     parser.add_argument("--seconds", type=float, default=10.0, help="in which they come")
+    parser.add_argument("--wait-ms", type=float, default=0.0, help="per sample, as an accelerator")
     options = parser.parse_args()
     results = {
-        name: _trained(options.mesh, n_calls, options.seconds)
+        name: _trained(options.mesh, n_calls, options.seconds, options.wait_ms / 1e3)
         for name, n_calls in (("without", 0), ("with", options.per_port))
     }
     for key in results["with"]:
         print(f"{key:24} " + "   ".join(f"{name} {each[key]}" for name, each in results.items()))
-    sizes = {"mesh": options.mesh, "per_port": options.per_port, "seconds": options.seconds}
-    print(f"written to {record('flood', {**sizes, **results})}")
+    name = "flood-waiting" if options.wait_ms else "flood"
+    print(f"written to {record(name, {**vars(options), **results})}")
     return 0 if all(each["recovered"] for each in results.values()) else 1
 
 
-def _trained(mesh_text: str, per_port: int, seconds: float) -> dict[str, object]:
+class WaitingSamples:
+    """A data set whose samples take some time to get, and no processor."""
+
+    def __init__(self, dataset: SampleSet, wait_s: float) -> None:
+        self._dataset, self._wait_s = dataset, wait_s
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int, /) -> tuple[torch.Tensor, ...]:
+        time.sleep(self._wait_s)
+        return self._dataset[index]
+
+
+def _trained(mesh_text: str, per_port: int, seconds: float, wait_s: float) -> dict[str, object]:
     """Return how the steps of a job went that gets so many calls on each port."""
     watch = Watch(per_port, seconds)
     mesh = parse_mesh(mesh_text)
     middle = CALM_S + seconds / 2
     inject = (f"kill 0,0 at {middle - 2:g}s", f"repair 0,0 at {middle:g}s")
+    model = workload("resnet", "tiny", norm="group")
+    if wait_s:
+        model = replace(model, dataset=WaitingSamples(model.dataset, wait_s))
     with tempfile.TemporaryDirectory() as folder:
         train(
             Training(
-                workload=workload("resnet", "tiny", norm="group"),
+                workload=model,
                 settings=Settings(mesh),
                 run_dir=Path(folder) / "run",
                 steps=10**9,
