@@ -278,3 +278,21 @@ def test_a_coordinator_that_is_started_again_does_not_wait_for_a_worker_that_is_
     coordinator.tick(2 * TIMING.settle_s)
 
     assert NewGeneration in sent.kinds(1)
+
+
+def test_a_generation_that_may_have_begun_does_not_begin_again_with_other_holders() -> None:
+    """One member took the go message of the coordinator before, the other missed it."""
+    sent = Sent()
+    coordinator = Coordinator(JobSpec("ours", MESH, (1, 1), TIMING), sent)
+    seats = tuple(Seat(chip, ("host", 1 + chip[1]), 1) for chip in MESH.live)
+    memory = Generation(2, seats, frozenset(), ())
+    for number, (chip, version) in enumerate(zip(MESH.live, (2, 1), strict=True)):
+        status = Status(2, ready=True, state_version=version, step=1)
+        coordinator.opened(number, "worker", 0.0)
+        coordinator.received(number, replace(hello(chip, status), memory=memory), 0.0)
+    coordinator.tick(0.0)
+    assert Go not in sent.kinds(0)
+    coordinator.tick(1.0)
+
+    (made,) = (each for each in sent.messages[0] if isinstance(each, NewGeneration))
+    assert made.generation.number > memory.number

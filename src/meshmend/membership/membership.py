@@ -359,7 +359,8 @@ class Membership:
 
     def _begin_when_ready(self) -> Go | None:
         """Return the go message once every member is ready, else None."""
-        if self.generation is None or self.go is not None:
+        # A generation of an earlier coordinator may have begun already, with other holders.
+        if self.generation is None or self.go is not None or self._n_skipped:
             return None
         number = self.generation.number
         for chip in self.generation.chips:
