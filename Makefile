@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,torch,train]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,jax,torch,train]'
 	$(BIN)/python -c 'from meshmend.planning.compile_once import compile_once; compile_once()'
 	touch $@
 
