@@ -1,0 +1,63 @@
+"""Plans inside a jitted JAX program: sums around failed chips as permutes between neighbours.
+
+    allreduce         the sum over all chips of a plan, of any pytree
+    pmean             the mean
+    reduce_scatter    chip i gets part i of the sum
+    all_gather        every chip gets every chip's part
+    device_mesh       a `jax.sharding.Mesh` over the live chips, in rank order
+    check_neighbours  proves of a compiled program that its permutes follow links of the mesh
+
+The collectives are for use inside `jax.shard_map`, under `jit` and `grad`:
+
+    mended = meshmend.plan(mesh, payload="100MB")
+    devices = device_mesh(mesh, jax.devices())
+
+    @jax.jit
+    @partial(jax.shard_map, mesh=devices, in_specs=P("chips"), out_specs=P("chips"))
+    def summed(gradients):
+        return allreduce(gradients, mended)
+
+Nothing below this package imports jax. Needs the extra `jax`.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from meshmend.errors import InputError
+
+try:
+    import jax  # noqa: F401
+except ModuleNotFoundError:
+    raise InputError(
+        "meshmend.jax needs JAX, but it is not installed; run: pip install 'meshmend[jax]'"
+    ) from None
+
+if TYPE_CHECKING:
+    from meshmend.jax.collectives import all_gather, allreduce, pmean, reduce_scatter
+    from meshmend.jax.devices import device_mesh
+    from meshmend.jax.neighbours import check_neighbours
+
+__all__ = [
+    "all_gather",
+    "allreduce",
+    "check_neighbours",
+    "device_mesh",
+    "pmean",
+    "reduce_scatter",
+]
+
+_MODULE_OF = {
+    "all_gather": "meshmend.jax.collectives",
+    "allreduce": "meshmend.jax.collectives",
+    "check_neighbours": "meshmend.jax.neighbours",
+    "device_mesh": "meshmend.jax.devices",
+    "pmean": "meshmend.jax.collectives",
+    "reduce_scatter": "meshmend.jax.collectives",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name on first use (PEP 562)."""
+    if name in _MODULE_OF:
+        return getattr(import_module(_MODULE_OF[name]), name)
+    raise AttributeError(f"module 'meshmend.jax' has no attribute {name!r}")
