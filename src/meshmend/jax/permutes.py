@@ -1,14 +1,128 @@
-"""The backend `permutes`: a plan as one `lax.scan` whose steps are permutes between ranks."""
+"""The backend `permutes`: a plan as one `lax.scan` whose steps are permutes between ranks.
+
+Knows lockstep programs and vectors. What a rank sends in which step stands in tables of which each
+device reads its own row, so the program's size does not grow with the steps or the ranks.
+"""
+
+from functools import partial
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 
+from meshmend.lockstep.lockstep_program import LockstepProgram
+from meshmend.planning.lowering import lowered
 from meshmend.planning.plan import Plan
 
 AxisName = str | tuple[str, ...]
 
 
+class StepTables(NamedTuple):
+    """One rank's tables, each an array (steps, permutations); `LockstepProgram` says what's in."""
+
+    send: jax.Array
+    place: jax.Array
+    take: jax.Array
+
+
 def vector_sum(
     vector: jax.Array, plan: Plan, axis_name: AxisName, slices: int | None
 ) -> jax.Array:
-    """Return the sum of every chip's vector, by the steps of the plan."""
-    raise NotImplementedError
+    """Return the sum of every chip's vector, by the steps of the plan.
+
+    Every cell of the sum is added up along one tree or ring, and its owner's value is copied to all
+    other chips: so all end with the same bits. The gradient is the sum of the gradients, by the
+    same program.
+    """
+    program = lowered(plan, payload_bytes=vector.nbytes, slices=slices).program
+    unit = -(-vector.size // program.n_cells)
+    buffer = filled_buffer(vector, program.n_cells * unit, program, axis_name)
+    ended = _summed(buffer, program, axis_name)
+    return ended[: program.n_cells].reshape(-1)[: vector.size]
+
+
+def filled_buffer(
+    vector: jax.Array, n_elements: int, program: LockstepProgram, axis_name: AxisName
+) -> jax.Array:
+    """Return a buffer of cells that begins with a vector; the rest is zeros."""
+    unit = n_elements // program.n_cells
+    n_more = n_elements - vector.size + program.width * unit
+    # The zeros differ from device to device as far as the type checker of `shard_map` knows, and so
+    # does the buffer: a loop over permutes must begin with what it ends with.
+    zeros = jnp.zeros(n_more, vector.dtype) + (0 * lax.axis_index(axis_name)).astype(vector.dtype)
+    return jnp.concatenate([vector.reshape(-1), zeros]).reshape(-1, unit)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _summed(buffer: jax.Array, program: LockstepProgram, axis_name: AxisName) -> jax.Array:
+    return run_steps(buffer, program, axis_name)
+
+
+def _summed_forward(
+    buffer: jax.Array, program: LockstepProgram, axis_name: AxisName
+) -> tuple[jax.Array, None]:
+    return _summed(buffer, program, axis_name), None
+
+
+def _summed_backward(
+    program: LockstepProgram, axis_name: AxisName, _: None, gradient: jax.Array
+) -> tuple[jax.Array]:
+    return (_summed(gradient, program, axis_name),)
+
+
+_summed.defvjp(_summed_forward, _summed_backward)
+
+
+def run_steps(
+    buffer: jax.Array,
+    program: LockstepProgram,
+    axis_name: AxisName,
+    tables: StepTables | None = None,
+) -> jax.Array:
+    """Return a rank's buffer after all steps; its tables are those of the program, unless given."""
+    if not program.n_permutations:
+        return buffer
+    if tables is None:
+        tables = own_tables(program, axis_name)
+
+    def step(buffer: jax.Array, table: StepTables) -> tuple[jax.Array, None]:
+        # Everything is read before anything is written: what a step overwrites may be sent in it.
+        arriving = [
+            lax.ppermute(_window(buffer, table.send[k], program), axis_name, pairs)
+            for k, pairs in enumerate(program.permutations)
+        ]
+        for k, cells in enumerate(arriving):
+            buffer = _put(buffer, cells, table.place[k], table.take[k], program)
+        return buffer, None
+
+    return lax.scan(step, buffer, tables)[0]
+
+
+def own_tables(program: LockstepProgram, axis_name: AxisName) -> StepTables:
+    """Return the tables of the rank that asks."""
+    rank = lax.axis_index(axis_name)
+    return StepTables(
+        *(
+            lax.dynamic_index_in_dim(jnp.asarray(table), rank, keepdims=False)
+            for table in (program.send, program.place, program.take)
+        )
+    )
+
+
+def _window(buffer: jax.Array, start: jax.Array, program: LockstepProgram) -> jax.Array:
+    return lax.dynamic_slice_in_dim(buffer, start, program.width)
+
+
+def _put(
+    buffer: jax.Array,
+    cells: jax.Array,
+    start: jax.Array,
+    take: jax.Array,
+    program: LockstepProgram,
+) -> jax.Array:
+    """Return the buffer with cells added or overwritten; `take` says which and how many."""
+    old = _window(buffer, start, program)
+    new = jnp.where(take < 0, cells, old + cells)
+    counts = jnp.arange(program.width)[:, None] < jnp.abs(take)
+    return lax.dynamic_update_slice_in_dim(buffer, jnp.where(counts, new, old), start, axis=0)
