@@ -14,13 +14,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshmend.errors import InputError
+from meshmend.jax.permutes import AxisName, vector_all_gather, vector_reduce_scatter
 from meshmend.planning.plan import Plan
 from meshmend.schedule.table import Collective
 
-AxisName = str | tuple[str, ...]
 VectorSum = Callable[[jax.Array, Plan, AxisName, int | None], jax.Array]
 
 PERMUTES = "permutes"
+_AS_IT_IS = object()  # instead of a type to add up in
 _MODULE_OF_BACKEND = {PERMUTES: "meshmend.jax.permutes"}
 
 
@@ -46,28 +47,117 @@ def allreduce(
     """
     _check(plan, Collective.ALLREDUCE, axis_name)
     vector_sum = _backend(backend)
-    leaves, structure = jax.tree.flatten(tree)
-    arrays = [_as_number(leaf) for leaf in leaves]
-    groups: dict[Any, list[int]] = {}
-    for at, array in enumerate(arrays):
-        groups.setdefault(_accumulator(array.dtype, accumulate), []).append(at)
-    sums: list[Any] = list(arrays)
-    for dtype, members in groups.items():
-        vector = jnp.concatenate([arrays[at].astype(dtype).reshape(-1) for at in members])
-        total = vector_sum(vector, plan, axis_name, slices) if vector.size else vector
-        start = 0
-        for at in members:
-            array = arrays[at]
-            part = total[start : start + array.size]
-            sums[at] = part.reshape(array.shape).astype(array.dtype)
-            start += array.size
-    return jax.tree.unflatten(structure, sums)
+
+    def summed(vector: jax.Array) -> jax.Array:
+        return vector_sum(vector, plan, axis_name, slices)
+
+    return _by_type(_as_numbers(tree), accumulate, jnp.ravel, summed, jnp.shape)
 
 
 def pmean(tree: Any, plan: Plan, axis_name: AxisName = "chips", **options: Any) -> Any:
     """Return the mean of every chip's tree over all chips of the plan; options as `allreduce`."""
     total = allreduce(tree, plan, axis_name, **options)
     return jax.tree.map(lambda leaf: leaf / plan.schedule.n_ranks, total)
+
+
+def reduce_scatter(
+    tree: Any,
+    plan: Plan,
+    axis_name: AxisName = "chips",
+    *,
+    slices: int | None = None,
+    accumulate: Any = None,
+) -> Any:
+    """Return this chip's part of the sum of every chip's tree: rank i gets part i of each leaf.
+
+    The first axis of each leaf is cut into as many equal parts as there are ranks, as by
+    `lax.psum_scatter(..., tiled=True)`. The plan is one of a reduce-scatter in which every rank
+    owns an equal part: `trees`, `ring-1d` or `rank-ring`. Otherwise as `allreduce`.
+
+    Raises:
+        InputError: as `allreduce`; or a leaf cannot be cut so; or ranks own unequal parts.
+    """
+    _check(plan, Collective.REDUCE_SCATTER, axis_name)
+    n_ranks = plan.schedule.n_ranks
+
+    def parts(array: jax.Array) -> jax.Array:
+        if array.ndim == 0 or array.shape[0] % n_ranks:
+            raise InputError(
+                f"reduce_scatter needs leaves whose first axis is a multiple of {n_ranks} ranks, "
+                f"but got the shape {array.shape}"
+            )
+        return array.reshape(n_ranks, -1)
+
+    def scattered(vectors: jax.Array) -> jax.Array:
+        return vector_reduce_scatter(vectors, plan, axis_name, slices)
+
+    def own(array: jax.Array) -> tuple[int, ...]:
+        return (array.shape[0] // n_ranks, *array.shape[1:])
+
+    return _by_type(_as_numbers(tree), accumulate, parts, scattered, own)
+
+
+def all_gather(
+    tree: Any, plan: Plan, axis_name: AxisName = "chips", *, slices: int | None = None
+) -> Any:
+    """Return the parts of all chips, one after another along the first axis of each leaf.
+
+    As `lax.all_gather(..., tiled=True)`; the inverse of what `reduce_scatter` does to shapes. The
+    plan is one of an all-gather in which every rank owns an equal part.
+
+    Raises:
+        InputError: as `reduce_scatter`.
+    """
+    _check(plan, Collective.ALL_GATHER, axis_name)
+    n_ranks = plan.schedule.n_ranks
+
+    def vector(array: jax.Array) -> jax.Array:
+        if array.ndim == 0:
+            raise InputError("all_gather needs leaves with a first axis, but got a single number")
+        return array.reshape(-1)
+
+    def gathered(vector: jax.Array) -> jax.Array:
+        return vector_all_gather(vector, plan, axis_name, slices)
+
+    def all_parts(array: jax.Array) -> tuple[int, ...]:
+        return (array.shape[0] * n_ranks, *array.shape[1:])
+
+    # Nothing is added up, so 16-bit floats move as they are.
+    return _by_type(tree, _AS_IT_IS, vector, gathered, all_parts)
+
+
+def _by_type(
+    tree: Any,
+    accumulate: Any,
+    prepared: Callable[[jax.Array], jax.Array],
+    moved: Callable[[jax.Array], jax.Array],
+    shape: Callable[[jax.Array], tuple[int, ...]],
+) -> Any:
+    """Return a tree whose leaves of one type went through a collective together.
+
+    `prepared` makes a leaf a vector, or one vector for each rank, `moved` is the collective on
+    leaves joined along their last axis, and `shape` is what a leaf becomes.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    arrays = [jnp.asarray(leaf) for leaf in leaves]
+    groups: dict[Any, list[int]] = {}
+    for at, array in enumerate(arrays):
+        groups.setdefault(_accumulator(array.dtype, accumulate), []).append(at)
+    results: list[Any] = [None] * len(arrays)
+    for dtype, members in groups.items():
+        joined = jnp.concatenate([prepared(arrays[at].astype(dtype)) for at in members], axis=-1)
+        result = moved(joined) if joined.size else None
+        start = 0
+        for at in members:
+            wanted = shape(arrays[at])
+            size = prepared(arrays[at]).shape[-1]
+            if result is None:
+                part = jnp.zeros(wanted, dtype)
+            else:
+                part = result[..., start : start + size].reshape(wanted)
+            results[at] = part.astype(arrays[at].dtype)
+            start += size
+    return jax.tree.unflatten(structure, results)
 
 
 def _backend(name: str) -> VectorSum:
@@ -93,14 +183,16 @@ def _check(plan: Plan, collective: Collective, axis_name: AxisName) -> None:
         )
 
 
-def _as_number(leaf: Any) -> jax.Array:
-    """Return a leaf as an array; truth values count as whole numbers, as in `lax.psum`."""
-    array = jnp.asarray(leaf)
-    return array.astype(jnp.int32) if array.dtype == jnp.bool_ else array
+def _as_numbers(tree: Any) -> Any:
+    """Return a tree in which truth values count as whole numbers, as in `lax.psum`."""
+    arrays = jax.tree.map(jnp.asarray, tree)
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.int32) if leaf.dtype == bool else leaf, arrays)
 
 
 def _accumulator(dtype: Any, accumulate: Any) -> Any:
     """Return the type to add up in."""
+    if accumulate is _AS_IT_IS:
+        return jnp.dtype(dtype)
     is_short = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
     if not is_short:
         return jnp.dtype(dtype)

@@ -26,9 +26,7 @@ class StepTables(NamedTuple):
     take: jax.Array
 
 
-def vector_sum(
-    vector: jax.Array, plan: Plan, axis_name: AxisName, slices: int | None
-) -> jax.Array:
+def vector_sum(vector: jax.Array, plan: Plan, axis_name: AxisName, slices: int | None) -> jax.Array:
     """Return the sum of every chip's vector, by the steps of the plan.
 
     Every cell of the sum is added up along one tree or ring, and its owner's value is copied to all
@@ -40,6 +38,43 @@ def vector_sum(
     buffer = filled_buffer(vector, program.n_cells * unit, program, axis_name)
     ended = _summed(buffer, program, axis_name)
     return ended[: program.n_cells].reshape(-1)[: vector.size]
+
+
+def vector_reduce_scatter(
+    vectors: jax.Array, plan: Plan, axis_name: AxisName, slices: int | None
+) -> jax.Array:
+    """Return this rank's row of the sum of every chip's vectors, an array (ranks, elements)."""
+    program = lowered(plan, payload_bytes=vectors.nbytes, slices=slices).program
+    cells_of_ranks = program.cells_of_ranks()
+    n_ranks, n_elements = vectors.shape
+    shares = program.slices * cells_of_ranks.shape[1]
+    unit = -(-n_elements // shares)
+    padded = jnp.pad(vectors, ((0, 0), (0, shares * unit - n_elements)))
+    parts = padded.reshape(n_ranks, program.slices, -1, unit).swapaxes(0, 1)
+    in_order = jnp.zeros((program.slices, program.cells_per_slice, unit), vectors.dtype)
+    in_order = in_order.at[:, cells_of_ranks].set(parts)
+    buffer = filled_buffer(in_order, in_order.size, program, axis_name)
+    ended = run_steps(buffer, program, axis_name)[: program.n_cells]
+    own = jnp.asarray(cells_of_ranks)[lax.axis_index(axis_name)]
+    return ended.reshape(program.slices, -1, unit)[:, own].reshape(-1)[:n_elements]
+
+
+def vector_all_gather(
+    vector: jax.Array, plan: Plan, axis_name: AxisName, slices: int | None
+) -> jax.Array:
+    """Return every chip's vector, an array (ranks, elements)."""
+    n_ranks = plan.schedule.n_ranks
+    program = lowered(plan, payload_bytes=n_ranks * vector.nbytes, slices=slices).program
+    cells_of_ranks = program.cells_of_ranks()
+    shares = program.slices * cells_of_ranks.shape[1]
+    unit = -(-vector.size // shares)
+    parts = jnp.pad(vector, (0, shares * unit - vector.size)).reshape(program.slices, -1, unit)
+    own = jnp.asarray(cells_of_ranks)[lax.axis_index(axis_name)]
+    cells = jnp.zeros((program.slices, program.cells_per_slice, unit), vector.dtype)
+    buffer = filled_buffer(cells.at[:, own].set(parts), cells.size, program, axis_name)
+    ended = run_steps(buffer, program, axis_name)[: program.n_cells]
+    gathered = ended.reshape(program.slices, -1, unit)[:, cells_of_ranks]
+    return gathered.swapaxes(0, 1).reshape(n_ranks, -1)[:, : vector.size]
 
 
 def filled_buffer(

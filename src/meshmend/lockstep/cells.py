@@ -39,7 +39,9 @@ def with_equal_cells(schedule: Schedule) -> Schedule:
     n_cells = _cells_of_chunks(schedule, sizes)
     bounds = np.concatenate([[0], np.cumsum(n_cells)])
     lo, hi = bounds[schedule.lo], bounds[schedule.hi]
-    return _rewritten(schedule, np.flatnonzero(lo < hi), lo, hi, np.repeat(schedule.owners, n_cells))
+    return _rewritten(
+        schedule, np.flatnonzero(lo < hi), lo, hi, np.repeat(schedule.owners, n_cells)
+    )
 
 
 def in_pieces(schedule: Schedule, width: int) -> CellSchedule:
