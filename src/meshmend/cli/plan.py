@@ -53,6 +53,16 @@ def plan_command(
     collective: CollectiveOption = "allreduce",
     payload: PayloadOption = "100MB",
     fabric: FabricOption = "reference",
+    lower: Annotated[
+        str | None,
+        typer.Option(
+            "--lower", metavar="jax", help="Also lower it to steps, as a jitted program runs it."
+        ),
+    ] = None,
+    slices: Annotated[
+        int | None,
+        typer.Option("--slices", help="With --lower: pieces of the payload; else the fastest."),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the plan to this JSON file.")
     ] = None,
@@ -70,8 +80,12 @@ def plan_command(
     - meshmend plan --mesh 16x32 --fail 4x2@6,8 --algorithm ft-two-d -o plan.json
 
     - meshmend plan --mesh 8x8 --fail 2x2@2,2 --collective reduce-scatter --json
+
+    - meshmend plan --mesh 8x8 --fail 2x2@2,2 --lower jax --slices 8 --json
     """
     from meshmend.planning.target import Target, collective_named
+
+    _check_lowering(lower, slices)
 
     broken = mesh_of(mesh, wrap, fail)
     check_algorithms([algorithm], "auto")
@@ -92,7 +106,7 @@ def plan_command(
         )
     if output is not None:
         result.save(output)
-    _print_plan(result, as_json=as_json)
+    _print_plan(result, as_json=as_json, lowering=_lowering(result, lower, slices))
     if output is not None and not as_json:
         print(f"written      {output}")
 
@@ -139,9 +153,28 @@ def algorithms_command(as_json: JsonOption = False) -> None:
         print(f"  gives  {entry.gives}")
 
 
-def _print_plan(plan: "Plan", *, as_json: bool) -> None:
+def _check_lowering(lower: str | None, slices: int | None) -> None:
+    if lower not in {None, "jax"}:
+        raise InputError(f"--lower needs 'jax', but got {lower!r}")
+    if slices is not None and lower is None:
+        raise InputError("--slices needs --lower jax: a plan itself has no slices")
+    if slices is not None and slices < 1:
+        raise InputError(f"--slices needs 1 or more, but got {slices}")
+
+
+def _lowering(plan: "Plan", lower: str | None, slices: int | None) -> dict[str, Any] | None:
+    if lower is None:
+        return None
+    from meshmend.planning.lowering import lowered
+
+    return lowered(plan, slices=slices).summary()
+
+
+def _print_plan(plan: "Plan", *, as_json: bool, lowering: dict[str, Any] | None = None) -> None:
     facts = plan.summary()
     if as_json:
+        if lowering is not None:
+            facts["lowered"] = lowering
         print_json(facts)
         return
     from meshmend.units import format_time
@@ -170,6 +203,34 @@ def _print_plan(plan: "Plan", *, as_json: bool) -> None:
     for name, text in lines.items():
         if text:
             print(f"{name:<12} {text}")
+    if lowering is not None:
+        _print_lowering(lowering)
+
+
+def _print_lowering(facts: dict[str, Any]) -> None:
+    from meshmend.units import format_bytes, format_time
+
+    routed = f", {facts['routed_pairs']} pairs routed" if facts["routed_pairs"] else ""
+    links = facts["bytes_per_link"]
+    lines = {
+        "steps": f"{facts['steps']} of {facts['permutes_per_step']} permutes, {facts['slices']} "
+        f"slices; no order takes fewer than {facts['steps_bound']}",
+        "each permute": f"{format_bytes(facts['bytes_per_permute'])} a pair{routed}",
+        "busiest link": f"{format_bytes(links['needed'])} needed, {format_bytes(links['moved'])} "
+        "moved",
+    }
+    print("\nlowered to jax: all chips step together")
+    for name, text in lines.items():
+        print(f"{name:<12} {text}")
+    print(f"\n{'':<14}{'time':>10}{'of limit':>11}")
+    for name, key in (
+        ("lockstep", "predicted_s"),
+        ("free-running", "free_running_s"),
+        ("limit", "limit_s"),
+    ):
+        if facts[key] is not None:
+            ratio = f"{facts[key] / facts['limit_s']:.3f}x" if facts["limit_s"] else ""
+            print(f"{name:<14}{format_time(facts[key]):>10}{ratio:>11}".rstrip())
 
 
 def _prediction(facts: dict[str, Any]) -> str:

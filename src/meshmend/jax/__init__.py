@@ -5,6 +5,7 @@
     reduce_scatter    chip i gets part i of the sum
     all_gather        every chip gets every chip's part
     device_mesh       a `jax.sharding.Mesh` over the live chips, in rank order
+    live_mesh         a mesh less the chips that have no device
     check_neighbours  proves of a compiled program that its permutes follow links of the mesh
 
 The collectives are for use inside `jax.shard_map`, under `jit` and `grad`:
@@ -34,7 +35,7 @@ except ModuleNotFoundError:
 
 if TYPE_CHECKING:
     from meshmend.jax.collectives import all_gather, allreduce, pmean, reduce_scatter
-    from meshmend.jax.devices import device_mesh
+    from meshmend.jax.devices import device_mesh, live_mesh
     from meshmend.jax.neighbours import check_neighbours
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "allreduce",
     "check_neighbours",
     "device_mesh",
+    "live_mesh",
     "pmean",
     "reduce_scatter",
 ]
@@ -51,6 +53,7 @@ _MODULE_OF = {
     "allreduce": "meshmend.jax.collectives",
     "check_neighbours": "meshmend.jax.neighbours",
     "device_mesh": "meshmend.jax.devices",
+    "live_mesh": "meshmend.jax.devices",
     "pmean": "meshmend.jax.collectives",
     "reduce_scatter": "meshmend.jax.collectives",
 }

@@ -193,7 +193,7 @@ def _accumulator(dtype: Any, accumulate: Any) -> Any:
     """Return the type to add up in."""
     if accumulate is _AS_IT_IS:
         return jnp.dtype(dtype)
-    is_short = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+    is_short = jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < 4
     if not is_short:
         return jnp.dtype(dtype)
     return jnp.dtype(jnp.float32 if accumulate is None else accumulate)

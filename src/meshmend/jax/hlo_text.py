@@ -34,7 +34,7 @@ _BITS: Final = {"pred": 8, "c64": 64, "c128": 128}
 
 @dataclass(frozen=True)
 class Permute:
-    """One permute of a program: its pairs, the bytes that each pair moves, and how often it runs."""
+    """One permute of a program: its pairs, what each of them moves, and how often it runs."""
 
     name: str
     pairs: tuple[tuple[int, int], ...]

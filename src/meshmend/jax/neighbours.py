@@ -8,6 +8,7 @@ after another. Knows nothing of plans: it proves what was compiled, not what was
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,6 @@ def _laid_over(
         path = routes.path(part, source, target)
         if len(path) > 2:
             routed[path[0], path[-1]] = len(path) - 1
-        for hop in zip(path[:-1], path[1:], strict=True):
+        for hop in pairwise(path):
             loads[hop] += bytes_of_pairs[source, target]
     return routed, {link: float(count) for link, count in loads.items()}

@@ -124,7 +124,9 @@ def run_steps(
     def step(buffer: jax.Array, table: StepTables) -> tuple[jax.Array, None]:
         # Everything is read before anything is written: what a step overwrites may be sent in it.
         arriving = [
-            lax.ppermute(_window(buffer, table.send[k], program), axis_name, pairs)
+            lax.ppermute(  # type: ignore[no-untyped-call]  # JAX leaves it without types
+                _window(buffer, table.send[k], program), axis_name, pairs
+            )
             for k, pairs in enumerate(program.permutations)
         ]
         for k, cells in enumerate(arriving):

@@ -7,6 +7,7 @@ Knows nothing of steps.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -34,7 +35,7 @@ def with_equal_cells(schedule: Schedule) -> Schedule:
     move nothing go.
     """
     sizes = np.diff(schedule.cuts)
-    if sizes.max(initial=0.0) - sizes.min(initial=0.0) <= 1e-9:
+    if np.ptp(sizes) <= 1e-9:
         return schedule
     n_cells = _cells_of_chunks(schedule, sizes)
     bounds = np.concatenate([[0], np.cumsum(n_cells)])
@@ -99,7 +100,7 @@ def _rewritten(
     edges = [0, *(np.flatnonzero(np.diff(op)) + 1).tolist(), len(row)]
     phases = [
         ("rows", Rows(src[a:b], dst[a:b], lo[a:b], hi[a:b], int(op[a]) if b > a else REDUCE))
-        for a, b in zip(edges[:-1], edges[1:], strict=True)
+        for a, b in pairwise(edges)
     ]
     return schedule_of(
         phases,

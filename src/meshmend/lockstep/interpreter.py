@@ -67,12 +67,11 @@ def check_program(program: LockstepProgram, *, seed: int = 0) -> None:
         )
 
 
-def _mixed(one: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
+def _mixed(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return a combination that depends on the order and the grouping of its parts."""
-    with np.errstate(over="ignore"):
-        return (one ^ (one >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15) + (
-            other ^ (other >> np.uint64(31))
-        ) * np.uint64(0xBF58476D1CE4E5B9)
+    one, other = one ^ (one >> np.uint64(29)), other ^ (other >> np.uint64(31))
+    mixed: NDArray[np.uint64] = one * np.uint64(0x9E3779B97F4A7C15)
+    return mixed + other * np.uint64(0xBF58476D1CE4E5B9)
 
 
 def _check_result(

@@ -55,7 +55,7 @@ class LockstepProgram:
 
     @property
     def n_steps(self) -> int:
-        return self.send.shape[1]
+        return int(self.send.shape[1])
 
     @property
     def n_permutations(self) -> int:

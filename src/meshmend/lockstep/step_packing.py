@@ -140,7 +140,7 @@ def _waits(waiting: Ints, waited_for: Ints, steps: Ints, n_rows: int) -> Waits:
 @kernel
 def _edges(src, dst, send, write, more):  # type: ignore[no-untyped-def]
     """Return the waits of all rows: the row waited for, the row that waits, and the steps."""
-    n_edges = 0
+    n_edges = np.int64(0)
     for kind in range(2):
         for row in range(len(src)):
             entry = send[row] if kind == 0 else write[row]
@@ -211,7 +211,7 @@ def _jackson(pair, n_pairs, head, tail, slices):  # type: ignore[no-untyped-def]
         own = listed[ptr[which] : ptr[which + 1]]
         left = np.full(len(own), slices)
         n_left = slices * len(own)
-        step = 0
+        step = np.int64(0)
         while n_left:
             chosen, first = -1, np.int64(1 << 60)
             for at in range(len(own)):

@@ -25,7 +25,7 @@ from meshmend.simulator.network_program import program_of
 from meshmend.simulator.rules import simulate
 from meshmend.topology.fabric import Fabric
 
-MOST_SLICES: Final = 64
+MOST_SLICES: Final = 256
 _MOST_ROWS: Final = 1 << 19  # rows x slices: beyond this lowering takes seconds
 
 
@@ -127,7 +127,7 @@ def _chosen(plan: Plan, payload_bytes: float, slices: int | None) -> tuple[int, 
 
 def _slices_to_try(n_rows: int) -> Iterator[int]:
     """Yield 1, 2, 3, 4, 6, 8, 12, ... as far as lowering stays quick."""
-    for number in sorted({1 << k for k in range(7)} | {3 << k for k in range(5)}):
+    for number in sorted({1 << k for k in range(9)} | {3 << k for k in range(7)}):
         if number == 1 or (number <= MOST_SLICES and number * n_rows <= _MOST_ROWS):
             yield number
 
