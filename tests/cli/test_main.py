@@ -92,6 +92,21 @@ def test_plan_says_in_words_what_it_proved(capsys: Captured) -> None:
     assert "free, with 1 virtual channel(s)" in out
 
 
+def test_plan_lowers_to_steps_and_prices_them(capsys: Captured) -> None:
+    trees = (*HOLE, "--algorithm", "trees", "--payload", "1MB", "--lower", "jax", "--slices", "8")
+
+    facts = printed_json(capsys, "plan", *trees)["lowered"]
+
+    assert (facts["steps"], facts["permutes_per_step"], facts["slices"]) == (44, 4, 8)
+    assert (facts["link_bound"], facts["depth_chain"], facts["steps_bound"]) == (24, 20, 40)
+    assert facts["bytes_per_link"] == {"needed": 600_000, "moved": 1_100_000}
+    assert facts["limit_s"] < facts["free_running_s"] < facts["predicted_s"]
+    assert run(["plan", *trees]) == 0
+    out = capsys.readouterr().out
+    assert "steps        44 of 4 permutes, 8 slices; no order takes fewer than 40\n" in out
+    assert "\nlockstep " in out
+
+
 def test_chips_that_are_cut_off_are_said_on_standard_error(capsys: Captured) -> None:
     arguments = ["plan", "--mesh", "4x4", "--fail", "0,1", "--fail", "1,0"]
 
@@ -155,6 +170,9 @@ def test_verify_tells_a_wrong_plan_from_one_that_cannot_be_used(
         ("plan --mesh 4x4 --algorithm nope", "there is no algorithm 'nope'; choose one of"),
         ("plan --mesh 4x4 --collective nope", "there is no collective 'nope'; choose one of"),
         ("plan --mesh 8x8 --fail 2x2@2,2 --algorithm two-d", "; use '"),
+        ("plan --mesh 4x4 --lower tpu", "--lower needs 'jax', but got 'tpu'"),
+        ("plan --mesh 4x4 --slices 2", "--slices needs --lower jax: a plan itself has no slices"),
+        ("plan --mesh 4x4 --lower jax --slices 0", "--slices needs 1 or more, but got 0"),
         ("plan --mesh 4x4 -o .", "cannot write .: Is a directory"),
         ("plan --mesh 4x4 -o /dev/null/p.json", "cannot write /dev/null/p.json"),
         ("reproduce -o /dev/null/p.html", "cannot write /dev/null/p.html"),  # at once

@@ -1,0 +1,44 @@
+"""Runs checks in a process of its own with many virtual JAX devices, many checks per process.
+
+A process decides once how many devices it has, and JAX warns when a process that runs it is forked.
+"""
+
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+Checks = Mapping[str, Callable[[], object]]
+
+
+def environment(n_devices: int, **more: str) -> dict[str, str]:
+    """Return the environment of a process with so many virtual devices."""
+    flag = f"--xla_force_host_platform_device_count={n_devices}"
+    return {**os.environ, "XLA_FLAGS": flag, "JAX_PLATFORMS": "cpu", **more}
+
+
+def outcomes(script: Path, n_devices: int, *names: str) -> dict[str, str]:
+    """Run a script of checks; return what each printed: `ok`, or its traceback."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script), *names],
+        env=environment(n_devices, PYTHONPATH=os.pathsep.join(filter(None, sys.path))),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    parts = [part.partition("\n") for part in done.stdout.split("== ")[1:]]
+    return {name: text.strip() for name, _, text in parts}
+
+
+def run_checks(checks: Checks, names: list[str]) -> None:
+    """Run the named checks, or all, and print how each ended."""
+    for name in names or checks:
+        print("==", name, flush=True)
+        try:
+            checks[name]()
+            print("ok", flush=True)
+        except Exception:
+            print(traceback.format_exc(), flush=True)

@@ -1,0 +1,377 @@
+"""Checks of `meshmend.jax` that need virtual devices; `test_collectives` runs this as a script."""
+
+import sys
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from meshmend import plan
+from meshmend.errors import InputError, VerificationError
+from meshmend.jax import (
+    all_gather,
+    allreduce,
+    check_neighbours,
+    device_mesh,
+    pmean,
+    reduce_scatter,
+)
+from meshmend.topology.mesh import Mesh
+from meshmend.topology.text import parse_mesh
+from virtual_devices import run_checks
+
+MESHES = {
+    "12": parse_mesh("4x4", fail=["2x2@0,2"]),
+    "60": parse_mesh("8x8", fail=["2x2@2,2"]),
+    "252": parse_mesh("16x16", fail=["2x2@6,6"]),
+    "3x5": parse_mesh("3x5", fail=["1,1"]),
+    "2x3x4": parse_mesh("2x3x4", fail=["1,1,2"]),
+    "torus": parse_mesh("4x4", wrap="all", fail=["2x2@1,1"]),
+    "line": parse_mesh("1x5"),
+    "link": parse_mesh("3x3", fail=["link:0,0-0,1", "link:1,1-1,2"]),
+}
+HOLE = MESHES["12"]
+
+planned = cache(plan)
+
+
+def on_chips(mesh: Mesh, function: Callable[..., Any], *, check_vma: bool = True) -> Any:
+    """Return a function of arrays whose first axis is the chips, jitted."""
+    devices = device_mesh(mesh, jax.devices()[: mesh.n_live])
+    specs = {"in_specs": P("chips"), "out_specs": P("chips")}
+    return jax.jit(jax.shard_map(function, mesh=devices, check_vma=check_vma, **specs))
+
+
+def whole_numbers(mesh: Mesh, size: int = 1003) -> np.ndarray:
+    return np.random.default_rng(0).integers(-4, 5, (mesh.n_live, size))
+
+
+def varying(tree: Any) -> Any:
+    """Return a replicated tree as one that `shard_map` takes for different on each device."""
+    rank = lax.axis_index("chips")
+    return jax.tree.map(lambda leaf: leaf + (0 * rank).astype(leaf.dtype), tree)
+
+
+def summed(tree: Any) -> Any:
+    return varying(jax.tree.map(lambda leaf: lax.psum(leaf, "chips"), tree))
+
+
+def check_exact(name: str, algorithm: str, slices: int) -> None:
+    """Whole numbers of three types are summed exactly, over links alone, to the same bits."""
+    mesh = MESHES[name]
+    made = planned(mesh, algorithm)
+    numbers = whole_numbers(mesh)
+    tree = {dtype: jnp.asarray(numbers, dtype) for dtype in ("float32", "bfloat16", "int32")}
+    function = on_chips(mesh, partial(allreduce, plan=made, slices=slices))
+
+    compiled = function.lower(tree).compile()
+    ended = compiled(tree)
+
+    use = check_neighbours(compiled, mesh, allow_routed=algorithm == "ft-two-d")
+    assert use.are_counts_known
+    assert not use.other_collectives
+    for dtype, sums in ended.items():
+        wanted = np.asarray(jnp.asarray(np.tile(numbers.sum(axis=0), (mesh.n_live, 1)), dtype))
+        assert sums.dtype == dtype
+        assert np.array_equal(np.asarray(sums), wanted), dtype
+
+
+def check_same_bits() -> None:
+    """Of numbers whose sums round, every replica still ends with the same bits."""
+    numbers = np.random.default_rng(1).normal(size=(12, 999)).astype(np.float32)
+    for algorithm in ("trees", "ft-two-d", "ring-1d", "rank-ring"):
+        made = planned(HOLE, algorithm)
+        ended = np.asarray(on_chips(HOLE, partial(allreduce, plan=made))(numbers))
+        assert (ended.view(np.uint32) == ended.view(np.uint32)[0]).all(), algorithm
+        assert np.allclose(ended[0], numbers.sum(axis=0), atol=1e-5)
+
+
+def check_short_floats() -> None:
+    """16-bit floats are added up in float32 and rounded once, unless another type is asked for."""
+    numbers = jnp.asarray(np.random.default_rng(2).normal(size=(12, 500)), jnp.bfloat16)
+    made = planned(HOLE, "trees")
+    exact = np.asarray(numbers).astype(np.float64).sum(axis=0)
+
+    ended = np.asarray(on_chips(HOLE, partial(allreduce, plan=made))(numbers)[0])
+    rough_function = on_chips(HOLE, partial(allreduce, plan=made, accumulate=jnp.bfloat16))
+    rough = np.asarray(rough_function(numbers)[0])
+
+    rounded = np.asarray(jnp.asarray(exact.astype(np.float32), jnp.bfloat16))
+    assert (ended == rounded).mean() > 0.99
+    errors = [np.abs(each.astype(np.float64) - exact).max() for each in (ended, rough)]
+    assert errors[0] < 0.04 < errors[1]
+    # XLA's CPU compiler widens bfloat16, so that its HLO does not tell what a TPU would move.
+    text = rough_function.lower(numbers).as_text()
+    assert "bf16" in next(line for line in text.splitlines() if "collective_permute" in line)
+
+
+def check_trees() -> None:
+    """Any tree agrees with `psum`: empty leaves, single numbers, truth values, complex ones."""
+    made = planned(HOLE, "trees")
+    random = np.random.default_rng(3)
+    tree = {
+        "matrix": jnp.asarray(random.normal(size=(12, 3, 5)), jnp.float32),
+        "list": [jnp.zeros((12, 0)), jnp.arange(12, dtype=jnp.int8)],
+        "complex": jnp.asarray(random.normal(size=(12, 2)) + 1j, jnp.complex64),
+        "nothing": None,
+    }
+    ended = on_chips(HOLE, partial(allreduce, plan=made))(tree)
+    wanted = on_chips(HOLE, summed)(tree)
+    assert jax.tree.structure(ended) == jax.tree.structure(wanted)
+    for one, other in zip(jax.tree.leaves(ended), jax.tree.leaves(wanted), strict=True):
+        assert one.dtype == other.dtype
+        assert one.shape == other.shape
+        assert np.allclose(one, other, atol=1e-5)
+    truths = jnp.arange(12) % 3 == 0
+    assert np.asarray(on_chips(HOLE, partial(allreduce, plan=made))(truths)).tolist() == [4] * 12
+    assert on_chips(HOLE, partial(allreduce, plan=made))({}) == {}
+    single = on_chips(HOLE, lambda row: allreduce(row[0], made)[None])(jnp.arange(12.0))
+    assert np.asarray(single).tolist() == [66.0] * 12
+
+
+def check_not_a_number() -> None:
+    """A nan or an infinity of one chip reaches all chips in its own place, and no other place."""
+    numbers = np.zeros((12, 100), dtype=np.float32)
+    numbers[3, 7], numbers[5, 50] = np.nan, np.inf
+
+    ended = np.asarray(on_chips(HOLE, partial(allreduce, plan=planned(HOLE, "trees")))(numbers))
+
+    assert np.isnan(ended[:, 7]).all()
+    assert np.isinf(ended[:, 50]).all()
+    assert np.isfinite(np.delete(ended, [7, 50], axis=1)).all()
+
+
+def model(weights: dict[str, Any], rows: Any) -> Any:
+    hidden = jnp.tanh(rows @ weights["in"] + weights["bias"])
+    return jnp.mean((hidden @ weights["out"]) ** 2)
+
+
+def check_gradients_of_a_model() -> None:
+    """Gradients averaged by a plan agree with `pmean` to 1e-6, replicas bit for bit."""
+    random = np.random.default_rng(4)
+    weights = {
+        "in": jnp.asarray(random.normal(size=(8, 16)) / 3, jnp.float32),
+        "bias": jnp.zeros(16),
+        "out": jnp.asarray(random.normal(size=(16, 1)) / 4, jnp.float32),
+    }
+    rows = jnp.asarray(random.normal(size=(12 * 4, 8)), jnp.float32)
+    made = planned(HOLE, "trees")
+
+    def step(mean: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def local(rows: Any) -> Any:
+            gradients = jax.grad(model)(varying(weights), rows)
+            return jax.tree.map(lambda leaf: leaf[None], mean(gradients))
+
+        return local
+
+    ours = on_chips(HOLE, step(lambda tree: pmean(tree, made)))(rows)
+    theirs = on_chips(HOLE, step(lambda tree: varying(lax.pmean(tree, "chips"))))(rows)
+
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        assert np.abs(np.asarray(one) - np.asarray(other)).max() < 1e-6
+        assert np.array_equal(one, np.broadcast_to(np.asarray(one)[0], one.shape))
+
+
+def check_gradients_through_the_sum() -> None:
+    """The gradient through a sum agrees with that through `psum`, whatever `check_vma` says."""
+    made = planned(HOLE, "trees")
+    random = np.random.default_rng(5)
+    weights = jnp.asarray(random.normal(size=5), jnp.float32)
+    rows = jnp.asarray(random.normal(size=(12 * 3, 5)), jnp.float32)
+
+    def loss(total: Callable[[Any], Any], weights: Any, rows: Any) -> Any:
+        return (total(jnp.tanh(rows @ weights)) ** 2).sum()
+
+    def inside(total: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda rows: jax.grad(partial(loss, total))(varying(weights), rows)[None]
+
+    def outside(total: Callable[[Any], Any], check_vma: bool) -> Any:
+        def whole(weights: Any) -> Any:
+            local = partial(loss, total, weights)
+            return on_chips(HOLE, lambda rows: local(rows)[None], check_vma=check_vma)(rows).sum()
+
+        return jax.grad(whole)(weights)
+
+    def own(tree: Any) -> Any:
+        return allreduce(tree, made)
+
+    for check_vma in (True, False):
+        ours, theirs = (
+            np.asarray(on_chips(HOLE, inside(total), check_vma=check_vma)(rows))
+            for total in (own, summed)
+        )
+        assert np.allclose(ours, theirs, rtol=1e-5, atol=1e-4)
+        assert np.allclose(
+            outside(own, check_vma), outside(summed, check_vma), rtol=1e-5, atol=1e-4
+        )
+
+
+def check_means_of_whole_numbers() -> None:
+    made = planned(HOLE, "trees")
+    for numbers in (jnp.arange(12), jnp.arange(12.0)):
+        ours = on_chips(HOLE, partial(pmean, plan=made))(numbers)
+        theirs = on_chips(HOLE, lambda tree: varying(lax.pmean(tree, "chips")))(numbers)
+        assert ours.dtype == theirs.dtype
+        assert np.allclose(ours, theirs)
+
+
+def check_parts() -> None:
+    """Reduce-scatter and all-gather agree with JAX's own, and undo each other's shapes."""
+    for mesh, algorithm in (
+        (HOLE, "trees"),
+        (HOLE, "ring-1d"),
+        (MESHES["3x5"], "trees"),
+        (MESHES["torus"], "rank-ring"),
+    ):
+        n = mesh.n_live
+        half = partial(plan, mesh, algorithm)
+        scatter, gather = half(collective="reduce-scatter"), half(collective="all-gather")
+        rows = np.random.default_rng(6).integers(-9, 9, (n * n * 2, 3)).astype(np.float32)
+        tree = {"a": jnp.asarray(rows), "b": jnp.asarray(rows[:, 0], jnp.bfloat16)}
+        for slices in (None, 3):
+            ours = on_chips(mesh, partial(reduce_scatter, plan=scatter, slices=slices))(tree)
+            wanted = rows.reshape(n, 2 * n, 3).sum(axis=0)
+            assert np.array_equal(ours["a"], wanted)
+            assert np.array_equal(np.asarray(ours["b"], np.float32), wanted[:, 0])
+            together = on_chips(
+                mesh,
+                lambda t: all_gather(t, gather, slices=slices)["a"][None],  # noqa: B023
+            )(ours)
+            assert np.array_equal(together, np.broadcast_to(wanted, (n, 2 * n, 3)))
+        truths = jnp.asarray(rows[: 2 * n, 0] > 0)
+        shown = on_chips(mesh, lambda t: all_gather(t, gather)[None])(truths)  # noqa: B023
+        assert shown.dtype == bool
+        assert np.array_equal(shown[0], truths)
+
+
+def check_gradients_of_parts() -> None:
+    scatter = plan(HOLE, "trees", collective="reduce-scatter")
+    rows = jnp.asarray(np.random.default_rng(7).normal(size=(12 * 12, 2)), jnp.float32)
+
+    def ours(rows: Any) -> Any:
+        return jax.grad(lambda each: (reduce_scatter(each, scatter) ** 2).sum())(rows)
+
+    def theirs(rows: Any) -> Any:
+        part = partial(lax.psum_scatter, axis_name="chips", scatter_dimension=0, tiled=True)
+        return jax.grad(lambda each: (part(each) ** 2).sum())(rows)
+
+    assert np.allclose(on_chips(HOLE, ours)(rows), on_chips(HOLE, theirs)(rows), atol=1e-4)
+
+
+def check_size_does_not_grow() -> None:
+    """The program has one loop with as many permutes as there are colours, however many slices."""
+    made = planned(HOLE, "trees")
+    rows = jnp.zeros((12, 4000))
+    sizes = []
+    for slices in (1, 8, 32):
+        text = on_chips(HOLE, partial(allreduce, plan=made, slices=slices)).lower(rows).as_text()
+        assert text.count("collective_permute") == 4
+        tables = [line for line in text.splitlines() if "dense<" in line]
+        sizes.append(len(text) - sum(map(len, tables)))
+    assert max(sizes) < 1.1 * min(sizes)
+
+
+def check_wrong_pair_is_caught() -> None:
+    """A permute between chips that are not neighbours is found in the compiled program."""
+    pairs = [(0, 1), (1, 3), (6, 4)]  # (1, 1) to (0, 0) is no link
+    compiled = (
+        on_chips(HOLE, lambda row: lax.ppermute(row, "chips", pairs))
+        .lower(jnp.zeros((12, 8)))
+        .compile()
+    )
+    try:
+        check_neighbours(compiled, HOLE)
+    except VerificationError as error:
+        assert "(2, 2) to (2, 0) (2 hops)" in str(error)  # noqa: PT017
+    else:
+        raise AssertionError("a wrong pair went unseen")
+    use = check_neighbours(compiled, HOLE, allow_routed=True)
+    assert use.routed == {((2, 2), (2, 0)): 2}
+    assert use.bytes_per_link[(2, 2), (2, 1)] == 32
+    whole = on_chips(HOLE, summed).lower(jnp.zeros((12, 8))).compile()
+    assert check_neighbours(whole, HOLE).other_collectives == {"all-reduce": 1}
+
+
+def check_bytes_of_loops() -> None:
+    """Bytes per link count every round of the loop: steps x window, as the lowering says."""
+    from meshmend.planning.lowering import lowered
+
+    made = planned(HOLE, "trees")
+    rows = jnp.zeros((12, 4000))
+    compiled = on_chips(HOLE, partial(allreduce, plan=made, slices=8)).lower(rows).compile()
+
+    use = check_neighbours(compiled, HOLE)
+
+    program = lowered(made, payload_bytes=16000, slices=8).program
+    assert use.n_permutes == program.n_steps * program.n_permutations
+    assert len(use.bytes_per_link) == len(program.pairs) == 32
+    assert set(use.bytes_per_link.values()) == {program.n_steps * 4000 / program.n_cells * 4}
+
+
+def refused(words: str, function: Callable[[], object]) -> None:
+    try:
+        function()
+    except InputError as error:
+        assert words in str(error), error  # noqa: PT017
+    else:
+        raise AssertionError(f"not refused: {words}")
+
+
+def check_refusals() -> None:
+    made, rows = planned(HOLE, "trees"), jnp.zeros((12, 24))
+    other = planned(MESHES["3x5"], "trees")
+    scatter = plan(HOLE, "trees", collective="reduce-scatter")
+    unequal = plan(HOLE, "ft-two-d", collective="reduce-scatter")
+    refused(
+        "a plan for 14 ranks needs as many devices along the axis 'chips', but it has 12",
+        lambda: on_chips(HOLE, partial(allreduce, plan=other))(rows),
+    )
+    refused(
+        "allreduce needs a plan of that collective",
+        lambda: on_chips(HOLE, partial(allreduce, plan=scatter))(rows),
+    )
+    refused(
+        "needs a backend among permutes",
+        lambda: on_chips(HOLE, partial(allreduce, plan=made, backend="smoke"))(rows),
+    )
+    refused(
+        "needs one slice or more, but got 0",
+        lambda: on_chips(HOLE, partial(allreduce, plan=made, slices=0))(rows),
+    )
+    refused(
+        "first axis is a multiple of 12 ranks, but got the shape (1, 24)",
+        lambda: on_chips(HOLE, partial(reduce_scatter, plan=scatter))(rows),
+    )
+    refused(
+        "every rank owns an equal part",
+        lambda: on_chips(HOLE, partial(reduce_scatter, plan=unequal))(jnp.zeros((144, 2))),
+    )
+    refused("optimized HLO, but got 'module'", lambda: check_neighbours("module", HOLE))
+    text = on_chips(HOLE, summed).lower(rows).compile().as_text()
+    refused("needs a program for 14 devices", lambda: check_neighbours(text, MESHES["3x5"]))
+
+
+CHECKS: dict[str, Callable[[], object]] = {
+    **{
+        f"exact {name} {algorithm} {slices}": partial(check_exact, name, algorithm, slices)
+        for name, algorithms in (
+            *((n, ("trees", "ft-two-d")) for n in ("12", "60", "252")),
+            *((n, ("trees",)) for n in ("3x5", "2x3x4", "torus", "line", "link")),
+        )
+        for algorithm in algorithms
+        for slices in (1, 8)
+    },
+    **{
+        name.removeprefix("check_").replace("_", " "): check
+        for name, check in list(globals().items())
+        if name.startswith("check_") and name not in {"check_exact", "check_neighbours"}
+    },
+}
+
+if __name__ == "__main__":
+    run_checks(CHECKS, sys.argv[1:])

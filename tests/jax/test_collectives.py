@@ -1,0 +1,54 @@
+"""Plans inside jitted programs on virtual devices: exact, same bits, differentiable, on links."""
+
+from pathlib import Path
+
+import pytest
+
+from virtual_devices import outcomes
+
+SCRIPT = Path(__file__).with_name("collective_checks.py")
+SMALL = [
+    f"exact {mesh} {algorithm} {slices}"
+    for mesh, algorithm in [
+        *((n, algorithm) for n in ("12", "60") for algorithm in ("trees", "ft-two-d")),
+        *((name, "trees") for name in ("3x5", "2x3x4", "torus", "line", "link")),
+    ]
+    for slices in (1, 8)
+]
+OTHERS = [
+    "same bits",
+    "short floats",
+    "trees",
+    "not a number",
+    "gradients of a model",
+    "gradients through the sum",
+    "means of whole numbers",
+    "parts",
+    "gradients of parts",
+    "size does not grow",
+    "wrong pair is caught",
+    "bytes of loops",
+    "refusals",
+]
+LARGE = [f"exact 252 {name} {slices}" for name in ("trees", "ft-two-d") for slices in (1, 8)]
+
+
+@pytest.fixture(scope="module")
+def ended() -> dict[str, str]:
+    return outcomes(SCRIPT, 60, *SMALL, *OTHERS)
+
+
+@pytest.mark.parametrize("check", SMALL)
+def test_sums_are_exact_and_follow_links(check: str, ended: dict[str, str]) -> None:
+    assert ended[check] == "ok"
+
+
+@pytest.mark.parametrize("check", OTHERS)
+def test_collectives_agree_with_those_of_jax(check: str, ended: dict[str, str]) -> None:
+    assert ended[check] == "ok"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", LARGE)
+def test_sums_are_exact_on_252_devices(check: str) -> None:
+    assert outcomes(SCRIPT, 252, check) == {check: "ok"}
