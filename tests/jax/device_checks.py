@@ -26,7 +26,7 @@ class Tpu:
     device_kind: str = "TPU v4"
 
 
-def cores(per_chip: int = 1, *, missing: frozenset[tuple[int, int]] = frozenset()) -> list[Tpu]:
+def cores(per_chip: int = 1, *, missing: frozenset[tuple[int, ...]] = frozenset()) -> list[Tpu]:
     """Return the cores of a 4x4 slice in an order that is not ours."""
     return [
         Tpu(10 * (4 * x + y) + core, (x, y, 0), core)
@@ -63,7 +63,7 @@ def check_by_number() -> None:
 
 
 def check_by_place() -> None:
-    made = device_mesh(HOLE, cores())  # type: ignore[arg-type]
+    made = device_mesh(HOLE, cores())
     assert [device.coords[:2] for device in made.devices] == list(HOLE.live)
     missing = frozenset(HOLE.failed)
     assert list(device_mesh(HOLE, cores(missing=missing)).devices) == list(made.devices)

@@ -28,6 +28,7 @@ OTHERS = [
     "size does not grow",
     "wrong pair is caught",
     "bytes of loops",
+    "tables are swapped",
     "refusals",
 ]
 LARGE = [f"exact 252 {name} {slices}" for name in ("trees", "ft-two-d") for slices in (1, 8)]

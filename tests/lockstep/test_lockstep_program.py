@@ -14,7 +14,7 @@ from meshmend.lockstep import lockstep_program as module
 from meshmend.lockstep.cells import in_pieces, row_widths, with_equal_cells
 from meshmend.lockstep.interpreter import check_program, run_program
 from meshmend.lockstep.lockstep_program import LockstepProgram, lockstep_program
-from meshmend.lockstep.step_packing import Waits
+from meshmend.lockstep.step_packing import Waits, row_graph
 from meshmend.schedule.table import Collective
 from meshmend.schedule.trees import trees
 from meshmend.topology.mesh import Mesh
@@ -184,10 +184,9 @@ def test_the_interpreter_finds(
 
 def test_a_hazard_that_the_packing_overlooks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that are packed without their waits land in steps that come too early."""
-    whole = module.row_graph
 
     def without_waits(*arguments: object) -> object:
-        graph = whole(*arguments)  # type: ignore[arg-type]
+        graph = row_graph(*arguments)  # type: ignore[arg-type]
         n_rows = len(graph.pair)
         kept = graph.before.rows[: graph.before.ptr[n_rows // 2]]
         ptr = np.minimum(graph.before.ptr, len(kept))

@@ -53,7 +53,7 @@ def test_short_payloads_take_few_slices_and_long_ones_many() -> None:
 
 def test_wide_rows_move_wide_windows() -> None:
     """`ft-two-d` has rows of 1, 3 and 12 chunks; one program moves them all."""
-    low = lowered(plan(HOLE, "ft-two-d", payload="100MB"))
+    low = lowered(plan(HOLE, "ft-two-d", payload="1MB"))
 
     assert low.program.width == 3
     check_program(low.program)

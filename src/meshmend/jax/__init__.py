@@ -4,6 +4,7 @@
     pmean             the mean
     reduce_scatter    chip i gets part i of the sum
     all_gather        every chip gets every chip's part
+    SumFrame          one executable for many plans: a failed link swaps tables, compiles nothing
     device_mesh       a `jax.sharding.Mesh` over the live chips, in rank order
     live_mesh         a mesh less the chips that have no device
     check_neighbours  proves of a compiled program that its permutes follow links of the mesh
@@ -37,8 +38,10 @@ if TYPE_CHECKING:
     from meshmend.jax.collectives import all_gather, allreduce, pmean, reduce_scatter
     from meshmend.jax.devices import device_mesh, live_mesh
     from meshmend.jax.neighbours import check_neighbours
+    from meshmend.jax.swapping import SumFrame
 
 __all__ = [
+    "SumFrame",
     "all_gather",
     "allreduce",
     "check_neighbours",
@@ -49,6 +52,7 @@ __all__ = [
 ]
 
 _MODULE_OF = {
+    "SumFrame": "meshmend.jax.swapping",
     "all_gather": "meshmend.jax.collectives",
     "allreduce": "meshmend.jax.collectives",
     "check_neighbours": "meshmend.jax.neighbours",

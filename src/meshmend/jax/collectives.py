@@ -51,7 +51,7 @@ def allreduce(
     def summed(vector: jax.Array) -> jax.Array:
         return vector_sum(vector, plan, axis_name, slices)
 
-    return _by_type(_as_numbers(tree), accumulate, jnp.ravel, summed, jnp.shape)
+    return by_type(as_numbers(tree), accumulate, jnp.ravel, summed, jnp.shape)
 
 
 def pmean(tree: Any, plan: Plan, axis_name: AxisName = "chips", **options: Any) -> Any:
@@ -94,7 +94,7 @@ def reduce_scatter(
     def own(array: jax.Array) -> tuple[int, ...]:
         return (array.shape[0] // n_ranks, *array.shape[1:])
 
-    return _by_type(_as_numbers(tree), accumulate, parts, scattered, own)
+    return by_type(as_numbers(tree), accumulate, parts, scattered, own)
 
 
 def all_gather(
@@ -123,10 +123,10 @@ def all_gather(
         return (array.shape[0] * n_ranks, *array.shape[1:])
 
     # Nothing is added up, so 16-bit floats move as they are.
-    return _by_type(tree, _AS_IT_IS, vector, gathered, all_parts)
+    return by_type(tree, _AS_IT_IS, vector, gathered, all_parts)
 
 
-def _by_type(
+def by_type(
     tree: Any,
     accumulate: Any,
     prepared: Callable[[jax.Array], jax.Array],
@@ -183,7 +183,7 @@ def _check(plan: Plan, collective: Collective, axis_name: AxisName) -> None:
         )
 
 
-def _as_numbers(tree: Any) -> Any:
+def as_numbers(tree: Any) -> Any:
     """Return a tree in which truth values count as whole numbers, as in `lax.psum`."""
     arrays = jax.tree.map(jnp.asarray, tree)
     return jax.tree.map(lambda leaf: leaf.astype(jnp.int32) if leaf.dtype == bool else leaf, arrays)

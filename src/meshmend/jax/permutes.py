@@ -4,14 +4,16 @@ Knows lockstep programs and vectors. What a rank sends in which step stands in t
 device reads its own row, so the program's size does not grow with the steps or the ranks.
 """
 
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from meshmend.lockstep.lockstep_program import LockstepProgram
+from meshmend.lockstep.permutations import Pairs
 from meshmend.planning.lowering import lowered
 from meshmend.planning.plan import Plan
 
@@ -19,11 +21,14 @@ AxisName = str | tuple[str, ...]
 
 
 class StepTables(NamedTuple):
-    """One rank's tables, each an array (steps, permutations); `LockstepProgram` says what's in."""
+    """One rank's tables, each an array (steps, permutations), or all ranks' with one axis more.
 
-    send: jax.Array
-    place: jax.Array
-    take: jax.Array
+    `LockstepProgram` says what they hold.
+    """
+
+    send: Any  # arrays of NumPy or of JAX
+    place: Any
+    take: Any
 
 
 def vector_sum(vector: jax.Array, plan: Plan, axis_name: AxisName, slices: int | None) -> jax.Array:
@@ -35,7 +40,7 @@ def vector_sum(vector: jax.Array, plan: Plan, axis_name: AxisName, slices: int |
     """
     program = lowered(plan, payload_bytes=vector.nbytes, slices=slices).program
     unit = -(-vector.size // program.n_cells)
-    buffer = filled_buffer(vector, program.n_cells * unit, program, axis_name)
+    buffer = filled_buffer(vector, (program.n_cells + program.width, unit), axis_name)
     ended = _summed(buffer, program, axis_name)
     return ended[: program.n_cells].reshape(-1)[: vector.size]
 
@@ -53,8 +58,8 @@ def vector_reduce_scatter(
     parts = padded.reshape(n_ranks, program.slices, -1, unit).swapaxes(0, 1)
     in_order = jnp.zeros((program.slices, program.cells_per_slice, unit), vectors.dtype)
     in_order = in_order.at[:, cells_of_ranks].set(parts)
-    buffer = filled_buffer(in_order, in_order.size, program, axis_name)
-    ended = run_steps(buffer, program, axis_name)[: program.n_cells]
+    buffer = filled_buffer(in_order, (program.n_cells + program.width, unit), axis_name)
+    ended = run_program(buffer, program, axis_name)[: program.n_cells]
     own = jnp.asarray(cells_of_ranks)[lax.axis_index(axis_name)]
     return ended.reshape(program.slices, -1, unit)[:, own].reshape(-1)[:n_elements]
 
@@ -71,27 +76,25 @@ def vector_all_gather(
     parts = jnp.pad(vector, (0, shares * unit - vector.size)).reshape(program.slices, -1, unit)
     own = jnp.asarray(cells_of_ranks)[lax.axis_index(axis_name)]
     cells = jnp.zeros((program.slices, program.cells_per_slice, unit), vector.dtype)
-    buffer = filled_buffer(cells.at[:, own].set(parts), cells.size, program, axis_name)
-    ended = run_steps(buffer, program, axis_name)[: program.n_cells]
+    cells = cells.at[:, own].set(parts)
+    buffer = filled_buffer(cells, (program.n_cells + program.width, unit), axis_name)
+    ended = run_program(buffer, program, axis_name)[: program.n_cells]
     gathered = ended.reshape(program.slices, -1, unit)[:, cells_of_ranks]
     return gathered.swapaxes(0, 1).reshape(n_ranks, -1)[:, : vector.size]
 
 
-def filled_buffer(
-    vector: jax.Array, n_elements: int, program: LockstepProgram, axis_name: AxisName
-) -> jax.Array:
-    """Return a buffer of cells that begins with a vector; the rest is zeros."""
-    unit = n_elements // program.n_cells
-    n_more = n_elements - vector.size + program.width * unit
+def filled_buffer(array: jax.Array, shape: tuple[int, int], axis_name: AxisName) -> jax.Array:
+    """Return a buffer of cells, (cells, elements of each), that begins with an array's elements."""
+    n_more = shape[0] * shape[1] - array.size
     # The zeros differ from device to device as far as the type checker of `shard_map` knows, and so
     # does the buffer: a loop over permutes must begin with what it ends with.
-    zeros = jnp.zeros(n_more, vector.dtype) + (0 * lax.axis_index(axis_name)).astype(vector.dtype)
-    return jnp.concatenate([vector.reshape(-1), zeros]).reshape(-1, unit)
+    zeros = jnp.zeros(n_more, array.dtype) + (0 * lax.axis_index(axis_name)).astype(array.dtype)
+    return jnp.concatenate([array.reshape(-1), zeros]).reshape(shape)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _summed(buffer: jax.Array, program: LockstepProgram, axis_name: AxisName) -> jax.Array:
-    return run_steps(buffer, program, axis_name)
+    return run_program(buffer, program, axis_name)
 
 
 def _summed_forward(
@@ -109,31 +112,32 @@ def _summed_backward(
 _summed.defvjp(_summed_forward, _summed_backward)
 
 
+def run_program(buffer: jax.Array, program: LockstepProgram, axis_name: AxisName) -> jax.Array:
+    """Return a rank's buffer after all steps of a program."""
+    tables = own_tables(program, axis_name)
+    return run_steps(buffer, tables, axis_name, program.permutations, program.width)
+
+
 def run_steps(
     buffer: jax.Array,
-    program: LockstepProgram,
+    tables: StepTables,
     axis_name: AxisName,
-    tables: StepTables | None = None,
+    permutations: Sequence[Pairs],
+    width: int,
 ) -> jax.Array:
-    """Return a rank's buffer after all steps; its tables are those of the program, unless given."""
-    if not program.n_permutations:
-        return buffer
-    if tables is None:
-        tables = own_tables(program, axis_name)
+    """Return a rank's buffer after all steps of its tables; every permute moves `width` cells."""
 
     def step(buffer: jax.Array, table: StepTables) -> tuple[jax.Array, None]:
         # Everything is read before anything is written: what a step overwrites may be sent in it.
         arriving = [
-            lax.ppermute(  # type: ignore[no-untyped-call]  # JAX leaves it without types
-                _window(buffer, table.send[k], program), axis_name, pairs
-            )
-            for k, pairs in enumerate(program.permutations)
+            lax.ppermute(_window(buffer, table.send[k], width), axis_name, pairs)
+            for k, pairs in enumerate(permutations)
         ]
         for k, cells in enumerate(arriving):
-            buffer = _put(buffer, cells, table.place[k], table.take[k], program)
+            buffer = _put(buffer, cells, table.place[k], table.take[k])
         return buffer, None
 
-    return lax.scan(step, buffer, tables)[0]
+    return lax.scan(step, buffer, tables)[0] if permutations else buffer
 
 
 def own_tables(program: LockstepProgram, axis_name: AxisName) -> StepTables:
@@ -147,19 +151,14 @@ def own_tables(program: LockstepProgram, axis_name: AxisName) -> StepTables:
     )
 
 
-def _window(buffer: jax.Array, start: jax.Array, program: LockstepProgram) -> jax.Array:
-    return lax.dynamic_slice_in_dim(buffer, start, program.width)
+def _window(buffer: jax.Array, start: jax.Array, width: int) -> jax.Array:
+    return lax.dynamic_slice_in_dim(buffer, start, width)
 
 
-def _put(
-    buffer: jax.Array,
-    cells: jax.Array,
-    start: jax.Array,
-    take: jax.Array,
-    program: LockstepProgram,
-) -> jax.Array:
+def _put(buffer: jax.Array, cells: jax.Array, start: jax.Array, take: jax.Array) -> jax.Array:
     """Return the buffer with cells added or overwritten; `take` says which and how many."""
-    old = _window(buffer, start, program)
+    width = len(cells)
+    old = _window(buffer, start, width)
     new = jnp.where(take < 0, cells, old + cells)
-    counts = jnp.arange(program.width)[:, None] < jnp.abs(take)
+    counts = jnp.arange(width)[:, None] < jnp.abs(take)
     return lax.dynamic_update_slice_in_dim(buffer, jnp.where(counts, new, old), start, axis=0)
