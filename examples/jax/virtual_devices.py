@@ -85,7 +85,7 @@ def replicated(params, n_chips):
 
 
 def learned(swaps_tables):
-    """Train through all holes in one of the two ways; return the losses, and how long swaps took."""
+    """Train through all holes in one of the two ways; return the losses and how long swaps took."""
     random = np.random.default_rng(0)
     params = {"in": random.normal(size=(8, 16)) / 3, "out": random.normal(size=16) / 4}
     params = jax.tree.map(np.float32, params)
