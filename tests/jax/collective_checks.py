@@ -301,7 +301,7 @@ def check_wrong_pair_is_caught() -> None:
 
 
 def check_bytes_of_loops() -> None:
-    """Bytes per link count every round of the loop: steps x window, as the lowering says."""
+    """Bytes per link count every round of the loop: steps x span, as the lowering says."""
     from meshmend.planning.lowering import lowered
 
     made = planned(HOLE, "trees")

@@ -162,7 +162,7 @@ MUTANTS: list[tuple[Callable[[LockstepProgram], LockstepProgram], str]] = [
     (put_elsewhere, "leaves rank"),
     (two_steps_swapped, "leaves rank"),
     (a_step_twice, "leaves rank"),
-    (one_pair_in_two_permutations, "moves two windows in a step"),
+    (one_pair_in_two_permutations, "moves two spans in a step"),
     (a_rank_that_receives_twice, "receives twice"),
     (a_pair_left_out, "but gets none of it"),
     (beyond_the_end, "points outside"),

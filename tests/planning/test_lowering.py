@@ -16,8 +16,8 @@ def test_a_step_between_neighbours_takes_a_hop_a_message_and_its_bytes() -> None
     low = lowered(plan(HOLE, "trees", payload="1MB"), slices=8)
 
     figures = fabric("reference")
-    bytes_s = low.window_bytes / figures.link_bandwidth_bytes_per_s
-    assert low.window_bytes == 1e6 / 40
+    bytes_s = low.span_bytes / figures.link_bandwidth_bytes_per_s
+    assert low.span_bytes == 1e6 / 40
     assert low.step_s == pytest.approx(figures.hop_latency_s + figures.message_overhead_s + bytes_s)
     assert low.time_s == pytest.approx(44 * low.step_s)
 
@@ -51,7 +51,7 @@ def test_short_payloads_take_few_slices_and_long_ones_many() -> None:
     assert many.program.slices >= 32
 
 
-def test_wide_rows_move_wide_windows() -> None:
+def test_wide_rows_move_wide_spans() -> None:
     """`ft-two-d` has rows of 1, 3 and 12 chunks; one program moves them all."""
     low = lowered(plan(HOLE, "ft-two-d", payload="1MB"))
 

@@ -131,7 +131,7 @@ def run_steps(
     def step(buffer: jax.Array, table: StepTables) -> tuple[jax.Array, None]:
         # Everything is read before anything is written: what a step overwrites may be sent in it.
         arriving = [
-            lax.ppermute(_window(buffer, table.send[k], width), axis_name, pairs)
+            lax.ppermute(_span(buffer, table.send[k], width), axis_name, pairs)
             for k, pairs in enumerate(permutations)
         ]
         for k, cells in enumerate(arriving):
@@ -151,14 +151,14 @@ def own_tables(program: LockstepProgram, axis_name: AxisName) -> StepTables:
     return StepTables(*own.astype(jnp.int32))
 
 
-def _window(buffer: jax.Array, start: jax.Array, width: int) -> jax.Array:
+def _span(buffer: jax.Array, start: jax.Array, width: int) -> jax.Array:
     return lax.dynamic_slice_in_dim(buffer, start, width)
 
 
 def _put(buffer: jax.Array, cells: jax.Array, start: jax.Array, take: jax.Array) -> jax.Array:
     """Return the buffer with cells added or overwritten; `take` says which and how many."""
     width = len(cells)
-    old = _window(buffer, start, width)
+    old = _span(buffer, start, width)
     new = jnp.where(take < 0, cells, old + cells)
     counts = jnp.arange(width)[:, None] < jnp.abs(take)
     return lax.dynamic_update_slice_in_dim(buffer, jnp.where(counts, new, old), start, axis=0)

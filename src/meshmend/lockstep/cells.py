@@ -2,7 +2,7 @@
 
 A permute moves arrays of one shape. So the payload is cut anew into equal **cells**: a chunk
 becomes a number of cells in proportion to its part of the payload. Rows that are wider than
-`width` cells are split; narrower ones move a window of `width` cells of which some do not count.
+`width` cells are split; narrower ones move a span of `width` cells of which some do not count.
 Knows nothing of steps.
 """
 

@@ -26,17 +26,17 @@ def run_program(
     """
     dropped = np.zeros((program.n_ranks, program.width), dtype=cells.dtype)
     buffers = np.concatenate([cells, dropped], axis=1)
-    window = np.arange(program.width)
+    span = np.arange(program.width)
     for step in range(program.n_steps):
         arriving = []
         for k, pairs in enumerate(program.permutations):
             src, dst = np.array(pairs, dtype=np.int64).T
             starts = program.send[src, step, k].astype(np.int64)
-            arriving.append((dst, buffers[src[:, None], starts[:, None] + window]))
+            arriving.append((dst, buffers[src[:, None], starts[:, None] + span]))
         for k, (dst, cells_in) in enumerate(arriving):
             start, take = program.place[dst, step, k].astype(np.int64), program.take[dst, step, k]
-            at = (dst[:, None], start[:, None] + window)
-            counts = window < np.abs(take)[:, None]
+            at = (dst[:, None], start[:, None] + span)
+            counts = span < np.abs(take)[:, None]
             added = np.where((take < 0)[:, None], cells_in, combine(buffers[at], cells_in))
             buffers[at] = np.where(counts, added, buffers[at])
     return buffers[:, : program.n_cells]
@@ -50,7 +50,7 @@ def check_program(program: LockstepProgram, *, seed: int = 0) -> None:
     depends on the order of its parts: ranks that end alike have added in the same order.
 
     Raises:
-        VerificationError: a pair moves two windows in a step, a table points outside, or a rank
+        VerificationError: a pair moves two spans in a step, a table points outside, or a rank
             ends with the wrong cells.
     """
     _check_shape(program)
@@ -104,7 +104,7 @@ def _check_shape(program: LockstepProgram) -> None:
                 raise VerificationError(f"in permutation {k} rank {twice} {what} twice")
         if again := sorted(seen & set(pairs)):
             raise VerificationError(
-                f"the pair {again[0]} moves two windows in a step: it is in two permutations"
+                f"the pair {again[0]} moves two spans in a step: it is in two permutations"
             )
         seen |= set(pairs)
         hears = np.zeros(program.n_ranks, dtype=np.bool_)

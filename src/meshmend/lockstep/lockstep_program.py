@@ -1,8 +1,8 @@
 """A schedule lowered to steps that all ranks take together: permutations, and a table per rank.
 
-In each step every permutation moves one window of cells along each of its pairs. What a rank
+In each step every permutation moves one span of cells along each of its pairs. What a rank
 sends, where it puts what arrives, and whether it adds or overwrites stands in tables, so that one
-loop body serves all ranks and all steps. A pair that has nothing to move sends a window that the
+loop body serves all ranks and all steps. A pair that has nothing to move sends a span that the
 receiver drops. Knows nothing of bytes, time or JAX.
 """
 

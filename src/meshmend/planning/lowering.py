@@ -3,7 +3,7 @@
 A lockstep program waits in each step for its slowest link, and a step costs at least a hop and a
 message. So it wants fewer and larger pieces than the same plan on sockets: slices and width are
 chosen here, by the price. A step is priced by the rules of the simulator: all pairs of the
-program exchange one window each, at the same time.
+program exchange one span each, at the same time.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ class Lowered:
     step_s: float
 
     @property
-    def window_bytes(self) -> float:
+    def span_bytes(self) -> float:
         """What one pair moves in one step."""
         return self.payload_bytes * self.program.width / self.program.n_cells
 
@@ -64,10 +64,10 @@ class Lowered:
             "link_bound": program.busiest,
             "depth_chain": program.depth,
             "steps_bound": program.bound,
-            "bytes_per_permute": self.window_bytes,
+            "bytes_per_permute": self.span_bytes,
             "bytes_per_link": {
                 "needed": float(program.cells_moved().max(initial=0)) * cell_bytes,
-                "moved": self.window_bytes * program.n_steps,
+                "moved": self.span_bytes * program.n_steps,
             },
             "routed_pairs": int((self._routes.hops > 1).sum()),
             "step_s": self.step_s,
@@ -108,8 +108,8 @@ def lowered(
     payload_bytes = plan.target.payload_bytes if payload_bytes is None else float(payload_bytes)
     width, slices = _chosen(plan, payload_bytes, slices)
     program = _program(plan, width, slices)
-    window_bytes = payload_bytes * width / program.n_cells
-    return Lowered(plan, program, payload_bytes, _step_time(plan, window_bytes))
+    span_bytes = payload_bytes * width / program.n_cells
+    return Lowered(plan, program, payload_bytes, _step_time(plan, span_bytes))
 
 
 def _chosen(plan: Plan, payload_bytes: float, slices: int | None) -> tuple[int, int]:
@@ -119,8 +119,8 @@ def _chosen(plan: Plan, payload_bytes: float, slices: int | None) -> tuple[int, 
         form = _form(plan, width)
         n_cells = form.cells.schedule.n_chunks
         for number in [slices] if slices else _slices_to_try(form.cells.schedule.n_rows):
-            window_bytes = payload_bytes * width / (number * n_cells)
-            price_s = form.steps(number) * _step_time(plan, window_bytes)
+            span_bytes = payload_bytes * width / (number * n_cells)
+            price_s = form.steps(number) * _step_time(plan, span_bytes)
             best = min(best, (price_s, width, number))
     return best[1:]
 
@@ -145,17 +145,17 @@ def _program(plan: Plan, width: int, slices: int) -> LockstepProgram:
     return lockstep_program(form.cells, slices, graph=form.graph)
 
 
-def _step_time(plan: Plan, window_bytes: float) -> float:
-    """Return how long a step takes in which every pair exchanges one window."""
+def _step_time(plan: Plan, span_bytes: float) -> float:
+    """Return how long a step takes in which every pair exchanges one span."""
     fixed_s, per_byte_s = _step_rates(plan, plan.target.fabric)
-    return fixed_s + per_byte_s * window_bytes
+    return fixed_s + per_byte_s * span_bytes
 
 
 @lru_cache(maxsize=64)
 def _step_rates(plan: Plan, fabric: Fabric) -> tuple[float, float]:
-    """Return the time of a step of empty windows, and what each byte of a window adds.
+    """Return the time of a step of empty spans, and what each byte of a span adds.
 
-    Between neighbours no two windows share a link and time is linear in the bytes; on routed pairs
+    Between neighbours no two spans share a link and time is linear in the bytes; on routed pairs
     it is a line through two simulated sizes.
     """
     if not plan.schedule.n_rows:
@@ -165,8 +165,8 @@ def _step_rates(plan: Plan, fabric: Fabric) -> tuple[float, float]:
     return empty_s, (_simulated_step(plan, fabric, large_bytes) - empty_s) / large_bytes
 
 
-def _simulated_step(plan: Plan, fabric: Fabric, window_bytes: float) -> float:
-    """Return the simulated time of one window for every pair of the plan at once."""
+def _simulated_step(plan: Plan, fabric: Fabric, span_bytes: float) -> float:
+    """Return the simulated time of one span for every pair of the plan at once."""
     routes = plan.placement.routes
     pair = np.arange(routes.n_pairs)
     step = schedule_of(
@@ -177,5 +177,5 @@ def _simulated_step(plan: Plan, fabric: Fabric, window_bytes: float) -> float:
         n_ranks=routes.n_ranks,
     )
     program = program_of(step, hazards_of(step), routes)
-    payload_bytes = window_bytes * routes.n_pairs
+    payload_bytes = span_bytes * routes.n_pairs
     return simulate(program, fabric, payload_bytes=payload_bytes, slices=1).time_s
