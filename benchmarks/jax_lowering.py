@@ -31,7 +31,7 @@ MESHES = (
     ("16x16", "4x2@6,6"),
     ("16x16", "2x2@6,6"),
 )
-CHILD = "MESHMEND_LOWERING_CHILD"
+CHILD = "LOWERING_CHILD"
 
 
 def any_bound(mesh: Mesh, n_cells: int) -> int:

@@ -1,11 +1,14 @@
 """Packing rows into steps: what waits comes later, a pair moves one row a step, and few steps."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from meshmend import plan
+from meshmend.lockstep import step_packing
 from meshmend.lockstep.step_packing import packed_steps, row_graph
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.table import Collective
@@ -77,6 +80,23 @@ def test_rings_around_holes_are_packed_as_tightly_as_can_be() -> None:
     graph = row_graph(made.schedule, made.hazards)
 
     assert packed_steps(graph, 8).max() + 1 == graph.bound(8) == 8 * graph.busiest
+
+
+def test_a_packing_that_finds_no_room_gets_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = plan(Mesh((4, 4)), "trees")
+    graph = row_graph(made.schedule, made.hazards)
+    rooms: list[int] = []
+    place = step_packing._place
+
+    def with_little_room(*arguments: Any) -> Any:
+        rooms.append(arguments[-1])
+        return place(*arguments[:-1], arguments[-1] // 40)
+
+    wanted = packed_steps(graph, 4)
+    monkeypatch.setattr(step_packing, "_place", with_little_room)
+
+    assert np.array_equal(packed_steps(graph, 4), wanted)
+    assert len(set(rooms)) > 1
 
 
 def test_no_rows_take_no_steps() -> None:

@@ -25,6 +25,10 @@ Ints = NDArray[np.int64]
 # guess is improved; which of them ends shortest differs from mesh to mesh by a step or two.
 _HEAD_STARTS: Final = (1.0, 0.75, 1.5)
 _MOST_PASSES: Final = 8
+# Beyond this many rows x slices, one guess and few passes: they take some steps more, and seconds
+# less.
+_MANY_MESSAGES: Final = 1 << 17
+_FEW_PASSES: Final = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,44 +95,50 @@ def row_graph(schedule: Schedule, hazards: Hazards) -> RowGraph:
 def packed_steps(graph: RowGraph, slices: int) -> Ints:
     """Return the step of each row of each slice, as an array (slices, rows); few steps in all.
 
-    Deterministic. Takes time about linear in rows x slices.
+    Deterministic. Takes time about linear in rows x slices; many rows get fewer passes.
     """
-    n_rows = len(graph.pair)
     best: Ints | None = None
     bound = graph.bound(slices)
-    for head_start in _HEAD_STARTS if slices > 1 else _HEAD_STARTS[:1]:
+    n_messages = slices * len(graph.pair)
+    is_small = n_messages <= _MANY_MESSAGES
+    for head_start in _HEAD_STARTS if slices > 1 and is_small else _HEAD_STARTS[:1]:
         delay = np.arange(slices)[:, None] * (head_start * graph.busiest)
-        steps = _improved(graph, (graph.head + delay).reshape(-1), slices, bound)
+        guess = np.rint(4 * (graph.head + delay)).astype(np.int64).reshape(-1)
+        steps = _improved(graph, guess, bound, _MOST_PASSES if is_small else _FEW_PASSES)
         if best is None or steps.max(initial=-1) < best.max(initial=-1):
             best = steps
         if best.max(initial=-1) < bound:
             break
     assert best is not None, "there is a first guess"
-    return best.reshape(slices, n_rows)
+    return best.reshape(slices, -1) if n_messages else best.reshape(slices, 0)
 
 
-def _improved(graph: RowGraph, guess: NDArray[np.float64], slices: int, bound: int) -> Ints:
-    row = np.tile(np.arange(len(graph.pair)), slices)
-    steps = _placed(np.lexsort((row, guess)), graph, graph.before, slices)
-    for _ in range(_MOST_PASSES):
+def _improved(graph: RowGraph, guess: Ints, bound: int, most_passes: int) -> Ints:
+    n_rows = max(1, len(graph.pair))
+    steps = _placed(_in_order(guess, n_rows, False), graph, graph.before)
+    for _ in range(most_passes):
         last = int(steps.max(initial=-1))
         if last < bound:
             break
-        late = _placed(np.lexsort((-row, -steps)), graph, graph.after, slices)
+        late = _placed(_in_order(last - steps, n_rows, True), graph, graph.after)
         late = late.max(initial=-1) - late
-        steps = _placed(np.lexsort((row, late)), graph, graph.before, slices)
+        steps = _placed(_in_order(late, n_rows, False), graph, graph.before)
         if steps.max(initial=-1) == last:
             break
     return steps
 
 
-def _placed(order: Ints, graph: RowGraph, waits: Waits, slices: int) -> Ints:
+def _placed(order: Ints, graph: RowGraph, waits: Waits) -> Ints:
     """Return the earliest step of each row when rows are placed in this order."""
-    most = graph.busiest * slices + graph.depth
-    placed: Ints = _place(
-        order, waits.ptr, waits.rows, waits.steps, graph.pair, graph.n_pairs, 4 * most + 1
-    )
-    return placed
+    slices = len(order) // max(1, len(graph.pair))
+    room = 2 * (graph.busiest * slices + graph.depth) + 1
+    while True:
+        placed: Ints | None = _place(
+            order, waits.ptr, waits.rows, waits.steps, graph.pair, graph.n_pairs, room
+        )
+        if placed is not None:
+            return placed
+        room *= 2
 
 
 def _waits(waiting: Ints, waited_for: Ints, steps: Ints, n_rows: int) -> Waits:
@@ -176,10 +186,32 @@ def _chain(order, ptr, rows, steps):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _place(order, ptr, rows, steps, pair, n_pairs, horizon):  # type: ignore[no-untyped-def]
-    """Return for each row of each slice the first step that its waits and its pair allow."""
+def _in_order(keys, n_rows, last_rows_first):  # type: ignore[no-untyped-def]
+    """Return the rows of all slices by rising key; of one key, smaller rows first, or larger.
+
+    A row waits for smaller rows only, so of rows in one step those that wait come later.
+    """
+    counts = np.zeros((0 if len(keys) == 0 else keys.max()) + 2, dtype=np.int64)
+    for message in range(len(keys)):
+        counts[keys[message] + 1] += 1
+    ptr = np.cumsum(counts)
+    order = np.empty(len(keys), dtype=np.int64)
+    for at in range(n_rows):
+        row = n_rows - 1 - at if last_rows_first else at
+        for message in range(row, len(keys), n_rows):
+            order[ptr[keys[message]]] = message
+            ptr[keys[message]] += 1
+    return order
+
+
+@kernel
+def _place(order, ptr, rows, steps, pair, n_pairs, room):  # type: ignore[no-untyped-def]
+    """Return for each row of each slice the first step that its waits and its pair allow.
+
+    None: that takes more steps than there is room for.
+    """
     n_rows = len(pair)
-    busy = np.zeros((n_pairs, horizon), dtype=np.uint8)
+    busy = np.zeros((n_pairs, room), dtype=np.uint8)
     placed = np.empty(len(order), dtype=np.int64)
     for message in order:
         row = message % n_rows
@@ -187,8 +219,10 @@ def _place(order, ptr, rows, steps, pair, n_pairs, horizon):  # type: ignore[no-
         step = 0
         for at in range(ptr[row], ptr[row + 1]):
             step = max(step, placed[first + rows[at]] + steps[at])
-        while busy[pair[row], step]:
+        while step < room and busy[pair[row], step]:
             step += 1
+        if step >= room:
+            return None
         busy[pair[row], step] = 1
         placed[message] = step
     return placed

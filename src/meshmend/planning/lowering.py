@@ -26,7 +26,7 @@ from meshmend.simulator.rules import simulate
 from meshmend.topology.fabric import Fabric
 
 MOST_SLICES: Final = 256
-_MOST_ROWS: Final = 1 << 19  # rows x slices: beyond this lowering takes seconds
+_MOST_ROWS: Final = 1 << 20  # rows x slices: beyond this lowering takes seconds
 
 
 @dataclass(frozen=True, eq=False)
