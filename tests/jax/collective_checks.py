@@ -300,6 +300,51 @@ def check_wrong_pair_is_caught() -> None:
     assert check_neighbours(whole, HOLE).other_collectives == {"all-reduce": 1}
 
 
+# As XLA writes it for TPUs: permutes that start and end, tiled layouts, loops in loops.
+TPU_TEXT = """HloModule jit_f, is_scheduled=true, num_partitions=12
+
+%inner.1 (p: (s32[], bf16[4,8])) -> (s32[], bf16[4,8]) {
+  %start = (bf16[4,8]{1,0:T(8,128)(2,1)}, bf16[4,8]{1,0:T(8,128)(2,1)}, u32[]{:S(2)}, u32[]) \
+collective-permute-start(%x), channel_id=1, source_target_pairs={{0,1},{2,4}}, metadata={}
+  %done = bf16[4,8]{1,0:T(8,128)(2,1)} collective-permute-done(%start)
+}
+
+%outer.1 (p: (s32[], bf16[4,8])) -> (s32[], bf16[4,8]) {
+  %w1 = (s32[], bf16[4,8]) while(%t), condition=%c, body=%inner.1, \
+backend_config={"known_trip_count":{"n":"5"}}
+  ROOT %last = f32[] collective-permute(%y), channel_id=2, source_target_pairs={{1,3}}
+}
+
+ENTRY %main.9 (p: bf16[4,8]) -> bf16[4,8] {
+  %w2 = (s32[], bf16[4,8]) while(%t), condition=%c, body=%outer.1TRIPS
+  %all = f32[12]{0} all-gather-start(%z), dimensions={0}
+}
+"""
+
+
+def check_text_of_a_tpu() -> None:
+    """Permutes that start and end are read, loops in loops multiply, unknown counts are said."""
+    text = TPU_TEXT.replace("TRIPS", "")
+    counted = ', backend_config={"known_trip_count":{"n":"3"}}'
+    use = check_neighbours(TPU_TEXT.replace("TRIPS", counted), HOLE)
+    assert use.n_permutes == 3 * (5 + 1)
+    assert use.are_counts_known
+    assert use.bytes_per_link == {
+        ((0, 0), (0, 1)): 3 * 5 * 64,
+        ((1, 0), (2, 0)): 3 * 5 * 64,
+        ((0, 1), (1, 1)): 3 * 4,
+    }
+    assert use.other_collectives == {"all-gather": 1}
+    unknown = check_neighbours(text, HOLE)
+    assert not unknown.are_counts_known
+    assert unknown.n_permutes == 6
+    odd = text.replace("source_target_pairs={{1,3}}", "source_target_pairs=[[1,3]]")
+    refused("read 1 of 2 permutes", lambda: check_neighbours(odd, HOLE))
+    beyond = text.replace("num_partitions=12", "num_partitions=14").replace("{2,4}", "{2,13}")
+    outside = check_neighbours(beyond, MESHES["3x5"], allow_routed=True)
+    assert ((0, 2), (2, 4)) in outside.routed
+
+
 def check_bytes_of_loops() -> None:
     """Bytes per link count every round of the loop: steps x span, as the lowering says."""
     from meshmend.planning.lowering import lowered

@@ -27,6 +27,7 @@ OTHERS = [
     "gradients of parts",
     "size does not grow",
     "wrong pair is caught",
+    "text of a tpu",
     "bytes of loops",
     "tables are swapped",
     "refusals",

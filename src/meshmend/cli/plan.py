@@ -211,10 +211,10 @@ def _print_lowering(facts: dict[str, Any]) -> None:
     from meshmend.units import format_bytes, format_time
 
     routed = f", {facts['routed_pairs']} pairs routed" if facts["routed_pairs"] else ""
-    links = facts["bytes_per_link"]
+    links, slices = facts["bytes_per_link"], facts["slices"]
     lines = {
-        "steps": f"{facts['steps']} of {facts['permutes_per_step']} permutes, {facts['slices']} "
-        f"slices; no order takes fewer than {facts['steps_bound']}",
+        "steps": f"{facts['steps']} of {facts['permutes_per_step']} permutes, {slices} "
+        f"slice{'s' if slices > 1 else ''}; no order takes fewer than {facts['steps_bound']}",
         "each permute": f"{format_bytes(facts['bytes_per_permute'])} a pair{routed}",
         "busiest link": f"{format_bytes(links['needed'])} needed, {format_bytes(links['moved'])} "
         "moved",

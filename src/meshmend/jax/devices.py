@@ -34,7 +34,7 @@ def device_mesh(
     """
     devices = jax.devices() if devices is None else list(devices)
     part = largest_part(mesh)
-    if devices and all(hasattr(device, "coords") for device in devices):
+    if _have_places(devices):
         cores = _cores_by_place(mesh, part, devices)
     else:
         cores = [[device] for device in _by_number(mesh, part, devices)]
@@ -53,7 +53,7 @@ def live_mesh(mesh: Mesh, devices: Sequence[Device] | None = None) -> Mesh:
         InputError: the devices have no coordinates, or sit outside the mesh.
     """
     devices = jax.devices() if devices is None else list(devices)
-    if not devices or not all(hasattr(device, "coords") for device in devices):
+    if not _have_places(devices):
         raise InputError(
             "live_mesh needs devices that say where they sit, such as those of a TPU; name the "
             "failed chips yourself with mesh.without(...)"
@@ -61,6 +61,14 @@ def live_mesh(mesh: Mesh, devices: Sequence[Device] | None = None) -> Mesh:
     present = {_chip_of(device, mesh) for device in devices}
     missing = [chip for chip in mesh.live if chip not in present]
     return mesh.without(*(",".join(map(str, chip)) for chip in missing))
+
+
+def _have_places(devices: Sequence[Device]) -> bool:
+    """Whether devices say where they sit; what GPUs and CPUs may say is no place in a mesh."""
+    return bool(devices) and all(
+        hasattr(device, "coords") and device.platform not in {"cpu", "cuda", "gpu", "rocm"}
+        for device in devices
+    )
 
 
 def _by_number(mesh: Mesh, part: Mesh, devices: Sequence[Device]) -> list[Device]:

@@ -82,7 +82,7 @@ def permutes_of(text: str) -> list[Permute]:
     n_written, n_read = len(_WRITTEN.findall(text)), len({permute.name for permute in found})
     if n_written != n_read:
         raise InputError(
-            f"check_neighbours needs HLO as XLA 0.10 writes it, but read {n_read} of {n_written} "
+            f"check_neighbours needs HLO as jaxlib 0.10 writes it, but read {n_read} of {n_written} "
             "permutes; report this text"
         )
     return found
@@ -118,9 +118,12 @@ def _permute(line: str, times: int, is_known: bool) -> Permute | None:
     if match is None:
         return None
     pairs = tuple((int(a), int(b)) for a, b in _PAIR.findall(match[4]))
-    n_bytes = sum(_bytes(dtype, extents) for dtype, extents in _ARRAY.findall(match[2]) if extents)
-    # A start returns what it sends and what it receives.
-    return Permute(match[1], pairs, n_bytes // 2 if match[3] else n_bytes, times, is_known)
+    arrays = _ARRAY.findall(match[2])
+    if match[3]:
+        # A start returns what it sends, what it receives, and two numbers of its own.
+        arrays = [array for array in arrays if array != ("u32", "")]
+    n_bytes = sum(_bytes(*array) for array in arrays) // (2 if match[3] else 1)
+    return Permute(match[1], pairs, n_bytes, times, is_known)
 
 
 def _bytes(dtype: str, extents: str) -> int:
