@@ -82,8 +82,8 @@ def permutes_of(text: str) -> list[Permute]:
     n_written, n_read = len(_WRITTEN.findall(text)), len({permute.name for permute in found})
     if n_written != n_read:
         raise InputError(
-            f"check_neighbours needs HLO as jaxlib 0.10 writes it, but read {n_read} of {n_written} "
-            "permutes; report this text"
+            f"check_neighbours needs HLO as jaxlib 0.10 writes it, but read {n_read} of "
+            f"{n_written} permutes; report this text"
         )
     return found
 
