@@ -5,7 +5,7 @@ import sys
 import nbformat
 from nbclient import NotebookClient
 
-notebook = nbformat.read(sys.argv[1], as_version=4)
+notebook = nbformat.read(sys.argv[1], 4)  # type: ignore[no-untyped-call]  # it has no types
 NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
 for cell in notebook.cells:
     for output in cell.get("outputs", ()):

@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from meshmend.cli.main import run_line
+from virtual_devices import environment
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+PAGE = (ROOT / "docs" / "jax.md").read_text(encoding="utf-8")
 NOTEBOOKS = sorted((EXAMPLES / "notebooks").glob("*.ipynb"))
 
 
@@ -39,6 +44,38 @@ def test_a_notebook_prints_what_stands_in_it(notebook: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert done.stdout == printed_in(notebook)
+
+
+def test_the_program_of_the_page_sums_over_links() -> None:
+    first, proof = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[:2]
+    program = (
+        f"{first}\n"
+        "import numpy as np\n"
+        "gradients = np.arange(24.0).reshape(12, 2)\n"
+        "assert (summed(gradients) == gradients.sum(axis=0)).all()\n"
+        f"{proof}\n"
+        "assert not use.routed\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        capture_output=True,
+        text=True,
+        env=environment(12),
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_command_of_the_page_prints_what_stands_there(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    match = re.search(r"```\n\$ meshmend (.*?)\n```\n\n```\n(.*?)```", PAGE, re.DOTALL)
+    assert match is not None
+
+    assert run_line(match[1].split()) == 0
+
+    assert match[2] in capsys.readouterr().out
 
 
 def test_a_hole_that_moves_swaps_tables_or_recompiles_and_learns_the_same() -> None:
