@@ -21,8 +21,8 @@ import llvmlite.binding  # type: ignore[import-untyped]
 _MODULE: Final = "meshmend.planning.warm_up"
 _SHARES: Final = (
     ("plans",),
-    ("shared", "exchange"),
-)  # one process each; both take about equally long
+    ("exchange", "proofs"),
+)  # one process each; both take about equally long, and `plans` compiles what is left
 _PACKAGE: Final = Path(__file__).parents[1]
 
 
