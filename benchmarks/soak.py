@@ -1,10 +1,11 @@
 """Chaos for a given time and seed: random faults on a training job, and a table of recoveries.
 
-    python benchmarks/soak.py --minutes 10 --seed 1 [--testbed 200Mbit]
+    python benchmarks/soak.py --minutes 10 --seed 1 [--testbed 200Mbit | --no-testbed]
 
 Fails on the first divergence, lost or repeated sample, or pause without a step, the time before the
 first step included; at the end also on a process that is left over, and on memory or descriptors
-that grow. With --testbed, links also drop packets one way.
+that grow. The chips are network namespaces of a testbed where this machine grants one, and links
+drop packets one way; elsewhere they are processes on loopback.
 
 A pause counts by the time in which a process could have had a processor: on a machine that is busy
 with other work, everything takes longer, and nothing stands still.
@@ -22,6 +23,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from meshmend.errors import TestbedError
 from meshmend.faults.fault import Fault
 from meshmend.faults.random_faults import random_faults
 from meshmend.launch.one_thread import compute_in_one_thread
@@ -42,6 +44,7 @@ from meshmend.membership.timing import Timing
 from meshmend.planning.compile_once import compile_once
 from meshmend.planning.settings import Settings
 from meshmend.report.event_words import event_words
+from meshmend.testbed.bed import Testbed
 from meshmend.topology.failures import board_shape
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
@@ -209,8 +212,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mesh", default="4x4")
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--testbed", metavar="BANDWIDTH", help="of each link, such as 200Mbit")
+    parser.add_argument(
+        "--testbed", metavar="BANDWIDTH", default="200Mbit", help="of each link (200Mbit)"
+    )
+    parser.add_argument(
+        "--no-testbed",
+        dest="testbed",
+        action="store_const",
+        const=None,
+        help="train over loopback, where no link can drop packets one way",
+    )
     options = parser.parse_args()
+    link_bandwidth = _granted_bandwidth(options.testbed)
     compute_in_one_thread()
     compile_once(lambda: print("soak: compiling for the first use on this machine ...", flush=True))
     mesh = parse_mesh(options.mesh)
@@ -218,21 +231,38 @@ def main() -> int:
     faults = random_faults(mesh, board_shape(len(mesh.shape)), for_s=for_s, seed=options.seed)
     folder = Path(tempfile.mkdtemp(prefix="meshmend-soak-")) / "run"
     print(f"soak: {len(faults)} faults in {for_s:.0f} s on {mesh}, seed {options.seed}; {folder}")
-    return _soak(options, mesh, faults=faults, folder=folder)
+    return _soak(options, mesh, faults=faults, folder=folder, link_bandwidth=link_bandwidth)
+
+
+def _granted_bandwidth(text: str | None) -> float | None:
+    """Return the bandwidth of the testbed's links, or None where there is to be no testbed."""
+    if text is None:
+        print("soak: without links that drop one way: they need a testbed")
+        return None
+    link_bandwidth = parse_bandwidth(text)
+    try:
+        Testbed.up(Mesh((1, 2)), link_bandwidth=link_bandwidth).down()
+    except TestbedError as error:
+        print(f"soak: without links that drop one way: {error}")
+        return None
+    return link_bandwidth
 
 
 def _soak(
-    options: argparse.Namespace, mesh: Mesh, *, faults: tuple[Fault, ...], folder: Path
+    options: argparse.Namespace,
+    mesh: Mesh,
+    *,
+    faults: tuple[Fault, ...],
+    folder: Path,
+    link_bandwidth: float | None,
 ) -> int:
     for_s, seed = options.minutes * 60, options.seed
     trained_on, watch = workload("resnet", "tiny", norm="group"), Watch(folder, for_s)
     wrong = wrong_workers(trained_on, mesh, folder.parent / "wrong", for_s=for_s, seed=seed)
     trained_on, faults = wrong.workload, faults + wrong.faults
     watch.disturbances += wrong.disturbances
-    if options.testbed:
+    if link_bandwidth is not None:
         watch.disturbances.append(one_way_drop(mesh, seed))
-    else:
-        print("soak: without one-way drops: they need a testbed, --testbed 200Mbit")
     threading.Thread(target=watch.look, daemon=True).start()
     trained = train(
         Training(
@@ -246,7 +276,7 @@ def _soak(
             checks=True,
             for_s=for_s,
             timing=Timing(holder_timeout_s=_HOLDER_S),
-            testbed_bytes_per_s=parse_bandwidth(options.testbed) if options.testbed else None,
+            testbed_bytes_per_s=link_bandwidth,
         ),
         watch.hear,
     )

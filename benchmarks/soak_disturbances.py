@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -82,21 +83,24 @@ def unmount(ledger: Path) -> None:
 def one_way_drop(mesh: Mesh, seed: int) -> Disturbance:
     """Return a link of the testbed that loses all packets of one direction from time to time."""
     source = random.Random(seed)
-    dropped: list[tuple[Chip, Chip]] = []
+    dropped: list[tuple[Testbed, Chip, Chip]] = []
 
     def begin() -> str:
         chip = source.choice(mesh.live)
         goal = source.choice(sorted(mesh.neighbors(chip)))
         try:
-            Testbed.attach().drop(chip, goal)
+            bed = Testbed.attach()
+            bed.drop(chip, goal)
         except MeshmendError as error:  # such as a link that is cut
             return f"no packets are dropped: {error}"
-        dropped.append((chip, goal))
+        dropped.append((bed, chip, goal))
         return f"packets from {chip} to {goal} are dropped"
 
     def end() -> None:
         while dropped:
-            Testbed.attach().pass_again(*dropped.pop())
+            bed, chip, goal = dropped.pop()
+            with suppress(MeshmendError):  # the run has ended, and its testbed with it
+                bed.pass_again(chip, goal)
 
     return Disturbance(begin, end, 25.0, 35.0, 6.0)
 

@@ -551,11 +551,13 @@ def test_a_worker_whose_coordinator_cannot_be_reached_any_more_hangs_up_and_call
         ),
         (
             encode_message(hello((0, 3), status=Status(1, True, 5, 10**6))),
-            "it reports generation 5, but the highest so far is 2",
+            "it reports generation 5, but the highest so far is 2; "
+            "start its worker again, without that state",
         ),
         (
             encode_message(hello((0, 3), status=Status(2, True, 2, 10**6))),
-            "it holds the state of generation 2, but was not a member of it",
+            "it holds the state of generation 2, but was not a member of it; "
+            "start its worker again, without that state",
         ),
     ],
     ids=["generation 2^40", "a state that nobody has", "a state that others have"],

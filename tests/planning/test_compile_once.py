@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     done = tmp_path / "done"
     done.touch()
 
-    def compile_slowly() -> bool:
+    def compile_slowly(meanwhile: Callable[[], None]) -> bool:
+        meanwhile()
         time.sleep(0.2)
         with done.open("a") as stream:
             stream.write("compiled\n")
@@ -39,6 +41,20 @@ def test_of_several_processes_one_compiles_and_the_others_wait(compiled: Path) -
     assert compiled.read_text() == "compiled\n"
 
 
+def test_who_compiles_and_who_waits_both_use_the_time(compiled: Path, tmp_path: Path) -> None:
+    children = []
+    for number in range(2):
+        if (pid := os.fork()) == 0:
+            compile_once(meanwhile=(tmp_path / f"used {number}").touch)
+            os._exit(0)
+        children.append(pid)
+    for pid in children:
+        os.waitpid(pid, 0)
+    compile_once(meanwhile=(tmp_path / "used without a wait").touch)
+
+    assert sorted(path.name for path in tmp_path.glob("used*")) == ["used 0", "used 1"]
+
+
 def test_who_compiles_says_so_first_and_only_then(compiled: Path) -> None:
     said: list[str] = []
 
@@ -51,7 +67,7 @@ def test_who_compiles_says_so_first_and_only_then(compiled: Path) -> None:
 def test_what_failed_is_tried_again(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[bool] = []
 
-    def fail() -> bool:
+    def fail(meanwhile: Callable[[], None]) -> bool:
         tries.append(True)
         return False
 

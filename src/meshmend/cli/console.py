@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -167,12 +167,15 @@ def progress(*, quiet: bool = False) -> Iterator[Bar]:
         bar.close()
 
 
-def compile_for_workers() -> None:
-    """Compile what the workers of a job need, or wait for a process of this host that does."""
+def compile_for_workers(meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Compile what the workers of a job need, or wait for a process of this host that does.
+
+    `meanwhile` is called during the wait, if there is one.
+    """
     from meshmend.planning.compile_once import compile_once
 
     announce_compilation()
-    compile_once(lambda: note(f"meshmend: {_COMPILING}"))
+    compile_once(lambda: note(f"meshmend: {_COMPILING}"), meanwhile)
 
 
 def announce_compilation() -> None:

@@ -1,6 +1,7 @@
 """`meshmend worker`: runs the worker of one chip, for a job on several hosts."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -130,8 +131,8 @@ def worker_command(
         raise InputError(f"meshmend worker needs a script, but there is no file {script}")
     address = bind or address_toward(endpoint)
     warn_if_unanswered(endpoint, secret.encode(), f"chip {own_chip} waits")
-    compile_for_workers()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    compile_for_workers(meanwhile=_import_torch)
     from meshmend.launch.forked_worker import Script
     from meshmend.planning.environment import Environment
     from meshmend.planning.settings import Settings
@@ -151,6 +152,12 @@ def worker_command(
     )
     os.environ |= environment.to_environment()
     return _run_script(Script(script, tuple(arguments or ()), is_module))
+
+
+def _import_torch() -> None:
+    """Import what nearly every script needs, and what takes seconds."""
+    with suppress(ImportError):
+        import torch  # noqa: F401
 
 
 def warn_if_unanswered(endpoint: tuple[str, int], secret: bytes, who_waits: str) -> None:

@@ -19,6 +19,7 @@ from meshmend.topology.failures import Chip
 
 _MOST_OBSERVERS: Final = 32
 _HIGHEST_BELIEVED: Final = LARGEST_NUMBER // 2  # a false number leaves room for later generations
+_START_ANEW: Final = "start its worker again, without that state"
 
 
 class Admission:
@@ -90,13 +91,15 @@ class Admission:
         if not self._membership.knows_all:
             believed = _HIGHEST_BELIEVED
         if number > believed:
-            return f"it reports generation {number}, but the highest so far is {record.highest}"
+            highest = f"it reports generation {number}, but the highest so far is {record.highest}"
+            return f"{highest}; {_START_ANEW}"
         latest = record.begun[-1] if record.begun else None
         if latest is None or not latest.members or status.state_version != latest.number:
             return ""
         if (chip, hello.address) in latest.members:
             return ""
-        return f"it holds the state of generation {latest.number}, but was not a member of it"
+        held = f"it holds the state of generation {latest.number}, but was not a member of it"
+        return f"{held}; {_START_ANEW}"
 
     def admit(self, hello: Hello) -> tuple[tuple[Chip, str], ...]:
         """Admit a worker; return the admitted chips that must now be refused, and why."""

@@ -19,7 +19,7 @@ from meshmend.membership.job_spec import JobSpec
 from meshmend.membership.job_status import JobStatus
 from meshmend.membership.message_channel import MessageChannel
 from meshmend.membership.messages import COORDINATOR, Message
-from meshmend.membership.record_file import load_history, save_record
+from meshmend.membership.record_file import RecordSaver, load_history, save_record
 from meshmend.net.channel import Channel
 from meshmend.net.event_fd import clear
 from meshmend.net.handshake import ConnectRequest
@@ -62,6 +62,7 @@ class CoordinatorServer:
         on_event: Callable[[float, Event], None] = lambda clock, event: None,
     ) -> None:
         self._record_file = record_file
+        self._saver = RecordSaver(self._write_record)
         self._link_timeout_s = spec.timing.link_timeout_s
         self._longest_bytes = _LONGEST_BYTES + _BYTES_PER_CHIP * spec.mesh.n_chips
         history = load_history(record_file, spec.job) if record_file else None
@@ -71,7 +72,7 @@ class CoordinatorServer:
             spec,
             self,
             history=history,
-            keep=self._keep,
+            keep=self._saver.save,
             on_event=on_event,
         )
         self._channels: dict[int, MessageChannel] = {}
@@ -102,6 +103,7 @@ class CoordinatorServer:
         now = time.monotonic()
         self._handle(self._coordinator.next_wakeup(now) - now)
         self._coordinator.tick(time.monotonic())
+        self._saver.retry()
         self._report_broken()
 
     def stop(self) -> None:
@@ -155,7 +157,7 @@ class CoordinatorServer:
             self._selector.unregister(channel)
             channel.close()
 
-    def _keep(self, record: CoordinatorRecord) -> None:
+    def _write_record(self, record: CoordinatorRecord) -> None:
         if self._record_file is not None:
             save_record(self._record_file, record)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from logging import getLogger
 from pathlib import Path
 from typing import Final
@@ -62,23 +63,49 @@ def record_text(record: CoordinatorRecord) -> str:
 
 
 def save_record(path: Path, record: CoordinatorRecord) -> None:
-    """Replace the record on disk; a failure is only logged.
+    """Replace the record on disk.
 
-    The workers know their generation too, so a full disk must not stop a job that trains.
+    Raises:
+        OSError: it could not be written; the record before it is still there.
     """
     draft = path.with_name(f".{path.name}.{uuid4().hex}")
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        with draft.open("w", encoding="utf-8") as stream:
+            stream.write(record_text(record))
+            stream.flush()
+            os.fsync(stream.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+class RecordSaver:
+    """Saves records; one that cannot be saved is only logged, and saved as soon as it can be.
+
+    The workers know their generation too, so a full disk must not stop a job that trains.
+    `write` saves a record, or raises OSError.
+    """
+
+    def __init__(self, write: Callable[[CoordinatorRecord], None]) -> None:
+        self._write = write
+        self._unsaved: CoordinatorRecord | None = None
+
+    def save(self, record: CoordinatorRecord) -> None:
+        """Save a record in the place of the one before."""
         try:
-            with draft.open("w", encoding="utf-8") as stream:
-                stream.write(record_text(record))
-                stream.flush()
-                os.fsync(stream.fileno())
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
-    except OSError as error:
-        _log.error("the coordinator's record %s cannot be written: %s", path, error.strerror)
+            self._write(record)
+        except OSError as error:
+            if self._unsaved is None:
+                _log.error("the coordinator's record cannot be written: %s", error)
+            self._unsaved = record
+        else:
+            self._unsaved = None
+
+    def retry(self) -> None:
+        """Save the latest record again if that failed."""
+        if self._unsaved is not None:
+            self.save(self._unsaved)
 
 
 def _record_of(text: str) -> CoordinatorRecord:

@@ -19,16 +19,19 @@ from typing import Final
 import llvmlite.binding  # type: ignore[import-untyped]
 
 _MODULE: Final = "meshmend.planning.warm_up"
-_SHARES: Final = (
-    ("plans",),
-    ("shared", "exchange"),
-)  # one process each; both take about equally long
+# One process each. `plans` also compiles what the others have not yet; the two shares take about
+# equally long. Where there are more cores than processes, the wait is that for the longest part.
+_TWO_SHARES: Final = (("plans",), ("exchange", "proofs"))
+_FOUR_SHARES: Final = (("plans",), ("exchange",), ("simulation",), ("proofs",))
 _PACKAGE: Final = Path(__file__).parents[1]
 
 
-def compile_once(announce: Callable[[], None] = lambda: None) -> None:
+def compile_once(
+    announce: Callable[[], None] = lambda: None, meanwhile: Callable[[], None] = lambda: None
+) -> None:
     """Return when all that workers need is compiled; call `announce` before compiling here.
 
+    While this process or another one compiles, `meanwhile` is called: there is time for it.
     If no file can be written, nothing is done: each worker then compiles for itself.
     """
     folder = _cache_folder()
@@ -37,20 +40,23 @@ def compile_once(announce: Callable[[], None] = lambda: None) -> None:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder / "meshmend-compiling.lock"):
+        with _locked(folder / "meshmend-compiling.lock", meanwhile):
             if not mark.exists():
                 announce()
-                if _compile():
+                if _compile(meanwhile):
                     mark.touch()
     except OSError:
         return
 
 
-def _compile() -> bool:
+def _compile(meanwhile: Callable[[], None]) -> bool:
     """Compile all parts at the same time; return whether all succeeded."""
-    commands = [[sys.executable, "-P", "-m", _MODULE, *share] for share in _SHARES]
+    n_cores = len(os.sched_getaffinity(0))
+    shares = _FOUR_SHARES if n_cores >= len(_FOUR_SHARES) else _TWO_SHARES
+    commands = [[sys.executable, "-P", "-m", _MODULE, *share] for share in shares]
     silent = subprocess.DEVNULL
     running = [subprocess.Popen(each, stdout=silent, stderr=silent) for each in commands]
+    meanwhile()
     codes = [process.wait() for process in running]
     return not any(codes)
 
@@ -75,8 +81,12 @@ def _fingerprint() -> str:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path, meanwhile: Callable[[], None]) -> Iterator[None]:
     """Hold a file's lock; the kernel releases it if this process dies."""
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            meanwhile()
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield

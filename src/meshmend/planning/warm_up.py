@@ -1,12 +1,12 @@
-"""Compiles inner loops before they are used, in three parts that may run at the same time.
+"""Compiles inner loops before they are used, in parts that may run at the same time.
 
-    python -m meshmend.planning.warm_up [shared] [exchange] [plans]
+    python -m meshmend.planning.warm_up [simulation] [proofs] [exchange] [plans]
 
-`shared` is what most commands need, and the default. Run at the same time as a first command, it
-halves the wait on two cores: each process stores the loops that it compiled for the other. It
-leaves out the loops that a command needs first, packing trees and deriving hazards, because both
-processes would compile them at the same time. `plans` compiles the packing of trees. `exchange`
-compiles hazards and what workers need to sum.
+`simulation` and `proofs` are what most commands need, and the default. Run at the same time as a
+first command, they halve the wait on two cores: each process stores the loops that it compiled for
+the other. They leave out the loops that a command needs first, packing trees and deriving hazards,
+because both processes would compile them at the same time. `plans` compiles the packing of trees.
+`exchange` compiles hazards and what workers need to sum.
 """
 
 import sys
@@ -21,9 +21,9 @@ from meshmend.routing.deadlock import check_deadlock_free
 from meshmend.routing.stretch import stretch_of
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.hazards import NONE, Hazards, hazards_of
-from meshmend.schedule.placement import channel_loads, placed
+from meshmend.schedule.placement import Placement, channel_loads, placed
 from meshmend.schedule.priority import delay_slices, remaining_hops
-from meshmend.schedule.table import Collective
+from meshmend.schedule.table import Collective, Schedule
 from meshmend.simulator.network_program import program_of
 from meshmend.simulator.rules import simulate
 from meshmend.topology.fabric import FABRICS
@@ -31,22 +31,32 @@ from meshmend.topology.mesh import Mesh
 from meshmend.verify.contributions import check_contributions
 from meshmend.verify.hops import check_hops
 
+_MESH: Final = Mesh((4, 4)).without("2x2@0,2")
 
-def shared() -> None:
-    """Simulate and verify a small schedule, in the order in which a plan does."""
-    mesh = Mesh((4, 4)).without("2x2@0,2")
-    schedule = algorithm("ft-two-d").build(mesh, Collective.ALLREDUCE)
-    placement = placed(mesh, schedule)
+
+def simulation() -> None:
+    """Simulate a small schedule, as a plan does."""
+    schedule, placement = _placed_schedule()
     hazards = _one_after_another(schedule.n_rows)
     program = program_of(schedule, hazards, placement.routes)
     delays = delay_slices(remaining_hops(schedule, hazards, placement.routes), 0.5)
     assert len(program.channel_loads) == 2, "also compiles what the search for slices uses"
     simulate(program, FABRICS["reference"], payload_bytes=1000, slices=2, delay_slices=delays)
+
+
+def proofs() -> None:
+    """Verify a small schedule, as a plan does."""
+    schedule, placement = _placed_schedule()
     check_contributions(schedule)
     check_hops(schedule, placement)
-    check_deadlock_free(mesh, placement.routes)
-    stretch_of(mesh, placement.routes)
+    check_deadlock_free(_MESH, placement.routes)
+    stretch_of(_MESH, placement.routes)
     channel_loads(schedule, placement.routes)
+
+
+def _placed_schedule() -> tuple[Schedule, Placement]:
+    schedule = algorithm("ft-two-d").build(_MESH, Collective.ALLREDUCE)
+    return schedule, placed(_MESH, schedule)
 
 
 def _one_after_another(n_rows: int) -> Hazards:
@@ -68,15 +78,16 @@ def exchange() -> None:
 
 def plans() -> None:
     """Plan for a mesh that lost a board."""
-    plan(Mesh((4, 4)).without("2x2@0,2"))
+    plan(_MESH)
 
 
 PARTS: Final[Mapping[str, Callable[[], None]]] = {
-    "shared": shared,
+    "simulation": simulation,
+    "proofs": proofs,
     "exchange": exchange,
     "plans": plans,
 }
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or ["shared"]:
+    for name in sys.argv[1:] or ["simulation", "proofs"]:
         PARTS[name]()

@@ -13,7 +13,7 @@ from meshmend.membership.messages import (
     decode_message,
     encode_message,
 )
-from meshmend.membership.record_file import history_of, record_text
+from meshmend.membership.record_file import RecordSaver, history_of, record_text
 from simulation.disk import Disk
 from simulation.event_loop import EventLoop, Process
 from simulation.invariants import Invariants
@@ -32,7 +32,6 @@ class CoordinatorProcess(Process):
         self, events: EventLoop, network: Network, disk: Disk, spec: JobSpec, rules: Invariants
     ) -> None:
         super().__init__(events, COORDINATOR_HOST, "coordinator")
-        self._disk = disk
         self._rules = rules
         self._ends: dict[int, End] = {}
         self._ready: dict[int, None] = {}
@@ -43,11 +42,12 @@ class CoordinatorProcess(Process):
         history = history_of(disk.record, spec.job) if disk.record is not None else None
         if disk.is_record_outdated or (history is not None and history.is_unknown):
             rules.forgive_history()
+        self._saver = RecordSaver(lambda record: disk.write_record(record_text(record)))
         self.coordinator = Coordinator(
             spec,
             self,
             history=history or History(CoordinatorRecord(spec.job)),
-            keep=self._keep,
+            keep=self._saver.save,
             on_event=rules.observe,
         )
         network.listen(self, COORDINATOR_PORT, self._admit)
@@ -78,9 +78,6 @@ class CoordinatorProcess(Process):
         if (end := self._ends.pop(connection, None)) is not None:
             end.close()
 
-    def _keep(self, record: CoordinatorRecord) -> None:
-        self._disk.write_record(record_text(record))
-
     def _admit(self, end: End, request: Any) -> None:
         self._callers.append(end)
         self._wake()
@@ -101,6 +98,7 @@ class CoordinatorProcess(Process):
         for end in callers:
             self._open(end)
         self.coordinator.tick(self.events.now)
+        self._saver.retry()
         self.is_done = self.coordinator.is_done
 
     def _work(self) -> None:

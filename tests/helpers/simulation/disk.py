@@ -26,11 +26,15 @@ class Disk:
     _shards: dict[tuple[int, int], dict[int, State]] = field(default_factory=dict)
 
     def write_record(self, text: str) -> None:
-        """Keep a coordinator's record in the place of the one before."""
+        """Keep a coordinator's record in the place of the one before.
+
+        Raises:
+            OSError: the disk is full.
+        """
         if self.is_full:
             self.is_record_outdated = True
-        else:
-            self.record, self.is_record_outdated = text, False
+            raise OSError("no space")
+        self.record, self.is_record_outdated = text, False
 
     def save(self, state: State, *, shard: int, n_shards: int) -> None:
         """Write a worker's part of a checkpoint.

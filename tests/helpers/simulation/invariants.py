@@ -34,7 +34,7 @@ class Invariants:
 
     def __init__(self, events: EventLoop) -> None:
         self._events = events
-        self._is_forgiving = False
+        self.is_forgiving = False
         self.settled: list[State] = [State(0, 0, 0)]  # by step
         self._formed: dict[int, Generation] = {}
         self._begun: dict[int, int] = {}  # generation: the step it began with
@@ -49,13 +49,13 @@ class Invariants:
 
     def forgive_history(self) -> None:
         """Take in that a record was lost with a full or broken disk: then a state may be, too."""
-        self._is_forgiving = True
+        self.is_forgiving = True
         self._events.tell("invariants", "the coordinator's record is out of date")
 
     def formed(self, generation: Generation) -> None:
         """Take in that the coordinator asks for a generation."""
         known = self._formed.setdefault(generation.number, generation)
-        self._check(known == generation or self._is_forgiving, "a number of two generations")
+        self._check(known == generation or self.is_forgiving, "a number of two generations")
 
     def observe(self, clock: float, event: Event) -> None:
         """Take in what the coordinator tells those who watch."""
@@ -141,5 +141,5 @@ class Invariants:
         self._check(at == start + batch, f"samples from {at} on are missing or used twice")
 
     def _check(self, is_right: bool, what: str) -> None:
-        if not is_right and not self._is_forgiving:
+        if not is_right and not self.is_forgiving:
             raise ProtocolError(what)

@@ -95,7 +95,8 @@ def _why_no_failure(world: World) -> str:
     holders = [
         chip
         for chip, worker in world.workers.items()
-        if worker.process.is_alive and worker.loop.state_version != FRESH
+        if worker.process.is_alive and worker.process not in world.frozen_for_good
+        if worker.loop.state_version != FRESH
         if worker.replica.state == top and top.step > 0
     ]
     return f"the job failed although {holders} hold the state" if holders else ""

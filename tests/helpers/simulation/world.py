@@ -89,7 +89,9 @@ class World:
         return self.is_over
 
     def _worker_ended(self, worker: SimulatedWorker) -> None:
-        if worker.refusal and worker.is_wrong:
+        # A worker whose state is of a history that a full disk has lost cannot take part: it ends,
+        # and a new one is started.
+        if worker.refusal and (worker.is_wrong or self.rules.is_forgiving):
             self.events.after(0.1, lambda: self.start_worker(worker.process.chip))
         elif worker.refusal:
             raise ProtocolError(f"{worker.process.name} was refused: {worker.refusal}")
