@@ -8,7 +8,14 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
+
+needs_jax = pytest.mark.skipif(
+    find_spec("jax") is None, reason="needs JAX: pip install 'meshmend[jax]'"
+)
 
 Checks = Mapping[str, Callable[[], object]]
 

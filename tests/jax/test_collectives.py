@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from virtual_devices import outcomes
+from virtual_devices import needs_jax, outcomes
+
+pytestmark = needs_jax
 
 SCRIPT = Path(__file__).with_name("collective_checks.py")
 SMALL = [

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from meshmend.cli.main import run_line
-from virtual_devices import environment
+from virtual_devices import environment, needs_jax
+
+pytestmark = needs_jax
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from virtual_devices import needs_jax
+
 
 def test_without_jax_the_package_says_what_to_install() -> None:
     program = (
@@ -35,6 +37,7 @@ def test_lowering_a_plan_needs_no_jax() -> None:
     assert '"lowered": {"steps": ' in done.stdout
 
 
+@needs_jax
 def test_importing_the_collectives_imports_no_torch() -> None:
     program = (
         "import sys\n"
