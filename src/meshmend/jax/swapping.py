@@ -22,6 +22,7 @@ from meshmend.lockstep.cells import in_pieces, with_equal_cells
 from meshmend.lockstep.lockstep_program import LockstepProgram, lockstep_program
 from meshmend.lockstep.permutations import Pairs, permutations_of
 from meshmend.planning.plan import Plan
+from meshmend.schedule.table import Collective
 from meshmend.topology.mesh import Mesh
 
 _ROOM_CELLS = 32  # more than `n_cells`, so that slices of any number of trees fill them
@@ -39,6 +40,13 @@ class SumFrame:
     n_steps: int
     n_cells: int
 
+    def __post_init__(self) -> None:
+        if min(self.n_steps, self.n_cells) < 1:
+            raise InputError(
+                f"SumFrame needs one step and one cell or more, but got {self.n_steps} and "
+                f"{self.n_cells}"
+            )
+
     @cached_property
     def permutations(self) -> tuple[Pairs, ...]:
         """All links of the mesh, both ways, as few permutations."""
@@ -55,7 +63,7 @@ class SumFrame:
         Put them on the devices sharded along the chips. Chips that are no ranks of the plan idle.
 
         Raises:
-            InputError: the plan is of another mesh, has pairs that are no links of the mesh, or
+            InputError: the plan is of another mesh or collective, has pairs that are no links of the mesh, or
                 needs more steps or cells than the frame has.
         """
         program = self._program(plan)
@@ -109,6 +117,8 @@ class SumFrame:
         return by_type(as_numbers(tree), accumulate, jnp.ravel, summed, jnp.shape)
 
     def _program(self, plan: Plan) -> LockstepProgram:
+        if plan.schedule.collective is not Collective.ALLREDUCE:
+            raise InputError(f"SumFrame needs the plan of an allreduce, but got {plan!r}")
         cells = in_pieces(with_equal_cells(plan.schedule), 1)
         slices = -(-self.n_cells // cells.schedule.n_chunks)
         program = lockstep_program(cells, slices)

@@ -18,7 +18,6 @@ from meshmend.lockstep.cells import CellSchedule, in_pieces, row_widths, with_eq
 from meshmend.lockstep.lockstep_program import LockstepProgram, lockstep_program
 from meshmend.lockstep.step_packing import RowGraph, row_graph
 from meshmend.planning.plan import Plan
-from meshmend.routing.routes import Routes
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.table import REDUCE, Collective, Rows, schedule_of
 from meshmend.simulator.network_program import program_of
@@ -69,16 +68,12 @@ class Lowered:
                 "needed": float(program.cells_moved().max(initial=0)) * cell_bytes,
                 "moved": self.span_bytes * program.n_steps,
             },
-            "routed_pairs": int((self._routes.hops > 1).sum()),
+            "routed_pairs": int((self.plan.placement.routes.hops > 1).sum()),
             "step_s": self.step_s,
             "predicted_s": self.time_s,
             "free_running_s": self.plan.predicted(self.payload_bytes).time_s,
             "limit_s": limit_s,
         }
-
-    @property
-    def _routes(self) -> Routes:
-        return self.plan.placement.routes
 
 
 @dataclass(frozen=True, eq=False)
