@@ -63,8 +63,8 @@ class SumFrame:
         Put them on the devices sharded along the chips. Chips that are no ranks of the plan idle.
 
         Raises:
-            InputError: the plan is of another mesh or collective, has pairs that are no links of the mesh, or
-                needs more steps or cells than the frame has.
+            InputError: the plan is of another mesh or collective, has pairs that are no links of
+                the mesh, or needs more steps or cells than the frame has.
         """
         program = self._program(plan)
         if program.n_steps > self.n_steps:
