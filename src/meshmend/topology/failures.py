@@ -86,7 +86,11 @@ def region(kind: str, chip: Chip) -> Block:
         raise TopologyError(f"region needs one of {sorted(REGION_SHAPES)}, but got {kind!r}")
     if len(chip) < 2:
         raise TopologyError(f"a {kind} needs a mesh of two axes or more, but got chip {chip}")
-    shape = board_shape(len(chip), kind)
+    return block_around(chip, board_shape(len(chip), kind))
+
+
+def block_around(chip: Chip, shape: tuple[int, ...]) -> Block:
+    """Return the block of this shape that a chip is in, where such blocks tile the mesh."""
     return Block(shape, tuple(at - at % size for at, size in zip(chip, shape, strict=True)))
 
 
