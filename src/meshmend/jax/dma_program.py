@@ -1,0 +1,347 @@
+"""What each chip does, in which order, when a schedule runs as remote copies between chips.
+
+The payload is a row of **blocks** of one size. One remote copy (DMA) moves one block of one row of
+the schedule, a **transfer**. A **channel** is an ordered pair of ranks that exchanges blocks; for
+neighbours it is one direction of a link. The receiver of a channel has two **slots** in which
+blocks land. The sender may fill a slot again when it has a **credit** for it.
+
+Transfers are packed into **steps**, at most one per channel and step. In step t a rank first sends
+its transfers of step t, then takes the blocks that were sent to it in step t - 1. A block that it
+took in step t can be sent on in step t + 1. Steps only order the work of each rank; no rank waits
+for a step to end.
+
+**Why no rank waits forever.** A rank waits for two things. It waits for a block that was sent in
+the step before. And it waits for a credit: the block that used the slot before was sent at least
+two steps ago, because a channel has one transfer per step and two slots, so its receiver takes it
+at least one step ago. So a wait of step t is only for work of earlier steps. Take the first step
+that some rank cannot finish: what it waits for was done.
+
+Each rank's program is a list of 32-bit words (`OP`, `SLOT`, ... below), so that one compiled kernel
+serves all ranks and plans. Uses NumPy alone.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.errors import UnsupportedError
+from meshmend.kernels import kernel
+from meshmend.schedule.table import COPY, Schedule
+
+N_SLOTS: Final = 2
+
+# What a word says: an operation, and what it is done with.
+SEND: Final = 0  # send a block
+ADD: Final = 1  # add the block that landed to the rank's own
+PUT: Final = 2  # replace the rank's own block by the one that landed
+WAIT_SENT: Final = 3  # wait until the last block that was sent from a slot has left
+
+
+@dataclass(frozen=True)
+class Bits:
+    """Where a number is in a word."""
+
+    shift: int
+    width: int
+
+    @property
+    def mask(self) -> int:
+        return (1 << self.width) - 1
+
+
+OP: Final = Bits(0, 2)
+SLOT: Final = Bits(2, 1)
+CREDIT: Final = Bits(3, 1)  # SEND: wait for a credit first. ADD and PUT: give one afterwards
+REUSED: Final = Bits(4, 1)  # SEND: first do WAIT_SENT for this slot
+CHANNEL: Final = Bits(5, 7)  # the number of the channel among those out of, or into, this rank
+BLOCK: Final = Bits(12, 19)
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Transfers:
+    """Every copy of a block, in the steps that it is sent in.
+
+    `channel` counts the ordered pairs (`channel_src`, `channel_dst`), sorted.
+    """
+
+    row: Numbers
+    block: Numbers
+    step: Numbers
+    channel: Numbers
+    channel_src: Numbers
+    channel_dst: Numbers
+
+    @property
+    def n_steps(self) -> int:
+        return int(self.step.max(initial=-1)) + 1
+
+    @property
+    def busiest_channel(self) -> int:
+        """How many transfers the busiest channel has: no packing has fewer steps."""
+        return int(np.bincount(self.channel).max(initial=0))
+
+
+@dataclass(frozen=True, eq=False)
+class DmaProgram:
+    """The programs of all ranks, one line of each array per rank.
+
+    Rank r runs the first `n_words[r]` of `words[r]`. It has `n_out[r]` channels out and `n_in[r]`
+    channels in. Channel c out leads to rank `out_peer[r, c]`, where it is channel `out_there[r, c]`
+    in; `in_peer` and `in_there` say the same of channels in.
+    """
+
+    n_blocks: int
+    words: NDArray[np.int32]
+    n_words: NDArray[np.int32]
+    n_out: NDArray[np.int32]
+    n_in: NDArray[np.int32]
+    out_peer: NDArray[np.int32]
+    out_there: NDArray[np.int32]
+    in_peer: NDArray[np.int32]
+    in_there: NDArray[np.int32]
+
+    @property
+    def most_out(self) -> int:
+        """The most channels that leave a rank; at least 1."""
+        return self.out_peer.shape[1]
+
+    @property
+    def most_in(self) -> int:
+        """The most channels that reach a rank; at least 1."""
+        return self.in_peer.shape[1]
+
+
+def field_of(words: NDArray[np.int32], bits: Bits) -> NDArray[np.int32]:
+    """Return one number of each word."""
+    return words >> bits.shift & bits.mask
+
+
+def dma_program(schedule: Schedule, n_blocks: int) -> DmaProgram:
+    """Return the programs that run a schedule on a payload of `n_blocks` blocks.
+
+    The payload is cut into chunks at block bounds. Takes time about linear in the transfers.
+
+    Raises:
+        UnsupportedError: there are more blocks or channels than a word can name.
+    """
+    transfers = pack(schedule, n_blocks)
+    src, dst = transfers.channel_src, transfers.channel_dst
+    out_number, in_number = _numbers_within(src), _numbers_within(dst)
+    most = max(int(out_number.max(initial=0)), int(in_number.max(initial=0))) + 1
+    if n_blocks > BLOCK.mask or most > CHANNEL.mask:
+        raise UnsupportedError(
+            f"a program of remote copies needs at most {BLOCK.mask} blocks and {CHANNEL.mask} "
+            f"peers per rank, but {schedule.algorithm} has {n_blocks} and {most}; use larger "
+            "blocks or another algorithm"
+        )
+    words, n_words = _words(schedule, transfers, out_number, in_number)
+    n_ranks = schedule.n_ranks
+    return DmaProgram(
+        n_blocks=n_blocks,
+        words=words,
+        n_words=n_words,
+        n_out=np.bincount(src, minlength=n_ranks).astype(np.int32),
+        n_in=np.bincount(dst, minlength=n_ranks).astype(np.int32),
+        out_peer=_table(n_ranks, src, out_number, dst),
+        out_there=_table(n_ranks, src, out_number, in_number),
+        in_peer=_table(n_ranks, dst, in_number, src),
+        in_there=_table(n_ranks, dst, in_number, out_number),
+    )
+
+
+def pack(schedule: Schedule, n_blocks: int) -> Transfers:
+    """Return the transfers of a schedule, packed into steps.
+
+    Blocks are placed one after another, the first block of each chunk before the second of any.
+    Each transfer of a block takes the first step in which what it waits for is there and its
+    channel is free; so later blocks fill the gaps that earlier ones leave.
+    """
+    pairs = schedule.src.astype(np.int64) * schedule.n_ranks + schedule.dst
+    pair_of_channel, channel_of_row = np.unique(pairs, return_inverse=True)
+    bounds = np.rint(schedule.cuts * n_blocks).astype(np.int64)
+    sizes = np.diff(bounds)
+    chunk_of_block = np.repeat(np.arange(schedule.n_chunks), sizes)
+    place = (np.arange(n_blocks) - bounds[chunk_of_block] + 0.5) / sizes[chunk_of_block]
+    ptr, rows = _rows_of_chunks(schedule)
+    row, block, step = _packed(
+        np.lexsort((chunk_of_block, place)),
+        chunk_of_block,
+        (ptr, rows),
+        (
+            schedule.src.astype(np.int64),
+            schedule.dst.astype(np.int64),
+            schedule.op == COPY,
+            channel_of_row.astype(np.int64),
+        ),
+        (schedule.n_ranks, len(pair_of_channel)),
+    )
+    return Transfers(
+        row=row,
+        block=block,
+        step=step,
+        channel=channel_of_row[row],
+        channel_src=pair_of_channel // schedule.n_ranks,
+        channel_dst=pair_of_channel % schedule.n_ranks,
+    )
+
+
+def _rows_of_chunks(schedule: Schedule) -> tuple[Numbers, Numbers]:
+    """Return for each chunk the rows that move it, in row order, as one list and its bounds."""
+    lo, hi = schedule.lo.astype(np.int64), schedule.hi.astype(np.int64)
+    widths = hi - lo
+    row = np.repeat(np.arange(schedule.n_rows), widths)
+    first = np.repeat(np.cumsum(widths) - widths, widths)
+    chunk = lo[row] + np.arange(len(row)) - first
+    ptr = np.searchsorted(np.sort(chunk), np.arange(schedule.n_chunks + 1))
+    return ptr, row[np.argsort(chunk, kind="stable")]
+
+
+@kernel
+def _packed(order, chunk_of_block, rows_of_chunk, columns, sizes):  # type: ignore[no-untyped-def]
+    """Return row, block and step of every transfer.
+
+    For the block in hand, `written`, `put` and `sent` are the last steps in which anything was
+    sent to a rank, was sent to replace the rank's own, and was sent by the rank.
+    """
+    ptr, rows = rows_of_chunk
+    src, dst, is_copy, channel = columns
+    n_ranks, n_channels = sizes
+    n_transfers = 0
+    for block in order:
+        n_transfers += ptr[chunk_of_block[block] + 1] - ptr[chunk_of_block[block]]
+    result = np.empty((3, n_transfers), dtype=np.int64)
+    next_free = np.zeros((n_channels, 64), dtype=np.int32)
+    next_free[:] = np.arange(64)
+    written = np.empty(n_ranks, dtype=np.int64)
+    put, sent = np.empty_like(written), np.empty_like(written)
+    at = 0
+    for block in order:
+        written[:], put[:], sent[:] = -2, 0, 0
+        chunk = chunk_of_block[block]
+        for row in rows[ptr[chunk] : ptr[chunk + 1]]:
+            here, there = src[row], dst[row]
+            before = written[there] if is_copy[row] else put[there]
+            step = max(written[here] + 2, sent[there] - 1, before)
+            next_free, step = _take_step(next_free, channel[row], step)
+            written[there] = max(written[there], step)
+            sent[here] = max(sent[here], step)
+            if is_copy[row]:
+                put[there] = step
+            result[0, at], result[1, at], result[2, at] = row, block, step
+            at += 1
+    return result[0], result[1], result[2]
+
+
+@kernel
+def _take_step(next_free, channel, step):  # type: ignore[no-untyped-def]
+    """Return the first step from `step` on in which a channel is free, and mark it as taken.
+
+    `next_free[channel, step]` is the step itself while it is free, and a later one once taken.
+    """
+    while True:
+        n_steps = next_free.shape[1]
+        if step + 1 >= n_steps:
+            grown = np.empty((next_free.shape[0], 2 * (step + 2)), dtype=np.int32)
+            grown[:] = np.arange(grown.shape[1])
+            grown[:, :n_steps] = next_free
+            next_free = grown
+        found = next_free[channel, step]
+        if found == step:
+            next_free[channel, step] = step + 1
+            return next_free, step
+        if found < n_steps:
+            next_free[channel, step] = next_free[channel, found]
+        step = found
+
+
+def _numbers_within(groups: Numbers) -> Numbers:
+    """Return for each entry how many of its group come before it."""
+    order = np.argsort(groups, kind="stable")
+    ordered = groups[order]
+    numbers = np.empty_like(groups)
+    numbers[order] = np.arange(len(groups)) - np.searchsorted(ordered, ordered)
+    return numbers
+
+
+def _table(n_ranks: int, rank: Numbers, number: Numbers, value: Numbers) -> NDArray[np.int32]:
+    table = np.zeros((n_ranks, int(number.max(initial=0)) + 1), dtype=np.int32)
+    table[rank, number] = value
+    return table
+
+
+def _words(
+    schedule: Schedule, transfers: Transfers, out_number: Numbers, in_number: Numbers
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return each rank's words, and how many they are."""
+    channel, n_transfers = transfers.channel, len(transfers.row)
+    # The slot and the credits follow from a transfer's place on its channel.
+    order = np.lexsort((transfers.step, channel))
+    place = np.empty(n_transfers, dtype=np.int64)
+    place[order] = _numbers_within(channel[order])
+    n_on_channel = np.bincount(channel, minlength=len(transfers.channel_src))[channel]
+    op = np.where(schedule.op[transfers.row] == COPY, PUT, ADD)
+    slot, block = place % N_SLOTS, transfers.block
+    sends = _word(SEND, slot, place >= N_SLOTS, out_number[channel], block)
+    takes = _word(op, slot, place + N_SLOTS < n_on_channel, in_number[channel], block)
+    rank = np.concatenate([transfers.channel_src[channel], transfers.channel_dst[channel]])
+    step = np.concatenate([transfers.step, transfers.step + 1])
+    is_take = np.repeat([0, 1], n_transfers)
+    events = np.lexsort((np.tile(transfers.row, 2), is_take, step, rank))
+    words, rank = np.concatenate([sends, takes])[events], rank[events]
+    words, waits, before = _wait_for_sends(words, rank)
+    rank = np.concatenate([rank, rank[waits]])
+    key = np.concatenate([2 * np.arange(len(words)) + 1, 2 * before])
+    wait_words = words[waits] & ~(CREDIT.mask << CREDIT.shift | REUSED.mask << REUSED.shift)
+    words = np.concatenate([words, wait_words | WAIT_SENT])
+    final = np.lexsort((key, rank))
+    rank = rank[final]
+    return _table(schedule.n_ranks, rank, _numbers_within(rank), words[final]), np.bincount(
+        rank, minlength=schedule.n_ranks
+    ).astype(np.int32)
+
+
+def _word(
+    op: Numbers | int, slot: Numbers, credit: NDArray[np.bool_], channel: Numbers, block: Numbers
+) -> Numbers:
+    return (
+        op
+        | slot << SLOT.shift
+        | credit.astype(np.int64) << CREDIT.shift
+        | channel << CHANNEL.shift
+        | block << BLOCK.shift
+    )
+
+
+def _wait_for_sends(words: Numbers, rank: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    """Return the words, and which sends need a WAIT_SENT of their own before which word.
+
+    Each send is waited for once: when its slot is used again, before its block is changed if that
+    comes first, and otherwise at the end.
+    """
+    op, n_words = field_of(words, OP), len(words)
+    is_send = op == SEND
+    line = rank * (CHANNEL.mask + 1) + field_of(words, CHANNEL)
+    slot_again = _next_of(is_send, line * N_SLOTS + field_of(words, SLOT))
+    changed = _next_of((op == ADD) | (op == PUT), rank * (BLOCK.mask + 1) + field_of(words, BLOCK))
+    reused = slot_again[is_send & (slot_again < changed)]
+    words = words.copy()
+    words[reused] |= 1 << REUSED.shift
+    waits = np.flatnonzero(is_send & ~(slot_again < changed))
+    return words, waits, np.minimum(changed, n_words)[waits]
+
+
+def _next_of(is_wanted: NDArray[np.bool_], group: Numbers) -> Numbers:
+    """Return for each entry the next wanted one of its group; the number of entries if none."""
+    order = np.argsort(group, kind="stable")
+    n = len(group)
+    places = np.where(is_wanted[order], np.arange(n), n)
+    later = np.append(np.minimum.accumulate(places[::-1])[::-1], n)[1:]
+    found = np.append(order, n)[later]
+    found[np.append(group, -1)[found] != group[order]] = n
+    result = np.empty(n, dtype=np.int64)
+    result[order] = found
+    return result
