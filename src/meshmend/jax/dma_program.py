@@ -21,7 +21,7 @@ serves all ranks and plans. Uses NumPy alone.
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,12 +31,14 @@ from meshmend.kernels import kernel
 from meshmend.schedule.table import COPY, Schedule
 
 N_SLOTS: Final = 2
+N_BUFFERS: Final = 2  # in which a rank makes the new values of its blocks
 
 # What a word says: an operation, and what it is done with.
 SEND: Final = 0  # send a block
-ADD: Final = 1  # add the block that landed to the rank's own
-PUT: Final = 2  # replace the rank's own block by the one that landed
-WAIT_SENT: Final = 3  # wait until the last block that was sent from a slot has left
+ADD: Final = 1  # add the block that landed to the rank's own, and store the sum
+PUT: Final = 2  # store the block that landed in place of the rank's own
+WAIT_SENT: Final = 3  # wait until the last block that was sent into a slot has left
+WAIT_STORED: Final = 4  # wait until the last block that was stored from a buffer is in place
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,13 @@ class Bits:
         return (1 << self.width) - 1
 
 
-OP: Final = Bits(0, 2)
-SLOT: Final = Bits(2, 1)
-CREDIT: Final = Bits(3, 1)  # SEND: wait for a credit first. ADD and PUT: give one afterwards
-REUSED: Final = Bits(4, 1)  # SEND: first do WAIT_SENT for this slot
-CHANNEL: Final = Bits(5, 7)  # the number of the channel among those out of, or into, this rank
-BLOCK: Final = Bits(12, 19)
+OP: Final = Bits(0, 3)
+SLOT: Final = Bits(3, 1)  # ADD and PUT: where the block landed. SEND: where it lands
+BUFFER: Final = Bits(4, 1)  # ADD and PUT: where the new value is until it is stored
+CREDIT: Final = Bits(5, 1)  # SEND: wait for a credit first. ADD and PUT: give one afterwards
+REUSED: Final = Bits(6, 1)  # first wait for what was last sent into the slot, or stored
+CHANNEL: Final = Bits(7, 6)  # the number of the channel among those out of, or into, this rank
+BLOCK: Final = Bits(13, 18)
 
 Numbers = NDArray[np.int64]
 
@@ -214,26 +217,26 @@ def _packed(order, chunk_of_block, rows_of_chunk, columns, sizes):  # type: igno
     for block in order:
         n_transfers += ptr[chunk_of_block[block] + 1] - ptr[chunk_of_block[block]]
     result = np.empty((3, n_transfers), dtype=np.int64)
-    next_free = np.zeros((n_channels, 64), dtype=np.int32)
-    next_free[:] = np.arange(64)
-    written = np.empty(n_ranks, dtype=np.int64)
-    put, sent = np.empty_like(written), np.empty_like(written)
+    next_free = _grown(np.empty((n_channels, 0), dtype=np.int32), 64)
+    state = np.empty((3, n_ranks), dtype=np.int64)
+    written, put, sent = state[0], state[1], state[2]
     at = 0
     for block in order:
-        written[:], put[:], sent[:] = -2, 0, 0
+        for rank in range(n_ranks):
+            written[rank], put[rank], sent[rank] = -2, 0, 0
         chunk = chunk_of_block[block]
-        for row in rows[ptr[chunk] : ptr[chunk + 1]]:
-            here, there = src[row], dst[row]
-            before = written[there] if is_copy[row] else put[there]
-            step = max(written[here] + 2, sent[there] - 1, before)
+        for which in range(ptr[chunk], ptr[chunk + 1]):
+            row = rows[which]
+            before = written[dst[row]] if is_copy[row] else put[dst[row]]
+            step = max(written[src[row]] + 2, sent[dst[row]] - 1, before)
             next_free, step = _take_step(next_free, channel[row], step)
-            written[there] = max(written[there], step)
-            sent[here] = max(sent[here], step)
+            written[dst[row]] = max(written[dst[row]], step)
+            sent[src[row]] = max(sent[src[row]], step)
             if is_copy[row]:
-                put[there] = step
+                put[dst[row]] = step
             result[0, at], result[1, at], result[2, at] = row, block, step
             at += 1
-    return result[0], result[1], result[2]
+    return result
 
 
 @kernel
@@ -243,19 +246,26 @@ def _take_step(next_free, channel, step):  # type: ignore[no-untyped-def]
     `next_free[channel, step]` is the step itself while it is free, and a later one once taken.
     """
     while True:
-        n_steps = next_free.shape[1]
-        if step + 1 >= n_steps:
-            grown = np.empty((next_free.shape[0], 2 * (step + 2)), dtype=np.int32)
-            grown[:] = np.arange(grown.shape[1])
-            grown[:, :n_steps] = next_free
-            next_free = grown
+        if step + 1 >= next_free.shape[1]:
+            next_free = _grown(next_free, 2 * (step + 2))
         found = next_free[channel, step]
         if found == step:
             next_free[channel, step] = step + 1
             return next_free, step
-        if found < n_steps:
+        if found < next_free.shape[1]:  # shortens the way for those who come after
             next_free[channel, step] = next_free[channel, found]
         step = found
+
+
+@kernel
+def _grown(next_free, n_steps):  # type: ignore[no-untyped-def]
+    grown = np.empty((next_free.shape[0], n_steps), dtype=np.int32)
+    for channel in range(grown.shape[0]):
+        for step in range(n_steps):  # assigning slices would take seconds to compile
+            grown[channel, step] = step
+            if step < next_free.shape[1]:
+                grown[channel, step] = next_free[channel, step]
+    return grown
 
 
 def _numbers_within(groups: Numbers) -> Numbers:
@@ -277,61 +287,78 @@ def _words(
     schedule: Schedule, transfers: Transfers, out_number: Numbers, in_number: Numbers
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Return each rank's words, and how many they are."""
-    channel, n_transfers = transfers.channel, len(transfers.row)
+    words, rank = _moves(schedule, transfers, out_number, in_number)
+    op = field_of(words, OP)
+    is_send = op == SEND
+    block = rank << BLOCK.width | field_of(words, BLOCK)
+    slot = (rank << CHANNEL.width | field_of(words, CHANNEL)) << SLOT.width | field_of(words, SLOT)
+    buffer = rank << BUFFER.width | field_of(words, BUFFER)
+    # A block that is being sent must not change. One that is being stored must not be touched.
+    sent = _waits(is_send, place=slot, block=block, disturbs=~is_send)
+    stored = _waits(~is_send, place=buffer, block=block, disturbs=np.ones_like(is_send))
+    reused = np.concatenate([sent.reused, stored.reused])
+    words[reused] |= 1 << REUSED.shift
+    kept = SLOT.mask << SLOT.shift | BUFFER.mask << BUFFER.shift | CHANNEL.mask << CHANNEL.shift
+    waits = [words[sent.of] & kept | WAIT_SENT, words[stored.of] & kept | WAIT_STORED]
+    key = np.concatenate([2 * np.arange(len(words)) + 1, 2 * sent.before, 2 * stored.before])
+    rank = np.concatenate([rank, rank[sent.of], rank[stored.of]])
+    words = np.concatenate([words, *waits])
+    order = np.lexsort((key, rank))
+    rank = rank[order]
+    n_words = np.bincount(rank, minlength=schedule.n_ranks).astype(np.int32)
+    return _table(schedule.n_ranks, rank, _numbers_within(rank), words[order]), n_words
+
+
+def _moves(
+    schedule: Schedule, transfers: Transfers, out_number: Numbers, in_number: Numbers
+) -> tuple[Numbers, Numbers]:
+    """Return the words that send and take blocks, rank by rank in program order, and the ranks."""
+    channel, block, n_transfers = transfers.channel, transfers.block, len(transfers.row)
     # The slot and the credits follow from a transfer's place on its channel.
     order = np.lexsort((transfers.step, channel))
     place = np.empty(n_transfers, dtype=np.int64)
     place[order] = _numbers_within(channel[order])
     n_on_channel = np.bincount(channel, minlength=len(transfers.channel_src))[channel]
+    slot = place % N_SLOTS << SLOT.shift | block << BLOCK.shift
     op = np.where(schedule.op[transfers.row] == COPY, PUT, ADD)
-    slot, block = place % N_SLOTS, transfers.block
-    sends = _word(SEND, slot, place >= N_SLOTS, out_number[channel], block)
-    takes = _word(op, slot, place + N_SLOTS < n_on_channel, in_number[channel], block)
+    waits, gives = place >= N_SLOTS, place + N_SLOTS < n_on_channel
+    sends = SEND | waits << CREDIT.shift | out_number[channel] << CHANNEL.shift
+    takes = op | gives << CREDIT.shift | in_number[channel] << CHANNEL.shift
     rank = np.concatenate([transfers.channel_src[channel], transfers.channel_dst[channel]])
     step = np.concatenate([transfers.step, transfers.step + 1])
     is_take = np.repeat([0, 1], n_transfers)
-    events = np.lexsort((np.tile(transfers.row, 2), is_take, step, rank))
-    words, rank = np.concatenate([sends, takes])[events], rank[events]
-    words, waits, before = _wait_for_sends(words, rank)
-    rank = np.concatenate([rank, rank[waits]])
-    key = np.concatenate([2 * np.arange(len(words)) + 1, 2 * before])
-    wait_words = words[waits] & ~(CREDIT.mask << CREDIT.shift | REUSED.mask << REUSED.shift)
-    words = np.concatenate([words, wait_words | WAIT_SENT])
-    final = np.lexsort((key, rank))
-    rank = rank[final]
-    return _table(schedule.n_ranks, rank, _numbers_within(rank), words[final]), np.bincount(
-        rank, minlength=schedule.n_ranks
-    ).astype(np.int32)
-
-
-def _word(
-    op: Numbers | int, slot: Numbers, credit: NDArray[np.bool_], channel: Numbers, block: Numbers
-) -> Numbers:
-    return (
-        op
-        | slot << SLOT.shift
-        | credit.astype(np.int64) << CREDIT.shift
-        | channel << CHANNEL.shift
-        | block << BLOCK.shift
+    order = np.lexsort((np.tile(transfers.row, 2), is_take, step, rank))
+    words, rank, is_take = (
+        np.concatenate([sends | slot, takes | slot])[order],
+        rank[order],
+        is_take[order],
     )
+    buffer = _numbers_within(2 * rank + is_take) % N_BUFFERS
+    return words | (is_take * buffer) << BUFFER.shift, rank
 
 
-def _wait_for_sends(words: Numbers, rank: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    """Return the words, and which sends need a WAIT_SENT of their own before which word.
+class _Waits(NamedTuple):
+    """Where copies are waited for: once each.
 
-    Each send is waited for once: when its slot is used again, before its block is changed if that
-    comes first, and otherwise at the end.
+    The words `reused` use the place of a copy again, and wait first. The copies `of` need a wait of
+    their own before the words `before`, or at the end if that is the number of words.
     """
-    op, n_words = field_of(words, OP), len(words)
-    is_send = op == SEND
-    line = rank * (CHANNEL.mask + 1) + field_of(words, CHANNEL)
-    slot_again = _next_of(is_send, line * N_SLOTS + field_of(words, SLOT))
-    changed = _next_of((op == ADD) | (op == PUT), rank * (BLOCK.mask + 1) + field_of(words, BLOCK))
-    reused = slot_again[is_send & (slot_again < changed)]
-    words = words.copy()
-    words[reused] |= 1 << REUSED.shift
-    waits = np.flatnonzero(is_send & ~(slot_again < changed))
-    return words, waits, np.minimum(changed, n_words)[waits]
+
+    reused: Numbers
+    of: Numbers
+    before: Numbers
+
+
+def _waits(
+    is_copy: NDArray[np.bool_], *, place: Numbers, block: Numbers, disturbs: NDArray[np.bool_]
+) -> _Waits:
+    """Return where each copy is waited for: when its place is used again, or before a word that
+    disturbs its block, or at the end, whatever comes first."""
+    again = _next_of(is_copy, np.where(is_copy, place, -1))
+    disturbed = _next_of(disturbs, block)
+    is_early = is_copy & (again < disturbed)
+    of = np.flatnonzero(is_copy & ~is_early)
+    return _Waits(again[is_early], of, disturbed[of])
 
 
 def _next_of(is_wanted: NDArray[np.bool_], group: Numbers) -> Numbers:
@@ -341,7 +368,7 @@ def _next_of(is_wanted: NDArray[np.bool_], group: Numbers) -> Numbers:
     places = np.where(is_wanted[order], np.arange(n), n)
     later = np.append(np.minimum.accumulate(places[::-1])[::-1], n)[1:]
     found = np.append(order, n)[later]
-    found[np.append(group, -1)[found] != group[order]] = n
+    found[np.append(group, -2)[found] != group[order]] = n
     result = np.empty(n, dtype=np.int64)
     result[order] = found
     return result

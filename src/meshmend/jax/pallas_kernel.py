@@ -24,8 +24,10 @@ from meshmend.errors import UnsupportedError
 from meshmend.jax.dma_program import (
     ADD,
     BLOCK,
+    BUFFER,
     CHANNEL,
     CREDIT,
+    N_BUFFERS,
     N_SLOTS,
     OP,
     PUT,
@@ -33,6 +35,7 @@ from meshmend.jax.dma_program import (
     SEND,
     SLOT,
     WAIT_SENT,
+    WAIT_STORED,
     Bits,
     DmaProgram,
     dma_program,
@@ -63,11 +66,12 @@ class _Refs(NamedTuple):
     words: Any
     payload: Any
     slots: Any
-    own: Any  # the block that a landed block is added to
+    buffers: Any  # where new values are made
     arrived: Any  # one semaphore per channel in and slot
     left: Any  # one semaphore per channel out and slot
     credits: Any  # one semaphore per channel out
-    copied: Any
+    fetched: Any
+    stored: Any  # one semaphore per buffer
 
 
 def vector_sum(vector: jax.Array, plan: Plan, axis_name: AxisName, slices: int | None) -> jax.Array:
@@ -118,7 +122,7 @@ def block_shape(vector: jax.Array, n_pieces: int, most_in: int) -> tuple[int, in
         )
     tile_rows = 32 // vector.dtype.itemsize
     row_bytes = LANES * vector.dtype.itemsize
-    most_bytes = min(MOST_BLOCK_BYTES, VMEM_BYTES // (N_SLOTS * most_in + 1))
+    most_bytes = min(MOST_BLOCK_BYTES, VMEM_BYTES // (N_SLOTS * most_in + N_BUFFERS))
     tiles = -(-vector.size // (n_pieces * tile_rows * LANES))
     most_tiles = most_bytes // (row_bytes * tile_rows)
     return tile_rows * max(1, min(tiles, most_tiles)), LANES
@@ -141,7 +145,7 @@ def _call(blocks: jax.Array, program: DmaProgram, axis_name: AxisName) -> jax.Ar
     n_unused = n_grid_steps * WORDS_PER_GRID_STEP - program.words.shape[1]
     block = blocks.shape[1:]
     whole = pl.BlockSpec(memory_space=pltpu.SMEM)
-    kept = pl.BlockSpec(memory_space=pl.ANY)
+    kept = pl.BlockSpec(memory_space=pltpu.HBM)
     dma = pltpu.SemaphoreType.DMA
     return pl.pallas_call(
         partial(_kernel, axis_name),
@@ -156,11 +160,12 @@ def _call(blocks: jax.Array, program: DmaProgram, axis_name: AxisName) -> jax.Ar
         out_specs=kept,
         scratch_shapes=[
             pltpu.VMEM((program.most_in, N_SLOTS, *block), blocks.dtype),
-            pltpu.VMEM(block, blocks.dtype),
+            pltpu.VMEM((N_BUFFERS, *block), blocks.dtype),
             dma((program.most_in, N_SLOTS)),
             dma((program.most_out, N_SLOTS)),
             pltpu.SemaphoreType.REGULAR((program.most_out,)),
             dma(()),
+            dma((N_BUFFERS,)),
         ],
         input_output_aliases={3: 0},
         compiler_params=pltpu.CompilerParams(collective_id=COLLECTIVE_ID, has_side_effects=True),
@@ -186,7 +191,7 @@ def _kernel(axis_name: AxisName, *refs: Any) -> None:
     def execute(at: Any, carry: int) -> int:
         word = on.words[at]
         op = _number(word, OP)
-        for code, action in ((SEND, _send), (WAIT_SENT, _wait_sent), (ADD, _add), (PUT, _put)):
+        for code, action in _ACTIONS.items():
             pl.when(op == code)(partial(action, on, axis_name, word))
         return carry
 
@@ -247,25 +252,39 @@ def _wait_sent(on: _Refs, axis_name: AxisName, word: Any) -> None:
 
 
 def _add(on: _Refs, axis_name: AxisName, word: Any) -> None:
-    channel, slot, block = (_number(word, bits) for bits in (CHANNEL, SLOT, BLOCK))
-    fetch = pltpu.make_async_copy(on.payload.at[block], on.own, on.copied)
+    channel, slot, buffer = (_number(word, bits) for bits in (CHANNEL, SLOT, BUFFER))
+    store = _store(on, word)
+    pl.when(_number(word, REUSED) == 1)(store.wait)
+    own = on.payload.at[_number(word, BLOCK)]
+    fetch = pltpu.make_async_copy(own, on.buffers.at[buffer], on.fetched)
     fetch.start()
     _wait_arrived(on, channel, slot)
     fetch.wait()
-    on.own[...] += on.slots[channel, slot]
-    _give_credit(on, axis_name, word)
-    store = pltpu.make_async_copy(on.own, on.payload.at[block], on.copied)
+    on.buffers[buffer] += on.slots[channel, slot]
     store.start()
-    store.wait()
+    _give_credit(on, axis_name, word)
 
 
 def _put(on: _Refs, axis_name: AxisName, word: Any) -> None:
-    channel, slot, block = (_number(word, bits) for bits in (CHANNEL, SLOT, BLOCK))
+    channel, slot = _number(word, CHANNEL), _number(word, SLOT)
+    store = _store(on, word)
+    pl.when(_number(word, REUSED) == 1)(store.wait)
     _wait_arrived(on, channel, slot)
-    store = pltpu.make_async_copy(on.slots.at[channel, slot], on.payload.at[block], on.copied)
+    on.buffers[_number(word, BUFFER)] = on.slots[channel, slot]
     store.start()
-    store.wait()
     _give_credit(on, axis_name, word)
+
+
+def _store(on: _Refs, word: Any) -> Any:
+    """Return the copy of a new value from its buffer to its place."""
+    buffer = _number(word, BUFFER)
+    place = on.payload.at[_number(word, BLOCK)]
+    return pltpu.make_async_copy(on.buffers.at[buffer], place, on.stored.at[buffer])
+
+
+def _wait_stored(on: _Refs, axis_name: AxisName, word: Any) -> None:
+    del axis_name  # a wait is local
+    _store(on, word).wait()
 
 
 def _wait_arrived(on: _Refs, channel: Any, slot: Any) -> None:
@@ -281,3 +300,12 @@ def _give_credit(on: _Refs, axis_name: AxisName, word: Any) -> None:
     @pl.when(_number(word, CREDIT) == 1)
     def _() -> None:
         pl.semaphore_signal(on.credits.at[there], 1, device_id=device)
+
+
+_ACTIONS: Final = {
+    SEND: _send,
+    ADD: _add,
+    PUT: _put,
+    WAIT_SENT: _wait_sent,
+    WAIT_STORED: _wait_stored,
+}
