@@ -21,8 +21,9 @@ from meshmend.schedule.table import Collective
 VectorSum = Callable[[jax.Array, Plan, AxisName, int | None], jax.Array]
 
 PERMUTES = "permutes"
+PALLAS = "pallas"
 _AS_IT_IS = object()  # instead of a type to add up in
-_MODULE_OF_BACKEND = {PERMUTES: "meshmend.jax.permutes"}
+_MODULE_OF_BACKEND = {PERMUTES: "meshmend.jax.permutes", PALLAS: "meshmend.jax.pallas_kernel"}
 
 
 def allreduce(

@@ -1,33 +1,33 @@
-"""What each chip does, in which order, when a schedule runs as remote copies between chips.
+"""What each rank does, in which order, when a schedule runs as remote copies between chips.
 
-The payload is a row of **blocks** of one size. One remote copy (DMA) moves one block of one row of
-the schedule, a **transfer**. A **channel** is an ordered pair of ranks that exchanges blocks; for
-neighbours it is one direction of a link. The receiver of a channel has two **slots** in which
-blocks land. The sender may fill a slot again when it has a **credit** for it.
+One remote copy (DMA) moves one block (`block_transfers`). The receiver of a channel has two
+**slots** in which blocks land. The sender fills a slot again when it has a **credit** for it, which
+the receiver gives when it has used what landed there.
 
-Transfers are packed into **steps**, at most one per channel and step. In step t a rank first sends
-its transfers of step t, then takes the blocks that were sent to it in step t - 1. A block that it
-took in step t can be sent on in step t + 1. Steps only order the work of each rank; no rank waits
-for a step to end.
+**Why no rank waits forever.** In step t a rank sends its transfers of step t, then takes the blocks
+that were sent to it in step t - 1. So it waits for two things of other ranks. It waits for a block
+that was sent in step t - 1. And it waits for a credit: the block that used the slot before was sent
+in step t - 2 or earlier, because a channel has two slots and one transfer per step, so its receiver
+takes it in step t - 1 or earlier. A wait in step t is only for work of earlier steps. Take the
+first step that some rank cannot finish: all that it waits for was done.
 
-**Why no rank waits forever.** A rank waits for two things. It waits for a block that was sent in
-the step before. And it waits for a credit: the block that used the slot before was sent at least
-two steps ago, because a channel has one transfer per step and two slots, so its receiver takes it
-at least one step ago. So a wait of step t is only for work of earlier steps. Take the first step
-that some rank cannot finish: what it waits for was done.
+**Why nothing is lost or read too early.** A block is sent after the last change of it was stored,
+changed after it has left, and a buffer or slot is filled again after it was read. Where the order
+of the words does not see to it, they say so (`WAIT_SENT`, `WAIT_STORED`, `REUSED`, `CREDIT`). In
+the end every semaphore is back at zero.
 
-Each rank's program is a list of 32-bit words (`OP`, `SLOT`, ... below), so that one compiled kernel
-serves all ranks and plans. Uses NumPy alone.
+Each rank's program is a list of 32-bit words, so that one kernel serves all ranks. Uses NumPy
+alone.
 """
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.errors import UnsupportedError
-from meshmend.kernels import kernel
+from meshmend.jax.block_transfers import Numbers, Transfers, pack
 from meshmend.schedule.table import COPY, Schedule
 
 N_SLOTS: Final = 2
@@ -61,64 +61,23 @@ REUSED: Final = Bits(6, 1)  # first wait for what was last sent into the slot, o
 CHANNEL: Final = Bits(7, 6)  # the number of the channel among those out of, or into, this rank
 BLOCK: Final = Bits(13, 18)
 
-Numbers = NDArray[np.int64]
-
-
-@dataclass(frozen=True, eq=False)
-class Transfers:
-    """Every copy of a block, in the steps that it is sent in.
-
-    `channel` counts the ordered pairs (`channel_src`, `channel_dst`), sorted.
-    """
-
-    row: Numbers
-    block: Numbers
-    step: Numbers
-    channel: Numbers
-    channel_src: Numbers
-    channel_dst: Numbers
-
-    @property
-    def n_steps(self) -> int:
-        return int(self.step.max(initial=-1)) + 1
-
-    @property
-    def busiest_channel(self) -> int:
-        """How many transfers the busiest channel has: no packing has fewer steps."""
-        return int(np.bincount(self.channel).max(initial=0))
-
 
 @dataclass(frozen=True, eq=False)
 class DmaProgram:
     """The programs of all ranks, one line of each array per rank.
 
-    Rank r runs the first `n_words[r]` of `words[r]`. It has `n_out[r]` channels out and `n_in[r]`
-    channels in. Channel c out leads to rank `out_peer[r, c]`, where it is channel `out_there[r, c]`
-    in; `in_peer` and `in_there` say the same of channels in.
+    `sizes[rank]` counts the rank's words, its channels out and its channels in. Words after that
+    number mean nothing. `channels[rank]` has four lines: the rank that each channel out leads to,
+    its number among the channels into that rank, and the same two of each channel in.
     """
 
     n_blocks: int
     words: NDArray[np.int32]
-    n_words: NDArray[np.int32]
-    n_out: NDArray[np.int32]
-    n_in: NDArray[np.int32]
-    out_peer: NDArray[np.int32]
-    out_there: NDArray[np.int32]
-    in_peer: NDArray[np.int32]
-    in_there: NDArray[np.int32]
-
-    @property
-    def most_out(self) -> int:
-        """The most channels that leave a rank; at least 1."""
-        return self.out_peer.shape[1]
-
-    @property
-    def most_in(self) -> int:
-        """The most channels that reach a rank; at least 1."""
-        return self.in_peer.shape[1]
+    sizes: NDArray[np.int32]
+    channels: NDArray[np.int32]
 
 
-def field_of(words: NDArray[np.int32], bits: Bits) -> NDArray[np.int32]:
+def field_of(words: NDArray[Any], bits: Bits) -> NDArray[Any]:
     """Return one number of each word."""
     return words >> bits.shift & bits.mask
 
@@ -143,129 +102,12 @@ def dma_program(schedule: Schedule, n_blocks: int) -> DmaProgram:
         )
     words, n_words = _words(schedule, transfers, out_number, in_number)
     n_ranks = schedule.n_ranks
-    return DmaProgram(
-        n_blocks=n_blocks,
-        words=words,
-        n_words=n_words,
-        n_out=np.bincount(src, minlength=n_ranks).astype(np.int32),
-        n_in=np.bincount(dst, minlength=n_ranks).astype(np.int32),
-        out_peer=_table(n_ranks, src, out_number, dst),
-        out_there=_table(n_ranks, src, out_number, in_number),
-        in_peer=_table(n_ranks, dst, in_number, src),
-        in_there=_table(n_ranks, dst, in_number, out_number),
-    )
-
-
-def pack(schedule: Schedule, n_blocks: int) -> Transfers:
-    """Return the transfers of a schedule, packed into steps.
-
-    Blocks are placed one after another, the first block of each chunk before the second of any.
-    Each transfer of a block takes the first step in which what it waits for is there and its
-    channel is free; so later blocks fill the gaps that earlier ones leave.
-    """
-    pairs = schedule.src.astype(np.int64) * schedule.n_ranks + schedule.dst
-    pair_of_channel, channel_of_row = np.unique(pairs, return_inverse=True)
-    bounds = np.rint(schedule.cuts * n_blocks).astype(np.int64)
-    sizes = np.diff(bounds)
-    chunk_of_block = np.repeat(np.arange(schedule.n_chunks), sizes)
-    place = (np.arange(n_blocks) - bounds[chunk_of_block] + 0.5) / sizes[chunk_of_block]
-    ptr, rows = _rows_of_chunks(schedule)
-    row, block, step = _packed(
-        np.lexsort((chunk_of_block, place)),
-        chunk_of_block,
-        (ptr, rows),
-        (
-            schedule.src.astype(np.int64),
-            schedule.dst.astype(np.int64),
-            schedule.op == COPY,
-            channel_of_row.astype(np.int64),
-        ),
-        (schedule.n_ranks, len(pair_of_channel)),
-    )
-    return Transfers(
-        row=row,
-        block=block,
-        step=step,
-        channel=channel_of_row[row],
-        channel_src=pair_of_channel // schedule.n_ranks,
-        channel_dst=pair_of_channel % schedule.n_ranks,
-    )
-
-
-def _rows_of_chunks(schedule: Schedule) -> tuple[Numbers, Numbers]:
-    """Return for each chunk the rows that move it, in row order, as one list and its bounds."""
-    lo, hi = schedule.lo.astype(np.int64), schedule.hi.astype(np.int64)
-    widths = hi - lo
-    row = np.repeat(np.arange(schedule.n_rows), widths)
-    first = np.repeat(np.cumsum(widths) - widths, widths)
-    chunk = lo[row] + np.arange(len(row)) - first
-    ptr = np.searchsorted(np.sort(chunk), np.arange(schedule.n_chunks + 1))
-    return ptr, row[np.argsort(chunk, kind="stable")]
-
-
-@kernel
-def _packed(order, chunk_of_block, rows_of_chunk, columns, sizes):  # type: ignore[no-untyped-def]
-    """Return row, block and step of every transfer.
-
-    For the block in hand, `written`, `put` and `sent` are the last steps in which anything was
-    sent to a rank, was sent to replace the rank's own, and was sent by the rank.
-    """
-    ptr, rows = rows_of_chunk
-    src, dst, is_copy, channel = columns
-    n_ranks, n_channels = sizes
-    n_transfers = 0
-    for block in order:
-        n_transfers += ptr[chunk_of_block[block] + 1] - ptr[chunk_of_block[block]]
-    result = np.empty((3, n_transfers), dtype=np.int64)
-    next_free = _grown(np.empty((n_channels, 0), dtype=np.int32), 64)
-    state = np.empty((3, n_ranks), dtype=np.int64)
-    written, put, sent = state[0], state[1], state[2]
-    at = 0
-    for block in order:
-        for rank in range(n_ranks):
-            written[rank], put[rank], sent[rank] = -2, 0, 0
-        chunk = chunk_of_block[block]
-        for which in range(ptr[chunk], ptr[chunk + 1]):
-            row = rows[which]
-            before = written[dst[row]] if is_copy[row] else put[dst[row]]
-            step = max(written[src[row]] + 2, sent[dst[row]] - 1, before)
-            next_free, step = _take_step(next_free, channel[row], step)
-            written[dst[row]] = max(written[dst[row]], step)
-            sent[src[row]] = max(sent[src[row]], step)
-            if is_copy[row]:
-                put[dst[row]] = step
-            result[0, at], result[1, at], result[2, at] = row, block, step
-            at += 1
-    return result
-
-
-@kernel
-def _take_step(next_free, channel, step):  # type: ignore[no-untyped-def]
-    """Return the first step from `step` on in which a channel is free, and mark it as taken.
-
-    `next_free[channel, step]` is the step itself while it is free, and a later one once taken.
-    """
-    while True:
-        if step + 1 >= next_free.shape[1]:
-            next_free = _grown(next_free, 2 * (step + 2))
-        found = next_free[channel, step]
-        if found == step:
-            next_free[channel, step] = step + 1
-            return next_free, step
-        if found < next_free.shape[1]:  # shortens the way for those who come after
-            next_free[channel, step] = next_free[channel, found]
-        step = found
-
-
-@kernel
-def _grown(next_free, n_steps):  # type: ignore[no-untyped-def]
-    grown = np.empty((next_free.shape[0], n_steps), dtype=np.int32)
-    for channel in range(grown.shape[0]):
-        for step in range(n_steps):  # assigning slices would take seconds to compile
-            grown[channel, step] = step
-            if step < next_free.shape[1]:
-                grown[channel, step] = next_free[channel, step]
-    return grown
+    channels = np.zeros((n_ranks, 4, most), dtype=np.int32)
+    channels[src, 0, out_number], channels[src, 1, out_number] = dst, in_number
+    channels[dst, 2, in_number], channels[dst, 3, in_number] = src, out_number
+    n_out, n_in = (np.bincount(end, minlength=n_ranks) for end in (src, dst))
+    sizes = np.stack([n_words, n_out, n_in], axis=1).astype(np.int32)
+    return DmaProgram(n_blocks, words, sizes, channels)
 
 
 def _numbers_within(groups: Numbers) -> Numbers:
@@ -277,15 +119,9 @@ def _numbers_within(groups: Numbers) -> Numbers:
     return numbers
 
 
-def _table(n_ranks: int, rank: Numbers, number: Numbers, value: Numbers) -> NDArray[np.int32]:
-    table = np.zeros((n_ranks, int(number.max(initial=0)) + 1), dtype=np.int32)
-    table[rank, number] = value
-    return table
-
-
 def _words(
     schedule: Schedule, transfers: Transfers, out_number: Numbers, in_number: Numbers
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+) -> tuple[NDArray[np.int32], Numbers]:
     """Return each rank's words, and how many they are."""
     words, rank = _moves(schedule, transfers, out_number, in_number)
     op = field_of(words, OP)
@@ -305,8 +141,10 @@ def _words(
     words = np.concatenate([words, *waits])
     order = np.lexsort((key, rank))
     rank = rank[order]
-    n_words = np.bincount(rank, minlength=schedule.n_ranks).astype(np.int32)
-    return _table(schedule.n_ranks, rank, _numbers_within(rank), words[order]), n_words
+    n_words = np.bincount(rank, minlength=schedule.n_ranks)
+    table = np.zeros((schedule.n_ranks, max(1, n_words.max())), dtype=np.int32)
+    table[rank, _numbers_within(rank)] = words[order]
+    return table, n_words
 
 
 def _moves(

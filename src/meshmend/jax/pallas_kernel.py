@@ -20,7 +20,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from meshmend.errors import UnsupportedError
+from meshmend.errors import InputError, UnsupportedError
+from meshmend.jax.block_transfers import most_channels_in
 from meshmend.jax.dma_program import (
     ADD,
     BLOCK,
@@ -51,14 +52,13 @@ VMEM_BYTES: Final = 8 << 20  # for slots, a part of what every TPU has
 WORDS_PER_GRID_STEP: Final = 1024
 COLLECTIVE_ID: Final = 13  # tells XLA which kernels share a barrier semaphore
 
-_OUT, _IN = 0, 1  # the two halves of the table of channels
+_OUT, _IN = 0, 2  # the lines of a program's channels
 
 
 class _Refs(NamedTuple):
     """What the kernel works on: tables in SMEM, the payload in HBM, slots in VMEM, semaphores.
 
-    `sizes` counts words, channels out and channels in. `channels` holds for each channel out its
-    peer and its number there, then the same for channels in.
+    The tables are this chip's lines of a `DmaProgram`, the words of one grid step at a time.
     """
 
     sizes: Any
@@ -77,15 +77,23 @@ class _Refs(NamedTuple):
 def vector_sum(vector: jax.Array, plan: Plan, axis_name: AxisName, slices: int | None) -> jax.Array:
     """Return the sum of every chip's vector, by remote copies as the plan's schedule says.
 
+    A slice is cut into blocks at least as often as it has chunks. By default the slices are as many
+    as are fastest on the plan's fabric. TPU kernels add 32-bit numbers and bfloat16; shorter
+    numbers are added up in 32 bits.
+
     Raises:
+        InputError: slices below one.
         UnsupportedError: TPU kernels cannot add the type.
     """
+    if slices is not None and slices < 1:
+        raise InputError(f"allreduce needs one slice or more, but got {slices}")
+    if plan.schedule.n_ranks == 1:
+        return vector
     if slices is None:
-        pipeline = plan.pipeline or plan.predicted(vector.nbytes)
-        slices = pipeline.slices
-    most_in = int(np.bincount(_channels_in(plan.schedule), minlength=1).max())
-    shape = block_shape(vector, plan.schedule.n_chunks * slices, most_in)
-    return pallas_sum(vector, plan.schedule, axis_name, shape)
+        slices = plan.predicted(vector.nbytes).slices
+    dtype = _kernel_type(vector.dtype)
+    block = block_shape(vector.size, dtype, plan.schedule, slices)
+    return pallas_sum(vector.astype(dtype), plan.schedule, axis_name, block).astype(vector.dtype)
 
 
 def pallas_sum(
@@ -93,63 +101,81 @@ def pallas_sum(
 ) -> jax.Array:
     """Return the sum of every rank's vector, moved in blocks of the given shape.
 
-    Its own derivative is again a sum over all ranks.
+    The gradient is the sum of the gradients, by the same kernel.
     """
-    program = dma_program(schedule, max(1, -(-vector.size // math.prod(block))))
-
-    @jax.custom_vjp
-    def summed(vector: jax.Array) -> jax.Array:
-        padding = program.n_blocks * math.prod(block) - vector.size
-        blocks = jnp.pad(vector, (0, padding)).reshape(program.n_blocks, *block)
-        return _call(blocks, program, axis_name).reshape(-1)[: vector.size]
-
-    summed.defvjp(lambda vector: (summed(vector), None), lambda _, change: (summed(change),))
-    return summed(vector)
+    program = dma_program(schedule, -(-vector.size // math.prod(block)))
+    padding = program.n_blocks * math.prod(block) - vector.size
+    # The zeros differ from device to device as far as the type checker of `shard_map` knows, and so
+    # do the blocks: a kernel must return what it began with.
+    zeros = jnp.zeros(padding, vector.dtype) + (0 * lax.axis_index(axis_name)).astype(vector.dtype)
+    blocks = jnp.concatenate([vector, zeros]).reshape(program.n_blocks, *block)
+    return _summed(blocks, program, axis_name).reshape(-1)[: vector.size]
 
 
-def block_shape(vector: jax.Array, n_pieces: int, most_in: int) -> tuple[int, int]:
-    """Return the shape of a block: about one of `n_pieces` parts of a vector, in whole tiles.
+def block_shape(n_elements: int, dtype: Any, schedule: Schedule, slices: int) -> tuple[int, int]:
+    """Return the shape of a block: about a chunk of a slice, in whole tiles.
 
-    With `most_in` channels into a chip, slots for all of them fit into VMEM.
-
-    Raises:
-        UnsupportedError: TPU kernels cannot add the type.
+    Slots for all channels into a rank fit into VMEM.
     """
-    if vector.dtype.itemsize > 4 or jnp.issubdtype(vector.dtype, jnp.complexfloating):
-        raise UnsupportedError(
-            f"the backend pallas needs numbers of at most 32 bits, but got {vector.dtype}; "
-            "use backend='permutes'"
-        )
-    tile_rows = 32 // vector.dtype.itemsize
-    row_bytes = LANES * vector.dtype.itemsize
-    most_bytes = min(MOST_BLOCK_BYTES, VMEM_BYTES // (N_SLOTS * most_in + N_BUFFERS))
-    tiles = -(-vector.size // (n_pieces * tile_rows * LANES))
-    most_tiles = most_bytes // (row_bytes * tile_rows)
+    tile_rows = 32 // dtype.itemsize
+    tile_bytes = tile_rows * LANES * dtype.itemsize
+    n_slots = N_SLOTS * most_channels_in(schedule) + N_BUFFERS
+    most_tiles = min(MOST_BLOCK_BYTES, VMEM_BYTES // n_slots) // tile_bytes
+    tiles = -(-n_elements // (schedule.n_chunks * slices * tile_rows * LANES))
     return tile_rows * max(1, min(tiles, most_tiles)), LANES
 
 
-def _channels_in(schedule: Schedule) -> Any:
-    """Return the receiver of each channel."""
-    pairs = schedule.src.astype(np.int64) * schedule.n_ranks + schedule.dst
-    return np.unique(pairs) % schedule.n_ranks
+def _kernel_type(dtype: Any) -> Any:
+    """Return the type in which a TPU kernel adds up numbers of a type.
+
+    Whole numbers wrap around, so adding them in more bits gives the same.
+    """
+    if dtype == jnp.bfloat16:
+        return dtype
+    wide = jnp.dtype(jnp.float32 if jnp.issubdtype(dtype, jnp.floating) else jnp.int32)
+    if dtype.itemsize > wide.itemsize or not jnp.issubdtype(dtype, jnp.number):
+        raise UnsupportedError(
+            f"the backend pallas adds real numbers of at most 32 bits, but got {dtype}; use "
+            "backend='permutes'"
+        )
+    return wide
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _summed(blocks: jax.Array, program: DmaProgram, axis_name: AxisName) -> jax.Array:
+    return _call(blocks, program, axis_name)
+
+
+def _summed_forward(
+    blocks: jax.Array, program: DmaProgram, axis_name: AxisName
+) -> tuple[jax.Array, None]:
+    return _summed(blocks, program, axis_name), None
+
+
+def _summed_backward(
+    program: DmaProgram, axis_name: AxisName, _: None, gradient: jax.Array
+) -> tuple[jax.Array]:
+    return (_summed(gradient, program, axis_name),)
+
+
+_summed.defvjp(_summed_forward, _summed_backward)
 
 
 def _call(blocks: jax.Array, program: DmaProgram, axis_name: AxisName) -> jax.Array:
     """Run the kernel on this chip's blocks, in place."""
     rank = lax.axis_index(axis_name)
-    n_channels = max(program.most_out, program.most_in)
-    sizes = np.stack([program.n_words, program.n_out, program.n_in], axis=1)
-    tables = (program.out_peer, program.out_there, program.in_peer, program.in_there)
-    channels = [np.pad(t, ((0, 0), (0, n_channels - t.shape[1]))) for t in tables]
+    n_ranks, _, n_channels = program.channels.shape
     n_grid_steps = -(-program.words.shape[1] // WORDS_PER_GRID_STEP)
     n_unused = n_grid_steps * WORDS_PER_GRID_STEP - program.words.shape[1]
     block = blocks.shape[1:]
     whole = pl.BlockSpec(memory_space=pltpu.SMEM)
     kept = pl.BlockSpec(memory_space=pltpu.HBM)
     dma = pltpu.SemaphoreType.DMA
-    return pl.pallas_call(
+    run = pl.pallas_call(
         partial(_kernel, axis_name),
-        out_shape=jax.ShapeDtypeStruct(blocks.shape, blocks.dtype),
+        out_shape=jax.ShapeDtypeStruct(
+            blocks.shape, blocks.dtype, manual_axis_type=jax.typeof(blocks).manual_axis_type
+        ),
         grid=(n_grid_steps,),
         in_specs=[
             whole,
@@ -159,34 +185,33 @@ def _call(blocks: jax.Array, program: DmaProgram, axis_name: AxisName) -> jax.Ar
         ],
         out_specs=kept,
         scratch_shapes=[
-            pltpu.VMEM((program.most_in, N_SLOTS, *block), blocks.dtype),
+            pltpu.VMEM((n_channels, N_SLOTS, *block), blocks.dtype),
             pltpu.VMEM((N_BUFFERS, *block), blocks.dtype),
-            dma((program.most_in, N_SLOTS)),
-            dma((program.most_out, N_SLOTS)),
-            pltpu.SemaphoreType.REGULAR((program.most_out,)),
+            dma((n_channels, N_SLOTS)),
+            dma((n_channels, N_SLOTS)),
+            pltpu.SemaphoreType.REGULAR((n_channels,)),
             dma(()),
             dma((N_BUFFERS,)),
         ],
         input_output_aliases={3: 0},
         compiler_params=pltpu.CompilerParams(collective_id=COLLECTIVE_ID, has_side_effects=True),
         name="meshmend_allreduce",
-    )(
-        jnp.asarray(sizes)[rank],
-        jnp.asarray(np.concatenate(channels, axis=1))[rank],
+    )
+    summed: jax.Array = run(
+        jnp.asarray(program.sizes)[rank],
+        jnp.asarray(program.channels.reshape(n_ranks, -1))[rank],
         jnp.asarray(np.pad(program.words, ((0, 0), (0, n_unused))))[rank],
         blocks,
     )
+    return summed
 
 
 def _kernel(axis_name: AxisName, *refs: Any) -> None:
     """Meet the peers, then execute this chip's words, one after another."""
-    sizes, channels, words, _, *rest = refs  # the payload comes in and goes out in one place
-    on = _Refs(sizes, channels, words, *rest)
+    on = _Refs(*refs[:3], *refs[4:])  # the payload that comes in is the one that goes out
     start = pl.program_id(0) * WORDS_PER_GRID_STEP
 
-    @pl.when(start == 0)
-    def _() -> None:
-        _meet_peers(on, axis_name)
+    pl.when(start == 0)(partial(_meet_peers, on, axis_name))
 
     def execute(at: Any, carry: int) -> int:
         word = on.words[at]
@@ -203,9 +228,9 @@ def _number(word: Any, bits: Bits) -> Any:
 
 
 def _peer(on: _Refs, axis_name: AxisName, *, table: int, channel: Any) -> tuple[Any, Any]:
-    """Return the device at the other end of a channel, and the channel's number there."""
+    """Return the device at the other end of a channel out or in, and the channel's number there."""
     n_channels = on.channels.shape[0] // 4
-    at = 2 * table * n_channels + channel
+    at = table * n_channels + channel
     return {axis_name: on.channels[at]}, on.channels[at + n_channels]
 
 
