@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dma_mutants import ARRIVAL_WAIT_DROPPED, MUTANTS
-from meshmend.jax.dma_program import DmaProgram
+from meshmend.execute.dma_program import DmaProgram
 from meshmend.schedule.table import Schedule
 from waiting import HANG_S
 

@@ -21,8 +21,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from meshmend.errors import InputError, UnsupportedError
-from meshmend.jax.block_transfers import most_channels_in
-from meshmend.jax.dma_program import (
+from meshmend.execute.block_transfers import most_channels_in
+from meshmend.execute.dma_program import (
     ADD,
     BLOCK,
     BUFFER,

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.errors import UnsupportedError
-from meshmend.jax.block_transfers import Numbers, Transfers, pack
+from meshmend.execute.block_transfers import Numbers, Transfers, pack
 from meshmend.schedule.table import COPY, Schedule
 
 N_SLOTS: Final = 2
@@ -97,8 +97,8 @@ def dma_program(schedule: Schedule, n_blocks: int) -> DmaProgram:
     if n_blocks > BLOCK.mask or most > CHANNEL.mask:
         raise UnsupportedError(
             f"a program of remote copies needs at most {BLOCK.mask} blocks and {CHANNEL.mask} "
-            f"peers per rank, but {schedule.algorithm} has {n_blocks} and {most}; use larger "
-            "blocks or another algorithm"
+            f"peers per rank, but {schedule.algorithm} has {n_blocks} and {most}; ask for fewer "
+            "slices, or use another algorithm"
         )
     words, n_words = _words(schedule, transfers, out_number, in_number)
     n_ranks = schedule.n_ranks
