@@ -58,13 +58,13 @@ def test_a_payload_larger_than_all_slots_streams_through_them() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dtype", "n_elements", "n_blocks"),
-    [("bfloat16", 9000, 9), ("float16", 1, 1), ("int32", 4097, 5), ("int8", 100, 1)],
+    ("dtype", "n_elements"),
+    [("bfloat16", 9000), ("float16", 1), ("int32", 4097), ("int8", 100)],
 )
-def test_types_and_odd_sizes(dtype: str, n_elements: int, n_blocks: int) -> None:
+def test_types_and_odd_sizes(dtype: str, n_elements: int) -> None:
     case = replace(SQUARE, mesh="2x3x2", fail="0,1,1", dtype=dtype, n_elements=n_elements)
 
-    assert interpreted(case) == faultless(n_blocks)
+    assert interpreted(case).is_faultless
 
 
 @pytest.mark.slow
