@@ -2,9 +2,8 @@
 
 `dma_program` says what each chip does in which order; this kernel does it. The payload stays in
 HBM. A block that is sent goes from the sender's HBM into a slot in the receiver's VMEM. The
-receiver adds it to its own block, which comes to VMEM and goes back, or writes it over its own.
-Blocks are small enough for VMEM and as large as the pieces of a slice. Semaphores count what has
-arrived, what has left, and credits.
+receiver fetches its own block, adds the two in a buffer in VMEM and stores the sum; or it stores
+the block that landed. Semaphores count what arrived, what left, what was stored, and credits.
 
 Needs a TPU, or Pallas' TPU interpreter (`pltpu.force_tpu_interpret_mode`).
 """
@@ -42,6 +41,7 @@ from meshmend.execute.dma_program import (
     dma_program,
 )
 from meshmend.planning.plan import Plan
+from meshmend.schedule.priority import remaining_hops
 from meshmend.schedule.table import Schedule
 
 AxisName = str | tuple[str, ...]
@@ -50,6 +50,7 @@ LANES: Final = 128  # the width of a TPU tile
 MOST_BLOCK_BYTES: Final = 256 << 10
 VMEM_BYTES: Final = 8 << 20  # for slots, a part of what every TPU has
 WORDS_PER_GRID_STEP: Final = 1024
+BLOCK_COST_S: Final = 3e-6  # what a step costs beside the links; a guess, not measured on a TPU
 COLLECTIVE_ID: Final = 13  # tells XLA which kernels share a barrier semaphore
 
 _OUT, _IN = 0, 2  # the lines of a program's channels
@@ -77,9 +78,8 @@ class _Refs(NamedTuple):
 def vector_sum(vector: jax.Array, plan: Plan, axis_name: AxisName, slices: int | None) -> jax.Array:
     """Return the sum of every chip's vector, by remote copies as the plan's schedule says.
 
-    A slice is cut into blocks at least as often as it has chunks. By default the slices are as many
-    as are fastest on the plan's fabric. TPU kernels add 32-bit numbers and bfloat16; shorter
-    numbers are added up in 32 bits.
+    Blocks are about as large as a chunk of a slice; `kernel_slices` says how many slices, unless
+    they are given. The kernel adds up 32-bit numbers and bfloat16, and shorter ones in 32 bits.
 
     Raises:
         InputError: slices below one.
@@ -89,11 +89,23 @@ def vector_sum(vector: jax.Array, plan: Plan, axis_name: AxisName, slices: int |
         raise InputError(f"allreduce needs one slice or more, but got {slices}")
     if plan.schedule.n_ranks == 1:
         return vector
-    if slices is None:
-        slices = plan.predicted(vector.nbytes).slices
     dtype = _kernel_type(vector.dtype)
+    slices = slices or kernel_slices(plan, vector.size * dtype.itemsize)
     block = block_shape(vector.size, dtype, plan.schedule, slices)
     return pallas_sum(vector.astype(dtype), plan.schedule, axis_name, block).astype(vector.dtype)
+
+
+def kernel_slices(plan: Plan, n_bytes: int) -> int:
+    """Return in how many slices the kernel sums a payload fastest, by a rough model.
+
+    With a chain of c hops and blocks of b bytes, of which the busiest link carries n, a sum takes
+    c + n steps of b / bandwidth + `BLOCK_COST_S` each. The best b balances the two.
+    """
+    remaining = remaining_hops(plan.schedule, plan.hazards, plan.placement.routes)
+    busiest_bytes = plan.channel_loads.max() * n_bytes
+    cost_bytes = BLOCK_COST_S * plan.target.fabric.link_bandwidth_bytes_per_s
+    block_bytes = math.sqrt(busiest_bytes * cost_bytes / remaining.max())
+    return max(1, round(n_bytes / (block_bytes * plan.schedule.n_chunks)))
 
 
 def pallas_sum(
@@ -235,7 +247,11 @@ def _peer(on: _Refs, axis_name: AxisName, *, table: int, channel: Any) -> tuple[
 
 
 def _meet_peers(on: _Refs, axis_name: AxisName) -> None:
-    """Wait until every peer is in this kernel: before that its slots may be another's memory."""
+    """Wait until every peer is in this kernel: before that its slots may be another's memory.
+
+    No peer is a whole kernel ahead, so what is counted is of this one: a peer ends with the sum,
+    which needs blocks that this chip sends only after it met its peers.
+    """
     barrier = pltpu.get_barrier_semaphore()
 
     def call(table: int, channel: Any, carry: int) -> int:
