@@ -30,7 +30,7 @@ def _ends_of_busiest_channel(program: DmaProgram) -> tuple[_End, _End]:
     """Return sender and receiver of the channel with the most blocks, and which words use it."""
     n_ranks, _, n_channels = program.channels.shape
     channels = [(rank, channel) for rank in range(n_ranks) for channel in range(n_channels)]
-    rank, channel = max(channels, key=lambda of: len(_users(program, *of, (SEND,))))
+    rank, channel = max(channels, key=lambda of: len(_users(program, of[0], of[1], (SEND,))))
     peer, there = program.channels[rank, 0:2, channel].tolist()
     sender = rank, _users(program, rank, channel, (SEND, WAIT_SENT))
     return sender, (peer, _users(program, peer, there, (ADD, PUT)))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dma_mutants import ARRIVAL_WAIT_DROPPED, MUTANTS
-from meshmend.execute.dma_program import DmaProgram
+from meshmend.execute.dma_program import DmaProgram, dma_program
 from meshmend.schedule.table import Schedule
 from waiting import HANG_S
 
@@ -83,15 +83,15 @@ def _run(case: Case) -> dict[str, Any]:
     from meshmend.topology.text import parse_mesh
 
     n_blocks = []
-    build = pallas_kernel.dma_program
 
     def mutated(schedule: Schedule, blocks: int) -> DmaProgram:
         n_blocks.append(blocks)
-        return MUTANTS[case.mutant](build(schedule, blocks))
+        return MUTANTS[case.mutant](dma_program(schedule, blocks))
 
-    pallas_kernel.dma_program = mutated
+    kernel: Any = pallas_kernel  # whose parts are replaced
+    kernel.dma_program = mutated
     if case.mutant == ARRIVAL_WAIT_DROPPED:
-        pallas_kernel._wait_arrived = lambda *of: None
+        kernel._wait_arrived = lambda *of: None
     mesh = parse_mesh(case.mesh, fail=[case.fail])
     jax.config.update("jax_num_cpu_devices", mesh.n_live)
     mended = plan(mesh, case.algorithm)

@@ -8,6 +8,7 @@ has imported JAX must not fork.
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -67,8 +68,10 @@ def _kernels(
         (mesh.n_live, n_elements), dtype, sharding=NamedSharding(devices, spec)
     )
     if what == "lower":
-        return run.trace(of).lower(lowering_platforms=("tpu",)).as_text().count("tpu_custom_call")
-    return run.lower(of).compile().as_text().count('custom_call_target="tpu_custom_call"')
+        text = run.trace(of).lower(lowering_platforms=("tpu",)).as_text()
+    else:
+        text = run.lower(of).compile().as_text() or ""
+    return len(re.findall(r"custom_call_target *= *.tpu_custom_call|@tpu_custom_call", text))
 
 
 if __name__ == "__main__":

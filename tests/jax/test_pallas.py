@@ -11,10 +11,9 @@ import pytest
 from dma_mutants import MUTANTS
 from pallas_run import Case, Outcome, interpreted
 from tpu_compile import compiled_for_tpu, lowered_for_tpu
+from virtual_devices import needs_jax
 
-pytestmark = pytest.mark.skipif(
-    find_spec("jax") is None, reason="needs JAX; run: pip install 'meshmend[jax]'"
-)
+pytestmark = needs_jax
 
 TILE = 8 * 128
 SQUARE = Case("3x3", "1,1", n_elements=8 * TILE)
@@ -77,10 +76,19 @@ def test_the_kernel_is_lowered_for_tpus() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu; run: pip install libtpu")
+@pytest.mark.skipif(
+    find_spec("libtpu") is None, reason="needs the TPU compiler: pip install libtpu"
+)
 @pytest.mark.parametrize(
     ("topology", "dtype"),
-    [("v5e:4x4", "float32"), ("v5e:4x4", "bfloat16"), ("v6e:4x4", "int32"), ("v6e:4x4", "int8")],
+    [
+        ("v4:4x4x1", "float32"),
+        ("v5p:4x4x1", "float32"),
+        ("v5e:4x4", "float32"),
+        ("v5e:4x4", "bfloat16"),
+        ("v6e:4x4", "int32"),
+        ("v6e:4x4", "int8"),
+    ],
 )
 def test_the_kernel_is_compiled_for_tpus(topology: str, dtype: str) -> None:
     assert compiled_for_tpu("4x4", "2x2@0,2", 1_000_000, dtype, topology) == 1
