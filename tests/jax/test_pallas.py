@@ -5,13 +5,14 @@ Each case runs in a process of its own, because the interpreter needs many threa
 
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 from dma_mutants import MUTANTS
 from pallas_run import Case, Outcome, interpreted
 from tpu_compile import compiled_for_tpu, lowered_for_tpu
-from virtual_devices import needs_jax
+from virtual_devices import needs_jax, outcomes
 
 pytestmark = needs_jax
 
@@ -69,6 +70,23 @@ def test_types_and_odd_sizes(dtype: str, n_elements: int) -> None:
 @pytest.mark.slow
 def test_routed_algorithms_run_too() -> None:
     assert interpreted(replace(HOLE, algorithm="ft-two-d", n_elements=16 * TILE)) == faultless(16)
+
+
+def test_what_the_kernel_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert in_programs(monkeypatch, "refusals") == {"refusals": "ok"}
+
+
+@pytest.mark.slow
+def test_the_kernel_runs_inside_larger_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["trees", "gradients", "cores", "two axes"]
+
+    assert in_programs(monkeypatch, *names) == dict.fromkeys(names, "ok")
+
+
+def in_programs(monkeypatch: pytest.MonkeyPatch, *names: str) -> dict[str, str]:
+    """Return how checks in a process with 16 devices ended."""
+    monkeypatch.setenv("NPROC", "64")
+    return outcomes(Path(__file__).with_name("pallas_checks.py"), 16, *names)
 
 
 def test_the_kernel_is_lowered_for_tpus() -> None:

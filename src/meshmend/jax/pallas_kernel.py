@@ -54,12 +54,14 @@ BLOCK_COST_S: Final = 3e-6  # what a step costs beside the links; a guess, not m
 COLLECTIVE_ID: Final = 13  # tells XLA which kernels share a barrier semaphore
 
 _OUT, _IN = 0, 2  # the lines of a program's channels
+_LOGICAL = pl.DeviceIdType.LOGICAL
 
 
 class _Refs(NamedTuple):
     """What the kernel works on: tables in SMEM, the payload in HBM, slots in VMEM, semaphores.
 
     The tables are this chip's lines of a `DmaProgram`, the words of one grid step at a time.
+    `channels` names devices instead of ranks.
     """
 
     sizes: Any
@@ -176,7 +178,14 @@ _summed.defvjp(_summed_forward, _summed_backward)
 def _call(blocks: jax.Array, program: DmaProgram, axis_name: AxisName) -> jax.Array:
     """Run the kernel on this chip's blocks, in place."""
     rank = lax.axis_index(axis_name)
-    n_ranks, _, n_channels = program.channels.shape
+    n_channels = program.channels.shape[2]
+    out_peer, out_there, in_peer, in_there = jnp.asarray(program.channels)[rank]
+    channels = (
+        _device_ids(out_peer, axis_name),
+        out_there,
+        _device_ids(in_peer, axis_name),
+        in_there,
+    )
     n_grid_steps = -(-program.words.shape[1] // WORDS_PER_GRID_STEP)
     n_unused = n_grid_steps * WORDS_PER_GRID_STEP - program.words.shape[1]
     block = blocks.shape[1:]
@@ -184,7 +193,7 @@ def _call(blocks: jax.Array, program: DmaProgram, axis_name: AxisName) -> jax.Ar
     kept = pl.BlockSpec(memory_space=pltpu.HBM)
     dma = pltpu.SemaphoreType.DMA
     run = pl.pallas_call(
-        partial(_kernel, axis_name),
+        _kernel,
         out_shape=jax.ShapeDtypeStruct(
             blocks.shape, blocks.dtype, manual_axis_type=jax.typeof(blocks).manual_axis_type
         ),
@@ -211,25 +220,41 @@ def _call(blocks: jax.Array, program: DmaProgram, axis_name: AxisName) -> jax.Ar
     )
     summed: jax.Array = run(
         jnp.asarray(program.sizes)[rank],
-        jnp.asarray(program.channels.reshape(n_ranks, -1))[rank],
+        jnp.concatenate(channels),
         jnp.asarray(np.pad(program.words, ((0, 0), (0, n_unused))))[rank],
         blocks,
     )
     return summed
 
 
-def _kernel(axis_name: AxisName, *refs: Any) -> None:
+def _device_ids(ranks: jax.Array, axis_name: AxisName) -> jax.Array:
+    """Return the numbers by which remote copies know the devices of ranks.
+
+    A device is known by its place in the whole mesh, axes in order, the last one fastest. Along the
+    other axes a rank's device is where this one is.
+    """
+    sizes = jax.sharding.get_abstract_mesh().shape
+    names = (axis_name,) if isinstance(axis_name, str) else axis_name
+    places = jnp.unravel_index(ranks, tuple(sizes[name] for name in names))
+    place_of = dict(zip(names, places, strict=True))
+    ids: Any = 0
+    for name, size in sizes.items():
+        ids = ids * size + (place_of[name] if name in place_of else lax.axis_index(name))
+    return ids.astype(jnp.int32)  # type: ignore[no-any-return]  # a mesh has axes
+
+
+def _kernel(*refs: Any) -> None:
     """Meet the peers, then execute this chip's words, one after another."""
     on = _Refs(*refs[:3], *refs[4:])  # the payload that comes in is the one that goes out
     start = pl.program_id(0) * WORDS_PER_GRID_STEP
 
-    pl.when(start == 0)(partial(_meet_peers, on, axis_name))
+    pl.when(start == 0)(partial(_meet_peers, on))
 
     def execute(at: Any, carry: int) -> int:
         word = on.words[at]
         op = _number(word, OP)
         for code, action in _ACTIONS.items():
-            pl.when(op == code)(partial(action, on, axis_name, word))
+            pl.when(op == code)(partial(action, on, word))
         return carry
 
     lax.fori_loop(0, jnp.clip(on.sizes[0] - start, 0, WORDS_PER_GRID_STEP), execute, 0)
@@ -239,14 +264,14 @@ def _number(word: Any, bits: Bits) -> Any:
     return (word >> bits.shift) & bits.mask
 
 
-def _peer(on: _Refs, axis_name: AxisName, *, table: int, channel: Any) -> tuple[Any, Any]:
+def _peer(on: _Refs, *, table: int, channel: Any) -> tuple[Any, Any]:
     """Return the device at the other end of a channel out or in, and the channel's number there."""
     n_channels = on.channels.shape[0] // 4
     at = table * n_channels + channel
-    return {axis_name: on.channels[at]}, on.channels[at + n_channels]
+    return on.channels[at], on.channels[at + n_channels]
 
 
-def _meet_peers(on: _Refs, axis_name: AxisName) -> None:
+def _meet_peers(on: _Refs) -> None:
     """Wait until every peer is in this kernel: before that its slots may be another's memory.
 
     No peer is a whole kernel ahead, so what is counted is of this one: a peer ends with the sum,
@@ -255,8 +280,8 @@ def _meet_peers(on: _Refs, axis_name: AxisName) -> None:
     barrier = pltpu.get_barrier_semaphore()
 
     def call(table: int, channel: Any, carry: int) -> int:
-        device, _ = _peer(on, axis_name, table=table, channel=channel)
-        pl.semaphore_signal(barrier, 1, device_id=device)
+        device, _ = _peer(on, table=table, channel=channel)
+        pl.semaphore_signal(barrier, 1, device_id=device, device_id_type=_LOGICAL)
         return carry
 
     lax.fori_loop(0, on.sizes[1], partial(call, _OUT), 0)
@@ -264,21 +289,22 @@ def _meet_peers(on: _Refs, axis_name: AxisName) -> None:
     pl.semaphore_wait(barrier, on.sizes[1] + on.sizes[2])
 
 
-def _remote_copy(on: _Refs, axis_name: AxisName, word: Any) -> Any:
+def _remote_copy(on: _Refs, word: Any) -> Any:
     """Return the copy of a block into a slot of the receiver."""
     channel, slot = _number(word, CHANNEL), _number(word, SLOT)
-    device, there = _peer(on, axis_name, table=_OUT, channel=channel)
+    device, there = _peer(on, table=_OUT, channel=channel)
     return pltpu.make_async_remote_copy(
         src_ref=on.payload.at[_number(word, BLOCK)],
         dst_ref=on.slots.at[there, slot],
         send_sem=on.left.at[channel, slot],
         recv_sem=on.arrived.at[there, slot],
         device_id=device,
+        device_id_type=_LOGICAL,
     )
 
 
-def _send(on: _Refs, axis_name: AxisName, word: Any) -> None:
-    copy = _remote_copy(on, axis_name, word)
+def _send(on: _Refs, word: Any) -> None:
+    copy = _remote_copy(on, word)
 
     @pl.when(_number(word, CREDIT) == 1)
     def _() -> None:
@@ -288,11 +314,11 @@ def _send(on: _Refs, axis_name: AxisName, word: Any) -> None:
     copy.start()
 
 
-def _wait_sent(on: _Refs, axis_name: AxisName, word: Any) -> None:
-    _remote_copy(on, axis_name, word).wait_send()
+def _wait_sent(on: _Refs, word: Any) -> None:
+    _remote_copy(on, word).wait_send()
 
 
-def _add(on: _Refs, axis_name: AxisName, word: Any) -> None:
+def _add(on: _Refs, word: Any) -> None:
     channel, slot, buffer = (_number(word, bits) for bits in (CHANNEL, SLOT, BUFFER))
     store = _store(on, word)
     pl.when(_number(word, REUSED) == 1)(store.wait)
@@ -303,17 +329,17 @@ def _add(on: _Refs, axis_name: AxisName, word: Any) -> None:
     fetch.wait()
     on.buffers[buffer] += on.slots[channel, slot]
     store.start()
-    _give_credit(on, axis_name, word)
+    _give_credit(on, word)
 
 
-def _put(on: _Refs, axis_name: AxisName, word: Any) -> None:
+def _put(on: _Refs, word: Any) -> None:
     channel, slot = _number(word, CHANNEL), _number(word, SLOT)
     store = _store(on, word)
     pl.when(_number(word, REUSED) == 1)(store.wait)
     _wait_arrived(on, channel, slot)
     on.buffers[_number(word, BUFFER)] = on.slots[channel, slot]
     store.start()
-    _give_credit(on, axis_name, word)
+    _give_credit(on, word)
 
 
 def _store(on: _Refs, word: Any) -> Any:
@@ -323,8 +349,7 @@ def _store(on: _Refs, word: Any) -> Any:
     return pltpu.make_async_copy(on.buffers.at[buffer], place, on.stored.at[buffer])
 
 
-def _wait_stored(on: _Refs, axis_name: AxisName, word: Any) -> None:
-    del axis_name  # a wait is local
+def _wait_stored(on: _Refs, word: Any) -> None:
     _store(on, word).wait()
 
 
@@ -334,13 +359,13 @@ def _wait_arrived(on: _Refs, channel: Any, slot: Any) -> None:
     pltpu.make_async_copy(landed, landed, on.arrived.at[channel, slot]).wait()
 
 
-def _give_credit(on: _Refs, axis_name: AxisName, word: Any) -> None:
+def _give_credit(on: _Refs, word: Any) -> None:
     """Tell the sender that a slot is free, unless it has nothing more to send into it."""
-    device, there = _peer(on, axis_name, table=_IN, channel=_number(word, CHANNEL))
+    device, there = _peer(on, table=_IN, channel=_number(word, CHANNEL))
 
     @pl.when(_number(word, CREDIT) == 1)
     def _() -> None:
-        pl.semaphore_signal(on.credits.at[there], 1, device_id=device)
+        pl.semaphore_signal(on.credits.at[there], 1, device_id=device, device_id_type=_LOGICAL)
 
 
 _ACTIONS: Final = {
