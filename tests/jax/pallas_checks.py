@@ -42,6 +42,7 @@ def on(devices: NDArray[Any], names: tuple[str, ...], function: Any, spec: P = C
 
 def check_trees() -> None:
     """Leaves of several types are summed by one kernel each, one after another."""
+    tree: dict[str, NDArray[Any]]
     tree = {"a": NUMBERS, "b": NUMBERS.astype(np.int32), "c": NUMBERS[:, :3].astype(np.float16)}
 
     for name, total in on(DEVICES[:8], ("chips",), summed)(tree).items():
