@@ -190,8 +190,11 @@ class _Waits(NamedTuple):
 def _waits(
     is_copy: NDArray[np.bool_], *, place: Numbers, block: Numbers, disturbs: NDArray[np.bool_]
 ) -> _Waits:
-    """Return where each copy is waited for: when its place is used again, or before a word that
-    disturbs its block, or at the end, whatever comes first."""
+    """Return where each copy is waited for.
+
+    That is when its place is used again, before a word that disturbs its block, or at the end,
+    whatever comes first.
+    """
     again = _next_of(is_copy, np.where(is_copy, place, -1))
     disturbed = _next_of(disturbs, block)
     is_early = is_copy & (again < disturbed)

@@ -2,7 +2,8 @@
 
 A backend is a function of `(vector, plan, axis_name, slices)`: it takes this chip's vector inside
 `shard_map` and returns the vector of the sums, of the same length and type. `permutes` runs the
-plan as `ppermute`s. Knows nothing of steps and tables.
+plan as `ppermute`s, `pallas_kernel` as one kernel of remote copies. Knows nothing of steps and
+tables.
 """
 
 from collections.abc import Callable
@@ -40,7 +41,8 @@ def allreduce(
     Call it inside `jax.shard_map` over an axis of as many devices as the plan has ranks, in rank
     order (`device_mesh`). Leaves of 16-bit floats are added up in float32, unless `accumulate`
     names another type; other leaves are added up in their own. `slices` is in how many pieces the
-    payload is pipelined; by default the number that is fastest on the plan's fabric.
+    payload is pipelined; by default the number that is fastest on the plan's fabric. The backend
+    `pallas` is one TPU kernel instead of permutes.
 
     Raises:
         InputError: the plan is of another collective, the axis has another size, or there is no
