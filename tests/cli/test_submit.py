@@ -3,12 +3,14 @@
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from meshmend.cli.main import run_line
+from meshmend.errors import InputError
 from meshmend.launch import slurm_job
 from meshmend.launch.slurm_job import Allocation, SlurmJob, supervised
 from meshmend.topology.mesh import Mesh
@@ -103,6 +105,7 @@ def test_a_job_file_is_written_to_a_file(capsys: Captured, tmp_path: Path) -> No
         ("slurm --mesh foo train.py", "--mesh needs positive extents"),
         ("slurm --mesh 4x4 other.py", "needs a script, but there is no file other.py"),
         ("slurm --mesh 4x4 --sbatch partition=long train.py", "--sbatch needs an option of sbatch"),
+        ("slurm --mesh 4x4 --port 0 train.py", "Invalid value for '--port': Input should be"),
         ("slurm --mesh 4x4", "Missing argument"),
         ("pbs --mesh 4x4 train.py", "No such command 'pbs'"),
     ],
@@ -174,7 +177,7 @@ def test_each_host_has_a_step_on_its_node_with_its_block_of_chips(tmp_path: Path
     assert line.startswith("srun --overlap --no-kill --nodelist=n2 --job-name=host-2x2@2.0 ")
     assert " --nodes=1 --ntasks=1 " in line
     assert " agent --coordinator 127.0.0.1:" in line
-    assert " --chips 2x2@2,0 --supervised " in line
+    assert " --chips 2x2@2,0 --supervised --slurm-job 7 " in line
     assert line.endswith(" train.py -v")
     assert "--state" in commands.coordinator()
     assert commands.coordinator()[-1] == "--restarted"
@@ -221,7 +224,7 @@ def test_a_node_that_resolves_its_own_name_to_loopback_has_the_address_toward_an
             return "n0\nn1\nn2\n"
         return f"NodeName={command[3]} NodeAddr={answers[command[3]]} State=IDLE"
 
-    monkeypatch.setattr(slurm_job, "_ask", ask)
+    monkeypatch.setattr(slurm_job, "ask_slurm", ask)
     monkeypatch.setattr(slurm_job, "address_toward", lambda endpoint: f"toward {endpoint[0]}")
     inside = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[0-2]", "SLURMD_NODENAME": "n0"}
 
@@ -230,6 +233,18 @@ def test_a_node_that_resolves_its_own_name_to_loopback_has_the_address_toward_an
     assert Allocation.from_environment(inside).address == "127.0.1.1"
     answers["n0"] = "192.0.2.5"
     assert Allocation.from_environment(inside).address == "192.0.2.5"
+
+
+def test_the_coordinator_has_the_port_that_its_user_wants(capsys: Captured, tmp_path: Path) -> None:
+    assert " --port 24816 " in job_file(capsys, "--mesh", "4x4", "--port", "24816", "train.py")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InputError, match=f"the coordinator needs port {port} of 127.0.0.1"):
+            supervised(job(tmp_path, port=port), ALLOCATION)
+
+    commands = supervised(job(tmp_path, port=port), ALLOCATION)
+
+    assert f"127.0.0.1:{port}" in commands.coordinator()
 
 
 def test_an_allocation_with_too_few_nodes_is_refused(tmp_path: Path) -> None:

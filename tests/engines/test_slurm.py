@@ -39,7 +39,8 @@ inputs = torch.randn(500, 8)
 dataset = torch.utils.data.TensorDataset(inputs, inputs @ torch.randn(8, 1))
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-saving = Saving(folder / "checkpoints", every=50) if len(sys.argv) == 3 else None
+every = int(sys.argv[3])
+saving = Saving(folder / "checkpoints", every=every) if every else None
 job = Job(model, optimizer, dataset, batch=16, steps=n_steps, saving=saving)
 steps = (folder / f"steps-{os.environ['MESHMEND_CHIP']}").open("a", buffering=1)
 gate = folder / "gate"
@@ -78,15 +79,15 @@ class SubmittedJob:
     """A job of `meshmend submit slurm --run`, and what its workers write down."""
 
     def __init__(
-        self, cluster: SlurmCluster, folder: Path, *options: str, steps: int = 1500, more: str = ""
+        self, cluster: SlurmCluster, folder: Path, *options: str, save_every: int = 50
     ) -> None:
         self.cluster, self.folder = cluster, folder
         self.run_dir = folder / "run of this job"
         script = folder / "train.py"
         script.write_text(SCRIPT)
         words = [*options, "--run-dir", str(self.run_dir), "--time", "30"]
-        words += ["--sbatch", f"--output={folder}/job.out", str(script), str(steps), str(folder)]
-        words += [more] if more else []
+        words += ["--sbatch", f"--output={folder}/job.out"]
+        words += [str(script), "1500", str(folder), str(save_every)]
         self.number = meshmend(cluster, folder, "submit", "slurm", "--run", *words).strip()
 
     @property
@@ -248,7 +249,7 @@ def test_a_requeued_job_goes_on_from_its_checkpoint(cluster: SlurmCluster, tmp_p
 def test_a_requeued_job_without_a_checkpoint_begins_again(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:
-    job = SubmittedJob(cluster, tmp_path, "--mesh", "1x2", "--hosts", "1x1", more="no checkpoints")
+    job = SubmittedJob(cluster, tmp_path, "--mesh", "1x2", "--hosts", "1x1", save_every=0)
     job.await_step("0,0", lambda at, step, count: step >= 20)
 
     requeued = cluster.requeue(job.number)
@@ -256,6 +257,51 @@ def test_a_requeued_job_without_a_checkpoint_begins_again(
     _, step, _ = job.await_step("0,0", lambda at, step, count: at > requeued)
     assert step == 1
     job.finish()
+
+
+def test_a_preempted_job_goes_on_from_its_checkpoint(cluster: SlurmCluster, tmp_path: Path) -> None:
+    job = SubmittedJob(cluster, tmp_path, "--mesh", "2x2", "--hosts", "1x1")
+    job.await_step("0,0", lambda at, step, count: step >= 60)
+
+    preempted = cluster.preempt(job.number)
+
+    _, step, _ = job.await_step("0,0", lambda at, step, count: at > preempted)
+    assert step % 50 == 1
+    assert step > 50
+    assert "DUE TO PREEMPTION" in job.log
+    job.finish()
+
+
+def test_a_job_that_will_be_preempted_saves_at_once(cluster: SlurmCluster, tmp_path: Path) -> None:
+    options = ("--mesh", "2x2", "--hosts", "1x1", "--sbatch", "--partition=graceful")
+    job = SubmittedJob(cluster, tmp_path, *options, save_every=1_000_000)
+    job.await_step("0,0", lambda at, step, count: step >= 60)
+
+    preempted = cluster.preempt(job.number)
+
+    _, step, _ = job.await_step("0,0", lambda at, step, count: at > preempted)
+    assert step > 60
+    job.finish()
+
+
+def test_a_job_whose_first_node_dies_is_requeued(cluster: SlurmCluster, tmp_path: Path) -> None:
+    job = SubmittedJob(cluster, tmp_path, "--mesh", "2x2", "--hosts", "1x1", "--port", "24816")
+    job.await_step("0,0", lambda at, step, count: step >= 60)
+    first = cluster.job(job.number)["BatchHost"]
+
+    killed = cluster.kill_node(first)
+    until(lambda: cluster.job(job.number)["JobState"] != "RUNNING", why=lambda: job.log)
+    noticed_s = time.monotonic() - killed
+    cluster.run("scontrol", "update", f"NodeName={first}", "State=DOWN", "Reason=test")
+    began = cluster.release(job.number)
+
+    _, step, _ = job.await_step("0,0", lambda at, step, count: at > began)
+    assert step % 50 == 1
+    assert step > 50
+    assert "listens on 127.0.0.1:24816" in job.log
+    job.finish()
+    cluster.start_node(first)
+    print(f"\nthe job was requeued {noticed_s:.0f} s after the death of its first node")
 
 
 def test_a_host_whose_node_left_the_job_gets_another_node(

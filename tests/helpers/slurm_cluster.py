@@ -61,7 +61,11 @@ SlurmdTimeout={timeout}
 SlurmctldTimeout=30
 PropagateResourceLimits=NONE
 {nodes}
-PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1
+PartitionName=graceful Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=15
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptMode=OFF
 """
 
 
@@ -132,10 +136,22 @@ class SlurmCluster:
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def requeue(self, number: str) -> float:
-        """Requeue a job, as preemption does; return when its next attempt may begin."""
+        """Requeue a job; return when its next attempt may begin."""
         self.run("scontrol", "requeue", number)
-        until(lambda: self.job(number)["JobState"] == "PENDING", timeout_s=60)
-        self.run("scontrol", "update", f"JobId={number}", "StartTime=now")  # else in two minutes
+        return self.release(number)
+
+    def preempt(self, number: str) -> float:
+        """Preempt a job by an urgent one that takes all nodes; return when it may begin again."""
+        urgent = ("--partition=urgent", f"--nodes={len(self.nodes)}", "--exclusive")
+        taking = self.run("sbatch", "--parsable", "--output=none", *urgent, "--wrap=sleep 600")
+        until(lambda: self.job(taking.strip())["JobState"] == "RUNNING", timeout_s=120)
+        self.run("scancel", taking.strip())
+        return self.release(number)
+
+    def release(self, number: str) -> float:
+        """Let a requeued job begin as soon as it can, not in two minutes; return when."""
+        until(lambda: self.job(number)["JobState"] == "PENDING", why=lambda: str(self.job(number)))
+        self.run("scontrol", "update", f"JobId={number}", "StartTime=now")
         return time.monotonic()
 
     def end(self, number: str) -> dict[str, str]:

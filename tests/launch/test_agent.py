@@ -17,6 +17,7 @@ from meshmend.errors import InputError
 from meshmend.launch.agent_lines import AgentLine, read_agent_line
 from meshmend.launch.host_blocks import chips_from
 from meshmend.topology.mesh import Mesh
+from meshmend.train.checkpoint_names import complete_steps
 from meshmend.train.ledger import audit
 
 # Each worker writes its process number into a file. Half-way it waits for the gate.
@@ -123,6 +124,32 @@ def test_sigterm_ends_an_agent_and_its_workers(job: TwoHosts) -> None:
 
     assert agent.end() == 128 + signal.SIGTERM
     assert not any(Path(f"/proc/{pid}/fd").exists() for pid in workers)
+
+
+def test_sigterm_makes_the_workers_of_a_supervised_agent_save(job: TwoHosts) -> None:
+    checkpoints = job.folder / "checkpoints"
+    job.script.write_text(
+        SCRIPT.replace("import Job", "import Job, Saving").replace(
+            "steps=200", f"steps=200, saving=Saving(Path({str(checkpoints)!r}), every=1000)"
+        )
+    )
+    coordinator = job.coordinator()
+    agents = [
+        job.agent("left", "2x1@0,0", "--supervised"),
+        job.agent("right", "2x1@0,1", "--supervised"),
+    ]
+    ranks = {"0,0": 0, "0,1": 0, "1,0": 1, "1,1": 1}
+    workers = [job.worker(chip, rank) for chip, rank in ranks.items()]
+
+    for agent in agents:
+        agent.signal(signal.SIGTERM)
+    for worker in workers:
+        os.kill(worker, signal.SIGTERM)
+    (job.folder / "gate").touch()
+
+    assert [agent.end() for agent in agents] == [0, 0], [agent.err for agent in agents]
+    assert coordinator.end() == 0
+    assert complete_steps(checkpoints)
 
 
 def test_an_agent_whose_workers_are_refused_ends_with_code_1(job: TwoHosts) -> None:

@@ -75,9 +75,19 @@ def agent_command(
         typer.Option(
             "--supervised",
             hidden=True,
-            help="Print a line every second that says that the agent lives, and one at its end.",
+            help="Print a line every second that says that the agent lives, and one at its end; "
+            "on SIGTERM, have the workers save a checkpoint.",
         ),
     ] = False,
+    slurm_job: Annotated[
+        str | None,
+        typer.Option(
+            "--slurm-job",
+            metavar="ID",
+            hidden=True,
+            help="Requeue this Slurm job if its first node is lost; needs --run-dir.",
+        ),
+    ] = None,
 ) -> int:
     """Run the workers of one host: one process per live chip, each started again if it dies.
 
@@ -111,6 +121,10 @@ def agent_command(
         raise InputError(f"meshmend agent needs a script, but there is no file {script}")
     address = bind or address_toward(endpoint)
     warn_if_unanswered(endpoint, secret.encode(), f"the host of chip {own_chips[0]} waits")
+    if slurm_job is not None and run_dir is not None:
+        from meshmend.launch.slurm_watch import start_watch
+
+        start_watch(slurm_job, run_dir, endpoint, secret.encode())
     compile_for_workers()
     from meshmend.launch.one_thread import compute_in_one_thread
 
@@ -149,11 +163,11 @@ def _run(host: "HostWorkers") -> int:
     from meshmend.errors import TerminatedError
     from meshmend.launch.agent_lines import print_agent_line
     from meshmend.launch.host_agent import run_workers
-    from meshmend.launch.termination import TERMINATED, terminable
+    from meshmend.launch.termination import TERMINATED, sigterm_ignored, terminable
 
     torch.optim.SGD([torch.zeros(1)])  # imports torch's compiler here, not in each worker
     try:
-        with terminable():
+        with sigterm_ignored() if host.is_supervised else terminable():
             code = run_workers(host)
     except TerminatedError:
         code = TERMINATED

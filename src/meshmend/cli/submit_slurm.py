@@ -36,6 +36,16 @@ HostBoardOption = Annotated[
 PerChipOption = Annotated[
     bool, typer.Option("--per-chip", help="Run a step for each chip instead of each host.")
 ]
+PortOption = Annotated[
+    int | None,
+    typer.Option(
+        "--port",
+        min=1,
+        max=65535,
+        help="The coordinator's port on the first node, which all nodes must reach; else a free "
+        "one from 10000 to 32767.",
+    ),
+]
 SbatchOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -68,6 +78,7 @@ def slurm_command(
     time: Annotated[
         str | None, typer.Option("--time", metavar="TIME", help="The time limit, as for sbatch.")
     ] = None,
+    port: PortOption = None,
     sbatch: SbatchOption = None,
     is_module: ModuleOption = False,
     output: Annotated[
@@ -81,8 +92,9 @@ def slurm_command(
 
     The job starts a coordinator on its first node, and on each node the workers of one block of
     the mesh. Workers, nodes and the coordinator may die: the others go on, and what died is
-    started again as soon as its node is back. A job that Slurm requeues goes on from its newest
-    checkpoint. The exit code of the job is 0 if all steps were done.
+    started again as soon as its node is back. A job that loses its first node, or that Slurm
+    preempts, is requeued and goes on from its newest checkpoint. The exit code of the job is 0 if
+    all steps were done.
 
     **Examples**
 
@@ -111,6 +123,7 @@ def slurm_command(
     options += [word for failure in words["fail"] for word in ("--fail", failure)]
     options += ["--board", board] if board else []
     options += ["--per-chip"] if per_chip else []
+    options += ["--port", str(port)] if port else []
     options += [word for extra in sbatch or () for word in ("--sbatch", extra)]
     options += ["--module"] if is_module else []
     file = SlurmFile(
@@ -155,6 +168,7 @@ def slurm_job_command(
     board: HostBoardOption = None,
     run_dir: Annotated[Path, typer.Option("--run-dir", metavar="FOLDER")],
     secret_file: Annotated[Path, typer.Option("--secret-file", metavar="FILE")],
+    port: PortOption = None,
     sbatch: SbatchOption = None,
     is_module: ModuleOption = False,
 ) -> int:
@@ -181,6 +195,7 @@ def slurm_job_command(
         (script, *(arguments or ())),
         is_module=is_module,
         per_chip=per_chip,
+        port=port,
         extras=tuple(sbatch or ()),
     )
     try:

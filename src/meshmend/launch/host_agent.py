@@ -23,9 +23,11 @@ from meshmend.errors import InputError, JobFailedError, RefusedError
 from meshmend.launch.agent_lines import ALIVE_EVERY_S, print_agent_line
 from meshmend.launch.children import SIGNAL_BASE, Child, Children
 from meshmend.launch.forked_worker import Place, work
+from meshmend.launch.output_lines import say
 from meshmend.net.backoff import Backoff
 from meshmend.planning.environment import Environment
 from meshmend.topology.failures import Chip
+from meshmend.train.save_notice import SAVE_NOTICE
 
 _FIRST_RESTART_S: Final = 0.1  # from the death of a worker until it is started again
 _LONGEST_RESTART_S: Final = 10.0
@@ -38,7 +40,8 @@ _HOPELESS: Final = 3  # the exit code of a worker that no restart helps
 class HostWorkers:
     """The workers of one host: each runs `body()` with its variables, in `n_threads` threads.
 
-    If `is_supervised`, the agent prints the lines of `agent_lines`.
+    If `is_supervised`, the agent prints the lines of `agent_lines`, and SIGTERM makes the workers
+    save a checkpoint instead of ending them.
     """
 
     variables_of: Mapping[Chip, Mapping[str, str]]
@@ -103,7 +106,10 @@ class _Agent:
 
     def _start(self, chip: Chip) -> Child:
         place = Place(
-            chip, environment=self._host.variables_of[chip], n_threads=self._host.n_threads
+            chip,
+            first=SAVE_NOTICE.listen if self._host.is_supervised else None,
+            environment=self._host.variables_of[chip],
+            n_threads=self._host.n_threads,
         )
         body = _with_exit_codes(self._host.body)
         return self._children.start(
@@ -130,14 +136,14 @@ class _Agent:
         is_killed = child.code is not None and child.code > SIGNAL_BASE
         seat.n_failures = 0 if is_killed else seat.n_failures + 1
         if seat.n_failures >= _MOST_FAILURES:
-            _note(
+            say(
                 f"the worker of chip {seat.chip} has failed {seat.n_failures} times in a row; the "
                 "agent gives up"
             )
             return False
         wait_s = seat.backoff.wait_s()
         seat.restart_at = time.monotonic() + wait_s
-        _note(
+        say(
             f"the worker of chip {seat.chip} ended: {child.how_it_ended}; it is started again in "
             f"{wait_s:.1f} s"
         )
@@ -155,7 +161,7 @@ def _with_exit_codes(body: Callable[[], int]) -> Callable[[], int]:
         try:
             return body()
         except (InputError, RefusedError, JobFailedError) as error:
-            _note(str(error))
+            say(str(error))
             return _HOPELESS
 
     return run
@@ -163,10 +169,6 @@ def _with_exit_codes(body: Callable[[], int]) -> Callable[[], int]:
 
 def _backoff(number: int) -> Backoff:
     return Backoff(number, first_s=_FIRST_RESTART_S, longest_s=_LONGEST_RESTART_S)
-
-
-def _note(line: str) -> None:
-    print(f"meshmend: {line}", file=sys.stderr, flush=True)
 
 
 def variables_of(environment: Environment, chips: Sequence[Chip]) -> dict[Chip, dict[str, str]]:

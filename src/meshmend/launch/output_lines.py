@@ -1,6 +1,7 @@
 """Prints the output of many workers on one terminal: whole lines, each prefixed by its chip."""
 
 import os
+import sys
 from typing import IO
 
 _LONGEST_LINE = 1 << 16
@@ -27,3 +28,9 @@ class OutputLines:
         if lines:
             self._target.flush()
         return bool(data)
+
+
+def say(line: str) -> None:
+    """Print a line of meshmend itself on standard error."""
+    sys.stderr.write(f"meshmend: {line}\n")  # in one piece: several threads print
+    sys.stderr.flush()

@@ -19,8 +19,9 @@ import ray
 
 from meshmend.errors import InputError, MeshmendError
 from meshmend.launch.host_blocks import live_chips_of
+from meshmend.launch.output_lines import say
 from meshmend.launch.ray_host import HostSettings
-from meshmend.launch.ray_supervisor import HostPlacement, HostSupervisor, end_hosts, say
+from meshmend.launch.ray_supervisor import HostPlacement, HostSupervisor, end_hosts
 from meshmend.membership import events
 from meshmend.membership.coordinator_server import CoordinatorServer
 from meshmend.membership.job_spec import JobSpec

@@ -6,7 +6,6 @@ process died on a live node. This module knows no messages of the job:
 its caller says which chips are connected.
 """
 
-import sys
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -16,6 +15,7 @@ from typing import Any, Final
 import ray
 from ray.exceptions import ActorDiedError, ActorUnschedulableError, RayError
 
+from meshmend.launch.output_lines import say  # Ray shows these lines to the user of a job
 from meshmend.launch.ray_host import NAMESPACE, HostSettings, start_host
 from meshmend.launch.ray_nodes import Reservation, lost_nodes, reserve
 from meshmend.topology.failures import Chip
@@ -262,12 +262,6 @@ def end_hosts(placements: Collection[HostPlacement | None]) -> None:
         if placement is not None and (handle := _actor(placement)) is not None:
             with suppress(RayError, ValueError):  # it is dead already
                 ray.kill(handle, no_restart=True)
-
-
-def say(line: str) -> None:
-    """Print a line, which Ray shows to the user who started the job."""
-    sys.stderr.write(f"meshmend: {line}\n")  # in one piece: several threads print
-    sys.stderr.flush()
 
 
 def _actor(placement: HostPlacement) -> Any:

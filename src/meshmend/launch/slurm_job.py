@@ -9,7 +9,6 @@ import random
 import re
 import shlex
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +18,8 @@ from typing import Final
 
 from meshmend.errors import InputError
 from meshmend.launch.host_blocks import host_blocks, live_chips_of
-from meshmend.launch.hosts import address_toward, is_answered
+from meshmend.launch.hosts import address_toward
+from meshmend.launch.slurm_watch import SupervisorBeat, ask_slurm, is_coordinator_answering
 from meshmend.launch.supervisor import StepCommand, SupervisedJob
 from meshmend.membership.record_file import load_history
 from meshmend.net.secret import secret_in
@@ -31,8 +31,6 @@ _JOB_NAME: Final = "job"
 _FOR_EVER_S: Final = 1e9  # a job beside this one may wait in the queue for long
 _PORTS: Final = range(10_000, 32_768)  # below those that Linux gives to outgoing connections
 _LOOPBACK: Final = "127."
-_ANSWER_S: Final = 2.0  # for an answer of the coordinator
-_ASK_S: Final = 30.0  # for an answer of Slurm
 _PREFIXES: Final = ("SLURM_", "SLURMD_", "PMI_", "PMIX_")  # of variables of an allocation
 _ONE_TASK: Final = ("--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--unbuffered")
 _SAME_AS_JOB: Final = {
@@ -49,7 +47,11 @@ _OF_BATCH_SCRIPT: Final = re.compile(
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """A job as the job file describes it; `extras` are the options of sbatch that it was given."""
+    """A job as the job file describes it.
+
+    `port` is that of the coordinator; None takes any free one. `extras` are the options of sbatch
+    that the job was given.
+    """
 
     mesh: Mesh
     hosts: tuple[int, ...]
@@ -59,6 +61,7 @@ class SlurmJob:
     script: tuple[str, ...]
     is_module: bool = False
     per_chip: bool = False
+    port: int | None = None
     extras: tuple[str, ...] = ()
 
     def blocks(self) -> tuple[Block, ...]:
@@ -90,15 +93,15 @@ class Allocation:
                 "meshmend slurm-job needs to run in a job file, but SLURM_JOB_ID and "
                 "SLURM_JOB_NODELIST are not set; make a job file with: meshmend submit slurm"
             )
-        nodes = tuple(_ask("scontrol", "show", "hostnames", node_list).split())
+        nodes = tuple(ask_slurm("scontrol", "show", "hostnames", node_list).split())
         here = environment.get("SLURMD_NODENAME") or nodes[0]
         return cls(job_id, nodes, _own_address(here, nodes), environment)
 
     def has(self, node: str) -> bool:
         """Whether a node is still part of the allocation; True if Slurm does not answer."""
         with suppress(InputError):
-            answer = _ask("squeue", "--noheader", f"--jobs={self.job_id}", "--format=%N")
-            return node in _ask("scontrol", "show", "hostnames", answer.strip()).split()
+            answer = ask_slurm("squeue", "--noheader", f"--jobs={self.job_id}", "--format=%N")
+            return node in ask_slurm("scontrol", "show", "hostnames", answer.strip()).split()
         return True
 
     def beside_name(self, name: str) -> str:
@@ -108,19 +111,19 @@ class Allocation:
     def kill_step(self, name: str) -> None:
         """End what is left of a step, and of the job beside this one that replaced its node."""
         with suppress(InputError):
-            rows = _ask(
+            rows = ask_slurm(
                 "squeue", "--steps", "--noheader", f"--jobs={self.job_id}", "--format=%i %j"
             )
             for row in rows.splitlines():
                 step_id, _, title = row.strip().partition(" ")
                 if title == _title(name):
-                    _ask("scancel", step_id)
+                    ask_slurm("scancel", "--signal=KILL", step_id)  # SIGTERM only makes it save
         self.cancel_beside([name])
 
     def cancel_beside(self, names: Sequence[str]) -> None:
         """Cancel the jobs beside this one that replace the nodes of these steps."""
         with suppress(InputError):
-            _ask("scancel", "--me", f"--name={','.join(map(self.beside_name, names))}")
+            ask_slurm("scancel", "--me", f"--name={','.join(map(self.beside_name, names))}")
 
 
 def supervised(job: SlurmJob, allocation: Allocation) -> SupervisedJob:
@@ -138,25 +141,24 @@ def supervised(job: SlurmJob, allocation: Allocation) -> SupervisedJob:
             f"for them with --nodes={len(blocks)}"
         )
     secret = secret_in(job.secret_file).encode()
-    address = allocation.address, _free_port(allocation.address)
+    address = allocation.address, _free_port(allocation.address, job.port)
     endpoint = f"{address[0]}:{address[1]}"
     steps: dict[str, Callable[[], StepCommand]] = {}
     for block, node in zip(blocks, allocation.nodes, strict=False):
         parts = [Block((1,) * len(chip), chip) for chip in live_chips_of(block, job.mesh)]
         for part in parts if job.per_chip else [block]:
             name = f"{'chip' if job.per_chip else 'host'} {part}"
-            agent = _agent(job, part, endpoint)
+            agent = _agent(job, part, endpoint, allocation.job_id)
             steps[name] = _Step(job, allocation, name, node, agent)
     if allocation.environment.get("SLURM_RESTART_COUNT"):
         allocation.cancel_beside(list(steps))  # those of the attempt before, whose node died
 
-    def is_coordinator_answering() -> bool:
-        with suppress(InputError):  # another process has taken its port
-            return is_answered(address, secret, within_s=_ANSWER_S)
-        return False
-
     return SupervisedJob(
-        _Coordinator(job, endpoint), steps, allocation.kill_step, is_coordinator_answering
+        _Coordinator(job, endpoint),
+        steps,
+        allocation.kill_step,
+        lambda: is_coordinator_answering(address, secret),
+        SupervisorBeat(job.run_dir).write,
     )
 
 
@@ -228,10 +230,10 @@ def _title(name: str) -> str:
     return name.replace(" ", "-").replace(",", ".")
 
 
-def _agent(job: SlurmJob, chips: Block, endpoint: str) -> Sequence[str]:
+def _agent(job: SlurmJob, chips: Block, endpoint: str, job_id: str) -> Sequence[str]:
     return _meshmend(
         "agent",
-        *("--coordinator", endpoint, "--chips", str(chips), "--supervised"),
+        *("--coordinator", endpoint, "--chips", str(chips), "--supervised", "--slurm-job", job_id),
         *("--run-dir", str(job.run_dir)),
         *_job_options(job),
         *(["--module"] if job.is_module else []),
@@ -283,7 +285,9 @@ def _own_address(here: str, nodes: Sequence[str]) -> str:
 
 
 def _address_of(node: str) -> str:
-    found = re.search(r"\bNodeAddr=(\S+)", _ask("scontrol", "show", "node", node, "--oneliner"))
+    found = re.search(
+        r"\bNodeAddr=(\S+)", ask_slurm("scontrol", "show", "node", node, "--oneliner")
+    )
     name = found[1] if found else node
     try:
         return socket.gethostbyname(name)
@@ -293,34 +297,20 @@ def _address_of(node: str) -> str:
         ) from None
 
 
-def _free_port(address: str) -> int:
-    """Return a port of this node on which nobody listens.
+def _free_port(address: str, wanted: int | None) -> int:
+    """Return a port of this node on which nobody listens: the one that is wanted, if any.
 
     Raises:
         InputError: there is none, or the address is not one of this node.
     """
     why = "all ports are in use"
-    for port in random.sample(_PORTS, 50):
+    for port in random.sample(_PORTS, 50) if wanted is None else [wanted]:
         try:
             with socket.create_server((address, port)):
                 return port
         except OSError as error:
             why = error.strerror or str(error)
+    which = "a port" if wanted is None else f"port {wanted}"
     raise InputError(
-        f"the coordinator needs a port of {address}, the address of its node in Slurm, but {why}"
+        f"the coordinator needs {which} of {address}, the address of its node in Slurm, but: {why}"
     )
-
-
-def _ask(*command: str) -> str:
-    """Return what a command of Slurm prints.
-
-    Raises:
-        InputError: it is not installed, fails, or does not answer.
-    """
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise InputError(f"meshmend needs {command[0]} of Slurm, but: {error}") from None
-    if done.returncode != 0:
-        raise InputError(f"{' '.join(command[:3])} of Slurm failed: {done.stderr.strip()}")
-    return done.stdout

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from meshmend.launch.agent_lines import AgentLine, read_agent_line
+from meshmend.launch.output_lines import say
 from meshmend.net.backoff import Backoff
 
 _POLL_S: Final = 0.1
@@ -56,13 +57,15 @@ class SupervisedJob:
     The command of a step may change: a node that was down for long is no longer part of the job's
     allocation. A coordinator that is started again has other options than the first.
     `is_answered()` says whether the coordinator answers; one that hangs is killed.
-    `kill(name)` ends what is left of a step whose process was killed.
+    `kill(name)` ends what is left of a step whose process was killed. `beat()` is called several
+    times a second.
     """
 
     coordinator: Callable[[], Sequence[str]]
     steps: Mapping[str, Callable[[], StepCommand]]
     kill: Callable[[str], None] = lambda name: None
     is_answered: Callable[[], bool] = lambda: True
+    beat: Callable[[], None] = lambda: None
 
 
 def supervise(job: SupervisedJob) -> int:
@@ -166,11 +169,12 @@ class _Supervisor:
         """Start and restart processes until the coordinator ends; return its exit code."""
         while True:
             now = time.monotonic()
+            self._job.beat()
             if (code := self._handle_coordinator(now)) is not None:
                 return code
             self._handle_steps(now)
             if all(step.restarts.n_failures >= _MOST_FAILURES for step in self._steps):
-                _note("every step has failed again and again; the job ends")
+                say("every step has failed again and again; the job ends")
                 return 1
 
     def await_steps(self) -> None:
@@ -220,7 +224,7 @@ class _Supervisor:
         if code in _OVER:
             return code
         self._coordinator_restarts.note_end(now)
-        _note(f"the coordinator ended: {_how(code)}; it is started again")
+        say(f"the coordinator ended: {_how(code)}; it is started again")
         return None
 
     def _kill_hanging(self, coordinator: subprocess.Popen[bytes], now: float) -> None:
@@ -230,7 +234,7 @@ class _Supervisor:
         self._ask_at = now + _ASK_EVERY_S
         self._n_unanswered = 0 if self._job.is_answered() else self._n_unanswered + 1
         if self._n_unanswered >= _MOST_UNANSWERED:
-            _note("the coordinator does not answer, and is killed")
+            say("the coordinator does not answer, and is killed")
             coordinator.kill()
 
     def _handle_steps(self, now: float) -> None:
@@ -241,7 +245,7 @@ class _Supervisor:
                 if step.exit_code != 0 and now >= step.restarts.next_at:
                     self._selector.register(step.start(now), selectors.EVENT_READ, step)
             elif step.is_silent(now):
-                _note(f"{step.name} is silent, and counts as dead")
+                say(f"{step.name} is silent, and counts as dead")
                 step.process.kill()
                 self._reap(step, now)
                 self._job.kill(step.name)
@@ -263,12 +267,8 @@ class _Supervisor:
         if step.exit_code != 0 and not self._is_ending:
             step.restarts.note_end(now, gave_up=step.exit_code == _GAVE_UP)
             wait_s = max(0.0, step.restarts.next_at - now)
-            _note(f"{step.name} ended: {_how(code)}; it is started again in {wait_s:.1f} s")
+            say(f"{step.name} ended: {_how(code)}; it is started again in {wait_s:.1f} s")
 
 
 def _how(code: int) -> str:
     return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
-
-
-def _note(line: str) -> None:
-    print(f"meshmend: {line}", file=sys.stderr, flush=True)

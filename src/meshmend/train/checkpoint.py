@@ -28,6 +28,7 @@ from meshmend.train.checkpoint_names import (
     steps_in,
     what_is_missing,
 )
+from meshmend.train.save_notice import SAVE_NOTICE
 from meshmend.train.shards import Shard, State, merged, packed, shard_of, unpacked
 
 STALE_S = 600.0  # a draft not written to for this long: its writer is dead
@@ -44,6 +45,10 @@ class Saving:
     folder: Path
     every: int
     keep: int = 3
+
+    def is_due(self, step: int) -> bool:
+        """Whether to save the step that was just done: also if the job will soon be ended."""
+        return step % self.every == 0 or SAVE_NOTICE.is_due(self.folder, step)
 
 
 class Loaded(NamedTuple):

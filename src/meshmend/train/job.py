@@ -249,7 +249,7 @@ class Job:
             if rank == 0 or self._reported != self._loop.number:
                 self._report(self._loop.number, batch)
         saving = self._saving
-        if saving and self.step_number % saving.every == 0:
+        if saving and saving.is_due(self.step_number):
             self._save(saving, rank, n_live)
 
     def _report(self, generation: int, batch: int) -> None:

@@ -1,0 +1,136 @@
+"""Requeues a Slurm job whose first node has died.
+
+Slurm does not do that for a job with --no-kill: such a job goes on without its batch script, and so
+without its supervisor and its coordinator, until its time is up. So the supervisor writes a new
+text into a file of the run's folder every few seconds (`SupervisorBeat`), and each agent starts a
+process that reads it (`start_watch`). If the text stays the same and the coordinator does not
+answer either, that process asks Slurm to requeue the job, which then goes on from its checkpoint.
+
+Clocks of hosts are not compared. A host that is cut off from the others does not reach Slurm.
+"""
+
+import os
+import random
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from meshmend.errors import InputError
+from meshmend.launch.hosts import is_answered
+from meshmend.launch.output_lines import say
+from meshmend.net.listener import Address
+from meshmend.processes import die_with_parent
+
+_BEAT_S: Final = 2.0
+_LOST_S: Final = 20.0  # without a new text, and without an answer of the coordinator
+_SPREAD_S: Final = 5.0  # so that not all hosts ask Slurm at once
+_ANSWER_S: Final = 2.0  # for an answer of the coordinator
+_ASK_S: Final = 30.0  # for an answer of Slurm
+
+
+class SupervisorBeat:
+    """The file by which the supervisor of a job tells that it lives."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._file = run_dir / "supervisor"
+        self._next_at = 0.0
+
+    def write(self) -> None:
+        """Write a new text, if that is due; a full disk does not matter."""
+        now = time.monotonic()
+        if now >= self._next_at:
+            self._next_at = now + _BEAT_S
+            with suppress(OSError):
+                self._file.write_text(f"{os.getpid()} {now}\n", encoding="utf-8")
+
+    def read(self) -> str | None:
+        """Return the text, or None if it cannot be read."""
+        try:
+            return self._file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return None
+
+
+@dataclass(frozen=True)
+class SupervisorWatch:
+    """Waits until the supervisor of a job is lost; `is_answered` asks the job's coordinator."""
+
+    beat: SupervisorBeat
+    is_answered: Callable[[], bool]
+    lost_after_s: float = _LOST_S
+
+    def wait(self) -> None:
+        """Return when neither supervisor nor coordinator has given a sign of life for a while."""
+        last, since = self.beat.read(), time.monotonic()
+        while True:
+            time.sleep(_BEAT_S)
+            if (text := self.beat.read()) != last:
+                last, since = text, time.monotonic()
+            elif time.monotonic() > since + self.lost_after_s:
+                if not self.is_answered():
+                    return
+                since = time.monotonic()
+
+
+def start_watch(job_id: str, run_dir: Path, coordinator: Address, secret: bytes) -> None:
+    """Start a process that requeues a Slurm job when its supervisor is lost.
+
+    It ends with this process. Call it before torch is imported, so that it takes little memory.
+    """
+    parent = os.getpid()
+    if os.fork():
+        return
+    try:
+        die_with_parent(parent)
+        lost_after_s = _LOST_S + random.uniform(0.0, _SPREAD_S)
+        watch = SupervisorWatch(
+            SupervisorBeat(run_dir),
+            lambda: is_coordinator_answering(coordinator, secret),
+            lost_after_s,
+        )
+        while True:
+            watch.wait()
+            say(f"the first node of job {job_id} is lost: {requeue(job_id)}")
+    finally:
+        os._exit(1)
+
+
+def is_coordinator_answering(address: Address, secret: bytes) -> bool:
+    """Return whether the coordinator answers soon; False if another process has its port."""
+    with suppress(InputError):
+        return is_answered(address, secret, within_s=_ANSWER_S)
+    return False
+
+
+def requeue(job_id: str) -> str:
+    """Requeue a job, or cancel it if its user does not want that; return what was done."""
+    try:
+        job = ask_slurm("scontrol", "show", "job", job_id, "--oneliner").split()
+        if "JobState=RUNNING" not in job:
+            return "Slurm has ended the job already"
+        if "Requeue=0" in job:
+            ask_slurm("scancel", job_id)
+            return "the job is cancelled, because it must not be requeued"
+        ask_slurm("scontrol", "requeue", job_id)
+    except InputError as error:
+        return f"the job stands still, because {error}"
+    return "the job is requeued, to go on from its newest checkpoint"
+
+
+def ask_slurm(*command: str) -> str:
+    """Return what a command of Slurm prints.
+
+    Raises:
+        InputError: it is not installed, fails, or does not answer.
+    """
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InputError(f"meshmend needs {command[0]} of Slurm, but: {error}") from None
+    if done.returncode != 0:
+        raise InputError(f"{' '.join(command[:3])} of Slurm failed: {done.stderr.strip()}")
+    return done.stdout
