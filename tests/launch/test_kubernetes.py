@@ -171,6 +171,22 @@ def test_the_coordinator_keeps_its_record_on_a_volume(
     assert record.startswith(container["volumeMounts"][0]["mountPath"] + "/")
 
 
+def test_a_coordinator_that_hangs_is_restarted(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By a probe of its metrics; `test_late_and_ready` asks a frozen coordinator that question."""
+    _, documents = manifests(kind, capsys)
+    container = container_of(job_specs(documents)["coordinator"])
+    probe, command = container["livenessProbe"], container["command"]
+    ports = {each["containerPort"] for each in container["ports"]}
+    service = only(documents, "Service", "train-coordinator")["spec"]
+
+    assert probe["httpGet"] == {"path": "/metrics", "port": 9090}
+    assert command[command.index("--metrics") + 1] == "0.0.0.0:9090"
+    assert ports == {each["port"] for each in service["ports"]} == {7000, 9090}
+    assert "livenessProbe" not in container_of(job_specs(documents)["workers"])
+
+
 def test_a_pod_of_one_chip_runs_a_worker_and_a_pod_of_a_block_runs_an_agent(
     kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ import re
 import signal
 import socket
 import subprocess
+import urllib.request
 from collections.abc import Callable, Iterator
 from math import prod
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from commanding import Command, commands
+from commanding import Command, commands, free_port
 from waiting import until
 
 pytest.importorskip("torch")
@@ -51,8 +52,7 @@ class PairOfChips:
         self._start, self._folder = start, folder
         self.gate, self.ready = folder / "gate", folder / "ready files"
         (folder / "script.py").write_text(SCRIPT)
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            self._endpoint = f"127.0.0.1:{server.getsockname()[1]}"
+        self._endpoint = f"127.0.0.1:{free_port()}"
         self._secret = {"MESHMEND_SECRET": "only these two chips know it"}
 
     def coordinator(self, *options: str) -> Command:
@@ -116,10 +116,10 @@ def test_the_commands_of_a_manifest_train_through_the_death_of_a_pod(tmp_path: P
     )
     (tmp_path / "script.py").write_text(SCRIPT)
     *_, coordinator_job, worker_job = indexed_job_manifests(job)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        here = f"127.0.0.1:{server.getsockname()[1]}"
+    here = f"127.0.0.1:{free_port()}"
     replaced = {
         "0.0.0.0:7000": here,
+        "0.0.0.0:9090": f"127.0.0.1:{free_port()}",
         "train-coordinator:7000": here,
         "$(POD_IP)": "127.0.0.1",
         "/var/lib/meshmend/record.json": str(tmp_path / "record.json"),
@@ -179,6 +179,29 @@ def test_the_probe_of_a_pod_succeeds_while_all_its_chips_train(job: PairOfChips)
     job.gate.touch()
 
     assert [worker.end() for worker in (first, again)] == [0, 0], coordinator.err
+
+
+def test_the_probe_of_the_coordinator_fails_while_it_hangs(job: PairOfChips) -> None:
+    pod = KubernetesJob("train", "image", Mesh((1, 2)), (1, 1), ("train.py",))
+    container = indexed_job_manifests(pod)[-2]["spec"]["template"]["spec"]["containers"][0]
+    probe, port = container["livenessProbe"], free_port()
+    coordinator = job.coordinator("--metrics", f"127.0.0.1:{port}")
+
+    def is_alive() -> bool:
+        """Ask what a kubelet asks; a status from 200 to 399 is a success."""
+        try:
+            url = f"http://127.0.0.1:{port}{probe['httpGet']['path']}"
+            with urllib.request.urlopen(url, timeout=probe["timeoutSeconds"]) as answer:
+                return 200 <= answer.status < 400
+        except OSError:
+            return False
+
+    until(is_alive, why=lambda: coordinator.err)
+    coordinator.signal(signal.SIGSTOP)
+    assert not is_alive()
+    socket.create_connection(("127.0.0.1", port), timeout=60).close()  # this notices nothing
+    coordinator.signal(signal.SIGCONT)
+    until(is_alive, why=lambda: coordinator.err)
 
 
 @pytest.mark.parametrize(

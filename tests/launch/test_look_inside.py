@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from commanding import Command, commands
+from commanding import Command, commands, free_port
 from waiting import HANG_S, until
 
 pytest.importorskip("torch")
@@ -39,12 +38,6 @@ for inputs, labels in job:
     if os.path.exists(gate):
         raise ValueError("the gate is open")
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 class WatchedJob:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from meshmend.errors import TerminatedError
-from meshmend.launch import supervisor
+from meshmend.launch import hang_check, supervisor
 from meshmend.launch.supervisor import StepCommand, SupervisedJob, supervise
 from meshmend.launch.termination import terminable
 from waiting import until
@@ -65,8 +65,8 @@ def test_a_coordinator_that_is_killed_is_started_again(tmp_path: Path) -> None:
 def test_a_coordinator_that_hangs_is_killed_and_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "_ASK_AFTER_S", 0.1)
-    monkeypatch.setattr(supervisor, "_ASK_EVERY_S", 0.01)
+    monkeypatch.setattr(hang_check, "_ASK_AFTER_S", 0.1)
+    monkeypatch.setattr(hang_check, "_ASK_EVERY_S", 0.01)
     hung = tmp_path / "hung"
     starts: list[list[str]] = []
 

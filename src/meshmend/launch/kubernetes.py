@@ -21,6 +21,7 @@ from meshmend.topology.mesh import Mesh, format_wrap
 from meshmend.variables import READY_DIR, SECRET
 
 PORT: Final = 7000
+METRICS_PORT: Final = 9090
 READY_FOLDER: Final = "/tmp/meshmend-ready"
 SECRET_KEY: Final = "secret"
 
@@ -28,6 +29,8 @@ _RECORD_FOLDER: Final = "/var/lib/meshmend"
 _RECORD_SIZE: Final = "1Gi"  # the smallest volume that most clouds make
 _LOST_NODE_S: Final = 30  # Kubernetes waits 300 s by default before it replaces a lost node's pods
 _GRACE_S: Final = 10  # workers end within 2 s of SIGTERM
+_ALIVE_S: Final = 5  # between two questions to the coordinator whether it is alive
+_KILL_S: Final = 1  # from SIGTERM, on which a stopped process does not act, to SIGKILL
 _LINGER_S: Final = 86400  # how long a late pod can still hear that the job is over
 _LONGEST_NAME: Final = 40  # Kubernetes appends up to 23 characters for the name of a pod
 
@@ -126,7 +129,10 @@ def _beside(job: KubernetesJob) -> list[Document]:
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
         "selector": _labels(job, "coordinator"),
-        "ports": [{"name": "coordinator", "port": PORT, "protocol": "TCP"}],
+        "ports": [
+            {"name": "coordinator", "port": PORT, "protocol": "TCP"},
+            {"name": "metrics", "port": METRICS_PORT, "protocol": "TCP"},
+        ],
     }
     # Of pods that belong to a Job, a budget can only say how many must stay.
     budget = {
@@ -146,7 +152,7 @@ def _coordinator_spec(job: KubernetesJob) -> Document:
     command = [
         *("meshmend", "coordinator", *_mesh_options(job), *_board_options(job)),
         *("--listen", f"0.0.0.0:{PORT}", "--job", job.name),
-        *("--state", f"{_RECORD_FOLDER}/record.json"),
+        *("--state", f"{_RECORD_FOLDER}/record.json", "--metrics", f"0.0.0.0:{METRICS_PORT}"),
         *("--gather", f"{job.gather_s:g}", "--linger", str(_LINGER_S)),
     ]
     container = {
@@ -154,8 +160,20 @@ def _coordinator_spec(job: KubernetesJob) -> Document:
         "image": job.image,
         "command": command,
         "env": [_secret_variable(job)],
-        "ports": [{"name": "coordinator", "containerPort": PORT, "protocol": "TCP"}],
+        "ports": [
+            {"name": "coordinator", "containerPort": PORT, "protocol": "TCP"},
+            {"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"},
+        ],
         "readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 5},
+        # The kernel accepts connections for a process that hangs, so the answer is what counts.
+        "livenessProbe": {
+            "httpGet": {"path": "/metrics", "port": METRICS_PORT},
+            "initialDelaySeconds": 30,
+            "periodSeconds": _ALIVE_S,
+            "timeoutSeconds": _ALIVE_S,
+            "failureThreshold": 3,
+            "terminationGracePeriodSeconds": _KILL_S,
+        },
         "volumeMounts": [{"name": "record", "mountPath": _RECORD_FOLDER}],
     }
     claim = {"claimName": _coordinator_name(job)}

@@ -22,6 +22,7 @@ from meshmend.launch.host_blocks import live_chips_of
 from meshmend.launch.output_lines import say
 from meshmend.launch.ray_host import HostSettings
 from meshmend.launch.ray_supervisor import HostPlacement, HostSupervisor, end_hosts
+from meshmend.launch.ray_watchdog import start_watchdog
 from meshmend.membership import events
 from meshmend.membership.coordinator_server import CoordinatorServer
 from meshmend.membership.job_spec import JobSpec
@@ -159,6 +160,7 @@ class RayCoordinator:
         self._server = server
         serving = threading.Thread(target=server.serve, daemon=True)
         serving.start()
+        start_watchdog((self._address, self._record.port), settings.secret)
         try:
             while serving.is_alive() and not (self._cancelled.is_set() or supervisor.is_over):
                 self._tick(supervisor)

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Final
 
 from meshmend.errors import InputError
+from meshmend.launch.hang_check import is_coordinator_answering
 from meshmend.launch.host_blocks import host_blocks, live_chips_of
 from meshmend.launch.hosts import address_toward
-from meshmend.launch.slurm_watch import SupervisorBeat, ask_slurm, is_coordinator_answering
+from meshmend.launch.slurm_watch import SupervisorBeat, ask_slurm
 from meshmend.launch.supervisor import StepCommand, SupervisedJob
 from meshmend.membership.record_file import load_history
 from meshmend.net.secret import secret_in

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from meshmend.errors import InputError
-from meshmend.launch.hosts import is_answered
+from meshmend.launch.hang_check import is_coordinator_answering
 from meshmend.launch.output_lines import say
 from meshmend.net.listener import Address
 from meshmend.processes import die_with_parent
@@ -28,7 +28,6 @@ from meshmend.processes import die_with_parent
 _BEAT_S: Final = 2.0
 _LOST_S: Final = 20.0  # without a new text, and without an answer of the coordinator
 _SPREAD_S: Final = 5.0  # so that not all hosts ask Slurm at once
-_ANSWER_S: Final = 2.0  # for an answer of the coordinator
 _ASK_S: Final = 30.0  # for an answer of Slurm
 
 
@@ -97,13 +96,6 @@ def start_watch(job_id: str, run_dir: Path, coordinator: Address, secret: bytes)
             say(f"the first node of job {job_id} is lost: {requeue(job_id)}")
     finally:
         os._exit(1)
-
-
-def is_coordinator_answering(address: Address, secret: bytes) -> bool:
-    """Return whether the coordinator answers soon; False if another process has its port."""
-    with suppress(InputError):
-        return is_answered(address, secret, within_s=_ANSWER_S)
-    return False
 
 
 def requeue(job_id: str) -> str:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from meshmend.launch.agent_lines import AgentLine, read_agent_line
+from meshmend.launch.hang_check import HangCheck
 from meshmend.launch.output_lines import say
 from meshmend.net.backoff import Backoff
 
@@ -32,9 +33,6 @@ _MOST_FAILURES: Final = 5  # of every step, in a row; an agent that gives up has
 _GAVE_UP_S: Final = 60.0  # until a step whose agent gave up is started again
 _LAST_STEPS_S: Final = 20.0  # for the steps to end by themselves once the job is over
 _TERMINATION_S: Final = 3.0  # from SIGTERM to SIGKILL
-_ASK_EVERY_S: Final = 2.0  # the coordinator, whether it answers
-_ASK_AFTER_S: Final = 10.0  # from its start
-_MOST_UNANSWERED: Final = 3  # in a row; then the coordinator hangs, and is killed
 _READ_BYTES: Final = 1 << 16
 
 _GAVE_UP: Final = 1  # the exit code of an agent that no restart helps
@@ -158,8 +156,7 @@ class _Supervisor:
         self._selector = selectors.DefaultSelector()
         self._coordinator: subprocess.Popen[bytes] | None = None
         self._coordinator_restarts = _Restarts(0)
-        self._ask_at = 0.0
-        self._n_unanswered = 0
+        self._hang_check = HangCheck(job.is_answered, 0.0)
         self._is_ending = False
         self._steps = [
             _Step(name, number, command) for number, (name, command) in enumerate(job.steps.items())
@@ -211,14 +208,16 @@ class _Supervisor:
         if self._coordinator is None:
             if now >= self._coordinator_restarts.next_at:
                 self._coordinator_restarts.note_start(now)
-                self._ask_at, self._n_unanswered = now + _ASK_AFTER_S, 0
+                self._hang_check = HangCheck(self._job.is_answered, now)
                 self._coordinator = subprocess.Popen(
                     self._job.coordinator(), stdin=subprocess.DEVNULL
                 )
             return None
         code = self._coordinator.poll()
         if code is None:
-            self._kill_hanging(self._coordinator, now)
+            if self._hang_check.is_hanging(now):
+                say("the coordinator does not answer, and is killed")
+                self._coordinator.kill()  # it acts on no other signal if it is stopped
             return None
         self._coordinator = None
         if code in _OVER:
@@ -226,16 +225,6 @@ class _Supervisor:
         self._coordinator_restarts.note_end(now)
         say(f"the coordinator ended: {_how(code)}; it is started again")
         return None
-
-    def _kill_hanging(self, coordinator: subprocess.Popen[bytes], now: float) -> None:
-        """Kill a coordinator that does not answer: it acts on no other signal if it is stopped."""
-        if now < self._ask_at:
-            return
-        self._ask_at = now + _ASK_EVERY_S
-        self._n_unanswered = 0 if self._job.is_answered() else self._n_unanswered + 1
-        if self._n_unanswered >= _MOST_UNANSWERED:
-            say("the coordinator does not answer, and is killed")
-            coordinator.kill()
 
     def _handle_steps(self, now: float) -> None:
         # Lines are read first: this process itself may have been held up, not the agents.
