@@ -1,12 +1,13 @@
 """How soon `meshmend status` answers, and what being looked at costs a job.
 
-    python benchmarks/look_inside.py [--no-write] [--mesh 4x4] [--runs 7]
+    python benchmarks/look_inside.py [--no-write] [--mesh 4x4] [--runs 7] [--pairs 10] [--span 5]
 
 The job is a real coordinator and one real connection per chip, without torch: workers that say
 they step. `meshmend status` runs in a process of its own, with the coordinator alive and dead. Its
 processor time stands beside the time on the clock, because a busy machine stretches only the
 latter. A scrape and what a worker adds to each step are measured in processor time. No step waits
-for the coordinator, so a scrape every second costs a step at most its share of one core.
+for the coordinator, so a scrape every second costs a step at most its share of one core. What it
+costs the steps of a real job is measured too (`scrape_cost`).
 """
 
 import argparse
@@ -36,6 +37,7 @@ from meshmend.report.metrics_text import CONTENT_TYPE, metrics_text
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
 from record import record
+from scrape_cost import scrape_cost
 
 SECRET = "a secret for this benchmark alone"
 FINGERPRINT = JobFingerprint("0", 1000, 64, 0, "constant", "a model", "SGD(lr)", 500, "ab")
@@ -154,10 +156,22 @@ def main() -> None:
     parser.add_argument("--no-write", action="store_true", help="print only")
     parser.add_argument("--mesh", default="4x4")
     parser.add_argument("--runs", type=int, default=7, help="of each command")
+    parser.add_argument("--pairs", type=int, default=10, help="times with and without scrapes")
+    parser.add_argument("--span", type=float, default=5.0, help="seconds of each such time")
     arguments = parser.parse_args()
+    if arguments.pairs < 2 or arguments.span < 1:
+        parser.error("a spread needs two --pairs or more, of one second or more")
     figures = measured(parse_mesh(arguments.mesh), arguments.runs)
     for name, value in figures.items():
         print(f"{name:20} {value}")
+    cost = scrape_cost(arguments.pairs, arguments.span)
+    figures["scrapes"] = cost
+    print(
+        f"a scrape a second    a step takes {cost['mean_ratio']:.4f} +- "
+        f"{cost['standard_error']:.4f} times as long (mean of {arguments.pairs} pairs); medians "
+        f"{cost['ratio_of_medians']:.4f}; {1e3 * cost['median_step_s']:.2f} ms a step, "
+        f"{cost['n_steps'][0]} and {cost['n_steps'][1]} steps"
+    )
     if not arguments.no_write:
         record("look_inside", {"mesh": arguments.mesh, **figures})
 

@@ -38,6 +38,7 @@ from meshmend.membership.record_file import save_record
 from meshmend.net.listener import Address, listening
 from meshmend.topology.failures import parse_link
 from meshmend.topology.text import parse_mesh
+from ports import free_port
 from waiting import HANG_S, until
 
 SECRET = "only the chips of this test know"
@@ -66,12 +67,6 @@ def served(mesh: str = "2x2x2", address: Address = ("127.0.0.1", 0)) -> Iterator
         server.stop()
         thread.join(HANG_S)
         server.close()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def shown(status: JobStatus, width: int = 110) -> str:

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from planners import is_running
+from training_script import training_script
 from waiting import until
 
 # Ray's own secret of the cluster: read at its import, and else made in the home folder.
@@ -42,37 +43,29 @@ IMPORTS = "import ray, torch, meshmend.train.job; torch.optim.SGD([torch.zeros(1
 
 # Each worker writes a line for each step that counts: the time and the step. The job stops before
 # its last step until the gate is open.
-SCRIPT = """
-import os, sys, time
-from pathlib import Path
-import torch
-from meshmend.train import Job
-
-n_steps, folder = int(sys.argv[1]), Path(sys.argv[2])
-gate = folder / "gate"
-chip = os.environ["MESHMEND_CHIP"]
-if (folder / f"broken {chip}").exists():
-    raise OSError("this chip is broken")
-torch.manual_seed(0)
-inputs = torch.randn(500, 8)
-dataset = torch.utils.data.TensorDataset(inputs, inputs @ torch.randn(8, 1))
-model = torch.nn.Linear(8, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-job = Job(model, optimizer, dataset, batch=32, steps=n_steps)
-with (folder / f"{chip} {os.getpid()}.steps").open("w", 1) as steps:
-    for inputs, labels in job:
-        loss = torch.nn.functional.mse_loss(model(inputs), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        if job.step(loss):
-            steps.write(f"{time.time()} {job.step_number}\\n")
-        if not gate.exists():
-            time.sleep(0.1)  # leaves the processors to what is started meanwhile
-        while job.step_number == n_steps - 1 and not gate.exists():
-            time.sleep(0.02)
-if job.is_leader:
-    (folder / "finished").write_text(str(job.step_number))
-"""
+SCRIPT = training_script(
+    "batch=32, steps=n_steps",
+    """
+    if counts:
+        steps.write(f"{time.time()} {job.step_number}\\n")
+    if not gate.exists():
+        time.sleep(0.1)  # leaves the processors to what is started meanwhile
+    while job.step_number == n_steps - 1 and not gate.exists():
+        time.sleep(0.02)
+    """,
+    first="""
+    n_steps, folder = int(sys.argv[1]), Path(sys.argv[2])
+    gate = folder / "gate"
+    chip = os.environ["MESHMEND_CHIP"]
+    if (folder / f"broken {chip}").exists():
+        raise OSError("this chip is broken")
+    steps = (folder / f"{chip} {os.getpid()}.steps").open("w", 1)
+    """,
+    last="""
+    if job.is_leader:
+        (folder / "finished").write_text(str(job.step_number))
+    """,
+)
 
 
 @dataclass(frozen=True)

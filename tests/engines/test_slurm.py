@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from slurm_cluster import SlurmCluster, require_slurm, slurm_cluster
+from training_script import training_script
 from waiting import until
 
 pytest.importorskip("torch")
@@ -28,33 +29,23 @@ IS_QUIET = os.getloadavg()[0] < (os.cpu_count() or 1)
 
 # A small model on made-up samples, in steps slow enough to be killed in. Close to the end it waits
 # until the gate is open, and it hurries when it is.
-SCRIPT = """
-import os, sys, time, torch
-from pathlib import Path
-from meshmend.train import Job, Saving
-
-n_steps, folder = int(sys.argv[1]), Path(sys.argv[2])
-torch.manual_seed(0)
-inputs = torch.randn(500, 8)
-dataset = torch.utils.data.TensorDataset(inputs, inputs @ torch.randn(8, 1))
-model = torch.nn.Linear(8, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-every = int(sys.argv[3])
-saving = Saving(folder / "checkpoints", every=every) if every else None
-job = Job(model, optimizer, dataset, batch=16, steps=n_steps, saving=saving)
-steps = (folder / f"steps-{os.environ['MESHMEND_CHIP']}").open("a", buffering=1)
-gate = folder / "gate"
-for inputs, labels in job:
-    loss = torch.nn.functional.mse_loss(model(inputs), labels)
-    optimizer.zero_grad()
-    loss.backward()
-    if job.step(loss):
+SCRIPT = training_script(
+    "batch=16, steps=n_steps, saving=saving",
+    """
+    if counts:
         steps.write(f"{time.monotonic()} {job.step_number} {len(job.chips)}\\n")
     if not gate.exists():
         time.sleep(0.05)
     while job.step_number == n_steps - 10 and not gate.exists():
         time.sleep(0.02)
-"""
+    """,
+    first="""
+    n_steps, folder, every = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    saving = Saving(folder / "checkpoints", every=every) if every else None
+    steps = (folder / f"steps-{os.environ['MESHMEND_CHIP']}").open("a", buffering=1)
+    gate = folder / "gate"
+    """,
+)
 
 
 @pytest.fixture(scope="module")

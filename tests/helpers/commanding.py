@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import sys
 import tempfile
 import traceback
@@ -121,10 +120,3 @@ def _become(path: Path, arguments: list[str], environment: dict[str, str]) -> No
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def free_port() -> int:
-    """Return a port of this machine on which nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port

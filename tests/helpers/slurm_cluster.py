@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from ports import free_port
 from waiting import until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel")
@@ -230,12 +231,12 @@ def slurm_cluster(
     key.chmod(0o400)
     lines = [
         f"NodeName={node} NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 "
-        f"Port={_free_port()} CPUs={n_cpus} State=UNKNOWN"
+        f"Port={free_port()} CPUs={n_cpus} State=UNKNOWN"
         for node in nodes
     ]
     text = _CONFIGURATION.format(
         host=socket.gethostname(),
-        port=_free_port(),
+        port=free_port(),
         user=getpass.getuser(),
         folder=folder,
         timeout=timeout_s,
@@ -253,9 +254,3 @@ def slurm_cluster(
 
 def _program(name: str) -> str | None:
     return shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin")
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port

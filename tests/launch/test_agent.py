@@ -2,13 +2,14 @@
 
 import os
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from commanding import Command, commands
+from ports import free_port
+from training_script import training_script
 from waiting import until
 
 pytest.importorskip("torch")
@@ -21,27 +22,18 @@ from meshmend.train.checkpoint_names import complete_steps
 from meshmend.train.ledger import audit
 
 # Each worker writes its process number into a file. Half-way it waits for the gate.
-SCRIPT = """
-import os, sys, time, torch
-from pathlib import Path
-from meshmend.train import Job
-
-folder, batch = Path(sys.argv[1]), int(sys.argv[2])
-name = f"{os.environ['MESHMEND_CHIP']} {os.environ['LOCAL_RANK']}"
-torch.manual_seed(0)
-dataset = torch.utils.data.TensorDataset(torch.randn(500, 8))
-model = torch.nn.Linear(8, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-job = Job(model, optimizer, dataset, batch=batch, steps=200)
-for (inputs,) in job:
-    loss = model(inputs).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
-    job.step(loss)
+SCRIPT = training_script(
+    "batch=int(sys.argv[2]), steps=200, saving=Saving(folder / 'checkpoints', every=1000)",
+    """
     (folder / name).write_text(str(os.getpid()))
     while job.step_number == 100 and not (folder / "gate").exists():
         time.sleep(0.02)
-"""
+    """,
+    first="""
+    folder = Path(sys.argv[1])
+    name = f"{os.environ['MESHMEND_CHIP']} {os.environ['LOCAL_RANK']}"
+    """,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -56,8 +48,7 @@ class TwoHosts:
         self.folder, self.script = folder, folder / "script.py"
         self.script.write_text(SCRIPT)
         self._start = start
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            self._endpoint = f"127.0.0.1:{server.getsockname()[1]}"
+        self._endpoint = f"127.0.0.1:{free_port()}"
 
     def coordinator(self, *options: str | Path, name: str = "coordinator") -> Command:
         line = ("--mesh", "2x2", "--listen", self._endpoint, "--heartbeat-timeout", "60")
@@ -127,12 +118,6 @@ def test_sigterm_ends_an_agent_and_its_workers(job: TwoHosts) -> None:
 
 
 def test_sigterm_makes_the_workers_of_a_supervised_agent_save(job: TwoHosts) -> None:
-    checkpoints = job.folder / "checkpoints"
-    job.script.write_text(
-        SCRIPT.replace("import Job", "import Job, Saving").replace(
-            "steps=200", f"steps=200, saving=Saving(Path({str(checkpoints)!r}), every=1000)"
-        )
-    )
     coordinator = job.coordinator()
     agents = [
         job.agent("left", "2x1@0,0", "--supervised"),
@@ -149,7 +134,7 @@ def test_sigterm_makes_the_workers_of_a_supervised_agent_save(job: TwoHosts) -> 
 
     assert [agent.end() for agent in agents] == [0, 0], [agent.err for agent in agents]
     assert coordinator.end() == 0
-    assert complete_steps(checkpoints)
+    assert complete_steps(job.folder / "checkpoints")
 
 
 def test_an_agent_whose_workers_are_refused_ends_with_code_1(job: TwoHosts) -> None:

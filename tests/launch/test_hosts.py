@@ -4,7 +4,6 @@ import ctypes
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,9 @@ import pytest
 
 from commanding import Command, commands
 from planners import is_running, planners_of
+from ports import free_port
 from testbeds import require_testbed
+from training_script import training_script
 from waiting import HANG_S, until
 
 pytest.importorskip("torch")
@@ -38,30 +39,20 @@ HOLED = Mesh((2, 2)).without("0,1")
 
 # A small model on made-up samples, slow enough to be killed. If there is a gate, it waits for that
 # half-way, and hurries when it is open.
-SCRIPT = """
-import os, sys, time, torch
-from meshmend.train import Job
-
-n_steps, pause_s, *gates = int(sys.argv[1]), float(sys.argv[2]), *sys.argv[3:]
-
-torch.manual_seed(0)
-inputs = torch.randn(500, 8)
-dataset = torch.utils.data.TensorDataset(inputs, inputs @ torch.randn(8, 1))
-model = torch.nn.Linear(8, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-batch, seed = int(os.environ.get("BATCH", 16)), int(os.environ.get("SEED", 0))
-job = Job(model, optimizer, dataset, batch=batch, steps=n_steps, seed=seed)
-for inputs, labels in job:
-    loss = torch.nn.functional.mse_loss(model(inputs), labels)
-    optimizer.zero_grad()
-    loss.backward()
-    job.step(loss)
+SCRIPT = training_script(
+    "batch=batch, steps=n_steps, seed=seed",
+    """
     if not (gates and os.path.exists(gates[0])):
         time.sleep(pause_s)
     while gates and job.step_number == n_steps // 2 and not os.path.exists(gates[0]):
         time.sleep(0.02)
-os.write(1, f"finished {job.step_number} {job.loss:.6f}\\n".encode())  # whole, beside others'
-"""
+    """,
+    first="""
+    n_steps, pause_s, *gates = int(sys.argv[1]), float(sys.argv[2]), *sys.argv[3:]
+    batch, seed = int(os.environ.get("BATCH", 16)), int(os.environ.get("SEED", 0))
+    """,
+    last=r'os.write(1, f"finished {job.step_number} {job.loss:.6f}\n".encode())  # in one piece',
+)
 
 
 @pytest.fixture
@@ -77,12 +68,6 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "JOB_COMPLETION_INDEX"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MESHMEND_SECRET", "only the chips of this test know")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 class OnLoopback:

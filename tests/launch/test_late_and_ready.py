@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from commanding import Command, commands, free_port
+from commanding import Command, commands
+from ports import free_port
+from training_script import training_script
 from waiting import until
 
 pytest.importorskip("torch")
@@ -23,26 +25,14 @@ from meshmend.topology.mesh import Mesh
 from meshmend.train.ledger import audit
 from meshmend.train.ready_file import ReadyFile
 
-SCRIPT = """
-import os, sys, time, torch
-from meshmend.train import Job
-
-gate = sys.argv[1]
-torch.manual_seed(0)
-inputs = torch.randn(64, 4)
-dataset = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-job = Job(model, optimizer, dataset, batch=8, steps=10)
-for inputs, labels in job:
-    optimizer.zero_grad()
-    loss = torch.nn.functional.mse_loss(model(inputs), labels)
-    loss.backward()
-    job.step(loss)
-    while job.step_number == 5 and not os.path.exists(gate):
+SCRIPT = training_script(
+    "batch=8, steps=10",
+    """
+    while job.step_number == 5 and not os.path.exists(sys.argv[1]):
         time.sleep(0.02)
-os.write(1, f"finished {job.step_number}\\n".encode())
-"""
+    """,
+    last=r'os.write(1, f"finished {job.step_number}\n".encode())',
+)
 
 
 class PairOfChips:
@@ -192,7 +182,8 @@ def test_the_probe_of_the_coordinator_fails_while_it_hangs(job: PairOfChips) -> 
         try:
             url = f"http://127.0.0.1:{port}{probe['httpGet']['path']}"
             with urllib.request.urlopen(url, timeout=probe["timeoutSeconds"]) as answer:
-                return 200 <= answer.status < 400
+                status: int = answer.status
+                return 200 <= status < 400
         except OSError:
             return False
 

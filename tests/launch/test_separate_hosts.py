@@ -9,6 +9,7 @@ import pytest
 
 from separate_hosts import Host, booted_hosts, real_clock_ahead
 from testbeds import require_testbed
+from training_script import training_script
 from waiting import HANG_S, until
 
 pytest.importorskip("torch")
@@ -20,29 +21,17 @@ from meshmend.train.checkpoint_names import newest_complete, steps_in
 from meshmend.train.ledger import audit
 
 # Waits at two steps for a file on the disk of its host.
-SCRIPT = """
-import os, select, sys, time, torch
-from pathlib import Path
-from meshmend.train import Job
-from meshmend.train.checkpoint import Saving
-
-disk, n_steps = Path(sys.argv[1]), int(sys.argv[2])
-torch.manual_seed(0)
-inputs = torch.randn(500, 8)
-dataset = torch.utils.data.TensorDataset(inputs, inputs @ torch.randn(8, 1))
-model = torch.nn.Linear(8, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-saving = Saving(disk / "checkpoints", every=10)
-job = Job(model, optimizer, dataset, batch=16, steps=n_steps, saving=saving)
-for inputs, labels in job:
-    loss = torch.nn.functional.mse_loss(model(inputs), labels)
-    optimizer.zero_grad()
-    loss.backward()
-    job.step(loss)
+SCRIPT = training_script(
+    "batch=16, steps=int(sys.argv[2]), saving=Saving(disk / 'checkpoints', every=10)",
+    """
     while job.step_number in (40, 70) and not (disk / f"gate-{job.step_number}").exists():
         select.select([], [], [], 0.02)  # under faketime, time.sleep fails now and then
-os.write(1, f"finished {job.step_number} {job.loss:.6f} at {time.time():.0f}\\n".encode())
-"""
+    """,
+    first="disk = Path(sys.argv[1])",
+    last=r"""
+    os.write(1, f"finished {job.step_number} {job.loss:.6f} at {time.time():.0f}\n".encode())
+    """,
+)
 N_STEPS = 100
 CHIPS = Mesh((2, 2)).live
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ports import free_port
+from training_script import training_script
 from waiting import HANG_S, until
 
 pytest.importorskip("torch")
@@ -18,32 +20,14 @@ from meshmend.topology.mesh import Mesh
 from meshmend.train.ledger import audit
 
 # Waits half-way for a file.
-SCRIPT = """
-import os, sys, time, torch
-from meshmend.train import Job
-
-gate = sys.argv[1]
-torch.manual_seed(0)
-inputs = torch.randn(500, 8)
-dataset = torch.utils.data.TensorDataset(inputs, inputs @ torch.randn(8, 1))
-model = torch.nn.Linear(8, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-job = Job(model, optimizer, dataset, batch=16, steps=100)
-for inputs, labels in job:
-    loss = torch.nn.functional.mse_loss(model(inputs), labels)
-    optimizer.zero_grad()
-    loss.backward()
-    job.step(loss)
-    while job.step_number == 50 and not os.path.exists(gate):
+SCRIPT = training_script(
+    "batch=16, steps=100",
+    """
+    while job.step_number == 50 and not os.path.exists(sys.argv[1]):
         time.sleep(0.02)
-os.write(1, f"finished {job.step_number}\\n".encode())
-"""
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+    """,
+    last=r'os.write(1, f"finished {job.step_number}\n".encode())',
+)
 
 
 def children_of(pid: int) -> list[int]:
