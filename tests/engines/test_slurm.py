@@ -224,17 +224,21 @@ def test_scancel_ends_everything_within_seconds(cluster: SlurmCluster, tmp_path:
         assert took_s < 5
 
 
-def test_a_requeued_job_goes_on_from_its_checkpoint(cluster: SlurmCluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["requeued", "preempted"])
+def test_a_job_that_begins_again_goes_on_from_its_checkpoint(
+    cluster: SlurmCluster, tmp_path: Path, how: str
+) -> None:
     job = SubmittedJob(cluster, tmp_path, "--mesh", "2x2", "--hosts", "1x1")
     job.await_step("0,0", lambda at, step, count: step >= 60)
 
-    requeued = cluster.requeue(job.number)
+    ended = cluster.requeue(job.number) if how == "requeued" else cluster.preempt(job.number)
 
-    _, step, _ = job.await_step("0,0", lambda at, step, count: at > requeued)
+    _, step, _ = job.await_step("0,0", lambda at, step, count: at > ended)
     assert step % 50 == 1
     assert step > 50
     job.finish()
     assert audit(job.run_dir / "ledger").redone > 0
+    assert ("DUE TO PREEMPTION" in job.log) == (how == "preempted")
 
 
 def test_a_requeued_job_without_a_checkpoint_begins_again(
@@ -247,19 +251,6 @@ def test_a_requeued_job_without_a_checkpoint_begins_again(
 
     _, step, _ = job.await_step("0,0", lambda at, step, count: at > requeued)
     assert step == 1
-    job.finish()
-
-
-def test_a_preempted_job_goes_on_from_its_checkpoint(cluster: SlurmCluster, tmp_path: Path) -> None:
-    job = SubmittedJob(cluster, tmp_path, "--mesh", "2x2", "--hosts", "1x1")
-    job.await_step("0,0", lambda at, step, count: step >= 60)
-
-    preempted = cluster.preempt(job.number)
-
-    _, step, _ = job.await_step("0,0", lambda at, step, count: at > preempted)
-    assert step % 50 == 1
-    assert step > 50
-    assert "DUE TO PREEMPTION" in job.log
     job.finish()
 
 
