@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from planners import is_running
 from ports import free_port
 from training_script import training_script
 from waiting import HANG_S, until
@@ -104,31 +105,53 @@ def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[TwoAgents]:
         both.close()
 
 
-def lose_and_restart(job: TwoAgents, node: int) -> None:
-    """Train on four chips, lose the host of an agent, and start its command again."""
+def train_on_four_chips(job: TwoAgents) -> None:
     job.coordinator()
     job.agent(0, "agent 0")
     until(job.has_store, why=job.all_logs)  # so that the store is on the first host
     job.agent(1, "agent 1")
     until(lambda: "all 4 chips have finished" in job.log("coordinator"), why=job.all_logs)
+
+
+def lose_and_restart(job: TwoAgents, node: int) -> None:
+    """Train on four chips, lose the host of an agent, and start its command again."""
+    train_on_four_chips(job)
     job.lose_host(f"agent {node}")
     until(lambda: "all 2 chips have finished" in job.log("coordinator"), why=job.all_logs)
     job.agent(node, "again")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("job", ["static"], indirect=True)
-def test_a_host_that_was_lost_joins_again_with_a_static_rendezvous(job: TwoAgents) -> None:
-    lose_and_restart(job, 1)
+def check_finished(job: TwoAgents) -> None:
+    """Let a job finish whose second agent was started again; check that no sample was lost."""
     until(lambda: job.log("coordinator").count("connected, 4 of 4") == 2, why=job.all_logs)
     job.gate.touch()
-
     codes = [job.running[name].wait(HANG_S) for name in ("coordinator", "agent 0", "again")]
     assert codes == [0, 0, 0], job.all_logs()
     assert job.log("agent 0").count("finished 100") == 2
     assert job.log("again").count("finished 100") == 2
     found = audit(job.run_dir / "ledger")
     assert (found.steps, found.used, found.lost, found.repeated) == (100, 1600, 0, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", ["static"], indirect=True)
+def test_a_host_that_was_lost_joins_again_with_a_static_rendezvous(job: TwoAgents) -> None:
+    lose_and_restart(job, 1)
+    check_finished(job)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", ["static"], indirect=True)
+def test_torchrun_ends_the_host_of_a_worker_that_dies(job: TwoAgents) -> None:
+    train_on_four_chips(job)
+    workers = children_of(job.running["agent 1"].pid)
+    os.kill(workers[0], signal.SIGKILL)
+
+    assert job.running["agent 1"].wait(HANG_S) == 1
+    assert not any(map(is_running, workers))
+    until(lambda: "all 2 chips have finished" in job.log("coordinator"), why=job.all_logs)
+    job.agent(1, "again")
+    check_finished(job)
 
 
 @pytest.mark.slow
