@@ -72,6 +72,24 @@ def test_a_supervisor_that_writes_is_not_lost_although_its_coordinator_is_silent
     assert waiting.is_alive()
 
 
+def test_the_supervisor_of_a_job_that_is_over_is_not_missed(tmp_path: Path) -> None:
+    beat, n_read = SupervisorBeat(tmp_path), 0
+    beat.end()
+
+    class Counted(SupervisorBeat):
+        def read(self) -> str | None:
+            nonlocal n_read
+            n_read += 1
+            return super().read()
+
+    watch = SupervisorWatch(Counted(tmp_path), lambda: False, lost_after_s=0.0)
+    waiting = threading.Thread(target=watch.wait, daemon=True)
+    waiting.start()
+
+    until(lambda: n_read > 10)
+    assert waiting.is_alive()
+
+
 def test_a_folder_that_cannot_be_written_stops_no_supervisor(tmp_path: Path) -> None:
     beat = SupervisorBeat(tmp_path / "nowhere")
 

@@ -46,7 +46,13 @@ def test_the_exit_code_is_that_of_the_coordinator(code: int, tmp_path: Path) -> 
     over = tmp_path / "over"
     program = f"{ALIVE}\nopen({str(over)!r}, 'w')\n{FINISHED}"
 
-    assert supervise(SupervisedJob(lambda: waiting_for(over, code), {"a": step(program)})) == code
+    ends: list[bool] = []
+    job = SupervisedJob(
+        lambda: waiting_for(over, code), {"a": step(program)}, on_over=lambda: ends.append(True)
+    )
+
+    assert supervise(job) == code
+    assert ends == [True]
 
 
 def test_a_coordinator_that_is_killed_is_started_again(tmp_path: Path) -> None:

@@ -154,12 +154,14 @@ def supervised(job: SlurmJob, allocation: Allocation) -> SupervisedJob:
     if allocation.environment.get("SLURM_RESTART_COUNT"):
         allocation.cancel_beside(list(steps))  # those of the attempt before, whose node died
 
+    beat = SupervisorBeat(job.run_dir)
     return SupervisedJob(
         _Coordinator(job, endpoint),
         steps,
         allocation.kill_step,
         lambda: is_coordinator_answering(address, secret),
-        SupervisorBeat(job.run_dir).write,
+        beat.write,
+        beat.end,
     )
 
 

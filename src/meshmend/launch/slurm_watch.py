@@ -29,6 +29,7 @@ _BEAT_S: Final = 2.0
 _LOST_S: Final = 20.0  # without a new text, and without an answer of the coordinator
 _SPREAD_S: Final = 5.0  # so that not all hosts ask Slurm at once
 _ASK_S: Final = 30.0  # for an answer of Slurm
+_OVER: Final = "over\n"
 
 
 class SupervisorBeat:
@@ -45,6 +46,11 @@ class SupervisorBeat:
             self._next_at = now + _BEAT_S
             with suppress(OSError):
                 self._file.write_text(f"{os.getpid()} {now}\n", encoding="utf-8")
+
+    def end(self) -> None:
+        """Write that the job is over: from now on the supervisor is not missed."""
+        with suppress(OSError):
+            self._file.write_text(_OVER, encoding="utf-8")
 
     def read(self) -> str | None:
         """Return the text, or None if it cannot be read."""
@@ -67,7 +73,8 @@ class SupervisorWatch:
         last, since = self.beat.read(), time.monotonic()
         while True:
             time.sleep(_BEAT_S)
-            if (text := self.beat.read()) != last:
+            text = self.beat.read()
+            if text != last or text == _OVER:
                 last, since = text, time.monotonic()
             elif time.monotonic() > since + self.lost_after_s:
                 if not self.is_answered():

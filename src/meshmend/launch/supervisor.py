@@ -56,7 +56,7 @@ class SupervisedJob:
     allocation. A coordinator that is started again has other options than the first.
     `is_answered()` says whether the coordinator answers; one that hangs is killed.
     `kill(name)` ends what is left of a step whose process was killed. `beat()` is called several
-    times a second.
+    times a second while the job runs, and then `on_over()`.
     """
 
     coordinator: Callable[[], Sequence[str]]
@@ -64,6 +64,7 @@ class SupervisedJob:
     kill: Callable[[str], None] = lambda name: None
     is_answered: Callable[[], bool] = lambda: True
     beat: Callable[[], None] = lambda: None
+    on_over: Callable[[], None] = lambda: None
 
 
 def supervise(job: SupervisedJob) -> int:
@@ -75,7 +76,10 @@ def supervise(job: SupervisedJob) -> int:
     """
     supervisor = _Supervisor(job)
     try:
-        code = supervisor.until_over()
+        try:
+            code = supervisor.until_over()
+        finally:
+            job.on_over()
         supervisor.await_steps()
         return code
     finally:
