@@ -137,6 +137,20 @@ def test_sigterm_makes_the_workers_of_a_supervised_agent_save(job: TwoHosts) -> 
     assert complete_steps(job.folder / "checkpoints")
 
 
+def test_sigterm_ends_a_supervised_agent_whose_coordinator_is_gone_too(job: TwoHosts) -> None:
+    coordinator = job.coordinator("--state", job.folder / "run" / "coordinator.json")
+    agent = job.agent("left", "2x1@0,0", "--supervised")
+    job.agent("right", "2x1@0,1")
+    workers = [job.worker("0,0", 0), job.worker("1,0", 1)]
+
+    coordinator.signal(signal.SIGTERM)
+    agent.signal(signal.SIGTERM)
+
+    assert agent.end() == 128 + signal.SIGTERM
+    assert agent.out.splitlines()[-1] == "meshmend-agent ended 143"
+    assert not any(Path(f"/proc/{pid}/fd").exists() for pid in workers)
+
+
 def test_an_agent_whose_workers_are_refused_ends_with_code_1(job: TwoHosts) -> None:
     coordinator = job.coordinator()
     job.agent("left", "2x1@0,0")

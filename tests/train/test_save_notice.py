@@ -46,6 +46,14 @@ def test_a_step_is_due_until_all_shards_of_one_are_there(
     assert not notice.is_due(tmp_path, 10)
 
 
+def test_a_notice_that_other_chips_do_not_get_is_forgotten(
+    notice: SaveNotice, tmp_path: Path
+) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+    assert [notice.is_due(tmp_path, step) for step in range(7, 29)] == [True] * 20 + [False] * 2
+
+
 def test_a_second_notice_saves_again(notice: SaveNotice, tmp_path: Path) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     assert notice.is_due(tmp_path, 7)

@@ -121,16 +121,18 @@ def agent_command(
         raise InputError(f"meshmend agent needs a script, but there is no file {script}")
     address = bind or address_toward(endpoint)
     warn_if_unanswered(endpoint, secret.encode(), f"the host of chip {own_chips[0]} waits")
-    if slurm_job is not None and run_dir is not None:
+    job_dir = run_dir.absolute() if run_dir else None
+    if slurm_job is not None and job_dir is not None:
         from meshmend.launch.slurm_watch import start_watch
 
-        start_watch(slurm_job, run_dir, endpoint, secret.encode())
+        start_watch(slurm_job, job_dir, endpoint, secret.encode())
     compile_for_workers()
     from meshmend.launch.one_thread import compute_in_one_thread
 
     n_threads = compute_in_one_thread()  # before torch is imported, below
     from meshmend.launch.forked_worker import Script, script_body
     from meshmend.launch.host_agent import HostWorkers, variables_of
+    from meshmend.launch.slurm_watch import is_ending
     from meshmend.planning.environment import Environment
     from meshmend.planning.settings import Settings
 
@@ -138,7 +140,7 @@ def agent_command(
         Settings(begin, algorithm=algorithm, bind=address, secret=secret),
         coordinator=endpoint,
         job=job,
-        job_dir=run_dir.absolute() if run_dir else None,
+        job_dir=job_dir,
         plans_ahead=True,
         board=boards,
         link_timeout_s=link_timeout,
@@ -151,6 +153,7 @@ def agent_command(
         script_body(Script(script, tuple(arguments or ()), is_module)),
         n_threads,
         supervised,
+        lambda: job_dir is not None and is_ending(job_dir, endpoint, secret.encode()),
     )
     return _run(host)
 
@@ -163,11 +166,11 @@ def _run(host: "HostWorkers") -> int:
     from meshmend.errors import TerminatedError
     from meshmend.launch.agent_lines import print_agent_line
     from meshmend.launch.host_agent import run_workers
-    from meshmend.launch.termination import TERMINATED, sigterm_ignored, terminable
+    from meshmend.launch.termination import TERMINATED, terminable
 
     torch.optim.SGD([torch.zeros(1)])  # imports torch's compiler here, not in each worker
     try:
-        with sigterm_ignored() if host.is_supervised else terminable():
+        with terminable():
             code = run_workers(host)
     except TerminatedError:
         code = TERMINATED

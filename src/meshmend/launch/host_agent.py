@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from meshmend.errors import InputError, JobFailedError, RefusedError
+from meshmend.errors import InputError, JobFailedError, RefusedError, TerminatedError
 from meshmend.launch.agent_lines import ALIVE_EVERY_S, print_agent_line
 from meshmend.launch.children import SIGNAL_BASE, Child, Children
 from meshmend.launch.forked_worker import Place, work
@@ -33,6 +33,7 @@ _FIRST_RESTART_S: Final = 0.1  # from the death of a worker until it is started 
 _LONGEST_RESTART_S: Final = 10.0
 _RAN_LONG_S: Final = 30.0  # a worker that has run for so long was all right
 _MOST_FAILURES: Final = 5  # exceptions of a chip's workers in a row
+_MOST_QUESTIONS: Final = 30  # after SIGTERM, whether the job is ending: for some seconds
 _HOPELESS: Final = 3  # the exit code of a worker that no restart helps
 
 
@@ -40,14 +41,15 @@ _HOPELESS: Final = 3  # the exit code of a worker that no restart helps
 class HostWorkers:
     """The workers of one host: each runs `body()` with its variables, in `n_threads` threads.
 
-    If `is_supervised`, the agent prints the lines of `agent_lines`, and SIGTERM makes the workers
-    save a checkpoint instead of ending them.
+    If `is_supervised`, the agent prints the lines of `agent_lines`. SIGTERM then only makes the
+    workers save a checkpoint, unless the scheduler ends the whole job, which `is_ending` asks.
     """
 
     variables_of: Mapping[Chip, Mapping[str, str]]
     body: Callable[[], int]
     n_threads: int = 1
     is_supervised: bool = False
+    is_ending: Callable[[], bool] = lambda: False
 
 
 @dataclass
@@ -71,6 +73,8 @@ def run_workers(host: HostWorkers) -> int:
 
     On an exception, such as SIGTERM, all workers are ended before it is passed on.
     """
+    if host.is_supervised:
+        SAVE_NOTICE.listen()
     agent = _Agent(host)
     try:
         return agent.run()
@@ -82,6 +86,7 @@ class _Agent:
     def __init__(self, host: HostWorkers) -> None:
         self._host = host
         self._children = Children()
+        self._n_questions = 0  # since the last notice, whether the job is ending
         self._seats = [
             _Seat(chip, self._start(chip), time.monotonic(), _backoff(number))
             for number, chip in enumerate(host.variables_of)
@@ -93,6 +98,7 @@ class _Agent:
             if self._host.is_supervised:
                 print_agent_line()
             self._children.handle(self._timeout_s())
+            self._end_with_job()
             for seat in self._seats:
                 if seat.child.code and seat.restart_at is None and not self._plan_restart(seat):
                     return 1
@@ -103,6 +109,15 @@ class _Agent:
     def close(self) -> None:
         """End all workers, and print what they printed last."""
         self._children.end_all()
+
+    def _end_with_job(self) -> None:
+        """Raise TerminatedError if the scheduler ends the whole job, and not only announces it."""
+        if SAVE_NOTICE.is_given and self._host.is_supervised:
+            if self._host.is_ending():
+                raise TerminatedError
+            self._n_questions += 1
+            if self._n_questions >= _MOST_QUESTIONS:
+                SAVE_NOTICE.is_given, self._n_questions = False, 0
 
     def _start(self, chip: Chip) -> Child:
         place = Place(

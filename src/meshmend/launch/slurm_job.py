@@ -20,7 +20,7 @@ from meshmend.errors import InputError
 from meshmend.launch.hang_check import is_coordinator_answering
 from meshmend.launch.host_blocks import host_blocks, live_chips_of
 from meshmend.launch.hosts import address_toward
-from meshmend.launch.slurm_watch import SupervisorBeat, ask_slurm
+from meshmend.launch.slurm_watch import SupervisorBeat, ask_slurm, record_in
 from meshmend.launch.supervisor import StepCommand, SupervisedJob
 from meshmend.membership.record_file import load_history
 from meshmend.net.secret import secret_in
@@ -169,7 +169,7 @@ class _Coordinator:
     """Returns the command of the coordinator; until a generation has begun, that restarts a job."""
 
     def __init__(self, job: SlurmJob, endpoint: str) -> None:
-        self._record = job.run_dir / "coordinator.json"
+        self._record = record_in(job.run_dir)
         self._begun = self._begun_generations()
         self._command = _meshmend(
             "coordinator",

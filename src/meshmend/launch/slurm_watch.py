@@ -105,6 +105,20 @@ def start_watch(job_id: str, run_dir: Path, coordinator: Address, secret: bytes)
         os._exit(1)
 
 
+def is_ending(run_dir: Path, coordinator: Address, secret: bytes) -> bool:
+    """Return whether Slurm has ended the coordinator before the job was over: its record is left.
+
+    Agents ask that when they get SIGTERM, which may also mean that the job will be preempted soon.
+    """
+    has_record = record_in(run_dir).exists()
+    return has_record and not is_coordinator_answering(coordinator, secret)
+
+
+def record_in(run_dir: Path) -> Path:
+    """Return the file of the coordinator's record, which is deleted when the job has finished."""
+    return run_dir / "coordinator.json"
+
+
 def requeue(job_id: str) -> str:
     """Requeue a job, or cancel it if its user does not want that; return what was done."""
     try:

@@ -31,16 +31,6 @@ def terminable() -> Iterator[None]:
 
 
 @contextmanager
-def sigterm_ignored() -> Iterator[None]:
-    """Ignore SIGTERM in the `with` block: it is meant for other processes, which get it too."""
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
 def exit_soon_after_signal() -> Iterator[None]:
     """Do as `terminable`, and exit the process if the block runs on two seconds after a signal.
 
