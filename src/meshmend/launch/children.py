@@ -127,9 +127,9 @@ class Children:
             self._dispatch(key.fd, key.data)
         return bool(ready)
 
-    def end_all(self) -> None:
+    def end_all(self, termination_s: float = _TERMINATION_S) -> None:
         """End all children, by SIGTERM and then by SIGKILL, and print what is left in the pipes."""
-        for number, timeout_s in ((signal.SIGTERM, _TERMINATION_S), (signal.SIGKILL, None)):
+        for number, timeout_s in ((signal.SIGTERM, termination_s), (signal.SIGKILL, None)):
             for child in self.alive():
                 child.is_end_expected = True
                 child.signal(number)

@@ -108,7 +108,10 @@ class _Agent:
 
     def close(self) -> None:
         """End all workers, and print what they printed last."""
-        self._children.end_all()
+        if self._host.is_supervised:
+            self._children.end_all(termination_s=0.0)  # SIGTERM only makes these workers save
+        else:
+            self._children.end_all()
 
     def _end_with_job(self) -> None:
         """Raise TerminatedError if the scheduler ends the whole job, and not only announces it."""
