@@ -64,6 +64,8 @@ SCRIPT = training_script(
     last="""
     if job.is_leader:
         (folder / "finished").write_text(str(job.step_number))
+    while (folder / "goes on").exists():
+        time.sleep(0.1)
     """,
 )
 
@@ -288,6 +290,22 @@ def test_a_coordinator_that_hangs_is_started_again(start: Callable[..., Watched]
     print(f"coordinator frozen: killed after {noticed:.1f} s, at work again after {back:.1f} s")
 
     job.finish(900)
+
+
+def test_a_script_that_goes_on_after_its_loop_keeps_its_coordinator(
+    start: Callable[..., Watched],
+) -> None:
+    job = start((1, 1), 20, board=(1, 1))
+    for name in ("goes on", "gate"):
+        (job.folder / name).touch()
+    until((job.folder / "finished").exists, timeout_s=300, why=job.told)
+    coordinators = ray_processes("RayCoordinator")
+    finished = time.monotonic()
+    until(lambda: time.monotonic() > finished + 20)  # a coordinator that hung would be killed
+
+    assert ray_processes("RayCoordinator") == coordinators
+    (job.folder / "goes on").unlink()
+    job.finish(20)
 
 
 def test_a_host_that_fails_alone_tries_again_on_another_node(

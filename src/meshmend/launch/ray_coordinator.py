@@ -160,12 +160,14 @@ class RayCoordinator:
         self._server = server
         serving = threading.Thread(target=server.serve, daemon=True)
         serving.start()
-        start_watchdog((self._address, self._record.port), settings.secret)
+        watchdog = start_watchdog((self._address, self._record.port), settings.secret)
         try:
             while serving.is_alive() and not (self._cancelled.is_set() or supervisor.is_over):
                 self._tick(supervisor)
                 serving.join(_TICK_S)
         finally:
+            watchdog.kill()
+            watchdog.wait()
             server.stop()
             serving.join()
             server.close()

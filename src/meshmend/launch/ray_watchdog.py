@@ -20,11 +20,15 @@ from meshmend.variables import SECRET
 _POLL_S: Final = 0.5
 
 
-def start_watchdog(address: Address, secret: str) -> None:
-    """Start a process that kills this one when its coordinator hangs; it ends with this thread."""
+def start_watchdog(address: Address, secret: str) -> "subprocess.Popen[bytes]":
+    """Start a process that kills this one when its coordinator hangs, and return it.
+
+    Kill it before the coordinator stops to serve. It ends with the thread that started it.
+    """
     host, port = address
     command = [sys.executable, "-P", "-m", __name__, host, str(port), str(os.getpid())]
-    subprocess.Popen(command, env={**os.environ, SECRET.name: secret}, stdin=subprocess.DEVNULL)
+    environment = {**os.environ, SECRET.name: secret}
+    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
 
 
 def _watch(address: Address, secret: bytes, watched: int) -> None:
