@@ -25,7 +25,7 @@ from meshmend.train.checkpoint_names import (
     steps_in,
     why_not_shared,
 )
-from meshmend.train.shards import packed, shard_of
+from meshmend.train.torch_shards import packed, shard_of
 from same_bits import is_same
 
 

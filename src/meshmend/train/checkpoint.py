@@ -6,7 +6,7 @@ Every live chip calls `save_shard` at the same step and writes its shard. If a c
 saves, the step stays incomplete. Another number of chips may then save the same step again, in the
 same folder. A step is complete when one number of chips has saved all its shards.
 
-Each reader reads the whole state, so a job can resume on any number of chips. `shards.py` knows
+Each reader reads the whole state, so a job can resume on any number of chips. `torch_shards.py` knows
 what a state is made of; this module knows files and folders only.
 """
 
@@ -28,7 +28,7 @@ from meshmend.train.checkpoint_names import (
     steps_in,
     what_is_missing,
 )
-from meshmend.train.shards import Shard, State, merged, packed, shard_of, unpacked
+from meshmend.train.torch_shards import Shard, State, merged, packed, shard_of, unpacked
 
 STALE_S = 600.0  # a draft not written to for this long: its writer is dead
 

@@ -16,7 +16,7 @@ import torch
 
 import meshmend
 from meshmend.membership.job_fingerprint import NOT_COMPARED, JobFingerprint
-from meshmend.train.state import packed
+from meshmend.train.torch_state import packed
 
 _N_SAMPLES: Final = 3  # the first, the last, and one in the middle
 _DIGEST_BYTES: Final = 8

@@ -38,7 +38,7 @@ from meshmend.train.ledger import Ledger
 from meshmend.train.random_seed import seed_torch
 from meshmend.train.resume import resumable
 from meshmend.train.samples import Indices, Order, Share, batch_of, share_of
-from meshmend.train.state import digest, packed, tensors_of, unpacked
+from meshmend.train.torch_state import digest, packed, tensors_of, unpacked
 from meshmend.train.worker_environment import (
     WorkerEnvironment,
     coordinator_client,

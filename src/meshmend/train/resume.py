@@ -14,7 +14,7 @@ import torch
 from meshmend.errors import InputError
 from meshmend.train import checkpoint
 from meshmend.train.checkpoint import Loaded, OnDamage
-from meshmend.train.shards import State
+from meshmend.train.torch_shards import State
 
 
 def resumable(folder: Path, fresh: State, *, steps: int, on_damage: OnDamage) -> Loaded:
