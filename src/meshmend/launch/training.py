@@ -43,6 +43,7 @@ from meshmend.train.history_check import Audit
 from meshmend.train.job import Job
 from meshmend.train.ledger import audit
 from meshmend.train.resume import resumable
+from meshmend.train.torch_shards import TORCH_SHARDS
 from meshmend.workloads.registry import preload
 from meshmend.workloads.workload import Workload
 
@@ -139,7 +140,7 @@ def _check_resume(training: Training, folder: Path, model: torch.nn.Module) -> N
     def warn(path: Path, why: str) -> None:
         _log.warning("checkpoint %s is not used: %s", path, why)
 
-    resumable(folder, fresh, steps=training.steps, on_damage=warn)
+    resumable(folder, fresh, TORCH_SHARDS, steps=training.steps, on_damage=warn)
 
 
 def _report(run: TrainingRun, path: Path) -> str | None:
