@@ -3,11 +3,19 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from meshmend.train.checkpoint import Saving
 from meshmend.train.shard_format import ShardFormat, State
 from meshmend.train.worker_loop import SumSizes
+
+
+class SampleSet(Protocol):
+    """A data set: its samples are tuples of arrays, all of the same shapes."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> tuple[Any, ...]: ...
 
 
 @dataclass(frozen=True)

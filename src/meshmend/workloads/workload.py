@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils.data import default_collate
@@ -18,7 +18,7 @@ from meshmend.train.shard_format import ShardFormat
 from meshmend.train.torch_learner import TorchLearner
 from meshmend.train.torch_shards import TORCH_SHARDS
 from meshmend.train.worker_loop import SumSizes
-from meshmend.workloads.trainable import TrainingArguments
+from meshmend.workloads.trainable import SampleSet, TrainingArguments
 
 Batch = Sequence[torch.Tensor]
 # The scores of a batch by name, such as "loss" and "accuracy"; each is a mean over its samples.
@@ -26,14 +26,6 @@ Scores = Mapping[str, torch.Tensor]
 
 MAX_EVALUATED = 1024  # held-out samples; enough for the figures at the end of a run
 _EVALUATION_BATCH = 64
-
-
-class SampleSet(Protocol):
-    """A map-style data set: its samples are tuples of tensors, all of the same shapes."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> tuple[torch.Tensor, ...]: ...
 
 
 @dataclass(frozen=True)
