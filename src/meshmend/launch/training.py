@@ -68,6 +68,19 @@ class Training:
     checks: bool = False
     timing: Timing = field(default_factory=Timing)
 
+    def arguments(self) -> TrainingArguments:
+        """Return what the loop of a worker needs."""
+        folder = self.run_dir / "checkpoints"
+        return TrainingArguments(
+            batch=self.batch,
+            steps=self.steps,
+            seed=self.seed,
+            policy=self.policy,
+            rate=self.rate,
+            saving=Saving(folder, self.save_every) if self.save_every else None,
+            resume=self.resume,
+        )
+
 
 @dataclass(frozen=True)
 class TrainingResult:
@@ -90,7 +103,7 @@ def train(training: Training, show: Callable[[TimedEvent], None]) -> TrainingRes
         InputError: the run's folder cannot be made, or the checkpoint cannot be resumed.
     """
     compute_in_one_thread()
-    training.workload.preload()
+    training.workload.preload(training.arguments(), training.settings.mesh.n_live)
     if training.resume is not None:
         _check_resume(training, training.resume)
     folder = training.run_dir
@@ -199,19 +212,7 @@ def _run(training: Training, on_event: Callable[[TimedEvent], None]) -> Outcome:
 def _work(training: Training) -> int:
     """Run the training loop of one worker, and return its exit code."""
     logging.getLogger("meshmend").setLevel(logging.ERROR)  # events report the rest
-    saving = None
-    if training.save_every:
-        saving = Saving(training.run_dir / "checkpoints", training.save_every)
-    arguments = TrainingArguments(
-        batch=training.batch,
-        steps=training.steps,
-        seed=training.seed,
-        policy=training.policy,
-        rate=training.rate,
-        saving=saving,
-        resume=training.resume,
-    )
-    if evaluation := training.workload.train(arguments):
+    if evaluation := training.workload.train(training.arguments()):
         _write_evaluation(training.run_dir / _EVALUATION, evaluation)
     return 0
 

@@ -22,8 +22,10 @@ from meshmend.errors import InputError
 from meshmend.topology.failures import Chip
 from meshmend.train.checkpoint import Saving
 from meshmend.train.compiled_programs import shared_programs
+from meshmend.train.flat_tree import FlatTree, Tree
 from meshmend.train.jax_fingerprint import jax_fingerprint
-from meshmend.train.jax_learner import JaxLearner, Loss, Tree
+from meshmend.train.jax_learner import JaxLearner, checked_params
+from meshmend.train.jax_program import Loss, jax_program
 from meshmend.train.job_core import JobCore
 from meshmend.train.job_settings import JobSettings
 from meshmend.train.worker_environment import worker_environment
@@ -68,16 +70,12 @@ class JaxJob:
             raise InputError(f"JaxJob needs a micro-batch of at least 1, but got {micro_batch}")
         environment = worker_environment()
         size = micro_batch or default_micro_batch(batch, environment.n_live_at_start)
+        flat = FlatTree.of(checked_params(params))
+        program = jax_program(loss, optimizer, flat, seed if random_keys else None)
         self.steps = steps
         self._samples, self._collate = samples, collate
         with shared_programs(environment.run_dir):
-            self._learner = JaxLearner(
-                params,
-                optimizer,
-                loss,
-                micro_batch=size,
-                seed=seed if random_keys else None,
-            )
+            self._learner = JaxLearner(params, program, micro_batch=size)
             if steps > 0:
                 self._learner.warm_up(self._batch([0]))
         self._core = JobCore(

@@ -6,7 +6,6 @@ A launcher asks for shapes only, which needs no computation with JAX.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from typing import Any
 
 import jax
@@ -14,8 +13,10 @@ import numpy as np
 import optax
 
 from meshmend.train.array_shards import ARRAY_SHARDS
-from meshmend.train.jax_job import JaxJob, stacked
-from meshmend.train.jax_learner import FlatTree, Tree, named_arrays
+from meshmend.train.flat_tree import FlatTree, Tree
+from meshmend.train.jax_job import JaxJob, default_micro_batch, stacked
+from meshmend.train.jax_learner import named_arrays
+from meshmend.train.jax_program import jax_program
 from meshmend.train.shard_format import ShardFormat
 from meshmend.train.worker_loop import SumSizes
 from meshmend.workloads.trainable import SampleSet, TrainingArguments
@@ -60,13 +61,17 @@ class JaxWorkload:
         """The parameters before the first step: NumPy arrays, the same in every process."""
         return self.new_params(self.seed)
 
-    def preload(self) -> None:
-        """Import all that workers need."""
-        import_module("meshmend.train.jax_job")
+    def preload(self, arguments: TrainingArguments, n_chips: int) -> None:
+        """Trace what workers compute, which needs no computation, so that they need not."""
+        program = jax_program(
+            self.loss, self._optimizer_of(arguments), FlatTree.of(self.params), None
+        )
+        micro_batch = default_micro_batch(arguments.batch, n_chips)
+        program.trace(self.params, stacked([self.dataset[0]]), micro_batch)
 
     def sum_sizes(self) -> SumSizes:
         """Return the number of elements and the type of each sum of a step."""
-        return FlatTree(self.params).sizes()
+        return FlatTree.of(self.params).sizes()
 
     def fresh_state(self) -> dict[str, Any]:
         """Return the training state before the first step; the optimizer's values are zeros."""
@@ -90,7 +95,7 @@ class JaxWorkload:
         """
         job = JaxJob(
             self.params,
-            self.optimizer(arguments.rate or self.rate),
+            self._optimizer_of(arguments),
             self.loss,
             self.dataset,
             batch=arguments.batch,
@@ -103,6 +108,17 @@ class JaxWorkload:
         for batch in job:
             job.step(batch)
         return self.evaluate(job.params) if job.is_leader else {}
+
+    def _optimizer_of(self, arguments: TrainingArguments) -> optax.GradientTransformation:
+        """Return the optimizer of these arguments: the same object each time."""
+        rate = arguments.rate or self.rate
+        if rate not in self._optimizers:
+            self._optimizers[rate] = self.optimizer(rate)
+        return self._optimizers[rate]
+
+    @cached_property
+    def _optimizers(self) -> dict[float, optax.GradientTransformation]:
+        return {}
 
     def evaluate(self, params: Tree) -> dict[str, float]:
         """Return the means of all scores over held-out samples."""

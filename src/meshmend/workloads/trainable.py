@@ -54,8 +54,8 @@ class Trainable(Protocol):
     def shards(self) -> ShardFormat:
         """The format of its checkpoints."""
 
-    def preload(self) -> None:
-        """Import all that workers need."""
+    def preload(self, arguments: TrainingArguments, n_chips: int) -> None:
+        """Import and prepare all that the workers of so many chips need."""
 
     def sum_sizes(self) -> SumSizes:
         """Return the number of elements and the type of each sum of a step."""

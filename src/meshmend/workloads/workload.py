@@ -81,7 +81,7 @@ class Workload:
         """The format of its checkpoints."""
         return TORCH_SHARDS
 
-    def preload(self) -> None:
+    def preload(self, arguments: TrainingArguments, n_chips: int) -> None:
         """Import all that workers need."""
         preload()
 
