@@ -2,7 +2,7 @@
 
 import fcntl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -11,8 +11,10 @@ _RETRY_S: Final = 0.005
 
 
 @contextmanager
-def folder_lock(folder: Path, *, timeout_s: float) -> Iterator[None]:
-    """Hold the lock of a folder; after `timeout_s` seconds without it, continue.
+def folder_lock(
+    folder: Path, *, timeout_s: float, is_needless: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
+    """Hold the lock of a folder; continue without it after `timeout_s` or if it is needless.
 
     The process that holds it may hang, so nobody waits for ever. The kernel releases the lock of a
     process that dies.
@@ -25,7 +27,7 @@ def folder_lock(folder: Path, *, timeout_s: float) -> Iterator[None]:
         return
     with lock:
         deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and not is_needless():
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

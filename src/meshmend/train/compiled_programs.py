@@ -5,9 +5,9 @@ compiles nothing.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
@@ -23,12 +23,19 @@ def shared_programs(run_dir: Path | None) -> Iterator[None]:
 
     If JAX has a folder for compiled programs already, that one is used.
     """
-    folder = jax.config.jax_compilation_cache_dir
+    settings: Any = jax.config  # half typed
+    folder = settings.jax_compilation_cache_dir
     if folder is None and run_dir is not None:
         folder = str(run_dir / "compiled")
-        jax.config.update("jax_compilation_cache_dir", folder)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        settings.update("jax_compilation_cache_dir", folder)
+        settings.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        settings.update("jax_persistent_cache_min_entry_size_bytes", -1)
         compilation_cache.reset_cache()  # JAX looks at these settings only once
-    with folder_lock(Path(folder), timeout_s=_WAIT_S) if folder else nullcontext():
+    if folder is None:
         yield
+        return
+    done = Path(folder) / f"meshmend-{jax.__version__}.done"
+    with folder_lock(Path(folder), timeout_s=_WAIT_S, is_needless=done.exists):
+        yield
+    with suppress(OSError):
+        done.touch()  # from now on all workers load what was compiled, at the same time

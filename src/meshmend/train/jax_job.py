@@ -155,7 +155,7 @@ class ArraySamples:
                 "JaxJob needs arrays of one length, the number of samples, but their shapes are "
                 f"{[array.shape for array in jax.tree.leaves(self._arrays)]}"
             )
-        ((self._length,),) = lengths
+        self._length = int(lengths.pop()[0])
 
     def __len__(self) -> int:
         return self._length

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-Params = dict[str, Any]
+Params = dict[str, Any]  # arrays of JAX or NumPy
 
 _EPSILON: Final = 1e-5
 _GROUP: Final = 8  # channels per group in group normalisation
@@ -24,7 +24,7 @@ def dense_params(random: np.random.Generator, n_in: int, n_out: int, *, scale: f
 
 def dense(params: Params, inputs: jax.Array) -> jax.Array:
     """Return inputs times the weight plus the bias, along the last axis."""
-    return inputs @ params["weight"] + params["bias"]
+    return jnp.add(jnp.matmul(inputs, params["weight"]), params["bias"])
 
 
 def norm_params(n_channels: int) -> Params:
@@ -36,7 +36,7 @@ def layer_norm(params: Params, inputs: jax.Array) -> jax.Array:
     """Normalise along the last axis."""
     centred = inputs - inputs.mean(axis=-1, keepdims=True)
     spread = jax.lax.rsqrt(jnp.square(centred).mean(axis=-1, keepdims=True) + _EPSILON)
-    return centred * spread * params["scale"] + params["bias"]
+    return jnp.add(centred * spread * params["scale"], params["bias"])
 
 
 def group_norm(params: Params, images: jax.Array) -> jax.Array:
@@ -47,7 +47,8 @@ def group_norm(params: Params, images: jax.Array) -> jax.Array:
     spread = jax.lax.rsqrt(jnp.square(centred).mean(axis=2, keepdims=True) + _EPSILON)
     normal = (centred * spread).reshape(images.shape)
     shape = (n_channels, *(1 for _ in sides))
-    return normal * params["scale"].reshape(shape) + params["bias"].reshape(shape)
+    scale, bias = (jnp.reshape(params[name], shape) for name in ("scale", "bias"))
+    return normal * scale + bias
 
 
 def conv_params(random: np.random.Generator, n_in: int, n_out: int, side: int) -> Any:
