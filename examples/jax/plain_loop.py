@@ -46,7 +46,7 @@ def main() -> None:
         return optax.apply_updates(params, updates), opt_state, loss
 
     random = np.random.default_rng(0)
-    for number in range(1, 201):
+    for number in range(1, 601):
         chosen = random.choice(len(labels), 48, replace=False)
         params, opt_state, loss = step(params, opt_state, (points[chosen], labels[chosen]))
         print(f"step {number} loss {loss:.6f}")

@@ -36,7 +36,7 @@ def losses(params: dict[str, jax.Array], batch: tuple[jax.Array, jax.Array]) -> 
 
 
 def main() -> None:
-    job = JaxJob(new_params(), optax.adam(1e-2), losses, spirals(), batch=48, steps=200)
+    job = JaxJob(new_params(), optax.adam(1e-2), losses, spirals(), batch=48, steps=600)
     for batch in job:
         if job.step(batch) and job.is_leader:
             print(f"step {job.step_number} loss {job.loss:.6f}")

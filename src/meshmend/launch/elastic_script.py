@@ -15,7 +15,7 @@ from meshmend.launch.elastic import run_elastic
 from meshmend.launch.elastic_job import ElasticJob, Outcome
 from meshmend.launch.forked_worker import Script, script_body
 from meshmend.launch.one_thread import compute_in_one_thread
-from meshmend.launch.preloading import preload_training
+from meshmend.launch.preloading import keep_jax_programs, preload_training
 from meshmend.launch.run_log import run_log
 from meshmend.membership.events import TimedEvent
 from meshmend.membership.timing import Timing
@@ -64,9 +64,10 @@ def run_script(run: ElasticScript, show: Callable[[TimedEvent], None]) -> Script
     script = run.script
     if not script.is_module and not Path(script.name).is_file():
         raise InputError(f"meshmend run needs a script, but there is no file {script.name}")
-    preload_training(run.preload)
-    prepare(run.settings.mesh, run.settings.algorithm)
     with _folder(run.run_dir) as folder:
+        keep_jax_programs(folder / "compiled")
+        preload_training(run.preload)
+        prepare(run.settings.mesh, run.settings.algorithm)
         with run_log(folder / "events.jsonl") as log:
 
             def on_event(event: TimedEvent) -> None:

@@ -4,12 +4,17 @@ A launcher may import JAX but must not compute with it: JAX then starts threads,
 inherits, and the first computation of a worker would wait for them for ever.
 """
 
+import os
 import sys
 from collections.abc import Iterable
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
 
 from meshmend.errors import InputError
+
+_CACHE_VARIABLE: Final = "JAX_COMPILATION_CACHE_DIR"
 
 
 def preload_modules(names: Iterable[str]) -> None:
@@ -31,6 +36,17 @@ def preload_modules(names: Iterable[str]) -> None:
             "and workers forked from this process would hang; make arrays in functions, or leave "
             "out that module"
         )
+
+
+def keep_jax_programs(folder: Path) -> None:
+    """Make JAX keep what it compiles in a folder, unless the user has named another.
+
+    Call it before JAX is imported. Workers that are started again then compile nothing.
+    """
+    if not os.environ.get(_CACHE_VARIABLE):
+        os.environ[_CACHE_VARIABLE] = str(folder)
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 
 def preload_training(names: Iterable[str]) -> None:

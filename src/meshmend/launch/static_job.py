@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from meshmend.errors import InputError, TerminatedError
@@ -59,6 +60,11 @@ def run_job(job: StaticJob) -> int:
     """
     if not job.script.is_module and not Path(job.script.name).is_file():
         raise InputError(f"meshmend run needs a script, but there is no file {job.script.name}")
+    if find_spec("torch") is None:
+        raise InputError(
+            "meshmend run needs torch, but it is not installed; install it with pip install "
+            "'meshmend[torch]', or use --elastic with a loop over a JaxJob"
+        )
     compute_in_one_thread()
     preload_modules((*_PRELOAD, *job.preload))
     mesh = job.settings.mesh
