@@ -59,6 +59,20 @@ def test_a_launcher_that_prepares_a_jax_workload_does_not_compute_with_it() -> N
     assert said == "19810 [(19811, 'float32')] 29\nFalse\n"
 
 
+@pytest.mark.parametrize("missing", ["jax", "optax"])
+def test_without_its_packages_a_jax_job_says_what_to_install(missing: str) -> None:
+    said = python(
+        f"import sys\nsys.modules[{missing!r}] = None\n"
+        "from meshmend.errors import InputError\n"
+        "try:\n    from meshmend.train import JaxJob\n"
+        "except InputError as error:\n    print(error)\n"
+    )
+
+    assert said == (
+        f"JaxJob needs {missing}, but it is not installed; run: pip install 'meshmend[jax]'\n"
+    )
+
+
 def test_the_mended_loop_needs_no_torch_and_differs_from_the_plain_one_in_its_loop() -> None:
     plain, mended = ((EXAMPLES / f"{name}.py").read_text() for name in ("plain_loop", "survives"))
     shared = [text.partition("def spirals")[2].partition("def main")[0] for text in (plain, mended)]

@@ -7,7 +7,10 @@ All are imported on first use: a coordinator imports neither framework, a JAX jo
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from meshmend.errors import InputError
 
 if TYPE_CHECKING:
     from meshmend.train.checkpoint import Saving
@@ -24,6 +27,13 @@ _MODULE_OF = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "JaxJob":
+        for package in ("jax", "optax"):
+            if find_spec(package) is None:
+                raise InputError(
+                    f"JaxJob needs {package}, but it is not installed; run: pip install "
+                    "'meshmend[jax]'"
+                )
     if name in _MODULE_OF:
         return getattr(import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
