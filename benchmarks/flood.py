@@ -34,7 +34,7 @@ from meshmend.membership.events import FaultRecovered, StepFinished, TimedEvent 
 from meshmend.planning.settings import Settings  # noqa: E402
 from meshmend.topology.text import parse_mesh  # noqa: E402
 from meshmend.workloads.registry import workload  # noqa: E402
-from meshmend.workloads.workload import SampleSet  # noqa: E402
+from meshmend.workloads.trainable import SampleSet  # noqa: E402
 from record import record  # noqa: E402
 
 CALM_S = 15.0  # from the first step until the flood

@@ -112,7 +112,8 @@ def elastic(n_steps: int, folder: Path) -> int:
     from meshmend.planning.settings import Settings
     from meshmend.topology.text import parse_mesh
     from meshmend.train.gradients import Gradients
-    from meshmend.workloads.registry import preload, workload
+    from meshmend.workloads.registry import workload
+    from meshmend.workloads.workload import preload
 
     torch.set_num_threads(1)
     preload()
@@ -157,7 +158,7 @@ def static(n_steps: int, folder: Path) -> int:
     from meshmend.launch.static_job import StaticJob, run_job
     from meshmend.planning.settings import Settings
     from meshmend.topology.text import parse_mesh
-    from meshmend.workloads.registry import preload
+    from meshmend.workloads.workload import preload
 
     torch.set_num_threads(1)
     preload()

@@ -19,7 +19,8 @@ from meshmend.testbed.bed import Testbed
 from meshmend.topology.failures import Block, Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.variables import CHIP
-from meshmend.workloads.workload import SampleSet, Workload
+from meshmend.workloads.trainable import SampleSet
+from meshmend.workloads.workload import Workload
 
 _REST_S = 20.0  # without disturbances at the end
 _LEDGER_DISK = "64m"

@@ -22,8 +22,8 @@ import torch.distributed
 
 from meshmend.train.gradients import Gradients
 from meshmend.train.samples import Order, share_of
-from meshmend.workloads.registry import preload, workload
-from meshmend.workloads.workload import Workload, batch_of
+from meshmend.workloads.registry import workload
+from meshmend.workloads.workload import Workload, batch_of, preload
 from recovery_marks import BATCH, N_WORKERS, SURVIVORS, Marks
 
 HEARTBEAT_S = 0.1

@@ -4,7 +4,7 @@
 
 With `"gate": [30, [["generation", 12], ["arrived", null]]]` no chip gets past step 30 before such
 events have come in this order, where a number asks for so many chips; the steps after it are slow.
-So a test does not depend on how fast steps are.
+So a test does not depend on how fast steps are. With `"framework": "jax"` it is a `JaxJob`.
 
 Prints one JSON object: how it ended, the events, and what the ledgers say.
 """
@@ -13,11 +13,14 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from waiting import HANG_S
+
+Training = tuple[Callable[[], int], Sequence[tuple[int, str]]]
 
 
 def elastic(folder: Path, **options: Any) -> dict[str, Any]:
@@ -45,23 +48,14 @@ def is_seen(event: dict[str, Any], kind: str, n_chips: int | None) -> bool:
     return event["event"] == kind and n_chips in (None, len(event.get("chips", ())))
 
 
-def main() -> None:
+def torch_job(folder: Path, options: dict[str, Any], gate: "Gate") -> Training:
+    """Return the loop of a PyTorch job, and the sizes of its sums."""
     import torch
     from torch.nn.functional import cross_entropy
 
-    from meshmend.faults.fault import parse_fault
-    from meshmend.launch.elastic import run_elastic
-    from meshmend.launch.elastic_job import ElasticJob
-    from meshmend.membership.events import EVENTS, TimedEvent, event_line
-    from meshmend.membership.timing import Timing
-    from meshmend.planning.settings import Settings
-    from meshmend.topology.text import parse_mesh
-    from meshmend.train.checkpoint import Saving
     from meshmend.train.gradients import Gradients
     from meshmend.train.job import Job
-    from meshmend.train.ledger import audit
 
-    folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
     torch.set_num_threads(1)
     torch.manual_seed(options.get("seed", 0))
     inputs, labels = torch.randn(500, 32), torch.randint(0, 10, (500,))
@@ -69,45 +63,121 @@ def main() -> None:
     if options.get("batch_norm"):
         model.insert(1, torch.nn.BatchNorm1d(64))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    saving = (
-        Saving(folder / "checkpoints", options["save_every"]) if "save_every" in options else None
-    )
-    resume = Path(options["resume"]) if "resume" in options else None
-
-    gate = folder / "gate"
-    gate_step, gate_events = options.get("gate", (None, []))
 
     def body() -> int:
-        job = Job(
-            model,
-            optimizer,
-            list(zip(inputs, labels, strict=True)),
-            batch=options.get("batch", 48),
-            steps=options["steps"],
-            policy=options.get("policy", "constant"),
-            saving=saving,
-            resume=resume,
-        )
+        dataset = list(zip(inputs, labels, strict=True))
+        job = Job(model, optimizer, dataset, **arguments(folder, options))
         for features, classes in job:
             loss = cross_entropy(model(features), classes)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]  # torch's stubs
-            while job.step_number == gate_step and not gate.exists():
-                time.sleep(0.01)
-            if gate_step is not None and job.step_number > gate_step:
-                time.sleep(0.05)
+            gate.wait(job.step_number)
             job.step(loss)
         return 0
 
+    return body, Gradients(model).sizes()
+
+
+def jax_job(folder: Path, options: dict[str, Any], gate: "Gate") -> Training:
+    """Return the loop of a JAX job, and the sizes of its sums; each chip prints its compilations.
+
+    Half of the hidden values are dropped, by random keys of the samples.
+    """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import optax
+
+    from meshmend.train.flat_tree import FlatTree
+    from meshmend.train.jax_job import JaxJob
+
+    random = np.random.default_rng(options.get("seed", 0))
+    inputs, labels = random.normal(size=(500, 32)), random.integers(0, 10, 500)
+    dtype = jnp.dtype(options.get("dtype", "float32"))
+    params = {
+        "hidden": (random.normal(size=(32, 64)) / 6).astype(dtype),
+        "output": (random.normal(size=(64, 10)) / 8).astype(np.float32),
+    }
+
+    def losses(params: Any, batch: Any, keys: Any) -> Any:
+        features, classes = batch
+        hidden = jnp.tanh(features @ params["hidden"])
+        kept = jax.vmap(lambda key: jax.random.bernoulli(key, shape=(64,)))(keys)
+        logits = jnp.where(kept, 2 * hidden, 0) @ params["output"]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, classes)
+
+    def body() -> int:
+        counted: list[str] = []
+        jax.monitoring.register_event_duration_secs_listener(
+            lambda event, *_, **__: counted.append(event) if "backend_compile" in event else None
+        )
+        dataset = (inputs.astype(np.float32), labels)
+        optimizer = optax.adamw(1e-3)
+        more = arguments(folder, options)
+        job = JaxJob(params, optimizer, losses, dataset, random_keys=True, **more)
+        n_before = len(counted)
+        for batch in job:
+            gate.wait(job.step_number)
+            job.step(batch)
+        print(f"compiled {n_before} programs, then {len(counted) - n_before}", file=sys.stderr)
+        return 0
+
+    return body, FlatTree.of(params).sizes()
+
+
+def arguments(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments that jobs of both frameworks have."""
+    from meshmend.train.checkpoint import Saving
+
+    every = options.get("save_every")
+    return {
+        "batch": options.get("batch", 48),
+        "steps": options["steps"],
+        "policy": options.get("policy", "constant"),
+        "saving": Saving(folder / "checkpoints", every) if every else None,
+        "resume": Path(options["resume"]) if "resume" in options else None,
+    }
+
+
+class Gate:
+    """No chip gets past a step before some events have come; the steps after it are slow."""
+
+    def __init__(self, file: Path, step: int | None, events: list[Any]) -> None:
+        self._file, self._step, self._events = file, step, events
+
+    def wait(self, step: int) -> None:
+        while step == self._step and not self._file.exists():
+            time.sleep(0.01)
+        if self._step is not None and step > self._step:
+            time.sleep(0.05)
+
+    def take(self, event: dict[str, Any]) -> None:
+        if self._events and is_seen(event, *self._events[0]):
+            del self._events[0]
+            if not self._events:
+                self._file.touch()
+
+
+def main() -> None:
+    from meshmend.faults.fault import parse_fault
+    from meshmend.launch.elastic import run_elastic
+    from meshmend.launch.elastic_job import ElasticJob
+    from meshmend.membership.events import EVENTS, TimedEvent, event_line
+    from meshmend.membership.timing import Timing
+    from meshmend.planning.settings import Settings
+    from meshmend.topology.text import parse_mesh
+    from meshmend.train.ledger import audit
+
+    folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
+    gate = Gate(folder / "gate", *options.get("gate", (None, [])))
+    make = jax_job if options.get("framework") == "jax" else torch_job
+    body, sums = make(folder, options, gate)
     mesh = parse_mesh(options["mesh"], fail=options.get("fail", ()))
     events: list[TimedEvent] = []
 
     def take(timed: TimedEvent) -> None:
         events.append(timed)
-        if gate_events and is_seen(json.loads(event_line(timed)), *gate_events[0]):
-            del gate_events[0]
-            if not gate_events:
-                gate.touch()
+        gate.take(json.loads(event_line(timed)))
 
     outcome = run_elastic(
         ElasticJob(
@@ -117,7 +187,7 @@ def main() -> None:
             on_event=take,
             faults=tuple(parse_fault(text, mesh) for text in options.get("inject", ())),
             timing=Timing(heartbeat_timeout_s=options.get("heartbeat_timeout_s", 60.0)),
-            sums=Gradients(model).sizes(),
+            sums=sums,
             checks=True,
         )
     )

@@ -25,13 +25,13 @@ from meshmend.train.checkpoint_names import (
     steps_in,
     why_not_shared,
 )
-from meshmend.train.shards import packed, shard_of
+from meshmend.train.torch_shards import TORCH_SHARDS, packed, shard_of
 from same_bits import is_same
 
 
 def save(folder: Path, state: dict[str, Any], step: int, n_shards: int) -> list[Path]:
     return [
-        save_shard(folder, state, step=step, shard=shard, n_shards=n_shards)
+        save_shard(folder, state, TORCH_SHARDS, step=step, shard=shard, n_shards=n_shards)
         for shard in range(n_shards)
     ]
 
@@ -48,7 +48,7 @@ def no_damage(path: Path, reason: str) -> None:
 
 
 def loaded(folder: Path, on_damage: Callable[[Path, str], None] = no_damage) -> Loaded:
-    found = load(folder, on_damage=on_damage)
+    found = load(folder, TORCH_SHARDS, on_damage=on_damage)
     assert found is not None
     return found
 
@@ -107,7 +107,7 @@ def test_a_shard_is_a_file_that_torch_loads_without_unpickling_objects(tmp_path:
 
 def test_a_shard_outside_the_count_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="12 shards needs shards 0 to 11, but got 12"):
-        save_shard(tmp_path, {}, step=0, shard=12, n_shards=12)
+        save_shard(tmp_path, {}, TORCH_SHARDS, step=0, shard=12, n_shards=12)
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -115,11 +115,11 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     file.write_text("")
 
     with pytest.raises(InputError, match=f"cannot write the checkpoint {file}/step-00000001/"):
-        save_shard(file, {}, step=1, shard=0, n_shards=1)
+        save_shard(file, {}, TORCH_SHARDS, step=1, shard=0, n_shards=1)
 
 
 def test_nothing_saved_is_nothing_loaded(tmp_path: Path) -> None:
-    assert load(tmp_path / "none", on_damage=no_damage) is None
+    assert load(tmp_path / "none", TORCH_SHARDS, on_damage=no_damage) is None
     assert complete_steps(tmp_path / "none") == []
     prune(tmp_path / "none")
 
@@ -188,14 +188,14 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
 def test_a_step_saved_again_by_fewer_chips_is_read_from_those(tmp_path: Path) -> None:
     old, new = {"weight": torch.zeros(50)}, {"weight": torch.ones(50)}
     for shard in range(15):
-        save_shard(tmp_path, old, step=100, shard=shard, n_shards=16)
+        save_shard(tmp_path, old, TORCH_SHARDS, step=100, shard=shard, n_shards=16)
     assert complete_steps(tmp_path) == []
     save(tmp_path, new, step=100, n_shards=12)
 
     assert complete_steps(tmp_path) == [100]
     assert is_same(loaded(tmp_path).state, new)
     make_older(tmp_path)
-    save_shard(tmp_path, old, step=100, shard=15, n_shards=16)
+    save_shard(tmp_path, old, TORCH_SHARDS, step=100, shard=15, n_shards=16)
     assert is_same(loaded(tmp_path).state, old), "both are complete: the last one written"
 
 
@@ -213,7 +213,7 @@ def test_prune_keeps_the_newest_complete_ones_and_what_may_still_be_written(tmp_
     for step in (100, 200, 300, 400):
         save(tmp_path, {"step": step}, step=step, n_shards=2)
     for step in (150, 350, 500):  # a chip is missing
-        save_shard(tmp_path, {"step": step}, step=step, shard=0, n_shards=2)
+        save_shard(tmp_path, {"step": step}, TORCH_SHARDS, step=step, shard=0, n_shards=2)
     fresh, stale = (tmp_path / "step-00000500" / f".{name}.part" for name in ("fresh", "stale"))
     for draft in (fresh, stale):
         draft.write_text("")
@@ -248,7 +248,7 @@ def test_prune_keeps_drafts_of_a_file_server_whose_clock_differs(
 
 def test_shards_on_the_disks_of_other_hosts_are_missed(tmp_path: Path) -> None:
     save(tmp_path, {}, step=100, n_shards=2)
-    save_shard(tmp_path, {}, step=200, shard=1, n_shards=2)
+    save_shard(tmp_path, {}, TORCH_SHARDS, step=200, shard=1, n_shards=2)
 
     assert why_not_shared(tmp_path, 100) == ""
     assert why_not_shared(tmp_path, 200) == (
@@ -260,7 +260,7 @@ def test_shards_on_the_disks_of_other_hosts_are_missed(tmp_path: Path) -> None:
 
 def test_prune_never_deletes_the_last_complete_checkpoint(tmp_path: Path) -> None:
     save(tmp_path, {}, step=100, n_shards=2)
-    save_shard(tmp_path, {}, step=200, shard=0, n_shards=2)
+    save_shard(tmp_path, {}, TORCH_SHARDS, step=200, shard=0, n_shards=2)
 
     prune(tmp_path, keep=1)
     assert complete_steps(tmp_path) == [100]
@@ -285,10 +285,12 @@ SAVER = """
 import os, signal, sys, torch
 from pathlib import Path
 from meshmend.train.checkpoint import save_shard
+from meshmend.train.torch_shards import TORCH_SHARDS
 
 def save(folder, step):
     for shard in range(2):
-        save_shard(folder, {"step": torch.full((9999,), step)}, step=step, shard=shard, n_shards=2)
+        state = {"step": torch.full((9999,), step)}
+        save_shard(folder, state, TORCH_SHARDS, step=step, shard=shard, n_shards=2)
 
 def dying(call, *, at):
     left = [at]
@@ -344,14 +346,17 @@ def test_one_step_is_loaded_or_its_damage_is_named(tmp_path: Path) -> None:
     file = next((tmp_path / "step-00000020").iterdir())
     file.write_bytes(file.read_bytes()[:-1])
 
-    found = checkpoint.load_step(tmp_path, 10, on_damage=no_damage)
+    found = checkpoint.load_step(tmp_path, 10, TORCH_SHARDS, on_damage=no_damage)
     assert found is not None
     assert found.step == 10
     assert found.state["weight"].tolist() == [10.0] * 8
     for step in (20, 30):
         assert (
             checkpoint.load_step(
-                tmp_path, step, on_damage=lambda path, why: damage.append(f"{path.name} {why}")
+                tmp_path,
+                step,
+                TORCH_SHARDS,
+                on_damage=lambda path, why: damage.append(f"{path.name} {why}"),
             )
             is None
         )

@@ -10,6 +10,7 @@ from meshmend.errors import InputError
 from meshmend.train.checkpoint import save_shard
 from meshmend.train.job import Job
 from meshmend.train.resume import resumable
+from meshmend.train.torch_shards import TORCH_SHARDS
 
 DATA = [(torch.ones(3), torch.zeros(1))] * 12
 
@@ -32,7 +33,10 @@ def state(
 
 def saved(folder: Path, step: int) -> list[Path]:
     own = state(step=step)
-    return [save_shard(folder, own, step=step, shard=shard, n_shards=2) for shard in range(2)]
+    return [
+        save_shard(folder, own, TORCH_SHARDS, step=step, shard=shard, n_shards=2)
+        for shard in range(2)
+    ]
 
 
 def ignore(path: Path, why: str) -> None:
@@ -56,13 +60,13 @@ def test_a_checkpoint_of_another_job_is_refused_with_both_values(
     saved(tmp_path, 60)
 
     with pytest.raises(InputError, match=match):
-        resumable(tmp_path, fresh, steps=steps, on_damage=ignore)
+        resumable(tmp_path, fresh, TORCH_SHARDS, steps=steps, on_damage=ignore)
 
 
 def test_a_checkpoint_of_the_same_job_is_taken_up_even_at_its_last_step(tmp_path: Path) -> None:
     saved(tmp_path, 60)
 
-    assert resumable(tmp_path, state(), steps=60, on_damage=ignore).step == 60
+    assert resumable(tmp_path, state(), TORCH_SHARDS, steps=60, on_damage=ignore).step == 60
 
 
 def test_damage_of_the_newest_is_told_and_the_one_before_taken_up(tmp_path: Path) -> None:
@@ -71,7 +75,11 @@ def test_damage_of_the_newest_is_told_and_the_one_before_taken_up(tmp_path: Path
     saved(tmp_path, 60)[1].write_bytes(b"no more")
 
     found = resumable(
-        tmp_path, state(), steps=90, on_damage=lambda path, why: told.append(path.name)
+        tmp_path,
+        state(),
+        TORCH_SHARDS,
+        steps=90,
+        on_damage=lambda path, why: told.append(path.name),
     )
 
     assert found.step == 30
@@ -83,7 +91,7 @@ def test_when_all_are_damaged_one_sentence_names_the_damage_of_each(tmp_path: Pa
         saved(tmp_path, step)[0].write_bytes(b"no more")
 
     with pytest.raises(InputError) as raised:
-        resumable(tmp_path, state(), steps=90, on_damage=ignore)
+        resumable(tmp_path, state(), TORCH_SHARDS, steps=90, on_damage=ignore)
 
     (line,) = str(raised.value).splitlines()
     for step in (30, 60):
@@ -92,7 +100,7 @@ def test_when_all_are_damaged_one_sentence_names_the_damage_of_each(tmp_path: Pa
 
 def test_a_folder_without_checkpoints_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="that can be read, but it has none"):
-        resumable(tmp_path, state(), steps=90, on_damage=ignore)
+        resumable(tmp_path, state(), TORCH_SHARDS, steps=90, on_damage=ignore)
 
 
 def test_a_loop_of_ones_own_is_refused_too(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from meshmend.errors import InputError
-from meshmend.workloads.registry import preload, workload
-from meshmend.workloads.workload import Workload, batch_of
+from meshmend.workloads.registry import workload
+from meshmend.workloads.workload import Workload, batch_of, preload
 
 
 @pytest.fixture(autouse=True)

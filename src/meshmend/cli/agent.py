@@ -160,15 +160,13 @@ def agent_command(
 
 def _run(host: "HostWorkers") -> int:
     """Import what workers need, then run the workers of a host; return the exit code."""
-    import torch
-
-    import meshmend.train.job  # noqa: F401  # so that workers inherit it
     from meshmend.errors import TerminatedError
     from meshmend.launch.agent_lines import print_agent_line
     from meshmend.launch.host_agent import run_workers
+    from meshmend.launch.preloading import preload_training
     from meshmend.launch.termination import TERMINATED, terminable
 
-    torch.optim.SGD([torch.zeros(1)])  # imports torch's compiler here, not in each worker
+    preload_training(())
     try:
         with terminable():
             code = run_workers(host)

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 ElasticOption = Annotated[
     bool,
     typer.Option(
-        "--elastic", help="The script loops over a meshmend.train.Job: it survives lost chips."
+        "--elastic",
+        help="The script loops over a meshmend.train.Job or JaxJob: it survives lost chips.",
     ),
 ]
 RunDirOption = Annotated[

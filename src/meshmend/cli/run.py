@@ -81,8 +81,8 @@ def run_command(
     The script calls init_process_group("meshmend") and is otherwise unchanged; its lines are
     printed with the chip they came from. The exit code is that of the first worker that failed.
 
-    With --elastic the script loops over a meshmend.train.Job instead; chips may die and come
-    back, and the exit code is 0 if the others finish.
+    With --elastic the script loops over a meshmend.train.Job or JaxJob instead; chips may die
+    and come back, and the exit code is 0 if the others finish.
 
     **Examples**
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from meshmend.launch.training import Training
     from meshmend.membership.events import TimedEvent
     from meshmend.topology.mesh import Mesh
+    from meshmend.workloads.trainable import Trainable
 
 InjectOption = Annotated[
     list[str] | None,
@@ -45,11 +46,19 @@ InjectOption = Annotated[
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="What to train: resnet or bert.")
 ]
+FrameworkOption = Annotated[
+    str, typer.Option("--framework", metavar="NAME", help="What to train with: torch or jax.")
+]
 SizeOption = Annotated[
     str, typer.Option("--size", metavar="SIZE", help="tiny, or full: ResNet-50, BERT-large.")
 ]
 NormOption = Annotated[
-    str, typer.Option("--norm", metavar="KIND", help="The normalisation of ResNet: batch or group.")
+    str | None,
+    typer.Option(
+        "--norm",
+        metavar="KIND",
+        help="The normalisation of ResNet: batch or group; else batch, and group in JAX.",
+    ),
 ]
 DataOption = Annotated[
     Path | None,
@@ -117,8 +126,9 @@ def train_command(
     mesh: MeshOption = "4x4",
     wrap: WrapOption = "none",
     fail: FailOption = None,
+    framework: FrameworkOption = "torch",
     size: SizeOption = "tiny",
-    norm: NormOption = "batch",
+    norm: NormOption = None,
     data: DataOption = None,
     steps: StepsOption = 100,
     batch: BatchOption = 64,
@@ -150,6 +160,8 @@ def train_command(
 
     - meshmend train bert --steps 50 --inject "hang 1,1 at 20"
 
+    - meshmend train --framework jax --mesh 2x2 --inject "kill 0,1 at 20"
+
     - meshmend train --testbed 50Mbit --inject "cut link:0,1-0,2 at 20"
 
     - meshmend train --steps 200 --resume runs/train-20261115-120000
@@ -157,9 +169,11 @@ def train_command(
     from meshmend.faults.fault import parse_fault
     from meshmend.train.samples import batch_of
     from meshmend.units import parse_bandwidth
-    from meshmend.workloads.model_names import check_model_names
+    from meshmend.workloads.model_names import check_framework, check_model_names, default_norm
 
+    norm = norm or default_norm(framework)
     check_model_names(model, size, norm)
+    check_framework(framework, size, norm)
     if lr is not None and not 0 < lr < math.inf:
         raise InputError(f"--lr needs a number above 0, but got {lr}")
     begin = mesh_of(mesh, wrap, fail)
@@ -168,6 +182,7 @@ def train_command(
     faults = tuple(parse_fault(text, begin) for text in inject or ())
     bandwidth = parse_bandwidth(testbed) if testbed else None
     checkpoints = _checkpoints(resume)
+    _check_installed(framework)
     compile_for_workers()
     from meshmend.launch.one_thread import compute_in_one_thread
 
@@ -176,10 +191,13 @@ def train_command(
     from meshmend.membership.timing import Timing
     from meshmend.planning.settings import Settings
     from meshmend.report.training_summary import train_summary
-    from meshmend.workloads.registry import workload
 
     training = Training(
-        workload=workload(model, size, data=data, norm=norm, seed=seed),
+        workload=(
+            _jax_workload(model, data, seed)
+            if framework == "jax"
+            else _torch_workload(model, size, data, norm, seed)
+        ),
         settings=Settings(begin, algorithm=algorithm),
         run_dir=(run_dir or new_run_dir(Path("runs"))).absolute(),
         size=size,
@@ -210,6 +228,32 @@ def train_command(
     if result.failure:
         note(f"meshmend: {result.failure}")
     return 1 if result.failure else 0
+
+
+def _check_installed(framework: str) -> None:
+    """Raise InputError if the framework is not installed."""
+    from importlib.util import find_spec
+
+    needs = {"torch": ("torch",), "jax": ("jax", "optax")}[framework]
+    extra = {"torch": "train", "jax": "jax,train"}[framework]
+    for name in needs:
+        if find_spec(name) is None:
+            raise InputError(
+                f"--framework {framework} needs {name}, but it is not installed; install it with "
+                f"pip install 'meshmend[{extra}]'"
+            )
+
+
+def _torch_workload(model: str, size: str, data: Path | None, norm: str, seed: int) -> "Trainable":
+    from meshmend.workloads.registry import workload
+
+    return workload(model, size, data=data, norm=norm, seed=seed)
+
+
+def _jax_workload(model: str, data: Path | None, seed: int) -> "Trainable":
+    from meshmend.workloads.jax_registry import jax_workload
+
+    return jax_workload(model, data=data, seed=seed)
 
 
 def _checkpoints(run: Path | None) -> Path | None:

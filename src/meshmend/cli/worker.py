@@ -97,7 +97,7 @@ def worker_command(
     is_module: ModuleOption = False,
     log_json: LogJsonOption = False,
 ) -> int:
-    """Run the worker of one chip: a script that loops over a meshmend.train.Job.
+    """Run the worker of one chip: a script that loops over a meshmend.train.Job or JaxJob.
 
     Start one per chip, by torchrun, Slurm, Kubernetes or by hand, and one `meshmend
     coordinator`. A worker that is started again for a chip that died takes its state from its

@@ -1,16 +1,13 @@
 """Runs a user's script on every live chip and survives lost chips: `meshmend run --elastic`.
 
-The script builds a `meshmend.train.Job` and loops over it. The run's folder holds its ledgers and
-events; without `run_dir` it is a temporary folder, which is removed at the end.
+The script builds a `meshmend.train.Job` or `JaxJob` and loops over it. The run's folder holds its
+ledgers and events; without `run_dir` it is a temporary folder, which is removed at the end.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
-
-import torch
 
 from meshmend.errors import InputError
 from meshmend.faults.fault import Fault
@@ -18,6 +15,7 @@ from meshmend.launch.elastic import run_elastic
 from meshmend.launch.elastic_job import ElasticJob, Outcome
 from meshmend.launch.forked_worker import Script, script_body
 from meshmend.launch.one_thread import compute_in_one_thread
+from meshmend.launch.preloading import keep_jax_programs, preload_training
 from meshmend.launch.run_log import run_log
 from meshmend.membership.events import TimedEvent
 from meshmend.membership.timing import Timing
@@ -66,11 +64,10 @@ def run_script(run: ElasticScript, show: Callable[[TimedEvent], None]) -> Script
     script = run.script
     if not script.is_module and not Path(script.name).is_file():
         raise InputError(f"meshmend run needs a script, but there is no file {script.name}")
-    for name in ("meshmend.train.job", *run.preload):
-        _import(name)
-    torch.optim.SGD([torch.zeros(1)])  # imports torch's compiler here, not in each worker
-    prepare(run.settings.mesh, run.settings.algorithm)
     with _folder(run.run_dir) as folder:
+        keep_jax_programs(folder / "compiled")
+        preload_training(run.preload)
+        prepare(run.settings.mesh, run.settings.algorithm)
         with run_log(folder / "events.jsonl") as log:
 
             def on_event(event: TimedEvent) -> None:
@@ -112,10 +109,3 @@ def _folder(named: Path | None) -> Iterator[Path]:
             "another with --run-dir"
         ) from None
     yield named.absolute()
-
-
-def _import(name: str) -> None:
-    try:
-        import_module(name)
-    except ImportError as error:
-        raise InputError(f"--preload needs a module, but cannot import {name}: {error}") from None

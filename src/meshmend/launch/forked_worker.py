@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch.distributed
 
 from meshmend.launch.one_thread import compute_in_threads
 from meshmend.processes import die_with_parent
@@ -118,7 +117,7 @@ def use_file_rendezvous(rendezvous: Rendezvous) -> None:
     """
     numbers = count()
 
-    dist: Any = torch.distributed  # its type stubs lack the stores
+    dist: Any = import_module("torch.distributed")
 
     def rendezvous_by_file(url: str, **_: Any) -> Iterator[tuple[Any, int, int]]:
         store = dist.FileStore(str(rendezvous.store), rendezvous.world_size)

@@ -9,12 +9,14 @@ import ctypes
 import logging
 import os
 import re
+import sys
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Final
 
 _VARIABLE: Final = "OMP_NUM_THREADS"
+_XLA_VARIABLE: Final = "XLA_FLAGS"  # JAX reads it at its first computation: in the worker
+_XLA_ONE_THREAD: Final = "--xla_cpu_multi_thread_eigen=false"
 _MAPS: Final = Path("/proc/self/maps")
 _GNU_OPENMP: Final = re.compile(r"/\S*/libgomp[^/\s]*\.so\S*")  # other OpenMPs handle forks
 _PAUSE_HARD: Final = 2  # omp_pause_hard of OpenMP 5.0
@@ -29,15 +31,24 @@ def compute_in_one_thread() -> int:
     if possible, so that torch starts no threads at all. A later call works, too.
     """
     wanted = _wanted_threads(os.environ.get(_VARIABLE, ""))
-    os.environ[_VARIABLE] = "1"
-    import_module("torch").set_num_threads(1)
+    _set_threads(1)
     return wanted
 
 
 def compute_in_threads(n_threads: int) -> None:
     """Compute in this many threads from now on: in a worker, after the fork."""
+    _set_threads(n_threads)
+    if n_threads == 1:
+        flags = os.environ.get(_XLA_VARIABLE, "")
+        if _XLA_ONE_THREAD.split("=")[0] not in flags:
+            os.environ[_XLA_VARIABLE] = f"{flags} {_XLA_ONE_THREAD}".strip()
+
+
+def _set_threads(n_threads: int) -> None:
+    """Set the number of threads of torch, which is imported or not, and of other libraries."""
     os.environ[_VARIABLE] = str(n_threads)
-    import_module("torch").set_num_threads(n_threads)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(n_threads)
 
 
 def end_openmp_threads() -> None:

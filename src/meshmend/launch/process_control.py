@@ -40,7 +40,8 @@ class ProcessControl:
         """Kill the workers of these chips that still run, then start new ones."""
         self._processes.kill_workers(chips)
         for chip in chips:
-            self._send(Absent(chip))
+            if chip in self._processes.workers:  # else the job begins, and waits for its first one
+                self._send(Absent(chip))
             self._processes.start_worker(chip, [fault.words for fault in self_injected])
 
     def cut(self, failure: Failure) -> None:

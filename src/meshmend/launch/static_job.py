@@ -10,13 +10,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 from meshmend.errors import InputError, TerminatedError
 from meshmend.launch.children import Children
 from meshmend.launch.forked_worker import Place, Rendezvous, Script, script_body, work
 from meshmend.launch.one_thread import compute_in_one_thread
+from meshmend.launch.preloading import preload_modules
 from meshmend.launch.termination import TERMINATED, terminable
 from meshmend.planning.catalogue import prepare
 from meshmend.planning.environment import Environment
@@ -59,9 +60,13 @@ def run_job(job: StaticJob) -> int:
     """
     if not job.script.is_module and not Path(job.script.name).is_file():
         raise InputError(f"meshmend run needs a script, but there is no file {job.script.name}")
+    if find_spec("torch") is None:
+        raise InputError(
+            "meshmend run needs torch, but it is not installed; install it with pip install "
+            "'meshmend[torch]', or use --elastic with a loop over a JaxJob"
+        )
     compute_in_one_thread()
-    for name in (*_PRELOAD, *job.preload):
-        _import(name)
+    preload_modules((*_PRELOAD, *job.preload))
     mesh = job.settings.mesh
     prepare(mesh, job.settings.algorithm)
     if not job.settings.secret:
@@ -77,13 +82,6 @@ def run_job(job: StaticJob) -> int:
         finally:
             workers.children.end_all()
     return workers.report_failure()
-
-
-def _import(name: str) -> None:
-    try:
-        import_module(name)
-    except ImportError as error:
-        raise InputError(f"--preload needs a module, but cannot import {name}: {error}") from None
 
 
 class _Workers:

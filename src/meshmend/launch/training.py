@@ -14,8 +14,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from meshmend.errors import InputError
 from meshmend.faults.fault import Fault
 from meshmend.launch.elastic import run_elastic
@@ -38,13 +36,10 @@ from meshmend.report.training_run import TrainingRun, training_run
 from meshmend.testbed.bed import Testbed
 from meshmend.topology.text import mesh_words
 from meshmend.train.checkpoint import Saving
-from meshmend.train.gradients import Gradients
 from meshmend.train.history_check import Audit
-from meshmend.train.job import Job
 from meshmend.train.ledger import audit
 from meshmend.train.resume import resumable
-from meshmend.workloads.registry import preload
-from meshmend.workloads.workload import Workload
+from meshmend.workloads.trainable import Trainable, TrainingArguments
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +51,7 @@ _EVALUATION = "evaluation.json"
 class Training:
     """What to train, on which mesh, for how long, and the faults to inject."""
 
-    workload: Workload
+    workload: Trainable
     settings: Settings
     run_dir: Path
     size: str = "tiny"
@@ -72,6 +67,19 @@ class Training:
     testbed_bytes_per_s: float | None = None
     checks: bool = False
     timing: Timing = field(default_factory=Timing)
+
+    def arguments(self) -> TrainingArguments:
+        """Return what the loop of a worker needs."""
+        folder = self.run_dir / "checkpoints"
+        return TrainingArguments(
+            batch=self.batch,
+            steps=self.steps,
+            seed=self.seed,
+            policy=self.policy,
+            rate=self.rate,
+            saving=Saving(folder, self.save_every) if self.save_every else None,
+            resume=self.resume,
+        )
 
 
 @dataclass(frozen=True)
@@ -95,10 +103,9 @@ def train(training: Training, show: Callable[[TimedEvent], None]) -> TrainingRes
         InputError: the run's folder cannot be made, or the checkpoint cannot be resumed.
     """
     compute_in_one_thread()
-    preload()
-    model = training.workload.model()
+    training.workload.preload(training.arguments(), training.settings.mesh.n_live)
     if training.resume is not None:
-        _check_resume(training, training.resume, model)
+        _check_resume(training, training.resume)
     folder = training.run_dir
     try:
         (folder / "ledger").mkdir(parents=True)
@@ -113,8 +120,8 @@ def train(training: Training, show: Callable[[TimedEvent], None]) -> TrainingRes
             log.add(event)
             show(event)
 
-        on_event(TimedEvent(0.0, _start_event(training, model)))
-        outcome = _run(training, model, on_event)
+        on_event(TimedEvent(0.0, _start_event(training)))
+        outcome = _run(training, on_event)
         found = audit(folder / "ledger")
         ended = _end_event(outcome, found, training_run(log.lines()), folder)
         on_event(ended)
@@ -127,19 +134,16 @@ def train(training: Training, show: Callable[[TimedEvent], None]) -> TrainingRes
     return TrainingResult(summary, run, why, outcome.is_finished)
 
 
-def _check_resume(training: Training, folder: Path, model: torch.nn.Module) -> None:
+def _check_resume(training: Training, folder: Path) -> None:
     """Refuse a checkpoint that the workers could not resume, before they are started."""
-    fresh = {
-        "model": model.state_dict(),
-        "optimizer": training.workload.optimizer(model).state_dict(),
-        "also": [],
-        "progress": {"seed": training.seed, "n_samples": len(training.workload.dataset)},
-    }
+    workload = training.workload
+    progress = {"seed": training.seed, "n_samples": workload.n_samples}
+    fresh = {**workload.fresh_state(), "progress": progress}
 
     def warn(path: Path, why: str) -> None:
         _log.warning("checkpoint %s is not used: %s", path, why)
 
-    resumable(folder, fresh, steps=training.steps, on_damage=warn)
+    resumable(folder, fresh, workload.shards, steps=training.steps, on_damage=warn)
 
 
 def _report(run: TrainingRun, path: Path) -> str | None:
@@ -168,7 +172,7 @@ def _why_untrusted(found: Audit, *, is_asked: bool) -> str:
     return ""
 
 
-def _start_event(training: Training, model: torch.nn.Module) -> RunStarted:
+def _start_event(training: Training) -> RunStarted:
     words = mesh_words(training.settings.mesh)
     return RunStarted(
         mesh=words["shape"],
@@ -182,21 +186,19 @@ def _start_event(training: Training, model: torch.nn.Module) -> RunStarted:
         rate=training.rate or "the model's own",
         seed=training.seed,
         policy=training.policy,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=training.workload.n_parameters,
     )
 
 
-def _run(
-    training: Training, model: torch.nn.Module, on_event: Callable[[TimedEvent], None]
-) -> Outcome:
+def _run(training: Training, on_event: Callable[[TimedEvent], None]) -> Outcome:
     job = ElasticJob(
         settings=training.settings,
-        body=lambda: _work(training, model),
+        body=lambda: _work(training),
         run_dir=training.run_dir,
         on_event=on_event,
         faults=training.faults,
         timing=training.timing,
-        sums=Gradients(model).sizes(),
+        sums=training.workload.sum_sizes(),
         for_s=training.for_s,
         checks=training.checks,
     )
@@ -207,35 +209,11 @@ def _run(
         return run_elastic(job.in_network(bed.enter, bed.address, bed.fail, bed.repair))
 
 
-def _work(training: Training, model: torch.nn.Module) -> int:
+def _work(training: Training) -> int:
     """Run the training loop of one worker, and return its exit code."""
     logging.getLogger("meshmend").setLevel(logging.ERROR)  # events report the rest
-    workload = training.workload
-    optimizer = workload.optimizer(model)
-    saving = None
-    if training.save_every:
-        saving = Saving(training.run_dir / "checkpoints", training.save_every)
-    job = Job(
-        model,
-        optimizer,
-        workload.dataset,
-        batch=training.batch,
-        steps=training.steps,
-        seed=training.seed,
-        policy=training.policy,
-        saving=saving,
-        resume=training.resume,
-    )
-    if training.rate is not None:
-        for group in optimizer.param_groups:
-            group["lr"] = training.rate
-    for batch in job:
-        loss = workload.loss(model, batch)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch's stubs
-        job.step(loss)
-    if job.is_leader:
-        _write_evaluation(training.run_dir / _EVALUATION, workload.evaluate(model))
+    if evaluation := training.workload.train(training.arguments()):
+        _write_evaluation(training.run_dir / _EVALUATION, evaluation)
     return 0
 
 

@@ -1,7 +1,7 @@
 """The arguments that all workers of a job must share, small enough for their first message.
 
-Each argument has a name, so that a refusal can say which one differs. `train/fingerprint.py` knows
-the model and the data and makes the fingerprint; this module only compares.
+Each argument has a name, so that a refusal can say which one differs. `train/fingerprint.py` makes
+the fingerprint of a model and its data; this module only compares.
 """
 
 from dataclasses import dataclass, fields
@@ -35,13 +35,15 @@ class JobFingerprint:
     optimizer: str
     dataset_length: Count
     samples: str
+    framework: str = "torch"
 
     def difference(self, other: "JobFingerprint") -> str:
         """Return in words the first argument in which a worker's fingerprint differs from this one.
 
         Return an empty text if none differs.
         """
-        for each in fields(self):
+        # Workers of two frameworks differ in everything: then this one says most.
+        for each in sorted(fields(self), key=lambda each: each.name != "framework"):
             ours, theirs = getattr(self, each.name), getattr(other, each.name)
             if ours != theirs and NOT_COMPARED not in (ours, theirs):
                 name = _WORDS.get(each.name, each.name)

@@ -4,12 +4,11 @@ After a failure the job waits for the new plan, so the plan is made while nothin
 that needs a plan looks into the folder first, and makes the plan itself if there is none.
 """
 
-import fcntl
 import hashlib
 import itertools
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -18,6 +17,7 @@ from meshmend import __version__
 from meshmend.errors import MeshmendError, UnsupportedError
 from meshmend.execute.event_loop import load_event_loop
 from meshmend.execute.transport import ITEMSIZES
+from meshmend.locks import folder_lock
 from meshmend.planning.catalogue import (
     CollectiveCall,
     is_remembered,
@@ -33,7 +33,6 @@ from meshmend.topology.mesh import Mesh
 
 _ALLREDUCE: Final = CollectiveCall("allreduce")
 _LOCK_TIMEOUT_S: Final = 2.0
-_LOCK_RETRY_S: Final = 0.005
 
 
 def board_losses(mesh: Mesh, board: tuple[int, ...]) -> Iterator[Mesh]:
@@ -105,36 +104,10 @@ def load_or_make_plans(folder: Path, mesh: Mesh, algorithm: str, sums: SumSizes)
     load_plans(folder, mesh, algorithm, sums)
     if all(is_remembered(mesh, algorithm, _ALLREDUCE, size) for size in payload_classes(sums)):
         return
-    with _lock(folder):
+    with folder_lock(folder, timeout_s=_LOCK_TIMEOUT_S):
         load_plans(folder, mesh, algorithm, sums)
         with suppress(MeshmendError, OSError):  # the sum that needs the plan raises it again
             store_plans(folder, mesh, algorithm, sums)
-
-
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder; after two seconds without it, continue.
-
-    The kernel releases the lock of a process that dies.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("wb")
-    except OSError:
-        yield
-        return
-    with lock:
-        deadline = time.monotonic() + _LOCK_TIMEOUT_S
-        while time.monotonic() < deadline:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                time.sleep(_LOCK_RETRY_S)
-            except OSError:  # a file system without locks
-                break
-            else:
-                break
-        yield
 
 
 def load_plans(folder: Path, mesh: Mesh, algorithm: str, sums: SumSizes) -> None:

@@ -1,22 +1,39 @@
 """Training that survives failures: the step loop, recovery, checkpoints, the ledger.
 
-    from meshmend.train import Job, Saving
+    from meshmend.train import Job, Saving  # PyTorch
+    from meshmend.train import JaxJob, Saving  # JAX
 
-Both are imported on first use, so that a coordinator does not import torch.
+All are imported on first use: a coordinator imports neither framework, a JAX job no PyTorch.
 """
 
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from meshmend.errors import InputError
 
 if TYPE_CHECKING:
     from meshmend.train.checkpoint import Saving
+    from meshmend.train.jax_job import JaxJob
     from meshmend.train.job import Job
 
-__all__ = ["Job", "Saving"]
+__all__ = ["JaxJob", "Job", "Saving"]
+
+_MODULE_OF = {
+    "JaxJob": "meshmend.train.jax_job",
+    "Job": "meshmend.train.job",
+    "Saving": "meshmend.train.checkpoint",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        from meshmend.train import job
-
-        return getattr(job, name)
+    if name == "JaxJob":
+        for package in ("jax", "optax"):
+            if find_spec(package) is None:
+                raise InputError(
+                    f"JaxJob needs {package}, but it is not installed; run: pip install "
+                    "'meshmend[jax]'"
+                )
+    if name in _MODULE_OF:
+        return getattr(import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

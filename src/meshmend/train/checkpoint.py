@@ -6,7 +6,7 @@ Every live chip calls `save_shard` at the same step and writes its shard. If a c
 saves, the step stays incomplete. Another number of chips may then save the same step again, in the
 same folder. A step is complete when one number of chips has saved all its shards.
 
-Each reader reads the whole state, so a job can resume on any number of chips. `shards.py` knows
+Each reader reads the whole state, so a job can resume on any number of chips. A `ShardFormat` knows
 what a state is made of; this module knows files and folders only.
 """
 
@@ -29,7 +29,7 @@ from meshmend.train.checkpoint_names import (
     what_is_missing,
 )
 from meshmend.train.save_notice import SAVE_NOTICE
-from meshmend.train.shards import Shard, State, merged, packed, shard_of, unpacked
+from meshmend.train.shard_format import AnyShard, ShardFormat, State
 
 STALE_S = 600.0  # a draft not written to for this long: its writer is dead
 
@@ -58,16 +58,18 @@ class Loaded(NamedTuple):
     step: int
 
 
-def save_shard(folder: Path, state: State, *, step: int, shard: int, n_shards: int) -> Path:
+def save_shard(
+    folder: Path, state: State, shards: ShardFormat, *, step: int, shard: int, n_shards: int
+) -> Path:
     """Write this chip's shard of the state to disk and return its file.
 
     Raises:
         InputError: the state holds a value that cannot be stored, or the file cannot be written.
     """
-    return write_shard(folder, shard_of(state, step=step, shard=shard, n_shards=n_shards))
+    return write_shard(folder, shards.cut(state, step=step, shard=shard, n_shards=n_shards), shards)
 
 
-def write_shard(folder: Path, shard: Shard) -> Path:
+def write_shard(folder: Path, shard: AnyShard, shards: ShardFormat) -> Path:
     """Write a shard to disk and return its file; replaces an earlier file of that name at once.
 
     A shard is a copy of the state, so a thread can write it while training goes on.
@@ -75,13 +77,14 @@ def write_shard(folder: Path, shard: Shard) -> Path:
     Raises:
         InputError: the file cannot be written.
     """
-    file = step_folder(folder, shard.step) / shard_name(shard.number, shard.n_shards)
+    name = shard_name(shard.number, shard.n_shards, shards.suffix)
+    file = step_folder(folder, shard.step) / name
     draft = file.with_name(f".{file.name}.{uuid4().hex}{_DRAFT}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
             with draft.open("xb") as stream:
-                stream.write(packed(shard))
+                stream.write(shards.packed(shard))
                 stream.flush()
                 os.fsync(stream.fileno())
             draft.replace(file)
@@ -94,18 +97,20 @@ def write_shard(folder: Path, shard: Shard) -> Path:
     return file
 
 
-def load(folder: Path, *, on_damage: OnDamage) -> Loaded | None:
+def load(folder: Path, shards: ShardFormat, *, on_damage: OnDamage) -> Loaded | None:
     """Return the newest state that is complete and undamaged, or None if there is none.
 
     Calls `on_damage(path, reason)` for each newer checkpoint that cannot be used.
     """
     for step in reversed(steps_in(folder)):
-        if (loaded := load_step(folder, step, on_damage=on_damage)) is not None:
+        if (loaded := load_step(folder, step, shards, on_damage=on_damage)) is not None:
             return loaded
     return None
 
 
-def load_step(folder: Path, step: int, *, on_damage: OnDamage) -> Loaded | None:
+def load_step(
+    folder: Path, step: int, shards: ShardFormat, *, on_damage: OnDamage
+) -> Loaded | None:
     """Return the state of one step, or None if it is absent, incomplete or damaged.
 
     Calls `on_damage(path, reason)` with the reason why it cannot be used.
@@ -113,7 +118,7 @@ def load_step(folder: Path, step: int, *, on_damage: OnDamage) -> Loaded | None:
     n_tried = 0
     for files in complete_sets(folder, step):
         n_tried += 1
-        state = _read(files, step, on_damage)
+        state = _read(files, step, shards, on_damage)
         if state is not None:
             return Loaded(state, step)
     if n_tried == 0:
@@ -148,12 +153,18 @@ def prune(folder: Path, keep: int = 3) -> None:
             draft.unlink(missing_ok=True)
 
 
-def _read(files: list[Path], step: int, on_damage: OnDamage) -> dict[str, Any] | None:
+def _read(
+    files: list[Path], step: int, shards: ShardFormat, on_damage: OnDamage
+) -> dict[str, Any] | None:
     """Return the state in these files; if one is damaged, call `on_damage` and return None."""
-    shards: list[Shard] = []
+    if files[0].suffix != shards.suffix:
+        why = f"its files end with {files[0].suffix}, but {shards.framework} writes {shards.suffix}"
+        on_damage(files[0].parent, f"another framework wrote it: {why}")
+        return None
+    found_shards: list[AnyShard] = []
     for number, file in enumerate(files):
         try:
-            shard = unpacked(file.read_bytes())
+            shard = shards.unpacked(file.read_bytes())
         except (CheckpointDamageError, OSError) as error:
             on_damage(file, str(error))
             return None
@@ -162,9 +173,9 @@ def _read(files: list[Path], step: int, on_damage: OnDamage) -> dict[str, Any] |
             held = f"step {found[0]}, shard {found[1]} of {found[2]}"
             on_damage(file, f"its name is wrong: it holds {held}")
             return None
-        shards.append(shard)
+        found_shards.append(shard)
     try:
-        return merged(shards)
+        return shards.merged(found_shards)
     except CheckpointDamageError as error:
         on_damage(files[0].parent, str(error))
         return None

@@ -1,11 +1,11 @@
-"""Which checkpoints a folder has, by the names of its files alone; needs no torch."""
+"""Which checkpoints a folder has, by the names of its files alone; needs no framework."""
 
 import re
 from collections.abc import Container, Iterator
 from pathlib import Path
 
 _STEP = re.compile(r"step-(\d{8,})")
-_SHARD = re.compile(r"shard-(\d{3,})-of-(\d{3,})\.pt")
+_SHARD = re.compile(r"shard-(\d{3,})-of-(\d{3,})(\.pt|\.bin)")
 
 
 def complete_steps(folder: Path) -> list[int]:
@@ -26,9 +26,9 @@ def step_folder(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
-def shard_name(shard: int, n_shards: int) -> str:
-    """Return the name of a shard's file."""
-    return f"shard-{shard:03d}-of-{n_shards:03d}.pt"
+def shard_name(shard: int, n_shards: int, suffix: str) -> str:
+    """Return the name of a shard's file; the suffix tells the framework that wrote it."""
+    return f"shard-{shard:03d}-of-{n_shards:03d}{suffix}"
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -37,13 +37,13 @@ def steps_in(folder: Path) -> list[int]:
     return sorted(int(name[1]) for name in names if name)
 
 
-def _shard_files(folder: Path, step: int) -> dict[int, dict[int, Path]]:
-    """Return the files of a step, by number of shards and then by shard."""
-    sets: dict[int, dict[int, Path]] = {}
+def _shard_files(folder: Path, step: int) -> dict[tuple[int, str], dict[int, Path]]:
+    """Return the files of a step, by number of shards and suffix, and then by shard."""
+    sets: dict[tuple[int, str], dict[int, Path]] = {}
     for path in step_folder(folder, step).glob("shard-*"):
         name = _SHARD.fullmatch(path.name)
         if name and int(name[1]) < int(name[2]):
-            sets.setdefault(int(name[2]), {})[int(name[1])] = path
+            sets.setdefault((int(name[2]), name[3]), {})[int(name[1])] = path
     return sets
 
 
@@ -51,7 +51,7 @@ def complete_sets(folder: Path, step: int) -> Iterator[list[Path]]:
     """Yield the complete sets of shards of a step, the last one written first."""
     complete = [
         [files[shard] for shard in range(n_shards)]
-        for n_shards, files in sorted(_shard_files(folder, step).items())
+        for (n_shards, _), files in sorted(_shard_files(folder, step).items())
         if len(files) == n_shards
     ]
     yield from sorted(complete, key=_written_at, reverse=True)
@@ -83,6 +83,7 @@ def what_is_missing(folder: Path, step: int) -> str:
     sets = _shard_files(folder, step)
     if not sets:
         return "it has no shards"
-    n_shards, files = max(sets.items(), key=lambda item: len(item[1]) / item[0])
+    (n_shards, suffix), files = max(sets.items(), key=lambda item: len(item[1]) / item[0][0])
     first = next(shard for shard in range(n_shards) if shard not in files)
-    return f"it has {len(files)} of {n_shards} shards; {shard_name(first, n_shards)} is missing"
+    missing = shard_name(first, n_shards, suffix)
+    return f"it has {len(files)} of {n_shards} shards; {missing} is missing"

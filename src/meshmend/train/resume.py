@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from meshmend.errors import InputError
 from meshmend.train import checkpoint
 from meshmend.train.checkpoint import Loaded, OnDamage
-from meshmend.train.shards import State
+from meshmend.train.shard_format import ShardFormat, State
 
 
-def resumable(folder: Path, fresh: State, *, steps: int, on_damage: OnDamage) -> Loaded:
+def resumable(
+    folder: Path, fresh: State, shards: ShardFormat, *, steps: int, on_damage: OnDamage
+) -> Loaded:
     """Return the newest readable checkpoint of a folder, checked against the job to resume.
 
     `fresh` is the state of the job before its first step. Damaged checkpoints are skipped: each is
@@ -27,7 +27,7 @@ def resumable(folder: Path, fresh: State, *, steps: int, on_damage: OnDamage) ->
         InputError: no checkpoint can be read, or the newest readable one is of another job.
     """
     damage: list[tuple[Path, str]] = []
-    loaded = checkpoint.load(folder, on_damage=lambda path, why: damage.append((path, why)))
+    loaded = checkpoint.load(folder, shards, on_damage=lambda path, why: damage.append((path, why)))
     if loaded is None:
         words = [f"{path.relative_to(folder)}: {why}" for path, why in damage]
         found = "; ".join(words) or "it has none"
@@ -45,7 +45,11 @@ def resumable(folder: Path, fresh: State, *, steps: int, on_damage: OnDamage) ->
             f"got {len(fresh['also'])}"
         )
     for part in ("model", "optimizer", "also"):
-        _check_same(_shapes(loaded.state[part]), _shapes(fresh[part]), part)
+        saved, wanted = (
+            dict(_named_shapes(state[part], "", shards)) for state in (loaded.state, fresh)
+        )
+        is_lazy = shards.lazy and part == "optimizer"
+        _check_same(saved, wanted, part, may_lack=is_lazy)
     _check_progress(loaded.state["progress"], fresh["progress"])
     return loaded
 
@@ -61,14 +65,18 @@ def _check_progress(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> None:
 
 
 def _check_same(
-    saved: Mapping[str, tuple[int, ...]], fresh: Mapping[str, tuple[int, ...]], part: str
+    saved: Mapping[str, tuple[int, ...]],
+    fresh: Mapping[str, tuple[int, ...]],
+    part: str,
+    *,
+    may_lack: bool,
 ) -> None:
     """Raise InputError if names or shapes of tensors differ.
 
-    An optimizer may lack tensors of the checkpoint: it makes them in its first step.
+    An optimizer that makes its tensors in its first step may lack those of the checkpoint.
     """
     for name in dict.fromkeys([*fresh, *saved]):
-        if part == "optimizer" and name not in fresh:
+        if may_lack and name not in fresh:
             continue
         if fresh.get(name) != saved.get(name):
             raise InputError(
@@ -81,17 +89,15 @@ def _words(shape: tuple[int, ...] | None) -> str:
     return "no tensor" if shape is None else f"shape {shape}"
 
 
-def _shapes(state: Any, where: str = "") -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all tensors of a nested state by their names."""
-    return dict(_named_shapes(state, where))
-
-
-def _named_shapes(state: Any, where: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    if isinstance(state, torch.Tensor):
+def _named_shapes(
+    state: Any, where: str, shards: ShardFormat
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the names and shapes of all tensors of a nested state."""
+    if shards.is_tensor(state):
         yield where, tuple(state.shape)
     elif isinstance(state, Mapping):
         for key, value in state.items():
-            yield from _named_shapes(value, f"{where}.{key}" if where else str(key))
+            yield from _named_shapes(value, f"{where}.{key}" if where else str(key), shards)
     elif isinstance(state, list | tuple):
         for key, value in enumerate(state):
-            yield from _named_shapes(value, f"{where}[{key}]")
+            yield from _named_shapes(value, f"{where}[{key}]", shards)

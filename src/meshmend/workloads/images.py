@@ -1,15 +1,16 @@
 """Images with labels: scikit-learn's digits, or a user's folder with one folder per class.
 
-Every source is split into training samples and held-out samples, the same in every process.
+Every source is split into training samples and held-out samples, the same in every process. The
+samples are NumPy's arrays, so that every framework can train on them.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
 from meshmend.errors import InputError
 
@@ -19,15 +20,15 @@ if TYPE_CHECKING:  # only a folder of images needs Pillow
 SUFFIXES = (".png", ".jpg", ".jpeg")
 HELD_OUT = 0.2  # of all samples
 
-Labelled = tuple[torch.Tensor, torch.Tensor]
+Labelled = tuple[NDArray[np.float32], np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class Pictures:
     """Images in memory, as (samples, channels, rows, columns) in 0..1, each with its class."""
 
-    images: torch.Tensor
-    labels: torch.Tensor
+    images: NDArray[np.float32]
+    labels: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -53,8 +54,8 @@ class PictureFiles:
                 pixels = np.asarray(image.convert("RGB").resize((self.side, self.side)))
             except (OSError, SyntaxError) as error:  # Pillow raises either for an incomplete file
                 raise _unreadable(self.files[index], error) from None
-        values = torch.from_numpy(pixels.astype(np.float32) / 255).permute(2, 0, 1)
-        return values.contiguous(), torch.tensor(self.labels[index])
+        values = (pixels.astype(np.float32) / 255).transpose(2, 0, 1)
+        return np.ascontiguousarray(values), np.int64(self.labels[index])
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,11 @@ def digits(*, side: int = 8, n_channels: int = 1) -> ImageSource:
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
-    images = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8) / 16
+    images = pixels.astype(np.float32).reshape(-1, 1, 8, 8) / 16
     if side != 8:
-        images = torch.nn.functional.interpolate(images, size=(side, side), mode="bilinear")
-    images = images.repeat(1, n_channels, 1, 1)
-    classes = torch.tensor(labels, dtype=torch.int64)
+        images = _resized(images, side)
+    images = images.repeat(n_channels, axis=1)
+    classes = labels.astype(np.int64)
     train, held_out = split(len(classes))
     return ImageSource(
         "scikit-learn digits",
@@ -115,6 +116,14 @@ def image_folder(folder: Path, *, side: int) -> ImageSource:
         for part in (train, held_out)
     )
     return ImageSource(str(folder), next(parts), next(parts), n_classes=len(found))
+
+
+def _resized(images: Any, side: int) -> Any:
+    """Return images (samples, channels, rows, columns) with `side` rows and columns, bilinear."""
+    import torch
+
+    sizes = {"size": (side, side), "mode": "bilinear"}
+    return torch.nn.functional.interpolate(torch.from_numpy(images), **sizes).numpy()  # type: ignore[arg-type]
 
 
 def split(n_samples: int) -> tuple[Sequence[int], Sequence[int]]:

@@ -3,10 +3,7 @@
 The transformers package is imported when a workload is built, not before.
 """
 
-from importlib import import_module
 from pathlib import Path
-
-import torch
 
 from meshmend.errors import InputError
 from meshmend.workloads.bert import full_bert, tiny_bert
@@ -36,15 +33,3 @@ def workload(
             f"the workload {model} needs {error.name}, but it is not installed; install it with "
             "pip install 'meshmend[train]'"
         ) from None
-
-
-def preload() -> None:
-    """Import all that workloads need, so that processes forked from this one start faster.
-
-    The first optimizer of a process imports torch's compiler, which takes 1.5 s. Without this
-    function each forked process would spend that time again.
-    """
-    for name in ("resnet.modeling_resnet", "bert.modeling_bert"):
-        import_module(f"transformers.models.{name}")
-    import_module("sklearn.datasets")
-    torch.optim.SGD([torch.zeros(1)])

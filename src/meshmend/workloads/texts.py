@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from meshmend.errors import InputError
@@ -28,7 +28,7 @@ N_SPECIAL = 5
 MASKED = 0.15
 HELD_OUT_EVERY = 10
 
-Masked = tuple[torch.Tensor, ...]
+Masked = tuple[Any, ...]  # NumPy's arrays and numbers
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 
@@ -63,8 +63,7 @@ class SentencePairs:
         originals = tokens[masked]
         tokens[masked] = self._replaced(originals, random)
         segments = (np.arange(len(tokens)) > half + 1).astype(np.int64)
-        arrays = (tokens, segments, masked, originals)
-        return (*map(torch.from_numpy, arrays), torch.tensor(int(is_random_next)))
+        return tokens, segments, masked, originals, np.int64(is_random_next)
 
     @property
     def n_masked(self) -> int:

@@ -1,14 +1,24 @@
-"""A workload: a model, its optimizer, its samples and its loss, as one value.
+"""A PyTorch workload: a model, its optimizer, its samples and its loss, as one value.
 
 Knows nothing about chips. `torch.utils.data.default_collate` turns samples into a batch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cached_property
+from importlib import import_module
+from typing import Any
 
 import torch
 from torch.utils.data import default_collate
+
+from meshmend.train.gradients import Gradients
+from meshmend.train.job import Job
+from meshmend.train.shard_format import ShardFormat
+from meshmend.train.torch_learner import TorchLearner
+from meshmend.train.torch_shards import TORCH_SHARDS
+from meshmend.train.worker_loop import SumSizes
+from meshmend.workloads.trainable import SampleSet, TrainingArguments
 
 Batch = Sequence[torch.Tensor]
 # The scores of a batch by name, such as "loss" and "accuracy"; each is a mean over its samples.
@@ -16,14 +26,6 @@ Scores = Mapping[str, torch.Tensor]
 
 MAX_EVALUATED = 1024  # held-out samples; enough for the figures at the end of a run
 _EVALUATION_BATCH = 64
-
-
-class SampleSet(Protocol):
-    """A map-style data set: its samples are tuples of tensors, all of the same shapes."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> tuple[torch.Tensor, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,81 @@ class Workload:
                     totals[name] = totals.get(name, 0.0) + mean.item() * len(chosen)
         model.train(was_training)
         return {name: total / n_samples for name, total in totals.items()}
+
+    # What makes it a `Trainable`.
+
+    @property
+    def n_samples(self) -> int:
+        """The number of samples to train on."""
+        return len(self.dataset)
+
+    @property
+    def n_parameters(self) -> int:
+        """The number of elements of all parameters."""
+        return sum(parameter.numel() for parameter in self._inherited.parameters())
+
+    @property
+    def shards(self) -> ShardFormat:
+        """The format of its checkpoints."""
+        return TORCH_SHARDS
+
+    def preload(self, arguments: TrainingArguments, n_chips: int) -> None:
+        """Import all that workers need."""
+        preload()
+
+    def sum_sizes(self) -> SumSizes:
+        """Return the number of elements and the type of each sum of a step."""
+        return Gradients(self._inherited).sizes()
+
+    def fresh_state(self) -> dict[str, Any]:
+        """Return the training state before the first step, without its progress."""
+        return TorchLearner(self._inherited, self.optimizer(self._inherited)).state()
+
+    def train(self, arguments: TrainingArguments) -> Mapping[str, float]:
+        """Run the loop of one worker; return the evaluation on the leader, and nothing elsewhere.
+
+        Raises:
+            InputError: the arguments, or the checkpoint to resume, do not fit.
+        """
+        model = self._inherited
+        optimizer = self.optimizer(model)
+        job = Job(
+            model,
+            optimizer,
+            self.dataset,
+            batch=arguments.batch,
+            steps=arguments.steps,
+            seed=arguments.seed,
+            policy=arguments.policy,
+            saving=arguments.saving,
+            resume=arguments.resume,
+        )
+        if arguments.rate is not None:
+            for group in optimizer.param_groups:
+                group["lr"] = arguments.rate
+        for batch in job:
+            loss = self.loss(model, batch)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's stubs
+            job.step(loss)
+        return self.evaluate(model) if job.is_leader else {}
+
+    @cached_property
+    def _inherited(self) -> torch.nn.Module:
+        """The model that the launcher makes once, and each worker inherits."""
+        return self.model()
+
+
+def preload() -> None:
+    """Import all that workloads need, so that processes forked from this one start faster.
+
+    The first optimizer of a process imports torch's compiler, which takes 1.5 s. Without this
+    function each forked process would spend that time again.
+    """
+    for name in ("resnet.modeling_resnet", "bert.modeling_bert"):
+        import_module(f"transformers.models.{name}")
+    import_module("sklearn.datasets")
+    torch.optim.SGD([torch.zeros(1)])
 
 
 def batch_of(samples: SampleSet, indices: Sequence[int]) -> Batch:

@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 import torch
 
 from meshmend.errors import CheckpointDamageError, InputError
+from meshmend.train.shard_format import ShardFormat, State
 
 FORMAT = "meshmend-checkpoint"
 VERSION = 1
-
-State = Mapping[str, Any]
 
 _PLAIN = (type(None), bool, int, float, complex, str)
 _SEAL = b"meshmend sha256 "
@@ -232,3 +231,12 @@ def _fingerprint(tree: Any, tensors: Sequence[torch.Tensor]) -> str:
             dense = some.cpu().clone(memory_format=torch.contiguous_format)
             digest.update(dense.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+TORCH_SHARDS = ShardFormat(
+    "torch", ".pt", shard_of, packed, unpacked, merged, _is_tensor, lazy=True
+)

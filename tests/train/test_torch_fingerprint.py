@@ -13,7 +13,8 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from meshmend.membership.job_fingerprint import NOT_COMPARED, JobFingerprint
-from meshmend.train.fingerprint import fingerprint_of
+from meshmend.train.job_settings import JobSettings
+from meshmend.train.torch_fingerprint import fingerprint_of
 
 INPUTS = torch.arange(80, dtype=torch.float32).reshape(10, 8)
 
@@ -25,9 +26,9 @@ def fingerprint(
     **changes: Any,
 ) -> JobFingerprint:
     model = model or torch.nn.Linear(8, 1)
-    arguments = {"batch": 16, "steps": 60, "seed": 0, "policy": "constant", **changes}
     dataset = TensorDataset(INPUTS) if dataset is None else dataset
-    return fingerprint_of(model, optimizer(model.parameters(), lr=0.1), dataset, **arguments)
+    arguments = JobSettings(len(dataset), **{"batch": 16, "steps": 60, **changes})
+    return fingerprint_of(model, optimizer(model.parameters(), lr=0.1), dataset, arguments)
 
 
 class Samples(Dataset[Any]):

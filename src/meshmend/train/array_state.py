@@ -1,0 +1,44 @@
+"""States of NumPy arrays as bytes. JAX's arrays become such without a copy on a CPU."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.train.raw_state import Bytes, RawArray, digest_raw, map_state, pack_raw, unpack_raw
+
+Array = NDArray[Any]
+
+
+def pack_arrays(state: Any) -> Bytes:
+    """Return a state as bytes that `unpack_arrays` reads.
+
+    Raises:
+        InputError: the state holds something that is neither an array nor a plain value.
+    """
+    return pack_raw(map_state(_raw_leaf, state))
+
+
+def unpack_arrays(data: Bytes) -> Any:
+    """Return the state that `pack_arrays` wrote; its arrays are views of the bytes."""
+    return map_state(_array_leaf, unpack_raw(data))
+
+
+def digest_arrays(arrays: dict[str, Array]) -> str:
+    """Return a hash of the bits of arrays in their order; equal arrays have equal hashes."""
+    return digest_raw(_raw(array) for array in arrays.values())
+
+
+def _raw(array: Array) -> RawArray:
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return RawArray(str(array.dtype), array.shape, flat.view(np.uint8))
+
+
+def _raw_leaf(leaf: Any) -> Any:
+    return _raw(leaf) if isinstance(leaf, np.ndarray) else leaf
+
+
+def _array_leaf(leaf: Any) -> Any:
+    if not isinstance(leaf, RawArray):
+        return leaf
+    return leaf.data.view(np.dtype(leaf.dtype)).reshape(leaf.shape)

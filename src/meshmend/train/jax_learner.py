@@ -1,0 +1,158 @@
+"""JAX parameters and an optax optimizer, as a job trains them.
+
+The gradients of a step are summed in float32, those of float64 parameters in float64.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from meshmend.errors import InputError
+from meshmend.train.array_shards import ARRAY_SHARDS
+from meshmend.train.array_state import Array, digest_arrays, pack_arrays, unpack_arrays
+from meshmend.train.flat_tree import Tree
+from meshmend.train.jax_program import JaxProgram
+from meshmend.train.learner import Bytes
+from meshmend.train.sample_keys import places_of
+from meshmend.train.samples import Share
+from meshmend.train.shard_format import ShardFormat
+from meshmend.train.worker_loop import SumSizes
+
+
+class JaxLearner:
+    """Parameters and the state of their optimizer, as a `Learner`; a program computes."""
+
+    shards: Final[ShardFormat] = ARRAY_SHARDS
+
+    def __init__(self, params: Tree, program: JaxProgram, *, micro_batch: int) -> None:
+        self.params = _on_device(params)
+        self.opt_state = _on_device(program.init(self.params))
+        self._program, self._micro_batch = program, micro_batch
+        self._sums = program.flat.zeros()
+
+    def warm_up(self, batch: Tree) -> None:
+        """Compile all that a step needs; the batch is of one sample, and changes nothing."""
+        self.gather(batch, Share(0, 1, 1))
+        jax.block_until_ready(
+            self._program.update(self.params, self.opt_state, self._program.flat.zeros())
+        )
+
+    def gather(self, batch: Tree, share: Share) -> None:
+        """Put the weighted gradients and losses of this chip's samples into the payloads.
+
+        Raises:
+            InputError: the batch has another number of samples than the share.
+        """
+        arrays = jax.tree.map(np.asarray, batch)
+        for array in jax.tree.leaves(arrays):
+            if array.shape[:1] != (share.n_samples,):
+                raise InputError(
+                    f"JaxJob.step needs arrays of {share.n_samples} samples, as the job handed "
+                    f"them out, but got one of shape {array.shape}"
+                )
+        totals: Sequence[Any] = self._program.flat.zeros()
+        for start in range(0, share.n_samples, self._micro_batch):
+            places = np.arange(start, start + self._micro_batch)
+            weights = ((places < share.n_samples) / share.batch).astype(np.float32)
+            # The last sample fills the rest: its loss is finite if the loss of the step is.
+            chosen = np.minimum(places, share.n_samples - 1)
+            part = jax.tree.map(lambda array, at=chosen: array[at], arrays)
+            totals = self._program.accumulate(
+                self.params, totals, part, weights, places_of(share.start + chosen)
+            )
+        # Copies: the sum is made in place, but JAX's arrays must not change.
+        self._sums = [np.array(total) for total in totals]
+
+    def sum_sizes(self) -> SumSizes:
+        """Return the number of elements and the type of each sum of a step."""
+        return self._program.flat.sizes()
+
+    def payloads(self) -> Sequence[Bytes]:
+        """Return what this chip puts into each sum; the sums replace it in place."""
+        return [total.view(np.uint8) for total in self._sums]
+
+    def clear(self) -> None:
+        """Put zeros into the payloads, because this chip has no samples."""
+        self._sums = self._program.flat.zeros()
+
+    def undo(self) -> None:
+        """Do nothing: a step changes nothing before its update."""
+
+    def update(self) -> float:
+        """Step the optimizer with the sums; return the mean loss over all samples."""
+        updated = self._program.update(self.params, self.opt_state, self._sums)
+        self.params, self.opt_state = jax.block_until_ready(updated)
+        return float(self._sums[0][-1])
+
+    def state(self) -> dict[str, Any]:
+        """Return the arrays of the parameters and of the optimizer by their names."""
+        return {
+            "model": named_arrays(self.params),
+            "optimizer": named_arrays(self.opt_state),
+            "also": [],
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Replace these parts by those of another chip or of a checkpoint."""
+        params = _with_arrays(self.params, state["model"])
+        self.opt_state = _with_arrays(self.opt_state, state["optimizer"])
+        self.params = params
+
+    def packed(self, state: dict[str, Any]) -> Bytes:
+        """Return a state, with the progress of the job, as bytes."""
+        return pack_arrays(state)
+
+    def unpacked(self, data: Bytes) -> dict[str, Any]:
+        """Return the state that `packed` wrote."""
+        state: dict[str, Any] = unpack_arrays(data)
+        return state
+
+    def digest(self) -> str:
+        """Return a hash of the bits of the state."""
+        state = self.state()
+        return digest_arrays({**state["model"], **_prefixed(state["optimizer"])})
+
+
+def named_arrays(tree: Tree) -> dict[str, Array]:
+    """Return the arrays of a tree by their names; on a CPU they share its memory."""
+    found, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in found}
+
+
+def _with_arrays(tree: Tree, arrays: dict[str, Array]) -> Tree:
+    """Return a tree with copies of these arrays as leaves."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: jax.device_put(np.array(arrays[jax.tree_util.keystr(path)])), tree
+    )
+
+
+def _prefixed(arrays: dict[str, Array]) -> dict[str, Array]:
+    return {f"optimizer{name}": array for name, array in arrays.items()}
+
+
+def _on_device(tree: Tree) -> Tree:
+    """Return a copy of a tree, without weak types, which would be compiled again."""
+    return jax.tree.map(lambda leaf: jax.device_put(np.array(leaf)), tree)
+
+
+def checked_params(params: Tree) -> Tree:
+    """Return parameters if all are arrays of floats.
+
+    Raises:
+        InputError: one is not, or there are none.
+    """
+    found, _ = jax.tree_util.tree_flatten_with_path(params)
+    if not found:
+        raise InputError("JaxJob needs parameters to train, but got none")
+    for path, leaf in found:
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+            raise InputError(
+                f"JaxJob needs parameters that are arrays of floats, but "
+                f"params{jax.tree_util.keystr(path)} is {dtype or type(leaf).__name__}; keep what "
+                "is not trained out of params"
+            )
+    return params

@@ -1,0 +1,53 @@
+"""What a framework contributes to a job: parameters, gradients, an optimizer, and their state.
+
+`JobCore` knows chips, steps, samples and checkpoints, but no framework. It trains a `Learner`.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.train.shard_format import ShardFormat
+from meshmend.train.worker_loop import SumSizes
+
+Bytes = NDArray[np.uint8]
+
+
+class Learner(Protocol):
+    """The model and the optimizer of one replica; `TorchLearner` and `JaxLearner` are such."""
+
+    @property
+    def shards(self) -> ShardFormat:
+        """The format of its checkpoints."""
+
+    def sum_sizes(self) -> SumSizes:
+        """Return the number of elements and the type of each sum of a step."""
+
+    def payloads(self) -> Sequence[Bytes]:
+        """Return what this chip puts into each sum; the sums replace it in place."""
+
+    def clear(self) -> None:
+        """Put zeros into the payloads, because this chip has no samples."""
+
+    def undo(self) -> None:
+        """Undo what the step has changed so far, because it does not count."""
+
+    def update(self) -> float:
+        """Step the optimizer with the sums; return the mean loss over all samples."""
+
+    def state(self) -> dict[str, Any]:
+        """Return the parts `model`, `optimizer` and `also` of the training state."""
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Replace these parts by those of another chip or of a checkpoint."""
+
+    def packed(self, state: dict[str, Any]) -> Bytes:
+        """Return a state, with the progress of the job, as bytes."""
+
+    def unpacked(self, data: Bytes) -> dict[str, Any]:
+        """Return the state that `packed` wrote."""
+
+    def digest(self) -> str:
+        """Return a hash of the bits of its state."""

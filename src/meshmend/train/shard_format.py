@@ -1,0 +1,43 @@
+"""How the checkpoints of one framework are written and read, as a value. Imports no framework."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+State = Mapping[str, Any]
+
+
+class AnyShard(Protocol):
+    """One chip's part of a state, in any format."""
+
+    @property
+    def step(self) -> int:
+        """The step of the state."""
+
+    @property
+    def number(self) -> int:
+        """The number of this shard, from 0 on."""
+
+    @property
+    def n_shards(self) -> int:
+        """How many shards make up the state."""
+
+
+@dataclass(frozen=True)
+class ShardFormat:
+    """The format of a framework's checkpoints; `suffix` ends the names of its files.
+
+    `cut(state, step=, shard=, n_shards=)` returns a shard of a state. `packed` and `unpacked` turn
+    a shard into bytes and back. `merged` returns the state of all its shards. `is_tensor` tells
+    the tensors of a state from its plain values. Optimizers that are `lazy` make their tensors in
+    their first step.
+    """
+
+    framework: str
+    suffix: str
+    cut: Callable[..., Any]
+    packed: Callable[[Any], bytes]
+    unpacked: Callable[[bytes], Any]
+    merged: Callable[[Sequence[Any]], dict[str, Any]]
+    is_tensor: Callable[[Any], bool]
+    lazy: bool = False

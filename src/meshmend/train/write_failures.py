@@ -1,0 +1,34 @@
+"""What a worker cannot write: each is logged and reported once; training goes on."""
+
+import logging
+
+from meshmend.membership.events import WriteFailed
+from meshmend.train.worker_environment import WorkerEnvironment, coordinator_client
+
+_log = logging.getLogger(__name__)
+
+
+class WriteFailures:
+    """Remembers what could not be written, so that it is reported once."""
+
+    def __init__(self, environment: WorkerEnvironment) -> None:
+        self._environment = environment
+        self._reported: set[str] = set()
+
+    def report(self, what: str, why: str) -> None:
+        """Log and report that something cannot be written, unless that was done already."""
+        if what in self._reported:
+            return
+        self._reported.add(what)
+        chip = self._environment.chip
+        _log.warning("chip %s cannot write %s: %s", chip, what, why)
+        if self._environment.identity is not None:
+            coordinator_client().report(WriteFailed(chip, what, why))
+
+    def clear(self, what: str) -> None:
+        """Note that something can be written again; its next failure is reported again."""
+        self._reported.discard(what)
+
+    def has(self, what: str) -> bool:
+        """Return whether something cannot be written now."""
+        return what in self._reported

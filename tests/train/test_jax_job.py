@@ -1,0 +1,173 @@
+"""Training in JAX: the same core as in PyTorch, so the same promises."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic_job import elastic, losses, of_kind
+from waiting import HANG_S
+
+pytest.importorskip("jax")
+pytest.importorskip("optax")
+
+from meshmend.train.checkpoint_names import complete_steps
+
+
+def jax_job(folder: Path, **options: Any) -> dict[str, Any]:
+    """Run a JAX job in processes of its own; JAX in this one would forbid later tests to fork."""
+    folder.mkdir()
+    result = elastic(folder, framework="jax", **options)
+    assert result["finished"], result["why"]
+    audit = result["audit"]
+    assert (audit["lost"], audit["repeated"], audit["split"], audit["faults"]) == (0, 0, [], [])
+    return result
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Twenty steps of one chip, without a fault."""
+    return jax_job(tmp_path_factory.mktemp("alone") / "run", mesh="1x1", steps=20)
+
+
+@pytest.fixture(scope="module")
+def repaired(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Twenty steps on four chips, of which one is killed and comes back."""
+    return jax_job(
+        tmp_path_factory.mktemp("repaired") / "run",
+        mesh="2x2",
+        steps=20,
+        save_every=8,
+        inject=["kill 0,1 at 5 in reduce", "repair 0,1 at 8"],
+        gate=[10, [["generation", 3], ["arrived", None]]],
+    )
+
+
+def test_a_killed_chip_comes_back_and_the_losses_are_those_of_one_chip(
+    alone: dict[str, Any], repaired: dict[str, Any]
+) -> None:
+    """Also with random numbers in the loss: their keys belong to the samples, not to the chips."""
+    assert repaired["chips"] == [4, 3, 4]
+    assert repaired["audit"]["hashed"] == 20
+    assert len(losses(alone)) == 20
+    assert losses(repaired) == pytest.approx(losses(alone), abs=1e-6)
+
+
+def test_no_program_is_compiled_after_the_start_not_even_for_another_number_of_chips(
+    repaired: dict[str, Any],
+) -> None:
+    said = [line for line in repaired["stderr"].splitlines() if "compiled" in line]
+
+    assert sorted(line[:5] for line in said) == ["[0,0]", "[0,1]", "[1,0]", "[1,1]"]
+    assert {line[6:] for line in said} == {"compiled 3 programs, then 0"}
+
+
+def test_a_job_resumed_on_other_chips_goes_on_with_the_same_losses(
+    repaired: dict[str, Any], alone: dict[str, Any], tmp_path: Path
+) -> None:
+    (saved, *_) = {Path(event["path"]) for event in of_kind(repaired, "checkpoint")}
+    assert complete_steps(saved) == [8, 16]
+
+    resumed = jax_job(tmp_path / "run", mesh="1x1", steps=20, resume=str(saved))
+
+    expected = {step: loss for step, loss in losses(alone).items() if step > 16}
+    assert losses(resumed) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_half_precision_and_chips_without_samples_change_nothing(tmp_path: Path) -> None:
+    jobs = [
+        jax_job(tmp_path / mesh, mesh=mesh, steps=6, batch=3, dtype="bfloat16")
+        for mesh in ("1x1", "1x5")
+    ]
+
+    assert losses(jobs[0]) == pytest.approx(losses(jobs[1]), abs=1e-3)
+
+
+WRONG = """
+import json
+import jax.numpy as jnp, numpy as np, optax
+from meshmend.errors import InputError
+from meshmend.train import JaxJob
+
+def losses(params, batch):
+    return jnp.square(batch[0] @ params["weight"] - batch[1])
+
+good = {"weight": np.ones(3, np.float32)}
+data = (np.ones((10, 3), np.float32), np.ones(10, np.float32))
+options = {"batch": 4, "steps": 3}
+
+def of(params=good, loss=losses, data=data, **changes):
+    return JaxJob(params, optax.sgd(0.1), loss, data, **{**options, **changes})
+
+def step_on(batch):
+    job = of()
+    next(iter(job))
+    job.step(batch)
+
+def step_twice():
+    job = of()
+    for batch in job:
+        job.step(batch)
+        job.step(batch)
+
+def no_step():
+    for batch in of():
+        pass
+
+def said(call):
+    try:
+        call()
+    except InputError as error:
+        return str(error)
+
+print(json.dumps([said(call) for call in (
+    lambda: of(loss=lambda params, batch: losses(params, batch).mean()),
+    lambda: of(params={}),
+    lambda: of(params={"weight": np.ones(3, np.int32)}),
+    lambda: of(params={"weight": 1.0}),
+    lambda: of(data=(np.ones(3), np.ones(4))),
+    lambda: of(data={}),
+    lambda: of(micro_batch=0),
+    lambda: of(batch=0),
+    lambda: of(policy="grow"),
+    lambda: step_on(tuple(part[:2] for part in data)),
+    step_twice,
+    no_step,
+)]))
+"""
+
+
+def test_wrong_arguments_are_refused_with_what_they_should_be() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", WRONG],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANG_S,
+    )
+    assert done.returncode == 0, done.stderr
+
+    said = json.loads(done.stdout)
+    assert said == [
+        "the loss function of a JaxJob needs to return one loss per sample, an array of shape "
+        "(2,), but returned shape (); leave out the mean",
+        "JaxJob needs parameters to train, but got none",
+        "JaxJob needs parameters that are arrays of floats, but params['weight'] is int32; keep "
+        "what is not trained out of params",
+        "JaxJob needs parameters that are arrays of floats, but params['weight'] is float; keep "
+        "what is not trained out of params",
+        "JaxJob needs arrays of one length, the number of samples, but their shapes are [(3,), "
+        "(4,)]",
+        "JaxJob needs arrays of one length, the number of samples, but their shapes are []",
+        "JaxJob needs a micro-batch of at least 1, but got 0",
+        "Job needs a batch of at least 1 and at least 0 steps, but got batch=0 and steps=3",
+        "a batch policy needs to be constant or shrink, but got 'grow'",
+        "JaxJob.step needs arrays of 4 samples, as the job handed them out, but got one of shape "
+        "(2, 3)",
+        "Job.step needs samples of a new step; call it once for each turn of the loop over the job",
+        "the loop over a Job needs to call job.step once in each turn",
+    ]
