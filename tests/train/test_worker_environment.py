@@ -1,5 +1,6 @@
 """What a worker makes of its environment."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,11 @@ from meshmend.errors import InputError
 from meshmend.faults.fault import parse_fault
 from meshmend.topology.mesh import Mesh
 from meshmend.train.host_planner import PlanAheadSettings, scratch_plan_folder
-from meshmend.train.worker_environment import WorkerEnvironment, worker_environment_from
+from meshmend.train.worker_environment import (
+    WorkerEnvironment,
+    worker_environment,
+    worker_environment_from,
+)
 
 ENVIRONMENT = {
     "MESHMEND_COORDINATOR": "127.0.0.1:7000",
@@ -87,3 +92,17 @@ def test_a_worker_says_what_it_lacks(missing: str, match: str) -> None:
 
     with pytest.raises(InputError, match=match):
         worker_environment_from(environment)
+
+
+def test_a_forked_worker_reads_its_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parent may have trained alone before it became a launcher."""
+    for name in [name for name in os.environ if name.startswith("MESHMEND_")]:
+        monkeypatch.delenv(name)
+    assert worker_environment().identity is None
+
+    if (pid := os.fork()) == 0:
+        os.environ.update(ENVIRONMENT)
+        os._exit(0 if worker_environment().identity is not None else 1)
+
+    assert os.waitpid(pid, 0)[1] == 0
+    assert worker_environment().identity is None

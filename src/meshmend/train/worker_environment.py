@@ -118,6 +118,10 @@ def worker_environment() -> WorkerEnvironment:
     return worker_environment_from(os.environ)
 
 
+# A worker that is forked from a process that has trained alone gets variables of its own.
+os.register_at_fork(after_in_child=worker_environment.cache_clear)
+
+
 @cache
 def coordinator_client() -> CoordinatorClient:
     """Return the connection to the coordinator.
