@@ -15,10 +15,10 @@ from meshmend.membership.history import History
 from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.membership.membership import Membership
 from meshmend.membership.messages import FRESH, Go, Hello, Message, Status
+from meshmend.membership.record_file import RecordSaver
 from meshmend.topology.failures import Chip
 from meshmend.train.worker_loop import WorkerLoop
 from simulation import world
-from simulation.coordinator_process import CoordinatorProcess
 from simulation.network import NEVER
 from simulation.runs import first_problem, simulate
 
@@ -133,7 +133,7 @@ def accept_stale_workers(patch: Patch) -> None:
 
 def keep_no_record(patch: Patch) -> None:
     """A coordinator that is started again knows nothing of the one before."""
-    patch.setattr(CoordinatorProcess, "_keep", lambda process, record: None)
+    patch.setattr(RecordSaver, "save", lambda saver, record: None)
 
 
 def forget_who_is_turned_away(patch: Patch) -> None:
