@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -17,9 +17,9 @@ from meshmend.launch.children import Child
 from meshmend.launch.elastic_job import ElasticJob
 from meshmend.launch.job_processes import JobProcesses
 from meshmend.launch.process_control import ProcessControl
-from meshmend.membership.messages import Absent, CutLink, MendLink, Message
+from meshmend.membership.messages import CutLink, MendLink, Message
 from meshmend.planning.settings import Settings
-from meshmend.topology.failures import Block, Chip, Failure, Link
+from meshmend.topology.failures import Block, Failure, Link
 from meshmend.topology.text import parse_mesh
 
 CHIP, LINK = Block((1, 1), (1, 1)), Link((0, 0), (0, 1))
@@ -55,13 +55,6 @@ class _Processes:
     def __init__(self, job: ControlledJob) -> None:
         self.coordinator = job.coordinator
         self.workers = {(0, 0): job.worker}
-        self.started: list[Chip] = []
-
-    def kill_workers(self, chips: Collection[Chip]) -> None:
-        pass
-
-    def start_worker(self, chip: Chip, faults: Sequence[str]) -> None:
-        self.started.append(chip)
 
 
 @pytest.fixture
@@ -143,11 +136,3 @@ def test_deaths_that_are_expected_count_as_injected(job: ControlledJob) -> None:
 
     assert job.worker.is_end_expected
     assert state_of(job.worker) != "Z"
-
-
-def test_a_worker_that_is_started_again_is_absent_until_then_but_a_first_one_is_awaited(
-    job: ControlledJob,
-) -> None:
-    job.control().restart([(0, 0), (0, 1)], ())
-
-    assert job.told == [Absent((0, 0))]

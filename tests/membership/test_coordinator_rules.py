@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, field, replace
 
-import pytest
-
 from meshmend.membership.coordinator import Coordinator
 from meshmend.membership.generation import Generation, Seat
 from meshmend.membership.history import BegunGeneration, CoordinatorRecord, History
@@ -129,19 +127,17 @@ def test_a_connection_that_stays_silent_is_not_refused_for_good() -> None:
 LATEST = 3  # a generation that began after step 10 and took steps; all its workers are gone
 
 
-def coordinator_after_a_restart(
-    *, of_all: bool = False, step: int = 12
-) -> tuple[Coordinator, Sent]:
+def coordinator_after_a_restart(*, of_all: bool = False) -> tuple[Coordinator, Sent]:
     """A coordinator that knows the latest generation from the record of the one before it.
 
-    With `of_all`, the whole job was restarted. `step` is the last one that was reported.
+    With `of_all`, the whole job was restarted.
     """
     gone = (((0, 0), ("gone", 1)), ((0, 1), ("gone", 2)))
     begun = (
         BegunGeneration(LATEST - 1, gone, is_confirmed=True),
         BegunGeneration(LATEST, gone, base=LATEST - 1, step=10),
     )
-    record = CoordinatorRecord("ours", begun, step=step, highest=LATEST)
+    record = CoordinatorRecord("ours", begun, step=12, highest=LATEST)
     sent = Sent()
     spec = JobSpec("ours", MESH, (1, 1), replace(TIMING, holder_timeout_s=20.0))
     return Coordinator(spec, sent, history=History(record, is_restarted=of_all)), sent
@@ -300,42 +296,3 @@ def test_a_generation_that_may_have_begun_does_not_begin_again_with_other_holder
 
     (made,) = (each for each in sent.messages[0] if isinstance(each, NewGeneration))
     assert made.generation.number > memory.number
-
-
-def told_of_deaths(coordinator: Coordinator) -> None:
-    """Let the launcher say that it saw all workers die."""
-    coordinator.opened(9, "launcher", 0.0)
-    coordinator.received(9, Observe("ours"), 0.0)
-    for chip in MESH.live:
-        coordinator.received(9, Absent(chip), 0.0)
-
-
-def test_nobody_waits_for_a_dead_worker_if_the_step_that_was_reported_last_is_at_hand() -> None:
-    coordinator, sent = coordinator_after_a_restart(step=10)
-    told_of_deaths(coordinator)
-    status = state_of(LATEST - 1, step=10)
-    says_hello(coordinator, 1, status, 0.0)
-
-    go = answer_to_ready(coordinator, sent, status, until_s=int(TIMING.gather_s) + 3)
-
-    assert isinstance(go, Go)
-    assert (go.step, go.restores, go.lost) == (10, False, 10)
-
-
-def test_a_job_waits_for_a_newer_state_than_those_at_hand_whoever_is_dead() -> None:
-    coordinator, sent = coordinator_after_a_restart(step=10)
-    told_of_deaths(coordinator)
-    status = state_of(LATEST - 1, step=9)
-    says_hello(coordinator, 1, status, 0.0)
-
-    with pytest.raises(AssertionError, match="decided nothing"):
-        answer_to_ready(coordinator, sent, status, until_s=20)
-
-
-def test_a_job_waits_for_a_holder_that_may_be_alive() -> None:
-    coordinator, sent = coordinator_after_a_restart(step=10)
-    status = state_of(LATEST - 1, step=10)
-    says_hello(coordinator, 1, status, 0.0)
-
-    with pytest.raises(AssertionError, match="decided nothing"):
-        answer_to_ready(coordinator, sent, status, until_s=20)

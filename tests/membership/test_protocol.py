@@ -113,8 +113,8 @@ def begin_before_all_are_ready(patch: Patch) -> None:
             return None
         if not all(chip in membership.workers for chip in generation.chips):
             return None
-        best = max(membership.workers[chip].state for chip in generation.chips)
-        holders = tuple(chip for chip in generation.chips if membership.workers[chip].state == best)
+        best = max(membership._state_of(chip) for chip in generation.chips)
+        holders = tuple(chip for chip in generation.chips if membership._state_of(chip) == best)
         membership.go = Go(generation.number, best[1], holders[:1])
         membership.history.begin(generation, version=best[0], step=best[1])
         return membership.go

@@ -296,7 +296,8 @@ class _Launcher:
             self._handled_pids.add(child.pid)
             if is_over and (has_succeeded or self._why_failed):
                 continue
-            self._observer.send(Absent(chip))  # so that nobody waits for a dead worker
+            if not self._chip_counts:  # the first generation does not wait for a dead worker
+                self._observer.send(Absent(chip))
             if not child.is_end_expected:
                 self._handle_death(chip, child)
 

@@ -7,7 +7,7 @@ from meshmend.faults.fault import COORDINATOR, Fault, Process
 from meshmend.launch.children import Child
 from meshmend.launch.elastic_job import ElasticJob
 from meshmend.launch.job_processes import JobProcesses
-from meshmend.membership.messages import Absent, CutLink, MendLink, Message
+from meshmend.membership.messages import CutLink, MendLink, Message
 from meshmend.topology.failures import Chip, Failure, Link
 
 
@@ -40,8 +40,6 @@ class ProcessControl:
         """Kill the workers of these chips that still run, then start new ones."""
         self._processes.kill_workers(chips)
         for chip in chips:
-            if chip in self._processes.workers:  # else the job begins, and waits for its first one
-                self._send(Absent(chip))
             self._processes.start_worker(chip, [fault.words for fault in self_injected])
 
     def cut(self, failure: Failure) -> None:

@@ -16,8 +16,3 @@ class ConnectedWorker:
     status: Status
     connected_at: float
     since: int = 0
-
-    @property
-    def state(self) -> tuple[int, int]:
-        """The version of its state, and the step after which it is."""
-        return self.status.state_version, self.status.step

@@ -9,7 +9,7 @@ Knows statuses, not sockets or clocks. `CoordinatorRecord` is what a coordinator
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from meshmend.membership.generation import Generation, GenerationNumber
 from meshmend.membership.job_fingerprint import JobFingerprint
@@ -67,7 +67,6 @@ class History:
     record: CoordinatorRecord
     is_unknown: bool = False
     is_restarted: bool = False
-    _dead: set[Process] = field(default_factory=set)
 
     @property
     def is_new(self) -> bool:
@@ -134,17 +133,6 @@ class History:
     def wait_s(self, timeout_s: float) -> float:
         """Return how long to wait for a holder: not at all if no worker of the run is left."""
         return 0.0 if self.is_restarted else timeout_s
-
-    def mark_dead(self, chip: Chip) -> None:
-        """Record that the process of a chip that may hold the state is dead, and not only away."""
-        members = (process for begun in self.record.begun for process in begun.members)
-        self._dead |= {process for process in members if process[0] == chip}
-
-    @property
-    def is_lost_for_good(self) -> bool:
-        """Whether every process that can hold the state that counts is known to be dead."""
-        members = self.record.begun[-1].members if self.record.begun else ()
-        return bool(members) and self._dead.issuperset(members)
 
     def restorable(self, status: Status) -> tuple[int, int] | None:
         """Return the newest step that a worker can go back to, and its state version.

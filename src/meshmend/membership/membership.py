@@ -21,7 +21,7 @@ from meshmend.membership.messages import FRESH, Go, Hello, Status
 from meshmend.membership.pending_changes import PendingChanges
 from meshmend.membership.timing import Timing
 from meshmend.net.listener import Address
-from meshmend.topology.failures import Chip, Link, block_around
+from meshmend.topology.failures import Chip, Link
 from meshmend.topology.graph import components
 from meshmend.topology.mesh import Mesh
 
@@ -89,10 +89,8 @@ class Membership:
         self._changes.add(f"chip {chip} is ready", now)
 
     def stop_awaiting(self, chip: Chip) -> None:
-        """Wait no longer for a worker that is known to be dead."""
+        """Begin without a chip whose worker is known to be dead."""
         self._absent.add(chip)
-        if chip not in self.workers:  # else it may be the next worker of this chip
-            self.history.mark_dead(chip)
 
     def leave(self, chip: Chip, why: str, now: float) -> None:
         """Remove a worker."""
@@ -192,12 +190,9 @@ class Membership:
         if self._holder_deadline is None:
             self._holder_deadline = now + self.history.wait_s(self._timing.holder_timeout_s)
             return Decision(lost_step=self.history.step)
-        best = self._restorable(self.workers)
-        # The wait is for a newer state than those that are left.
-        is_vain = self.history.is_lost_for_good and best and best[0] >= self.history.step
-        if self._is_restoring or (now < self._holder_deadline and not is_vain):
+        if now < self._holder_deadline or self._is_restoring:
             return None
-        if best is None:
+        if self._restorable(self.workers) is None:
             lost = f"no chip that is left holds the state after step {self.history.step}"
             waited = f"none came back within {self._timing.holder_timeout_s:g} s"
             return Decision(failed=f"{lost}, {waited}, and there is no complete checkpoint")
@@ -281,9 +276,11 @@ class Membership:
         For a chip that was live at the start, only those that were live at the start.
         """
 
-        own = block_around(chip, self._board)
+        def number(of: Chip) -> Chip:
+            return tuple(at // size for at, size in zip(of, self._board, strict=True))
+
         known = self._initial_chips if chip in self._initial_chips else self._mesh.live
-        return {other for other in known if block_around(other, self._board) == own}
+        return {other for other in known if number(other) == number(chip)}
 
     def _form_generation(self) -> Generation | None:
         """Form and return the next generation; None if it would equal this one or has no chips."""
@@ -356,6 +353,10 @@ class Membership:
         """Whether a chip's worker is connected and a member of the latest generation."""
         return chip in self.workers and self.workers[chip].since > 0
 
+    def _state_of(self, chip: Chip) -> tuple[int, int]:
+        status = self.workers[chip].status
+        return status.state_version, status.step
+
     def _begin_when_ready(self) -> Go | None:
         """Return the go message once every member is ready, else None."""
         # A generation of an earlier coordinator may have begun already, with other holders.
@@ -368,8 +369,8 @@ class Membership:
                 return None
         if self._is_restoring:
             return self._begin_from_saved_state(self.generation)
-        best = max(self.workers[chip].state for chip in self.generation.chips)
-        holders = tuple(chip for chip in self.generation.chips if self.workers[chip].state == best)
+        best = max(self._state_of(chip) for chip in self.generation.chips)
+        holders = tuple(chip for chip in self.generation.chips if self._state_of(chip) == best)
         if not self.history.is_holder(self.workers[holders[0]].status):
             return None
         # New workers may differ in their initial weights: one sends its state to the others.

@@ -138,7 +138,7 @@ class MendLink(Message):
 
 @dataclass(frozen=True)
 class Absent(Message):
-    """Observer: the worker of this chip is dead; do not wait for it."""
+    """Observer: the worker of this chip died before it connected; begin without it."""
 
     chip: ChipCoordinates
 

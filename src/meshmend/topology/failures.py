@@ -86,11 +86,7 @@ def region(kind: str, chip: Chip) -> Block:
         raise TopologyError(f"region needs one of {sorted(REGION_SHAPES)}, but got {kind!r}")
     if len(chip) < 2:
         raise TopologyError(f"a {kind} needs a mesh of two axes or more, but got chip {chip}")
-    return block_around(chip, board_shape(len(chip), kind))
-
-
-def block_around(chip: Chip, shape: tuple[int, ...]) -> Block:
-    """Return the block of this shape that a chip is in, where such blocks tile the mesh."""
+    shape = board_shape(len(chip), kind)
     return Block(shape, tuple(at - at % size for at, size in zip(chip, shape, strict=True)))
 
 

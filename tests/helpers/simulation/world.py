@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from random import Random
 
 from meshmend.membership.job_spec import JobSpec
-from meshmend.membership.messages import Absent, CutLink, MendLink
+from meshmend.membership.messages import CutLink, MendLink
 from meshmend.membership.timing import Timing
 from meshmend.topology.failures import Chip, Link
 from meshmend.topology.text import parse_mesh
@@ -126,8 +126,6 @@ class World:
         if worker is not None and worker.process.is_alive:
             self._kill(worker.process, how)
             self.events.after(0.0, worker.process.reap)
-            if how == "kill":  # the launcher sees its own children die
-                self.events.after(0.01, lambda: self.coordinator.hear_observer(Absent(chip)))
             back_s = self.events.random.choice([0.05, 0.3, 1.0, 2.0])
             self.events.after(back_s, lambda: self.start_worker(chip))
 
