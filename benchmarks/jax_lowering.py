@@ -19,7 +19,9 @@ from functools import partial
 from typing import Any
 
 from meshmend import plan
+from meshmend.planning.lockstep_plan import lockstep_plan
 from meshmend.planning.lowering import lowered
+from meshmend.planning.plan import Plan
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
@@ -31,6 +33,7 @@ MESHES = (
     ("16x16", "4x2@6,6"),
     ("16x16", "2x2@6,6"),
 )
+CHOSEN = "chosen"  # what `plan --lower jax` takes
 CHILD = "LOWERING_CHILD"
 
 
@@ -40,11 +43,16 @@ def any_bound(mesh: Mesh, n_cells: int) -> int:
     return int((mesh_figures(mesh).eccentricities - 1 - (-n_cells // links)).max())
 
 
+def planned(mesh: Mesh, algorithm: str, slices: int) -> Plan:
+    """Return the plan of an algorithm, or the one that is chosen for so many slices."""
+    return lockstep_plan(mesh, slices=slices).plan if algorithm == CHOSEN else plan(mesh, algorithm)
+
+
 def measure(shape: str, fail: str, algorithm: str, slices: int) -> dict[str, Any]:
     """Return the steps of a lowered plan, what bounds them, and how long lowering took."""
     mesh = parse_mesh(shape, fail=[fail])
-    made = plan(mesh, algorithm)
-    lowered(plan(mesh, algorithm), slices=slices)  # compiles
+    made = planned(mesh, algorithm, slices)
+    lowered(made, slices=slices, payload_bytes=1.0)  # compiles
     began = time.perf_counter()
     low = lowered(made, slices=slices)
     took_s = time.perf_counter() - began
@@ -59,7 +67,7 @@ def measure(shape: str, fail: str, algorithm: str, slices: int) -> dict[str, Any
         "link_bound": program.busiest,
         "depth_chain": program.depth,
         "order_bound": program.bound,
-        "any_bound": any_bound(mesh, program.n_cells) if algorithm == "trees" else None,
+        "any_bound": any_bound(mesh, program.n_cells) if algorithm != "ft-two-d" else None,
         "predicted_s": low.time_s,
         "free_running_s": made.predicted().time_s,
         "limit_s": made.limit().time_s,
@@ -90,7 +98,7 @@ def compile_here(shape: str, fail: str, algorithm: str, slices: int) -> dict[str
     from meshmend.jax import allreduce, check_neighbours, device_mesh
 
     mesh = parse_mesh(shape, fail=[fail])
-    made = plan(mesh, algorithm)
+    made = planned(mesh, algorithm, slices)
     lowered(made, payload_bytes=1e6, slices=slices)
     spec = P("chips")
     summed = partial(allreduce, plan=made, slices=slices)
@@ -101,7 +109,7 @@ def compile_here(shape: str, fail: str, algorithm: str, slices: int) -> dict[str
     lowered_at = time.perf_counter()
     compiled = traced.compile()
     ended = time.perf_counter()
-    check_neighbours(compiled, mesh, allow_routed=algorithm != "trees")
+    check_neighbours(compiled, mesh, allow_routed=algorithm == "ft-two-d")
     return {"trace_s": lowered_at - began, "compile_s": ended - lowered_at}
 
 
@@ -115,7 +123,7 @@ def main() -> None:
     print("mesh                algorithm slices  steps  link chain order   any  of order", end="")
     print("   lower   trace compile")
     for shape, fail in MESHES:
-        for algorithm in ("trees", "ft-two-d"):
+        for algorithm in ("trees", CHOSEN, "ft-two-d"):
             for slices in (1, 8):
                 row = measure(shape, fail, algorithm, slices)
                 if not arguments.no_compile:

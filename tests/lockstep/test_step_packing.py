@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from meshmend import plan
 from meshmend.lockstep import step_packing
 from meshmend.lockstep.step_packing import packed_steps, row_graph
-from meshmend.overlay.tree_packing import tree_packing
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.table import Collective
-from meshmend.schedule.trees import tree_schedule, trees
+from meshmend.schedule.trees import trees
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from strategies import connected_meshes
@@ -74,26 +73,6 @@ def least_steps_of_any(mesh: Mesh, n_cells: int) -> int:
     degree = (mesh.neighbor_ranks >= 0).sum(axis=1)
     distance = mesh_figures(mesh).eccentricities
     return int((distance - 1 + -(-n_cells // degree)).max())
-
-
-@pytest.mark.parametrize(
-    ("mesh", "n_trees"),
-    [
-        (Mesh((4, 4)).without("2x2@0,2"), 10),
-        (Mesh((8, 8)).without("2x2@2,2"), 15),
-        (Mesh((16, 16)).without("4x2@6,6"), 44),
-    ],
-    ids=str,
-)
-def test_with_enough_trees_eight_slices_take_at_most_a_quarter_more_than_the_busiest_link(
-    mesh: Mesh, n_trees: int
-) -> None:
-    schedule = tree_schedule(tree_packing(mesh, n_trees=n_trees), Collective.ALLREDUCE)
-    graph = row_graph(schedule, hazards_of(schedule))
-
-    steps = packed_steps(graph, 8).max() + 1
-
-    assert steps <= 1.25 * max(8 * graph.busiest, graph.depth)
 
 
 def test_rings_around_holes_are_packed_as_tightly_as_can_be() -> None:

@@ -27,7 +27,12 @@ from meshmend.cli.options import (
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
+    from meshmend.planning.lowering import Lowered
     from meshmend.planning.plan import Plan
+    from meshmend.planning.progress import ProgressCallback
+    from meshmend.planning.target import Target
+    from meshmend.schedule.table import Collective
+    from meshmend.topology.mesh import Mesh
 
 AlgorithmOption = Annotated[
     str,
@@ -56,7 +61,10 @@ def plan_command(
     lower: Annotated[
         str | None,
         typer.Option(
-            "--lower", metavar="jax", help="Also lower it to steps, as a jitted program runs it."
+            "--lower",
+            metavar="jax",
+            help="Also lower it to steps, as a jitted program runs it; auto and trees then take "
+            "the trees that are fastest so.",
         ),
     ] = None,
     slices: Annotated[
@@ -92,21 +100,11 @@ def plan_command(
     target, wanted = Target().with_(payload, fabric), collective_named(collective)
     check_writable(output)
     announce_compilation()
-    from meshmend.planning.plan import plan
-
     with progress(quiet=as_json) as bar:
-        result = plan(
-            broken,
-            algorithm,
-            collective=wanted,
-            payload=target.payload_bytes,
-            fabric=target.fabric,
-            cache_dir=cache_dir(),
-            progress=bar,
-        )
+        result, low = _planned(broken, algorithm, wanted, target, lower, slices, bar)
     if output is not None:
         result.save(output)
-    _print_plan(result, as_json=as_json, lowering=_lowering(result, lower, slices))
+    _print_plan(result, as_json=as_json, lowering=low.summary() if low else None)
     if output is not None and not as_json:
         print(f"written      {output}")
 
@@ -162,12 +160,42 @@ def _check_lowering(lower: str | None, slices: int | None) -> None:
         raise InputError(f"--slices needs 1 or more, but got {slices}")
 
 
-def _lowering(plan: "Plan", lower: str | None, slices: int | None) -> dict[str, Any] | None:
-    if lower is None:
-        return None
+def _planned(
+    broken: "Mesh",
+    algorithm: str,
+    collective: "Collective",
+    target: "Target",
+    lower: str | None,
+    slices: int | None,
+    progress: "ProgressCallback",
+) -> tuple["Plan", "Lowered | None"]:
+    """Return the plan; where it is to be lowered, the one that is fastest in lockstep."""
+    from meshmend.planning.lockstep_plan import lockstep_plan
     from meshmend.planning.lowering import lowered
+    from meshmend.planning.plan import plan
 
-    return lowered(plan, slices=slices).summary()
+    payload, fabric, kept = target.payload_bytes, target.fabric, cache_dir()
+    if lower and collective == "allreduce":
+        low = lockstep_plan(
+            broken,
+            algorithm,
+            payload=payload,
+            fabric=fabric,
+            slices=slices,
+            cache_dir=kept,
+            progress=progress,
+        )
+        return low.plan, low
+    made = plan(
+        broken,
+        algorithm,
+        collective=collective,
+        payload=payload,
+        fabric=fabric,
+        cache_dir=kept,
+        progress=progress,
+    )
+    return made, lowered(made, slices=slices) if lower else None
 
 
 def _print_plan(plan: "Plan", *, as_json: bool, lowering: dict[str, Any] | None = None) -> None:

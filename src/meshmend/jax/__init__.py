@@ -5,13 +5,14 @@
     reduce_scatter    chip i gets part i of the sum
     all_gather        every chip gets every chip's part
     SumFrame          one executable for many plans: a failed link swaps tables, compiles nothing
+    lockstep_plan     the plan that is fastest as a jitted program
     device_mesh       a `jax.sharding.Mesh` over the live chips, in rank order
     live_mesh         a mesh less the chips that have no device
     check_neighbours  proves of a compiled program that its permutes follow links of the mesh
 
 The collectives are for use inside `jax.shard_map`, under `jit` and `grad`:
 
-    mended = meshmend.plan(mesh, payload="100MB")
+    mended = lockstep_plan(mesh, payload="100MB").plan
     devices = device_mesh(mesh, jax.devices())
 
     @jax.jit
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from meshmend.jax.devices import device_mesh, live_mesh
     from meshmend.jax.neighbours import check_neighbours
     from meshmend.jax.swapping import SumFrame
+    from meshmend.planning.lockstep_plan import lockstep_plan
 
 __all__ = [
     "SumFrame",
@@ -47,6 +49,7 @@ __all__ = [
     "check_neighbours",
     "device_mesh",
     "live_mesh",
+    "lockstep_plan",
     "pmean",
     "reduce_scatter",
 ]
@@ -58,6 +61,7 @@ _MODULE_OF = {
     "check_neighbours": "meshmend.jax.neighbours",
     "device_mesh": "meshmend.jax.devices",
     "live_mesh": "meshmend.jax.devices",
+    "lockstep_plan": "meshmend.planning.lockstep_plan",
     "pmean": "meshmend.jax.collectives",
     "reduce_scatter": "meshmend.jax.collectives",
 }

@@ -101,26 +101,31 @@ def lowered(
     if slices is not None and slices < 1:
         raise InputError(f"lowering a plan needs one slice or more, but got {slices}")
     payload_bytes = plan.target.payload_bytes if payload_bytes is None else float(payload_bytes)
-    width, slices = _chosen(plan, payload_bytes, slices)
+    _, width, slices = _chosen(plan, payload_bytes, slices)
     program = _program(plan, width, slices)
     span_bytes = payload_bytes * width / program.n_cells
     return Lowered(plan, program, payload_bytes, _step_time(plan, span_bytes))
 
 
-def _chosen(plan: Plan, payload_bytes: float, slices: int | None) -> tuple[int, int]:
-    """Return the width and the slices of the smallest price."""
+def lowered_price_s(plan: Plan, slices: int | None = None) -> float:
+    """Return about how long a plan takes in lockstep for its own payload, without packing steps."""
+    return _chosen(plan, plan.target.payload_bytes, slices)[0]
+
+
+def _chosen(plan: Plan, payload_bytes: float, slices: int | None) -> tuple[float, int, int]:
+    """Return the smallest price in seconds, and its width and slices."""
     best = (float("inf"), 1, slices or 1)
     for width in row_widths(with_equal_cells(plan.schedule)):
         form = _form(plan, width)
         n_cells = form.cells.schedule.n_chunks
-        for number in [slices] if slices else _slices_to_try(form.cells.schedule.n_rows):
+        for number in [slices] if slices else slices_to_try(form.cells.schedule.n_rows):
             span_bytes = payload_bytes * width / (number * n_cells)
             price_s = form.steps(number) * _step_time(plan, span_bytes)
             best = min(best, (price_s, width, number))
-    return best[1:]
+    return best
 
 
-def _slices_to_try(n_rows: int) -> Iterator[int]:
+def slices_to_try(n_rows: int) -> Iterator[int]:
     """Yield 1, 2, 3, 4, 6, 8, 12, ... as far as lowering stays quick."""
     for number in sorted({1 << k for k in range(9)} | {3 << k for k in range(7)}):
         if number == 1 or (number <= MOST_SLICES and number * n_rows <= _MOST_ROWS):

@@ -236,6 +236,16 @@ def plan(
     return _proved(PlanFile(mesh, schedule, pipeline, target), part, steps)
 
 
+def planned(mesh: Mesh, schedule: Schedule, target: Target) -> Plan:
+    """Return a schedule of your own for the largest connected part of a mesh as a plan, proved.
+
+    Raises:
+        ProofError: the schedule is wrong.
+    """
+    file = PlanFile(mesh, schedule, None, target)
+    return _proved(file, largest_part(mesh), _Steps(no_progress))
+
+
 def load_plan(
     path: str | Path, *, mesh: Mesh | None = None, progress: ProgressCallback = no_progress
 ) -> Plan:
