@@ -105,7 +105,7 @@ def test_a_job_file_is_written_to_a_file(capsys: Captured, tmp_path: Path) -> No
         ("slurm --mesh foo train.py", "--mesh needs positive extents"),
         ("slurm --mesh 4x4 other.py", "needs a script, but there is no file other.py"),
         ("slurm --mesh 4x4 --sbatch partition=long train.py", "--sbatch needs an option of sbatch"),
-        ("slurm --mesh 4x4 --port 0 train.py", "Invalid value for '--port': Input should be"),
+        ("slurm --mesh 4x4 --port 0 train.py", "Invalid value for '--port': 0 is not in the range"),
         ("slurm --mesh 4x4", "Missing argument"),
         ("pbs --mesh 4x4 train.py", "No such command 'pbs'"),
     ],

@@ -40,11 +40,11 @@ from meshmend.execute.dma_program import (
     DmaProgram,
     dma_program,
 )
+from meshmend.jax.own_transpose import AxisName, with_own_transpose
+from meshmend.jax.permutes import filled_buffer
 from meshmend.planning.plan import Plan
 from meshmend.schedule.priority import remaining_hops
 from meshmend.schedule.table import Schedule
-
-AxisName = str | tuple[str, ...]
 
 LANES: Final = 128  # the width of a TPU tile
 MOST_BLOCK_BYTES: Final = 256 << 10
@@ -118,11 +118,7 @@ def pallas_sum(
     The gradient is the sum of the gradients, by the same kernel.
     """
     program = dma_program(schedule, -(-vector.size // math.prod(block)))
-    padding = program.n_blocks * math.prod(block) - vector.size
-    # The zeros differ from device to device as far as the type checker of `shard_map` knows, and so
-    # do the blocks: a kernel must return what it began with.
-    zeros = jnp.zeros(padding, vector.dtype) + (0 * lax.axis_index(axis_name)).astype(vector.dtype)
-    blocks = jnp.concatenate([vector, zeros]).reshape(program.n_blocks, *block)
+    blocks = filled_buffer(vector, (program.n_blocks, *block), axis_name)
     return _summed(blocks, program, axis_name).reshape(-1)[: vector.size]
 
 
@@ -153,26 +149,6 @@ def _kernel_type(dtype: Any) -> Any:
             "backend='permutes'"
         )
     return wide
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _summed(blocks: jax.Array, program: DmaProgram, axis_name: AxisName) -> jax.Array:
-    return _call(blocks, program, axis_name)
-
-
-def _summed_forward(
-    blocks: jax.Array, program: DmaProgram, axis_name: AxisName
-) -> tuple[jax.Array, None]:
-    return _summed(blocks, program, axis_name), None
-
-
-def _summed_backward(
-    program: DmaProgram, axis_name: AxisName, _: None, gradient: jax.Array
-) -> tuple[jax.Array]:
-    return (_summed(gradient, program, axis_name),)
-
-
-_summed.defvjp(_summed_forward, _summed_backward)
 
 
 def _call(blocks: jax.Array, program: DmaProgram, axis_name: AxisName) -> jax.Array:
@@ -225,6 +201,9 @@ def _call(blocks: jax.Array, program: DmaProgram, axis_name: AxisName) -> jax.Ar
         blocks,
     )
     return summed
+
+
+_summed = with_own_transpose(_call)
 
 
 def _device_ids(ranks: jax.Array, axis_name: AxisName) -> jax.Array:

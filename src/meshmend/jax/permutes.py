@@ -4,8 +4,8 @@ Knows lockstep programs and vectors. What a rank sends in which step stands in t
 device reads its own row, so the program's size does not grow with the steps or the ranks.
 """
 
+import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,12 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from meshmend.jax.own_transpose import AxisName, with_own_transpose
 from meshmend.lockstep.lockstep_program import LockstepProgram
 from meshmend.lockstep.permutations import Pairs
 from meshmend.planning.lowering import lowered
 from meshmend.planning.plan import Plan
-
-AxisName = str | tuple[str, ...]
 
 
 class StepTables(NamedTuple):
@@ -84,39 +83,22 @@ def vector_all_gather(
     return gathered.swapaxes(0, 1).reshape(n_ranks, -1)[:, : vector.size]
 
 
-def filled_buffer(array: jax.Array, shape: tuple[int, int], axis_name: AxisName) -> jax.Array:
-    """Return a buffer of cells, (cells, elements of each), that begins with an array's elements."""
-    n_more = shape[0] * shape[1] - array.size
+def filled_buffer(array: jax.Array, shape: tuple[int, ...], axis_name: AxisName) -> jax.Array:
+    """Return a buffer of this shape that begins with an array's elements, and ends with zeros."""
+    n_more = math.prod(shape) - array.size
     # The zeros differ from device to device as far as the type checker of `shard_map` knows, and so
-    # does the buffer: a loop over permutes must begin with what it ends with.
+    # does the buffer: a loop over permutes, and a kernel, must begin with what they end with.
     zeros = jnp.zeros(n_more, array.dtype) + (0 * lax.axis_index(axis_name)).astype(array.dtype)
     return jnp.concatenate([array.reshape(-1), zeros]).reshape(shape)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _summed(buffer: jax.Array, program: LockstepProgram, axis_name: AxisName) -> jax.Array:
-    return run_program(buffer, program, axis_name)
-
-
-def _summed_forward(
-    buffer: jax.Array, program: LockstepProgram, axis_name: AxisName
-) -> tuple[jax.Array, None]:
-    return _summed(buffer, program, axis_name), None
-
-
-def _summed_backward(
-    program: LockstepProgram, axis_name: AxisName, _: None, gradient: jax.Array
-) -> tuple[jax.Array]:
-    return (_summed(gradient, program, axis_name),)
-
-
-_summed.defvjp(_summed_forward, _summed_backward)
 
 
 def run_program(buffer: jax.Array, program: LockstepProgram, axis_name: AxisName) -> jax.Array:
     """Return a rank's buffer after all steps of a program."""
     tables = own_tables(program, axis_name)
     return run_steps(buffer, tables, axis_name, program.permutations, program.width)
+
+
+_summed = with_own_transpose(run_program)
 
 
 def run_steps(

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from meshmend.errors import InputError
 from meshmend.jax.collectives import as_numbers, by_type
-from meshmend.jax.permutes import AxisName, StepTables, filled_buffer, run_steps
+from meshmend.jax.own_transpose import AxisName
+from meshmend.jax.permutes import StepTables, filled_buffer, run_steps
 from meshmend.lockstep.cells import in_pieces, with_equal_cells
 from meshmend.lockstep.lockstep_program import LockstepProgram, lockstep_program
 from meshmend.lockstep.permutations import Pairs, permutations_of
