@@ -5,7 +5,7 @@ binary ones in 1024 (`KiB`, `MiB`), `bit` is an eighth of a byte. Upper and lowe
 where they would change the meaning: `Mb` is refused, because it may be read as bits or bytes.
 
     102.4MB   64KiB   4 MiB   1e6                  bytes
-    70GB/s    50Mbit/s   50Mbit   400Gbps   7e10   bytes a second
+    70GB/s    50Mbit/s   50Mbit   400Gbps          bytes a second; never without a unit
     0.5us     50ns   1ms   2s   1e-6               seconds
     1KB..1GB                                       payloads for a sweep: 1 KB, 10 KB, ..., 1 GB
     1KB..1GB:3                                     the same with three payloads a decade
@@ -37,7 +37,7 @@ _BITS: Mapping[str, Fraction] = {
     "Kbit": Fraction(1000, 8),
 }
 _BANDWIDTHS: Mapping[str, Fraction] = {
-    **_BYTES,
+    **{unit: factor for unit, factor in _BYTES.items() if unit},
     **_BITS,
     **{f"{unit}/s": factor for unit, factor in {**_BYTES, **_BITS}.items() if unit},
     **{f"{prefix}bps": Fraction(1000**power, 8) for power, prefix in enumerate("kMGT", 1)},
@@ -66,7 +66,7 @@ def parse_bandwidth(text: str) -> float:
     """Return the bytes a second that `70GB/s`, `50Mbit/s` or `50Mbit` names.
 
     Raises:
-        UnitError: no number, an unknown unit, or zero.
+        UnitError: no number, no unit or an unknown one, or zero.
     """
     example = "70GB/s or 50Mbit/s"
     value = float(_quantity(text, _BANDWIDTHS, "a bandwidth", example))
@@ -139,13 +139,23 @@ def _quantity(text: str, units: Mapping[str, Fraction], what: str, example: str)
     number, unit = Decimal(match[1]), match[2].strip()
     if unit not in units:
         known = ", ".join(unit for unit in units if unit)
-        raise UnitError(f"{what} needs one of the units {known}, but got {text!r}")
+        hint = _hint(match[1], unit, units)
+        raise UnitError(f"{what} needs one of the units {known}, but got {text!r}{hint}")
     if number < 0 or abs(number.adjusted()) > _MAX_EXPONENT:
         raise UnitError(
             f"{what} needs a number from zero to 1e{_MAX_EXPONENT}, but got {text!r}; "
             f"write {example}"
         )
     return Fraction(number) * units[unit]
+
+
+def _hint(number: str, unit: str, units: Mapping[str, Fraction]) -> str:
+    """Return what may have been meant: the same letters in other cases, or an unfinished unit."""
+    wanted = unit.lower()
+    if not wanted:
+        return ""
+    meant = [known for known in units if known and known.lower() in {wanted, f"{wanted}b"}]
+    return f"; did you mean {' or '.join(number + known for known in meant)}?" if meant else ""
 
 
 def _steps_per_decade(word: str, text: str) -> int:

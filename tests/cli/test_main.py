@@ -171,7 +171,7 @@ def test_verify_tells_a_wrong_plan_from_one_that_cannot_be_used(
         ("plan --mesh 4x4 --fail 9,9", "inside the mesh 4x4, but 9,9 reaches from"),
         ("plan --mesh 4x4 --fail 2x2@3,3", "2x2@3,3 reaches from (3, 3) to (4, 4)"),
         ("plan --mesh 4x4 --fail oops", "--fail cannot read 'oops'; write 4x2@6,8 (block)"),
-        ("plan --mesh 4x4 --fail 1", "inside the mesh 4x4"),
+        ("plan --mesh 4x4 --fail 1", "on the mesh 4x4 needs 2 axes, but 1 has 1"),
         ("plan --mesh 4x4 --fail link:0,0-2,0", "has no link:0,0-2,0"),
         ("plan --mesh 4x4 --fail 4x4@0,0", "at least one live chip, but all 16 failed"),
         ("plan --mesh 4x4 --algorithm nope", "there is no algorithm 'nope'; choose one of"),
@@ -353,3 +353,35 @@ def test_a_reader_that_goes_away_is_no_traceback(unbuffered: str) -> None:
         os.close(writer)
 
     assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("show --mesh 4x4 -o x.png", "-o writes SVG, so it needs a name such as x.svg"),
+        ("simulate --mesh 4x4 -o x.pdf", "-o writes SVG, so it needs a name such as x.svg"),
+        ("reproduce --quick -o x.svg", "-o writes HTML, so it needs a name such as x.html"),
+        ("show --mesh 4x4 -o /no-such-folder/x.svg", "there is no folder /no-such-folder"),
+        ("simulate --mesh 4X4", "but got '4X4'; write a small x"),
+        ("plan --mesh 4x4 --fail 2x2x1@0,0,0", "needs 2 axes, but 2x2x1@0,0,0 has 3"),
+        ("simulate --mesh 4x4 --link-bandwidth 70", "a bandwidth needs one of the units"),
+    ],
+)
+def test_what_a_command_cannot_do_is_said_in_one_line(
+    capsys: Captured, line: str, words: str
+) -> None:
+    assert run(line.split()) == 2
+
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert words in err
+    assert not Path("/no-such-folder").exists()
+
+
+def test_a_latency_of_days_is_simulated_like_any_other(capsys: Captured) -> None:
+    facts = printed_json(
+        capsys, "simulate", "--mesh", "4x4", "--hop-latency", "1000000s", "--algorithm", "trees"
+    )
+
+    assert facts["results"][0]["time_s"] > 1e6

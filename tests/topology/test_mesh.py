@@ -229,7 +229,7 @@ MESH = Mesh((4, 4))
         ),
         (lambda: MESH.without("2x2@3,0"), r"inside the mesh 4x4, but 2x2@3,0 reaches .* \(4, 1\)"),
         (lambda: MESH.without("9,9"), r"inside the mesh 4x4, but 9,9 reaches from \(9, 9\)"),
-        (lambda: MESH.without("1"), "inside the mesh 4x4, but 1 reaches"),
+        (lambda: MESH.without("1"), "on the mesh 4x4 needs 2 axes, but 1 has 1"),
         (lambda: MESH.repaired("9,9"), "inside the mesh 4x4, but 9,9"),
         (lambda: MESH.without("4x4@0,0"), "needs at least one live chip, but all 16 failed"),
         (lambda: MESH.without("link:0,0-0,2"), "Mesh 4x4 has no link:0,0-0,2; a link joins two"),

@@ -8,6 +8,7 @@ import typer
 
 from meshmend.cli.console import (
     announce_compilation,
+    check_suffix,
     check_writable,
     note,
     print_json,
@@ -107,6 +108,7 @@ def bench_command(
         link_bandwidth=bandwidth,
         repeat=repeat,
     )
+    check_suffix(output, ".svg")
     check_writable(output, save / "result.json" if save else None)
     with progress(quiet=as_json) as bar:
         measured = run_benchmark(request, bar)

@@ -47,8 +47,8 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         InputError: it cannot be written.
     """
+    _make_folder(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}") from None
@@ -60,14 +60,32 @@ def check_writable(*paths: Path | None) -> None:
     A command calls it before it starts long work. It makes folders that are missing.
     """
     for path in filter(None, paths):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror}") from None
+        _make_folder(path)
         if path.is_dir():
             raise InputError(f"cannot write {path}: {os.strerror(errno.EISDIR)}")
         if not os.access(path if path.exists() else path.parent, os.W_OK):
             raise InputError(f"cannot write {path}: {os.strerror(errno.EACCES)}")
+
+
+def check_suffix(path: Path | None, suffix: str) -> None:
+    """Raise InputError if a file's name promises another kind of file than is written."""
+    if path is not None and not path.is_dir() and path.suffix.lower() != suffix:
+        raise InputError(
+            f"-o writes {suffix[1:].upper()}, so it needs a name such as "
+            f"{path.with_suffix(suffix).name}, but got {path.name}"
+        )
+
+
+def _make_folder(path: Path) -> None:
+    """Make the folders above a file, but none in the root folder: such a path is a mistake."""
+    folder = path.absolute().parent
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    if missing and missing[-1].parent == Path(folder.anchor):
+        raise InputError(f"cannot write {path}: there is no folder {missing[-1]}; make it first")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}") from None
 
 
 def check_readable(path: Path, what: str) -> None:

@@ -7,6 +7,7 @@ import typer
 
 from meshmend.cli.console import (
     announce_compilation,
+    check_suffix,
     check_writable,
     print_json,
     progress,
@@ -62,6 +63,7 @@ def reproduce_command(
         message_overhead=message_overhead,
         chip_bandwidth=chip_bandwidth,
     )
+    check_suffix(output, ".html")
     check_writable(output)
     announce_compilation()
     from meshmend.paper.reproduction import reproduction

@@ -5,7 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from meshmend.cli.console import announce_compilation, print_json, write_text
+from meshmend.cli.console import (
+    announce_compilation,
+    check_suffix,
+    check_writable,
+    print_json,
+    write_text,
+)
 from meshmend.cli.options import (
     FailOption,
     JsonOption,
@@ -65,6 +71,8 @@ def show_command(
         raise InputError("--algorithm needs -o FILE.svg: its rings are drawn into a picture")
     if algorithm is not None:
         check_algorithms([algorithm], *(["auto"] if load else []))
+    check_suffix(output, ".svg")
+    check_writable(output)
     announce_compilation()
     facts = _facts(broken)
     routes = [_route(broken, text) for text in route or ()]

@@ -9,6 +9,7 @@ import typer
 from meshmend.cli.console import (
     announce_compilation,
     cache_dir,
+    check_suffix,
     check_writable,
     note,
     print_json,
@@ -99,6 +100,7 @@ def simulate_command(
         raise InputError("--save-trace needs one payload, but got a sweep")
     names = [name for text in algorithm or ["all"] for name in text.split(",")]
     check_algorithms(names, "all", "auto", *BASELINE_NAMES)
+    check_suffix(output, ".svg")
     check_writable(save_trace, output)
     announce_compilation()
     from meshmend.draw.sweep_picture import sweep_svg
@@ -158,7 +160,6 @@ def _save_trace(result: "Comparison", path: Path) -> None:
     from meshmend.simulator.trace import save_trace
 
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         save_trace(result.traced(), result.part, path)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}") from None

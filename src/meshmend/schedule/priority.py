@@ -14,6 +14,8 @@ from meshmend.routing.routes import Routes
 from meshmend.schedule.hazards import MANY, NONE, Hazards
 from meshmend.schedule.table import Schedule
 
+_LONGEST_DELAY = 1e5  # slices; more than any pipeline has, so a longer delay changes nothing
+
 
 def remaining_hops(schedule: Schedule, hazards: Hazards, routes: Routes) -> NDArray[np.int32]:
     """Return for each row the longest chain of hops that starts with its own.
@@ -32,7 +34,7 @@ def remaining_hops(schedule: Schedule, hazards: Hazards, routes: Routes) -> NDAr
 def delay_slices(remaining: NDArray[np.int32], skew: float) -> NDArray[np.float64]:
     """Return each row's delay: `skew` slices per hop that its chain is shorter than the longest."""
     shorter_by: NDArray[np.int32] = remaining.max(initial=0) - remaining
-    return np.multiply(shorter_by, skew, dtype=np.float64)
+    return np.minimum(np.multiply(shorter_by, skew, dtype=np.float64), _LONGEST_DELAY)
 
 
 @kernel

@@ -186,6 +186,11 @@ class Mesh:
         return _frozen(alive)
 
     def _check_inside(self, block: Block) -> None:
+        if len(block.origin) != len(self.shape):
+            raise TopologyError(
+                f"a failure on the mesh {format_shape(self.shape)} needs {len(self.shape)} axes, "
+                f"but {block} has {len(block.origin)}"
+            )
         last = tuple(at + size - 1 for at, size in zip(block.origin, block.shape, strict=True))
         if block.origin not in self or last not in self:
             raise TopologyError(

@@ -21,8 +21,9 @@ def parse_mesh(text: str, *, wrap: str = "none", fail: Iterable[str] = ()) -> Me
     try:
         shape = parse_shape(text)
     except ValueError:
+        hint = "; write a small x" if "X" in text else ""
         raise TopologyError(
-            f"--mesh needs positive extents joined by x, such as 16x32, but got {text!r}"
+            f"--mesh needs positive extents joined by x, such as 16x32, but got {text!r}{hint}"
         ) from None
     return Mesh(shape, parse_wrap(wrap, len(shape))).without(*fail)
 
