@@ -9,6 +9,7 @@ where they would change the meaning: `Mb` is refused, because it may be read as 
     0.5us     50ns   1ms   2s   1e-6               seconds
     1KB..1GB                                       payloads for a sweep: 1 KB, 10 KB, ..., 1 GB
     1KB..1GB:3                                     the same with three payloads a decade
+    4x25MB                                         four buckets of 25 MB
 """
 
 import math
@@ -114,6 +115,18 @@ def parse_payloads(text: str) -> tuple[int, ...]:
         round(low * 10 ** (step // steps) * 10 ** (step % steps / steps)) for step in range(n_steps)
     )
     return (*sorted({payload for payload in grid if payload < high}), high)
+
+
+def parse_buckets(text: str) -> tuple[int, int]:
+    """Return how many buckets of how many bytes `4x25MB` names.
+
+    Raises:
+        UnitError: no whole number, no `x`, or a size that cannot be read.
+    """
+    count, cross, size = text.partition("x")
+    if not cross or not count.strip().isdecimal():
+        raise UnitError(f"buckets need a number and a size, but got {text!r}; write 4x25MB")
+    return int(count), parse_bytes(size)
 
 
 def format_bytes(size_bytes: float) -> str:

@@ -141,3 +141,42 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert captured.out == ""
     assert said in captured.err
     assert captured.err.count("\n") == 1
+
+
+def test_buckets_in_flight_stand_next_to_one_sum_of_the_whole(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = ["simulate", *HOLE, "--buckets", "4x250KB", "--algorithm", "trees,ring-1d"]
+
+    document = printed_json(capsys, *line)
+
+    assert (document["buckets"], document["bucket_bytes"]) == (4, 250_000)
+    assert {result["algorithm"] for result in document["results"]} == {"trees", "ring-1d"}
+    for result in document["results"]:
+        assert result["in_flight_s"] < result["one_at_a_time_s"]
+        assert result["in_flight_of_whole"] == pytest.approx(
+            result["in_flight_s"] / result["whole_s"]
+        )
+    assert run_line(line) == 0
+    printed = capsys.readouterr().out
+    assert "4 x 250 KB, in all 1 MB" in printed
+    assert "in flight" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["--buckets", "4"], "write 4x25MB"),
+        (["--buckets", "0x1MB"], "--buckets needs 1 to 1000 buckets"),
+        (["--buckets", "4x1MB", "--payload", "1MB"], "--buckets does not go with --payload"),
+        (["--buckets", "4x1MB", "-o", "x.svg"], "--buckets does not go with -o"),
+        (["--buckets", "4x1MB", "--algorithm", "sub-mesh"], "needs algorithms for the whole mesh"),
+    ],
+)
+def test_buckets_that_make_no_sense_are_refused_in_one_line(
+    arguments: list[str], match: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_line(["simulate", *HOLE, *arguments]) == 2
+    errors = capsys.readouterr().err
+    assert match in errors
+    assert len(errors.splitlines()) == 1

@@ -33,7 +33,10 @@ from meshmend.cli.options import (
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
+    from meshmend.planning.bucket_comparison import BucketComparison
     from meshmend.planning.comparison import Comparison
+    from meshmend.topology.fabric import Fabric
+    from meshmend.topology.mesh import Mesh
 
 
 def simulate_command(
@@ -41,11 +44,22 @@ def simulate_command(
     wrap: WrapOption = "none",
     fail: FailOption = None,
     payload: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--payload", metavar="SIZE", help="Bytes per chip, or a sweep: 1KB..1GB, 1KB..1GB:3."
+            "--payload",
+            metavar="SIZE",
+            help="Bytes per chip, or a sweep: 1KB..1GB, 1KB..1GB:3.",
+            show_default="100MB",
         ),
-    ] = "100MB",
+    ] = None,
+    buckets: Annotated[
+        str | None,
+        typer.Option(
+            "--buckets",
+            metavar="NxSIZE",
+            help="Sums that start together, instead of --payload: 4x25MB.",
+        ),
+    ] = None,
     algorithm: Annotated[
         list[str] | None,
         typer.Option("--algorithm", metavar="NAME", help="all, or names; repeat or use commas."),
@@ -74,6 +88,9 @@ def simulate_command(
     it adds what people do instead on a broken mesh: sub-mesh (the largest intact box), drop-lines
     (without the rows or columns that hold failures) and rank-ring (a ring that ignores the mesh).
 
+    With --buckets it says what several sums of one size cost: one at a time, all in flight at once
+    (the older first on each link), and next to them one sum of the whole.
+
     **Examples**
 
     - meshmend simulate --mesh 8x8 --fail 2x2@2,2 --payload 10MB
@@ -81,6 +98,8 @@ def simulate_command(
     - meshmend simulate --mesh 16x32 --fail 4x2@6,14 --fabric tpu-v3 --algorithm trees,ft-two-d
 
     - meshmend simulate --mesh 8x8 --fail 2x2@2,2 --payload 1KB..1GB -o curve.svg
+
+    - meshmend simulate --mesh 8x8 --fail 2x2@2,2 --buckets 4x25MB --algorithm auto
     """
     from meshmend.schedule.algorithm_names import BASELINE_NAMES
     from meshmend.units import parse_payloads
@@ -95,11 +114,24 @@ def simulate_command(
     )
     if slices is not None and slices < 1:
         raise InputError(f"--slices needs 1 or more, but got {slices}")
-    payloads = parse_payloads(payload)
-    if save_trace is not None and len(payloads) > 1:
-        raise InputError("--save-trace needs one payload, but got a sweep")
     names = [name for text in algorithm or ["all"] for name in text.split(",")]
     check_algorithms(names, "all", "auto", *BASELINE_NAMES)
+    if buckets is not None:
+        if used := [
+            name
+            for name, value in (
+                ("--payload", payload),
+                ("--save-trace", save_trace),
+                ("-o", output),
+            )
+            if value is not None
+        ]:
+            raise InputError(f"--buckets does not go with {used[0]}; leave one of them out")
+        _simulate_buckets(broken, machine, buckets, names, slices, as_json=as_json)
+        return
+    payloads = parse_payloads(payload or "100MB")
+    if save_trace is not None and len(payloads) > 1:
+        raise InputError("--save-trace needs one payload, but got a sweep")
     check_suffix(output, ".svg")
     check_writable(save_trace, output)
     announce_compilation()
@@ -125,6 +157,60 @@ def simulate_command(
         print_json(_document(results))
     for path in (each for each in (save_trace, output) if each is not None and not as_json):
         print(f"written      {path}")
+
+
+def _simulate_buckets(
+    mesh: "Mesh",
+    fabric: "Fabric",
+    text: str,
+    names: list[str],
+    slices: int | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Say what several sums in flight cost, next to one sum of the whole."""
+    from meshmend.units import parse_buckets
+
+    n_buckets, size_bytes = parse_buckets(text)
+    announce_compilation()
+    from meshmend.planning.bucket_comparison import Buckets, compared_buckets
+
+    with progress(quiet=as_json) as bar:
+        result = compared_buckets(
+            mesh,
+            fabric,
+            Buckets(n_buckets, size_bytes),
+            names,
+            slices=slices,
+            cache_dir=cache_dir(),
+            progress=bar,
+        )
+    if as_json:
+        print_json({"fabric": asdict(fabric), **result.summary()})
+    else:
+        _print_buckets(result)
+
+
+def _print_buckets(result: "BucketComparison") -> None:
+    from meshmend.units import format_bytes, format_time
+
+    buckets, whole = result.buckets, result.whole
+    print(f"mesh         {whole.mesh}")
+    print(f"fabric       {whole.fabric}")
+    for name, reason in whole.refused.items():
+        note(f"meshmend: {name} left out: {reason}")
+    sizes = f"{buckets.n} x {format_bytes(buckets.size_bytes)}"
+    print(f"\n{sizes}, in all {format_bytes(buckets.total_bytes)}: {whole.limit.describe()}")
+    head = ("algorithm", "one sum", "one at a time", "of one sum", "in flight", "of one sum")
+    print("{:<12} {:>10} {:>14} {:>11} {:>10} {:>11}  slices".format(*head))
+    for price in result.prices:
+        in_turn_s, in_flight_s = price.one_at_a_time_s, price.together.time_s
+        print(
+            f"{price.name:<12} {format_time(price.whole.time_s):>10} "
+            f"{format_time(in_turn_s):>14} {price.ratio(in_turn_s):>10.3f}x "
+            f"{format_time(in_flight_s):>10} {price.ratio(in_flight_s):>10.3f}x "
+            f"{price.together.slices:>7}"
+        )
 
 
 def _document(results: "list[Comparison]") -> dict[str, Any]:

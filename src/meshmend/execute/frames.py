@@ -1,53 +1,78 @@
-"""Defines the data of the event loop: frames on the wire, and the tables of links, moves and keys.
+"""Defines the data of the event loop: frames on the wire, and the tables of links, runs and keys.
 
 A frame is a header of four words and the payload:
 
-    generation << 32 | sequence    number of the generation, number of the collective in it
-    slice << 32 | row              which bytes these are; -1: the sender gave up, a text follows
+    generation << 32 | sequence    the call: number of the generation, number of the run in it
+    slice << 32 | row              which bytes these are, or one of the two words below
     length                         of the payload, in bytes
     fingerprint                    of the collective that the sender runs
+
+Where the second word is STARTED, the sender says that it has started all runs up to this call; the
+frame has no payload. Where it is GAVE_UP, the sender failed, and the payload says why.
 """
 
-from typing import Final, NamedTuple
-
-from meshmend.execute.rank_program import Numbers
+from typing import Final
 
 HEADER_BYTES: Final = 32
 BLOCK_BYTES: Final = 1 << 17  # added at a time: small enough to stay in the cache
 GAVE_UP: Final = -1
+STARTED: Final = -2
 TURN: Final = 64  # system calls in a row for one peer, while others may have data
+MOST_RUNS: Final = 128  # in flight at a time; run number n has the slot n % MOST_RUNS
 
-# Columns of `links`, one line per peer.
+# Columns of `links`, one line per peer. The counts are over all runs in flight.
 FD: Final = 0  # -1: no connection
 CLOSED: Final = 1  # the other end has closed
 IN_HEADER: Final = 2  # bytes of the header read so far
-IN_KEY: Final = 3
-IN_MODE: Final = 4
-IN_DONE: Final = 5  # bytes of the payload read so far
-IN_PARKED: Final = 6  # the header that was read belongs to a later collective
-IN_EXPECTED: Final = 7  # frames still to come in this collective
-OUT_KEY: Final = 8  # the key that is being sent, NONE or TAIL
-OUT_DONE: Final = 9  # bytes sent so far, header included
-HEAP_BASE: Final = 10  # where this peer's heap of ready keys begins in `heap`
-HEAP_SIZE: Final = 11
-IN_WORDS: Final = 12  # the header that is being read
-OUT_WORDS: Final = 16  # the header that is being sent
-N_LINK_COLUMNS: Final = 20
+IN_SLOT: Final = 3  # the run of the frame that is being read,
+IN_KEY: Final = 4  # its key,
+IN_AT: Final = 5  # the address where its payload goes, or will be added or staged,
+IN_MODE: Final = 6  # and which of these
+IN_DONE: Final = 7  # bytes of the payload read so far
+IN_PARKED: Final = 8  # the header that was read belongs to a run that has not begun
+N_TO_COME: Final = 9  # frames that have not arrived
+OUT_SLOT: Final = 10  # the run of the frame that is being sent,
+OUT_KEY: Final = 11  # its key, NONE or TAIL,
+OUT_AT: Final = 12  # and the address of its payload
+OUT_DONE: Final = 13  # bytes sent so far, header included
+N_TO_SEND: Final = 14  # frames that have not begun
+N_READY: Final = 15  # frames that could begin
+N_USERS: Final = 16  # runs that exchange data with this peer
+PEER_STARTED: Final = 17  # the last call that the peer said it has started
+ANNOUNCED: Final = 18  # the last call that this rank has told the peer it started
+TO_ANNOUNCE: Final = 19  # the last call that it has to tell
+IN_WORDS: Final = 20  # the header that is being read
+OUT_WORDS: Final = 24  # the header that is being sent
+N_LINK_COLUMNS: Final = 28
 
 # The words of a header.
 CALL_WORD, ROW_WORD, LENGTH_WORD, FINGERPRINT_WORD = 0, 1, 2, 3
 
-# Lines of `moves`, one column per move; an extra last column ends FOLLOWING.
+# Columns of `ports`, one line per slot and peer: what one run exchanges with one peer.
+HEAP_BASE, HEAP_SIZE, UNSENT, EXPECTED, IS_USED = 0, 1, 2, 3, 4
+N_PORT_COLUMNS: Final = 5
+
+# Lines of a run's `moves`, one column per move; an extra last column ends FOLLOWING.
 KIND, ROW, PEER, FIRST_NEEDS, FOLLOWING = 0, 1, 2, 3, 4
 
-# Lines of `keys`, one column per key.
+# Lines of a run's `keys`, one column per key.
 START, SIZE, STAGING_OFFSET, NEEDS, STATE = 0, 1, 2, 3, 4
 
-# Entries of `numbers`; the last three are addresses.
-LEFT, CALL, FINGERPRINT, CODE, N_MOVES, PAYLOAD, STAGING, SCRATCH = 0, 1, 2, 3, 4, 5, 6, 7
+# Columns of `runs`, one line per slot. From PAYLOAD to STACK_AT they are addresses.
+LEFT, CALL, FINGERPRINT, CODE, N_MOVES, N_KEYS = 0, 1, 2, 3, 4, 5
+PAYLOAD, STAGING, MOVES_AT, FOLLOWING_AT, KEYS_AT, HEAP_AT, STACK_AT = 6, 7, 8, 9, 10, 11, 12
+ENDED: Final = 13
+DONE_FD: Final = 14  # an event descriptor to write to when the run has ended, or -1
+N_RUN_COLUMNS: Final = 15
+
+# Entries of `numbers`: the generation, the numbers of the oldest run that has not ended, of the
+# last run that was started and of the last that has begun; a mark that other links are in use now;
+# and the number 1, for event descriptors.
+GENERATION, OLDEST, LAST_STARTED, LAST_BEGUN, LINKS_CHANGED, ONE = 0, 1, 2, 3, 4, 5
+N_NUMBERS: Final = 6
 
 NONE: Final = -1
-TAIL: Final = -2  # the rest of an abandoned frame: its bytes are void, its length is kept
+TAIL: Final = -2  # a frame whose payload is void: the rest of an abandoned one, or one without any
 
 DIRECT_PUT, DIRECT_ADD, STAGE, DROP = 0, 1, 2, 3
 
@@ -65,19 +90,3 @@ DONE, INTERRUPTED, TIMED_OUT, LOST, MISMATCH, PEER_FAILED, BAD_FRAME, BLOCKED = 
 SILENT: Final = 8  # found by the caller of `progress`: the peer's kernel answers nothing
 
 FREE, BEGUN, STAGED = 0, 1, 2  # STATE of a key: nothing read, being read, read but not yet used
-
-
-class Engine(NamedTuple):
-    """All data that one run of a program reads and writes.
-
-    These are few arrays of one type, so that the compiled code stays small. `links` outlives the
-    run. `stack` is scratch memory.
-    """
-
-    moves: Numbers
-    following: Numbers
-    keys: Numbers
-    heap: Numbers
-    stack: Numbers
-    links: Numbers
-    numbers: Numbers

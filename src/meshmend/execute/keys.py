@@ -1,4 +1,4 @@
-"""Tracks which keys of a program are done, and releases those that waited for them.
+"""Tracks which keys of a run are done, and releases those that waited for them.
 
 A key is one move of one slice. A key to send enters the heap of its peer when it waits for nothing
 more. Data that arrived too early stays in the staging buffer until its key is released. This module
@@ -14,6 +14,7 @@ from meshmend.execute.frames import (
     KIND,
     LEFT,
     N_MOVES,
+    N_READY,
     NEEDS,
     PAYLOAD,
     PEER,
@@ -75,8 +76,9 @@ def apply_staged(e, key):  # type: ignore[no-untyped-def]
 
 @plain_kernel
 def _heap_push(e, peer, key):  # type: ignore[no-untyped-def]
-    base, at = e.links[peer, HEAP_BASE], e.links[peer, HEAP_SIZE]
-    e.links[peer, HEAP_SIZE] = at + 1
+    base, at = e.ports[peer, HEAP_BASE], e.ports[peer, HEAP_SIZE]
+    e.ports[peer, HEAP_SIZE] = at + 1
+    e.links[peer, N_READY] += 1
     while at > 0 and e.heap[base + (at - 1) // 2] > key:
         e.heap[base + at] = e.heap[base + (at - 1) // 2]
         at = (at - 1) // 2
@@ -86,9 +88,10 @@ def _heap_push(e, peer, key):  # type: ignore[no-untyped-def]
 @plain_kernel
 def heap_pop(e, peer):  # type: ignore[no-untyped-def]
     """Remove the smallest key from a peer's heap and return it."""
-    base, size = e.links[peer, HEAP_BASE], e.links[peer, HEAP_SIZE] - 1
+    base, size = e.ports[peer, HEAP_BASE], e.ports[peer, HEAP_SIZE] - 1
     first, last = e.heap[base], e.heap[base + size]
-    e.links[peer, HEAP_SIZE] = size
+    e.ports[peer, HEAP_SIZE] = size
+    e.links[peer, N_READY] -= 1
     at, child = 0, 1
     while child < size:
         if child + 1 < size and e.heap[base + child + 1] < e.heap[base + child]:

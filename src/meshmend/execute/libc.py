@@ -23,6 +23,8 @@ _recv: Any = types.ExternalFunction(
 )
 _sendmsg: Any = types.ExternalFunction("sendmsg", types.intp(types.int32, types.intp, types.int32))
 _poll: Any = types.ExternalFunction("poll", types.int32(types.intp, types.uintp, types.int32))
+_read: Any = types.ExternalFunction("read", types.intp(types.int32, types.intp, types.uintp))
+_write: Any = types.ExternalFunction("write", types.intp(types.int32, types.intp, types.uintp))
 _memcpy: Any = types.ExternalFunction("memcpy", types.intp(types.intp, types.intp, types.uintp))
 _pointer: Any = types.CPointer
 _errno_location: Any = types.ExternalFunction("__errno_location", _pointer(types.int32)())
@@ -61,3 +63,15 @@ def wait(waits, timeout_ms):  # type: ignore[no-untyped-def]
 def copy_memory(target, source, n_bytes):  # type: ignore[no-untyped-def]
     """Copy bytes from one address to another; the two do not overlap."""
     _memcpy(target, source, np.uintp(n_bytes))
+
+
+@kernel
+def read_event(fd, word):  # type: ignore[no-untyped-def]
+    """Clear an event descriptor; `word` is the address of eight bytes of scratch."""
+    _read(np.int32(fd), word, np.uintp(8))
+
+
+@kernel
+def write_event(fd, word):  # type: ignore[no-untyped-def]
+    """Add to an event descriptor the number at the address `word`."""
+    _write(np.int32(fd), word, np.uintp(8))

@@ -8,6 +8,7 @@ keys are sent first.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -47,7 +48,7 @@ class RankProgram:
     def n_moves(self) -> int:
         return len(self.row)
 
-    @property
+    @cached_property
     def peers(self) -> tuple[int, ...]:
         """The ranks that this one exchanges data with, sorted."""
         return tuple(np.unique(self.peer).tolist())

@@ -1,18 +1,18 @@
 """Reads the frames of one peer: writes, adds or stages their bytes, and marks keys as done.
 
-A frame of an older generation is read and dropped. A frame of a later collective waits until this
-rank begins that collective. This is safe: its sender has already sent this rank all frames of the
-collectives before.
+A frame of an older generation is read and dropped. A frame of a run that has not begun on this rank
+waits, and so does what the peer sends after it, until this rank begins that run. This cannot block
+this rank: the peer has sent it all frames of older runs before, see `next_run`.
 """
 
 import numpy as np
 
 from meshmend.execute.combine import combine_at
+from meshmend.execute.engine import end_if_done, engine_of
 from meshmend.execute.frames import (
     BAD_FRAME,
     BEGUN,
     BLOCK_BYTES,
-    CALL,
     CALL_WORD,
     CLOSED,
     CODE,
@@ -20,40 +20,48 @@ from meshmend.execute.frames import (
     DIRECT_PUT,
     DONE,
     DROP,
+    ENDED,
     FD,
     FINGERPRINT,
     FINGERPRINT_WORD,
     FREE,
     GAVE_UP,
+    GENERATION,
     HEADER_BYTES,
-    HEAP_SIZE,
+    IN_AT,
     IN_DONE,
-    IN_EXPECTED,
     IN_HEADER,
     IN_KEY,
     IN_MODE,
     IN_PARKED,
+    IN_SLOT,
     IN_WORDS,
     KIND,
+    LAST_BEGUN,
     LENGTH_WORD,
     LOST,
     MISMATCH,
+    MOST_RUNS,
     N_MOVES,
+    N_TO_COME,
+    N_TO_SEND,
     NEEDS,
     NONE,
+    OLDEST,
     OUT_KEY,
     PAYLOAD,
     PEER,
     PEER_FAILED,
+    PEER_STARTED,
     ROW,
     ROW_WORD,
-    SCRATCH,
     SIZE,
     STAGE,
     STAGED,
     STAGING,
     STAGING_OFFSET,
     START,
+    STARTED,
     STATE,
     TURN,
 )
@@ -64,73 +72,95 @@ from meshmend.kernels import kernel, plain_kernel
 
 
 @kernel
-def pull(e, peer):  # type: ignore[no-untyped-def]
-    """Read what one peer has sent, with at most TURN system calls; return a status."""
+def pull(loop, peer, block):  # type: ignore[no-untyped-def]
+    """Read what one peer has sent, with at most TURN system calls; return a status.
+
+    `block` is the address of the peer's block of scratch.
+    """
+    links = loop.links
     for _ in range(TURN):
-        if e.links[peer, IN_PARKED]:
+        if links[peer, IN_PARKED]:
             return DONE
-        in_header = e.links[peer, IN_HEADER]
+        in_header = links[peer, IN_HEADER]
         if in_header < HEADER_BYTES:
-            address = e.links[peer, IN_WORDS:].ctypes.data + in_header
+            address = links[peer, IN_WORDS:].ctypes.data + in_header
             n_wanted = HEADER_BYTES - in_header
         else:
-            address, n_wanted = _target(e, peer)
-        n_read = receive(e.links[peer, FD], address, n_wanted)
+            address, n_wanted = _target(links, peer, block)
+        n_read = receive(links[peer, FD], address, n_wanted)
         if n_read == -EINTR:
             continue
         if n_read == -EAGAIN:
             return DONE
         if n_read <= 0:
-            return _mark_closed(e, peer)
+            return _mark_closed(links, peer)
         if in_header == HEADER_BYTES:
-            _count_payload(e, peer, n_read)
+            _count_payload(loop, peer, n_read, block)
             continue
-        e.links[peer, IN_HEADER] += n_read
-        if e.links[peer, IN_HEADER] == HEADER_BYTES:
-            status = open_frame(e, peer)
+        links[peer, IN_HEADER] += n_read
+        if links[peer, IN_HEADER] == HEADER_BYTES:
+            status = open_frame(loop, peer)
             if status != DONE:
                 return status
     return DONE
 
 
 @plain_kernel
-def _mark_closed(e, peer):  # type: ignore[no-untyped-def]
+def _mark_closed(links, peer):  # type: ignore[no-untyped-def]
     """Mark a peer as closed; return LOST if one end still has data for the other, else DONE."""
-    e.links[peer, CLOSED] = 1
-    has_to_receive = e.links[peer, IN_EXPECTED] > 0 or e.links[peer, IN_HEADER] > 0
-    has_to_send = e.links[peer, HEAP_SIZE] > 0 or e.links[peer, OUT_KEY] != NONE
+    links[peer, CLOSED] = 1
+    has_to_receive = links[peer, N_TO_COME] > 0 or links[peer, IN_HEADER] > 0
+    has_to_send = links[peer, N_TO_SEND] > 0 or links[peer, OUT_KEY] != NONE
     return LOST if has_to_receive or has_to_send else DONE
 
 
 @plain_kernel
-def open_frame(e, peer):  # type: ignore[no-untyped-def]
+def open_frame(loop, peer):  # type: ignore[no-untyped-def]
     """Decide from a complete header where its payload goes; return a status."""
-    call = e.links[peer, IN_WORDS + CALL_WORD]
-    generations_ahead = (call >> 32) - (e.numbers[CALL] >> 32)
-    if e.links[peer, IN_WORDS + ROW_WORD] == GAVE_UP and generations_ahead >= 0:
-        return PEER_FAILED
-    e.links[peer, IN_DONE] = 0
-    if generations_ahead < 0:
-        e.links[peer, IN_MODE] = DROP
-        if e.links[peer, IN_WORDS + LENGTH_WORD] == 0:
-            e.links[peer, IN_HEADER] = 0
+    links = loop.links
+    call, row_word = links[peer, IN_WORDS + CALL_WORD], links[peer, IN_WORDS + ROW_WORD]
+    if row_word == STARTED:
+        links[peer, PEER_STARTED] = max(links[peer, PEER_STARTED], call)
+        links[peer, IN_HEADER] = 0
         return DONE
-    if call > e.numbers[CALL]:
-        e.links[peer, IN_PARKED] = 1
-        is_early = generations_ahead > 0 or e.links[peer, IN_EXPECTED] == 0
+    generations_ahead = (call >> 32) - loop.numbers[GENERATION]
+    if row_word == GAVE_UP and generations_ahead >= 0:
+        return PEER_FAILED
+    links[peer, IN_DONE] = 0
+    if generations_ahead < 0:
+        links[peer, IN_MODE] = DROP
+        if links[peer, IN_WORDS + LENGTH_WORD] == 0:
+            links[peer, IN_HEADER] = 0
+        return DONE
+    number = call & 0xFFFFFFFF
+    if generations_ahead > 0 or number > loop.numbers[LAST_BEGUN]:
+        links[peer, IN_PARKED] = 1
+        is_early = generations_ahead > 0 or links[peer, N_TO_COME] == 0
         return DONE if is_early else MISMATCH
+    slot = number % MOST_RUNS
+    if number < loop.numbers[OLDEST] or loop.runs[slot, ENDED]:
+        return BAD_FRAME
+    links[peer, IN_SLOT] = slot
+    return _open_key(engine_of(loop, slot), peer)
+
+
+@plain_kernel
+def _open_key(e, peer):  # type: ignore[no-untyped-def]
+    """Decide where the payload of a frame of a run goes; return a status."""
     if e.links[peer, IN_WORDS + FINGERPRINT_WORD] != e.numbers[FINGERPRINT]:
         return MISMATCH
-    key = _key_of(e, peer) if call == e.numbers[CALL] else np.int64(-1)
+    key = _key_of(e, peer)
     if key < 0:
         return BAD_FRAME
     e.keys[STATE, key] = BEGUN
     e.links[peer, IN_KEY] = key
     if e.keys[NEEDS, key] > 0:
         e.links[peer, IN_MODE] = STAGE
+        e.links[peer, IN_AT] = e.numbers[STAGING] + e.keys[STAGING_OFFSET, key]
     else:
         is_sum = e.moves[KIND, key % e.numbers[N_MOVES]] == ADD
         e.links[peer, IN_MODE] = DIRECT_ADD if is_sum else DIRECT_PUT
+        e.links[peer, IN_AT] = e.numbers[PAYLOAD] + e.keys[START, key]
     return DONE
 
 
@@ -156,40 +186,41 @@ def _key_of(e, peer):  # type: ignore[no-untyped-def]
 
 
 @plain_kernel
-def _target(e, peer):  # type: ignore[no-untyped-def]
+def _target(links, peer, block):  # type: ignore[no-untyped-def]
     """Return the address for the next bytes of the current frame, and how many to read at most."""
-    done, mode, key = (
-        e.links[peer, IN_DONE],
-        e.links[peer, IN_MODE],
-        e.links[peer, IN_KEY],
-    )
-    n_left = e.links[peer, IN_WORDS + LENGTH_WORD] - done
-    if mode == DIRECT_PUT:
-        return e.numbers[PAYLOAD] + e.keys[START, key] + done, n_left
-    if mode == STAGE:
-        return e.numbers[STAGING] + e.keys[STAGING_OFFSET, key] + done, n_left
+    done, mode = links[peer, IN_DONE], links[peer, IN_MODE]
+    n_left = links[peer, IN_WORDS + LENGTH_WORD] - done
+    if mode != DIRECT_ADD and mode != DROP:
+        return links[peer, IN_AT] + done, n_left
     in_block = done % BLOCK_BYTES
-    address = e.numbers[SCRATCH] + peer * BLOCK_BYTES + in_block
-    return address, min(BLOCK_BYTES - in_block, n_left)
+    return block + in_block, min(BLOCK_BYTES - in_block, n_left)
 
 
 @plain_kernel
-def _count_payload(e, peer, n_read):  # type: ignore[no-untyped-def]
+def _count_payload(loop, peer, n_read, block):  # type: ignore[no-untyped-def]
     """Count payload bytes that were read; add a full block; finish the key of a complete frame."""
-    key, mode = e.links[peer, IN_KEY], e.links[peer, IN_MODE]
-    in_block = e.links[peer, IN_DONE] % BLOCK_BYTES + n_read
-    done = e.links[peer, IN_DONE] + n_read
-    e.links[peer, IN_DONE] = done
-    is_complete = done == e.links[peer, IN_WORDS + LENGTH_WORD]
+    links = loop.links
+    mode, slot = links[peer, IN_MODE], links[peer, IN_SLOT]
+    in_block = links[peer, IN_DONE] % BLOCK_BYTES + n_read
+    done = links[peer, IN_DONE] + n_read
+    links[peer, IN_DONE] = done
+    is_complete = done == links[peer, IN_WORDS + LENGTH_WORD]
     if mode == DIRECT_ADD and (is_complete or in_block == BLOCK_BYTES):
-        place = e.numbers[PAYLOAD] + e.keys[START, key] + done - in_block
-        combine_at(e.numbers[CODE], place, e.numbers[SCRATCH] + peer * BLOCK_BYTES, in_block)
+        place = links[peer, IN_AT] + done - in_block
+        combine_at(loop.runs[slot, CODE], place, block, in_block)
     if not is_complete:
         return
-    e.links[peer, IN_HEADER] = 0
+    links[peer, IN_HEADER] = 0
     if mode == DROP:
         return
-    e.links[peer, IN_EXPECTED] -= 1
+    links[peer, N_TO_COME] -= 1
+    _finish_received(engine_of(loop, slot), links[peer, IN_KEY], mode)
+    end_if_done(loop, slot)
+
+
+@plain_kernel
+def _finish_received(e, key, mode):  # type: ignore[no-untyped-def]
+    """Finish a key whose frame is complete, unless its data has to wait where it is staged."""
     if mode == STAGE:
         e.keys[STATE, key] = STAGED
         if e.keys[NEEDS, key] > 0:

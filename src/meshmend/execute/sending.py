@@ -1,6 +1,8 @@
-"""Sends frames to one peer: the ready keys, the smallest first."""
+"""Sends frames to one peer: of the oldest run that may send, the smallest ready key."""
 
+from meshmend.execute.engine import end_if_done, engine_of, must_announce, next_run
 from meshmend.execute.frames import (
+    ANNOUNCED,
     BLOCK_BYTES,
     BLOCKED,
     CALL,
@@ -11,22 +13,26 @@ from meshmend.execute.frames import (
     FINGERPRINT,
     FINGERPRINT_WORD,
     HEADER_BYTES,
-    HEAP_SIZE,
     LENGTH_WORD,
     LOST,
     N_MOVES,
+    N_TO_SEND,
     NONE,
+    OUT_AT,
     OUT_DONE,
     OUT_KEY,
+    OUT_SLOT,
     OUT_WORDS,
     PAYLOAD,
     ROW,
     ROW_WORD,
-    SCRATCH,
     SIZE,
     START,
+    STARTED,
     TAIL,
+    TO_ANNOUNCE,
     TURN,
+    UNSENT,
 )
 from meshmend.execute.keys import finish, heap_pop
 from meshmend.execute.libc import EAGAIN, EINTR, send_two
@@ -34,43 +40,75 @@ from meshmend.kernels import kernel, plain_kernel
 
 
 @kernel
-def push(e, peer, message, parts):  # type: ignore[no-untyped-def]
-    """Send ready keys to one peer until its connection blocks, with at most TURN system calls."""
+def push(loop, peer, message, parts, void):  # type: ignore[no-untyped-def]
+    """Send ready keys to one peer until its connection blocks, with at most TURN system calls.
+
+    `message` and `parts` are scratch; `void` is an address with a block of bytes that nobody reads.
+    """
+    links = loop.links
     for _ in range(TURN):
-        if e.links[peer, OUT_KEY] == NONE:
-            if e.links[peer, HEAP_SIZE] == 0:
+        if links[peer, OUT_KEY] == NONE:
+            if not _begin_frame(loop, peer):
                 return DONE
-            if e.links[peer, CLOSED]:
+            if links[peer, CLOSED]:
                 return LOST
-            _begin_frame(e, peer, heap_pop(e, peer))
-        key, length = e.links[peer, OUT_KEY], e.links[peer, OUT_WORDS + LENGTH_WORD]
-        in_header = min(e.links[peer, OUT_DONE], HEADER_BYTES)
-        in_body = e.links[peer, OUT_DONE] - in_header
-        parts[0] = e.links[peer, OUT_WORDS:].ctypes.data + in_header
+        key, length = links[peer, OUT_KEY], links[peer, OUT_WORDS + LENGTH_WORD]
+        in_header = min(links[peer, OUT_DONE], HEADER_BYTES)
+        in_body = links[peer, OUT_DONE] - in_header
+        parts[0] = links[peer, OUT_WORDS:].ctypes.data + in_header
         parts[1] = HEADER_BYTES - in_header
-        parts[2] = e.numbers[PAYLOAD] + e.keys[START, max(key, 0)] + in_body
+        parts[2] = links[peer, OUT_AT] + in_body
         parts[3] = length - in_body
         if key == TAIL:
-            parts[2], parts[3] = e.numbers[SCRATCH], min(parts[3], BLOCK_BYTES)
-        n_sent = send_two(e.links[peer, FD], message, parts)
+            parts[2], parts[3] = void, min(parts[3], BLOCK_BYTES)
+        n_sent = send_two(links[peer, FD], message, parts)
         if n_sent < 0:
             if n_sent == -EINTR:
                 continue
             return BLOCKED if n_sent == -EAGAIN else LOST
-        e.links[peer, OUT_DONE] += n_sent
-        if e.links[peer, OUT_DONE] == HEADER_BYTES + length:
-            e.links[peer, OUT_KEY] = NONE
+        links[peer, OUT_DONE] += n_sent
+        if links[peer, OUT_DONE] == HEADER_BYTES + length:
+            links[peer, OUT_KEY] = NONE
             if key != TAIL:
-                finish(e, key)
+                _finish_sent(loop, links[peer, OUT_SLOT], key)
     return DONE
 
 
 @plain_kernel
-def _begin_frame(e, peer, key):  # type: ignore[no-untyped-def]
+def _finish_sent(loop, slot, key):  # type: ignore[no-untyped-def]
+    finish(engine_of(loop, slot), key)
+    end_if_done(loop, slot)
+
+
+@plain_kernel
+def _begin_frame(loop, peer):  # type: ignore[no-untyped-def]
+    """Begin the frame that is next for a peer; return whether there is one."""
+    links = loop.links
+    if must_announce(links[peer]):
+        links[peer, ANNOUNCED] = links[peer, TO_ANNOUNCE]
+        links[peer, OUT_WORDS + CALL_WORD] = links[peer, TO_ANNOUNCE]
+        links[peer, OUT_WORDS + ROW_WORD] = STARTED
+        links[peer, OUT_WORDS + LENGTH_WORD] = 0
+        links[peer, OUT_KEY] = TAIL
+    else:
+        slot = next_run(loop, peer)
+        if slot == NONE:
+            return False
+        _begin_key(engine_of(loop, slot), peer)
+        links[peer, OUT_SLOT] = slot
+    links[peer, OUT_DONE] = 0
+    return True
+
+
+@plain_kernel
+def _begin_key(e, peer):  # type: ignore[no-untyped-def]
+    key = heap_pop(e, peer)
     move = key % e.numbers[N_MOVES]
+    e.ports[peer, UNSENT] -= 1
+    e.links[peer, N_TO_SEND] -= 1
     e.links[peer, OUT_WORDS + CALL_WORD] = e.numbers[CALL]
     e.links[peer, OUT_WORDS + ROW_WORD] = (key // e.numbers[N_MOVES]) << 32 | e.moves[ROW, move]
     e.links[peer, OUT_WORDS + LENGTH_WORD] = e.keys[SIZE, key]
     e.links[peer, OUT_WORDS + FINGERPRINT_WORD] = e.numbers[FINGERPRINT]
+    e.links[peer, OUT_AT] = e.numbers[PAYLOAD] + e.keys[START, key]
     e.links[peer, OUT_KEY] = key
-    e.links[peer, OUT_DONE] = 0
