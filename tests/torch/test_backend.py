@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from meshmend.planning.catalogue import default_slices  # noqa: E402
 from meshmend.planning.environment import settings_from  # noqa: E402
-from meshmend.torch.group import check_world  # noqa: E402
+from meshmend.torch.group_factory import check_world  # noqa: E402
 from meshmend.torch.progress_thread import Progress  # noqa: E402
 
 # Each check is a function of its name; a worker prints the name when it has passed.
@@ -198,7 +198,7 @@ def test_an_error_reaches_whoever_waits_in_python_and_in_cpp() -> None:
     def fail() -> None:
         raise InputError("no such thing")
 
-    handle = progress.submit(fail, [torch.ones(1)])
+    handle = progress.submit("a test", fail, [torch.ones(1)])
     with pytest.raises(InputError, match="no such thing"):
         handle.wait(timedelta(seconds=HANG_S))
     with pytest.raises(RuntimeError, match="no such thing"):
