@@ -271,20 +271,13 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         """Run a collective in the progress thread; return its handle."""
         self._n_submitted += 1
 
-        def details() -> dict[str, int | str]:
+        def algorithm() -> str:
             n_bytes = sum(tensor.nbytes for tensor in inputs)
-            whole = n_bytes * (self.size() if kind == ALL_GATHER else 1)
-            return {"bytes": n_bytes, "algorithm": self._catalogue.algorithm(kind, whole)}
+            n_parts = self.size() if kind == ALL_GATHER else 1
+            return self._catalogue.algorithm(kind, n_bytes * n_parts)
 
-        end_range = begin_range(f"meshmend:{name}", inputs, details)
-
-        def collective() -> None:
-            try:
-                run()
-            finally:
-                end_range()
-
-        return self._progress.submit(f"{name} on rank {self.rank()}", collective, result)
+        end_with = begin_range(name, inputs, algorithm)
+        return self._progress.submit(f"{name} on rank {self.rank()}", run, result, end_with)
 
     def _supports(self, tensors: Tensors, op: Any = None) -> bool:
         """Whether our schedules support this operation on these tensors.

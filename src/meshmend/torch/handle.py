@@ -84,12 +84,22 @@ class Handle(torch.distributed.Work):
 
         In C++, the hook that compresses gradients to float16 refuses the future of a Python object.
         """
-        future = self._python_future()
+        future = self.python_future()
         is_half = bool(self._result) and self._result[0].dtype is torch.float16
         if not is_half or "get_future" in sys._getframe(1).f_code.co_names:
             return future
         typed: Future = _script().tensors_after(future, self._result)
         return typed
+
+    def python_future(self) -> Future:
+        """Return the future of a Python object, which is the list of tensors."""
+        with self._lock:
+            if self._future is None:
+                self._outcome = torch.futures.Future()
+                self._future = self._outcome.then(self._result_or_error)
+                if self._has_run:  # nobody can have added a callback yet
+                    self._outcome.set_result(None)
+            return self._future
 
     def is_completed(self) -> bool:
         """Whether the collective has ended, with or without an error."""
@@ -108,15 +118,6 @@ class Handle(torch.distributed.Work):
         """Wait for the end; return the tensors."""
         self.wait()
         return self._result
-
-    def _python_future(self) -> Future:
-        with self._lock:
-            if self._future is None:
-                self._outcome = torch.futures.Future()
-                self._future = self._outcome.then(self._result_or_error)
-                if self._has_run:  # nobody can have added a callback yet
-                    self._outcome.set_result(None)
-            return self._future
 
     def _result_or_error(self, _: Future) -> list[torch.Tensor]:
         # C++ code such as DDP's takes an error set with `set_exception` for a value. An error that

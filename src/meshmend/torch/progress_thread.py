@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from meshmend.torch.completion import CompletionThreads
-from meshmend.torch.handle import Handle
+from meshmend.torch.handle import Future, Handle
 
 Submitted = tuple[Callable[[], None], Handle]
 
@@ -26,10 +26,19 @@ class Progress:
         self._thread.start()
 
     def submit(
-        self, what: str, collective: Callable[[], None], result: list[torch.Tensor]
+        self,
+        what: str,
+        collective: Callable[[], None],
+        result: list[torch.Tensor],
+        watch: Callable[[Future], None] | None = None,
     ) -> Handle:
-        """Queue a collective; return its handle, whose future is `result` once it has run."""
+        """Queue a collective; return its handle, whose future is `result` once it has run.
+
+        `watch` gets that future before the collective can run.
+        """
         handle = Handle(what, result, self._completion)
+        if watch is not None:
+            watch(handle.python_future())
         self._queue.put((collective, handle))
         return handle
 
