@@ -36,7 +36,6 @@ engines: $(INSTALLED)
 
 # PyTorch's own tests of torch.distributed: what passes with Gloo must pass with our backend.
 torch-suite: $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt expecttest
 	$(BIN)/python benchmarks/torch_suite.py
 
 bench: $(INSTALLED)
