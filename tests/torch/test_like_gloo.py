@@ -1,5 +1,7 @@
 """The backend does all that Gloo does: compared call by call, on the same ranks."""
 
+from pathlib import Path
+
 import pytest
 
 from commanding import Ended, meshmend_run
@@ -369,7 +371,16 @@ def profiler_ranges():
     assert call.kwinputs == {"bytes": 400, "algorithm": "one-tree"}
     assert call.input_shapes == [[100]]
 
-check_all([groups_of_connected_chips_run_on_our_schedules, groups_do_not_wait_for_each_other,
+def options_of_another_backend_are_refused():
+    try:
+        dist.new_group(pg_options=dist.ProcessGroupGloo._Options())
+    except Exception as error:
+        assert "needs meshmend.torch.Settings(mesh), but got a _Options" in str(error), error
+    else:
+        assert False
+
+check_all([options_of_another_backend_are_refused,
+           groups_of_connected_chips_run_on_our_schedules, groups_do_not_wait_for_each_other,
            a_wait_ends_when_its_timeout_is_over, the_timeout_of_a_group_and_of_a_call,
            a_monitored_barrier_names_the_missing_rank, sequence_numbers, profiler_ranges])
 """
@@ -404,3 +415,72 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
 @pytest.mark.parametrize(("script", "check"), ALL, ids=[check for _, check in ALL])
 def test_what_gloo_does(ended: dict[str, Ended], script: str, check: str) -> None:
     assert f"passed {check}\n" in ended[script].stdout, ended[script].stderr
+
+
+DETAIL = """
+import torch, torch.distributed as dist
+dist.set_debug_level_from_env()
+dist.init_process_group("meshmend")
+assert dist.get_debug_level() == dist.DebugLevel.DETAIL
+net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+net(torch.ones(2, 4)).sum().backward()
+group = dist.new_group([0, 1])
+for dtype in (torch.float32, torch.int8):
+    dist.all_reduce(torch.ones(3, dtype=dtype), group=group)
+dist.monitored_barrier()
+try:
+    dist.all_reduce(torch.ones(3 + dist.get_rank()))
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_the_debug_level_detail_works_and_a_mismatch_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "detail.py"
+    script.write_text(DETAIL)
+
+    ended = meshmend_run("--mesh", "1x2", script, TORCH_DISTRIBUTED_DEBUG="DETAIL")
+
+    assert ended.stdout.count("ranks disagree: chip") == 2, ended.stderr
+
+
+TRAINER = """
+import sys, warnings
+warnings.filterwarnings("ignore")
+import torch, torch.distributed as dist
+from transformers import HfArgumentParser, Trainer, TrainingArguments
+
+class Line(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(4, 1)
+
+    def forward(self, x, labels):
+        y = self.layer(x).squeeze(-1)
+        return {"loss": (y - labels).square().mean(), "logits": y}
+
+data = [{"x": torch.full((4,), i / 16), "labels": torch.tensor(i / 4)} for i in range(16)]
+arguments, = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+trainer = Trainer(Line(), arguments, train_dataset=data)
+trainer.train()
+losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+print("trained on", dist.get_backend(), len(losses))
+"""
+
+
+def test_the_trainer_of_transformers_takes_the_backend_by_its_name(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    script = tmp_path / "trainer.py"
+    script.write_text(TRAINER)
+    options = "--use_cpu true --ddp_backend meshmend --max_steps 2 --logging_steps 1"
+    options += " --per_device_train_batch_size 2 --save_strategy no --report_to none"
+
+    ended = meshmend_run(
+        *("--mesh", "1x2", "--preload", "transformers.trainer", script),
+        *("--output_dir", tmp_path / "out", *options.split()),
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("trained on meshmend 2") == 2, ended.stdout

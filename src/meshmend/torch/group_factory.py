@@ -24,12 +24,17 @@ from meshmend.variables import FAIL, MESH
 _log = logging.getLogger("meshmend.torch")
 
 
-def create_group(options: Any, given: Settings | None = None) -> Any:
+def create_group(options: Any, given: Any = None) -> Any:
     """Return the backend that `init_process_group("meshmend")` or `new_group` asks for.
 
     Raises:
         InputError: the mesh is not known, or has more or fewer live chips than there are ranks.
     """
+    if not isinstance(given, Settings | None):
+        raise InputError(
+            "pg_options of the backend meshmend needs meshmend.torch.Settings(mesh), but got a "
+            f"{type(given).__name__}"
+        )
     settings = given or _settings_of_world() or settings_from(os.environ)
     mesh, n_ranks = settings.mesh, options.group_size
     is_of_all = given is not None and mesh.n_live == n_ranks
