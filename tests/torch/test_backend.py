@@ -1,5 +1,6 @@
 """The c10d backend, on real processes, one per live chip of a mesh with a hole."""
 
+import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -8,12 +9,13 @@ import pytest
 from commanding import Ended, meshmend_run
 from meshmend.errors import InputError
 from meshmend.topology.text import parse_mesh
-from waiting import HANG_S
+from waiting import HANG_S, until
 
 torch = pytest.importorskip("torch")
 
 from meshmend.planning.catalogue import default_slices  # noqa: E402
 from meshmend.planning.environment import settings_from  # noqa: E402
+from meshmend.torch.completion import CompletionThreads  # noqa: E402
 from meshmend.torch.group_factory import check_world  # noqa: E402
 from meshmend.torch.progress_thread import Progress  # noqa: E402
 
@@ -205,6 +207,32 @@ def test_an_error_reaches_whoever_waits_in_python_and_in_cpp() -> None:
         handle.get_future().wait()
     assert handle.is_completed()
     assert not handle.is_success()
+    assert progress.finish(HANG_S)
+
+
+def test_callbacks_wait_for_each_other_and_never_for_a_thread() -> None:
+    threads = CompletionThreads("test")
+    gates = [threading.Event() for _ in range(50)]
+
+    for at in range(1, 50):  # each job waits for the one submitted after it
+        threads.run(lambda at=at: (gates[at].wait(HANG_S), gates[at - 1].set())[1])
+    threads.run(gates[-1].set)
+
+    assert gates[0].wait(HANG_S)
+    threads.close()
+    until(lambda: not [each for each in threading.enumerate() if each.name == "test"])
+
+
+def test_a_future_that_is_asked_for_late_is_complete() -> None:
+    progress = Progress("test")
+    tensors = [torch.ones(1)]
+
+    handle = progress.submit("a test", lambda: None, tensors)
+    handle.wait()
+
+    assert handle.get_future().done()
+    assert handle.get_future().value() is tensors
+    assert handle.result() is tensors
     assert progress.finish(HANG_S)
 
 

@@ -479,7 +479,7 @@ def test_the_trainer_of_transformers_takes_the_backend_by_its_name(tmp_path: Pat
 
     ended = meshmend_run(
         *("--mesh", "1x2", "--preload", "transformers.trainer", script),
-        *("--output_dir", tmp_path / "out", *options.split()),
+        *("--output_dir", str(tmp_path / "out"), *options.split()),
     )
 
     assert ended.returncode == 0, ended.stderr
