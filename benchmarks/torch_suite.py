@@ -33,12 +33,16 @@ os.environ.update(
 
 import torch.testing._internal.distributed.distributed_test as theirs
 
-import meshmend.torch  # noqa: F401  # registers the backend
+import meshmend.torch.group_factory  # noqa: F401  # registers the backend
+from meshmend.planning.catalogue import prepare
 from meshmend.planning.compile_once import compile_once
+from meshmend.planning.environment import settings_from
 
 # What passes with Gloo and not with us, and why. The run fails for any other test, and for one of
 # these that passes.
 KNOWN: dict[str, str] = {}
+
+_BARRIER_S = 60  # on a busy machine the 10 s of PyTorch are too few
 
 Bases: Any = (theirs.TestDistBackend, theirs.DistributedTest._DistTestBase)
 
@@ -60,6 +64,9 @@ class Suite(*Bases):  # type: ignore[misc]  # untyped
         theirs.INIT_METHOD = os.environ["INIT_METHOD"]
         self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
+    def _barrier(self, wait_for: int | None = None, timeout: int = 0) -> None:
+        theirs.Barrier.sync(wait_for, timeout=max(timeout, _BARRIER_S))
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -69,6 +76,8 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # a process that is forked from one with more of them hangs
     compile_once()
+    settings = settings_from(os.environ)
+    prepare(settings.mesh, settings.algorithm)
     log = arguments.log or Path(tempfile.mkdtemp()) / "torch_suite.log"
     print(f"what the ranks print goes to {log}")
     names = [
@@ -86,16 +95,18 @@ def main() -> int:
 def run_on_both(name: str, log: Path) -> dict[str, str]:
     """Return how a test ended on Gloo and, if it passed there, on our backend."""
     ended: dict[str, str] = {}
-    began = time.monotonic()
+    times: list[str] = []
     for backend in ("gloo", Meshmend("meshmend")):
         theirs.BACKEND = backend
+        began = time.monotonic()
         with redirected(log):
             ended[str(backend)] = outcome_of(Suite(name))
+        times.append(f"{time.monotonic() - began:.1f} s")
         if ended["gloo"] != "passed":
             break
     if ended["gloo"] != "skipped":
         words = ", ".join(f"{key} {value.splitlines()[0]}" for key, value in ended.items())
-        print(f"{name}: {words} ({time.monotonic() - began:.1f} s)", flush=True)
+        print(f"{name}: {words} ({', '.join(times)})", flush=True)
     return ended
 
 

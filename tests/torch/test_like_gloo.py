@@ -246,6 +246,8 @@ def callbacks_have_run_when_a_wait_returns():
     work.get_future().add_done_callback(lambda future: (time.sleep(0.05), ran.append(1)))
     work.wait()
     assert ran
+    work = dist.all_reduce(torch.ones(2), async_op=True)
+    assert work.get_future().then(lambda future: work.wait()).wait()
 
 def power_sgd_hooks():
     for hook in (power.powerSGD_hook, default_hooks.fp16_compress_wrapper(power.powerSGD_hook)):

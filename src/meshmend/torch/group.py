@@ -57,11 +57,12 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
 
     def __init__(self, options: Any, settings: Settings, inner: Any, chips: Sequence[Chip]) -> None:
         mesh, rank = settings.mesh, options.group_rank
-        super().__init__(rank, mesh.n_live)
+        super().__init__(rank, mesh.n_live)  # c10d gives only its own class a store
         self.settings = settings
+        self._store = options.store
         self._gloo = inner
         # A group that is all Gloo: it has every method in every form.
-        self._fallback = dist.ProcessGroup(rank, mesh.n_live)
+        self._fallback = dist.ProcessGroup(options.store, rank, mesh.n_live)
         for group in (self, self._fallback):
             # c10d sends every collective that is not overridden below to this Gloo group.
             for device in ("cpu", "cuda"):
@@ -77,6 +78,10 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
     def getBackendName(self) -> str:  # noqa: N802  # c10d's name
         """Return the name that `init_process_group` was given."""
         return "meshmend"
+
+    def get_group_store(self) -> Any:
+        """Return the store of this group's ranks."""
+        return self._store
 
     @_untraced
     def allreduce(

@@ -33,10 +33,12 @@ class Handle(torch.distributed.Work):
     """A collective under way: `wait` returns when this rank is done, or raises the error.
 
     As with Gloo, it is done when the callbacks of its future have run. They run in
-    `completion`, and may wait for other collectives.
+    `completion`, and may wait for this handle and for others.
     """
 
-    def __init__(self, what: str, result: list[torch.Tensor], completion: CompletionThreads):
+    def __init__(
+        self, what: str, result: list[torch.Tensor], completion: CompletionThreads
+    ) -> None:
         super().__init__()
         self._what = what
         self._result = result
@@ -44,6 +46,7 @@ class Handle(torch.distributed.Work):
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._has_run = False
+        self._callback_thread: int | None = None
         self._error: Exception | None = None
         self._outcome: Future | None = None
         self._future: Future | None = None
@@ -66,7 +69,8 @@ class Handle(torch.distributed.Work):
             StalledError: the timeout is over. The collective is still under way.
         """
         timeout_s = timeout.total_seconds() if timeout is not None else 0.0
-        if not self._ended.wait(timeout_s if timeout_s > 0 else None):
+        is_in_callback = self._callback_thread == threading.get_ident()
+        if not is_in_callback and not self._ended.wait(timeout_s if timeout_s > 0 else None):
             raise StalledError(
                 f"{self._what} is not done, but the timeout of {timeout_s:g} s is over; wait "
                 "longer, or look for the rank that did not call it"
@@ -127,10 +131,12 @@ class Handle(torch.distributed.Work):
         return self._result
 
     def _complete(self, outcome: Future) -> None:
+        self._callback_thread = threading.get_ident()
         try:
             outcome.set_result(None)
         finally:
             self._ended.set()
+            self._callback_thread = None
 
 
 @cache
