@@ -65,7 +65,8 @@ class Suite(*Bases):  # type: ignore[misc]  # untyped
         self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
     def _barrier(self, wait_for: int | None = None, timeout: int = 0) -> None:
-        theirs.Barrier.sync(wait_for, timeout=max(timeout, _BARRIER_S))
+        sync: Any = theirs.Barrier.sync
+        sync(wait_for, timeout=max(timeout, _BARRIER_S))
 
 
 def main() -> int:

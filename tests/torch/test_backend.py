@@ -2,6 +2,8 @@
 
 import threading
 from datetime import timedelta
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -214,8 +216,12 @@ def test_callbacks_wait_for_each_other_and_never_for_a_thread() -> None:
     threads = CompletionThreads("test")
     gates = [threading.Event() for _ in range(50)]
 
-    for at in range(1, 50):  # each job waits for the one submitted after it
-        threads.run(lambda at=at: (gates[at].wait(HANG_S), gates[at - 1].set())[1])
+    def open_after(gate: threading.Event, later: threading.Event) -> None:
+        later.wait(HANG_S)
+        gate.set()
+
+    for gate, later in pairwise(gates):  # each job waits for the one that is submitted after it
+        threads.run(partial(open_after, gate, later))
     threads.run(gates[-1].set)
 
     assert gates[0].wait(HANG_S)
