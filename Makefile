@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install check test slow engines bench bench-recovery train soak figures clean
+.PHONY: install check test slow engines torch-suite bench bench-recovery train soak figures clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -33,6 +33,10 @@ slow: $(INSTALLED)
 engines: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
 	$(BIN)/pytest -m engines -rs tests/engines
+
+# PyTorch's own tests of torch.distributed: what passes with Gloo must pass with our backend.
+torch-suite: $(INSTALLED)
+	$(BIN)/python benchmarks/torch_suite.py
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/planning.py

@@ -77,8 +77,11 @@ class TestbedError(InputError):
     __test__ = False  # its name looks like a test class to pytest
 
 
-class TransportError(MeshmendError):
-    """A collective did not finish; `rank` is the peer at fault, where one is known."""
+class TransportError(MeshmendError, RuntimeError):
+    """A collective did not finish; `rank` is the peer at fault, where one is known.
+
+    It is a RuntimeError too, because the other backends of torch.distributed raise that.
+    """
 
     def __init__(self, message: str, rank: int | None = None) -> None:
         super().__init__(message)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from meshmend.errors import TopologyError, UnsupportedError
 from meshmend.topology.failures import Block, Link
 from meshmend.topology.mesh import Mesh
-from meshmend.topology.submesh import largest_box, without_lines
+from meshmend.topology.submesh import box_around, largest_box, without_lines
 from meshmend.topology.text import parse_mesh
 
 
@@ -86,3 +86,26 @@ def test_a_box_that_spans_an_axis_keeps_its_wrap() -> None:
 def test_an_axis_that_is_not_there_is_refused() -> None:
     with pytest.raises(TopologyError, match="needs an axis of 2x2, but got 2"):
         without_lines(parse_mesh("2x2"), axis=2)
+
+
+@settings(max_examples=100)
+@given(broken_meshes(), st.data())
+def test_the_box_around_chips_has_exactly_their_links(mesh: Mesh, data: st.DataObject) -> None:
+    wrap = tuple(data.draw(st.booleans()) for _ in mesh.shape)
+    mesh = Mesh(mesh.shape, wrap, mesh.failed, mesh.failed_links)
+    chips = sorted(data.draw(st.sets(st.sampled_from(mesh.live), min_size=1)))
+    ranks = [mesh.rank_of[chip] for chip in chips]
+
+    box = box_around(mesh, chips)
+
+    assert box.n_live == len(chips)
+    among = [pair for pair in mesh.links.tolist() if set(pair) <= set(ranks)]
+    assert sorted([ranks[one], ranks[other]] for one, other in box.links.tolist()) == sorted(among)
+
+
+def test_a_box_of_a_torus_wraps_only_where_it_spans_the_torus() -> None:
+    torus = parse_mesh("4x4", wrap="all")
+
+    assert str(box_around(torus, [(1, at) for at in range(4)])) == "1x4 wrap 1"
+    assert str(box_around(torus, [(2, 0), (2, 3)])) == "1x4 wrap 1 less 1x2@0,1"
+    assert str(box_around(torus, [(2, 1), (3, 1)])) == "2x1"

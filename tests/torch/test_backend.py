@@ -1,6 +1,9 @@
 """The c10d backend, on real processes, one per live chip of a mesh with a hole."""
 
+import threading
 from datetime import timedelta
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -8,13 +11,14 @@ import pytest
 from commanding import Ended, meshmend_run
 from meshmend.errors import InputError
 from meshmend.topology.text import parse_mesh
-from waiting import HANG_S
+from waiting import HANG_S, until
 
 torch = pytest.importorskip("torch")
 
 from meshmend.planning.catalogue import default_slices  # noqa: E402
 from meshmend.planning.environment import settings_from  # noqa: E402
-from meshmend.torch.group import check_world  # noqa: E402
+from meshmend.torch.completion import CompletionThreads  # noqa: E402
+from meshmend.torch.group_factory import check_world  # noqa: E402
 from meshmend.torch.progress_thread import Progress  # noqa: E402
 
 # Each check is a function of its name; a worker prints the name when it has passed.
@@ -198,13 +202,43 @@ def test_an_error_reaches_whoever_waits_in_python_and_in_cpp() -> None:
     def fail() -> None:
         raise InputError("no such thing")
 
-    handle = progress.submit(fail, [torch.ones(1)])
+    handle = progress.submit("a test", fail, [torch.ones(1)])
     with pytest.raises(InputError, match="no such thing"):
         handle.wait(timedelta(seconds=HANG_S))
     with pytest.raises(RuntimeError, match="no such thing"):
         handle.get_future().wait()
     assert handle.is_completed()
     assert not handle.is_success()
+    assert progress.finish(HANG_S)
+
+
+def test_callbacks_wait_for_each_other_and_never_for_a_thread() -> None:
+    threads = CompletionThreads("test")
+    gates = [threading.Event() for _ in range(50)]
+
+    def open_after(gate: threading.Event, later: threading.Event) -> None:
+        later.wait(HANG_S)
+        gate.set()
+
+    for gate, later in pairwise(gates):  # each job waits for the one that is submitted after it
+        threads.run(partial(open_after, gate, later))
+    threads.run(gates[-1].set)
+
+    assert gates[0].wait(HANG_S)
+    threads.close()
+    until(lambda: not [each for each in threading.enumerate() if each.name == "test"])
+
+
+def test_a_future_that_is_asked_for_late_is_complete() -> None:
+    progress = Progress("test")
+    tensors = [torch.ones(1)]
+
+    handle = progress.submit("a test", lambda: None, tensors)
+    handle.wait()
+
+    assert handle.get_future().done()
+    assert handle.get_future().value() is tensors
+    assert handle.result() is tensors
     assert progress.finish(HANG_S)
 
 

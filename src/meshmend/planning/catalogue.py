@@ -125,13 +125,20 @@ class Catalogue:
             self._tasks[key] = self._make(kind, n_elements, dtype, op)
         return self._tasks[key]
 
-    def _make(self, kind: CollectiveCall, n_elements: int, dtype: str, op: str) -> Task:
-        n_bytes = n_elements * ITEMSIZES.get(dtype, 2)
+    def algorithm(self, kind: CollectiveCall, n_bytes: int) -> str:
+        """Return the name of the algorithm that a collective on so many bytes runs."""
+        return self._program(kind, n_bytes).schedule.algorithm
+
+    def _program(self, kind: CollectiveCall, n_bytes: int) -> RankProgram:
         key = (kind, payload_class(kind, n_bytes))
         if key not in self._programs:
             schedule, hazards = proved_schedule(self._mesh, self._algorithm, *key)
             self._programs[key] = rank_program(schedule, hazards, self._rank)
-        program = self._programs[key]
+        return self._programs[key]
+
+    def _make(self, kind: CollectiveCall, n_elements: int, dtype: str, op: str) -> Task:
+        n_bytes = n_elements * ITEMSIZES.get(dtype, 2)
+        program = self._program(kind, n_bytes)
         n_slices = self._n_slices or default_slices(program.schedule, n_bytes)
         return task_of(program, n_elements, dtype=dtype, op=op, n_slices=n_slices)
 

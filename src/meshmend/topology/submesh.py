@@ -1,18 +1,20 @@
-"""The intact parts of a broken mesh, for jobs that run on one of them and leave the rest idle.
+"""Parts of a mesh as meshes of their own.
 
-There are two: the largest box without a failure, and the mesh that is left when every row (or
-every column) with a failure is dropped. Knows nothing of collectives.
+For jobs that run on an intact part of a broken mesh and leave the rest idle there are two: the
+largest box without a failure, and the mesh that is left when every row (or every column) with a
+failure is dropped. For a group of some of the chips there is the smallest box around them. Knows
+nothing of collectives.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.errors import TopologyError, UnsupportedError
-from meshmend.topology.failures import Block, Chip
+from meshmend.topology.failures import Block, Chip, Link
 from meshmend.topology.mesh import Mesh
 
 Range = tuple[int, int]  # from, up to
@@ -55,6 +57,32 @@ def largest_box(mesh: Mesh) -> IntactPart:
     )
     ranks = np.array([mesh.rank_of[chip] for chip in block.chips()], dtype=np.int32)
     return IntactPart(Mesh(block.shape, wrap), ranks, f"the intact box {block}")
+
+
+def box_around(mesh: Mesh, chips: Collection[Chip]) -> Mesh:
+    """Return the smallest box around some live chips as a mesh in which all others failed.
+
+    Rank i of the box is the i-th of these chips in row-major order. An axis that wraps still wraps
+    if the box spans it.
+    """
+    spans = [(min(along), max(along) + 1) for along in zip(*chips, strict=True)]
+    shape = tuple(stop - start for start, stop in spans)
+    origin = _origin(tuple(spans))
+
+    def moved(chip: Chip) -> Chip:
+        return tuple(at - start for at, start in zip(chip, origin, strict=True))
+
+    kept = {moved(chip) for chip in chips}
+    wrap = tuple(
+        on and size == whole for on, size, whole in zip(mesh.wrap, shape, mesh.shape, strict=True)
+    )
+    links = (
+        Link(moved(link.first), moved(link.second))
+        for link in mesh.failed_links
+        if _within(link.first, tuple(spans)) and _within(link.second, tuple(spans))
+    )
+    failed = frozenset(chip for chip in itertools.product(*map(range, shape)) if chip not in kept)
+    return Mesh(shape, wrap, failed, frozenset(links))
 
 
 def without_lines(mesh: Mesh, axis: int | None = None) -> IntactPart:

@@ -1,7 +1,8 @@
 """The c10d backend: `import meshmend.torch`, then `dist.init_process_group("meshmend")`.
 
-Importing this package registers the backend with torch.distributed and does nothing else. The
-code that runs it is imported when a process group is made.
+Importing this package registers the backend with torch.distributed, makes `monitored_barrier` and
+Accelerate accept it, and does nothing else. The code that runs it is imported when a process group
+is made.
 """
 
 import os
@@ -10,15 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed
 
+from meshmend.torch.other_libraries import accept_everywhere
 from meshmend.variables import TRANSPORT
 
 if TYPE_CHECKING:
     from meshmend.planning.settings import Settings
     from meshmend.torch.group import MeshmendGroup
+    from meshmend.torch.group_factory import runs_on
 
-__all__ = ["MeshmendGroup", "Settings", "register"]
+__all__ = ["MeshmendGroup", "Settings", "register", "runs_on"]
 
-_MODULE_OF = {"MeshmendGroup": "meshmend.torch.group", "Settings": "meshmend.planning.settings"}
+_MODULE_OF = {
+    "MeshmendGroup": "meshmend.torch.group",
+    "Settings": "meshmend.planning.settings",
+    "runs_on": "meshmend.torch.group_factory",
+}
 
 
 def register() -> None:
@@ -30,10 +37,11 @@ def register() -> None:
         torch.distributed.Backend.register_backend(
             "meshmend", _create, extended_api=True, devices=["cpu", "cuda"]
         )
+        accept_everywhere()
 
 
 def _create(options: Any, settings: Any = None) -> Any:
-    from meshmend.torch.group import create_group
+    from meshmend.torch.group_factory import create_group
 
     return create_group(options, settings)
 

@@ -1,28 +1,39 @@
 """The process group: collectives on our schedules, everything else through an inner Gloo group.
 
 Rank i is the i-th live chip of the mesh. What the schedules do not support goes to Gloo as well:
-tensors on a device that the transport does not serve, and uncommon element types and operations. A
-group over only some of the ranks is a plain Gloo group.
+tensors on a device that the transport does not serve, and uncommon element types and operations.
 """
 
-import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.compiler
 import torch.distributed
 
-from meshmend.errors import InputError
-from meshmend.execute.combine import DTYPES
+from meshmend.errors import TransportError
+from meshmend.execute.transport import Task
 from meshmend.planning.catalogue import Catalogue, CollectiveCall
-from meshmend.planning.environment import settings_from
 from meshmend.planning.settings import Settings
-from meshmend.topology.mesh import Mesh
+from meshmend.topology.failures import Chip
+from meshmend.torch.call_arguments import (
+    are_alike,
+    as_list,
+    average,
+    c10d,
+    can_combine,
+    check_parts,
+    copy_back,
+    dist,
+    dtype_name,
+    op_name,
+    options_of,
+)
+from meshmend.torch.profiler_range import begin_range
 from meshmend.torch.progress_thread import Progress
 from meshmend.torch.transports import transport_of
-from meshmend.variables import FAIL, MESH
-
-# torch's stubs lack half of what c10d offers to a backend, so it is untyped here.
-dist: Any = torch.distributed
 
 ALLREDUCE, REDUCE_SCATTER, ALL_GATHER = (
     CollectiveCall("allreduce"),
@@ -32,57 +43,35 @@ ALLREDUCE, REDUCE_SCATTER, ALL_GATHER = (
 
 _FINISH_S = 1.0
 
-# A ReduceOp compares equal to these, but has another hash.
-_OP_NAMES = (
-    (dist.ReduceOp.SUM, "sum"),
-    (dist.ReduceOp.AVG, "sum"),
-    (dist.ReduceOp.PRODUCT, "product"),
-    (dist.ReduceOp.MIN, "min"),
-    (dist.ReduceOp.MAX, "max"),
-)
+Tensors = list[torch.Tensor]
 
-
-def create_group(options: Any, settings: Settings | None = None) -> Any:
-    """Return the backend that `init_process_group("meshmend")` asks for.
-
-    Raises:
-        InputError: the mesh is not known, or has more or fewer live chips than there are ranks.
-    """
-    settings = settings or settings_from(os.environ)
-    inner = dist.ProcessGroupGloo(
-        dist.PrefixStore("gloo", options.store),
-        options.group_rank,
-        options.group_size,
-        options.timeout,
-    )
-    if dist.is_initialized() and options.group_size != dist.get_world_size():
-        return inner
-    check_world(settings.mesh, options.group_size)
-    return MeshmendGroup(options, settings, inner)
-
-
-def check_world(mesh: Mesh, world_size: int) -> None:
-    """Raise InputError unless there is one worker for each live chip."""
-    if mesh.n_live != world_size:
-        raise InputError(
-            f"the backend meshmend needs one worker for each of the {mesh.n_live} live chips of "
-            f"{mesh}, but the world size is {world_size}; start {mesh.n_live} workers or describe "
-            f"another mesh in {MESH.name} and {FAIL.name}"
-        )
+# Dynamo cannot trace methods of a process group that are written in Python, so it calls them.
+_untraced: Any = torch.compiler.disable
 
 
 class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
-    """One rank of a process group over a mesh."""
+    """One rank of a process group over a mesh.
 
-    def __init__(self, options: Any, settings: Settings, inner: Any) -> None:
+    Messages call rank i by the chip `chips[i]`, which may have another place in the settings' mesh.
+    """
+
+    def __init__(self, options: Any, settings: Settings, inner: Any, chips: Sequence[Chip]) -> None:
         mesh, rank = settings.mesh, options.group_rank
-        super().__init__(rank, mesh.n_live)
+        super().__init__(rank, mesh.n_live)  # c10d gives only its own class a store
         self.settings = settings
-        self._timeout_s = options.timeout.total_seconds()
+        self._store = options.store
         self._gloo = inner
-        # c10d sends every collective that is not overridden below to this Gloo group.
-        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, inner)
-        self._transport = transport_of(options, settings)
+        # A group that is all Gloo: it has every method in every form.
+        self._fallback = dist.ProcessGroup(options.store, rank, mesh.n_live)
+        for group in (self, self._fallback):
+            # c10d sends every collective that is not overridden below to this Gloo group.
+            for device in ("cpu", "cuda"):
+                group._register_backend(
+                    torch.device(device), dist.ProcessGroup.BackendType.GLOO, inner
+                )
+            group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        self._n_submitted = 0
+        self._transport = transport_of(options, settings, chips)
         self._catalogue = Catalogue(mesh, settings.algorithm, settings.n_slices, rank)
         self._progress = Progress(f"meshmend-rank-{rank}")
 
@@ -90,100 +79,114 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         """Return the name that `init_process_group` was given."""
         return "meshmend"
 
-    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
+    def get_group_store(self) -> Any:
+        """Return the store of this group's ranks."""
+        return self._store
+
+    @_untraced
+    def allreduce(
+        self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
+    ) -> Any:
         """Replace each rank's tensor by the sum (mean, product, minimum, maximum) over ranks."""
-        opts = opts or dist.AllreduceOptions()
+        given = op if opts is None else opts
+        tensors, opts = as_list(tensors), options_of(dist.AllreduceOptions, given, timeout)
         if not self._supports(tensors, opts.reduceOp):
-            return self._gloo.allreduce(tensors, opts)
+            return self._fallback.allreduce(tensors, opts)
+        return self._all_reduce("all_reduce", tensors, opts)
 
-        def run() -> None:
-            for tensor in tensors:
-                flat = tensor.contiguous().view(-1)
-                self._sum(ALLREDUCE, flat, opts.reduceOp)
-                _average(flat, opts.reduceOp, self.size())
-                _copy_back(tensor, flat)
-
-        return self._progress.submit(run, tensors)
-
-    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
+    @_untraced
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
         """Do what `allreduce` does, for several tensors."""
-        plain = dist.AllreduceOptions()
-        plain.reduceOp = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
-        if not self._supports(tensors, plain.reduceOp):
-            return self._gloo.allreduce_coalesced(tensors, opts)
-        return self.allreduce(tensors, plain)
+        opts = options_of(dist.AllreduceCoalescedOptions, opts)
+        if not self._supports(tensors, opts.reduceOp):
+            return self._fallback.allreduce_coalesced(tensors, opts)
+        return self._all_reduce("all_reduce", tensors, opts)
 
-    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Any:
+    @_untraced
+    def broadcast(
+        self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int = 0
+    ) -> Any:
         """Replace each rank's tensor by that of the root."""
+        given = root if opts is None else opts
+        tensors, opts = as_list(tensors), options_of(dist.BroadcastOptions, given, timeout)
         if not self._supports(tensors):
-            return self._gloo.broadcast(tensors, opts)
+            return self._fallback.broadcast(tensors, opts)
         kind = CollectiveCall("broadcast", opts.rootRank)
 
         def run() -> None:
             for tensor in tensors:
                 flat = tensor.contiguous().view(-1)
-                self._move(kind, flat)
-                _copy_back(tensor, flat)
+                self._move(kind, flat, opts)
+                copy_back(tensor, flat)
 
-        return self._progress.submit(run, tensors)
+        return self._submit("broadcast", kind, run, tensors, tensors)
 
-    def barrier(self, opts: Any = None, **_: Any) -> Any:
+    @_untraced
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Return a handle that is done when every rank has called this."""
-        device = self._transport.device_type
-        return self.allreduce([torch.zeros(1, dtype=torch.uint8, device=device)])
+        opts = options_of(dist.BarrierOptions, opts, timeout)
+        sum_opts = options_of(dist.AllreduceOptions, None, opts.timeout)
+        token = torch.zeros(1, dtype=torch.uint8, device=self._transport.device_type)
+        return self._all_reduce("barrier", [token], sum_opts)
 
+    @_untraced
     def allgather(
-        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Any:
         """Write the input of rank i to `outputs[0][i]`."""
-        if not self._supports(inputs) or not _are_alike(outputs[0], inputs[0]):
-            return self._gloo.allgather(outputs, inputs, opts or dist.AllgatherOptions())
+        opts = options_of(c10d.AllgatherOptions, opts, timeout)
+        if isinstance(inputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        if not self._supports(inputs) or not are_alike(outputs[0], inputs[0]):
+            return self._fallback.allgather(outputs, inputs, opts)
+        mine, parts = inputs[0], outputs[0]
 
         def run() -> None:
-            gathered = inputs[0].new_empty(self.size() * inputs[0].numel())
-            self._gather(gathered, inputs[0])
-            for part, output in zip(gathered.chunk(self.size()), outputs[0], strict=False):
+            gathered = mine.new_empty(self.size() * mine.numel())
+            self._gather(gathered, mine, opts)
+            for part, output in zip(gathered.chunk(self.size()), parts, strict=False):
                 output.copy_(part.view(output.shape))
 
-        return self._progress.submit(run, outputs)
+        return self._submit("all_gather", ALL_GATHER, run, inputs, parts)
 
+    @_untraced
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:  # noqa: A002  # c10d's name
         """Write the input of rank i to part i of `output`."""
-        return self.all_gather_single_coalesced([output], [input], opts)
+        return self._all_gather_single("_allgather_base", [output], [input], opts)
 
+    @_untraced
     def all_gather_single_coalesced(
-        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> Any:
         """Do what `all_gather_single` does, for several tensors."""
-        opts = opts or dist.AllgatherOptions()
-        if not self._supports([*inputs, *outputs]):
-            return self._gloo.all_gather_single_coalesced(outputs, inputs, opts)
-        _check_parts(outputs, inputs, self.size())
+        return self._all_gather_single("allgather_into_tensor_coalesced", outputs, inputs, opts)
 
-        def run() -> None:
-            for output, mine in zip(outputs, inputs, strict=True):
-                flat = output.contiguous().view(-1)
-                self._gather(flat, mine)
-                _copy_back(output, flat)
-
-        return self._progress.submit(run, outputs)
-
+    @_untraced
     def reduce_scatter(
-        self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
+        self,
+        outputs: Any,
+        inputs: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        op: Any = None,
     ) -> Any:
         """Write to `outputs[0]` the sum over all ranks of their inputs for this rank."""
-        opts = opts or dist.ReduceScatterOptions()
-        if not self._supports([*outputs, *inputs[0]], opts.reduceOp) or not _are_alike(
-            inputs[0], outputs[0]
-        ):
-            return self._gloo.reduce_scatter(outputs, inputs, opts)
+        given = op if opts is None else opts
+        opts = options_of(dist.ReduceScatterOptions, given, timeout)
+        if isinstance(outputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        mine, parts = outputs[0], inputs[0]
+        if not self._supports([mine, *parts], opts.reduceOp) or not are_alike(parts, mine):
+            return self._fallback.reduce_scatter(outputs, inputs, opts)
 
         def run() -> None:
-            given = torch.cat([part.reshape(-1) for part in inputs[0]])
-            self._scatter(outputs[0], given, opts.reduceOp)
+            given = torch.cat([part.reshape(-1) for part in parts])
+            self._scatter(mine, given, opts)
 
-        return self._progress.submit(run, outputs)
+        return self._submit("reduce_scatter", REDUCE_SCATTER, run, parts, outputs)
 
+    @_untraced
     def reduce_scatter_single(
         self,
         output: torch.Tensor,
@@ -191,28 +194,27 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         opts: Any = None,
     ) -> Any:
         """Write to `output` the sum over all ranks of this rank's part of their inputs."""
-        return self.reduce_scatter_single_coalesced([output], [input], opts)
+        return self._reduce_scatter_single("_reduce_scatter_base", [output], [input], opts)
 
+    @_untraced
     def reduce_scatter_single_coalesced(
-        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> Any:
         """Do what `reduce_scatter_single` does, for several tensors."""
-        opts = opts or dist.ReduceScatterOptions()
-        if not self._supports([*inputs, *outputs], opts.reduceOp):
-            return self._gloo.reduce_scatter_single_coalesced(outputs, inputs, opts)
-        _check_parts(inputs, outputs, self.size())
-
-        def run() -> None:
-            for output, given in zip(outputs, inputs, strict=True):
-                self._scatter(output, given.flatten().clone(), opts.reduceOp)
-
-        return self._progress.submit(run, outputs)
+        return self._reduce_scatter_single("reduce_scatter_tensor_coalesced", outputs, inputs, opts)
 
     # The names of these methods before torch 2.13.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Do nothing: as with Gloo, sequence numbers begin at 0 on every rank."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        """Return how many collectives this rank has called, on our schedules or on Gloo."""
+        return self._n_submitted + int(self._gloo._get_sequence_number_for_group())
 
     def shutdown(self) -> None:
         """Wait a second for running collectives, interrupt the rest, and close all connections."""
@@ -225,7 +227,64 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         """Interrupt every collective under way: each ends with an error."""
         self._transport.interrupt()
 
-    def _supports(self, tensors: list[torch.Tensor], op: Any = None) -> bool:
+    def _all_reduce(self, name: str, tensors: Tensors, opts: Any) -> Any:
+        def run() -> None:
+            for tensor in tensors:
+                flat = tensor.contiguous().view(-1)
+                self._sum(ALLREDUCE, flat, opts)
+                average(flat, opts.reduceOp, self.size())
+                copy_back(tensor, flat)
+
+        return self._submit(name, ALLREDUCE, run, tensors, tensors)
+
+    def _all_gather_single(self, name: str, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
+        opts = options_of(c10d.AllgatherOptions, opts)
+        if not self._supports([*inputs, *outputs]):
+            return self._fallback.all_gather_single_coalesced(outputs, inputs, opts)
+        check_parts(outputs, inputs, self.size())
+
+        def run() -> None:
+            for output, mine in zip(outputs, inputs, strict=True):
+                flat = output.contiguous().view(-1)
+                self._gather(flat, mine, opts)
+                copy_back(output, flat)
+
+        return self._submit(name, ALL_GATHER, run, inputs, outputs)
+
+    def _reduce_scatter_single(
+        self, name: str, outputs: Tensors, inputs: Tensors, opts: Any
+    ) -> Any:
+        opts = options_of(dist.ReduceScatterOptions, opts)
+        if not self._supports([*inputs, *outputs], opts.reduceOp):
+            return self._fallback.reduce_scatter_single_coalesced(outputs, inputs, opts)
+        check_parts(inputs, outputs, self.size())
+
+        def run() -> None:
+            for output, given in zip(outputs, inputs, strict=True):
+                self._scatter(output, given.flatten().clone(), opts)
+
+        return self._submit(name, REDUCE_SCATTER, run, inputs, outputs)
+
+    def _submit(
+        self,
+        name: str,
+        kind: CollectiveCall,
+        run: Callable[[], None],
+        inputs: Tensors,
+        result: Tensors,
+    ) -> Any:
+        """Run a collective in the progress thread; return its handle."""
+        self._n_submitted += 1
+
+        def algorithm() -> str:
+            n_bytes = sum(tensor.nbytes for tensor in inputs)
+            n_parts = self.size() if kind == ALL_GATHER else 1
+            return self._catalogue.algorithm(kind, n_bytes * n_parts)
+
+        end_with = begin_range(name, inputs, algorithm)
+        return self._progress.submit(f"{name} on rank {self.rank()}", run, result, end_with)
+
+    def _supports(self, tensors: Tensors, op: Any = None) -> bool:
         """Whether our schedules support this operation on these tensors.
 
         Without an operation the tensors are only copied, so any element type is supported.
@@ -233,61 +292,43 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         return all(
             tensor.device.type == self._transport.device_type
             and tensor.layout is torch.strided
-            and (op is None or (_op_name(op) and _dtype_name(tensor) in DTYPES))
+            and (op is None or can_combine(tensor, op))
             for tensor in tensors
         )
 
-    def _gather(self, gathered: torch.Tensor, mine: torch.Tensor) -> None:
+    def _gather(self, gathered: torch.Tensor, mine: torch.Tensor, opts: Any) -> None:
         """Fill a flat tensor with the parts of all ranks; `mine` is the part of this rank."""
         gathered.view(self.size(), -1)[self.rank()].copy_(mine.reshape(-1))
-        self._move(ALL_GATHER, gathered)
+        self._move(ALL_GATHER, gathered, opts)
 
-    def _scatter(self, output: torch.Tensor, given: torch.Tensor, op: Any) -> None:
+    def _scatter(self, output: torch.Tensor, given: torch.Tensor, opts: Any) -> None:
         """Sum the flat tensors of all ranks into `given`; copy this rank's part to `output`."""
-        self._sum(REDUCE_SCATTER, given, op)
+        self._sum(REDUCE_SCATTER, given, opts)
         mine = given.view(self.size(), -1)[self.rank()]
-        _average(mine, op, self.size())
+        average(mine, opts.reduceOp, self.size())
         output.copy_(mine.view(output.shape))
 
-    def _sum(self, kind: CollectiveCall, flat: torch.Tensor, op: Any) -> None:
-        task = self._catalogue.task(kind, flat.numel(), _dtype_name(flat), _op_name(op))
-        self._transport.run(task, flat.detach(), timeout_s=self._timeout_s)
+    def _sum(self, kind: CollectiveCall, flat: torch.Tensor, opts: Any) -> None:
+        op = op_name(opts.reduceOp)
+        task = self._catalogue.task(kind, flat.numel(), dtype_name(flat), op)
+        self._run(task, flat.detach(), opts.timeout)
 
-    def _move(self, kind: CollectiveCall, flat: torch.Tensor) -> None:
+    def _move(self, kind: CollectiveCall, flat: torch.Tensor, opts: Any) -> None:
         """Run a collective that only copies: it treats elements of any type as bytes."""
         raw = flat.detach().view(torch.uint8)
-        task = self._catalogue.task(kind, raw.numel(), "uint8")
-        self._transport.run(task, raw, timeout_s=self._timeout_s)
+        self._run(self._catalogue.task(kind, raw.numel(), "uint8"), raw, opts.timeout)
 
-
-def _are_alike(tensors: list[torch.Tensor], like: torch.Tensor) -> bool:
-    return all(part.shape == like.shape and part.dtype == like.dtype for part in tensors)
-
-
-def _check_parts(wholes: list[torch.Tensor], parts: list[torch.Tensor], n_ranks: int) -> None:
-    for whole, part in zip(wholes, parts, strict=True):
-        if whole.numel() != n_ranks * part.numel() or whole.dtype != part.dtype:
-            raise InputError(
-                f"a tensor that is shared out over {n_ranks} ranks needs {n_ranks} times the "
-                f"elements of a part, but got {tuple(whole.shape)} of {whole.dtype} and "
-                f"{tuple(part.shape)} of {part.dtype}"
-            )
-
-
-def _op_name(op: Any) -> str:
-    """Return the name of an operation in `combine`, or an empty text if it has none."""
-    return next((name for known, name in _OP_NAMES if op == known), "")
-
-
-def _dtype_name(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _average(flat: torch.Tensor, op: Any, n_ranks: int) -> None:
-    if op == dist.ReduceOp.AVG:
-        flat.div_(n_ranks, rounding_mode=None if flat.is_floating_point() else "trunc")
-
-
-def _copy_back(tensor: torch.Tensor, flat: torch.Tensor) -> None:
-    if flat.data_ptr() != tensor.data_ptr():
-        tensor.copy_(flat.view(tensor.shape))
+    def _run(self, task: Task, flat: torch.Tensor, timeout: timedelta) -> None:
+        """Run a task in place; without a timeout of its own, that of the group applies."""
+        if timeout <= timedelta(0):
+            timeout = self._gloo.options._timeout
+        timeout_s = timeout.total_seconds()
+        began = time.monotonic()
+        try:
+            self._transport.run(task, flat, timeout_s=timeout_s)
+        except TransportError as error:
+            if time.monotonic() - began < timeout_s:
+                raise
+            raise type(error)(
+                f"{error}: the timeout of {timeout_s:g} s is over", error.rank
+            ) from None

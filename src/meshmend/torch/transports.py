@@ -1,7 +1,7 @@
 """The transports of a process group: sockets, or the messages of Gloo or NCCL."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +13,7 @@ from meshmend.execute.sockets import SocketTransport
 from meshmend.execute.transport import Task
 from meshmend.net.listener import Address
 from meshmend.planning.settings import Settings
+from meshmend.topology.failures import Chip
 from meshmend.torch.message_transport import MessageTransport
 
 # torch's stubs lack half of what c10d offers to a backend, so it is untyped here.
@@ -61,11 +62,11 @@ class SocketTensorTransport:
         self._transport.close()
 
 
-def transport_of(options: Any, settings: Settings) -> TensorTransport:
+def transport_of(options: Any, settings: Settings, chips: Sequence[Chip]) -> TensorTransport:
     """Return the transport that the settings name; all ranks call this at the same time."""
     store, rank, n_ranks = options.store, options.group_rank, options.group_size
     if settings.transport == "sockets":
-        labels = [f"chip {chip} (rank {at})" for at, chip in enumerate(settings.mesh.live)]
+        labels = [f"chip {chip} (rank {at})" for at, chip in enumerate(chips)]
         secret = _shared_secret(store, rank, settings.secret)
         transport = SocketTransport(
             rank,

@@ -1,0 +1,87 @@
+"""Makes the process group that torch.distributed asks for: ours, or a plain Gloo group.
+
+A group of some of the ranks runs on our schedules if its chips are connected: a box of the mesh, a
+row, or any other connected set. Groups share nothing but the process: each has its own listener,
+its own connections and its own threads. So collectives of two groups never wait for each other.
+"""
+
+import logging
+import os
+from dataclasses import replace
+from typing import Any
+
+from meshmend.errors import InputError
+from meshmend.planning.environment import settings_from
+from meshmend.planning.settings import Settings
+from meshmend.topology.failures import Chip
+from meshmend.topology.figures import mesh_figures
+from meshmend.topology.mesh import Mesh
+from meshmend.topology.submesh import box_around
+from meshmend.torch.call_arguments import dist
+from meshmend.torch.group import MeshmendGroup
+from meshmend.variables import FAIL, MESH
+
+_log = logging.getLogger("meshmend.torch")
+
+
+def create_group(options: Any, given: Any = None) -> Any:
+    """Return the backend that `init_process_group("meshmend")` or `new_group` asks for.
+
+    Raises:
+        InputError: the mesh is not known, or has more or fewer live chips than there are ranks.
+    """
+    if not isinstance(given, Settings | None):
+        raise InputError(
+            "pg_options of the backend meshmend needs meshmend.torch.Settings(mesh), but got a "
+            f"{type(given).__name__}"
+        )
+    settings = given or _settings_of_world() or settings_from(os.environ)
+    mesh, n_ranks = settings.mesh, options.group_size
+    is_of_all = given is not None and mesh.n_live == n_ranks
+    n_world = dist.get_world_size() if dist.is_initialized() and not is_of_all else n_ranks
+    check_world(mesh, n_world)
+    inner = dist.ProcessGroupGloo(
+        dist.PrefixStore("gloo", options.store), options.group_rank, n_ranks, options.timeout
+    )
+    if n_ranks == n_world:
+        return MeshmendGroup(options, settings, inner, mesh.live)
+    ranks = list(options.global_ranks_in_group)
+    chips = tuple(mesh.live[rank] for rank in ranks)
+    if reason := why_gloo(mesh, chips):
+        if options.group_rank == 0:
+            _log.warning("the group of ranks %s runs on Gloo: %s", ranks, reason)
+        return inner
+    return MeshmendGroup(options, replace(settings, mesh=box_around(mesh, chips)), inner, chips)
+
+
+def why_gloo(mesh: Mesh, chips: tuple[Chip, ...]) -> str:
+    """Return why a group of these chips cannot run on our schedules, or an empty text."""
+    if list(chips) != sorted(chips):
+        return "its ranks are not in ascending order"
+    if not mesh_figures(box_around(mesh, chips)).is_connected:
+        return f"its chips are not connected in the mesh {mesh}"
+    return ""
+
+
+def runs_on(group: Any = None) -> str:
+    """Return what the collectives of a group run on: `meshmend` or `gloo`.
+
+    `torch.distributed.get_backend` returns the name that the group was made with instead.
+    """
+    return "meshmend" if isinstance(group or dist.group.WORLD, MeshmendGroup) else "gloo"
+
+
+def check_world(mesh: Mesh, world_size: int) -> None:
+    """Raise InputError unless there is one worker for each live chip."""
+    if mesh.n_live != world_size:
+        raise InputError(
+            f"the backend meshmend needs one worker for each of the {mesh.n_live} live chips of "
+            f"{mesh}, but the world size is {world_size}; start {mesh.n_live} workers or describe "
+            f"another mesh in {MESH.name} and {FAIL.name}"
+        )
+
+
+def _settings_of_world() -> Settings | None:
+    """Return the settings of the default group, which may have come from its `pg_options`."""
+    world = dist.group.WORLD if dist.is_initialized() else None
+    return world.settings if isinstance(world, MeshmendGroup) else None
