@@ -6,6 +6,7 @@ made for ranks.
 """
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from meshmend.schedule.spanning import spread
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.train.host_planner import HostPlanner, PlanAheadSettings
+from meshmend.train.pending_sum import FinishedSum, PendingSum
 
 Bytes = NDArray[np.uint8]
 
@@ -80,6 +82,7 @@ class Exchange:
         ahead = exchange_settings.plan_ahead
         self._planner = HostPlanner(chip, ahead) if ahead else None
         self._plans = self._planner.folder if self._planner else exchange_settings.plans
+        self._queue: ThreadPoolExecutor | None = None  # runs the sums that were started
 
     @property
     def address(self) -> Address:
@@ -145,10 +148,22 @@ class Exchange:
 
     def sum(self, payload: Bytes, n_elements: int, dtype: str) -> None:
         """Replace the payload, on every chip, with the sum of all chips' payloads."""
-        if self.mesh.n_live == 1:
+        if self._queue is not None:
+            self.start_sum(payload, n_elements, dtype).wait()
+        elif self.mesh.n_live == 1:
             self.transport.check()
         else:
             self._run(self._sum_task(n_elements, dtype), payload)
+
+    def start_sum(self, payload: Bytes, n_elements: int, dtype: str) -> PendingSum:
+        """Start what `sum` does and return at once; all chips start their sums in one order."""
+        if self.mesh.n_live == 1:
+            self.transport.check()
+            return FinishedSum()
+        if self._queue is None:
+            self._queue = ThreadPoolExecutor(1, thread_name_prefix="meshmend-sums")
+        task = self._sum_task(n_elements, dtype)
+        return _QueuedSum(self._queue.submit(self._run, task, payload))
 
     def spread(self, payload: Bytes | None, holders: Sequence[Chip]) -> Bytes:
         """Return the holders' payload on every chip; chips that are no holders pass None.
@@ -170,6 +185,9 @@ class Exchange:
 
     def close(self) -> None:
         """Close all connections and stop planning ahead."""
+        if self._queue is not None:
+            self.transport.interrupt()
+            self._queue.shutdown(cancel_futures=True)
         self.transport.close()
         if self._planner is not None:
             self._planner.close()
@@ -200,3 +218,19 @@ class Exchange:
         if not self._connected.issuperset(task.program.peers):
             self._connect(set(task.program.peers))
         self.transport.run(task, payload, timeout_s=self._settings.sum_timeout_s)
+
+
+class _QueuedSum:
+    """A sum that waits for its turn in a queue."""
+
+    def __init__(self, outcome: "Future[None]") -> None:
+        self._outcome = outcome
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+        return self._outcome.done()
+
+    def wait(self) -> None:
+        """Return when the payload is the sum; raise what `Exchange.sum` raises."""
+        self._outcome.result()
