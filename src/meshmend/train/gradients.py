@@ -122,15 +122,14 @@ class Gradients:
             buffer.copy_(before)
 
     def begin(self) -> None:
-        """Begin a step: no gradient of it has come, and no bucket of it has been taken.
+        """Begin a step: no gradient of it has come, and no sum of it has begun.
 
-        Sums of an earlier step are no gradients any more, so that none is added to them.
+        Gradients of an earlier step go, so that none is added to them, whether it counted or not.
         """
         for bucket in self.buckets:
             bucket.n_missing, bucket.scale, bucket.taken = len(bucket.parameters), None, []
-            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
-                if parameter.grad is not None and parameter.grad.data_ptr() == view.data_ptr():
-                    parameter.grad = None
+            for parameter in bucket.parameters:
+                parameter.grad = None
 
     @torch.no_grad()
     def take(self, index: int, scale: float) -> None:
