@@ -8,6 +8,8 @@ from typing import Final
 import numpy as np
 
 from meshmend.train.exchange import Exchange
+from meshmend.train.pending_sum import PendingSum
+from meshmend.train.sum_waiting import first_error
 
 _SMALL_PIECE: Final = 1 << 15  # bytes; up to here a sum needs no search for a plan
 _LARGE_PIECE: Final = 1 << 21
@@ -33,8 +35,14 @@ def gather_bytes(exchange: Exchange, data: bytes) -> list[bytes]:
     end = int(ends[exchange.rank])
     flat[end - len(data) : end] = np.frombuffer(data, dtype=np.uint8)
     pieces = [flat[at * piece : (at + 1) * piece] for at in range(n_pieces)]
-    for pending in [exchange.start_sum(each, piece, "uint8") for each in pieces]:
-        pending.wait()
+    pending: list[PendingSum] = []
+    try:
+        for each in pieces:
+            pending.append(exchange.start_sum(each, piece, "uint8"))
+    finally:
+        error = first_error(pending)  # the arrays must live until no sum writes to them
+    if error is not None:
+        raise error
     starts = ends - lengths
     return [flat[start:end].tobytes() for start, end in zip(starts, ends, strict=True)]
 

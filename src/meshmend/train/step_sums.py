@@ -10,6 +10,7 @@ from meshmend.train.byte_gather import gather_bytes
 from meshmend.train.exchange import Exchange
 from meshmend.train.learner import Learner
 from meshmend.train.pending_sum import PendingSum
+from meshmend.train.sum_waiting import first_error
 
 Culprits = list[list[str]]  # by rank: the parameters whose gradients are not finite
 
@@ -59,23 +60,13 @@ class StepSums:
         Raises:
             TransportError: one has failed; this is the first error, which caused the others.
         """
-        errors = [error for pending in self._pending if (error := _error_of(pending))]
-        if self._error is not None:
-            errors.append(self._error)
+        error = first_error(self._pending) or self._error
         self._pending, self._error, self._n_started = [], None, 0
-        if errors:
-            raise errors[0]
+        if error is not None:
+            raise error
 
     def _culprits(self) -> Culprits:
         """Tell all chips which gradients of this chip are not finite; return those of all."""
         mine = json.dumps(list(self._learner.non_finite())).encode()
         found = [mine] if self._exchange is None else gather_bytes(self._exchange, mine)
         return [json.loads(each) for each in found]
-
-
-def _error_of(pending: PendingSum) -> TransportError | None:
-    try:
-        pending.wait()
-    except TransportError as error:
-        return error
-    return None
