@@ -78,7 +78,7 @@ class BackwardWatch:
 
     def _watch(self) -> None:
         self._is_watching = True
-        for number, bucket in enumerate(self._gradients.buckets):
+        for number, bucket in enumerate(self._gradients.buckets if self._n_early else ()):
             for parameter in bucket.parameters:
                 hook = partial(self._arrived, number)
                 parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # torch's stubs

@@ -33,6 +33,7 @@ class Bucket:
     flat: torch.Tensor
     parameters: dict[torch.nn.Parameter, str]  # with their names
     views: list[torch.Tensor]
+    n_elements: int  # of the gradients
     n_missing: int = 0  # gradients that this step's backward pass has not computed yet
     scale: float | None = None  # of a sum that began in the backward pass; None if none did
     taken: list[tuple[torch.Tensor | None, int]] = field(default_factory=list)
@@ -44,7 +45,7 @@ class Bucket:
     @property
     def elements(self) -> torch.Tensor:
         """The gradients, without what else the last bucket holds."""
-        return self.flat[: sum(view.numel() for view in self.views)]
+        return self.flat[: self.n_elements]
 
     def fill(self, scale: float) -> None:
         """Put the parameters' gradients, times a scale, into the flat tensor."""
@@ -279,4 +280,4 @@ def _bucket(dtype: torch.dtype, parameters: dict[torch.nn.Parameter, str], extra
     for parameter in parameters:
         views.append(flat[at : at + parameter.numel()].view_as(parameter))
         at += parameter.numel()
-    return Bucket(flat, parameters, views)
+    return Bucket(flat, parameters, views, n_elements=at)
