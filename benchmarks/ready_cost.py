@@ -189,8 +189,8 @@ def static_worker(n_steps: int, folder: Path) -> int:
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]  # torch's stubs
         gradients.gather(float(loss.detach()), share.n_samples / BATCH)
-        for group in gradients.groups:
-            dist.all_reduce(group.flat)
+        for bucket in gradients.buckets:
+            dist.all_reduce(bucket.flat)
         gradients.scatter()
         optimizer.step()
         watch.step()

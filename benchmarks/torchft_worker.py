@@ -139,8 +139,8 @@ def _loop(worker: Worker, work: Workload, model: torch.nn.Module, marks: Marks) 
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]  # torch's stubs
         gradients.gather(float(loss.detach()), share.n_samples / BATCH)
-        for group in gradients.groups:
-            manager.allreduce(group.flat, reduce_op=dist.ReduceOp.SUM).wait()
+        for bucket in gradients.buckets:
+            manager.allreduce(bucket.flat, reduce_op=dist.ReduceOp.SUM).wait()
         if manager.should_commit():
             gradients.scatter()
             optimizer.step()

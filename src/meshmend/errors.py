@@ -22,6 +22,7 @@
     ├── RefusedError            the coordinator refuses this worker
     ├── TurnedAwayError         the coordinator counts this worker as dead
     ├── JobFailedError          the job cannot go on: the state that counts is lost
+    ├── NonFiniteError          the summed gradients of a step are not finite
     ├── CheckpointDamageError   a file of a checkpoint that is damaged
     └── BenchmarkError          a contender of a benchmark did not finish
 
@@ -126,6 +127,10 @@ class TurnedAwayError(MeshmendError):
 
 class JobFailedError(MeshmendError):
     """The job cannot go on: the state that counts is lost."""
+
+
+class NonFiniteError(MeshmendError):
+    """The summed gradients of a step are not finite numbers."""
 
 
 class CheckpointDamageError(MeshmendError):

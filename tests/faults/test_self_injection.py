@@ -41,11 +41,13 @@ def injection(*texts: str) -> SelfInjection:
 def test_a_worker_kills_itself_once_in_the_moment_that_is_named(
     moment: Moment, signals: list[tuple[str, int]]
 ) -> None:
-    faults = injection(f"kill 2x2@0,0 at 7 in {moment}")
+    number = " 3" if moment is Moment.BUCKET else ""
+    faults = injection(f"kill 2x2@0,0 at 7 in {moment}{number}")
 
     for step in (6, 7, 7, 8):
         for each in Moment:
-            faults.at(each, step)
+            for bucket in range(5) if each is Moment.BUCKET else [None]:
+                faults.at(each, step, bucket=bucket)
 
     when = "soon" if moment is Moment.REDUCE else "now"
     assert signals == [(when, signal.SIGKILL)]

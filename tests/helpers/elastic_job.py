@@ -63,10 +63,12 @@ def torch_job(folder: Path, options: dict[str, Any], gate: "Gate") -> Training:
     if options.get("batch_norm"):
         model.insert(1, torch.nn.BatchNorm1d(64))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    bucket_bytes = options.get("bucket_bytes")
 
     def body() -> int:
         dataset = list(zip(inputs, labels, strict=True))
-        job = Job(model, optimizer, dataset, **arguments(folder, options))
+        more = arguments(folder, options)
+        job = Job(model, optimizer, dataset, bucket_bytes=bucket_bytes, **more)
         for features, classes in job:
             loss = cross_entropy(model(features), classes)
             optimizer.zero_grad()
@@ -75,7 +77,7 @@ def torch_job(folder: Path, options: dict[str, Any], gate: "Gate") -> Training:
             job.step(loss)
         return 0
 
-    return body, Gradients(model).sizes()
+    return body, Gradients(model, bucket_bytes).sizes()
 
 
 def jax_job(folder: Path, options: dict[str, Any], gate: "Gate") -> Training:

@@ -35,7 +35,8 @@ def faults(draw: st.DrawFn, *, max_step: int = MAX_STEP, max_s: float = MAX_S) -
             moment = draw(st.none() | st.sampled_from(Moment)) if at_s is None else None
             if moment is None and draw(st.booleans()):
                 return Fault(kind, COORDINATOR, at_step, at_s)
-            return Fault(kind, block, at_step, at_s, moment=moment)
+            bucket = draw(st.integers(0, 99)) if moment is Moment.BUCKET else None
+            return Fault(kind, block, at_step, at_s, moment=moment, bucket=bucket)
         case FaultKind.HANG | FaultKind.SLOW:
             return Fault(kind, block, at_step, at_s, for_s=draw(st.none() | duration))
         case FaultKind.FREEZE:

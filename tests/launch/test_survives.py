@@ -53,6 +53,23 @@ def test_a_board_killed_at_any_moment_of_a_step_costs_no_sample_and_no_bit(
     assert min(result["chips"]) <= 12
 
 
+def test_a_chip_killed_with_each_bucket_in_flight_in_turn_costs_no_sample_and_no_bit(
+    tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    """Its backward pass is under way: some sums have begun, others have not."""
+    inject = []
+    for bucket, chip in enumerate(("0,1", "2,3", "3,0")):
+        at = 5 + 15 * bucket
+        inject += [f"kill {chip} at {at} in bucket {bucket}", f"repair {chip} at {at + 6}"]
+
+    result = elastic(tmp_path, mesh="4x4", steps=60, bucket_bytes=1000, inject=inject)
+
+    check_nothing_lost(result, steps=60)
+    check_same_losses(result, undisturbed)
+    assert len([each for each in result["faults"] if each["kind"] == "kill"]) == 3
+    assert all(each["recovered_s"] is not None for each in result["faults"])
+
+
 def test_a_chip_that_hangs_is_turned_away_and_comes_back(tmp_path: Path) -> None:
     result = elastic(
         tmp_path,

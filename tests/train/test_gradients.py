@@ -51,10 +51,10 @@ def chips_of(model: Any, n_chips: int) -> list[tuple[Any, Gradients]]:
 
 def summed(gradients: list[Gradients]) -> None:
     """Leave the sum of all chips' buffers in those of each."""
-    for groups in zip(*(each.groups for each in gradients), strict=True):
-        total = torch.stack([group.flat for group in groups]).sum(0)
-        for group in groups:
-            group.flat.copy_(total)
+    for buckets in zip(*(each.buckets for each in gradients), strict=True):
+        total = torch.stack([bucket.flat for bucket in buckets]).sum(0)
+        for bucket in buckets:
+            bucket.flat.copy_(total)
 
 
 def step(chips: list[tuple[Any, Gradients]], sizes: list[int], *, normalise: bool) -> list[float]:
@@ -137,10 +137,11 @@ def test_each_type_of_parameter_has_a_buffer_of_its_own(dtype: torch.dtype) -> N
 
     step(chips, [6, 6], normalise=False)
 
-    assert [name for _, name in chips[0][1].sizes()] == ["float32", str(dtype)[6:]]
+    assert [name for _, name in chips[0][1].sizes()] == [str(dtype)[6:], "float32"]
     assert [len(each) for each in chips[0][1].payloads()] == [
-        (16 + 2 + 5 + 3) * 4,  # weights, `never`, which are used, loss, weight and divisor
         10 * dtype.itemsize,
+        # weights, `never`, which are used, which to sum again, loss, weight, divisor and stop
+        (16 + 2 + 5 + 2 + 4) * 4,
     ]
     for replica, _ in chips:
         assert replica.second.weight.grad.dtype == dtype

@@ -27,6 +27,7 @@ _SHOWN = (
     events.StateRestored,
     events.JobFailed,
     events.WriteFailed,
+    events.NonFiniteSum,
 )
 
 

@@ -2,6 +2,7 @@
 
 kill 2x2@0,2 at 20                    kill these workers when step 20 is done
 kill 2x2@0,2 at 20 in reduce          the same, but during the reduce of the next step
+kill 0,1 at 20 in bucket 3            the same, when the sum of its fourth bucket has begun
 kill coordinator at 40
 hang 1,1 at 3.5s                      stop a worker 3.5 s after the start; it gets no warning
 hang 1,1 at 30 for 5s                 the same, and resume it after 5 s
@@ -38,7 +39,7 @@ MAX_TEXT: Final = 200  # characters; a fault on a mesh of six axes takes at most
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?"
 _FORM: Final = re.compile(
     rf"(?P<kind>[a-z]+)\s+(?P<target>\S+)\s+at\s+(?P<at>{_NUMBER})(?P<unit>s?)"
-    rf"(\s+in\s+(?P<moment>[a-z]+))?(\s+for\s+(?P<for>{_NUMBER})s)?"
+    rf"(\s+in\s+(?P<moment>[a-z]+)(\s+(?P<bucket>[0-9]+))?)?(\s+for\s+(?P<for>{_NUMBER})s)?"
 )
 _HOW: Final = 'write "kill 2x2@0,2 at 20", "hang 1,1 at 3.5s for 5s", "repair 2x2@0,2 at 60"'
 
@@ -58,6 +59,7 @@ class Moment(StrEnum):
     """A part of a step in which a worker can kill itself."""
 
     FORWARD = "forward"
+    BUCKET = "bucket"
     REDUCE = "reduce"
     UPDATE = "update"
     RECOVERY = "recovery"
@@ -66,6 +68,9 @@ class Moment(StrEnum):
 @dataclass(frozen=True)
 class Fault:
     """What to do, to which target, and when: after a step, or some seconds after the start.
+
+    The moment `bucket` needs the number of a bucket of gradients, from 0: the worker is killed when
+    the sum of that bucket has begun, while its backward pass goes on.
 
     Raises:
         InputError: this kind of fault does not fit its target, its times or its moment.
@@ -77,6 +82,7 @@ class Fault:
     at_s: float | None = None
     moment: Moment | None = None
     for_s: float | None = None
+    bucket: int | None = None
 
     def __post_init__(self) -> None:
         _check_target(self.kind, self.target)
@@ -88,6 +94,11 @@ class Fault:
                 f"{self} cannot have a moment: only a kill of chips at a step can, such as "
                 '"kill 1,1 at 20 in reduce"'
             )
+        if (self.moment is Moment.BUCKET) is (self.bucket is None):
+            raise InputError(
+                f"{self} needs a bucket's number in the moment bucket, and only there, such as "
+                '"kill 1,1 at 20 in bucket 0"'
+            )
 
     def __str__(self) -> str:
         return f"{self.kind} {self.target}"
@@ -96,7 +107,8 @@ class Fault:
     def words(self) -> str:
         """The fault as text for `--inject`; `parse_fault` turns it into an equal fault."""
         at = f"{self.at_step}" if self.at_s is None else f"{_decimal(self.at_s)}s"
-        moment = f" in {self.moment}" if self.moment else ""
+        bucket = "" if self.bucket is None else f" {self.bucket}"
+        moment = f" in {self.moment}{bucket}" if self.moment else ""
         length = "" if self.for_s is None else f" for {_decimal(self.for_s)}s"
         return f"{self} at {at}{moment}{length}"
 
@@ -166,6 +178,7 @@ def parse_fault(text: str, mesh: "Mesh") -> Fault:
             at_s=float(found["at"]) if found["unit"] else None,
             moment=Moment(found["moment"]) if found["moment"] else None,
             for_s=float(found["for"]) if found["for"] else None,
+            bucket=int(found["bucket"]) if found["bucket"] else None,
         )
     except (InputError, TopologyError) as error:
         raise InputError(f"--inject {text!r}: {error}") from None

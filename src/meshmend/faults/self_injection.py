@@ -18,10 +18,10 @@ class SelfInjection:
     def __init__(self, chip: Chip, faults: Iterable[Fault]) -> None:
         self._pending = [fault for fault in faults if fault.moment and chip in fault.chips()]
 
-    def at(self, moment: Moment, step: int) -> None:
+    def at(self, moment: Moment, step: int, *, bucket: int | None = None) -> None:
         """Kill this process if a fault has this moment and step; in `reduce`, 2 ms later."""
         for fault in self._pending:
-            if fault.moment is moment and fault.at_step == step:
+            if (fault.moment, fault.at_step, fault.bucket) == (moment, step, bucket):
                 self._pending.remove(fault)
                 kill = (os.getpid(), signal.SIGKILL)
                 if moment is Moment.REDUCE:

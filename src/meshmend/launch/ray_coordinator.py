@@ -43,6 +43,7 @@ _SHOWN: Final = (
     events.StateRestored,
     events.JobFailed,
     events.WriteFailed,
+    events.NonFiniteSum,
 )
 
 

@@ -7,7 +7,13 @@ mistake or on purpose. The coordinator refuses impossible values before it acts 
 from dataclasses import replace
 from typing import Final
 
-from meshmend.membership.events import Event, WorkerSaved, WorkerStepped, WriteFailed
+from meshmend.membership.events import (
+    Event,
+    NonFiniteSum,
+    WorkerSaved,
+    WorkerStepped,
+    WriteFailed,
+)
 from meshmend.membership.generation import LARGEST_NUMBER
 from meshmend.membership.history import History
 from meshmend.membership.job_fingerprint import JobFingerprint
@@ -134,4 +140,5 @@ class Admission:
 
 def is_own_report(event: Event, chip: Chip) -> bool:
     """Whether a worker may report this event: of an allowed kind, and about its own chip."""
-    return isinstance(event, WorkerStepped | WorkerSaved | WriteFailed) and event.chip == chip
+    kinds = WorkerStepped | WorkerSaved | WriteFailed | NonFiniteSum
+    return isinstance(event, kinds) and event.chip == chip

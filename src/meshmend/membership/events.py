@@ -181,6 +181,19 @@ class WriteFailed(Event):
 
 
 @dataclass(frozen=True)
+class NonFiniteSum(Event):
+    """The gradients of a step are not finite, because those of this chip's parameters are not.
+
+    `parameters` names some of the `n_parameters`; none, if the sum is too large for its type.
+    """
+
+    chip: ChipCoordinates
+    step: Count
+    parameters: tuple[str, ...] = ()
+    n_parameters: Count = 0
+
+
+@dataclass(frozen=True)
 class StepFinished(Event):
     """All chips of a generation finished a step."""
 
@@ -292,6 +305,7 @@ EVENTS: Final = Codec(
         "stepped": WorkerStepped,
         "saved": WorkerSaved,
         "unwritten": WriteFailed,
+        "non-finite": NonFiniteSum,
         "step": StepFinished,
         "checkpoint": CheckpointSaved,
         "fault": FaultHappened,

@@ -32,6 +32,7 @@ _NOTABLE: Final = (
     events.StateLost,
     events.StateRestored,
     events.WriteFailed,
+    events.NonFiniteSum,
     events.JobFailed,
     events.JobFinished,
 )

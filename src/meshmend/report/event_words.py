@@ -54,8 +54,18 @@ def event_words(event: events.Event) -> str:
             return f"checkpoint of step {event.step} in {event.path}"
         case events.WriteFailed():
             return f"chip {event.chip} cannot write {event.what}: {event.why}; training goes on"
+        case events.NonFiniteSum():
+            return _non_finite(event)
         case _:
             return _fault_or_end(event)
+
+
+def _non_finite(event: events.NonFiniteSum) -> str:
+    if not event.parameters:
+        return f"the gradients of step {event.step} are finite, but their sum is not"
+    n_more = event.n_parameters - len(event.parameters)
+    names = ", ".join(event.parameters) + (f" and {n_more} more" if n_more > 0 else "")
+    return f"chip {event.chip} has gradients in step {event.step} that are not finite: {names}"
 
 
 def _fault_or_end(event: events.Event) -> str:

@@ -88,6 +88,11 @@ class Exchange:
         return self.transport.address
 
     @property
+    def seat(self) -> int:
+        """The number of this chip in the mesh without failures."""
+        return self._seats[self._chip]
+
+    @property
     def generation_number(self) -> int:
         """The generation that was entered last."""
         return self.transport.generation

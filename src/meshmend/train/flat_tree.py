@@ -17,10 +17,11 @@ _SINGLE, _DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 
 @dataclass(frozen=True)
 class FlatTree:
-    """Where the leaves of a tree, and one number more, are in flat arrays.
+    """Where the leaves of a tree, and two numbers more, are in flat arrays.
 
-    There is one array of float32, and one of float64 if leaves are of that type. The number is at
-    the end of the first of them. Leaves of other types are converted to float32.
+    There is one array of float32, and one of float64 if leaves are of that type. The numbers are at
+    the end of the first of them: one is flattened with the tree, the other is left to the caller.
+    Leaves of other types are converted to float32.
     """
 
     structure: Any
@@ -41,7 +42,7 @@ class FlatTree:
     def sizes(self) -> list[tuple[int, str]]:
         """Return the number of elements and the type of each flat array."""
         counts = dict.fromkeys(self._kinds(), 0)
-        counts[self._kinds()[0]] = 1
+        counts[self._kinds()[0]] = 2
         for shape, dtype in self.leaves:
             counts[_kind(dtype)] += int(np.prod(shape))
         return [(count, kind.name) for kind, count in counts.items()]
@@ -56,7 +57,7 @@ class FlatTree:
         for leaf, (_, dtype) in zip(jax.tree.leaves(tree), self.leaves, strict=True):
             parts[_kind(dtype)].append(leaf.astype(_kind(dtype)).reshape(-1))
         first = self._kinds()[0]
-        parts[first].append(number.astype(first).reshape(1))
+        parts[first].append(jnp.pad(number.astype(first).reshape(1), (0, 1)))
         return [jnp.concatenate(part) for part in parts.values()]
 
     def unflatten(self, flat: Sequence[jax.Array]) -> Tree:

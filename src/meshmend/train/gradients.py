@@ -1,67 +1,115 @@
-"""What one step sums: weighted gradients, running statistics and the loss, in flat buffers.
+"""What one step sums: weighted gradients, running statistics and the loss, in flat buckets.
 
-There is one flat buffer per element type. The float32 buffer also holds:
+A bucket holds gradients of one element type. Buckets follow the parameters backwards, because the
+backward pass computes the last layers first. So the first buckets are full, and can be summed,
+while the pass goes on. The layout depends on the parameters alone: it is the same on all chips and
+in all generations. The last bucket is summed when the step ends, and also holds:
 
 - by how much the step changed the module's buffers, such as running means and counters. After the
   sum every chip has the same mean change over all samples;
 - which parameters got a gradient;
-- the loss, the weight, and whether to divide by the sum of the weights.
+- which buckets must be summed again, because their gradients changed after their sum began;
+- the loss, the weight, whether to divide by the sum of the weights, and whether to stop.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from meshmend.errors import InputError
+from meshmend.train.bucket_layout import bucket_layout, trained_parameters
+
 Bytes = NDArray[np.uint8]
 
-_TAIL = 3  # loss, weight, and the weight again if the sums are to be divided by it
+_TAIL = 4  # loss, weight, the weight again if the sums are to be divided by it, and the stop
 
 
 @dataclass
-class _Group:
-    """The parameters of one element type as views of one flat tensor."""
+class Bucket:
+    """Parameters of one element type, and their gradients as views of one flat tensor."""
 
     flat: torch.Tensor
-    parameters: list[torch.nn.Parameter]
+    parameters: dict[torch.nn.Parameter, str]  # with their names
     views: list[torch.Tensor]
+    n_elements: int  # of the gradients
+    n_missing: int = 0  # gradients that this step's backward pass has not computed yet
+    scale: float | None = None  # of a sum that began in the backward pass; None if none did
+    taken: list[tuple[torch.Tensor | None, int]] = field(default_factory=list)
 
     @property
     def dtype(self) -> str:
         return str(self.flat.dtype).removeprefix("torch.")
 
+    @property
+    def elements(self) -> torch.Tensor:
+        """The gradients, without what else the last bucket holds."""
+        return self.flat[: self.n_elements]
+
+    def fill(self, scale: float) -> None:
+        """Put the parameters' gradients, times a scale, into the flat tensor."""
+        for (parameter, name), view in zip(self.parameters.items(), self.views, strict=True):
+            gradient = parameter.grad
+            if gradient is None:
+                view.zero_()
+                continue
+            _refuse_unlike(gradient, view, name)
+            if gradient.device == view.device:
+                torch.mul(gradient, scale, out=view)
+            else:
+                view.copy_(gradient).mul_(scale)
+
+    def is_stale(self, scale: float) -> bool:
+        """Whether the gradients or their scale have changed since a sum began."""
+        if self.scale is None:
+            return False
+        now = (_version(parameter) for parameter in self.parameters)
+        return scale != self.scale or any(
+            mine[0] is not other[0] or mine[1] != other[1]
+            for mine, other in zip(self.taken, now, strict=True)
+        )
+
 
 class Gradients:
-    """The flat buffers of a module; moves its gradients into them and back."""
+    """The buckets of a module; moves its gradients into them and back.
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._parameters = trained
+    A bucket holds up to `bucket_bytes`; without that number, `bucket_layout` has the rule.
+    """
+
+    def __init__(self, model: torch.nn.Module, bucket_bytes: int | None = None) -> None:
+        self._names = trained_parameters(model)
+        self._parameters = list(self._names)
+        self._frozen = {
+            parameter: name
+            for name, parameter in model.named_parameters()
+            if parameter not in self._names
+        }
         self._statistics = [buffer for buffer in model.buffers() if not buffer.is_complex()]
         self.remember()
+        layout = bucket_layout(self._parameters, bucket_bytes)
         n_statistics = sum(buffer.numel() for buffer in self._statistics)
-        single = [parameter for parameter in trained if parameter.dtype == torch.float32]
-        extra = n_statistics + len(trained) + _TAIL
-        self.groups = [_group(torch.float32, single, extra)]
-        for dtype in dict.fromkeys(parameter.dtype for parameter in trained):
-            if dtype != torch.float32:
-                same = [parameter for parameter in trained if parameter.dtype == dtype]
-                self.groups.append(_group(dtype, same, 0))
-        first = self.groups[0].flat
-        tail = first[len(first) - extra :]
-        self._changes = tail[:n_statistics]
-        self._used = tail[n_statistics : n_statistics + len(trained)]
-        self._loss, self._weight, self._divisor = tail[-3:-2], tail[-2:-1], tail[-1:]
+        counts = [n_statistics, len(self._parameters), len(layout), *[1] * _TAIL]
+        extras = [*[0] * (len(layout) - 1), sum(counts)]
+        self.buckets = [
+            _bucket(dtype, {each: self._names[each] for each in members}, extra)
+            for (dtype, members), extra in zip(layout, extras, strict=True)
+        ]
+        last = self.buckets[-1].flat
+        self._tail = last[len(last) - sum(counts) :]
+        self._changes, self._used, self._again, *rest = torch.split(self._tail, counts)
+        self._loss, self._weight, self._divisor, self._stop = rest
+        self._own_weight: float | None = None  # in the step in flight; None without samples
+        self._sizes = [(bucket.flat.numel(), bucket.dtype) for bucket in self.buckets]
+        self._payloads = [bucket.flat.view(torch.uint8).numpy() for bucket in self.buckets]
 
     def sizes(self) -> list[tuple[int, str]]:
-        """Return the number of elements and the type of each flat buffer."""
-        return [(group.flat.numel(), group.dtype) for group in self.groups]
+        """Return the number of elements and the type of each bucket."""
+        return self._sizes
 
     def payloads(self) -> list[Bytes]:
-        """Return the memory of each flat buffer."""
-        return [group.flat.view(torch.uint8).numpy() for group in self.groups]
+        """Return the memory of each bucket."""
+        return self._payloads
 
     @torch.no_grad()
     def remember(self) -> None:
@@ -74,19 +122,42 @@ class Gradients:
         for buffer, before in zip(self._statistics, self._before, strict=True):
             buffer.copy_(before)
 
+    def begin(self) -> None:
+        """Begin a step: no gradient of it has come, and no sum of it has begun.
+
+        Gradients of an earlier step go, so that none is added to them, whether it counted or not.
+        """
+        for bucket in self.buckets:
+            bucket.n_missing, bucket.scale, bucket.taken = len(bucket.parameters), None, []
+            for parameter in bucket.parameters:
+                parameter.grad = None
+
     @torch.no_grad()
-    def gather(self, loss: float, weight: float, *, normalise: bool = False) -> None:
-        """Put this chip's gradients times its weight into the flat buffers.
+    def take(self, index: int, scale: float) -> None:
+        """Fill one bucket, because its sum begins before the step ends."""
+        bucket = self.buckets[index]
+        bucket.scale = scale
+        bucket.taken = [_version(parameter) for parameter in bucket.parameters]
+        bucket.fill(scale)
+
+    @torch.no_grad()
+    def gather(
+        self, loss: float, weight: float, *, normalise: bool = False, is_last: bool = False
+    ) -> None:
+        """Complete the buckets: this chip's gradients, its loss, and what is said about them.
 
         With `normalise`, `scatter` divides by the sum of the weights. Without it, the weights of
-        all chips must add up to one.
+        all chips must add up to one. With `is_last`, all chips stop after this step.
+
+        Raises:
+            InputError: a parameter that was frozen when the job was made has a gradient.
         """
-        for group in self.groups:
-            for parameter, view in zip(group.parameters, group.views, strict=True):
-                if parameter.grad is None:
-                    view.zero_()
-                elif parameter.grad.data_ptr() != view.data_ptr():
-                    view.copy_(parameter.grad)
+        self._refuse_thawed()
+        self._own_weight = weight
+        again = [bucket.is_stale(weight) for bucket in self.buckets]
+        for bucket in self.buckets:
+            if bucket.scale is None:
+                bucket.fill(weight)
         at = 0
         for buffer, before in zip(self._statistics, self._before, strict=True):
             change = self._changes[at : at + buffer.numel()].view(buffer.shape)
@@ -95,27 +166,73 @@ class Gradients:
         used = [parameter.grad is not None for parameter in self._parameters]
         self._used.copy_(torch.tensor(used, dtype=torch.float32))
         self._loss.fill_(loss)
-        for group in self.groups:
-            group.flat.mul_(weight)
+        self._tail.mul_(weight)
+        self._again.copy_(torch.tensor(again, dtype=torch.float32))
         self._weight.fill_(weight)
         self._divisor.fill_(weight if normalise else 0.0)
+        self._stop.fill_(float(is_last))
 
     @torch.no_grad()
-    def clear(self) -> None:
-        """Fill the flat buffers with zeros, because this chip has no samples."""
-        for group in self.groups:
-            group.flat.zero_()
+    def clear(self, *, is_last: bool = False) -> None:
+        """Fill the buckets with zeros, because this chip has no samples."""
+        self.begin()
+        self._own_weight = None
+        for bucket in self.buckets:
+            bucket.flat.zero_()
+        self._stop.fill_(float(is_last))
+
+    @torch.no_grad()
+    def take_again(self) -> list[int]:
+        """Fill the buckets again whose gradients changed, on any chip, after their sum began.
+
+        Returns their numbers: all chips sum them a second time.
+        """
+        stale = torch.nonzero(self._again).reshape(-1).tolist()
+        for index in stale:
+            if self._own_weight is None:
+                self.buckets[index].flat.zero_()
+            else:
+                self.buckets[index].fill(self._own_weight)
+        return stale
+
+    @property
+    def is_last(self) -> bool:
+        """Whether a chip said that this step is the last; known after the sum."""
+        return float(self._stop) > 0
+
+    def loss(self) -> float:
+        """Return the mean loss over all samples; known after the sum."""
+        divisor = float(self._divisor)
+        return float(self._loss) / divisor if divisor > 0 else float(self._loss)
+
+    def is_finite(self) -> bool:
+        """Whether all summed gradients are finite numbers."""
+        for bucket in self.buckets:
+            elements = bucket.elements
+            # A sum is not finite if an element is not; it may overflow though all are finite.
+            if not torch.isfinite(elements.sum()) and not torch.isfinite(elements).all():
+                return False
+        return True
+
+    def non_finite(self) -> list[str]:
+        """Return the names of the parameters whose gradients on this chip are not finite."""
+        return [
+            name
+            for parameter, name in self._names.items()
+            if parameter.grad is not None and not torch.isfinite(parameter.grad).all()
+        ]
 
     @torch.no_grad()
     def scatter(self) -> float:
         """Copy the summed gradients to the parameters; return the mean loss over all samples."""
-        divisor = float(self._divisor)
+        loss, divisor = self.loss(), float(self._divisor)
         if divisor > 0:
-            for group in self.groups:
-                group.flat.div_(divisor)
+            for bucket in self.buckets:
+                bucket.flat.div_(divisor)
         used = dict(zip(self._parameters, (self._used > 0).tolist(), strict=True))
-        for group in self.groups:
-            for parameter, view in zip(group.parameters, group.views, strict=True):
+        for bucket in self.buckets:
+            bucket.scale, bucket.taken = None, []
+            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 parameter.grad = view.to(parameter.device) if used[parameter] else None
         at = 0
         for buffer, before in zip(self._statistics, self._before, strict=True):
@@ -125,14 +242,42 @@ class Gradients:
             buffer.copy_(before.to(torch.float64).add(change.to(torch.float64)))
             at += buffer.numel()
         self.remember()
-        return float(self._loss)
+        return loss
+
+    def _refuse_thawed(self) -> None:
+        """Raise InputError if a gradient would be left out of the sums."""
+        for parameter, name in self._frozen.items():
+            if parameter.grad is not None:
+                raise InputError(
+                    f"Job cannot sum the gradient of {name}: it was frozen when the job was made; "
+                    "make the job before you freeze parameters"
+                )
 
 
-def _group(dtype: torch.dtype, parameters: Iterable[torch.nn.Parameter], extra: int) -> _Group:
-    members = list(parameters)
-    flat = torch.zeros(sum(each.numel() for each in members) + extra, dtype=dtype)
+def _version(parameter: torch.nn.Parameter) -> tuple[torch.Tensor | None, int]:
+    """Return a parameter's gradient, and how often it was changed in place."""
+    gradient = parameter.grad
+    return gradient, -1 if gradient is None else gradient._version
+
+
+def _refuse_unlike(gradient: torch.Tensor, view: torch.Tensor, name: str) -> None:
+    """Raise InputError if a gradient is no dense tensor of its parameter's type."""
+    if gradient.layout != torch.strided:
+        raise InputError(
+            f"Job cannot sum sparse gradients, but that of {name} is; make its layer with "
+            "sparse=False"
+        )
+    if gradient.dtype != view.dtype:
+        raise InputError(
+            f"Job needs gradients of their parameters' type, but that of {name} is "
+            f"{gradient.dtype}, and the parameter is {view.dtype}"
+        )
+
+
+def _bucket(dtype: torch.dtype, parameters: dict[torch.nn.Parameter, str], extra: int) -> Bucket:
+    flat = torch.zeros(sum(each.numel() for each in parameters) + extra, dtype=dtype)
     views, at = [], 0
-    for parameter in members:
+    for parameter in parameters:
         views.append(flat[at : at + parameter.numel()].view_as(parameter))
         at += parameter.numel()
-    return _Group(flat, members, views)
+    return Bucket(flat, parameters, views, n_elements=at)

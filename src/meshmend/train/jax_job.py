@@ -28,6 +28,8 @@ from meshmend.train.jax_learner import JaxLearner, checked_params
 from meshmend.train.jax_program import Loss, jax_program
 from meshmend.train.job_core import JobCore
 from meshmend.train.job_settings import JobSettings
+from meshmend.train.raw_state import map_state
+from meshmend.train.sums import added
 from meshmend.train.worker_environment import worker_environment
 
 
@@ -108,6 +110,16 @@ class JaxJob:
         return self._core.chips
 
     @property
+    def rank(self) -> int:
+        """The number of this chip among those that train now; a failure may change it."""
+        return self._core.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many chips train now."""
+        return self._core.world_size
+
+    @property
     def is_leader(self) -> bool:
         """Whether this chip has rank 0: use it to print or plot once, not on every chip."""
         return self._core.is_leader
@@ -127,8 +139,40 @@ class JaxJob:
         Raises:
             InputError: these are not the samples of a new step.
         """
-        self._learner.gather(batch, self._core.share_to_step_on())
+        share = self._core.share_to_step_on()
+        self._learner.gather(batch, share, is_last=self._core.is_stopping)
         return self._core.complete_step()
+
+    def stop(self) -> None:
+        """End the job early: all chips stop after the same step.
+
+        That is the step in flight, or, after `step`, the next one. One chip that asks is enough.
+        """
+        self._core.is_stopping = True
+
+    def after_step(self, callback: Callable[["JaxJob"], object]) -> None:
+        """Call `callback(job)` after each step that counts, on every chip: to log, say."""
+        self._core.after_step.append(lambda: callback(self))
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all chips, in the order of ranks; all chips must call this.
+
+        A value is a number, a text, an array, or a list or dict of such; arrays come back as
+        NumPy's. For failures see `meshmend.train.Job.gather`.
+        """
+        plain = map_state(_plain_value, value)
+        if self._core.calls is None:
+            return [plain]
+        packed = self._learner.packed(plain).tobytes()
+        gathered = self._core.calls.gather(packed)
+        return [self._learner.unpacked(np.frombuffer(each, np.uint8)) for each in gathered]
+
+    def all_reduce(self, value: Any) -> Any:
+        """Return the sum of a value over all chips: a number, an array, or a list or dict of them.
+
+        All chips must call this. It is for metrics and counts; for failures see `gather`.
+        """
+        return added(self.gather(value))
 
     def state(self) -> dict[str, Any]:
         """Return the training state at this step: arrays by name, and progress."""
@@ -138,6 +182,13 @@ class JaxJob:
         if isinstance(self._samples, ArraySamples):
             return self._samples.batch(indices)
         return self._collate([self._samples[index] for index in indices])
+
+
+def _plain_value(leaf: Any) -> Any:
+    """Return an array of JAX as NumPy's, and a scalar of either as a number."""
+    if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
+        return leaf
+    return np.asarray(leaf) if np.ndim(leaf) else np.asarray(leaf).item()
 
 
 class ArraySamples:

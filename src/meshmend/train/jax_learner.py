@@ -21,6 +21,8 @@ from meshmend.train.samples import Share
 from meshmend.train.shard_format import ShardFormat
 from meshmend.train.worker_loop import SumSizes
 
+_LOSS, _STOP = -2, -1  # where the two numbers of the first flat array are
+
 
 class JaxLearner:
     """Parameters and the state of their optimizer, as a `Learner`; a program computes."""
@@ -40,7 +42,7 @@ class JaxLearner:
             self._program.update(self.params, self.opt_state, self._program.flat.zeros())
         )
 
-    def gather(self, batch: Tree, share: Share) -> None:
+    def gather(self, batch: Tree, share: Share, *, is_last: bool = False) -> None:
         """Put the weighted gradients and losses of this chip's samples into the payloads.
 
         Raises:
@@ -65,6 +67,7 @@ class JaxLearner:
             )
         # Copies: the sum is made in place, but JAX's arrays must not change.
         self._sums = [np.array(total) for total in totals]
+        self._sums[0][_STOP] = is_last
 
     def sum_sizes(self) -> SumSizes:
         """Return the number of elements and the type of each sum of a step."""
@@ -74,9 +77,34 @@ class JaxLearner:
         """Return what this chip puts into each sum; the sums replace it in place."""
         return [total.view(np.uint8) for total in self._sums]
 
-    def clear(self) -> None:
+    def clear(self, *, is_last: bool) -> None:
         """Put zeros into the payloads, because this chip has no samples."""
         self._sums = self._program.flat.zeros()
+        self._sums[0][_STOP] = is_last
+
+    def flush(self) -> None:
+        """Do nothing: no sum begins before the end of a step."""
+
+    def take_again(self) -> Sequence[int]:
+        """Return nothing: no gradient changes after its sum has begun."""
+        return ()
+
+    @property
+    def is_last(self) -> bool:
+        """Whether a chip said that this step is the last; known after the sum."""
+        return bool(self._sums[0][_STOP] > 0)
+
+    def is_finite(self) -> bool:
+        """Return True: in JAX, `optax.apply_if_finite` looks after sums that are not finite."""
+        return True
+
+    def non_finite(self) -> Sequence[str]:
+        """Return nothing: see `is_finite`."""
+        return ()
+
+    def skip(self) -> float:
+        """Return the mean loss over all samples, without an update."""
+        return float(self._sums[0][_LOSS])
 
     def undo(self) -> None:
         """Do nothing: a step changes nothing before its update."""
@@ -85,7 +113,7 @@ class JaxLearner:
         """Step the optimizer with the sums; return the mean loss over all samples."""
         updated = self._program.update(self.params, self.opt_state, self._sums)
         self.params, self.opt_state = jax.block_until_ready(updated)
-        return float(self._sums[0][-1])
+        return float(self._sums[0][_LOSS])
 
     def state(self) -> dict[str, Any]:
         """Return the arrays of the parameters and of the optimizer by their names."""
@@ -101,14 +129,13 @@ class JaxLearner:
         self.opt_state = _with_arrays(self.opt_state, state["optimizer"])
         self.params = params
 
-    def packed(self, state: dict[str, Any]) -> Bytes:
+    def packed(self, state: Any) -> Bytes:
         """Return a state, with the progress of the job, as bytes."""
         return pack_arrays(state)
 
-    def unpacked(self, data: Bytes) -> dict[str, Any]:
+    def unpacked(self, data: Bytes) -> Any:
         """Return the state that `packed` wrote."""
-        state: dict[str, Any] = unpack_arrays(data)
-        return state
+        return unpack_arrays(data)
 
     def digest(self) -> str:
         """Return a hash of the bits of the state."""

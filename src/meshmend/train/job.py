@@ -9,37 +9,48 @@
 
 The job hands out this chip's share of each step's samples. `step` sums the gradients over all
 chips and steps the optimizer. If the mesh changed meanwhile, the step does not count: the job
-joins the new generation, and hands out its new share of the same step.
+joins the new generation, and hands out its new share of the same step. The sums begin while
+`backward` still computes; `step` waits for the last.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from meshmend.errors import InputError
 from meshmend.topology.failures import Chip
 from meshmend.train.checkpoint import Saving
+from meshmend.train.evaluation import batches_of, evaluating
 from meshmend.train.job_core import JobCore
 from meshmend.train.job_settings import JobSettings
+from meshmend.train.non_finite import RAISE
+from meshmend.train.optimizers import Optimizers
 from meshmend.train.random_seed import seed_torch
+from meshmend.train.sums import added
 from meshmend.train.torch_fingerprint import fingerprint_of
-from meshmend.train.torch_learner import Stateful, TorchLearner
+from meshmend.train.torch_learner import Models, Stateful, TorchLearner, one_module
 
 
 class Job:
     """One chip's part in training a PyTorch model on the samples of a data set.
 
     A step uses `batch` samples over all chips together; with `policy="shrink"`, fewer while chips
-    are missing. `also` are further objects with a state, such as schedulers. `resume` is a folder
-    of checkpoints: the job begins with the newest one that is complete and undamaged.
+    are missing. `model` and `optimizer` may each be several, in a list or a dict. `also` are
+    further objects with a state, such as schedulers; a `scaler` scales the loss of all chips alike.
+    `resume` is a folder of checkpoints: the job begins with the newest one that is complete and
+    undamaged. `non_finite` says what becomes of a step whose gradients are not finite: "raise" or
+    "skip". Gradients are summed in buckets of up to `bucket_bytes`.
     """
 
     def __init__(
         self,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        model: Models,
+        optimizer: Optimizers,
         dataset: Any,
         *,
         batch: int,
@@ -48,15 +59,22 @@ class Job:
         policy: str = "constant",
         collate: Callable[[list[Any]], Any] = default_collate,
         also: Sequence[Stateful] = (),
+        scaler: torch.amp.GradScaler | None = None,
         saving: Saving | None = None,
         resume: Path | None = None,
+        non_finite: str = RAISE,
+        bucket_bytes: int | None = None,
     ) -> None:
-        settings = JobSettings(len(dataset), batch, steps, seed, policy, saving, resume)
+        settings = JobSettings(len(dataset), batch, steps, seed, policy, saving, resume, non_finite)
         self.model, self.optimizer, self.steps = model, optimizer, steps
         self._dataset, self._collate = dataset, collate
-        self._learner = TorchLearner(model, optimizer, also)
+        self._learner = TorchLearner(
+            model, optimizer, also, scaler=scaler, bucket_bytes=bucket_bytes
+        )
         self._core = JobCore(
-            self._learner, settings, lambda: fingerprint_of(model, optimizer, dataset, settings)
+            self._learner,
+            settings,
+            lambda: fingerprint_of(one_module(model), optimizer, dataset, settings),
         )
 
     @property
@@ -75,9 +93,24 @@ class Job:
         return self._core.chips
 
     @property
+    def rank(self) -> int:
+        """The number of this chip among those that train now; a failure may change it."""
+        return self._core.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many chips train now."""
+        return self._core.world_size
+
+    @property
     def is_leader(self) -> bool:
         """Whether this chip has rank 0: use it to print or plot once, not on every chip."""
         return self._core.is_leader
+
+    @property
+    def grad_norm(self) -> float | None:
+        """The norm of the last gradients that `clip_grad_norm` was called for, before clipping."""
+        return self._learner.norm
 
     def __iter__(self) -> Iterator[Any]:
         """Yield this chip's samples, step by step, until all steps are done on all chips.
@@ -87,22 +120,107 @@ class Job:
         """
         for samples in self._core:
             seed_torch(self._core.step_seed)
-            yield self._collate([self._dataset[index] for index in samples.tolist()])
+            batch = self._collate([self._dataset[index] for index in samples.tolist()])
+            self._learner.begin(self._core.share_to_step_on(), self._core.start_sum)
+            yield batch
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        """Return a context for all backward passes of a step but the last.
+
+        Their gradients are added up, and summed over the chips together with those of the last.
+        """
+        return self._learner.accumulating()
+
+    def weigh(self, weight: float) -> None:
+        """Say over how many things this chip's loss is a mean, if not over its samples.
+
+        Call it before the last backward pass of the step, so that sums can begin during it.
+        """
+        self._core.share_to_step_on()
+        self._learner.weigh(weight)
+
+    def clip_grad_norm(self, max_norm: float) -> None:
+        """Clip the summed gradients of this step to a norm, before the optimizer steps.
+
+        Call it before `step`; `grad_norm` has the norm afterwards. It is the same on all chips.
+        """
+        self._core.share_to_step_on()
+        if not max_norm > 0:
+            raise InputError(f"clip_grad_norm needs a norm above 0, but got {max_norm}")
+        self._learner.clip(max_norm)
 
     def step(self, loss: torch.Tensor, *, weight: float | None = None) -> bool:
         """Sum the gradients over all chips and step the optimizer; return whether it counted.
 
         The loss is a mean over this chip's samples. If it is a mean over something else, such as
-        masked words, pass their number as `weight`.
+        masked words, pass their number as `weight`, here or earlier to `weigh`.
 
         Raises:
             InputError: there are no samples to step on, or they were stepped on already.
+            NonFiniteError: the sums are not finite, and the job was not told to skip such steps.
         """
-        share = self._core.share_to_step_on()
-        scale = (share.n_samples if weight is None else weight) / share.batch
-        self._learner.gather(loss, scale, normalise=weight is not None)
+        self._core.share_to_step_on()
+        self._learner.gather(loss, weight, is_last=self._core.is_stopping)
         return self._core.complete_step()
+
+    def stop(self) -> None:
+        """End the job early: all chips stop after the same step.
+
+        That is the step in flight, or, after `step`, the next one. One chip that asks is enough.
+        """
+        self._core.is_stopping = True
+
+    def after_step(self, callback: Callable[["Job"], object]) -> None:
+        """Call `callback(job)` after each step that counts, on every chip: to log, say."""
+        self._core.after_step.append(lambda: callback(self))
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all chips, in the order of ranks; all chips must call this.
+
+        A value is a number, a text, a tensor, or a list or dict of such. Before `step`, if the mesh
+        changes, this returns [value], and the step will not count. After `step`, it returns the
+        values of the chips that are left, the same on all of them.
+
+        Raises:
+            InputError: the job does not run, or some chips have no samples to run the loop for.
+        """
+        if self._core.calls is None:
+            return [value]
+        packed = self._learner.packed(value).tobytes()
+        return [self._unpacked(each) for each in self._core.calls.gather(packed)]
+
+    def all_reduce(self, value: Any) -> Any:
+        """Return the sum of a value over all chips: a number, a tensor, or a list or dict of them.
+
+        All chips must call this. It is for metrics and counts: every chip gets all values, and adds
+        them up in the same order. For failures see `gather`.
+        """
+        return added(self.gather(value))
+
+    def evaluate(self, dataset: Any, scores: Callable[[Any], Any], *, batch: int = 64) -> Any:
+        """Return the sum of `scores(samples)` over all samples of a data set, shared by the chips.
+
+        `scores` gets up to `batch` collated samples, and returns a number, a tensor, or a dict of
+        them, each a sum over these samples. Every sample counts exactly once, also if chips die
+        meanwhile, and every chip gets the same bits, whatever the number of chips. The models are
+        in evaluation mode. Call it after `step`, on all chips.
+
+        Raises:
+            InputError: the data set is empty, or a step is in flight.
+        """
+        batches = batches_of(dataset, batch)
+
+        def compute(number: int) -> bytes:
+            samples = self._collate([dataset[index] for index in batches[number]])
+            return self._learner.packed(scores(samples)).tobytes()
+
+        with evaluating(one_module(self.model)):
+            parts = self._core.share_out(len(batches), compute)
+        return added([self._unpacked(part) for part in parts])
 
     def state(self) -> dict[str, Any]:
         """Return the training state at this step: model, optimizer, `also`, and progress."""
         return self._core.state()
+
+    def _unpacked(self, data: bytes) -> Any:
+        return self._learner.unpacked(np.frombuffer(data, dtype=np.uint8).copy())

@@ -23,8 +23,12 @@ from meshmend.train.exchange import Exchange
 from meshmend.train.job_settings import JobSettings
 from meshmend.train.learner import Learner
 from meshmend.train.ledger import Ledger
+from meshmend.train.non_finite import NonFinite
+from meshmend.train.one_job import claim_process
 from meshmend.train.resume import resumable
 from meshmend.train.samples import Indices, Order, Share, batch_of, share_of
+from meshmend.train.shared_calls import SharedCalls
+from meshmend.train.step_sums import Culprits, StepSums
 from meshmend.train.worker_environment import (
     WorkerEnvironment,
     coordinator_client,
@@ -46,6 +50,8 @@ class JobCore:
         self, learner: Learner, settings: JobSettings, fingerprint: Callable[[], JobFingerprint]
     ) -> None:
         self._environment: WorkerEnvironment = worker_environment()
+        if self._environment.identity is not None:
+            claim_process()
         self._learner, self._settings = learner, settings
         self._order = Order(settings.n_samples, settings.seed)
         failures = WriteFailures(self._environment)
@@ -64,11 +70,17 @@ class JobCore:
         self.share: Share | None = None  # of the step in flight; None if there is none
         self._samples: Indices | None = None  # of the share
         self._reported = 0  # the last generation in which this chip reported a step
+        self.is_stopping = False  # this chip wants the step in flight to be the last
+        self._is_stopped = False  # all chips have agreed on that
+        self._culprits: Culprits | None = None  # of the step in flight
+        self._non_finite = NonFinite(settings.non_finite, self._environment)
+        self.after_step: list[Callable[[], object]] = []  # called after each step that counts
         self._self_injection = SelfInjection(self._environment.chip, self._environment.faults)
-        if settings.resume is not None:
-            self._resume(settings.resume)
         self._exchange: Exchange | None = None
         self._loop: WorkerLoop | None = None
+        self.calls: SharedCalls | None = None  # None if this chip trains alone
+        if settings.resume is not None:
+            self._resume(settings.resume)
         if self._environment.identity is not None:
             coordinator_client().set_fingerprint(fingerprint())
             self._exchange = _exchange_of(self._environment)
@@ -79,6 +91,9 @@ class JobCore:
                 self._exchange,
                 self._self_injection,
             )
+        self._sums = StepSums(learner, self._exchange)
+        if self._loop and self._exchange:
+            self.calls = SharedCalls(self, learner, self._sums, self._loop, self._exchange)
 
     @property
     def chips(self) -> tuple[Chip, ...]:
@@ -96,8 +111,7 @@ class JobCore:
     @property
     def step_seed(self) -> int:
         """The seed of the random numbers that this chip draws in the next step."""
-        rank, _ = self._rank_and_count
-        return hash((self._settings.seed, self.step_number, rank)) & 0x7FFFFFFF
+        return hash((self._settings.seed, self.step_number, self.rank)) & 0x7FFFFFFF
 
     @property
     def n_live_at_start(self) -> int:
@@ -114,9 +128,14 @@ class JobCore:
         return self._loop.number if self._loop else 0
 
     @property
-    def _rank_and_count(self) -> tuple[int, int]:
-        """The rank of this chip, and the number of chips that train."""
-        return (self._exchange.rank, self._exchange.mesh.n_live) if self._exchange else (0, 1)
+    def rank(self) -> int:
+        """The number of this chip among those that train now."""
+        return self._exchange.rank if self._exchange else 0
+
+    @property
+    def world_size(self) -> int:
+        """How many chips train now."""
+        return self._exchange.mesh.n_live if self._exchange else 1
 
     def __iter__(self) -> Iterator[Indices]:
         """Yield this chip's samples, step by step, until all steps are done on all chips.
@@ -128,6 +147,10 @@ class JobCore:
         if loop is not None:
             loop.start()
         while not (loop and loop.is_over):
+            if self.calls is not None:
+                self.calls.settle()
+            if loop is not None and loop.is_over:
+                break
             if not self.is_finished:
                 yield from self._next_samples()
             elif loop is None:
@@ -138,15 +161,12 @@ class JobCore:
 
     def _next_samples(self) -> Iterator[Indices]:
         """Yield this chip's samples of the next step; a chip without samples contributes zeros."""
-        rank, n_live = self._rank_and_count
-        wanted, policy = self._settings.batch, self._settings.policy
-        batch = batch_of(policy, wanted, n_live, self._environment.n_live_at_start)
-        share = share_of(self._position, batch, rank, n_live)
+        share = share_of(self._position, self.batch, self.rank, self.world_size)
         self._self_injection.at(Moment.FORWARD, self.step_number)
         self.share = share
         self._samples = self._order.samples(share.start, share.stop)
         if share.n_samples == 0:
-            self._learner.clear()
+            self._learner.clear(is_last=self.is_stopping)
             self.complete_step()
             return
         yield self._samples
@@ -175,31 +195,64 @@ class JobCore:
         self.share = None
         self._ledger.write_try(self.step_number + 1, number, share, self._samples)
         self._self_injection.at(Moment.REDUCE, self.step_number)
-        if self._loop is not None and not self._loop.try_sum(self._payloads()):
+        if self._loop is None:
+            self._sum_all()
+        elif not self._loop.attempt(self._sum_all):
             self._learner.undo()
             self._loop.recover(after=number)
             return False
         self._self_injection.at(Moment.UPDATE, self.step_number)
-        self.loss = self._learner.update()
+        self.loss = self._update()
         self.step_number += 1
         self._position += share.batch
+        self._is_stopped |= self._learner.is_last
+        if self.calls is not None:
+            self.calls.forget()
         self._ledger.write_done(self.step_number, number, self._position)
         self._report_and_save(share.batch)
+        for callback in self.after_step:
+            callback()
         return True
 
-    def _payloads(self) -> Iterator[tuple[Bytes, int, str]]:
-        sizes = self._learner.sum_sizes()
-        for payload, (n_elements, dtype) in zip(self._learner.payloads(), sizes, strict=True):
-            yield payload, n_elements, dtype
+    def start_sum(self, number: int) -> None:
+        """Start a sum of the step in flight, while its gradients are still computed."""
+        self._sums.start(number)
+        self._self_injection.at(Moment.BUCKET, self.step_number, bucket=number)
+
+    def share_out(self, n_parts: int, compute: Callable[[int], bytes]) -> list[bytes]:
+        """Return all parts of a piece of work that the chips share; see `SharedCalls`."""
+        if self.calls is None:
+            return [compute(number) for number in range(n_parts)]
+        return self.calls.share_out(n_parts, compute)
+
+    def _sum_all(self) -> None:
+        self._culprits = self._sums.complete()
+
+    def _update(self) -> float:
+        """Update the learner, unless the sums are not finite; return the loss.
+
+        Raises:
+            NonFiniteError: they are not, and the job was told to raise.
+        """
+        if self._culprits is None:
+            return self._learner.update()
+        self._learner.undo()
+        self._non_finite.report(self.step_number + 1, self.chips, self._culprits)
+        return self._learner.skip()
+
+    @property
+    def batch(self) -> int:
+        """How many samples the next step uses."""
+        settings, n_at_start = self._settings, self._environment.n_live_at_start
+        return batch_of(settings.policy, settings.batch, self.world_size, n_at_start)
 
     def _report_and_save(self, batch: int) -> None:
         """Report a step that is done, and save a checkpoint if one is due."""
         if self._environment.checks:
             self._write_state_hash()
-        rank, _ = self._rank_and_count
         if self._loop is not None:
             self._loop.note_step()
-            if rank == 0 or self._reported != self._loop.number:
+            if self.rank == 0 or self._reported != self._loop.number:
                 self._report(self._loop.number, batch)
         if self._checkpoints and self._checkpoints.is_due(self.step_number):
             self._save(self._checkpoints)
@@ -212,7 +265,7 @@ class JobCore:
             step=self.step_number,
             generation=generation,
             at=time.monotonic(),
-            leads=self._rank_and_count[0] == 0,
+            leads=self.rank == 0,
             first=is_first,
             loss=self.loss,
             samples=batch,
@@ -222,13 +275,12 @@ class JobCore:
 
     def _save(self, checkpoints: CheckpointWriter) -> None:
         """Write this chip's shard of a checkpoint; training goes on if that fails."""
-        rank, n_live = self._rank_and_count
         folder = checkpoints.save(
             self.state,
             step=self.step_number,
             generation=self._generation_number,
-            shard=rank,
-            n_shards=n_live,
+            shard=self.rank,
+            n_shards=self.world_size,
         )
         if folder is not None and self._loop is not None:
             saved = WorkerSaved(
@@ -246,6 +298,7 @@ class JobCore:
         steps, shards = self._settings.steps, self._learner.shards
         loaded = resumable(folder, self.state(), shards, steps=steps, on_damage=warn)
         self._load(loaded.state)
+        self._is_stopped = False  # who resumes a job wants it to go on
         self._ledger.write_resume(self.step_number, self._position)
 
     def state(self) -> dict[str, Any]:
@@ -258,6 +311,7 @@ class JobCore:
                 "seed": self._settings.seed,
                 "n_samples": self._settings.n_samples,
                 "loss": self.loss,
+                "stopped": self._is_stopped,
             },
         }
 
@@ -267,13 +321,16 @@ class JobCore:
         self.step_number = int(state["progress"]["step"])
         self._position = int(state["progress"]["position"])
         self.loss = state["progress"]["loss"]
+        self._is_stopped = bool(state["progress"].get("stopped"))
+        if self.calls is not None:
+            self.calls.forget()
 
     # The methods that `WorkerLoop` calls: this class is its `Replica`.
 
     @property
     def is_finished(self) -> bool:
-        """Whether all steps are done."""
-        return self.step_number >= self._settings.steps
+        """Whether all steps are done, or the chips have agreed to stop."""
+        return self._is_stopped or self.step_number >= self._settings.steps
 
     def sum_sizes(self) -> SumSizes:
         """Return the number of elements and their type, for each sum of one step."""

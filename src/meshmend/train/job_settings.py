@@ -5,6 +5,7 @@ from pathlib import Path
 
 from meshmend.errors import InputError
 from meshmend.train.checkpoint import Saving
+from meshmend.train.non_finite import RAISE, check_policy
 from meshmend.train.samples import batch_of
 
 
@@ -14,6 +15,7 @@ class JobSettings:
 
     `batch` counts the samples of a step over all chips. `n_samples` is the length of the data set.
     `resume` is a folder of checkpoints: the job begins with the newest one that can be read.
+    `non_finite` says what happens to a step whose sums are not finite: "raise" or "skip".
     """
 
     n_samples: int
@@ -23,6 +25,7 @@ class JobSettings:
     policy: str = "constant"
     saving: Saving | None = None
     resume: Path | None = None
+    non_finite: str = RAISE
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.steps < 0:
@@ -31,3 +34,4 @@ class JobSettings:
                 f"batch={self.batch} and steps={self.steps}"
             )
         batch_of(self.policy, self.batch, 1, 1)  # refuses an unknown policy
+        check_policy(self.non_finite)

@@ -28,8 +28,27 @@ class Learner(Protocol):
     def payloads(self) -> Sequence[Bytes]:
         """Return what this chip puts into each sum; the sums replace it in place."""
 
-    def clear(self) -> None:
+    def clear(self, *, is_last: bool) -> None:
         """Put zeros into the payloads, because this chip has no samples."""
+
+    def flush(self) -> None:
+        """Start all sums that may begin, so that something else can follow them."""
+
+    def take_again(self) -> Sequence[int]:
+        """Fill the payloads again that some chip changed after their sum began.
+
+        Returns their numbers, the same on all chips; known after the sum.
+        """
+
+    @property
+    def is_last(self) -> bool:
+        """Whether a chip said that this step is the last; known after the sum."""
+
+    def is_finite(self) -> bool:
+        """Whether the sums are finite numbers, or the learner looks after those that are not."""
+
+    def non_finite(self) -> Sequence[str]:
+        """Return the names of the parameters whose gradients on this chip are not finite."""
 
     def undo(self) -> None:
         """Undo what the step has changed so far, because it does not count."""
@@ -37,17 +56,20 @@ class Learner(Protocol):
     def update(self) -> float:
         """Step the optimizer with the sums; return the mean loss over all samples."""
 
+    def skip(self) -> float:
+        """Leave parameters and optimizer as they are; return the mean loss over all samples."""
+
     def state(self) -> dict[str, Any]:
         """Return the parts `model`, `optimizer` and `also` of the training state."""
 
     def load(self, state: dict[str, Any]) -> None:
         """Replace these parts by those of another chip or of a checkpoint."""
 
-    def packed(self, state: dict[str, Any]) -> Bytes:
-        """Return a state, with the progress of the job, as bytes."""
+    def packed(self, state: Any) -> Bytes:
+        """Return a state, with the progress of the job, or any value like it, as bytes."""
 
-    def unpacked(self, data: Bytes) -> dict[str, Any]:
-        """Return the state that `packed` wrote."""
+    def unpacked(self, data: Bytes) -> Any:
+        """Return what `packed` wrote."""
 
     def digest(self) -> str:
         """Return a hash of the bits of its state."""

@@ -7,11 +7,12 @@ import torch
 from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.train.fingerprint import SEED, job_fingerprint, parameter_words, sample_words
 from meshmend.train.job_settings import JobSettings
+from meshmend.train.optimizers import Optimizers, optimizers_of
 from meshmend.train.torch_state import packed
 
 
 def fingerprint_of(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, dataset: Any, settings: JobSettings
+    model: torch.nn.Module, optimizer: Optimizers, dataset: Any, settings: JobSettings
 ) -> JobFingerprint:
     """Return what must be equal on all workers of a job; reads a few samples, each twice."""
     parameters = {
@@ -21,7 +22,7 @@ def fingerprint_of(
         settings,
         framework="torch",
         model=parameter_words(parameters),
-        optimizer=_optimizer_words(optimizer),
+        optimizer=", ".join(_optimizer_words(each) for each in optimizers_of(optimizer).values()),
         samples=sample_words(_Seeded(dataset), packed),
     )
 

@@ -1,15 +1,22 @@
-"""A PyTorch model and its optimizer, as a job trains them."""
+"""PyTorch models and their optimizers, as a job trains them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
 import torch
 
+from meshmend.errors import InputError
+from meshmend.train.backward_watch import BackwardWatch
 from meshmend.train.gradients import Bytes, Gradients
+from meshmend.train.optimizers import Optimizers, SteppedOptimizers, optimizers_of
+from meshmend.train.samples import Share
 from meshmend.train.shard_format import ShardFormat
 from meshmend.train.torch_shards import TORCH_SHARDS
 from meshmend.train.torch_state import digest, packed, tensors_of, unpacked
 from meshmend.train.worker_loop import SumSizes
+
+Models = torch.nn.Module | Sequence[torch.nn.Module] | Mapping[str, torch.nn.Module]
 
 
 class Stateful(Protocol):
@@ -23,22 +30,63 @@ class Stateful(Protocol):
 
 
 class TorchLearner:
-    """A module, its optimizer, and further objects with a state, as a `Learner`."""
+    """Models, their optimizers, and further objects with a state, as a `Learner`.
+
+    With `scaler`, the sums are divided by its scale, and it decides whether the optimizers step.
+    """
 
     shards: Final[ShardFormat] = TORCH_SHARDS
 
     def __init__(
         self,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        model: Models,
+        optimizer: Optimizers,
         also: Sequence[Stateful] = (),
+        *,
+        scaler: torch.amp.GradScaler | None = None,
+        bucket_bytes: int | None = None,
     ) -> None:
-        self._model, self._optimizer, self._also = model, optimizer, tuple(also)
-        self._gradients = Gradients(model)
+        if any(isinstance(each, torch.amp.GradScaler) for each in also):
+            raise InputError("a job needs its GradScaler as scaler=, but got it in also")
+        self._model = one_module(model)
+        self._optimizers = SteppedOptimizers(optimizers_of(optimizer), scaler)
+        self._also = (*also, *([scaler] if scaler else []))
+        self._gradients = Gradients(self._model, bucket_bytes)
+        self._watch = BackwardWatch(self._gradients)
+        self._weight: float | None = None  # of this chip in this step, as the user said
+        self._max_norm: float | None = None
+        self._share = Share(0, 0, 1)
+        self.norm: float | None = None  # of the last gradients that were to be clipped
 
-    def gather(self, loss: torch.Tensor, scale: float, *, normalise: bool) -> None:
-        """Put this chip's gradients and loss, times its scale, into the payloads."""
-        self._gradients.gather(float(loss.detach()), scale, normalise=normalise)
+    def begin(self, share: Share, start: Callable[[int], None]) -> None:
+        """Begin a step; `start(number)` is called for each sum that can begin."""
+        self._share, self._weight, self._max_norm = share, None, None
+        self._watch.begin(share.n_samples / share.batch, start)
+
+    def weigh(self, weight: float) -> None:
+        """Give this chip's gradients a weight other than its number of samples."""
+        self._weight = weight
+        self._watch.set_scale(weight / self._share.batch)
+
+    def accumulating(self) -> AbstractContextManager[None]:
+        """Return a context in which backward passes start no sum, because more passes follow."""
+        return self._watch.accumulating()
+
+    def flush(self) -> None:
+        """Start all sums that may begin, so that something else can follow them."""
+        self._watch.flush()
+
+    def clip(self, max_norm: float) -> None:
+        """Clip the sums of this step to a norm."""
+        self._max_norm = max_norm
+
+    def gather(self, loss: torch.Tensor, weight: float | None, *, is_last: bool) -> None:
+        """Put this chip's gradients and loss, times its weight, into the payloads."""
+        self._watch.end()
+        chosen = self._weight if weight is None else weight
+        scale = (self._share.n_samples if chosen is None else chosen) / self._share.batch
+        value, normalise = float(loss.detach()), chosen is not None
+        self._gradients.gather(value, scale, normalise=normalise, is_last=is_last)
 
     def sum_sizes(self) -> SumSizes:
         """Return the number of elements and the type of each sum of a step."""
@@ -48,25 +96,52 @@ class TorchLearner:
         """Return what this chip puts into each sum; the sums replace it in place."""
         return self._gradients.payloads()
 
-    def clear(self) -> None:
+    def clear(self, *, is_last: bool) -> None:
         """Put zeros into the payloads, because this chip has no samples."""
-        self._gradients.clear()
+        self._max_norm = None
+        self._gradients.clear(is_last=is_last)
+
+    def take_again(self) -> Sequence[int]:
+        """Fill the payloads again that some chip changed after their sum began."""
+        numbers = self._gradients.take_again()
+        self._watch.note_again(numbers)
+        return numbers
+
+    @property
+    def is_last(self) -> bool:
+        """Whether a chip said that this step is the last; known after the sum."""
+        return self._gradients.is_last
+
+    def is_finite(self) -> bool:
+        """Whether the sums are finite numbers, or a scaler looks after those that are not."""
+        return self._optimizers.skips_non_finite or self._gradients.is_finite()
+
+    def non_finite(self) -> Sequence[str]:
+        """Return the names of the parameters whose gradients on this chip are not finite."""
+        return self._gradients.non_finite()
 
     def undo(self) -> None:
         """Reset running statistics to what they were before the step, which does not count."""
+        self._watch.end()
         self._gradients.restore()
 
     def update(self) -> float:
-        """Step the optimizer with the sums; return the mean loss over all samples."""
+        """Step the optimizers with the sums; return the mean loss over all samples."""
         loss = self._gradients.scatter()
-        self._optimizer.step()
+        self.norm = self._optimizers.step(self._max_norm)
+        return loss
+
+    def skip(self) -> float:
+        """Leave models and optimizers as they are; return the mean loss over all samples."""
+        loss = self._gradients.loss()
+        self._gradients.restore()
         return loss
 
     def state(self) -> dict[str, Any]:
-        """Return the state of the model, of the optimizer and of the objects in `also`."""
+        """Return the state of the models, of the optimizers and of the objects in `also`."""
         return {
             "model": self._model.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
+            "optimizer": self._optimizers.state_dict(),
             "also": [part.state_dict() for part in self._also],
         }
 
@@ -74,20 +149,37 @@ class TorchLearner:
         """Replace these parts by those of another chip or of a checkpoint."""
         self._model.load_state_dict(state["model"])
         self._gradients.remember()
-        self._optimizer.load_state_dict(state["optimizer"])
+        self._optimizers.load_state_dict(state["optimizer"])
         for part, part_state in zip(self._also, state["also"], strict=True):
             part.load_state_dict(part_state)
 
-    def packed(self, state: dict[str, Any]) -> Bytes:
+    def packed(self, state: Any) -> Bytes:
         """Return a state, with the progress of the job, as bytes."""
         return packed(state)
 
-    def unpacked(self, data: Bytes) -> dict[str, Any]:
+    def unpacked(self, data: Bytes) -> Any:
         """Return the state that `packed` wrote."""
-        state: dict[str, Any] = unpacked(data)
-        return state
+        return unpacked(data)
 
     def digest(self) -> str:
         """Return a hash of the bits of the state."""
         state = self.state()
         return digest(tensors_of([state["model"], state["optimizer"], state["also"]]))
+
+
+def one_module(model: Models) -> torch.nn.Module:
+    """Return a module, or several modules as one.
+
+    Raises:
+        InputError: it is no module, or a name is not possible.
+    """
+    if isinstance(model, torch.nn.Module):
+        return model
+    try:
+        if isinstance(model, Mapping):
+            return torch.nn.ModuleDict(dict(model))
+        return torch.nn.ModuleList(model)
+    except (TypeError, KeyError) as error:
+        raise InputError(
+            f"Job needs a module, or several in a list or dict, but: {error}"
+        ) from None

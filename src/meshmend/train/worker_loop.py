@@ -173,13 +173,28 @@ class WorkerLoop:
 
     def try_sum(self, payloads: Iterable[tuple[Bytes, int, str]]) -> bool:
         """Sum payloads over all chips; return False if the mesh changed and the sums are void."""
-        self._coordination.mark(self.number, self._replica.step_number + 1)
-        try:
+
+        def sum_all() -> None:
             for payload, n_elements, dtype in payloads:
                 self._peers.sum(payload, n_elements, dtype)
+
+        return self.attempt(sum_all)
+
+    def attempt(self, run: Callable[[], None], *, is_step: bool = True) -> bool:
+        """Do something with all chips; return False if the mesh changed, and it is void.
+
+        While this worker waits in it, workers that have not begun it are behind. If it is no step,
+        they are level again afterwards.
+        """
+        step = self._replica.step_number
+        self._coordination.mark(self.number, step + 1)
+        try:
+            run()
         except TransportError as error:
             self._report_lost_peer(error)
             return False
+        if not is_step:
+            self._coordination.mark(self.number, step)
         return True
 
     def note_step(self) -> None:

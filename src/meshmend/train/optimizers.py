@@ -1,0 +1,115 @@
+"""The optimizers of a job, one or several, stepped together, with or without a loss scale.
+
+Every chip has the same summed gradients, bit for bit. So every chip clips them by the same norm,
+finds the same infinities in them, and changes the scale in the same way.
+"""
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from meshmend.errors import InputError
+
+Optimizers = (
+    torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer]
+)
+
+
+class SteppedOptimizers:
+    """Optimizers by name, in the order in which they step; a single one is called ''.
+
+    Raises:
+        InputError: one of them needs a closure, or the scaler cannot scale its gradients.
+    """
+
+    def __init__(
+        self,
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        self._optimizers = dict(optimizers)
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        for optimizer in self._optimizers.values():
+            _refuse_closure(optimizer)
+        if self._scaler and any(each.dtype == torch.float16 for each in self._parameters()):
+            raise InputError(
+                "a GradScaler needs parameters of float32, but some are float16; keep the model in "
+                "float32 and compute within torch.autocast"
+            )
+
+    @property
+    def skips_non_finite(self) -> bool:
+        """Whether a step with gradients that are not finite changes nothing but the scale."""
+        return self._scaler is not None
+
+    def step(self, max_norm: float | None) -> float | None:
+        """Step all optimizers; first clip the gradients to a norm, and return what it was."""
+        with_gradients = [each for each in self._optimizers.values() if _has_gradients(each)]
+        if self._scaler is not None:
+            self._begin_to_scale(self._scaler)
+            for optimizer in with_gradients:
+                self._scaler.unscale_(optimizer)
+        norm = None
+        if max_norm is not None:
+            norm = float(torch.nn.utils.clip_grad_norm_(self._parameters(), max_norm))
+        if self._scaler is None:
+            for optimizer in self._optimizers.values():
+                optimizer.step()
+        elif with_gradients:
+            for optimizer in with_gradients:
+                self._scaler.step(optimizer)
+            self._scaler.update()
+        return norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the only optimizer, or those of several by their names."""
+        if list(self._optimizers) == [""]:
+            return self._optimizers[""].state_dict()
+        return {name: optimizer.state_dict() for name, optimizer in self._optimizers.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replace the states by those that `state_dict` returned."""
+        states = {"": state} if list(self._optimizers) == [""] else state
+        for name, optimizer in self._optimizers.items():
+            optimizer.load_state_dict(states[name])
+
+    def _parameters(self) -> list[torch.Tensor]:
+        """Return all parameters, each once."""
+        found = {each: None for one in self._optimizers.values() for each in _parameters_of(one)}
+        return list(found)
+
+    def _begin_to_scale(self, scaler: torch.amp.GradScaler) -> None:
+        """Make a scaler ready that has scaled no loss, because its chip has had no samples yet."""
+        parameters = self._parameters()
+        device = parameters[0].device if parameters else None
+        scaler.scale(torch.zeros((), device=device))
+
+
+def optimizers_of(optimizer: Optimizers) -> dict[str, torch.optim.Optimizer]:
+    """Return the optimizers of a job by name, given one, a sequence of them, or a dict."""
+    if isinstance(optimizer, Mapping):
+        return dict(optimizer)
+    if isinstance(optimizer, Sequence):
+        return {str(at): each for at, each in enumerate(optimizer)}
+    return {"": optimizer}
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    return any(parameter.grad is not None for parameter in _parameters_of(optimizer))
+
+
+def _refuse_closure(optimizer: torch.optim.Optimizer) -> None:
+    """Raise InputError if an optimizer computes the loss several times in a step."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise InputError(
+            f"Job cannot step {type(optimizer).__name__}: it needs a closure that computes the "
+            "loss several times in a step; use an optimizer that steps once, such as SGD or AdamW"
+        )
