@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import unittest
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +43,7 @@ from meshmend.planning.environment import settings_from
 # these that passes.
 KNOWN: dict[str, str] = {}
 
+_SKIPPED = "skipped: "
 _BARRIER_S = 60  # on a busy machine the 10 s of PyTorch are too few
 
 Bases: Any = (theirs.TestDistBackend, theirs.DistributedTest._DistTestBase)
@@ -105,7 +107,7 @@ def run_on_both(name: str, log: Path) -> dict[str, str]:
         times.append(f"{time.monotonic() - began:.1f} s")
         if ended["gloo"] != "passed":
             break
-    if ended["gloo"] != "skipped":
+    if not ended["gloo"].startswith(_SKIPPED):
         words = ", ".join(f"{key} {value.splitlines()[0]}" for key, value in ended.items())
         print(f"{name}: {words} ({', '.join(times)})", flush=True)
     return ended
@@ -115,7 +117,7 @@ def outcome_of(case: Any) -> str:
     result = unittest.TestResult()
     case.run(result)
     if result.skipped:
-        return "skipped"
+        return f"{_SKIPPED}{result.skipped[0][1]}"
     if wrong := [*result.errors, *result.failures]:
         last = [line for line in wrong[0][1].splitlines() if line.strip()][-1]
         return f"failed: {last[:200]}"
@@ -142,16 +144,27 @@ def redirected(log: Path) -> Iterator[None]:
 def report(outcomes: dict[str, dict[str, str]], *, write: bool) -> int:
     passed = [name for name, ended in outcomes.items() if ended["gloo"] == "passed"]
     ours = [name for name in passed if outcomes[name]["meshmend"] == "passed"]
-    n_skipped = sum(ended["gloo"] == "skipped" for ended in outcomes.values())
+    skipped = Counter(
+        ended["gloo"].removeprefix(_SKIPPED)
+        for ended in outcomes.values()
+        if ended["gloo"].startswith(_SKIPPED)
+    )
     other = [name for name, ended in outcomes.items() if ended["gloo"].startswith("failed")]
-    print(f"Gloo passes {len(passed)}, skips {n_skipped}, fails {len(other)}: {other}")
+    print(f"Gloo passes {len(passed)}, skips {skipped.total()}, fails {len(other)}: {other}")
+    for reason, count in skipped.most_common():
+        print(f"  skips {count}: {reason}")
     print(f"meshmend passes {len(ours)} of the {len(passed)}")
     missing = [name for name in passed if name not in ours]
     for name in missing:
         print(f"  {name}: {KNOWN.get(name, outcomes[name]['meshmend'])}")
     if write:
-        figures = {"gloo": len(passed), "meshmend": len(ours), "not passed": missing}
-        record("torch-suite", figures)
+        figures: dict[str, Any] = {
+            "gloo": len(passed),
+            "meshmend": len(ours),
+            "not passed": missing,
+        }
+        figures["skipped"] = dict(skipped.most_common())
+        record("torch-suite", {"torch": torch.__version__, **figures})
     unknown = [name for name in missing if name not in KNOWN]
     mended = [name for name in ours if name in KNOWN]
     if mended:
