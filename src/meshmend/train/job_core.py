@@ -51,8 +51,6 @@ class JobCore:
         self, learner: Learner, settings: JobSettings, fingerprint: Callable[[], JobFingerprint]
     ) -> None:
         self._environment: WorkerEnvironment = worker_environment()
-        if self._environment.identity is not None:
-            claim_process()
         self._learner, self._settings = learner, settings
         self._order = Order(settings.n_samples, settings.seed)
         failures = WriteFailures(self._environment)
@@ -83,6 +81,7 @@ class JobCore:
         if settings.resume is not None:
             self._resume(settings.resume)
         if self._environment.identity is not None:
+            claim_process()
             coordinator_client().set_fingerprint(fingerprint())
             self._exchange = exchange_of(self._environment)
             self._loop = WorkerLoop(
