@@ -88,13 +88,16 @@ def measured(mesh: str, arguments: argparse.Namespace) -> Figures:
         "compute_s": arguments.compute_s,
     }
     pauses: dict[Kind, list[list[float]]] = {kind: [] for kind in case["kinds"]}
+    cpu_s: dict[Kind, list[float]] = {kind: [] for kind in case["kinds"]}
     for number in range(arguments.rounds):
         kinds = case["kinds"][:: 1 if number % 2 == 0 else -1]
         for kind in kinds:
             bandwidth = case["bandwidth"] if kind[1] == "testbed" else ""
-            pauses[kind].append(_pauses(mesh, kind[0], bandwidth, options))
-            median_s = statistics.median(pauses[kind][-1])
-            print(f"{mesh} {' '.join(kind)}: {1e3 * median_s:.1f} ms a step", flush=True)
+            ends, cpu_ends = zip(*_ends(mesh, kind[0], bandwidth, options), strict=True)
+            pauses[kind].append([after - before for before, after in pairwise(ends)])
+            cpu_s[kind].append((cpu_ends[-1] - cpu_ends[0]) / (len(cpu_ends) - 1))
+            step_ms, cpu_ms = 1e3 * statistics.median(pauses[kind][-1]), 1e3 * cpu_s[kind][-1]
+            print(f"{mesh} {' '.join(kind)}: {step_ms:.1f} ms a step, {cpu_ms:.1f} ms of processor")
     together = {kind: [each for run in runs for each in run] for kind, runs in pauses.items()}
     steps_s = {kind: statistics.median(all_s) for kind, all_s in together.items()}
     quick_s = {kind: statistics.quantiles(all_s, n=10)[0] for kind, all_s in together.items()}
@@ -106,6 +109,7 @@ def measured(mesh: str, arguments: argparse.Namespace) -> Figures:
             " ".join(kind): [statistics.median(run) for run in runs]
             for kind, runs in pauses.items()
         },
+        "cpu_s": {" ".join(kind): statistics.median(each) for kind, each in cpu_s.items()},
         "ratios": _ratios(steps_s),
         "ratios_of_quick_steps": _ratios(quick_s),
     }
@@ -124,8 +128,8 @@ def _ratios(steps_s: dict[Kind, float]) -> dict[str, float]:
     return ratios
 
 
-def _pauses(mesh: str, kind: str, bandwidth: str, options: Figures) -> list[float]:
-    """Run one kind once; return the times between its steps, without the first few."""
+def _ends(mesh: str, kind: str, bandwidth: str, options: Figures) -> list[tuple[float, float]]:
+    """Run one kind once; return when its steps ended, without the first few."""
     with tempfile.TemporaryDirectory(prefix="overlap-") as folder:
         path = Path(folder) / "ends.json"
         command = [sys.executable, "-m", "meshmend", "run", "--mesh", mesh]
@@ -135,8 +139,8 @@ def _pauses(mesh: str, kind: str, bandwidth: str, options: Figures) -> list[floa
         done = subprocess.run(command, capture_output=True, text=True, timeout=_RUN_S, check=False)
         if done.returncode or not path.exists():
             raise BenchmarkError(f"{kind} on {mesh} failed: {done.stderr[-2000:]}")
-        ends = json.loads(path.read_text(encoding="utf-8"))
-    return [after - before for before, after in pairwise(ends[_WARM_UP - 1 :])]
+        ends: list[tuple[float, float]] = json.loads(path.read_text(encoding="utf-8"))
+    return ends[_WARM_UP - 1 :]
 
 
 if __name__ == "__main__":

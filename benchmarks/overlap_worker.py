@@ -5,7 +5,8 @@
 
 The model has layers of equal size. With `"compute": "sleep"` each sleeps in the forward pass, and
 twice as long in the backward pass, as a host does while its accelerator computes; with `"cpu"` it
-multiplies matrices. The first chip writes the times at which its steps ended.
+multiplies matrices. The first chip writes at which times its steps ended, on the clock and in
+processor time.
 """
 
 import json
@@ -17,6 +18,8 @@ from typing import Any
 import torch
 
 _SAMPLES = 4096
+
+Ends = list[tuple[float, float]]  # of each step: on the clock, and in processor time
 
 
 class _Pause(torch.autograd.Function):
@@ -68,23 +71,23 @@ def main() -> None:
         path.write_text(json.dumps(ends), encoding="utf-8")
 
 
-def _job(model: Layers, samples: torch.Tensor, options: Any, rows: int) -> list[float]:
+def _job(model: Layers, samples: torch.Tensor, options: Any, rows: int) -> Ends:
     from meshmend.train import Job
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    ends: list[float] = []
+    ends: Ends = []
     batch = rows * options["chips"]
     job = Job(model, optimizer, samples, batch=batch, steps=options["steps"])
     for inputs in job:
         loss = model(inputs)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch's stubs
+        loss.backward()
         job.step(loss)
-        ends.append(time.monotonic())
+        ends.append((time.monotonic(), time.process_time()))
     return ends if job.is_leader else []
 
 
-def _ddp(model: Layers, samples: torch.Tensor, options: Any, rows: int) -> list[float]:
+def _ddp(model: Layers, samples: torch.Tensor, options: Any, rows: int) -> Ends:
     import torch.distributed as dist
 
     dist.init_process_group("meshmend")
@@ -92,7 +95,7 @@ def _ddp(model: Layers, samples: torch.Tensor, options: Any, rows: int) -> list[
         model, bucket_cap_mb=options["ddp_bucket_mb"]
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    ends: list[float] = []
+    ends: Ends = []
     rank = dist.get_rank()
     for step in range(options["steps"]):
         at = (step * options["chips"] + rank) * rows % (_SAMPLES - rows)
@@ -100,7 +103,7 @@ def _ddp(model: Layers, samples: torch.Tensor, options: Any, rows: int) -> list[
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        ends.append(time.monotonic())
+        ends.append((time.monotonic(), time.process_time()))
     dist.barrier()
     dist.destroy_process_group()
     return ends if rank == 0 else []

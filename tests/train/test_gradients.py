@@ -140,8 +140,8 @@ def test_each_type_of_parameter_has_a_buffer_of_its_own(dtype: torch.dtype) -> N
     assert [name for _, name in chips[0][1].sizes()] == [str(dtype)[6:], "float32"]
     assert [len(each) for each in chips[0][1].payloads()] == [
         10 * dtype.itemsize,
-        # weights, `never`, which are used, which to sum again, loss, weight, divisor and stop
-        (16 + 2 + 5 + 2 + 4) * 4,
+        # weights, `never`, which are used, which to sum again, and six numbers more
+        (16 + 2 + 5 + 2 + 6) * 4,
     ]
     for replica, _ in chips:
         assert replica.second.weight.grad.dtype == dtype

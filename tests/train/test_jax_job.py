@@ -171,3 +171,37 @@ def test_wrong_arguments_are_refused_with_what_they_should_be() -> None:
         "Job.step needs samples of a new step; call it once for each turn of the loop over the job",
         "the loop over a Job needs to call job.step once in each turn",
     ]
+
+
+CALLS = """
+import jax.numpy as jnp, numpy as np, optax
+from meshmend.train import JaxJob
+
+def losses(params, batch):
+    return jnp.square(batch[0] @ params["weight"] - batch[1])
+
+params = {"weight": np.ones(3, np.float32)}
+data = (np.ones((10, 3), np.float32), np.ones(10, np.float32))
+job = JaxJob(params, optax.sgd(0.1), losses, data, batch=4, steps=1000)
+job.after_step(lambda job: print("after", job.step_number))
+for batch in job:
+    print(job.world_size, job.all_reduce({"a": jnp.ones(2), "n": len(batch[0])}))
+    if job.step_number == 1 and job.rank == 1:
+        job.stop()
+    job.step(batch)
+    print(job.gather([job.rank, "x"]))
+"""
+
+
+def test_chips_sum_and_gather_values_and_stop_together(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(CALLS)
+    command = [sys.executable, "-m", "meshmend", "run", "--elastic", "--mesh", "1x2", str(script)]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
+
+    assert done.returncode == 0, done.stderr
+    lines = [line.partition("] ")[2] for line in done.stdout.splitlines() if line[0] == "["]
+    values = ["2 {'a': array([2., 2.], dtype=float32), 'n': 4}", "[[0, 'x'], [1, 'x']]"]
+    assert list(dict.fromkeys(lines)) == [values[0], "after 1", values[1], "after 2"]
+    assert "2 steps; samples: 8 used, 0 lost, 0 repeated; replicas equal" in done.stderr

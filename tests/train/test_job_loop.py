@@ -92,6 +92,27 @@ def test_accumulated_passes_and_clipping_give_the_weights_of_a_plain_loop(tmp_pa
     assert said(ended) == ["as the plain loop"]
 
 
+def test_chips_without_samples_clip_and_scale_as_the_others_do(tmp_path: Path) -> None:
+    """Their loop does not run, so they learn the norm from the others."""
+    ended = run(
+        tmp_path,
+        """
+        scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=2)
+        job = Job(model, optimizer, dataset, batch=2, steps=6, scaler=scaler, bucket_bytes=64)
+        for features, targets in job:
+            loss = mse(model(features), targets)
+            scaler.scale(loss).backward()
+            job.clip_grad_norm(0.01)
+            job.step(loss)
+        print(scaler.get_scale(), model[0].weight.sum().item())
+        """,
+    )
+
+    assert len(said(ended)) == 1
+    assert said(ended)[0].startswith("128.0 ")
+    assert "replicas equal bit for bit" in ended.stderr
+
+
 def test_two_models_with_optimizers_of_their_own_survive_together(tmp_path: Path) -> None:
     """As a pair of networks that train against each other does, in turns."""
     ended = run(

@@ -9,7 +9,8 @@ in all generations. The last bucket is summed when the step ends, and also holds
   sum every chip has the same mean change over all samples;
 - which parameters got a gradient;
 - which buckets must be summed again, because their gradients changed after their sum began;
-- the loss, the weight, whether to divide by the sum of the weights, and whether to stop.
+- the loss, the weight, whether to divide by the sum of the weights, whether to stop, and the norm
+  to clip to: a chip without samples, whose loop does not run, learns these from the others.
 """
 
 from dataclasses import dataclass, field
@@ -23,7 +24,9 @@ from meshmend.train.bucket_layout import bucket_layout, trained_parameters
 
 Bytes = NDArray[np.uint8]
 
-_TAIL = 4  # loss, weight, the weight again if the sums are to be divided by it, and the stop
+# The loss, the weight, the weight again if the sums are to be divided by it, the stop, the norm to
+# clip to, and whether there is one.
+_TAIL = 6
 
 
 @dataclass
@@ -98,7 +101,7 @@ class Gradients:
         last = self.buckets[-1].flat
         self._tail = last[len(last) - sum(counts) :]
         self._changes, self._used, self._again, *rest = torch.split(self._tail, counts)
-        self._loss, self._weight, self._divisor, self._stop = rest
+        self._loss, self._weight, self._divisor, self._stop, *self._clip = rest
         self._own_weight: float | None = None  # in the step in flight; None without samples
         self._sizes = [(bucket.flat.numel(), bucket.dtype) for bucket in self.buckets]
         self._payloads = [bucket.flat.view(torch.uint8).numpy() for bucket in self.buckets]
@@ -142,12 +145,19 @@ class Gradients:
 
     @torch.no_grad()
     def gather(
-        self, loss: float, weight: float, *, normalise: bool = False, is_last: bool = False
+        self,
+        loss: float,
+        weight: float,
+        *,
+        normalise: bool = False,
+        is_last: bool = False,
+        max_norm: float | None = None,
     ) -> None:
         """Complete the buckets: this chip's gradients, its loss, and what is said about them.
 
         With `normalise`, `scatter` divides by the sum of the weights. Without it, the weights of
-        all chips must add up to one. With `is_last`, all chips stop after this step.
+        all chips must add up to one. With `is_last`, all chips stop after this step. With
+        `max_norm`, all chips clip the sums to this norm.
 
         Raises:
             InputError: a parameter that was frozen when the job was made has a gradient.
@@ -171,6 +181,8 @@ class Gradients:
         self._weight.fill_(weight)
         self._divisor.fill_(weight if normalise else 0.0)
         self._stop.fill_(float(is_last))
+        self._clip[0].fill_(max_norm or 0.0)
+        self._clip[1].fill_(float(max_norm is not None))
 
     @torch.no_grad()
     def clear(self, *, is_last: bool = False) -> None:
@@ -199,6 +211,11 @@ class Gradients:
     def is_last(self) -> bool:
         """Whether a chip said that this step is the last; known after the sum."""
         return float(self._stop) > 0
+
+    def max_norm(self) -> float | None:
+        """Return the norm that all chips clip to, or None; known after the sum."""
+        total, n_chips = (float(each) for each in self._clip)
+        return total / n_chips if n_chips else None
 
     def loss(self) -> float:
         """Return the mean loss over all samples; known after the sum."""

@@ -13,10 +13,9 @@ from typing import Any
 from meshmend.errors import InputError
 from meshmend.faults.fault import Moment
 from meshmend.faults.self_injection import SelfInjection
-from meshmend.membership.events import WorkerSaved, WorkerStepped
+from meshmend.membership.events import WorkerSaved
 from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.membership.messages import FRESH
-from meshmend.membership.status_responder import StatusResponder
 from meshmend.topology.failures import Chip
 from meshmend.train.checkpoint_writer import CheckpointWriter
 from meshmend.train.exchange import Exchange
@@ -28,10 +27,12 @@ from meshmend.train.one_job import claim_process
 from meshmend.train.resume import resumable
 from meshmend.train.samples import Indices, Order, Share, batch_of, share_of
 from meshmend.train.shared_calls import SharedCalls
+from meshmend.train.step_reports import StepReports
 from meshmend.train.step_sums import Culprits, StepSums
 from meshmend.train.worker_environment import (
     WorkerEnvironment,
     coordinator_client,
+    exchange_of,
     worker_environment,
 )
 from meshmend.train.worker_loop import Bytes, SumSizes, WorkerLoop
@@ -50,8 +51,6 @@ class JobCore:
         self, learner: Learner, settings: JobSettings, fingerprint: Callable[[], JobFingerprint]
     ) -> None:
         self._environment: WorkerEnvironment = worker_environment()
-        if self._environment.identity is not None:
-            claim_process()
         self._learner, self._settings = learner, settings
         self._order = Order(settings.n_samples, settings.seed)
         failures = WriteFailures(self._environment)
@@ -69,7 +68,7 @@ class JobCore:
         self._position = 0
         self.share: Share | None = None  # of the step in flight; None if there is none
         self._samples: Indices | None = None  # of the share
-        self._reported = 0  # the last generation in which this chip reported a step
+        self._reports = StepReports(self._environment.chip)
         self.is_stopping = False  # this chip wants the step in flight to be the last
         self._is_stopped = False  # all chips have agreed on that
         self._culprits: Culprits | None = None  # of the step in flight
@@ -82,8 +81,9 @@ class JobCore:
         if settings.resume is not None:
             self._resume(settings.resume)
         if self._environment.identity is not None:
+            claim_process()
             coordinator_client().set_fingerprint(fingerprint())
-            self._exchange = _exchange_of(self._environment)
+            self._exchange = exchange_of(self._environment)
             self._loop = WorkerLoop(
                 self._environment.chip,
                 self,
@@ -252,26 +252,16 @@ class JobCore:
             self._write_state_hash()
         if self._loop is not None:
             self._loop.note_step()
-            if self.rank == 0 or self._reported != self._loop.number:
-                self._report(self._loop.number, batch)
+            self._reports.report(
+                self.step_number,
+                self._loop.number,
+                rank=self.rank,
+                loss=self.loss,
+                batch=batch,
+                sums=self._learner.sum_sizes(),
+            )
         if self._checkpoints and self._checkpoints.is_due(self.step_number):
             self._save(self._checkpoints)
-
-    def _report(self, generation: int, batch: int) -> None:
-        """Report the last step: rank 0 every step, other chips their first in a generation."""
-        is_first, self._reported = self._reported != generation, generation
-        stepped = WorkerStepped(
-            chip=self._environment.chip,
-            step=self.step_number,
-            generation=generation,
-            at=time.monotonic(),
-            leads=self.rank == 0,
-            first=is_first,
-            loss=self.loss,
-            samples=batch,
-            sums=tuple(self._learner.sum_sizes()) if is_first else (),
-        )
-        coordinator_client().report(stepped)
 
     def _save(self, checkpoints: CheckpointWriter) -> None:
         """Write this chip's shard of a checkpoint; training goes on if that fails."""
@@ -370,12 +360,3 @@ class JobCore:
         if self._exchange is not None:
             coordinator_client().close()
             self._exchange.close()
-
-
-def _exchange_of(environment: WorkerEnvironment) -> Exchange:
-    """Return this chip's connections; those who ask over them get the status of the job."""
-    client = coordinator_client()
-    exchange = Exchange(environment.whole, environment.chip, environment.exchange_settings)
-    exchange.transport.answer_askers(StatusResponder(client.answer).take)
-    client.set_traffic(exchange.sent_bytes)
-    return exchange

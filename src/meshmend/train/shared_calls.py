@@ -18,7 +18,7 @@ from meshmend.train.step_sums import StepSums
 from meshmend.train.worker_loop import WorkerLoop
 
 
-class Progress(Protocol):
+class JobPosition(Protocol):
     """Where a job is; `JobCore` is such."""
 
     @property
@@ -39,13 +39,13 @@ class SharedCalls:
 
     def __init__(
         self,
-        progress: Progress,
+        position: JobPosition,
         learner: Learner,
         sums: StepSums,
         loop: WorkerLoop,
         exchange: Exchange,
     ) -> None:
-        self._progress, self._learner, self._sums = progress, learner, sums
+        self._position, self._learner, self._sums = position, learner, sums
         self._loop, self._exchange = loop, exchange
         self._rounds = Rounds(loop, exchange)
 
@@ -66,9 +66,9 @@ class SharedCalls:
             InputError: the job does not run, or some chips have no samples.
         """
         self._check_all_are_here("gather")
-        if self._progress.share is None:
+        if self._position.share is None:
             mine = Round(0, _nothing, {self._exchange.seat: data})
-            return list(self._rounds.hold(mine, lambda: self._progress.step_number).values())
+            return list(self._rounds.hold(mine, lambda: self._position.step_number).values())
         self._learner.flush()
         try:
             return gather_bytes(self._exchange, data)
@@ -85,19 +85,19 @@ class SharedCalls:
         Raises:
             InputError: a step is in flight, or some chips have no samples.
         """
-        if self._progress.share is not None:
+        if self._position.share is not None:
             raise InputError("job.evaluate needs the step to be over; call it after job.step")
         if self._loop.is_over:
             return [compute(number) for number in range(n_parts)]
         self._check_all_are_here("evaluate")
-        parts = self._rounds.hold(Round(n_parts, compute), lambda: self._progress.step_number)
+        parts = self._rounds.hold(Round(n_parts, compute), lambda: self._position.step_number)
         return list(parts.values())
 
     def _check_all_are_here(self, call: str) -> None:
         """Raise InputError if some chips cannot make this call, so that the others would wait."""
         if self._loop.generation is None or self._loop.is_over:
             raise InputError(f"job.{call} needs a job that runs; call it in the loop over the job")
-        batch, n_chips = self._progress.batch, self._exchange.mesh.n_live
+        batch, n_chips = self._position.batch, self._exchange.mesh.n_live
         if batch < n_chips:
             raise InputError(
                 f"job.{call} needs all chips in the loop, but a batch of {batch} gives some of the "

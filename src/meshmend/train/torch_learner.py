@@ -86,7 +86,9 @@ class TorchLearner:
         chosen = self._weight if weight is None else weight
         scale = (self._share.n_samples if chosen is None else chosen) / self._share.batch
         value, normalise = float(loss.detach()), chosen is not None
-        self._gradients.gather(value, scale, normalise=normalise, is_last=is_last)
+        self._gradients.gather(
+            value, scale, normalise=normalise, is_last=is_last, max_norm=self._max_norm
+        )
 
     def sum_sizes(self) -> SumSizes:
         """Return the number of elements and the type of each sum of a step."""
@@ -98,7 +100,6 @@ class TorchLearner:
 
     def clear(self, *, is_last: bool) -> None:
         """Put zeros into the payloads, because this chip has no samples."""
-        self._max_norm = None
         self._gradients.clear(is_last=is_last)
 
     def take_again(self) -> Sequence[int]:
@@ -127,8 +128,9 @@ class TorchLearner:
 
     def update(self) -> float:
         """Step the optimizers with the sums; return the mean loss over all samples."""
+        max_norm = self._gradients.max_norm()
         loss = self._gradients.scatter()
-        self.norm = self._optimizers.step(self._max_norm)
+        self.norm = self._optimizers.step(max_norm)
         return loss
 
     def skip(self) -> float:
