@@ -23,6 +23,7 @@
     ├── TurnedAwayError         the coordinator counts this worker as dead
     ├── JobFailedError          the job cannot go on: the state that counts is lost
     ├── CheckpointDamageError   a file of a checkpoint that is damaged
+    ├── LoaderError             a loader worker, which makes samples for a worker, died or hangs
     └── BenchmarkError          a contender of a benchmark did not finish
 
     TerminatedError (a BaseException, not a MeshmendError): SIGTERM asked this process to end
@@ -127,6 +128,10 @@ class JobFailedError(MeshmendError):
 
 class CheckpointDamageError(MeshmendError):
     """A file of a checkpoint is damaged."""
+
+
+class LoaderError(MeshmendError):
+    """A loader worker, which makes samples for a worker, died or does not answer."""
 
 
 class BenchmarkError(MeshmendError):

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import default_collate
 
 from meshmend.topology.failures import Chip
 from meshmend.train.checkpoint import Saving
 from meshmend.train.job_core import JobCore
 from meshmend.train.job_settings import JobSettings
 from meshmend.train.random_seed import seed_torch
+from meshmend.train.sample_source import JobData
 from meshmend.train.torch_fingerprint import fingerprint_of
 from meshmend.train.torch_learner import Stateful, TorchLearner
 
@@ -31,9 +31,11 @@ from meshmend.train.torch_learner import Stateful, TorchLearner
 class Job:
     """One chip's part in training a PyTorch model on the samples of a data set.
 
-    A step uses `batch` samples over all chips together; with `policy="shrink"`, fewer while chips
-    are missing. `also` are further objects with a state, such as schedulers. `resume` is a folder
-    of checkpoints: the job begins with the newest one that is complete and undamaged.
+    The data set has `len()` and `[]`, or is an `IterableDataset`, or a `DataLoader` around either:
+    its workers then make the samples of the next steps ahead. A step uses `batch` samples over all
+    chips together, by default the loader's; with `policy="shrink"`, fewer while chips are missing.
+    `also` are further objects with a state, such as schedulers. `resume` is a folder of
+    checkpoints: the job begins with the newest one that is complete and undamaged.
     """
 
     def __init__(
@@ -42,21 +44,25 @@ class Job:
         optimizer: torch.optim.Optimizer,
         dataset: Any,
         *,
-        batch: int,
+        batch: int | None = None,
         steps: int,
         seed: int = 0,
         policy: str = "constant",
-        collate: Callable[[list[Any]], Any] = default_collate,
+        collate: Callable[[list[Any]], Any] | None = None,
         also: Sequence[Stateful] = (),
         saving: Saving | None = None,
         resume: Path | None = None,
     ) -> None:
-        settings = JobSettings(len(dataset), batch, steps, seed, policy, saving, resume)
+        data = JobData(dataset, collate)
+        size = data.batch_size(batch)
+        settings = JobSettings(data.n_samples, size, steps, seed, policy, saving, resume)
         self.model, self.optimizer, self.steps = model, optimizer, steps
-        self._dataset, self._collate = dataset, collate
+        self._source = data.source(settings.order())
         self._learner = TorchLearner(model, optimizer, also)
         self._core = JobCore(
-            self._learner, settings, lambda: fingerprint_of(model, optimizer, dataset, settings)
+            self._learner,
+            settings,
+            lambda: fingerprint_of(model, optimizer, self._source, settings),
         )
 
     @property
@@ -85,9 +91,14 @@ class Job:
         Raises:
             JobFailedError: neither a chip nor a checkpoint has a state to go on from.
         """
-        for samples in self._core:
-            seed_torch(self._core.step_seed)
-            yield self._collate([self._dataset[index] for index in samples.tolist()])
+        try:
+            for _ in self._core:
+                n_steps = self.steps - self._core.step_number
+                batch = self._source.batch(self._core.share_to_step_on(), n_steps)
+                seed_torch(self._core.step_seed)
+                yield batch
+        finally:
+            self._source.close()
 
     def step(self, loss: torch.Tensor, *, weight: float | None = None) -> bool:
         """Sum the gradients over all chips and step the optimizer; return whether it counted.
