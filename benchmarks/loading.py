@@ -68,7 +68,7 @@ def step_s(mesh: str, n_chips: int, *, n_workers: int, steps: int) -> float:
     lines = [line.partition("ENDS ")[2] for line in done.stdout.splitlines() if "ENDS " in line]
     if done.returncode or not lines:
         raise SystemExit(done.stderr[-2000:])
-    ends = json.loads(lines[0])[5:]
+    ends: list[float] = json.loads(lines[0])[5:]
     return statistics.median(after - before for before, after in pairwise(ends))
 
 

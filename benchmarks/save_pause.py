@@ -14,6 +14,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.data import TensorDataset
@@ -29,7 +30,7 @@ def slow_disk(bytes_per_s: float) -> None:
     """Make each flush to disk take as long as a disk with this bandwidth needs."""
     flush = os.fsync
 
-    def slow_flush(descriptor: int) -> None:
+    def slow_flush(descriptor: Any) -> None:
         flush(descriptor)
         time.sleep(os.fstat(descriptor).st_size / bytes_per_s)
 

@@ -24,8 +24,6 @@ from meshmend.train.torch_shards import TORCH_SHARDS
 from meshmend.train.worker_environment import WorkerEnvironment
 from meshmend.train.write_failures import WriteFailures
 
-LOST = "not all shards"
-
 
 class Disk:
     """Flushes to disk wait until it is let go."""
@@ -208,7 +206,7 @@ for step in (1, 2):
         os.fsync = lambda descriptor: os._exit(9)  # dies in the middle of the second
     state = {"weights": torch.full((100,), float(step))}
     writer.begin(lambda: state, step=step, generation=0, shard=0, n_shards=1)
-writer.wait()
+    writer.wait()
 """
 
 

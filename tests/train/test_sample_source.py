@@ -224,7 +224,10 @@ def test_collate_is_given_to_the_loader_or_to_the_job_but_not_to_both() -> None:
         JobData(DataLoader(D), torch.stack)
 
 
-@pytest.mark.parametrize("data", [[], DataLoader([])])
+EMPTY: Any = []
+
+
+@pytest.mark.parametrize("data", [EMPTY, DataLoader(EMPTY)])
 def test_an_empty_data_set_is_refused(data: Any) -> None:
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

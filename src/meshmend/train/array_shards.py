@@ -46,7 +46,7 @@ def cut_shard(state: State, *, step: int, shard: int, n_shards: int) -> ArraySha
     size = sum(len(part) for part in parts)
     # An odd distance, so that not always the same byte of an element is looked at.
     some = cut_raw(parts, 0, size, max(1, size // _SAMPLED_BYTES) | 1)
-    fingerprint = hashlib.sha256(some).hexdigest()
+    fingerprint = hashlib.sha256(some.data).hexdigest()
     low, high = size * shard // n_shards, size * (shard + 1) // n_shards
     return ArrayShard(step, shard, n_shards, fingerprint, cut_raw(parts, low, high).data)
 

@@ -71,7 +71,7 @@ class CheckpointWriter:
         self._failures = failures
         self._on_saved = on_saved
         self._writing: _Writing | None = None
-        self._last: _Save | None = None  # begun last
+        self._last: _Save | None = None  # begun last; None if that failed
         self._before: _Save | None = None  # the one before it, not checked yet
         self._unreadable: set[int] = set()  # steps whose checkpoints turned out to be damaged
 
@@ -111,6 +111,8 @@ class CheckpointWriter:
         if writing is None:
             return
         writing.wait()
+        if writing.error is not None:
+            self._last = None  # nobody needs to look for it
         if isinstance(writing.error, InputError | OSError):
             self._failures.report(_PART, str(writing.error))
         elif writing.error is not None:

@@ -4,12 +4,13 @@ The parts are `model`, `optimizer`, `also` and `progress`. Plain PyTorch reads t
 `dcp.load({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint_id=...)`.
 """
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from meshmend.errors import InputError
 from meshmend.scratch import scratch_folder
@@ -27,7 +28,9 @@ def write_dcp(state: dict[str, Any], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise InputError(f"export needs a new or an empty folder, but {folder} has files in it")
-        dcp.save(dict(state), checkpoint_id=folder, no_dist=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that one process alone writes, as it is told to
+            save(dict(state), checkpoint_id=folder, no_dist=True)
     except OSError as error:
         raise InputError(f"cannot write {folder}: {error.strerror}") from None
 

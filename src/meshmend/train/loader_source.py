@@ -102,6 +102,7 @@ class LoaderSource:
         if not self._loader.pin_memory:  # else its thread waits for a queue that they may hold
             _kill(iterator)
         iterator._shutdown_workers()
+        _kill(iterator)
         self._deaths.close()
 
     def _answer(self) -> Any:

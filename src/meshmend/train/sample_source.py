@@ -103,7 +103,7 @@ class InProcessSource:
         """Return the batch of a share."""
         indices = tuple(self._order.samples(share.start, share.stop).tolist())
         made = self._maker.batch(BatchRequest(share.start, indices, share.stop - share.batch))
-        return pin_memory(made) if self._pins else made
+        return pin_memory(made) if self._pins else made  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         """There is nothing to end."""
