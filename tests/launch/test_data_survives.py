@@ -151,7 +151,7 @@ def test_a_loader_worker_that_is_killed_is_told_in_one_line(tmp_path: Path) -> N
 
         assert command.end() == 1
 
-    (told,) = [line for line in command.err.splitlines() if "failed: meshmend" in line]
+    told = next(line for line in command.err.splitlines() if "failed: meshmend" in line)
     assert "LoaderError: Job needs its loader workers, but a DataLoader worker (pid" in told
     assert told.endswith("use fewer num_workers or a smaller prefetch_factor")
     assert not loaders_of(tmp_path)
