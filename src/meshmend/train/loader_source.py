@@ -202,7 +202,9 @@ def _clear_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        text = " ".join(str(error).split())
+        # The cause, if there is one, names the signal that killed it.
+        cause = error.__cause__ if isinstance(error.__cause__, RuntimeError) else error
+        text = " ".join(str(cause).split())
         if not text.startswith("DataLoader "):
             raise
         raise LoaderError(
