@@ -15,6 +15,8 @@ from meshmend.train import Job
 from meshmend.train.sample_source import JobData, SampleSource
 from meshmend.train.samples import Order, Share, StreamOrder, share_of
 
+pytestmark = pytest.mark.filterwarnings("ignore:Cannot")  # of dill, harmless
+
 N_SAMPLES = 30
 
 

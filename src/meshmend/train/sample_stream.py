@@ -17,7 +17,7 @@ from meshmend.train.sample_seed import seed_sample
 class SampleStream:
     """Reads an iterable by place; the passes over it follow each other without a gap.
 
-    Before each sample the random numbers are seeded by its place. Before each pass after the first,
+    Before each sample the random numbers are seeded by its place. Before each pass,
     `set_epoch(number)` is called if the data set has such a method, as those of Hugging Face do.
     """
 
@@ -67,16 +67,13 @@ class SampleStream:
 
     def _next_sample(self) -> Any:
         seed_sample(self._seed, self._next)
-        if self._iterator is None:
-            self._iterator = iter(self._dataset)
-        for sample in self._iterator:
+        iterator = self._begin_pass(0) if self._iterator is None else self._iterator
+        for sample in iterator:
             return sample
         return self._first_of_next_pass()
 
     def _first_of_next_pass(self) -> Any:
-        self._set_epoch(self._epoch + 1)
-        self._iterator = iter(self._dataset)
-        for sample in self._iterator:
+        for sample in self._begin_pass(self._epoch + 1):
             return sample
         raise InputError(
             f"a job that has not ended needs more samples, but the stream ended after {self._next} "
@@ -88,11 +85,11 @@ class SampleStream:
         """Begin again with the first sample of the first pass."""
         self._kept.clear()
         self._iterator, self._next = None, 0
-        if self._epoch:
-            self._set_epoch(0)
 
-    def _set_epoch(self, epoch: int) -> None:
+    def _begin_pass(self, epoch: int) -> Iterator[Any]:
         self._epoch = epoch
         set_epoch = getattr(self._dataset, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(epoch)
+        self._iterator = iter(self._dataset)
+        return self._iterator
