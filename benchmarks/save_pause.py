@@ -30,9 +30,9 @@ def slow_disk(bytes_per_s: float) -> None:
     """Make each flush to disk take as long as a disk with this bandwidth needs."""
     flush = os.fsync
 
-    def slow_flush(descriptor: Any) -> None:
-        flush(descriptor)
-        time.sleep(os.fstat(descriptor).st_size / bytes_per_s)
+    def slow_flush(fd: Any) -> None:
+        flush(fd)
+        time.sleep(os.fstat(fd).st_size / bytes_per_s)
 
     os.fsync = slow_flush
 

@@ -220,7 +220,12 @@ def test_an_optimizer_without_a_state_goes_through_dcp_too(tmp_path: Path) -> No
         (["export", ".", "-o", "x"], "has no checkpoints"),
         (["list", "RUN/none"], "is not a folder"),
         (["import", "RUN", "-o", "x"], "has no .metadata"),
-        (["export", "RUN", "-o", "/dev/null/x.safetensors"], "cannot make the folder /dev/null"),
+        (
+            ["export", "RUN", "-o", "/dev/null/x.safetensors"],
+            "cannot write /dev/null/x.safetensors",
+        ),
+        (["export", "RUN", "-o", "model.pt"], "a name such as model.safetensors, or a folder, but"),
+        (["export", "RUN", "-o", "x.safetensors", "--format", "dcp"], "dcp writes a folder, but"),
     ],
 )
 def test_wrong_arguments_are_refused_in_one_line(

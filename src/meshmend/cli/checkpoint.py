@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from meshmend.cli.console import print_json
+from meshmend.cli.console import check_writable, print_json
 from meshmend.cli.options import JsonOption
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
     from meshmend.train.checkpoint_export import Exported
+
+_OTHER_KINDS = frozenset([".bin", ".ckpt", ".gguf", ".h5", ".npz", ".onnx", ".pt", ".pth"])
 
 app = typer.Typer(
     rich_markup_mode="markdown",
@@ -140,6 +142,7 @@ def export_command(
     if format_ not in ("safetensors", "dcp"):
         raise InputError(f"--format needs safetensors or dcp, but got {format_!r}")
     most = parse_bytes(shard_size)
+    _check_output(output, format_)
     loaded = read_checkpoint(run, step)
     if format_ == "dcp":
         done = _export_dcp(loaded.state, loaded.step, output)
@@ -187,6 +190,17 @@ def import_command(
         print_json({"file": str(file)})
     else:
         print(f"wrote {file}")
+
+
+def _check_output(output: Path, format_: str) -> None:
+    """Raise InputError if the name promises another kind of file, or cannot be written."""
+    if output.suffix == ".safetensors" and format_ == "dcp":
+        raise InputError(f"--format dcp writes a folder, but -o names a file: {output.name}")
+    if output.suffix.lower() in _OTHER_KINDS:
+        raise InputError(
+            f"-o needs a name such as {output.stem}.safetensors, or a folder, but got {output.name}"
+        )
+    check_writable(output if output.suffix == ".safetensors" else output / "index")
 
 
 def _export_dcp(state: dict[str, Any], step: int, output: Path) -> "Exported":
