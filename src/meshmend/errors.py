@@ -24,6 +24,7 @@
     ├── JobFailedError          the job cannot go on: the state that counts is lost
     ├── NonFiniteError          the summed gradients of a step are not finite
     ├── CheckpointDamageError   a file of a checkpoint that is damaged
+    ├── LoaderError             a loader worker, which makes samples for a worker, died or hangs
     └── BenchmarkError          a contender of a benchmark did not finish
 
     TerminatedError (a BaseException, not a MeshmendError): SIGTERM asked this process to end
@@ -135,6 +136,10 @@ class NonFiniteError(MeshmendError):
 
 class CheckpointDamageError(MeshmendError):
     """A file of a checkpoint is damaged."""
+
+
+class LoaderError(MeshmendError):
+    """A loader worker, which makes samples for a worker, died or does not answer."""
 
 
 class BenchmarkError(MeshmendError):

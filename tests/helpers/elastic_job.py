@@ -4,7 +4,9 @@
 
 With `"gate": [30, [["generation", 12], ["arrived", null]]]` no chip gets past step 30 before such
 events have come in this order, where a number asks for so many chips; the steps after it are slow.
-So a test does not depend on how fast steps are. With `"framework": "jax"` it is a `JaxJob`.
+So a test does not depend on how fast steps are. With `"framework": "jax"` it is a `JaxJob`. With
+`"data"` the samples have random noise, and come from a data set (`"augmented"`) or a stream
+(`"stream alone"`), or from a `DataLoader` of either (`"loader"`, `"stream"`).
 
 Prints one JSON object: how it ended, the events, and what the ledgers say.
 """
@@ -13,7 +15,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -66,7 +68,8 @@ def torch_job(folder: Path, options: dict[str, Any], gate: "Gate") -> Training:
     bucket_bytes = options.get("bucket_bytes")
 
     def body() -> int:
-        dataset = list(zip(inputs, labels, strict=True))
+        samples = list(zip(inputs, labels, strict=True))
+        dataset = noisy_samples(samples, options["data"]) if "data" in options else samples
         more = arguments(folder, options)
         job = Job(model, optimizer, dataset, bucket_bytes=bucket_bytes, **more)
         for features, classes in job:
@@ -78,6 +81,38 @@ def torch_job(folder: Path, options: dict[str, Any], gate: "Gate") -> Training:
         return 0
 
     return body, Gradients(model, bucket_bytes).sizes()
+
+
+def noisy_samples(samples: list[Any], kind: str) -> Any:
+    """Return samples with noise of three random generators, as a data set, a loader or a stream."""
+    import random
+
+    import numpy as np
+    import torch
+    from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+    def noisy(sample: Any) -> Any:
+        noise = random.random() + np.random.rand() + torch.rand(())
+        return sample[0] + noise, sample[1]
+
+    class Noisy(Dataset[Any]):
+        def __len__(self) -> int:
+            return len(samples)
+
+        def __getitem__(self, index: int) -> Any:
+            time.sleep(0.0005)
+            return noisy(samples[index])
+
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return map(noisy, samples)
+
+    if kind == "augmented":
+        return Noisy()
+    if kind == "stream alone":
+        return Stream()
+    is_loader = kind == "loader"
+    return DataLoader(Noisy() if is_loader else Stream(), num_workers=2 if is_loader else 1)
 
 
 def jax_job(folder: Path, options: dict[str, Any], gate: "Gate") -> Training:

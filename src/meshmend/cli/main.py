@@ -35,6 +35,7 @@ _COMMANDS: Final = (
     ("worker", "worker", "worker_command"),
     ("agent", "agent", "agent_command"),
     ("status", "status", "status_command"),
+    ("checkpoint", "checkpoint", "app"),
     ("bench", "bench", "bench_command"),
     ("testbed", "testbed", "app"),
     ("submit", "submit", "app"),

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +88,8 @@ class Children:
         pid = os.fork()
         if pid == 0:
             for key in self._selector.get_map().values():  # the pipes of other children
-                os.close(key.fd)
+                with suppress(OSError):  # connections are closed by the fork already
+                    os.close(key.fd)
             body(Pipes(out_end, err_end, report_end), parent)
         for fd in (out_end, err_end, report_end):
             os.close(fd)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from meshmend.errors import HandshakeError, PeerLostError, StoppedError
+from meshmend.net.fork_guard import close_in_forks
 from meshmend.net.liveness import limit_unacknowledged
 
 # The rank that a caller wants if it does not know whom it calls: whoever listens may answer.
@@ -87,6 +88,7 @@ def dial(
             refuses this end.
     """
     connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    close_in_forks(connection)
     try:
         connection.setblocking(False)
         limit_unacknowledged(connection, deadline.link_timeout_s)

@@ -26,6 +26,7 @@ from typing import Annotated, Final
 from meshmend.errors import HandshakeError, InputError, TransportError
 from meshmend.net.codec import Within
 from meshmend.net.event_fd import clear
+from meshmend.net.fork_guard import close_in_forks
 from meshmend.net.handshake import ConnectRequest, ListenerHandshake
 from meshmend.net.rate_limit import RateLimit
 
@@ -146,6 +147,7 @@ class Listener:
             self._begin(connection, address[:2])
 
     def _begin(self, connection: socket.socket, address: Address) -> None:
+        close_in_forks(connection)
         connection.setblocking(False)
         handshake = ListenerHandshake(self._secret, self._rank)
         deadline = time.monotonic() + _HANDSHAKE_S

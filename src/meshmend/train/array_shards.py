@@ -4,14 +4,16 @@ A file is one line of JSON, the bytes, and the SHA-256 of both. This module know
 """
 
 import hashlib
+import io
 import json
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
 
 from meshmend.errors import CheckpointDamageError, InputError
-from meshmend.train.array_state import pack_arrays, unpack_arrays
+from meshmend.train.array_state import array_parts, unpack_arrays
+from meshmend.train.raw_state import cut_raw
 from meshmend.train.shard_format import ShardFormat, State
 
 _FORMAT: Final = "meshmend-array-checkpoint"
@@ -27,11 +29,11 @@ class ArrayShard(NamedTuple):
     number: int
     n_shards: int
     fingerprint: str
-    data: bytes
+    data: bytes | memoryview
 
 
 def cut_shard(state: State, *, step: int, shard: int, n_shards: int) -> ArrayShard:
-    """Return shard number `shard` of the state; the shards of all chips make up the state.
+    """Return shard number `shard` of the state, a copy; the shards of all chips make up the state.
 
     Raises:
         InputError: the state holds something that is neither an array nor a plain value.
@@ -40,20 +42,31 @@ def cut_shard(state: State, *, step: int, shard: int, n_shards: int) -> ArraySha
         raise InputError(
             f"a checkpoint of {n_shards} shards needs shards 0 to {n_shards - 1}, but got {shard}"
         )
-    whole = pack_arrays(dict(state))
+    parts = array_parts(dict(state))
+    size = sum(len(part) for part in parts)
     # An odd distance, so that not always the same byte of an element is looked at.
-    some = whole[:: max(1, len(whole) // _SAMPLED_BYTES) | 1]
-    fingerprint = hashlib.sha256(some.tobytes()).hexdigest()
-    low, high = len(whole) * shard // n_shards, len(whole) * (shard + 1) // n_shards
-    return ArrayShard(step, shard, n_shards, fingerprint, whole[low:high].tobytes())
+    some = cut_raw(parts, 0, size, max(1, size // _SAMPLED_BYTES) | 1)
+    fingerprint = hashlib.sha256(some.data).hexdigest()
+    low, high = size * shard // n_shards, size * (shard + 1) // n_shards
+    return ArrayShard(step, shard, n_shards, fingerprint, cut_raw(parts, low, high).data)
+
+
+def write_shard_bytes(shard: ArrayShard, stream: BinaryIO) -> None:
+    """Write the shard to a stream: bytes that end with their checksum."""
+    head = {"format": _FORMAT, "version": _VERSION, **shard._asdict()}
+    del head["data"]
+    line, seal = json.dumps(head).encode() + b"\n", hashlib.sha256()
+    for part in (line, shard.data):
+        seal.update(part)
+        stream.write(part)
+    stream.write(seal.digest())
 
 
 def packed_shard(shard: ArrayShard) -> bytes:
-    """Return the shard as bytes that end with their checksum."""
-    head = {"format": _FORMAT, "version": _VERSION, **shard._asdict()}
-    del head["data"]
-    body = json.dumps(head).encode() + b"\n" + shard.data
-    return body + hashlib.sha256(body).digest()
+    """Return what `write_shard_bytes` writes."""
+    buffer = io.BytesIO()
+    write_shard_bytes(shard, buffer)
+    return buffer.getvalue()
 
 
 def unpacked_shard(data: bytes) -> ArrayShard:
@@ -93,5 +106,5 @@ def _is_array(value: Any) -> bool:
 
 
 ARRAY_SHARDS: Final = ShardFormat(
-    "jax", ".bin", cut_shard, packed_shard, unpacked_shard, merged_shards, _is_array
+    "jax", ".bin", cut_shard, write_shard_bytes, unpacked_shard, merged_shards, _is_array
 )

@@ -5,7 +5,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.train.raw_state import Bytes, RawArray, digest_raw, map_state, pack_raw, unpack_raw
+from meshmend.train.raw_state import (
+    Bytes,
+    RawArray,
+    digest_raw,
+    map_state,
+    pack_raw,
+    raw_parts,
+    unpack_raw,
+)
 
 Array = NDArray[Any]
 
@@ -16,7 +24,16 @@ def pack_arrays(state: Any) -> Bytes:
     Raises:
         InputError: the state holds something that is neither an array nor a plain value.
     """
-    return pack_raw(map_state(_raw_leaf, state))
+    return pack_raw(map_state(raw_array_leaf, state))
+
+
+def array_parts(state: Any) -> list[Bytes]:
+    """Return the bytes of `pack_arrays` in parts, without copies of arrays.
+
+    Raises:
+        InputError: the state holds something that is neither an array nor a plain value.
+    """
+    return raw_parts(map_state(raw_array_leaf, state))
 
 
 def unpack_arrays(data: Bytes) -> Any:
@@ -34,7 +51,8 @@ def _raw(array: Array) -> RawArray:
     return RawArray(str(array.dtype), array.shape, flat.view(np.uint8))
 
 
-def _raw_leaf(leaf: Any) -> Any:
+def raw_array_leaf(leaf: Any) -> Any:
+    """Return an array as a `RawArray`, and anything else as it is."""
     return _raw(leaf) if isinstance(leaf, np.ndarray) else leaf
 
 

@@ -2,7 +2,7 @@
 
     FOLDER/step-00000100/shard-003-of-012.pt
 
-Every live chip calls `save_shard` at the same step and writes its shard. If a chip dies while it
+Every live chip calls `write_shard` for the same step and writes its shard. If a chip dies while it
 saves, the step stays incomplete. Another number of chips may then save the same step again, in the
 same folder. A step is complete when one number of chips has saved all its shards.
 
@@ -84,7 +84,7 @@ def write_shard(folder: Path, shard: AnyShard, shards: ShardFormat) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
             with draft.open("xb") as stream:
-                stream.write(shards.packed(shard))
+                shards.write(shard, stream)
                 stream.flush()
                 os.fsync(stream.fileno())
             draft.replace(file)

@@ -67,10 +67,11 @@ def _written_at(files: list[Path]) -> int:
 def why_not_shared(folder: Path, step: int) -> str:
     """Return why shards of a step that all chips have saved are not seen; empty if all are seen.
 
-    All chips of a generation save their shards before they do the next step. So shards that are
-    missing after that are in a folder of the same name on another host.
+    Those that are missing are then in a folder of the same name on another host. A later step that
+    is complete also shows that the folder is shared; the step itself may be deleted by now.
     """
-    if any(complete_sets(folder, step)):
+    newest = newest_complete(folder)
+    if newest is not None and newest >= step:
         return ""
     return (
         f"{step_folder(folder, step)}: {what_is_missing(folder, step)}; all hosts must see this "

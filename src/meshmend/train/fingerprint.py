@@ -36,7 +36,7 @@ def job_fingerprint(
         policy=settings.policy,
         model=model,
         optimizer=optimizer,
-        dataset_length=settings.n_samples,
+        dataset_length=settings.n_samples or 0,  # a stream has none
         samples=samples,
         framework=framework,
     )

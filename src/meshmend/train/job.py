@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
 
 from meshmend.errors import InputError
 from meshmend.topology.failures import Chip
@@ -31,6 +30,7 @@ from meshmend.train.job_settings import JobSettings
 from meshmend.train.non_finite import RAISE
 from meshmend.train.optimizers import Optimizers
 from meshmend.train.random_seed import seed_torch
+from meshmend.train.sample_source import JobData
 from meshmend.train.sums import added
 from meshmend.train.torch_fingerprint import fingerprint_of
 from meshmend.train.torch_learner import Models, Stateful, TorchLearner, one_module
@@ -39,12 +39,14 @@ from meshmend.train.torch_learner import Models, Stateful, TorchLearner, one_mod
 class Job:
     """One chip's part in training a PyTorch model on the samples of a data set.
 
-    A step uses `batch` samples over all chips together; with `policy="shrink"`, fewer while chips
-    are missing. `model` and `optimizer` may each be several, in a list or a dict. `also` are
-    further objects with a state, such as schedulers; a `scaler` scales the loss of all chips alike.
-    `resume` is a folder of checkpoints: the job begins with the newest one that is complete and
-    undamaged. `non_finite` says what becomes of a step whose gradients are not finite: "raise" or
-    "skip". Gradients are summed in buckets of up to `bucket_bytes`.
+    The data set has `len()` and `[]`, or is an `IterableDataset`, or a `DataLoader` around either:
+    its workers then make the samples of the next steps ahead. A step uses `batch` samples over all
+    chips together, by default the loader's; with `policy="shrink"`, fewer while chips are missing.
+    `model` and `optimizer` may each be several, in a list or a dict. `also` are further objects
+    with a state, such as schedulers; a `scaler` scales the loss of all chips alike. `resume` is a
+    folder of checkpoints: the job begins with the newest one that is complete and undamaged.
+    `non_finite` says what becomes of a step whose gradients are not finite: "raise" or "skip".
+    Gradients are summed in buckets of up to `bucket_bytes`.
     """
 
     def __init__(
@@ -53,11 +55,11 @@ class Job:
         optimizer: Optimizers,
         dataset: Any,
         *,
-        batch: int,
+        batch: int | None = None,
         steps: int,
         seed: int = 0,
         policy: str = "constant",
-        collate: Callable[[list[Any]], Any] = default_collate,
+        collate: Callable[[list[Any]], Any] | None = None,
         also: Sequence[Stateful] = (),
         scaler: torch.amp.GradScaler | None = None,
         saving: Saving | None = None,
@@ -65,16 +67,26 @@ class Job:
         non_finite: str = RAISE,
         bucket_bytes: int | None = None,
     ) -> None:
-        settings = JobSettings(len(dataset), batch, steps, seed, policy, saving, resume, non_finite)
+        data = JobData(dataset, collate)
+        settings = JobSettings(
+            data.n_samples,
+            data.batch_size(batch),
+            steps,
+            seed,
+            policy,
+            saving,
+            resume,
+            non_finite,
+        )
         self.model, self.optimizer, self.steps = model, optimizer, steps
-        self._dataset, self._collate = dataset, collate
+        self._collate, self._source = data.collate, data.source(settings.order())
         self._learner = TorchLearner(
             model, optimizer, also, scaler=scaler, bucket_bytes=bucket_bytes
         )
         self._core = JobCore(
             self._learner,
             settings,
-            lambda: fingerprint_of(one_module(model), optimizer, dataset, settings),
+            lambda: fingerprint_of(one_module(model), optimizer, self._source, settings),
         )
 
     @property
@@ -118,11 +130,15 @@ class Job:
         Raises:
             JobFailedError: neither a chip nor a checkpoint has a state to go on from.
         """
-        for samples in self._core:
-            seed_torch(self._core.step_seed)
-            batch = self._collate([self._dataset[index] for index in samples.tolist()])
-            self._learner.begin(self._core.share_to_step_on(), self._core.start_sum)
-            yield batch
+        try:
+            for _ in self._core:
+                share, n_steps = self._core.share_to_step_on(), self.steps - self._core.step_number
+                batch = self._source.batch(share, n_steps)
+                seed_torch(self._core.step_seed)
+                self._learner.begin(share, self._core.start_sum)
+                yield batch
+        finally:
+            self._source.close()
 
     def accumulate(self) -> AbstractContextManager[None]:
         """Return a context for all backward passes of a step but the last.

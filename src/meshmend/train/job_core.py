@@ -5,7 +5,6 @@ The classes that users see, `Job` and `JaxJob`, hand out samples and fill the pa
 """
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from meshmend.train.ledger import Ledger
 from meshmend.train.non_finite import NonFinite
 from meshmend.train.one_job import claim_process
 from meshmend.train.resume import resumable
-from meshmend.train.samples import Indices, Order, Share, batch_of, share_of
+from meshmend.train.samples import Indices, Share, batch_of, share_of
 from meshmend.train.shared_calls import SharedCalls
 from meshmend.train.step_reports import StepReports
 from meshmend.train.step_sums import Culprits, StepSums
@@ -52,10 +51,12 @@ class JobCore:
     ) -> None:
         self._environment: WorkerEnvironment = worker_environment()
         self._learner, self._settings = learner, settings
-        self._order = Order(settings.n_samples, settings.seed)
+        self._order = settings.order()
         failures = WriteFailures(self._environment)
         self._checkpoints = (
-            CheckpointWriter(settings.saving, learner.shards, failures) if settings.saving else None
+            CheckpointWriter(settings.saving, learner.shards, failures, self._announce_saved)
+            if settings.saving
+            else None
         )
         self._ledger = Ledger(
             self._environment.run_dir / "ledger" if self._environment.run_dir else None,
@@ -146,17 +147,21 @@ class JobCore:
         loop = self._loop
         if loop is not None:
             loop.start()
-        while not (loop and loop.is_over):
-            if self.calls is not None:
-                self.calls.settle()
-            if loop is not None and loop.is_over:
-                break
-            if not self.is_finished:
-                yield from self._next_samples()
-            elif loop is None:
-                break
-            else:
-                loop.finish()
+        try:
+            while not (loop and loop.is_over):
+                if self.calls is not None:
+                    self.calls.settle()
+                if loop is not None and loop.is_over:
+                    break
+                if not self.is_finished:
+                    yield from self._next_samples()
+                elif loop is None:
+                    break
+                else:
+                    self._finish_saving()
+                    loop.finish()
+        finally:
+            self._finish_saving()
         self._close()
 
     def _next_samples(self) -> Iterator[Indices]:
@@ -260,23 +265,31 @@ class JobCore:
                 batch=batch,
                 sums=self._learner.sum_sizes(),
             )
-        if self._checkpoints and self._checkpoints.is_due(self.step_number):
+        if self._checkpoints:
             self._save(self._checkpoints)
 
     def _save(self, checkpoints: CheckpointWriter) -> None:
-        """Write this chip's shard of a checkpoint; training goes on if that fails."""
-        folder = checkpoints.save(
-            self.state,
-            step=self.step_number,
-            generation=self._generation_number,
-            shard=self.rank,
-            n_shards=self.world_size,
-        )
-        if folder is not None and self._loop is not None:
-            saved = WorkerSaved(
-                self._environment.chip, self.step_number, time.monotonic(), str(folder)
+        """Begin to write this chip's shard of a checkpoint, if one is due after this step."""
+        checkpoints.note_step(self.step_number, self._generation_number)
+        if checkpoints.is_due(self.step_number):
+            checkpoints.begin(
+                self.state,
+                step=self.step_number,
+                generation=self._generation_number,
+                shard=self.rank,
+                n_shards=self.world_size,
             )
-            coordinator_client().report(saved)
+
+    def _finish_saving(self) -> None:
+        """Wait until the checkpoint that is being written is on disk."""
+        if self._checkpoints:
+            self._checkpoints.wait()
+
+    def _announce_saved(self, step: int, at: float) -> None:
+        """Report a checkpoint that was written at a time."""
+        if self._loop is not None and self._settings.saving is not None:
+            folder = str(self._settings.saving.folder)
+            coordinator_client().report(WorkerSaved(self._environment.chip, step, at, folder))
 
     def _write_state_hash(self) -> None:
         self._ledger.write_hold(self.step_number, self._generation_number, self._learner.digest())
@@ -340,6 +353,7 @@ class JobCore:
 
     def went_back(self, step: int, generation: int) -> None:
         """Write to the ledger that a generation restores an earlier step; later ones are lost."""
+        self._finish_saving()  # or a shard of what is lost could replace one of what follows
         self._ledger.write_restore(step, generation)
 
     def restore(self, step: int) -> None:

@@ -6,19 +6,20 @@ from pathlib import Path
 from meshmend.errors import InputError
 from meshmend.train.checkpoint import Saving
 from meshmend.train.non_finite import RAISE, check_policy
-from meshmend.train.samples import batch_of
+from meshmend.train.samples import Order, StreamOrder, batch_of
 
 
 @dataclass(frozen=True)
 class JobSettings:
     """How many samples a step uses, how many steps there are, and where checkpoints are.
 
-    `batch` counts the samples of a step over all chips. `n_samples` is the length of the data set.
+    `batch` counts the samples of a step over all chips. `n_samples` is the length of the data set,
+    or None if that is a stream, whose samples are used in the order in which they come.
     `resume` is a folder of checkpoints: the job begins with the newest one that can be read.
     `non_finite` says what happens to a step whose sums are not finite: "raise" or "skip".
     """
 
-    n_samples: int
+    n_samples: int | None
     batch: int
     steps: int
     seed: int = 0
@@ -35,3 +36,13 @@ class JobSettings:
             )
         batch_of(self.policy, self.batch, 1, 1)  # refuses an unknown policy
         check_policy(self.non_finite)
+
+    def order(self) -> Order | StreamOrder:
+        """Return the row of samples of the job.
+
+        Raises:
+            InputError: the data set has no samples.
+        """
+        if self.n_samples is None:
+            return StreamOrder(self.seed)
+        return Order(self.n_samples, self.seed)

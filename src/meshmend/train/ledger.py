@@ -12,7 +12,8 @@ files and proves that the job has one history in which every sample was used exa
     back STEP GENERATION                        the generation goes back to STEP; the rest is lost
     gap                                         lines are missing here: writing failed
 
-SUM is a checksum of the samples that does not depend on their order (`samples.checksum`).
+SUM is a checksum of the samples that does not depend on their order (`samples.checksum`). Of a
+stream, SAMPLES is 0 and SUM is that of the places, because its samples have no other names.
 
 A ledger never stops its worker. If a line cannot be written, the file records the gap, and the
 audit reports the steps that it could not check.
@@ -29,7 +30,7 @@ from typing import Final
 from meshmend.topology.failures import Chip
 from meshmend.train.history_check import Audit, check_history
 from meshmend.train.ledger_lines import VERSION, read_ledgers
-from meshmend.train.samples import Indices, Order, Share, checksum
+from meshmend.train.samples import Indices, Order, Share, StreamOrder, checksum
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class Ledger:
         self,
         folder: Path | None,
         chip: Chip,
-        order: Order | None = None,
+        order: Order | StreamOrder | None = None,
         on_failure: Callable[[str], None] = lambda why: None,
     ) -> None:
         self._chip, self._on_failure = chip, on_failure

@@ -9,7 +9,7 @@ Works on nested dicts, lists and tuples of `RawArray` and plain values. `torch_s
 import hashlib
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -39,17 +39,36 @@ def pack_raw(state: Any) -> Bytes:
     Raises:
         InputError: the state holds something that is neither an array nor a plain value.
     """
+    parts = raw_parts(state)
+    return cut_raw(parts, 0, sum(len(part) for part in parts))
+
+
+def raw_parts(state: Any) -> list[Bytes]:
+    """Return the bytes of `pack_raw` in parts, one after another, without copies of arrays.
+
+    Raises:
+        InputError: the state holds something that is neither an array nor a plain value.
+    """
     arrays: list[RawArray] = []
     text = json.dumps(_described(state, arrays)).encode()
     head = _LENGTH.pack(len(text)) + text
-    head += bytes(-len(head) % _ALIGN)
-    result = np.zeros(len(head) + sum(_padded(len(each.data)) for each in arrays), dtype=np.uint8)
-    result[: len(head)] = np.frombuffer(head, dtype=np.uint8)
-    at = len(head)
+    parts = [np.frombuffer(head + bytes(-len(head) % _ALIGN), dtype=np.uint8)]
     for array in arrays:
-        result[at : at + len(array.data)] = array.data
-        at += _padded(len(array.data))
-    return result
+        padding = np.zeros(-len(array.data) % _ALIGN, dtype=np.uint8)
+        parts += [array.data, padding] if len(padding) else [array.data]
+    return parts
+
+
+def cut_raw(parts: Sequence[Bytes], low: int, high: int, step: int = 1) -> Bytes:
+    """Return a copy of every `step`-th byte from `low` to before `high` of all parts together."""
+    found, begin = [np.empty(0, dtype=np.uint8)], 0
+    for part in parts:
+        first, last = max(low, begin), min(high, begin + len(part))
+        first += (low - first) % step
+        if first < last:
+            found.append(part[first - begin : last - begin : step])
+        begin += len(part)
+    return np.concatenate(found)
 
 
 def unpack_raw(data: Bytes) -> Any:

@@ -41,6 +41,18 @@ class Order:
         return result
 
 
+@dataclass(frozen=True)
+class StreamOrder:
+    """The row of a data set that is a stream: its samples, as they come; places are indices."""
+
+    seed: int = 0
+    n_samples: Final = 0  # how many come is not known
+
+    def samples(self, start: int, stop: int) -> Indices:
+        """Return the places from `start` to before `stop`."""
+        return np.arange(start, stop)
+
+
 @lru_cache(maxsize=4)
 def _shuffled(n_samples: int, seed: int, epoch: int) -> Indices:
     order: Indices = np.random.default_rng([seed, epoch]).permutation(n_samples)

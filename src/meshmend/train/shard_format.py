@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 State = Mapping[str, Any]
 
@@ -27,16 +27,16 @@ class AnyShard(Protocol):
 class ShardFormat:
     """The format of a framework's checkpoints; `suffix` ends the names of its files.
 
-    `cut(state, step=, shard=, n_shards=)` returns a shard of a state. `packed` and `unpacked` turn
-    a shard into bytes and back. `merged` returns the state of all its shards. `is_tensor` tells
-    the tensors of a state from its plain values. Optimizers that are `lazy` make their tensors in
-    their first step.
+    `cut(state, step=, shard=, n_shards=)` returns a shard of a state, as a copy. `write(shard,
+    stream)` writes it, and `unpacked` returns the shard of these bytes. `merged` returns the state
+    of all its shards. `is_tensor` tells the tensors of a state from its plain values. Optimizers
+    that are `lazy` make their tensors in their first step.
     """
 
     framework: str
     suffix: str
     cut: Callable[..., Any]
-    packed: Callable[[Any], bytes]
+    write: Callable[[Any, BinaryIO], None]
     unpacked: Callable[[bytes], Any]
     merged: Callable[[Sequence[Any]], dict[str, Any]]
     is_tensor: Callable[[Any], bool]

@@ -11,7 +11,7 @@ import hashlib
 import io
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import torch
 
@@ -25,6 +25,7 @@ _PLAIN = (type(None), bool, int, float, complex, str)
 _SEAL = b"meshmend sha256 "
 _COMMENT_BYTES = len(_SEAL) + 64
 _END_OF_ARCHIVE = b"PK\x05\x06"  # of a zip archive: 22 bytes, the last two count the comment
+_END_BYTES = 22
 _SAMPLES = 64  # elements of each tensor that go into a state's fingerprint
 
 
@@ -69,15 +70,52 @@ def shard_of(state: State, *, step: int, shard: int, n_shards: int) -> Shard:
     )
 
 
+def write(shard: Shard, stream: BinaryIO) -> None:
+    """Write the shard to a stream, as a zip archive that ends with its own checksum."""
+    sealing = _Sealing(stream)
+    torch.save({"format": FORMAT, "version": VERSION, **shard._asdict()}, cast(Any, sealing))
+    sealing.finish()
+
+
+class _Sealing:
+    """A stream that passes a zip archive on, and adds its checksum as the comment of the archive.
+
+    Nothing is copied, and Python's lock is free while the bytes are hashed and written.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self._hash = stream, hashlib.sha256()
+        self._end = b""  # held back: it says how long the comment is
+
+    def write(self, data: bytes) -> int:
+        if len(data) >= _END_BYTES:
+            self._pass_on(self._end)
+            self._pass_on(memoryview(data)[:-_END_BYTES])
+            self._end = bytes(data[-_END_BYTES:])
+        else:
+            joined = self._end + data
+            self._pass_on(joined[:-_END_BYTES])
+            self._end = joined[-_END_BYTES:]
+        return len(data)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def finish(self) -> None:
+        assert self._end.startswith(_END_OF_ARCHIVE)
+        self._pass_on(self._end[:-2] + _COMMENT_BYTES.to_bytes(2, "little"))
+        self._stream.write(_SEAL + self._hash.hexdigest().encode())
+
+    def _pass_on(self, data: bytes | memoryview) -> None:
+        self._hash.update(data)
+        self._stream.write(data)
+
+
 def packed(shard: Shard) -> bytes:
-    """Return the shard as a zip archive that ends with its own checksum."""
+    """Return what `write` writes."""
     buffer = io.BytesIO()
-    torch.save({"format": FORMAT, "version": VERSION, **shard._asdict()}, buffer)
-    archive = bytearray(buffer.getbuffer())
-    assert archive[-22:-18] == _END_OF_ARCHIVE
-    archive[-2:] = _COMMENT_BYTES.to_bytes(2, "little")
-    archive += _SEAL + hashlib.sha256(archive).hexdigest().encode()
-    return bytes(archive)
+    write(shard, buffer)
+    return buffer.getvalue()
 
 
 def unpacked(data: bytes) -> Shard:
@@ -237,6 +275,4 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-TORCH_SHARDS = ShardFormat(
-    "torch", ".pt", shard_of, packed, unpacked, merged, _is_tensor, lazy=True
-)
+TORCH_SHARDS = ShardFormat("torch", ".pt", shard_of, write, unpacked, merged, _is_tensor, lazy=True)

@@ -17,7 +17,7 @@ def packed(state: Any) -> Bytes:
     Raises:
         InputError: the state holds something that is neither a tensor nor a plain value.
     """
-    return pack_raw(map_state(_raw_leaf, state))
+    return pack_raw(map_state(raw_leaf, state))
 
 
 def unpacked(data: Bytes) -> Any:
@@ -48,7 +48,8 @@ def _raw(tensor: torch.Tensor) -> RawArray:
     return RawArray(dtype, tuple(tensor.shape), flat.view(torch.uint8).numpy())
 
 
-def _raw_leaf(leaf: Any) -> Any:
+def raw_leaf(leaf: Any) -> Any:
+    """Return a tensor as a `RawArray`, and anything else as it is."""
     return _raw(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
 
