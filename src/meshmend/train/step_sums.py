@@ -4,11 +4,12 @@ Knows no generations. A sum that fails says so when the step ends.
 """
 
 import json
+from collections.abc import Sequence
 
 from meshmend.errors import TransportError
 from meshmend.train.byte_gather import gather_bytes
 from meshmend.train.exchange import Exchange
-from meshmend.train.learner import Learner
+from meshmend.train.learner import Bytes, Learner
 from meshmend.train.pending_sum import PendingSum
 from meshmend.train.sum_waiting import first_error
 
@@ -28,10 +29,8 @@ class StepSums:
         """Start a sum, unless the step is void already; all chips start theirs in one order."""
         self._n_started += 1
         if self._error is None and self._exchange is not None:
-            n_elements, dtype = self._learner.sum_sizes()[number]
-            payload = self._learner.payloads()[number]
             try:
-                self._pending.append(self._exchange.start_sum(payload, n_elements, dtype))
+                self._pending.append(self._exchange.start_sum(*self._sum_of(number)))
             except TransportError as error:
                 self.fail(error)
 
@@ -45,14 +44,27 @@ class StepSums:
         Raises:
             TransportError: the step is void.
         """
-        for number in range(self._n_started, len(self._learner.sum_sizes())):
-            self.start(number)
-        self._wait()
+        self._sum(range(self._n_started, len(self._learner.sum_sizes())))
         if numbers := self._learner.take_again():
-            for number in numbers:
-                self.start(number)
-            self._wait()
+            self._sum(numbers)
         return None if self._learner.is_finite() else self._culprits()
+
+    def _sum_of(self, number: int) -> tuple[Bytes, int, str]:
+        return self._learner.payloads()[number], *self._learner.sum_sizes()[number]
+
+    def _sum(self, numbers: Sequence[int]) -> None:
+        """Make some sums, and wait for them and for all in flight.
+
+        Nothing is left to do beside the last one, so this thread makes it, without waking another.
+        """
+        for number in numbers[:-1]:
+            self.start(number)
+        if self._error is None and self._exchange is not None:
+            try:
+                self._exchange.sum(*self._sum_of(numbers[-1]))
+            except TransportError as error:
+                self.fail(error)
+        self._wait()
 
     def _wait(self) -> None:
         """Wait for all sums in flight; no payload is touched afterwards.
