@@ -5,7 +5,7 @@
 Each sample sleeps 5 ms, as one that is read from a disk does; each step computes for 50 ms, which
 is slept too, so that the cores are free. 16 samples a step and chip, two loader workers a chip:
 40 ms a step, if they share the work. Prints the median step of each mesh, and its ratio to 50 ms;
-then the same without loader workers, where both times add up.
+then the same for samples that take no time, and without loader workers, where both times add up.
 """
 
 import argparse
@@ -56,9 +56,9 @@ if job.is_leader:
 """
 
 
-def step_s(mesh: str, n_chips: int, *, n_workers: int, steps: int) -> float:
+def step_s(mesh: str, n_chips: int, *, n_workers: int, sample_s: float, steps: int) -> float:
     """Return the median step of a job whose script loads samples; the first steps do not count."""
-    settings = [SAMPLE_S, COMPUTE_S, PER_CHIP * n_chips, n_workers, steps]
+    settings = [sample_s, COMPUTE_S, PER_CHIP * n_chips, n_workers, steps]
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "loading.py"
         script.write_text(SCRIPT)
@@ -80,13 +80,15 @@ def main() -> None:
     larger_s = max(COMPUTE_S, PER_CHIP * SAMPLE_S / N_WORKERS)
     cases: list[dict[str, Any]] = []
     for mesh, n_chips in (("1x1", 1), ("2x2", 4)):
-        for n_workers in (N_WORKERS, 0):
-            median_s = step_s(mesh, n_chips, n_workers=n_workers, steps=arguments.steps)
+        for n_workers, sample_s in ((N_WORKERS, SAMPLE_S), (N_WORKERS, 0.0), (0, SAMPLE_S)):
+            options = {"loader_workers": n_workers, "sample_s": sample_s}
+            median_s = step_s(
+                mesh, n_chips, n_workers=n_workers, sample_s=sample_s, steps=arguments.steps
+            )
             ratio = median_s / larger_s
-            words = f"{mesh}, {n_workers} loader workers: {median_s * 1e3:.1f} ms"
-            print(f"{words}, {ratio:.3f} of the larger time")
-            case = {"mesh": mesh, "loader_workers": n_workers, "step_s": median_s, "ratio": ratio}
-            cases.append(case)
+            words = f"{mesh}, {n_workers} loader workers, {sample_s * 1e3:.0f} ms a sample"
+            print(f"{words}: {median_s * 1e3:.1f} ms, {ratio:.3f} of the larger time")
+            cases.append({"mesh": mesh, **options, "step_s": median_s, "ratio": ratio})
     if not arguments.no_write:
         record("loading", {"steps": arguments.steps, "larger_s": larger_s, "cases": cases})
 
