@@ -6,20 +6,22 @@ group over only some of the ranks is a plain Gloo group.
 """
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed
 
-from meshmend.errors import InputError
+from meshmend.errors import InputError, TransportError
 from meshmend.execute.combine import DTYPES
+from meshmend.execute.transport import Task
 from meshmend.planning.catalogue import Catalogue, CollectiveCall
 from meshmend.planning.environment import settings_from
 from meshmend.planning.settings import Settings
 from meshmend.topology.mesh import Mesh
 from meshmend.torch.progress_thread import Progress
 from meshmend.torch.transports import transport_of
-from meshmend.variables import FAIL, MESH
+from meshmend.variables import COORDINATOR, FAIL, MESH
 
 # torch's stubs lack half of what c10d offers to a backend, so it is untyped here.
 dist: Any = torch.distributed
@@ -57,6 +59,8 @@ def create_group(options: Any, settings: Settings | None = None) -> Any:
     )
     if dist.is_initialized() and options.group_size != dist.get_world_size():
         return inner
+    if options.group_size == 1 and COORDINATOR.value_in(os.environ):
+        settings = replace(settings, mesh=Mesh((1,)))  # a worker that has not joined its job yet
     check_world(settings.mesh, options.group_size)
     return MeshmendGroup(options, settings, inner)
 
@@ -79,6 +83,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         super().__init__(rank, mesh.n_live)
         self.settings = settings
         self._timeout_s = options.timeout.total_seconds()
+        self.failure: TransportError | None = None  # of the first collective that failed
         self._gloo = inner
         # c10d sends every collective that is not overridden below to this Gloo group.
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, inner)
@@ -251,13 +256,20 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
 
     def _sum(self, kind: CollectiveCall, flat: torch.Tensor, op: Any) -> None:
         task = self._catalogue.task(kind, flat.numel(), _dtype_name(flat), _op_name(op))
-        self._transport.run(task, flat.detach(), timeout_s=self._timeout_s)
+        self._run(task, flat.detach())
 
     def _move(self, kind: CollectiveCall, flat: torch.Tensor) -> None:
         """Run a collective that only copies: it treats elements of any type as bytes."""
         raw = flat.detach().view(torch.uint8)
         task = self._catalogue.task(kind, raw.numel(), "uint8")
-        self._transport.run(task, raw, timeout_s=self._timeout_s)
+        self._run(task, raw)
+
+    def _run(self, task: Task, flat: torch.Tensor) -> None:
+        try:
+            self._transport.run(task, flat, timeout_s=self._timeout_s)
+        except TransportError as error:
+            self.failure = self.failure or error
+            raise
 
 
 def _are_alike(tensors: list[torch.Tensor], like: torch.Tensor) -> bool:

@@ -74,6 +74,7 @@ def transport_of(options: Any, settings: Settings) -> TensorTransport:
             bind=settings.bind,
             reports_failures=True,
             window_bytes=settings.window_bytes,
+            link_timeout_s=settings.link_timeout_s,
         )
         return SocketTensorTransport(
             transport, _all_addresses(store, rank, n_ranks, transport.address)

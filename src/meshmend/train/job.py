@@ -103,6 +103,22 @@ class Job:
         self._learner.gather(loss, scale, normalise=weight is not None)
         return self._core.complete_step()
 
+    def begin_at(self, step: int) -> None:
+        """Begin after a step, whose state the caller has put into model and optimizer.
+
+        Raises:
+            InputError: the job has begun, or ends before that step.
+        """
+        self._core.begin_at(step)
+
+    def end_after(self, step: int) -> None:
+        """Make this step the last. All chips must decide so in the same step, from the same state.
+
+        A step that is done already ends the job now.
+        """
+        self.steps = step
+        self._core.end_after(step)
+
     def state(self) -> dict[str, Any]:
         """Return the training state at this step: model, optimizer, `also`, and progress."""
         return self._core.state()

@@ -7,6 +7,7 @@ The classes that users see, `Job` and `JaxJob`, hand out samples and fill the pa
 import logging
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from meshmend.faults.self_injection import SelfInjection
 from meshmend.membership.events import WorkerSaved, WorkerStepped
 from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.membership.messages import FRESH
-from meshmend.membership.status_responder import StatusResponder
 from meshmend.topology.failures import Chip
 from meshmend.train.checkpoint_writer import CheckpointWriter
 from meshmend.train.exchange import Exchange
@@ -28,6 +28,7 @@ from meshmend.train.samples import Indices, Order, Share, batch_of, share_of
 from meshmend.train.worker_environment import (
     WorkerEnvironment,
     coordinator_client,
+    exchange_of,
     worker_environment,
 )
 from meshmend.train.worker_loop import Bytes, SumSizes, WorkerLoop
@@ -71,7 +72,7 @@ class JobCore:
         self._loop: WorkerLoop | None = None
         if self._environment.identity is not None:
             coordinator_client().set_fingerprint(fingerprint())
-            self._exchange = _exchange_of(self._environment)
+            self._exchange = exchange_of(self._environment)
             self._loop = WorkerLoop(
                 self._environment.chip,
                 self,
@@ -306,6 +307,24 @@ class JobCore:
         assert self._checkpoints is not None, "no checkpoint was announced"
         self._load(self._checkpoints.load(step).state)
 
+    def begin_at(self, step: int) -> None:
+        """Begin after a step, whose state the caller has put into the learner.
+
+        Raises:
+            InputError: the job has begun, or ends before that step.
+        """
+        if self.step_number or not 0 <= step <= self._settings.steps:
+            raise InputError(
+                f"a job begins at a step from 0 to {self._settings.steps}, before its first step; "
+                f"but got {step} at step {self.step_number}"
+            )
+        self.step_number, self._position = step, step * self._settings.batch
+        self._ledger.write_resume(self.step_number, self._position)
+
+    def end_after(self, step: int) -> None:
+        """Make this step the last one of the job."""
+        self._settings = replace(self._settings, steps=step)
+
     def _close(self) -> None:
         if self._loop is None or self._loop.state_version != FRESH:
             self._write_state_hash()
@@ -313,12 +332,3 @@ class JobCore:
         if self._exchange is not None:
             coordinator_client().close()
             self._exchange.close()
-
-
-def _exchange_of(environment: WorkerEnvironment) -> Exchange:
-    """Return this chip's connections; those who ask over them get the status of the job."""
-    client = coordinator_client()
-    exchange = Exchange(environment.whole, environment.chip, environment.exchange_settings)
-    exchange.transport.answer_askers(StatusResponder(client.answer).take)
-    client.set_traffic(exchange.sent_bytes)
-    return exchange

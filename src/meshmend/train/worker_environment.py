@@ -14,11 +14,12 @@ from meshmend.errors import InputError
 from meshmend.faults.fault import Fault, parse_fault
 from meshmend.membership.client import WorkerIdentity
 from meshmend.membership.coordinator_client import CoordinatorClient
+from meshmend.membership.status_responder import StatusResponder
 from meshmend.planning.environment import Environment
 from meshmend.planning.settings import Settings
 from meshmend.topology.failures import Chip, board_shape
 from meshmend.topology.mesh import Mesh
-from meshmend.train.exchange import ExchangeSettings
+from meshmend.train.exchange import Exchange, ExchangeSettings
 from meshmend.train.host_planner import PlanAheadSettings, scratch_plan_folder
 from meshmend.train.ready_file import ReadyFile
 from meshmend.variables import CHIP, MESH, SECRET
@@ -133,3 +134,12 @@ def coordinator_client() -> CoordinatorClient:
     assert identity is not None, "this process trains alone"
     ready = ReadyFile(environment.ready_dir, environment.chip)
     return CoordinatorClient(identity, on_status=ready.update)
+
+
+def exchange_of(environment: WorkerEnvironment) -> Exchange:
+    """Return this chip's connections; those who ask over them get the status of the job."""
+    client = coordinator_client()
+    exchange = Exchange(environment.whole, environment.chip, environment.exchange_settings)
+    exchange.transport.answer_askers(StatusResponder(client.answer).take)
+    client.set_traffic(exchange.sent_bytes)
+    return exchange
