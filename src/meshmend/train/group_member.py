@@ -65,6 +65,7 @@ class ElasticGroup:
         self._reported = 0  # the last generation in which this chip reported a step
         self._self_injection = SelfInjection(environment.chip, environment.faults)
         self._group: Any = None
+        self._store: Any = None  # of the group: what C++ code holds of it does not keep it alive
         self._is_interrupted = False
         self._hooks: list[Any] = []
         self._exchange: Exchange | None = None
@@ -294,6 +295,7 @@ class ElasticGroup:
     def _drop(self) -> None:
         self._group = None
         drop_group()
+        self._store = None
 
     def _form(self, loop: WorkerLoop) -> bool:
         """Make the process group of the present generation; return False if it is over."""
@@ -314,8 +316,8 @@ class ElasticGroup:
         )
         if met is None:
             return False
-        store, n_new = met
-        self._group = init_group(settings, store, exchange.rank)
+        self._store, n_new = met
+        self._group = init_group(settings, self._store, exchange.rank)
         if self._is_outdated():  # while there was no group to interrupt
             return False
         self._rebuild()
@@ -328,7 +330,7 @@ class ElasticGroup:
         """Tie the objects to the present group: make them anew, or give them the group."""
         if self._build is None:
             if self._group is not None:
-                self._state.use_group(self._group)
+                self._state.use_default_group()
             return
         held = self.packed_state()
         self._adopt(tuple(self._build()))

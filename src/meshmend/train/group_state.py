@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
+import torch.distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from meshmend.errors import InputError
@@ -17,6 +18,9 @@ from meshmend.train.fingerprint import parameter_words
 from meshmend.train.raw_state import Bytes, map_state, unpack_raw
 from meshmend.train.torch_learner import Stateful
 from meshmend.train.torch_state import digest, packed, tensors_of, unpacked
+
+# torch's stubs lack half of what c10d offers.
+dist: Any = torch.distributed
 
 
 class GroupState:
@@ -78,12 +82,11 @@ class GroupState:
         """Return a hash of the bits of all objects."""
         return digest(tensors_of(self._plain()))
 
-    def use_group(self, group: Any) -> None:
-        """Make each `DistributedDataParallel` sum over this process group from now on."""
+    def use_default_group(self) -> None:
+        """Make each `DistributedDataParallel` sum over the present default process group."""
         for module in self._modules():
             if isinstance(module, DistributedDataParallel):
-                # Written for groups that shrink and grow. It has no public name.
-                module._update_process_group(group)  # type: ignore[no-untyped-call]
+                _rebind(module)
 
     @torch.no_grad()
     def remember(self) -> None:
@@ -103,6 +106,23 @@ class GroupState:
 
     def _plain(self) -> list[Any]:
         return [map_state(_plain_leaf, each.state_dict()) for each in self.objects]
+
+
+def _rebind(module: Any) -> None:
+    """Tie a `DistributedDataParallel` to the default process group, as if it were new.
+
+    That is what PyTorch does with one that was pickled. Its `_update_process_group` would keep the
+    buckets, whose order it learned in the old group: a chip that joins has them in another order,
+    and gradients of different parameters would be added up.
+    """
+    kept = dict(module.__dict__)
+    for name in ("process_group", "reducer", "logger"):
+        del kept[name]
+        delattr(module, name)  # a reducer that is gone takes its hooks off the parameters
+    kept["_has_rebuilt_buckets"] = False
+    module.__setstate__(kept)
+    for hook, state in module._comm_hooks:
+        dist._register_comm_hook(module.reducer, state, hook)
 
 
 def _is_dtensor(leaf: Any) -> bool:
