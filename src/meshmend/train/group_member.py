@@ -67,6 +67,7 @@ class ElasticGroup:
         self._group: Any = None
         self._store: Any = None  # of the group: what C++ code holds of it does not keep it alive
         self._is_interrupted = False
+        self._is_finishing = False
         self._hooks: list[Any] = []
         self._exchange: Exchange | None = None
         self._loop: WorkerLoop | None = None
@@ -115,7 +116,9 @@ class ElasticGroup:
             elif self._loop is None:
                 break
             elif not self.is_over:
+                self._is_finishing = True
                 self._regroup(self._loop.finish)
+                self._is_finishing = False
         self._close()
 
     def keep_up(self) -> None:
@@ -232,7 +235,8 @@ class ElasticGroup:
     def _interrupt(self) -> None:
         """Make the collectives under way fail; the client's thread calls this."""
         self._is_interrupted = True
-        if (group := self._group) is not None:
+        # Who has done all steps waits in no collective, and may use the group after the job.
+        if (group := self._group) is not None and not self._is_finishing:
             group.abort()
 
     def _is_outdated(self) -> bool:

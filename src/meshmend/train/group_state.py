@@ -79,8 +79,17 @@ class GroupState:
         return int(unpack_raw(data)["step"])
 
     def digest(self) -> str:
-        """Return a hash of the bits of all objects."""
-        return digest(tensors_of(self._plain()))
+        """Return a hash of the bits of all objects, but for the buffers of modules.
+
+        `DistributedDataParallel` makes them equal when a step begins, not when it ends.
+        """
+        states = [
+            dict(each.named_parameters())
+            if isinstance(each, torch.nn.Module)
+            else each.state_dict()
+            for each in self.objects
+        ]
+        return digest(tensors_of(map_state(_plain_leaf, states)))
 
     def use_default_group(self) -> None:
         """Make each `DistributedDataParallel` sum over the present default process group."""
