@@ -13,13 +13,13 @@ from meshmend.train.hf import Trainer  # instead of: from transformers import Tr
 
 
 class Sentences(torch.utils.data.Dataset):
-    """Made-up sentences of 8 to 16 words, in which each word is the sum of the two before it."""
+    """Made-up sentences of 8 to 16 words, in which each word follows from the one before it."""
 
     def __init__(self, n_sentences: int) -> None:
         generator = torch.Generator().manual_seed(0)
         self.words = torch.randint(0, 64, (n_sentences, 16), generator=generator)
-        for at in range(2, 16):
-            self.words[:, at] = (self.words[:, at - 1] + self.words[:, at - 2]) % 64
+        for at in range(1, 16):
+            self.words[:, at] = (5 * self.words[:, at - 1] + 1) % 64
         self.lengths = torch.randint(8, 17, (n_sentences,), generator=generator)
 
     def __len__(self) -> int:
@@ -39,8 +39,9 @@ def main() -> None:
 
     torch.manual_seed(0)
     shape = {"n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 64}
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    model = GPT2LMHeadModel(GPT2Config(**shape, **dropout))
+    model = GPT2LMHeadModel(GPT2Config(**shape, **ends, **dropout))
     sentences = Sentences(512)
     trainer = Trainer(
         model=model,
