@@ -88,6 +88,7 @@ def test_the_example_goes_on_after_a_kill_and_takes_the_chip_back() -> None:
     assert all(found[usual][at] == pytest.approx(found[struck][at], abs=1e-4) for at in both)
 
 
+@pytest.mark.slow
 def test_a_chip_killed_at_any_moment_of_a_step_costs_no_bit(tmp_path: Path) -> None:
     inject = ["kill 0,1 at 8 in forward", "repair 0,1 at 12", "kill 1,0 at 20 in update"]
     script = loop(tmp_path, waits="time.sleep(0.02)")
@@ -99,6 +100,7 @@ def test_a_chip_killed_at_any_moment_of_a_step_costs_no_bit(tmp_path: Path) -> N
     assert len(set(sizes_at_the_end(ended))) == 1
 
 
+@pytest.mark.slow
 def test_a_chip_that_dies_between_update_and_the_end_of_a_step_leaves_no_step_undone_or_done_twice(
     tmp_path: Path,
 ) -> None:
@@ -192,6 +194,7 @@ for step in (4, 12):
 """
 
 
+@pytest.mark.slow
 def test_fsdp2_replicated_over_the_chips_and_distributed_checkpoints_work_before_and_after(
     tmp_path: Path,
 ) -> None:
@@ -206,6 +209,7 @@ def test_fsdp2_replicated_over_the_chips_and_distributed_checkpoints_work_before
     assert ended.stdout.count("loaded 12 changed True") == 3
 
 
+@pytest.mark.slow
 def test_a_model_that_is_sharded_over_chips_is_refused_in_one_line(tmp_path: Path) -> None:
     script = tmp_path / "built.py"
     script.write_text(BUILT.format(folder=str(tmp_path), shape="1, dist.get_world_size()"))

@@ -11,16 +11,49 @@ import pytest
 from commanding import Ended, meshmend_run
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "train"
-STRIKE = ("--inject", "kill 0,1 at 10", "--inject", "repair 0,1 at 20")
+STRIKE = ("--inject", "kill 0,0 at 10", "--inject", "repair 0,0 at 20")  # the chip that leads
+
+# The example with steps that wait, at step 30, until the chip that was struck is back.
+GATED = """
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, {folder!r})
+import {module} as example
+
+def wait(step):
+    events = Path(os.environ["MESHMEND_JOB_DIR"], "events.jsonl")
+    while step == 30 and events.read_text().count('"event":"arrived"') < 5:
+        time.sleep(0.01)
+
+{patch}
+example.main()
+"""
+PATCH_OF = {
+    "hf_trainer": """
+class Gated(example.Trainer):
+    def training_step(self, *arguments, **named):
+        wait(self.state.global_step)
+        return super().training_step(*arguments, **named)
+example.Trainer = Gated""",
+    "lightning_trainer": """
+class Gated(example.Digits):
+    def training_step(self, batch):
+        wait(self.trainer.global_step)
+        return super().training_step(batch)
+example.Digits = Gated""",
+}
 
 
-def run_example(
-    name: str, preload: str, folder: Path, *inject: str, arguments: tuple[str, ...] = ()
-) -> Ended:
+def run_example(module: str, preload: str, folder: Path, *, is_struck: bool = False) -> Ended:
     """Run an example on a 2x2 mesh; its run's folder and its output are inside the folder."""
+    folder.mkdir()
+    script = EXAMPLES / f"{module}.py"
+    if is_struck:
+        script = folder / "gated.py"
+        script.write_text(GATED.format(folder=str(EXAMPLES), module=module, patch=PATCH_OF[module]))
     return meshmend_run(
         *("--elastic", "--mesh", "2x2", "--preload", preload, "--run-dir", folder / "run"),
-        *(*inject, EXAMPLES / name, "--output", folder / "output", *arguments),
+        *(*(STRIKE if is_struck else ()), script, "--output", folder / "output"),
     )
 
 
@@ -28,7 +61,7 @@ def losses(folder: Path) -> dict[int, float]:
     """Return the loss of each step that the leader told of."""
     lines = (folder / "run" / "events.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines]
-    return {each["step"]: each["loss"] for each in events if each["kind"] == "step"}
+    return {each["step"]: each["loss"] for each in events if each["event"] == "step"}
 
 
 def check_same_losses(usual: Path, struck: Path) -> None:
@@ -40,14 +73,13 @@ def check_same_losses(usual: Path, struck: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_hugging_face_s_trainer_survives_a_kill_and_a_repair(tmp_path: Path) -> None:
     usual, struck = tmp_path / "usual", tmp_path / "a struck one"
-    for folder in (usual, struck):
-        folder.mkdir()
 
     runs = [
-        run_example("hf_trainer.py", "transformers", usual),
-        run_example("hf_trainer.py", "transformers", struck, *STRIKE),
+        run_example("hf_trainer", "meshmend.train.hf", usual),
+        run_example("hf_trainer", "meshmend.train.hf", struck, is_struck=True),
     ]
 
     assert [run.returncode for run in runs] == [0, 0], runs[0].stderr + runs[1].stderr
@@ -59,6 +91,7 @@ def test_hugging_face_s_trainer_survives_a_kill_and_a_repair(tmp_path: Path) -> 
     assert runs[1].stdout.count("'eval_loss'") == 2  # the chip that leads prints, alone
 
 
+@pytest.mark.slow
 def test_hugging_face_s_trainer_resumes_from_a_checkpoint_on_another_mesh(tmp_path: Path) -> None:
     from transformers import GPT2LMHeadModel
 
@@ -66,12 +99,19 @@ def test_hugging_face_s_trainer_resumes_from_a_checkpoint_on_another_mesh(tmp_pa
     resuming = tmp_path / "resuming.py"
     resuming.write_text(script.replace("trainer.train()", "trainer.train(True)"))
     first, second = tmp_path / "first", tmp_path / "second"
-    for folder in (first, second):
-        folder.mkdir()
-    whole = run_example("hf_trainer.py", "transformers", first)
+    second.mkdir()
+    whole = run_example("hf_trainer", "meshmend.train.hf", first)
 
     part = meshmend_run(
-        *("--elastic", "--mesh", "1x4", "--preload", "transformers", "--run-dir", second / "run"),
+        *(
+            "--elastic",
+            "--mesh",
+            "1x4",
+            "--preload",
+            "meshmend.train.hf",
+            "--run-dir",
+            second / "run",
+        ),
         *(resuming, "--output", _without_newest(first / "output", second / "output")),
     )
 
@@ -116,15 +156,14 @@ def test_hugging_face_s_trainer_refuses_in_one_line(argument: str, words: str) -
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # Lightning gives hints as warnings
 def test_lightning_s_trainer_survives_a_kill_and_a_repair(tmp_path: Path) -> None:
     pytest.importorskip("lightning", reason="the extra lightning is not installed")
     usual, struck = tmp_path / "usual", tmp_path / "a struck one"
-    for folder in (usual, struck):
-        folder.mkdir()
 
     runs = [
-        run_example("lightning_trainer.py", "lightning", usual),
-        run_example("lightning_trainer.py", "lightning", struck, *STRIKE),
+        run_example("lightning_trainer", "lightning", usual),
+        run_example("lightning_trainer", "lightning", struck, is_struck=True),
     ]
 
     assert [run.returncode for run in runs] == [0, 0], runs[0].stderr + runs[1].stderr
