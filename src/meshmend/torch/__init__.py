@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from meshmend.planning.settings import Settings
     from meshmend.torch.group import MeshmendGroup
 
+# torch's stubs lack the stores.
+dist: Any = torch.distributed
+
 __all__ = [
     "MeshmendGroup",
     "Settings",
@@ -70,7 +73,7 @@ def _begin_alone_if_elastic() -> None:
 
     def rendezvous(url: str, **arguments: Any) -> Iterator[tuple[Any, int, int]]:
         if COORDINATOR.value_in(os.environ) and not os.environ.get("MASTER_ADDR"):
-            yield torch.distributed.HashStore(), 0, 1
+            yield dist.HashStore(), 0, 1
         else:
             yield from usual(url, **arguments)
 

@@ -21,7 +21,6 @@ import torch
 from meshmend.errors import InputError
 
 try:
-    import accelerate  # noqa: F401  # transformers imports it later, and says less
     import transformers
 except ModuleNotFoundError as error:
     raise InputError(
@@ -48,6 +47,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # untyped
     A step uses `per_device_train_batch_size * gradient_accumulation_steps` samples for each chip
     that the job begins with, and as many when chips are missing.
     """
+
+    control: Any  # what callbacks want: the handler returns it changed
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -113,7 +114,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # untyped
         if self.args.max_steps > 0:
             return int(self.args.max_steps)
         rounded = math.floor if self.args.dataloader_drop_last else math.ceil
-        return max(1, rounded(self.args.num_train_epochs * self._epoch_steps))
+        return max(1, int(rounded(self.args.num_train_epochs * self._epoch_steps)))
 
     def _make_job(self, model: torch.nn.Module, batch: int, max_steps: int) -> Job:
         optimizer = _unwrapped(self.optimizer)

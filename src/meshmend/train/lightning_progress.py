@@ -19,9 +19,9 @@ class JobLoader:
         steps_done: Callable[[], int],
     ) -> None:
         self.dataset, self.collate = loader.dataset, loader.collate_fn
-        self.batch = loader.batch_size * n_chips
+        self.batch: int = loader.batch_size * n_chips
         rounded = math.floor if loader.drop_last else math.ceil
-        self._n_batches = max(1, rounded(len(loader.dataset) / self.batch))
+        self._n_batches = max(1, int(rounded(len(loader.dataset) / self.batch)))
         self._next_batch, self._steps_done = next_batch, steps_done
 
     def __len__(self) -> int:
