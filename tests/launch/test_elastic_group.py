@@ -153,6 +153,33 @@ class Watched:
     assert max(took) < 5  # on a busy machine; a tenth of it on a quiet one
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("after_ms", [0, 5, 20])
+def test_a_chip_that_dies_while_the_others_make_a_group_with_it_is_noticed_at_once(
+    tmp_path: Path, after_ms: int
+) -> None:
+    first = f"""
+import signal, threading
+import meshmend.train.group_member as member
+init_group = member.init_group
+def dying(settings, store, rank):
+    if settings.mesh.n_live == 3 and os.environ["MESHMEND_CHIP"] == "1,0":
+        if {after_ms} == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        threading.Timer({after_ms} / 1000, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    return init_group(settings, store, rank)
+member.init_group = dying
+"""
+    dies = "if step == 5 and os.environ['MESHMEND_CHIP'] == '1,1': os._exit(9)"
+    script = loop(tmp_path, first=first, before_update=dies, steps=10)
+
+    ended = elastic(script)
+
+    assert ended.returncode == 0, ended.stderr
+    assert sizes_at_the_end(ended) == [2, 2]
+    assert "replicas equal bit for bit" in ended.stderr
+
+
 BUILT = """
 import os
 from pathlib import Path
