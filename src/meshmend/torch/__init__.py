@@ -1,7 +1,8 @@
 """The c10d backend: `import meshmend.torch`, then `dist.init_process_group("meshmend")`.
 
-Importing this package registers the backend with torch.distributed and does nothing else. The
-code that runs it is imported when a process group is made.
+Importing this package registers the backend with torch.distributed, and a rendezvous for workers
+of elastic jobs, and does nothing else. The code that runs it is imported when a process group is
+made.
 
 In a job of `meshmend run --elastic`, `reconfigure`, `steps`, `retrying` and `elastic_step` keep the
 process group alive; `meshmend.train.elastic_group` has them.

@@ -20,8 +20,8 @@ try:
     from lightning.pytorch.strategies import SingleDeviceStrategy
 except ModuleNotFoundError as error:
     raise InputError(
-        f"meshmend.train.lightning needs {error.name}, but it is not installed; run: pip install "
-        "'meshmend[lightning]'"
+        f"meshmend.train.lightning needs {(error.name or '').partition('.')[0]}, but it is not "
+        "installed; run: pip install 'meshmend[lightning]'"
     ) from None
 
 from lightning_utilities.core.rank_zero import rank_zero_only
