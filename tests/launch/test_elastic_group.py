@@ -180,6 +180,23 @@ member.init_group = dying
     assert "replicas equal bit for bit" in ended.stderr
 
 
+@pytest.mark.slow
+def test_a_link_that_breaks_between_two_living_chips_is_planned_around(tmp_path: Path) -> None:
+    breaks = """if step == 5 and n_ranks == 4 and os.environ["MESHMEND_CHIP"] == "0,0":
+            if not Path("broken").exists():
+                Path("broken").touch()
+                connections = dist.group.WORLD._transport._transport
+                connections.sever(min(connections._sockets))"""
+    body = f"os.chdir({str(tmp_path)!r})\n        {breaks}"
+    script = loop(tmp_path, before_update=f"{body}\n        dist.barrier()", steps=10)
+
+    ended = elastic(script)
+
+    assert ended.returncode == 0, ended.stderr
+    assert "link:0,0-" in ended.stderr
+    assert sizes_at_the_end(ended) == [4, 4, 4, 4]
+
+
 BUILT = """
 import os
 from pathlib import Path
