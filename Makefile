@@ -26,6 +26,7 @@ test: check
 	$(BIN)/pytest -m engines -rs tests/engines/test_slurm.py -k '2x2-1x1 or accepts'
 
 slow: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[lightning]'
 	$(BIN)/pytest --numprocesses 2 -m slow
 
 # Jobs under a real Slurm and a real Ray: one test at a time, because they measure how long a

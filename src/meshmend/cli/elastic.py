@@ -16,7 +16,8 @@ ElasticOption = Annotated[
     bool,
     typer.Option(
         "--elastic",
-        help="The script loops over a meshmend.train.Job or JaxJob: it survives lost chips.",
+        help="The script survives lost chips: it loops over a meshmend.train.Job or JaxJob, or "
+        "over meshmend.torch.steps.",
     ),
 ]
 RunDirOption = Annotated[
@@ -55,14 +56,17 @@ def run_elastic_script(run: "ElasticScript") -> int:
 def _summary(result: "ScriptResult") -> str:
     found = result.audit
     if found.steps == 0:
-        return "the script ended without a step; --elastic is for a loop over meshmend.train.Job"
+        return (
+            "the script ended without a step; --elastic is for a loop over meshmend.train.Job or "
+            "meshmend.torch.steps"
+        )
     equal = {
         True: "replicas equal bit for bit",
         False: "replicas DIFFER",
         None: "replicas not compared",
     }[found.replicas_equal]
     redone = f"; {found.redone} steps done again" if found.redone else ""
-    return (
-        f"{found.steps} steps; samples: {found.used} used, {found.lost} lost, "
-        f"{found.repeated} repeated; {equal}{redone}"
-    )
+    samples = f"samples: {found.used} used, {found.lost} lost, {found.repeated} repeated"
+    if not (found.used or found.lost):  # a loop over meshmend.torch.steps hands out none
+        samples = "samples not counted"
+    return f"{found.steps} steps; {samples}; {equal}{redone}"

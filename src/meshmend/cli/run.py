@@ -81,8 +81,9 @@ def run_command(
     The script calls init_process_group("meshmend") and is otherwise unchanged; its lines are
     printed with the chip they came from. The exit code is that of the first worker that failed.
 
-    With --elastic the script loops over a meshmend.train.Job or JaxJob instead; chips may die
-    and come back, and the exit code is 0 if the others finish.
+    With --elastic the script loops over a meshmend.train.Job or JaxJob instead, or keeps its own
+    loop over a process group that meshmend.torch.reconfigure mends; chips may die and come back,
+    and the exit code is 0 if the others finish.
 
     **Examples**
 
@@ -93,6 +94,8 @@ def run_command(
     - meshmend run --mesh 2x2 --algorithm ring-1d -m mypackage.train
 
     - meshmend run --elastic --mesh 4x4 --inject "kill 2x2@0,2 at 30" examples/train/mended_loop.py
+
+    - meshmend run --elastic --mesh 2x2 --inject "kill 0,1 at 20" examples/torch/elastic_ddp.py
     """
     from meshmend.faults.fault import parse_fault
     from meshmend.units import parse_bandwidth

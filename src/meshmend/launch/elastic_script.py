@@ -1,12 +1,13 @@
 """Runs a user's script on every live chip and survives lost chips: `meshmend run --elastic`.
 
-The script builds a `meshmend.train.Job` or `JaxJob` and loops over it. The run's folder holds its
-ledgers and events; without `run_dir` it is a temporary folder, which is removed at the end.
+The script builds a `meshmend.train.Job` or `JaxJob` and loops over it, or loops over
+`meshmend.torch.steps`. The run's folder holds its ledgers and events; without `run_dir` it is a
+temporary folder, which is removed at the end.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from meshmend.errors import InputError
@@ -90,6 +91,7 @@ def _run(run: ElasticScript, folder: Path, on_event: Callable[[TimedEvent], None
     )
     if run.testbed_bytes_per_s is None:
         return run_elastic(job)
+    job = replace(job, environment={"GLOO_SOCKET_IFNAME": "chip"})
     with Testbed.up(run.settings.mesh, link_bandwidth=run.testbed_bytes_per_s) as bed:
         return run_elastic(job.in_network(bed.enter, bed.address, bed.fail, bed.repair))
 

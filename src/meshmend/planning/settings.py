@@ -19,7 +19,10 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Settings:
-    """How a process group runs; with `n_slices` 0 the payload's size decides."""
+    """How a process group runs; with `n_slices` 0 the payload's size decides.
+
+    A peer is lost when its kernel answers nothing for `link_timeout_s`; with 0 none ever is.
+    """
 
     mesh: Mesh
     algorithm: str = AUTO
@@ -28,6 +31,7 @@ class Settings:
     bind: str = LOOPBACK
     window_bytes: int = WINDOW_BYTES
     secret: str = ""
+    link_timeout_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.transport not in TRANSPORTS:

@@ -1,30 +1,51 @@
 """The c10d backend: `import meshmend.torch`, then `dist.init_process_group("meshmend")`.
 
-Importing this package registers the backend with torch.distributed, makes `monitored_barrier` and
-Accelerate accept it, and does nothing else. The code that runs it is imported when a process group
-is made.
+Importing this package registers the backend with torch.distributed, and a rendezvous for workers
+of elastic jobs, makes `monitored_barrier` and Accelerate accept the backend, and does nothing else.
+The code that runs it is imported when a process group is made.
+
+In a job of `meshmend run --elastic`, `reconfigure`, `steps`, `retrying` and `elastic_step` keep the
+process group alive; `meshmend.train.elastic_group` has them.
 """
 
 import os
+from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed
 
 from meshmend.torch.other_libraries import accept_everywhere
-from meshmend.variables import TRANSPORT
+from meshmend.variables import COORDINATOR, TRANSPORT
 
 if TYPE_CHECKING:
     from meshmend.planning.settings import Settings
     from meshmend.torch.group import MeshmendGroup
     from meshmend.torch.group_factory import runs_on
 
-__all__ = ["MeshmendGroup", "Settings", "register", "runs_on"]
+# torch's stubs lack the stores.
+dist: Any = torch.distributed
 
+__all__ = [
+    "MeshmendGroup",
+    "Settings",
+    "elastic_step",
+    "reconfigure",
+    "register",
+    "retrying",
+    "runs_on",
+    "steps",
+]
+
+# Four of them are found by name alone: this package is below `train`, and does not know it.
 _MODULE_OF = {
     "MeshmendGroup": "meshmend.torch.group",
     "Settings": "meshmend.planning.settings",
+    "elastic_step": "meshmend.train.elastic_group",
+    "reconfigure": "meshmend.train.elastic_group",
+    "retrying": "meshmend.train.elastic_group",
     "runs_on": "meshmend.torch.group_factory",
+    "steps": "meshmend.train.elastic_group",
 }
 
 
@@ -38,6 +59,7 @@ def register() -> None:
             "meshmend", _create, extended_api=True, devices=["cpu", "cuda"]
         )
         accept_everywhere()
+        _begin_alone_if_elastic()
 
 
 def _create(options: Any, settings: Any = None) -> Any:
@@ -46,7 +68,25 @@ def _create(options: Any, settings: Any = None) -> Any:
     return create_group(options, settings)
 
 
-def __getattr__(name: str) -> object:
+def _begin_alone_if_elastic() -> None:
+    """Make `init_process_group` give a worker of an elastic job a group of its own.
+
+    The worker joins the others with `reconfigure`. Who sets MASTER_ADDR gets what torch does.
+    """
+    # The attribute torch.distributed.rendezvous is a function; it hides the module of that name.
+    handlers = import_module("torch.distributed.rendezvous")._rendezvous_handlers
+    usual = handlers["env"]
+
+    def rendezvous(url: str, **arguments: Any) -> Iterator[tuple[Any, int, int]]:
+        if COORDINATOR.value_in(os.environ) and not os.environ.get("MASTER_ADDR"):
+            yield dist.HashStore(), 0, 1
+        else:
+            yield from usual(url, **arguments)
+
+    handlers["env"] = rendezvous
+
+
+def __getattr__(name: str) -> Any:
     """Import a public name on first use (PEP 562)."""
     if name in _MODULE_OF:
         return getattr(import_module(_MODULE_OF[name]), name)

@@ -60,6 +60,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         super().__init__(rank, mesh.n_live)  # c10d gives only its own class a store
         self.settings = settings
         self._store = options.store
+        self.failure: TransportError | None = None  # of the first collective that failed
         self._gloo = inner
         # A group that is all Gloo: it has every method in every form.
         self._fallback = dist.ProcessGroup(options.store, rank, mesh.n_live)
@@ -327,6 +328,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         try:
             self._transport.run(task, flat, timeout_s=timeout_s)
         except TransportError as error:
+            self.failure = self.failure or error
             if time.monotonic() - began < timeout_s:
                 raise
             raise type(error)(

@@ -19,7 +19,7 @@ from meshmend.topology.mesh import Mesh
 from meshmend.topology.submesh import box_around
 from meshmend.torch.call_arguments import dist
 from meshmend.torch.group import MeshmendGroup
-from meshmend.variables import FAIL, MESH
+from meshmend.variables import COORDINATOR, FAIL, MESH
 
 _log = logging.getLogger("meshmend.torch")
 
@@ -36,6 +36,8 @@ def create_group(options: Any, given: Any = None) -> Any:
             f"{type(given).__name__}"
         )
     settings = given or _settings_of_world() or settings_from(os.environ)
+    if options.group_size == 1 and not dist.is_initialized() and COORDINATOR.value_in(os.environ):
+        settings = replace(settings, mesh=Mesh((1,)))  # a worker that has not joined its job yet
     mesh, n_ranks = settings.mesh, options.group_size
     is_of_all = given is not None and mesh.n_live == n_ranks
     n_world = dist.get_world_size() if dist.is_initialized() and not is_of_all else n_ranks

@@ -75,6 +75,7 @@ def transport_of(options: Any, settings: Settings, chips: Sequence[Chip]) -> Ten
             bind=settings.bind,
             reports_failures=True,
             window_bytes=settings.window_bytes,
+            link_timeout_s=settings.link_timeout_s,
         )
         return SocketTensorTransport(
             transport, _all_addresses(store, rank, n_ranks, transport.address)

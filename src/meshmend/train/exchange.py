@@ -5,7 +5,7 @@ from one generation to the next. A **rank** is a chip's number within one genera
 made for ranks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -78,6 +78,8 @@ class Exchange:
         self._catalogue: Catalogue | None = None
         self._tasks: dict[tuple[int, str], Task] = {}
         self._connected: set[int] = set()  # seats with a connection of this generation
+        # Called with each `interrupt`: what else waits for peers, such as a process group, stops.
+        self.on_interrupt: Callable[[], None] = lambda: None
         ahead = exchange_settings.plan_ahead
         self._planner = HostPlanner(chip, ahead) if ahead else None
         self._plans = self._planner.folder if self._planner else exchange_settings.plans
@@ -100,6 +102,7 @@ class Exchange:
     def interrupt(self) -> None:
         """Stop waiting now."""
         self.transport.interrupt()
+        self.on_interrupt()
 
     def chip_of(self, seat: int) -> Chip:
         """Return the chip of a seat. Errors of the transport call this number a rank."""

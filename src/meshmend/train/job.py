@@ -234,6 +234,22 @@ class Job:
             parts = self._core.share_out(len(batches), compute)
         return added([self._unpacked(part) for part in parts])
 
+    def begin_at(self, step: int) -> None:
+        """Begin after a step, whose state the caller has put into model and optimizer.
+
+        Raises:
+            InputError: the job has begun, or ends before that step.
+        """
+        self._core.begin_at(step)
+
+    def end_after(self, step: int) -> None:
+        """Make this step the last. All chips must decide so in the same step, from the same state.
+
+        A step that is done already ends the job now.
+        """
+        self.steps = step
+        self._core.end_after(step)
+
     def state(self) -> dict[str, Any]:
         """Return the training state at this step: model, optimizer, `also`, and progress."""
         return self._core.state()

@@ -6,6 +6,7 @@ The classes that users see, `Job` and `JaxJob`, hand out samples and fill the pa
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -366,6 +367,24 @@ class JobCore:
             return  # the whole job was restarted, and begins with its initial state
         assert self._checkpoints is not None, "no checkpoint was announced"
         self._load(self._checkpoints.load(step).state)
+
+    def begin_at(self, step: int) -> None:
+        """Begin after a step, whose state the caller has put into the learner.
+
+        Raises:
+            InputError: the job has begun, or ends before that step.
+        """
+        if self.step_number or not 0 <= step <= self._settings.steps:
+            raise InputError(
+                f"a job begins at a step from 0 to {self._settings.steps}, before its first step; "
+                f"but got {step} at step {self.step_number}"
+            )
+        self.step_number, self._position = step, step * self._settings.batch
+        self._ledger.write_resume(self.step_number, self._position)
+
+    def end_after(self, step: int) -> None:
+        """Make this step the last one of the job."""
+        self._settings = replace(self._settings, steps=step)
 
     def _close(self) -> None:
         if self._loop is None or self._loop.state_version != FRESH:

@@ -201,6 +201,11 @@ class WorkerLoop:
         """Update this worker's status after the replica has finished a step."""
         self._coordination.note(self._status(is_ready=True))
 
+    def report_lost(self, lost: Chip, why: str) -> None:
+        """Report to the coordinator that the connection to a chip broke."""
+        _log.info("chip %s lost chip %s: %s", self._chip, lost, why)
+        self._coordination.tell(self._status(is_ready=False, lost=[lost]))
+
     def recover(self, *, after: int) -> None:
         """Get up to date in a generation later than `after`; return early if the job is over.
 
@@ -257,9 +262,7 @@ class WorkerLoop:
         A stop is not reported: the coordinator has caused it. Raises any other error again.
         """
         if isinstance(error, PeerLostError) and error.rank is not None:
-            lost = self._peers.chip_of(error.rank)
-            _log.info("chip %s lost chip %s: %s", self._chip, lost, error)
-            self._coordination.tell(self._status(is_ready=False, lost=[lost]))
+            self.report_lost(self._peers.chip_of(error.rank), str(error))
         elif isinstance(error, StoppedError):
             self._coordination.note(self._status(is_ready=False))
         else:

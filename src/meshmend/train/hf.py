@@ -1,0 +1,298 @@
+"""The Trainer of Hugging Face transformers, made to survive: change one import.
+
+    from meshmend.train.hf import Trainer  # instead of: from transformers import Trainer
+
+Everything but the training loop is that of `transformers.Trainer`. The loop runs over a `Job`: the
+job hands out the samples, sums the gradients over all chips, and does a step again if the mesh
+changed meanwhile. Evaluation runs on every chip, over the whole evaluation set, so all of them
+know the same metrics. The chip that leads writes checkpoints and prints logs.
+
+Alone, without `meshmend run --elastic`, it trains on one chip.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from meshmend.errors import InputError
+
+try:
+    import transformers
+except ModuleNotFoundError as error:
+    raise InputError(
+        f"meshmend.train.hf needs {error.name}, but it is not installed; run: pip install "
+        "'meshmend[hf]'"
+    ) from None
+
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from meshmend.train.hf_arguments import refuse_unsupported
+from meshmend.train.hf_progress import TrainerProgress
+from meshmend.train.job import Job
+from meshmend.train.worker_environment import worker_environment
+
+_STATE_FILE = "trainer_state.json"  # the last file of a checkpoint that the trainer writes
+
+MicroBatches = list[tuple[int, Any]]  # the number of samples, and the samples after the collator
+
+
+class Trainer(transformers.Trainer):  # type: ignore[misc]  # untyped
+    """`transformers.Trainer` on all chips of a job.
+
+    A step uses `per_device_train_batch_size * gradient_accumulation_steps` samples for each chip
+    that the job begins with, and as many when chips are missing.
+    """
+
+    control: Any  # what callbacks want: the handler returns it changed
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._job: Job | None = None
+        self._grad_norm: Any = None
+        self._learning_rate: float | None = None
+        if worker_environment().identity is not None and not self.args.disable_tqdm:
+            # A bar belongs to the chip that began to draw it, and the chip that leads may change.
+            self.remove_callback(ProgressCallback)
+            self.add_callback(PrinterCallback)
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **named: Any
+    ) -> Any:
+        """Train to the end of the job; see `transformers.Trainer.train`.
+
+        Raises:
+            InputError: an argument cannot be honoured, or there is no whole checkpoint to resume.
+        """
+        refuse_unsupported(self.args, self.train_dataset, named.get("trial"))
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = str(newest_checkpoint(Path(self.args.output_dir)))
+        return super().train(resume_from_checkpoint, *arguments, **named)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Create the scheduler of the optimizer that the job steps, not of its wrapper."""
+        return super().create_scheduler(num_training_steps, optimizer or _unwrapped(self.optimizer))
+
+    def _inner_training_loop(
+        self,
+        batch_size: int | None = None,
+        args: Any = None,
+        resume_from_checkpoint: str | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> Any:
+        per_chip = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        batch = per_chip * worker_environment().n_live_at_start
+        self._epoch_steps = len(self.train_dataset) / batch
+        max_steps = self._n_steps()
+        self._init_training_state(
+            max_steps,
+            max(1, math.ceil(self._epoch_steps)),
+            math.ceil(max_steps / self._epoch_steps),
+            resume_from_checkpoint,
+            trial,
+        )
+        model, _ = self._prepare_for_training(max_steps, None, resume_from_checkpoint)
+        self._initial_num_input_tokens_seen = self.state.num_input_tokens_seen
+        self._initial_global_step = self._globalstep_last_logged = self.state.global_step
+        self._tr_loss = torch.tensor(0.0, device=args.device)
+        self._total_loss_scalar = 0.0
+        self._job = job = self._make_job(model, batch, max_steps)
+        if self.state.global_step:
+            job.begin_at(self.state.global_step)
+        start_time = time.time()
+        self._run(job, model, start_time, ignore_keys_for_eval)
+        self._follow_leader(job)
+        return self._finalize_training(trial, max_steps * batch, start_time)
+
+    def _n_steps(self) -> int:
+        """Return how many steps there are: batches cross the ends of epochs."""
+        if self.args.max_steps > 0:
+            return int(self.args.max_steps)
+        rounded = math.floor if self.args.dataloader_drop_last else math.ceil
+        return max(1, int(rounded(self.args.num_train_epochs * self._epoch_steps)))
+
+    def _make_job(self, model: torch.nn.Module, batch: int, max_steps: int) -> Job:
+        optimizer = _unwrapped(self.optimizer)
+        optimizer.register_step_pre_hook(lambda *_: self._before_update(model))
+        optimizer.register_step_post_hook(lambda *_: self._after_update())
+        dataset, collate = self._samples()
+        size = self.args.per_device_train_batch_size
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+
+        def micro_batches(samples: list[Any]) -> MicroBatches:
+            parts = [samples[at : at + size] for at in range(0, len(samples), size)]
+            return [(len(part), collate(part)) for part in parts]
+
+        return Job(
+            self.model,
+            optimizer,
+            dataset,
+            batch=batch,
+            steps=max_steps,
+            seed=seed,
+            collate=micro_batches,
+            also=[self.lr_scheduler, TrainerProgress(self, self._stop_after)],
+        )
+
+    def _samples(self) -> tuple[Any, Callable[[list[Any]], Any]]:
+        """Return the data set and the collator, without columns that the model does not take."""
+        if hasattr(self.train_dataset, "remove_columns"):  # of the library datasets
+            return self._remove_unused_columns(self.train_dataset, "training"), self.data_collator
+        collate = self._get_collator_with_removed_columns(self.data_collator, "training")
+        return self.train_dataset, collate
+
+    def _run(
+        self, job: Job, model: torch.nn.Module, start_time: float, ignored: list[str] | None
+    ) -> None:
+        """Do all steps, with the callbacks of each."""
+        has_begun = False
+        for micro_batches in job:
+            self._follow_leader(job)
+            if not has_begun:
+                has_begun = True
+                self._begin(ignored)
+            epoch = int(job.step_number // self._epoch_steps)
+            self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
+            model.zero_grad()
+            loss, weight = self._compute_gradients(model, micro_batches)
+            if not job.step(loss, weight=weight):
+                continue
+            self._follow_leader(job)
+            self._add_loss(job.loss)
+            self.control = self.callback_handler.on_step_end(self.args, self.state, self.control)
+            self._log_save_evaluate(model, epoch, ignored, start_time)
+            if int(job.step_number // self._epoch_steps) > epoch or job.step_number >= job.steps:
+                self._end_epoch(model, epoch, ignored, start_time)
+            if self.control.should_epoch_stop:
+                raise InputError(
+                    "meshmend.train.hf.Trainer cannot end an epoch early; end the training with "
+                    "should_training_stop"
+                )
+            if self.control.should_training_stop:
+                self._stop_after(job.step_number)
+
+    def _begin(self, ignored: list[str] | None) -> None:
+        handler = self.callback_handler
+        self.control = handler.on_train_begin(self.args, self.state, self.control)
+        if self.args.eval_on_start and self.state.global_step == 0:
+            self._evaluate(None, ignored, skip_scheduler=True)
+        self.control = handler.on_epoch_begin(self.args, self.state, self.control)
+
+    def _end_epoch(
+        self, model: torch.nn.Module, epoch: int, ignored: list[str] | None, start_time: float
+    ) -> None:
+        handler = self.callback_handler
+        self.control = handler.on_epoch_end(self.args, self.state, self.control)
+        self._log_save_evaluate(model, epoch, ignored, start_time)
+        if not self.control.should_training_stop and self.state.global_step < self.state.max_steps:
+            self.control = handler.on_epoch_begin(self.args, self.state, self.control)
+
+    def _compute_gradients(
+        self, model: torch.nn.Module, micro_batches: MicroBatches
+    ) -> tuple[torch.Tensor, float | None]:
+        """Run forward and backward over this chip's samples; return their loss and weight.
+
+        The weight is the number of labels if the loss is a mean over labels, else None.
+        """
+        n_samples = sum(size for size, _ in micro_batches)
+        n_items = self._get_num_items_in_batch(
+            [inputs for _, inputs in micro_batches], self.args.device
+        )
+        divisor = None if n_items is None else max(n_items, torch.ones_like(n_items))
+        loss = torch.zeros((), device=self.args.device)
+        for number, (size, inputs) in enumerate(micro_batches, 1):
+            # `training_step` divides by this a loss that is a mean over the samples.
+            self.current_gradient_accumulation_steps = n_samples / size
+            loss = loss + self.training_step(model, inputs, divisor)
+            if number < len(micro_batches):
+                self.control = self.callback_handler.on_substep_end(
+                    self.args, self.state, self.control
+                )
+        if n_items is None or not self.args.average_tokens_across_devices:
+            return loss, None
+        return loss, float(n_items)
+
+    def _before_update(self, model: torch.nn.Module) -> None:
+        """Clip the summed gradients; the job's optimizer calls this before it steps."""
+        norm = self._clip_grad_norm(model) if self.args.max_grad_norm > 0 else None
+        self._grad_norm = self._get_grad_norm(model, grad_norm=norm)
+        handler = self.callback_handler
+        self.control = handler.on_pre_optimizer_step(self.args, self.state, self.control)
+
+    def _after_update(self) -> None:
+        """Step the scheduler and count the step, before the job writes its state anywhere."""
+        handler = self.callback_handler
+        self.control = handler.on_optimizer_step(self.args, self.state, self.control)
+        self._learning_rate = self._get_learning_rate()
+        self.lr_scheduler.step()
+        self.state.global_step += 1
+        self.state.epoch = self.state.global_step / self._epoch_steps
+
+    def _add_loss(self, loss: float | None) -> None:
+        if loss is None or (self.args.logging_nan_inf_filter and not math.isfinite(loss)):
+            n_steps = 1 + self.state.global_step - self._globalstep_last_logged
+            loss = float(self._tr_loss) / n_steps
+        self._tr_loss += loss
+
+    def _log_save_evaluate(
+        self, model: torch.nn.Module, epoch: int, ignored: list[str] | None, start_time: float
+    ) -> None:
+        self._maybe_log_save_evaluate(
+            self._tr_loss,
+            self._grad_norm,
+            model,
+            None,
+            epoch,
+            ignored,
+            start_time,
+            learning_rate=self._learning_rate,
+        )
+
+    def _stop_after(self, step: int) -> None:
+        """Make a step the last one; all chips do so, because all know the same metrics."""
+        if self._job is not None:
+            self._job.end_after(step)
+
+    def _follow_leader(self, job: Job) -> None:
+        """Make this process the one that saves and prints if its chip leads, and else not."""
+        process = self.args.distributed_state
+        process.process_index = process.local_process_index = 0 if job.is_leader else 1
+        self.state.is_world_process_zero = self.state.is_local_process_zero = job.is_leader
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        """Save a checkpoint in the folder of the run, if this chip leads."""
+        if self.is_world_process_zero():
+            super()._save_checkpoint(model, trial)
+        elif best := self.state.best_global_step:
+            folder = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{best}"
+            self.state.best_model_checkpoint = str(folder)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model, if this chip leads."""
+        if self.is_world_process_zero():
+            super().save_model(output_dir, _internal_call)
+
+
+def newest_checkpoint(folder: Path) -> Path:
+    """Return the newest checkpoint of a folder that was written to its end.
+
+    Raises:
+        InputError: there is none.
+    """
+    whole = [path.parent for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*/{_STATE_FILE}")]
+    numbered = {int(path.name.rpartition("-")[2]): path for path in whole}
+    if not numbered:
+        raise InputError(
+            f"resume_from_checkpoint needs a whole checkpoint in {folder}, but there is none"
+        )
+    return numbered[max(numbered)]
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    """Return the optimizer inside the wrapper of accelerate, or itself if there is no wrapper."""
+    return getattr(optimizer, "optimizer", optimizer)

@@ -1,0 +1,200 @@
+"""A strategy for Lightning's Trainer with which training survives lost chips.
+
+    from meshmend.train.lightning import MeshmendStrategy
+
+    trainer = lightning.Trainer(strategy=MeshmendStrategy(), accelerator="cpu", devices=1)
+
+Lightning runs its own loops on every chip. The training loader becomes one of a `Job`, which hands
+out this chip's samples, and a step of the optimizer becomes one of the job: it sums the gradients
+over all chips, and if the mesh changed meanwhile it is done again, before Lightning hears of it.
+Validation runs on every chip, over all samples. The chip that leads logs and saves.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from meshmend.errors import InputError
+
+try:
+    from lightning.pytorch.strategies import SingleDeviceStrategy
+except ModuleNotFoundError as error:
+    raise InputError(
+        f"meshmend.train.lightning needs {(error.name or '').partition('.')[0]}, but it is not "
+        "installed; run: pip install 'meshmend[lightning]'"
+    ) from None
+
+from lightning_utilities.core.rank_zero import rank_zero_only
+
+from meshmend.train.job import Job
+from meshmend.train.lightning_arguments import check_loader, check_trainer
+from meshmend.train.lightning_progress import JobLoader, LightningProgress
+from meshmend.train.worker_environment import worker_environment
+
+_NEVER: Final = 2**62
+
+
+class MeshmendStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # untyped
+    """One chip of a job, as Lightning sees it: a single device.
+
+    A step uses the batch size of the training loader for each chip that the job begins with, and
+    as many samples when chips are missing. `seed` shuffles them.
+    """
+
+    strategy_name = "meshmend"
+
+    def __init__(self, device: Any = "cpu", *, seed: int = 0, **named: Any) -> None:
+        super().__init__(device, **named)
+        self._seed = seed
+        self._loader: JobLoader | None = None
+        self._job: Job | None = None
+        self._batches: Iterator[Any] = iter(())
+        self._ahead: deque[Any] = deque()  # batches of the job that Lightning has not asked for
+        self._schedulers: list[tuple[Any, str, int]] = []  # with interval and frequency
+        environment = worker_environment()
+        self._n_chips = environment.n_live_at_start
+        self._lead(environment.identity is None or environment.chip == environment.whole.live[0])
+
+    @property
+    def job(self) -> Job:
+        """The job that trains.
+
+        Raises:
+            InputError: the training has not begun.
+        """
+        if self._job is None:
+            raise InputError("strategy.job needs a training that has begun; call trainer.fit first")
+        return self._job
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this chip logs and saves."""
+        return bool(self.global_rank == 0)
+
+    def process_dataloader(self, dataloader: object) -> object:
+        """Replace the training loader by one that hands out the samples of the job."""
+        if not self.lightning_module.trainer.training:
+            return dataloader
+        check_loader(dataloader)
+        self._loader = JobLoader(dataloader, self._n_chips, self._next_batch, self._steps_done)
+        return self._loader
+
+    def on_train_start(self) -> None:
+        """Join the job; a chip that comes late takes over the state of the others."""
+        trainer = self.lightning_module.trainer
+        check_trainer(trainer)
+        (optimizer,) = self.optimizers
+        optimizer.register_step_pre_hook(lambda *_: self._before_update(optimizer))
+        optimizer.register_step_post_hook(lambda *_: self._after_update())
+        progress = LightningProgress(trainer)
+        loader = self._loader
+        assert loader is not None
+        self._job = Job(
+            self.lightning_module,
+            optimizer,
+            loader.dataset,
+            batch=loader.batch,
+            steps=_n_steps(trainer),
+            seed=self._seed,
+            collate=loader.collate,
+            also=[*self._take_schedulers(), progress],
+        )
+        if trainer.global_step:
+            self._job.begin_at(trainer.global_step)
+        self._batches = iter(self._job)
+        self._fetch()
+        progress.begin()
+        self._lead(self._job.is_leader)
+
+    def optimizer_step(
+        self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **_: Any
+    ) -> Any:
+        """Do a step of the job; if the mesh changes, with the new share of samples again."""
+        loss, step = closure(), self.job.step_number
+        while True:
+            if loss is None:
+                raise InputError(
+                    "MeshmendStrategy needs a loss in each step, but training_step returned None"
+                )
+            if self.job.step(loss):
+                break
+            self._fetch()
+            if self.job.step_number != step or not self._ahead:
+                break  # another chip did the step, and this one has taken over its state
+            loss = self._compute_again(optimizer, self._ahead.popleft())
+        self._lead(self.job.is_leader)
+        return loss
+
+    def on_train_end(self) -> None:
+        """End the job with the step that Lightning did last, and wait for all chips."""
+        self.job.end_after(self.job.step_number)
+        for _ in self._batches:
+            raise AssertionError("a job that has ended handed out samples")
+        self._lead(self.job.is_leader)
+
+    def _lead(self, is_leader: bool) -> None:
+        """Make this process the one that logs and saves, or not."""
+        self.global_rank = rank_zero_only.rank = 0 if is_leader else 1
+
+    def _steps_done(self) -> int:
+        return self.job.step_number
+
+    def _next_batch(self) -> Any:
+        if not self._ahead:
+            self._fetch()
+        return self._ahead.popleft()
+
+    def _fetch(self) -> None:
+        """Take the next samples of the job, if there are any."""
+        for batch in self._batches:
+            self._ahead.append(batch)
+            return
+
+    def _compute_again(self, optimizer: Any, batch: Any) -> Any:
+        """Run forward and backward on another share of the step, as Lightning does."""
+        module = self.lightning_module
+        trainer = module.trainer
+        loop = trainer.fit_loop.epoch_loop
+        batch = self.precision_plugin.convert_input(batch)
+        batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
+        batch = self.batch_to_device(batch, dataloader_idx=0)
+        output = self.training_step(
+            *loop._build_kwargs(OrderedDict(), batch, loop.batch_idx).values()
+        )
+        loss = output["loss"] if isinstance(output, dict) else output
+        optimizer.zero_grad()
+        if loss is not None:
+            self.backward(loss, optimizer)
+        return loss
+
+    def _before_update(self, optimizer: Any) -> None:
+        """Clip the summed gradients, and call the hooks of this moment."""
+        self.precision_plugin._after_closure(self.lightning_module, optimizer)
+
+    def _take_schedulers(self) -> list[Any]:
+        """Return the schedulers, which the job steps from now on: they are part of its state."""
+        self._schedulers = [
+            (config.scheduler, config.interval, config.frequency)
+            for config in self.lr_scheduler_configs
+        ]
+        for config in self.lr_scheduler_configs:
+            config.frequency = _NEVER
+        return [scheduler for scheduler, _, _ in self._schedulers]
+
+    def _after_update(self) -> None:
+        """Step the schedulers that are due after this step."""
+        assert self._loader is not None
+        done = self.job.step_number + 1
+        for scheduler, interval, frequency in self._schedulers:
+            epochs, rest = divmod(done, len(self._loader))
+            count = done if interval == "step" else 0 if rest else epochs
+            if count and count % frequency == 0:
+                scheduler.step()
+
+
+def _n_steps(trainer: Any) -> int:
+    """Return how many steps the limits of a trainer allow."""
+    limits = [trainer.max_steps] if trainer.max_steps >= 0 else []
+    if trainer.max_epochs is not None and trainer.max_epochs >= 0:
+        limits.append(trainer.max_epochs * trainer.fit_loop.max_batches)
+    return int(min(limits))

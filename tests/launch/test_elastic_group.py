@@ -1,0 +1,289 @@
+"""A plain DDP loop on an elastic process group: chips die and come back, and the loop goes on."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from commanding import Ended, meshmend_run
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "torch" / "elastic_ddp.py"
+
+# Each step waits for its gate, so that faults come at a known step on any machine.
+LOOP = """
+import os, sys, time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import meshmend.torch
+
+def waits(step):
+    {waits}
+
+dist.init_process_group("meshmend")
+torch.manual_seed(os.getpid())  # each chip begins with other weights
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
+ddp = DistributedDataParallel(model)
+optimizer = torch.optim.Adam(ddp.parameters(), lr=0.01)
+generator = torch.Generator().manual_seed(0)
+inputs = torch.randn(64, 8, generator=generator)
+{first}
+meshmend.torch.reconfigure(ddp, optimizer)
+for step in meshmend.torch.steps({steps}):
+    waits(step)
+    with meshmend.torch.retrying():
+        rank, n_ranks = dist.get_rank(), dist.get_world_size()
+        mine = inputs[rank * 64 // n_ranks : (rank + 1) * 64 // n_ranks]
+        optimizer.zero_grad()
+        (ddp(mine) - mine.sum(1, keepdim=True)).square().mean().backward()
+        {before_update}
+        optimizer.step()
+        {after_update}
+        print(f"step {{step + 1}} on {{n_ranks}}")
+weights = torch.cat([each.detach().flatten() for each in model.parameters()])
+gathered = [torch.empty_like(weights) for _ in range(dist.get_world_size())]
+dist.all_gather(gathered, weights)
+assert all(torch.equal(each, weights) for each in gathered)
+print(f"equal on {{dist.get_world_size()}}")
+"""
+
+
+def loop(folder: Path, *, steps: int = 40, **parts: str) -> Path:
+    """Write the script of a DDP loop into a folder whose name has a space, and return it."""
+    script = folder / "a folder" / "loop.py"
+    script.parent.mkdir(exist_ok=True)
+    named = {"waits": "pass", "first": "", "before_update": "", "after_update": "", **parts}
+    script.write_text(LOOP.format(steps=steps, **named))
+    return script
+
+
+def elastic(script: Path, *arguments: str, mesh: str = "2x2") -> Ended:
+    return meshmend_run("--elastic", "--mesh", mesh, *arguments, script)
+
+
+def sizes_at_the_end(ended: Ended) -> list[int]:
+    return [int(text) for text in re.findall(r"equal on (\d+)", ended.stdout)]
+
+
+def test_the_example_goes_on_after_a_kill_and_takes_the_chip_back() -> None:
+    usual = meshmend_run("--elastic", "--mesh", "2x2", EXAMPLE)
+    struck = meshmend_run(
+        *("--elastic", "--mesh", "2x2", "--inject", "kill 0,1 at 10"),
+        *("--inject", "repair 0,1 at 20", EXAMPLE, "--steps", "60"),
+    )
+
+    assert (usual.returncode, struck.returncode) == (0, 0), usual.stderr + struck.stderr
+    assert "60 steps; samples not counted; replicas equal bit for bit" in struck.stderr
+    found = {
+        run: {
+            int(step): float(loss)
+            for step, loss in re.findall(r"step (\d+) loss (\S+) on", run.stdout)
+        }
+        for run in (usual, struck)
+    }
+    assert set(re.findall(r"on (\d) chips", struck.stdout)) >= {"3", "4"}
+    both = found[usual].keys() & found[struck].keys()
+    assert len(both) > 50
+    assert all(found[usual][at] == pytest.approx(found[struck][at], abs=1e-4) for at in both)
+
+
+@pytest.mark.slow
+def test_a_chip_killed_at_any_moment_of_a_step_costs_no_bit(tmp_path: Path) -> None:
+    inject = ["kill 0,1 at 8 in forward", "repair 0,1 at 12", "kill 1,0 at 20 in update"]
+    script = loop(tmp_path, waits="time.sleep(0.02)")
+
+    ended = elastic(script, *(word for fault in inject for word in ("--inject", fault)))
+
+    assert ended.returncode == 0, ended.stderr
+    assert "40 steps; samples not counted; replicas equal bit for bit" in ended.stderr
+    assert len(set(sizes_at_the_end(ended))) == 1
+
+
+@pytest.mark.slow
+def test_a_chip_that_dies_between_update_and_the_end_of_a_step_leaves_no_step_undone_or_done_twice(
+    tmp_path: Path,
+) -> None:
+    # All survivors have stepped when the sum after it fails, so the step counts on all of them.
+    dies = "if step == 10 and os.environ['MESHMEND_CHIP'] == '1,1': os._exit(9)"
+    script = loop(tmp_path, after_update=f"{dies}\n        dist.barrier()", steps=20)
+
+    ended = elastic(script)
+
+    assert ended.returncode == 0, ended.stderr
+    assert "20 steps; samples not counted; replicas equal bit for bit" in ended.stderr
+    assert sizes_at_the_end(ended) == [3, 3, 3]
+
+
+def test_one_chip_alone_goes_on_and_a_second_joins_it(tmp_path: Path) -> None:
+    script = loop(tmp_path, waits="time.sleep(0.02)", steps=60)
+
+    ended = elastic(
+        script, "--inject", "kill 0,0 at 10", "--inject", "repair 0,0 at 20", mesh="1x2"
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    assert {"step 15 on 1"} <= set(re.findall(r"step 15 on \d", ended.stdout))
+    assert "replicas equal bit for bit" in ended.stderr
+
+
+def test_collectives_under_way_fail_within_a_second_and_name_the_chip(tmp_path: Path) -> None:
+    first = """
+import threading
+began = []
+def watch(error):
+    print(f"failed after {time.monotonic() - began[-1]:.2f} s: {error}")
+class Watched:
+    def __enter__(self): began.append(time.monotonic())
+    def __exit__(self, kind, error, trace):
+        if error is not None: watch(error)
+"""
+    body = """if step == 5:
+            if os.environ["MESHMEND_CHIP"] == "1,1":
+                os._exit(9)
+            with Watched(): dist.all_reduce(torch.ones(1000))"""
+    script = loop(tmp_path, first=first, before_update=body, steps=10)
+
+    ended = elastic(script)
+
+    assert ended.returncode == 0, ended.stderr
+    took = [float(text) for text in re.findall(r"failed after (\S+) s", ended.stdout)]
+    assert len(took) == 3
+    assert "chip (1, 1)" in ended.stdout
+    assert max(took) < 5  # on a busy machine; a tenth of it on a quiet one
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after_ms", [0, 5, 20])
+def test_a_chip_that_dies_while_the_others_make_a_group_with_it_is_noticed_at_once(
+    tmp_path: Path, after_ms: int
+) -> None:
+    first = f"""
+import signal, threading
+import meshmend.train.group_member as member
+init_group = member.init_group
+def dying(settings, store, rank):
+    if settings.mesh.n_live == 3 and os.environ["MESHMEND_CHIP"] == "1,0":
+        if {after_ms} == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        threading.Timer({after_ms} / 1000, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    return init_group(settings, store, rank)
+member.init_group = dying
+"""
+    dies = "if step == 5 and os.environ['MESHMEND_CHIP'] == '1,1': os._exit(9)"
+    script = loop(tmp_path, first=first, before_update=dies, steps=10)
+
+    ended = elastic(script)
+
+    assert ended.returncode == 0, ended.stderr
+    assert sizes_at_the_end(ended) == [2, 2]
+    assert "replicas equal bit for bit" in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_link_that_breaks_between_two_living_chips_is_planned_around(tmp_path: Path) -> None:
+    breaks = """if step == 5 and n_ranks == 4 and os.environ["MESHMEND_CHIP"] == "0,0":
+            if not Path("broken").exists():
+                Path("broken").touch()
+                connections = dist.group.WORLD._transport._transport
+                connections.sever(min(connections._sockets))"""
+    body = f"os.chdir({str(tmp_path)!r})\n        {breaks}"
+    script = loop(tmp_path, before_update=f"{body}\n        dist.barrier()", steps=10)
+
+    ended = elastic(script)
+
+    assert ended.returncode == 0, ended.stderr
+    assert "link:0,0-" in ended.stderr
+    assert sizes_at_the_end(ended) == [4, 4, 4, 4]
+
+
+BUILT = """
+import os
+from pathlib import Path
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+import meshmend.torch
+
+def build():
+    mesh = init_device_mesh("cpu", ({shape}), mesh_dim_names=("replicate", "shard"))
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    fully_shard(model[0], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model, torch.optim.Adam(model.parameters(), lr=0.01)
+
+inputs = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+meshmend.torch.reconfigure(build=build)
+for step in meshmend.torch.steps(20):
+    with meshmend.torch.retrying() as (model, optimizer):
+        if step == 8 and os.environ["MESHMEND_CHIP"] == "1,1":
+            os._exit(9)
+        rank, n_ranks = dist.get_rank(), dist.get_world_size()
+        mine = inputs[rank * 64 // n_ranks : (rank + 1) * 64 // n_ranks]
+        optimizer.zero_grad()
+        (model(mine) - mine.sum(1, keepdim=True)).square().mean().backward()
+        optimizer.step()
+        if step in (4, 12):
+            dcp.save(get_model_state_dict(model), checkpoint_id=Path({folder!r}) / str(step))
+restored = get_model_state_dict(model)
+before = {{name: value.to_local().clone() for name, value in restored.items()}}
+for step in (4, 12):
+    dcp.load(restored, checkpoint_id=Path({folder!r}) / str(step))
+    is_same = torch.equal(restored["0.weight"].to_local(), before["0.weight"])
+    print("loaded", step, "changed", not is_same)
+"""
+
+
+@pytest.mark.slow
+def test_fsdp2_replicated_over_the_chips_and_distributed_checkpoints_work_before_and_after(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "built.py"
+    script.write_text(BUILT.format(folder=str(tmp_path), shape="dist.get_world_size(), 1"))
+
+    ended = elastic(script)
+
+    assert ended.returncode == 0, ended.stderr
+    assert "20 steps; samples not counted; replicas equal bit for bit" in ended.stderr
+    assert ended.stdout.count("loaded 4 changed True") == 3
+    assert ended.stdout.count("loaded 12 changed True") == 3
+
+
+@pytest.mark.slow
+def test_a_model_that_is_sharded_over_chips_is_refused_in_one_line(tmp_path: Path) -> None:
+    script = tmp_path / "built.py"
+    script.write_text(BUILT.format(folder=str(tmp_path), shape="1, dist.get_world_size()"))
+
+    ended = elastic(script)
+
+    assert ended.returncode == 1
+    assert "reconfigure needs all of the state on each chip" in ended.stderr
+
+
+def test_an_error_of_the_script_itself_is_not_retried(tmp_path: Path) -> None:
+    ended = elastic(loop(tmp_path, before_update="raise ValueError('mine')"), mesh="1x2")
+
+    assert ended.returncode == 1
+    assert "ValueError: mine" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("next(meshmend.torch.steps(3))", "call reconfigure before"),
+        ("meshmend.torch.reconfigure(3)", "objects with state_dict and load_state_dict, but got"),
+        ("meshmend.torch.reconfigure(model, build=list)", "got both"),
+    ],
+)
+def test_misuse_is_refused_in_one_line(tmp_path: Path, lines: str, words: str) -> None:
+    script = tmp_path / "wrong.py"
+    script.write_text(f"import torch, meshmend.torch\nmodel = torch.nn.Linear(1, 1)\n{lines}\n")
+
+    ended = elastic(script, mesh="1x1")
+
+    assert ended.returncode == 1
+    assert words in ended.stderr

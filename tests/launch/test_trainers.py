@@ -1,0 +1,231 @@
+"""The trainers of Hugging Face and Lightning survive a kill and take the chip back."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from commanding import Ended, meshmend_run
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "train"
+STRIKE = ("--inject", "kill 0,0 at 10", "--inject", "repair 0,0 at 20")  # the chip that leads
+
+# The example with steps that wait, at step 30, until the chip that was struck is back.
+GATED = """
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, {folder!r})
+import {module} as example
+
+def wait(step):
+    events = Path(os.environ["MESHMEND_JOB_DIR"], "events.jsonl")
+    while step == 30 and events.read_text().count('"event":"arrived"') < 5:
+        time.sleep(0.01)
+
+{patch}
+example.main()
+"""
+PATCH_OF = {
+    "hf_trainer": """
+class Gated(example.Trainer):
+    def training_step(self, *arguments, **named):
+        wait(self.state.global_step)
+        return super().training_step(*arguments, **named)
+example.Trainer = Gated""",
+    "lightning_trainer": """
+class Gated(example.Digits):
+    def training_step(self, batch):
+        wait(self.trainer.global_step)
+        return super().training_step(batch)
+example.Digits = Gated""",
+}
+
+
+STOP_OF = {
+    "hf_trainer": """
+class Stopping(example.Trainer):
+    def _log_save_evaluate(self, *arguments):
+        self.control.should_training_stop = self.state.global_step >= 12
+        super()._log_save_evaluate(*arguments)
+example.Trainer = Stopping""",
+    "lightning_trainer": """
+class Stopping(example.Digits):
+    def on_train_batch_end(self, *arguments):
+        self.trainer.should_stop = self.trainer.global_step >= 12
+example.Digits = Stopping""",
+}
+
+
+def run_example(module: str, preload: str, folder: Path, *, patch: str = "") -> Ended:
+    """Run an example on a 2x2 mesh, struck if it is patched; all files are inside the folder."""
+    folder.mkdir()
+    script = EXAMPLES / f"{module}.py"
+    if patch:
+        script = folder / "patched.py"
+        script.write_text(GATED.format(folder=str(EXAMPLES), module=module, patch=patch))
+    return meshmend_run(
+        *("--elastic", "--mesh", "2x2", "--preload", preload, "--run-dir", folder / "run"),
+        *(*(STRIKE if patch else ()), script, "--output", folder / "output"),
+    )
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """Return the loss of each step that the leader told of."""
+    lines = (folder / "run" / "events.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    return {each["step"]: each["loss"] for each in events if each["event"] == "step"}
+
+
+def check_same_losses(usual: Path, struck: Path) -> None:
+    ours, theirs = losses(struck), losses(usual)
+    both = ours.keys() & theirs.keys()
+    assert len(both) > min(len(ours), len(theirs)) / 2  # not every step is told of
+    assert {step: ours[step] for step in both} == {
+        step: pytest.approx(theirs[step], abs=1e-4) for step in both
+    }
+
+
+@pytest.mark.slow
+def test_hugging_face_s_trainer_survives_a_kill_and_a_repair(tmp_path: Path) -> None:
+    usual, struck = tmp_path / "usual", tmp_path / "a struck one"
+
+    runs = [
+        run_example("hf_trainer", "meshmend.train.hf", usual),
+        run_example("hf_trainer", "meshmend.train.hf", struck, patch=PATCH_OF["hf_trainer"]),
+    ]
+
+    assert [run.returncode for run in runs] == [0, 0], runs[0].stderr + runs[1].stderr
+    assert "samples: 1280 used, 0 lost, 0 repeated; replicas equal bit for bit" in runs[1].stderr
+    check_same_losses(usual, struck)
+    saved = json.loads((struck / "output" / "checkpoint-40" / "trainer_state.json").read_text())
+    assert saved["global_step"] == 40
+    assert [each["step"] for each in saved["log_history"] if "eval_loss" in each] == [20, 40]
+    assert runs[1].stdout.count("'eval_loss'") == 2  # the chip that leads prints, alone
+
+
+@pytest.mark.slow
+def test_hugging_face_s_trainer_resumes_from_a_checkpoint_on_another_mesh(tmp_path: Path) -> None:
+    from transformers import GPT2LMHeadModel
+
+    script = (EXAMPLES / "hf_trainer.py").read_text()
+    resuming = tmp_path / "resuming.py"
+    resuming.write_text(script.replace("trainer.train()", "trainer.train(True)"))
+    first, second = tmp_path / "first", tmp_path / "second"
+    second.mkdir()
+    whole = run_example("hf_trainer", "meshmend.train.hf", first)
+
+    part = meshmend_run(
+        *(
+            "--elastic",
+            "--mesh",
+            "1x4",
+            "--preload",
+            "meshmend.train.hf",
+            "--run-dir",
+            second / "run",
+        ),
+        *(resuming, "--output", _without_newest(first / "output", second / "output")),
+    )
+
+    assert (whole.returncode, part.returncode) == (0, 0), whole.stderr + part.stderr
+    check_same_losses(first, second)
+    assert min(losses(second)) > 20
+    GPT2LMHeadModel.from_pretrained(second / "output" / "checkpoint-40")
+
+
+def _without_newest(folder: Path, copy: Path) -> Path:
+    """Copy a folder of checkpoints; the newest lacks the file that is written last."""
+    subprocess.run(["cp", "-r", str(folder), str(copy)], check=True)
+    (copy / "checkpoint-40" / "trainer_state.json").unlink()
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("fp16=True", "does not support fp16: use bf16=True"),
+        ("auto_find_batch_size=True", "does not support auto_find_batch_size"),
+        ("lr_scheduler_type='reduce_lr_on_plateau'", "does not support lr_scheduler_type"),
+        ("push_to_hub=True", "does not support push_to_hub"),
+    ],
+)
+def test_hugging_face_s_trainer_refuses_in_one_line(argument: str, words: str) -> None:
+    from meshmend.errors import InputError
+    from meshmend.train.hf_arguments import refuse_unsupported
+
+    class Arguments:
+        fsdp = deepspeed = parallelism_config = None
+        fp16 = auto_find_batch_size = push_to_hub = save_on_each_node = False
+        lr_scheduler_type, train_sampling_strategy = "linear", "random"
+        include_num_input_tokens_seen, n_gpu = "no", 0
+
+    arguments = Arguments()
+    name, _, value = argument.partition("=")
+    setattr(arguments, name, {"True": True}.get(value, value.strip("'")))
+
+    with pytest.raises(InputError, match=re.escape(words)):
+        refuse_unsupported(arguments, [1], None)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # Lightning gives hints as warnings
+def test_lightning_s_trainer_survives_a_kill_and_a_repair(tmp_path: Path) -> None:
+    pytest.importorskip("lightning", reason="the extra lightning is not installed")
+    usual, struck = tmp_path / "usual", tmp_path / "a struck one"
+
+    runs = [
+        run_example("lightning_trainer", "lightning", usual),
+        run_example("lightning_trainer", "lightning", struck, patch=PATCH_OF["lightning_trainer"]),
+    ]
+
+    assert [run.returncode for run in runs] == [0, 0], runs[0].stderr + runs[1].stderr
+    assert "60 steps; samples: 1920 used, 0 lost, 0 repeated; replicas equal" in runs[1].stderr
+    check_same_losses(usual, struck)
+    ends = [re.findall(r"validation loss (\S+)", run.stdout) for run in runs]
+    assert len(ends[0]) == len(ends[1]) == 1
+    assert float(ends[0][0]) == pytest.approx(float(ends[1][0]), abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("module", "preload"),
+    [("hf_trainer", "meshmend.train.hf"), ("lightning_trainer", "lightning")],
+)
+def test_a_trainer_that_stops_early_does_so_on_all_chips(
+    tmp_path: Path, module: str, preload: str
+) -> None:
+    pytest.importorskip(preload, reason="the extra lightning is not installed")
+
+    ended = run_example(module, preload, tmp_path / "run", patch=STOP_OF[module])
+
+    assert ended.returncode == 0, ended.stderr
+    assert "12 steps; samples: 384 used, 0 lost, 0 repeated; replicas equal" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "extra"),
+    [("hf", "transformers", "hf"), ("lightning", "lightning", "lightning")],
+)
+def test_without_the_package_the_module_says_what_to_install(
+    module: str, package: str, extra: str
+) -> None:
+    program = (
+        "import sys\n"
+        f"sys.modules['{package}'] = None\n"
+        "from meshmend.errors import InputError\n"
+        "try:\n"
+        f"    import meshmend.train.{module}\n"
+        "except InputError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    assert (done.stderr, done.stdout) == (
+        "",
+        f"meshmend.train.{module} needs {package}, but it is not installed; run: pip install "
+        f"'meshmend[{extra}]'\n",
+    )
