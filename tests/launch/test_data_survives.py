@@ -179,3 +179,42 @@ def test_loader_workers_outlive_a_notice_to_save(tmp_path: Path) -> None:
 
         until(lambda: steps.stat().st_mtime_ns > before)
         assert loaders_of(tmp_path) == seen
+
+
+DIFFERENT = """
+import os
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+from meshmend.train import Job
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(torch.full((10, 1), float(os.getppid())))
+
+
+model = torch.nn.Linear(1, 1)
+job = Job(
+    model,
+    torch.optim.SGD(model.parameters(), lr=0.1),
+    DataLoader(Stream(), 4, num_workers=1),
+    steps=5,
+)
+for inputs in job:
+    job.step(model(inputs).mean())
+"""
+
+
+def test_a_chip_that_reads_another_stream_is_refused_and_the_other_trains_alone(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "different.py"
+    script.write_text(DIFFERENT)
+
+    with commands(tmp_path) as start:
+        command = start("run", "run", "--elastic", "--mesh", "1x2", script)
+        assert command.end() == 0
+
+    assert "the digest of a few samples is" in command.err
+    assert "samples: 20 used, 0 lost, 0 repeated" in command.err
