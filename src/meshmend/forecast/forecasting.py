@@ -86,6 +86,7 @@ _NS = 1e9
 _WARM_UP_REPAIRS = 20.0  # mean repair times; three times as many where repairs queue
 _LEAST_WARM_UP_S = 2 * 86400.0
 _MOST_YEARS = 1_000_000
+_LONGEST_S = 100 * YEAR_S  # between failures
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +102,8 @@ class AnswerForecast:
     @property
     def goodputs(self) -> Floats:
         """The goodput of each year."""
-        return self.years_ns[:, USEFUL] / self.years_ns.sum(axis=1)
+        shares: Floats = self.years_ns[:, USEFUL] / self.years_ns.sum(axis=1)
+        return shares
 
     @property
     def goodput(self) -> float:
@@ -143,11 +145,22 @@ class Forecast:
     prices: StepPrices
     n_years: int
     answers: tuple[AnswerForecast, ...]
+    how: str = "simulated"  # or `traced`: the periods are those of a trace
 
     @property
     def best(self) -> AnswerForecast:
         """The answer of the highest goodput; of equals the first."""
         return max(self.answers, key=lambda each: each.goodput)
+
+    @property
+    def n_failures_per_day(self) -> float:
+        """How many parts of the mesh fail in a day, in the mean, while all of it is up."""
+        return machine_of(self.scenario).failures_per_s * 86400
+
+    @property
+    def checkpoint_every_s(self) -> float:
+        """The training time between two checkpoints."""
+        return checkpoint_interval_s(self.scenario, _between_s(machine_of(self.scenario)))
 
     def of(self, name: str) -> AnswerForecast:
         """Return the forecast of the answer with this name."""
@@ -172,8 +185,7 @@ class YearRunner:
         """Return the rules of an answer as the array wants them."""
         scenario = self.machine.scenario
         job, rules = scenario.job, np.zeros(N_RULES, dtype=np.int64)
-        rate = self.machine.failures_per_s
-        between_s = min(1.0 / rate, 100 * YEAR_S) if rate else 100 * YEAR_S
+        between_s = _between_s(self.machine)
         figures = {
             DETECTION_NS: job.detection_s,
             RESTART_NS: job.restart_s,
@@ -207,6 +219,12 @@ class YearRunner:
         self.own[FIRST_RULE : FIRST_RULE + N_RULES] = rules
         walk_year(self.own, self.fig, events, n_events, start_ns, end_ns)
         return self.own[:N_CAUSES].copy()
+
+
+def _between_s(machine: Machine) -> float:
+    """Return the mean time between failures of anything in the mesh."""
+    rate = machine.failures_per_s
+    return min(1.0 / rate, _LONGEST_S) if rate else _LONGEST_S
 
 
 def checkpoint_interval_s(scenario: Scenario, between_failures_s: float) -> float:
@@ -271,6 +289,14 @@ def _own_array(machine: Machine, prices: StepPrices, n_log: int) -> Ints:
     return packed(singles, parts)
 
 
+def check_run(n_years: int, seed: int) -> None:
+    """Raise InputError unless the years and the seed are in range."""
+    if not 1 <= n_years <= _MOST_YEARS:
+        raise InputError(f"--years needs a number from 1 to {_MOST_YEARS}, but got {n_years}")
+    if not 0 <= seed < 2**31:
+        raise InputError(f"--seed needs a number from 0 to {2**31 - 1}, but got {seed}")
+
+
 def forecast(
     scenario: Scenario,
     prices: StepPrices,
@@ -286,10 +312,7 @@ def forecast(
     Raises:
         InputError: less than one year, or a negative seed.
     """
-    if not 1 <= n_years <= _MOST_YEARS:
-        raise InputError(f"--years needs a number from 1 to {_MOST_YEARS}, but got {n_years}")
-    if not 0 <= seed < 2**31:
-        raise InputError(f"--seed needs a number from 0 to {2**31 - 1}, but got {seed}")
+    check_run(n_years, seed)
     runner = year_runner(machine_of(scenario), prices, year_s=year_s)
     rules = [runner.rules_of(answer) for answer in answers]
     results = np.zeros((len(answers), n_years, 1 + len(CAUSES)), dtype=np.int64)

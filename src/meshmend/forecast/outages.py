@@ -125,8 +125,10 @@ def _fail(own: Ints, fig: Floats, domain: int, now: int, key: np.uint64, horizon
     _emit(own, now, domain, 0)
     if uniform(key, at + _HAS_BURST) < fig[BURST]:
         kind = own[own[_KIND_OF] + domain]
-        first, last = fig[FIRST_DOMAIN + PER_KIND * kind], fig[LAST_DOMAIN + PER_KIND * kind]
-        victim = int(first + uniform(key, at + _VICTIM) * (last - first))
+        first = int(fig[FIRST_DOMAIN + PER_KIND * kind])
+        n_others = int(fig[LAST_DOMAIN + PER_KIND * kind]) - first - 1
+        victim = first + int(uniform(key, at + _VICTIM) * n_others)
+        victim += 1 if victim >= domain and n_others > 0 else 0
         wait = weibull(key, at + _BURST_WAIT, fig[BURST_NS], 1.0)
         when = now + 1 + np.int64(wait)
         if when < own[own[_NEXT_FAIL] + victim] and own[own[_NEXT_FAIL] + victim] != _DOWN:

@@ -279,7 +279,7 @@ def _set_place(own: Ints, fig: Floats, config: int, chips: int) -> None:
     if config == ON_MESH:
         extra = 0
         for i in range(own[N_HOLES]):
-            extra = max(extra, own[own[HOLE_EXTRA_NS] + own[own[HOLES] + i]])
+            extra += own[own[HOLE_EXTRA_NS] + own[own[HOLES] + i]]
         sum_ns = full + extra
     elif config == IN_BOX:
         spanned = 0

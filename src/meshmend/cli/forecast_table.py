@@ -1,0 +1,85 @@
+"""A forecast as text and as JSON."""
+
+import math
+from typing import Any
+
+from meshmend.forecast.forecasting import CAUSES, AnswerForecast, Forecast
+from meshmend.forecast.questions import ForecastQuestion
+from meshmend.forecast.scenario import Scenario
+from meshmend.units import counted, format_duration, format_time
+
+_HEADS = ("detection", "restart", "lost work", "slow sum", "no chips", "waiting", "saving")
+
+
+def chips_bought(scenario: Scenario, answer: AnswerForecast) -> int:
+    """Return the chips of the mesh and, where the answer uses them, of the spares."""
+    spares = scenario.spares
+    extra = spares.n_units * math.prod(spares.unit) if answer.answer.uses_spares else 0
+    return scenario.mesh.n_chips + extra
+
+
+def cost_per_step(result: Forecast, answer: AnswerForecast, price: float) -> float:
+    """Return what a step of training costs: all chips bought, for the time it takes in the mean."""
+    step_s = result.prices.compute_s + result.prices.full_s
+    hours = step_s / 3600.0 / max(answer.goodput, 1e-12)
+    return price * chips_bought(result.scenario, answer) * hours
+
+
+def document_of(
+    question: ForecastQuestion, result: Forecast, price: float | None
+) -> dict[str, Any]:
+    """Return a forecast as one JSON value."""
+    answers = []
+    for each in result.answers:
+        bought = chips_bought(result.scenario, each)
+        summary = each.summary() | {
+            "chips_bought": bought,
+            "goodput_per_chip_bought": each.goodput * result.scenario.mesh.n_chips / bought,
+        }
+        if price is not None:
+            summary["cost_per_step"] = cost_per_step(result, each, price)
+        answers.append(summary)
+    return {
+        "answers": answers,
+        "best": result.best.answer.name,
+        "assumptions": [*question.assumptions, *pricing_words(result)],
+        "years": result.n_years,
+        "step_s": result.prices.compute_s + result.prices.full_s,
+        "allreduce_s": result.prices.full_s,
+        "checkpoint_every_s": result.checkpoint_every_s,
+    }
+
+
+def pricing_words(result: Forecast) -> list[str]:
+    """Return what is assumed about the prices of holes."""
+    return [
+        f"{result.prices.words}; others cost what the nearest does, several the sum",
+        "a job on a sub-mesh moves to a larger box if that pays within the mean time between "
+        "failures",
+    ]
+
+
+def print_forecast(question: ForecastQuestion, result: Forecast, price: float | None) -> None:
+    """Print the table of answers, the best one, and the assumptions."""
+    scenario, prices = question.scenario, result.prices
+    print(f"mesh         {scenario.mesh}, {result.n_failures_per_day:.3g} failures a day")
+    print(
+        f"step         {format_time(prices.compute_s)} compute, {format_time(prices.full_s)} "
+        f"allreduce of {scenario.job.algorithm} on {scenario.job.fabric.name}"
+    )
+    print(f"checkpoints  every {format_duration(result.checkpoint_every_s)}")
+    print(f"simulated    {counted(result.n_years, 'year')}, the same failures for each answer\n")
+    print(f"{'answer':<22} {'goodput':>15} {'P10':>7} {'P90':>7} {'chips':>6}  % lost to")
+    print(" " * 63 + "".join(f"{head:>10}" for head in _HEADS) + ("  cost/step" if price else ""))
+    for each in result.answers:
+        lost = "".join(f"{100 * each.lost[cause]:>10.2f}" for cause in CAUSES)
+        cost = f"{cost_per_step(result, each, price):>11.4g}" if price else ""
+        print(
+            f"{each.answer.name:<22} {each.goodput:>7.2%} ± {each.standard_error:<5.2%} "
+            f"{each.percentile(10):>7.1%} {each.percentile(90):>7.1%} "
+            f"{chips_bought(scenario, each):>6}  {lost}{cost}"
+        )
+    print(f"\nbest         {result.best.answer.name}")
+    print("assumed")
+    for words in [*question.assumptions, *pricing_words(result)]:
+        print(f"  - {words}")

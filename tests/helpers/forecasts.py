@@ -1,0 +1,62 @@
+"""Scenarios for the tests of forecasts: small machines, and prices that need no planning."""
+
+import numpy as np
+
+from meshmend.forecast.hole_prices import StepPrices
+from meshmend.forecast.machine import machine_of
+from meshmend.forecast.scenario import (
+    FailureModel,
+    JobModel,
+    RepairModel,
+    Scenario,
+    Shape,
+    SpareModel,
+)
+from meshmend.topology.text import parse_mesh
+
+HOUR_S, DAY_S = 3600.0, 86400.0
+# A job that loses nothing but what failures take: no pauses, and saved every second.
+FREE_JOB = JobModel(
+    detection_s=0.0,
+    restart_s=0.0,
+    recovery_s=0.0,
+    checkpoint_every=1.0,
+    checkpoint_write_s=0.0,
+    keeps_batch=False,
+)
+
+
+def scenario(
+    mesh: str = "8x8",
+    *,
+    per_1000_days: dict[str, float],
+    repair: RepairModel,
+    job: JobModel = FREE_JOB,
+    spares: int = 0,
+    unit: Shape = (4, 2),
+    host: Shape = (4, 2),
+    wrap: str = "none",
+    shape: float = 1.0,
+    burst: float = 0.0,
+    rack: Shape = (),
+) -> Scenario:
+    """Return a scenario whose spares are switched in at once."""
+    return Scenario(
+        parse_mesh(mesh, wrap=wrap),
+        FailureModel(per_1000_days, shape, burst),
+        repair,
+        job,
+        SpareModel(spares, unit, 0.0),
+        host=host,
+        rack=rack,
+    )
+
+
+def prices_of(
+    asked: Scenario, *, compute_s: float = 0.094, full_s: float = 0.006, extra_s: float = 0.0
+) -> StepPrices:
+    """Return prices by which every hole adds the same, rising with its number."""
+    n = len(machine_of(asked).holes)
+    extra = extra_s * (1.0 + np.arange(n) / n)
+    box_s = tuple(full_s * (1.0 + 0.1 * (7 - spanned)) for spanned in range(8))
+    return StepPrices(compute_s, full_s, box_s, extra, (True,) * n, 0, "made up")
