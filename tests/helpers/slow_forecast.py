@@ -1,10 +1,11 @@
-"""One answer through one year, simulated slowly and plainly: what the compiled walk must agree with.
+"""One answer through one year, simulated slowly and plainly; the compiled walk must agree with it.
 
 Written from docs/design/0006-forecast.md with sets of chips and a list of moments, and with the
 project's own meshes. Shares no code with the walk but the transitions that it is given.
 """
 
 import itertools
+import math
 from dataclasses import dataclass, field
 
 from meshmend.forecast.answers import Answer
@@ -111,27 +112,32 @@ class SlowJob:
     def _best_box(
         self, dead: set[Chip], links: set[Link]
     ) -> tuple[int, frozenset[Chip], frozenset[Link], int]:
-        """Try every box; of equals the job does not care which, so tests use what is unique."""
-        best: tuple[int, frozenset[Chip], frozenset[Link], int] = (0, frozenset(), frozenset(), 0)
+        """Try every box; of equals the one whose first chip comes first, then smaller lengths."""
         shape, wrap = self.mesh.shape, self.mesh.wrap
         ranges = [
             [(a, k) for a in range(s) for k in range(1, (s if w and s > 2 else s - a) + 1)]
             for s, w in zip(shape, wrap, strict=True)
         ]
-        for box in itertools.product(*ranges):
+
+        def order(box: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+            return (-math.prod(k for _, k in box), *(a for a, _ in box), *(k for _, k in box))
+
+        for box in sorted(itertools.product(*ranges), key=order):
             lines = [[(a + i) % s for i in range(k)] for (a, k), s in zip(box, shape, strict=True)]
             chips = frozenset(itertools.product(*lines))
-            if len(chips) <= best[0] or chips & dead:
-                continue
             inside = frozenset(_links_inside(lines))
-            if not inside & links:
-                spanned = sum(
-                    1 << (3 - len(shape) + axis)
-                    for axis, (_, k) in enumerate(box)
-                    if k == shape[axis]
-                ) | ((1 << (3 - len(shape))) - 1)
-                best = (len(chips), chips, inside, spanned)
-        return best
+            if chips & dead or inside & links:
+                continue
+            front = 3 - len(shape)
+            spanned = (1 << front) - 1  # the axes of extent 1 in front
+            for axis, (_, k) in enumerate(box):
+                spanned |= (k == shape[axis]) << (front + axis)
+            rings = [
+                [*line, line[0]] if w and 2 < s == len(line) else line
+                for line, s, w in zip(lines, shape, wrap, strict=True)
+            ]
+            return len(chips), chips, frozenset(_links_inside(lines, rings)), spanned
+        return 0, frozenset(), frozenset(), 0
 
     # What happens.
 
@@ -290,10 +296,10 @@ class SlowJob:
         self.unsaved += useful
 
 
-def _links_inside(lines: list[list[int]]) -> list[Link]:
-    """Return the links between neighbours of a box; around a full ring none is counted."""
+def _links_inside(lines: list[list[int]], rings: list[list[int]] | None = None) -> list[Link]:
+    """Return the links between neighbours of a box; with rings, those that close them as well."""
     found = []
-    for axis, line in enumerate(lines):
+    for axis, line in enumerate(rings or lines):
         others = [[None] if i == axis else other for i, other in enumerate(lines)]
         for one, two in itertools.pairwise(line):
             for at in itertools.product(*others):

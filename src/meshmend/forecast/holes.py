@@ -74,7 +74,8 @@ def is_hit(own: Ints, hole: int, took_any: bool) -> bool:
         return took_any
     for axis in range(3):
         start, length = own[BOX + axis], own[BOX + 3 + axis]
-        if not reaches_into(own, axis, start, length, own[HOLE_BOXES] + 6 * hole):
+        is_ring = own[WRAP + axis] and length == own[SHAPE + axis]  # which uses its last link too
+        if not is_ring and not reaches_into(own, axis, start, length, own[HOLE_BOXES] + 6 * hole):
             return False
     return True
 

@@ -27,7 +27,10 @@ FEW = 40  # obstacles up to which they are looked at one by one
 
 @plain_kernel
 def largest_box(own: Ints, n: int) -> int:
-    """Return the chips of the largest intact box; FOUND holds its starts and lengths."""
+    """Return the chips of the largest intact box; FOUND holds its starts and lengths.
+
+    Among equals it is the one whose first chip comes first, then the one of smaller lengths.
+    """
     for axis in range(3):
         own[FOUND + axis], own[FOUND + 3 + axis] = 0, 0 if n else own[SHAPE + axis]
     if n == 0:
@@ -77,7 +80,7 @@ def by_obstacles(own: Ints, n: int) -> int:
         start = _start(own, 0, i)
         for j in range(n + 1):
             length = _length(own, 0, start, j)
-            if start < 0 or length * own[SHAPE + 1] * own[SHAPE + 2] <= best:
+            if start < 0 or length * own[SHAPE + 1] * own[SHAPE + 2] < max(best, 1):
                 continue
             among = 0  # the obstacles in the way, one bit each
             for o in range(n):
@@ -94,28 +97,32 @@ def _in_slab(own: Ints, n: int, among: int, start0: int, length0: int, best: int
         start = _start(own, 1, i)
         for j in range(n + 1):
             length = _length(own, 1, start, j)
-            if start < 0 or length0 * length * own[SHAPE + 2] <= best:
+            if start < 0 or length0 * length * own[SHAPE + 2] < max(best, 1):
                 continue
             left = 0
             for o in range(n):
                 if among >> o & 1 and reaches_into(own, 1, start, length, own[OBSTACLES] + 6 * o):
                     left |= 1 << o
             start2, length2 = _longest_gap(own, n, left)
-            if length0 * length * length2 > best:
-                best = length0 * length * length2
-                _found(own, start0, start, start2)
-                _found_lengths(own, length0, length, length2)
+            best = _offer(own, best, (start0, start, start2, length0, length, length2))
     return best
 
 
 @inner_kernel
-def _found(own: Ints, start0: int, start1: int, start2: int) -> None:
-    own[FOUND], own[FOUND + 1], own[FOUND + 2] = start0, start1, start2
-
-
-@inner_kernel
-def _found_lengths(own: Ints, length0: int, length1: int, length2: int) -> None:
-    own[FOUND + 3], own[FOUND + 4], own[FOUND + 5] = length0, length1, length2
+def _offer(own: Ints, best: int, box: tuple[int, int, int, int, int, int]) -> int:
+    """Keep a box, three starts and three lengths, if it beats the best; return the best size."""
+    size = box[3] * box[4] * box[5]
+    if size < max(best, 1):
+        return best
+    if size == best:
+        for place in range(6):
+            if box[place] > own[FOUND + place]:
+                return best
+            if box[place] < own[FOUND + place]:
+                break
+    for place in range(6):
+        own[FOUND + place] = box[place]
+    return size
 
 
 @inner_kernel
@@ -135,7 +142,7 @@ def _longest_gap(own: Ints, n: int, among: int) -> tuple[int, int]:
                 length = 0
             elif own[WRAP + 2] or own[at + 4] > 2 * start:
                 length = min(length, _length(own, 2, start, o + 1))
-        if length > best_length:
+        if length > best_length or (length == best_length and start < best_start):
             best_start, best_length = start, length
     return best_start, best_length
 
@@ -150,21 +157,18 @@ def by_sweep(own: Ints, n: int) -> int:
     for start0 in range(extent0):
         for length0 in range(1, (extent0 if own[WRAP] else extent0 - start0) + 1):
             _add_row(own, own[GRID], own[PLANE], wide1 * wide2, 2 * start0, length0, 2 * extent0)
-            if length0 * extent1 * extent2 <= best:
+            if length0 * extent1 * extent2 < best:
                 continue
             for start1 in range(extent1):
                 most1 = extent1 if own[WRAP + 1] else extent1 - start1
                 for length1 in range(1, most1 + 1):
-                    if length0 * most1 * extent2 <= best:
+                    if length0 * most1 * extent2 < best:
                         break
                     _add_row(own, own[PLANE], own[LINE], wide2, 2 * start1, length1, wide1)
-                    if length0 * length1 * extent2 <= best:
+                    if length0 * length1 * extent2 < best:
                         continue
                     start2, length2 = _longest_run(own)
-                    if length0 * length1 * length2 > best:
-                        best = length0 * length1 * length2
-                        _found(own, start0, start1, start2)
-                        _found_lengths(own, length0, length1, length2)
+                    best = _offer(own, best, (start0, start1, start2, length0, length1, length2))
     return best
 
 
