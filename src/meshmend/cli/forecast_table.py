@@ -1,28 +1,13 @@
 """A forecast as text and as JSON."""
 
-import math
 from typing import Any
 
-from meshmend.forecast.forecasting import CAUSES, AnswerForecast, Forecast
+from meshmend.forecast.costs import chips_bought, cost_per_step, pricing_words
+from meshmend.forecast.forecasting import CAUSES, Forecast
 from meshmend.forecast.questions import ForecastQuestion
-from meshmend.forecast.scenario import Scenario
 from meshmend.units import counted, format_duration, format_time
 
 _HEADS = ("detection", "restart", "lost work", "slow sum", "no chips", "waiting", "saving")
-
-
-def chips_bought(scenario: Scenario, answer: AnswerForecast) -> int:
-    """Return the chips of the mesh and, where the answer uses them, of the spares."""
-    spares = scenario.spares
-    extra = spares.n_units * math.prod(spares.unit) if answer.answer.uses_spares else 0
-    return scenario.mesh.n_chips + extra
-
-
-def cost_per_step(result: Forecast, answer: AnswerForecast, price: float) -> float:
-    """Return what a step of training costs: all chips bought, for the time it takes in the mean."""
-    step_s = result.prices.compute_s + result.prices.full_s
-    hours = step_s / 3600.0 / max(answer.goodput, 1e-12)
-    return price * chips_bought(result.scenario, answer) * hours
 
 
 def document_of(
@@ -48,15 +33,6 @@ def document_of(
         "allreduce_s": result.prices.full_s,
         "checkpoint_every_s": result.checkpoint_every_s,
     }
-
-
-def pricing_words(result: Forecast) -> list[str]:
-    """Return what is assumed about the prices of holes."""
-    return [
-        f"{result.prices.words}; others cost what the nearest does, several the sum",
-        "a job on a sub-mesh moves to a larger box if that pays within the mean time between "
-        "failures",
-    ]
 
 
 def print_forecast(question: ForecastQuestion, result: Forecast, price: float | None) -> None:

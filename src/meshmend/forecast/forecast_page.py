@@ -1,0 +1,152 @@
+"""A forecast as one HTML page: figures, where the time goes, what would change the answer."""
+
+from collections.abc import Sequence
+from html import escape
+
+from meshmend.draw.chart import Axis, Series, chart_svg
+from meshmend.draw.page import card, headline, page, table
+from meshmend.forecast.answers import words_of
+from meshmend.forecast.costs import chips_bought, cost_per_step, pricing_words
+from meshmend.forecast.forecast_charts import causes_svg, winners_svg, year_svg
+from meshmend.forecast.forecasting import Forecast
+from meshmend.forecast.questions import ForecastQuestion
+from meshmend.forecast.sweeps import BreakEven, Curve, Sweeper, break_evens
+from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
+from meshmend.units import counted, format_duration
+
+_STYLE = """
+.two { display: grid; grid-template-columns: repeat(auto-fit, minmax(430px, 1fr)); gap: 14px; }
+.two .card { margin: 0; }
+td { white-space: nowrap; }
+li { margin: 3px 0; max-width: 100ch; }
+@media (max-width: 700px) { .two { grid-template-columns: 1fr; } }
+"""
+
+
+def forecast_page(
+    question: ForecastQuestion,
+    result: Forecast,
+    *,
+    price: float | None = None,
+    seed: int = 0,
+    progress: ProgressCallback = no_progress,
+) -> str:
+    """Return a complete HTML document that needs no other files and no network."""
+    sweeper, shares = Sweeper(result, seed), ProgressShares(progress, 5).in_turn()
+    repairs = sweeper.repair_curve(next(shares))
+    failures = sweeper.failure_curve(next(shares))
+    spares = sweeper.spares_curve(next(shares))
+    chips = sweeper.chips_curve(next(shares))
+    winners = sweeper.winner_map(next(shares))
+    title = f"What failures cost on {result.scenario.mesh}"
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="soft">{escape(_what(result))}</p>',
+        _figures(result),
+        "<h2>The answers side by side</h2>",
+        card(_table(result, price)),
+        card(causes_svg(result), look="chart"),
+        "<h2>One year</h2>",
+        card(year_svg(result, seed=seed), look="chart"),
+        "<h2>What would change the answer</h2>",
+        _changes(repairs, failures, spares),
+        card(winners_svg(result, winners), look="chart"),
+        '<div class="two">'
+        + card(_chart(repairs, Axis("mean repair time", write=format_duration)), look="")
+        + card(_chart(failures, Axis("failures of the machine per day")))
+        + card(_chart(spares, Axis("spare units", log=False)))
+        + (card(_chart(chips, Axis("chips"))) if len(chips.values) > 1 else "")
+        + "</div>",
+        "<h2>What is assumed</h2>",
+        _list([*question.assumptions, *pricing_words(result)]),
+    ]
+    return page(title, parts, style=_STYLE)
+
+
+def _what(result: Forecast) -> str:
+    scenario = result.scenario
+    return (
+        f"{scenario.mesh.n_chips} chips, {result.n_failures_per_day:.3g} failures a day, mean "
+        f"repair {format_duration(scenario.repair.mean_s)}, "
+        f"{counted(scenario.spares.n_units, 'spare')}; "
+        f"{counted(result.n_years, 'year')} simulated, the same failures for each answer. Goodput "
+        "is the training done over what the full machine would do if nothing failed."
+    )
+
+
+def _figures(result: Forecast) -> str:
+    best = result.best
+    cards = [
+        headline(
+            "best answer" if each is best else f"{len(result.answers)} answers compared",
+            each.answer.name,
+            f"{each.goodput:.1%} goodput: {words_of(each.answer)}",
+            mood="good" if each is best else "",
+        )
+        for each in sorted(result.answers, key=lambda each: -each.goodput)
+    ]
+    return f'<div class="figures">{"".join(cards)}</div>'
+
+
+def _table(result: Forecast, price: float | None) -> str:
+    heads = ["", "goodput", "±", "bad year (P10)", "good year (P90)", "days lost a year"]
+    heads += ["chips bought", "training per chip bought"] + (["cost per step"] if price else [])
+    rows = []
+    for each in result.answers:
+        bought = chips_bought(result.scenario, each)
+        row = [
+            escape(each.answer.name),
+            f"<b>{each.goodput:.2%}</b>",
+            f"{each.standard_error:.2%}",
+            f"{each.percentile(10):.1%}",
+            f"{each.percentile(90):.1%}",
+            f"{365.25 * (1 - each.goodput):.1f}",
+            f"{bought:,}",
+            f"{each.goodput * result.scenario.mesh.n_chips / bought:.1%}",
+        ]
+        rows.append(row + ([f"{cost_per_step(result, each, price):.4g}"] if price else []))
+    return table(heads, rows)
+
+
+def _chart(curve: Curve, axis: Axis) -> str:
+    curves = [
+        Series(name, curve.values, [100 * value for value in values])
+        for name, values in curve.goodputs.items()
+    ]
+    return chart_svg(
+        curves,
+        x=axis,
+        y=Axis("goodput, %", log=False),
+        title=f"Goodput against {axis.words}",
+    )
+
+
+def _changes(repairs: Curve, failures: Curve, spares: Curve) -> str:
+    """Return where the best answer changes, as sentences."""
+    lines = [
+        *_sentences(repairs, "repair takes", format_duration),
+        *_sentences(failures, "failures a day are", lambda value: f"{value:.3g}"),
+    ]
+    lines += [
+        f"With {round(each.value)} spares or more, {each.above} is better than {each.below}."
+        for each in break_evens(spares, float, float)
+    ]
+    if not lines:
+        return "<p>In the ranges below, the best answer stays the same.</p>"
+    return _list(lines)
+
+
+def _sentences(curve: Curve, what: str, write: object) -> list[str]:
+    assert callable(write)
+
+    def sentence(each: BreakEven) -> str:
+        return (
+            f"Break-even: where {what} {write(each.value)}. Below, {each.below} is best; above, "
+            f"{each.above}."
+        )
+
+    return [sentence(each) for each in break_evens(curve)]
+
+
+def _list(lines: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
