@@ -8,10 +8,25 @@ import itertools
 import math
 from dataclasses import dataclass, field
 
+from forecasts import prices_of
 from meshmend.forecast.answers import Answer
+from meshmend.forecast.forecasting import YearRunner
 from meshmend.forecast.hole_prices import StepPrices
 from meshmend.forecast.machine import Machine
-from meshmend.forecast.walk_arrays import GO_ON, WAIT, Ints
+from meshmend.forecast.scenario import Scenario
+from meshmend.forecast.walk_arrays import (
+    BETWEEN_FAILURES_NS,
+    DETECTION_NS,
+    FIRST_RULE,
+    GO_ON,
+    INTERVAL_NS,
+    RECOVERY_NS,
+    RESTART_NS,
+    SWITCH_IN_NS,
+    WAIT,
+    WRITE_NS,
+    Ints,
+)
 from meshmend.topology.failures import Block, Chip, Failure, Link
 from meshmend.topology.graph import components
 from meshmend.topology.mesh import Mesh
@@ -321,3 +336,22 @@ def slow_walk(job: SlowJob, events: Ints, start: int, end: int) -> list[int]:
         job.take(at, domain, bool(up))
     job.advance(end)
     return [job.spent[cause] for cause in CAUSES]
+
+
+def slow_totals(
+    runner: YearRunner, asked: Scenario, answer: Answer, events: Ints, start: int, end: int
+) -> list[int]:
+    """Return what the slow simulator says of an answer, with the times of a runner."""
+    rules = runner.rules_of(answer)
+    names = {
+        "detection": DETECTION_NS,
+        "restart": RESTART_NS,
+        "recovery": RECOVERY_NS,
+        "switch": SWITCH_IN_NS,
+        "every": INTERVAL_NS,
+        "write": WRITE_NS,
+        "between": BETWEEN_FAILURES_NS,
+    }
+    times = {name: int(rules[place - FIRST_RULE]) for name, place in names.items()}
+    job = SlowJob(runner.machine, prices_of(asked, extra_s=0.002), answer, times)
+    return slow_walk(job, events, start, end)

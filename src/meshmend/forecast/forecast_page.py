@@ -1,6 +1,6 @@
 """A forecast as one HTML page: figures, where the time goes, what would change the answer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 from meshmend.draw.chart import Axis, Series, chart_svg
@@ -15,11 +15,8 @@ from meshmend.planning.progress import ProgressCallback, ProgressShares, no_prog
 from meshmend.units import counted, format_duration
 
 _STYLE = """
-.two { display: grid; grid-template-columns: repeat(auto-fit, minmax(430px, 1fr)); gap: 14px; }
-.two .card { margin: 0; }
 td { white-space: nowrap; }
 li { margin: 3px 0; max-width: 100ch; }
-@media (max-width: 700px) { .two { grid-template-columns: 1fr; } }
 """
 
 
@@ -51,12 +48,7 @@ def forecast_page(
         "<h2>What would change the answer</h2>",
         _changes(repairs, failures, spares),
         card(winners_svg(result, winners), look="chart"),
-        '<div class="two">'
-        + card(_chart(repairs, Axis("mean repair time", write=format_duration)), look="")
-        + card(_chart(failures, Axis("failures of the machine per day")))
-        + card(_chart(spares, Axis("spare units", log=False)))
-        + (card(_chart(chips, Axis("chips"))) if len(chips.values) > 1 else "")
-        + "</div>",
+        *_charts(repairs, failures, spares, chips),
         "<h2>What is assumed</h2>",
         _list([*question.assumptions, *pricing_words(result)]),
     ]
@@ -75,15 +67,14 @@ def _what(result: Forecast) -> str:
 
 
 def _figures(result: Forecast) -> str:
-    best = result.best
     cards = [
         headline(
-            "best answer" if each is best else f"{len(result.answers)} answers compared",
+            "best answer" if place == 1 else f"number {place}",
             each.answer.name,
             f"{each.goodput:.1%} goodput: {words_of(each.answer)}",
-            mood="good" if each is best else "",
+            mood="good" if place == 1 else "",
         )
-        for each in sorted(result.answers, key=lambda each: -each.goodput)
+        for place, each in enumerate(sorted(result.answers, key=lambda each: -each.goodput), 1)
     ]
     return f'<div class="figures">{"".join(cards)}</div>'
 
@@ -106,6 +97,19 @@ def _table(result: Forecast, price: float | None) -> str:
         ]
         rows.append(row + ([f"{cost_per_step(result, each, price):.4g}"] if price else []))
     return table(heads, rows)
+
+
+def _charts(repairs: Curve, failures: Curve, spares: Curve, chips: Curve) -> list[str]:
+    """Return goodput against each input, one card each; with one size alone there is no curve."""
+    hours = Curve(tuple(value / 3600 for value in repairs.values), repairs.goodputs)
+    svgs = [
+        _chart(hours, Axis("mean repair time, hours")),
+        _chart(failures, Axis("failures of the machine per day")),
+        _chart(spares, Axis("spare units", log=False)),
+    ]
+    if len(chips.values) > 1:
+        svgs.append(_chart(chips, Axis("chips of the machine")))
+    return [card(svg) for svg in svgs]
 
 
 def _chart(curve: Curve, axis: Axis) -> str:
@@ -136,9 +140,7 @@ def _changes(repairs: Curve, failures: Curve, spares: Curve) -> str:
     return _list(lines)
 
 
-def _sentences(curve: Curve, what: str, write: object) -> list[str]:
-    assert callable(write)
-
+def _sentences(curve: Curve, what: str, write: Callable[[float], str]) -> list[str]:
     def sentence(each: BreakEven) -> str:
         return (
             f"Break-even: where {what} {write(each.value)}. Below, {each.below} is best; above, "
