@@ -149,7 +149,8 @@ def scenario_of(measured: Measured) -> Scenario:
 def drawn_faults(runner: YearRunner, seed: int, for_s: float) -> list[str]:
     """Return faults that the model draws; at least two hosts are always left alive."""
     outages, n = outages_of_year(runner, runner.outages(with_spares=False), seed, 0)
-    faults, down_until = [], {}
+    faults: list[str] = []
+    down_until: dict[int, float] = {}
     rows = outages.events[: 3 * n].reshape(-1, 3)
     ups = {(int(d), i): t / _NS for i, (t, d, up) in enumerate(rows.tolist()) if up}
     for i, (t, domain, up) in enumerate(rows.tolist()):
@@ -213,9 +214,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     blocks = ("1x2@0,2", "1x2@1,0")
-    known = [f"kill {blocks[0]} at 6s", f"repair {blocks[0]} at 14s"]
-    known += [f"kill {blocks[1]} at 24s", f"repair {blocks[1]} at 32s"]
-    measured = measured_by(run_job(round(50 / COMPUTE_S), known))
+    known = [
+        f"{what} {blocks[k % 2]} at {18 * k + at}s"
+        for k in range(4)
+        for what, at in (("kill", 6), ("repair", 14))
+    ]
+    measured = measured_by(run_job(round(75 / COMPUTE_S), known))
     print(f"measured     {measured}", flush=True)
     runner, results = runner_of(measured, COMPUTE_S, options.seconds), []
     for seed in range(options.seed, options.seed + options.runs):

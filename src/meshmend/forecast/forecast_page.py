@@ -47,7 +47,7 @@ def forecast_page(
         card(year_svg(result, seed=seed), look="chart"),
         "<h2>What would change the answer</h2>",
         _changes(repairs, failures, spares),
-        card(winners_svg(result, winners), look="chart"),
+        card(winners_svg(result, winners)),
         *_charts(repairs, failures, spares, chips),
         "<h2>What is assumed</h2>",
         _list([*question.assumptions, *pricing_words(result)]),

@@ -32,8 +32,8 @@ from meshmend.topology.mesh import Mesh
 
 _VERSION = 1  # of the files
 # Chips up to which so many holes of one machine are priced; two minutes on one core.
-_BUDGETS = ((64, 32), (256, 16), (1024, 6), (2048, 3))
-_LEAST_BUDGET = 2
+_BUDGETS = ((64, 32), (256, 12), (1024, 3), (2048, 2))
+_LEAST_BUDGET = 1
 
 Place = tuple[object, ...]
 
