@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from forecasts import DAY_S, WALK_CASES, prices_of
+from forecasts import DAY_S, WALK_CASES, prices_of, scenario
 from meshmend.forecast.answers import FOUR, Answer, answer_named
 from meshmend.forecast.forecasting import CAUSES, forecast, outages_of_year, year_runner
 from meshmend.forecast.machine import machine_of
+from meshmend.forecast.scenario import RepairModel
 from meshmend.forecast.walk_arrays import Ints
 from slow_forecast import slow_totals
 
@@ -43,6 +44,17 @@ def test_the_time_lost_by_cause_and_the_useful_time_add_up_exactly() -> None:
             assert set(each.years_ns.sum(axis=1)) == {round(365.25 * DAY_S * 1e9)}
             assert list(each.lost) == list(CAUSES)
             assert abs(each.goodput + sum(each.lost.values()) - 1) < 1e-12
+
+
+def test_a_thousand_years_add_up_too() -> None:
+    """Their nanoseconds are more than 64 bits hold."""
+    asked = scenario("2x2", per_1000_days={"chip": 1.0}, repair=RepairModel(DAY_S), unit=(1, 1))
+
+    found = forecast(asked, prices_of(asked), n_years=1000)
+
+    for each in found.answers:
+        assert abs(each.goodput + sum(each.lost.values()) - 1) < 1e-12
+        assert each.goodput == pytest.approx(each.goodputs.mean(), abs=1e-12)
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others() -> None:
