@@ -115,7 +115,8 @@ def _may_cut(own: Ints) -> bool:
     """Whether holes together may cut something off; if not, the mesh is one part.
 
     What cuts is a chain of holes that lie side by side or corner to corner: from border to border,
-    so that two of them are at a border, or closed around something, so that there are four.
+    so that two of them are at a border, or closed around something, so that there are four, and on
+    three axes six.
     """
     n_near, n_at_border = 0, 0
     for i in range(own[N_HOLES]):
@@ -125,7 +126,7 @@ def _may_cut(own: Ints) -> bool:
                 n_near += 1
                 n_at_border += 1 if own[own[HOLE_FLAGS] + one] & AT_BORDER else 0
                 break
-    return n_near >= 4 or n_at_border >= 2
+    return n_near >= (6 if own[SHAPE] > 1 else 4) or n_at_border >= 2
 
 
 @inner_kernel

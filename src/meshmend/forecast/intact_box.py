@@ -72,6 +72,18 @@ def reaches_into(own: Ints, axis: int, start: int, length: int, box_at: int) -> 
     return first <= 2 * length - 2 or last >= around
 
 
+@inner_kernel
+def _is_other_ring(own: Ints, axis: int, i: int, j: int) -> bool:
+    """Whether a range of a ring need not be looked at: another one is as large, or larger.
+
+    A ring has no border, so a range begins behind an obstacle and ends before one, or is the whole
+    ring. That begins at chip 0, or behind a failed link.
+    """
+    if not own[WRAP + axis] or (i > 0) == (j > 0):
+        return False
+    return i == 0 or own[own[OBSTACLES] + 6 * (i - 1) + 2 * axis + 1] % 2 == 0
+
+
 @plain_kernel
 def by_obstacles(own: Ints, n: int) -> int:
     """Return the chips of the largest box, looking at every pair of obstacles on each axis."""
@@ -80,7 +92,11 @@ def by_obstacles(own: Ints, n: int) -> int:
         start = _start(own, 0, i)
         for j in range(n + 1):
             length = _length(own, 0, start, j)
-            if start < 0 or length * own[SHAPE + 1] * own[SHAPE + 2] < max(best, 1):
+            if (
+                start < 0
+                or _is_other_ring(own, 0, i, j)
+                or length * own[SHAPE + 1] * own[SHAPE + 2] < max(best, 1)
+            ):
                 continue
             among = 0  # the obstacles in the way, one bit each
             for o in range(n):
@@ -94,10 +110,18 @@ def by_obstacles(own: Ints, n: int) -> int:
 def _in_slab(own: Ints, n: int, among: int, start0: int, length0: int, best: int) -> int:
     """Return the best of the boxes that fill these chips of axis 0, if it is better."""
     for i in range(n + 1):
+        if i > 0 and not among >> (i - 1) & 1:
+            continue  # what does not reach into the slab bounds nothing in it
         start = _start(own, 1, i)
         for j in range(n + 1):
+            if j > 0 and not among >> (j - 1) & 1:
+                continue
             length = _length(own, 1, start, j)
-            if start < 0 or length0 * length * own[SHAPE + 2] < max(best, 1):
+            if (
+                start < 0
+                or _is_other_ring(own, 1, i, j)
+                or length0 * length * own[SHAPE + 2] < max(best, 1)
+            ):
                 continue
             left = 0
             for o in range(n):
