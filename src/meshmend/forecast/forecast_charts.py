@@ -161,7 +161,7 @@ def year_svg(result: Forecast, *, seed: int) -> str:
         Panel(_LEFT + _WIDTH + 70, bottom + 42, tuple(marks)),
         title="One year, the same failures for each answer",
         caption="Height: how fast the job trains on a day, over the full machine. Gaps: it stands "
-        "still.",
+        "still. Checkpoints and work that is done again are not taken off here.",
     )
 
 

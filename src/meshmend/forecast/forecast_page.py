@@ -16,6 +16,7 @@ from meshmend.units import counted, format_duration
 
 _STYLE = """
 td { white-space: nowrap; }
+.figures .value { white-space: normal; overflow-wrap: anywhere; }
 li { margin: 3px 0; max-width: 100ch; }
 """
 
