@@ -168,7 +168,8 @@ def test_the_page_needs_no_network_and_has_every_picture(
         ("--failures-per-1000-host-days 1 --repair 1h --config no.toml", "cannot read no.toml"),
         ("--failures-per-1000-host-days 1 --repair 1h --trace no.csv", "cannot read no.csv"),
         ("--fit", "--fit needs a trace"),
-        ("--failures-per-1000-host-days 1 --repair 1h -o /dev/null/x", "cannot write"),
+        ("--failures-per-1000-host-days 1 --repair 1h -o /dev/null/x.html", "cannot write"),
+        ("--failures-per-1000-host-days 1 --repair 1h -o page.svg", "-o writes HTML"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

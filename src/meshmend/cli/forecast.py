@@ -8,6 +8,7 @@ import typer
 from meshmend.cli.console import (
     announce_compilation,
     cache_dir,
+    check_suffix,
     check_writable,
     note,
     print_json,
@@ -179,6 +180,7 @@ def forecast_command(
     if fit:
         _print_fit(trace, as_json=as_json)
         return
+    check_suffix(output, ".html")
     check_writable(output)
     if price is not None and not 0 <= price < 1e9:
         raise InputError(f"--price needs a number from 0 to 1e9, but got {price}")
