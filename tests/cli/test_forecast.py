@@ -107,6 +107,18 @@ def test_presets_are_listed_with_their_sources(capsys: pytest.CaptureFixture[str
     assert all(preset.source in out for preset in PRESETS.values())
 
 
+def test_break_evens_say_where_the_best_answer_changes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["--answer", "fire-fighter", "--answer", "spares", "--break-even", "--restart", "1s"]
+
+    document = printed_json(capsys, *QUICK, *words)
+
+    assert document["break_even"] == [
+        "1 spare: with fewer fire-fighter is best, with as many spares"
+    ]
+
+
 def test_a_trace_is_replayed_and_fitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "outages.csv"
     path.write_text("node,down,up\na,0,86400\nb,172800,180000\na,259200,345600\n")

@@ -141,6 +141,9 @@ def forecast_command(
     fit: Annotated[
         bool, typer.Option("--fit", help="With --trace: print the rates that fit it, and stop.")
     ] = False,
+    break_even: Annotated[
+        bool, typer.Option("--break-even", help="Say where the best answer changes.")
+    ] = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write an HTML page with charts.")
     ] = None,
@@ -200,10 +203,11 @@ def forecast_command(
     result = _forecast(question, answer, trace, (years, seed), quiet=as_json)
     if output is not None:
         _write_page(question, result, output, price=price, seed=seed, quiet=as_json)
+    changes = _changes(result, seed, quiet=as_json) if break_even else None
     if as_json:
-        print_json(document_of(question, result, price))
+        print_json(document_of(question, result, price, changes))
     else:
-        print_forecast(question, result, price)
+        print_forecast(question, result, price, changes)
         if output is not None:
             print(f"written      {output}")
 
@@ -211,7 +215,7 @@ def forecast_command(
 _NO_INPUTS = frozenset(
     [
         *("preset", "config", "answer", "years", "seed", "price", "trace", "fit", "output"),
-        *("example", "list_presets", "as_json"),
+        *("example", "list_presets", "as_json", "break_even"),
     ]
 )
 
@@ -272,6 +276,17 @@ def _forecast(
         return forecast(
             scenario, prices, answers, n_years=n_years, seed=seed, progress=next(shares)
         )
+
+
+def _changes(result: "Forecast", seed: int, *, quiet: bool) -> list[str]:
+    from meshmend.forecast.sweeps import Sweeper, change_lines
+    from meshmend.planning.progress import ProgressShares
+
+    with progress(quiet=quiet) as bar:
+        sweeper, shares = Sweeper(result, seed), ProgressShares(bar, 3).in_turn()
+        repairs = sweeper.repair_curve(next(shares))
+        failures = sweeper.failure_curve(next(shares))
+        return change_lines(repairs, failures, sweeper.spares_curve(next(shares)))
 
 
 def _write_page(

@@ -1,5 +1,6 @@
 """A forecast as text and as JSON."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from meshmend.forecast.costs import chips_bought, cost_per_step, pricing_words
@@ -11,7 +12,10 @@ _HEADS = ("detection", "restart", "lost work", "slow sum", "no chips", "waiting"
 
 
 def document_of(
-    question: ForecastQuestion, result: Forecast, price: float | None
+    question: ForecastQuestion,
+    result: Forecast,
+    price: float | None,
+    changes: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Return a forecast as one JSON value."""
     answers = []
@@ -24,7 +28,8 @@ def document_of(
         if price is not None:
             summary["cost_per_step"] = cost_per_step(result, each, price)
         answers.append(summary)
-    return {
+    more = {} if changes is None else {"break_even": list(changes)}
+    return more | {
         "answers": answers,
         "best": result.best.answer.name,
         "assumptions": [*question.assumptions, *pricing_words(result)],
@@ -35,7 +40,12 @@ def document_of(
     }
 
 
-def print_forecast(question: ForecastQuestion, result: Forecast, price: float | None) -> None:
+def print_forecast(
+    question: ForecastQuestion,
+    result: Forecast,
+    price: float | None,
+    changes: Sequence[str] | None = None,
+) -> None:
     """Print the table of answers, the best one, and the assumptions."""
     scenario, prices = question.scenario, result.prices
     print(f"mesh         {scenario.mesh}, {result.n_failures_per_day:.3g} failures a day")
@@ -56,6 +66,8 @@ def print_forecast(question: ForecastQuestion, result: Forecast, price: float | 
             f"{chips_bought(scenario, each):>6}  {lost}{cost}"
         )
     print(f"\nbest         {result.best.answer.name}")
+    if changes is not None:
+        print("break-even" + "".join(f"\n  - {line}" for line in changes or ["none in range"]))
     print("assumed")
     for words in [*question.assumptions, *pricing_words(result)]:
         print(f"  - {words}")

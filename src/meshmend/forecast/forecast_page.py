@@ -1,6 +1,6 @@
 """A forecast as one HTML page: figures, where the time goes, what would change the answer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 
 from meshmend.draw.chart import Axis, Series, chart_svg
@@ -10,7 +10,7 @@ from meshmend.forecast.costs import chips_bought, cost_per_step, pricing_words
 from meshmend.forecast.forecast_charts import causes_svg, winners_svg, year_svg
 from meshmend.forecast.forecasting import Forecast
 from meshmend.forecast.questions import ForecastQuestion
-from meshmend.forecast.sweeps import BreakEven, Curve, Sweeper, break_evens
+from meshmend.forecast.sweeps import Curve, Sweeper, change_lines
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
 from meshmend.units import counted, format_duration
 
@@ -127,28 +127,9 @@ def _chart(curve: Curve, axis: Axis) -> str:
 
 
 def _changes(repairs: Curve, failures: Curve, spares: Curve) -> str:
-    """Return where the best answer changes, as sentences."""
-    lines = [
-        *_sentences(repairs, "repair takes", format_duration),
-        *_sentences(failures, "failures a day are", lambda value: f"{value:.3g}"),
-    ]
-    lines += [
-        f"With {round(each.value)} spares or more, {each.above} is better than {each.below}."
-        for each in break_evens(spares, float, float)
-    ]
-    if not lines:
-        return "<p>In the ranges below, the best answer stays the same.</p>"
-    return _list(lines)
-
-
-def _sentences(curve: Curve, what: str, write: Callable[[float], str]) -> list[str]:
-    def sentence(each: BreakEven) -> str:
-        return (
-            f"Break-even: where {what} {write(each.value)}. Below, {each.below} is best; above, "
-            f"{each.above}."
-        )
-
-    return [sentence(each) for each in break_evens(curve)]
+    """Return where the best answer changes, as a list."""
+    lines = change_lines(repairs, failures, spares)
+    return _list(lines) if lines else "<p>In the ranges below, the best answer stays the same.</p>"
 
 
 def _list(lines: Sequence[str]) -> str:

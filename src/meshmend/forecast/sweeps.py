@@ -18,6 +18,7 @@ from meshmend.forecast.machine import machine_of
 from meshmend.forecast.scenario import DAY_S, YEAR_S, Scenario
 from meshmend.planning.progress import ProgressCallback, no_progress
 from meshmend.topology.mesh import Mesh
+from meshmend.units import counted, format_duration
 
 CURVE_FACTORS = tuple(2.0 ** (k / 2) for k in range(-6, 7))
 MAP_FACTORS = tuple(2.0 ** (k * 2 / 3) for k in range(-3, 4))
@@ -192,3 +193,22 @@ def break_evens(
         low, high = bend(curve.values[at]), bend(curve.values[at + 1])
         found.append(BreakEven(back(low + share * (high - low)), below, above))
     return found
+
+
+def change_lines(repairs: Curve, failures: Curve, spares: Curve) -> list[str]:
+    """Return where the best answer changes, as sentences; none if it stays the same."""
+    lines = [
+        f"repair in {format_duration(each.value)}: below it {each.below} is best, above it "
+        f"{each.above}"
+        for each in break_evens(repairs)
+    ]
+    lines += [
+        f"{each.value:.3g} failures a day: below it {each.below} is best, above it {each.above}"
+        for each in break_evens(failures)
+    ]
+    lines += [
+        f"{counted(math.floor(each.value) + 1, 'spare')}: with fewer {each.below} is best, with as "
+        f"many {each.above}"
+        for each in break_evens(spares, float, float)
+    ]
+    return lines
