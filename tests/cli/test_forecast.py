@@ -107,6 +107,14 @@ def test_presets_are_listed_with_their_sources(capsys: pytest.CaptureFixture[str
     assert all(preset.source in out for preset in PRESETS.values())
 
 
+def test_a_machine_that_never_fails_and_repairs_of_no_time_have_a_page_too(tmp_path: Path) -> None:
+    words = ["--mesh", "4x4", "--host", "2x2", "--payload", "1MB", "--years", "2", "--break-even"]
+    page = str(tmp_path / "page.html")
+
+    for more in ("--failures-per-1000-host-days 0 --repair 1h", "--preset llama-3 --repair 0s"):
+        assert forecast(*words, *more.split(), "-o", page) == 0
+
+
 def test_break_evens_say_where_the_best_answer_changes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -1,5 +1,7 @@
 """The compiled walk does what a slow, plain simulator does, to the nanosecond but for rounding."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ from forecasts import DAY_S, WALK_CASES, prices_of, scenario
 from meshmend.forecast.answers import FOUR, Answer, answer_named
 from meshmend.forecast.forecasting import CAUSES, forecast, outages_of_year, year_runner
 from meshmend.forecast.machine import machine_of
-from meshmend.forecast.scenario import RepairModel
+from meshmend.forecast.scenario import JobModel, RepairModel
 from meshmend.forecast.walk_arrays import Ints
 from slow_forecast import slow_totals
 
@@ -55,6 +57,16 @@ def test_a_thousand_years_add_up_too() -> None:
     for each in found.answers:
         assert abs(each.goodput + sum(each.lost.values()) - 1) < 1e-12
         assert each.goodput == pytest.approx(each.goodputs.mean(), abs=1e-12)
+
+
+def test_rates_that_divide_badly_never_give_more_time_than_there_is() -> None:
+    """A step of 321 and 20.5 us once gave a rate above 1, and chips that were less than missing."""
+    asked = scenario("4x4", per_1000_days={"chip": 2.0}, repair=RepairModel(DAY_S), unit=(1, 1))
+    for compute_s in (321e-6, 0.1, 1 / 3, 362.0e-6):
+        prices = prices_of(asked, compute_s=compute_s, full_s=20.5e-6)
+
+        for each in forecast(replace(asked, job=JobModel()), prices, n_years=3).answers:
+            assert (each.years_ns >= 0).all()
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others() -> None:

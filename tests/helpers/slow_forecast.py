@@ -304,7 +304,8 @@ class SlowJob:
                 self.since_save = self.unsaved = 0
 
     def _train(self, dt: int) -> None:
-        with_chips, useful = round(dt * self.rates[0]), round(dt * self.rates[1])
+        with_chips = min(dt, round(dt * self.rates[0]))
+        useful = min(with_chips, round(dt * self.rates[1]))
         self.spent["missing"] += dt - with_chips
         self.spent["slow"] += with_chips - useful
         self.spent["useful"] += useful

@@ -101,16 +101,15 @@ def _table(result: Forecast, price: float | None) -> str:
 
 
 def _charts(repairs: Curve, failures: Curve, spares: Curve, chips: Curve) -> list[str]:
-    """Return goodput against each input, one card each; with one size alone there is no curve."""
+    """Return goodput against each input, one card each; a range of one value has no curve."""
     hours = Curve(tuple(value / 3600 for value in repairs.values), repairs.goodputs)
-    svgs = [
-        _chart(hours, Axis("mean repair time, hours")),
-        _chart(failures, Axis("failures of the machine per day")),
-        _chart(spares, Axis("spare units", log=False)),
+    pairs = [
+        (hours, Axis("mean repair time, hours")),
+        (failures, Axis("failures of the machine per day")),
+        (spares, Axis("spare units", log=False)),
+        (chips, Axis("chips of the machine")),
     ]
-    if len(chips.values) > 1:
-        svgs.append(_chart(chips, Axis("chips of the machine")))
-    return [card(svg) for svg in svgs]
+    return [card(_chart(curve, axis)) for curve, axis in pairs if len(set(curve.values)) > 1]
 
 
 def _chart(curve: Curve, axis: Axis) -> str:

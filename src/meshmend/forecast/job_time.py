@@ -65,8 +65,9 @@ def _train(own: Ints, fig: Floats, passed: int) -> None:
     before = own[CYCLE_NS]
     after = before + passed
     training = _trained(own, after) - _trained(own, before)
-    with_chips = np.int64(np.rint(training * fig[CHIP_RATE]))
-    useful = np.int64(np.rint(training * fig[RATE]))
+    # A rate may be above 1 by the last bit of its division.
+    with_chips = min(training, np.int64(np.rint(training * fig[CHIP_RATE])))
+    useful = min(with_chips, np.int64(np.rint(training * fig[RATE])))
     own[CHECKPOINTS] += passed - training
     own[MISSING_CHIPS] += training - with_chips
     own[SLOW_DOWN] += with_chips - useful

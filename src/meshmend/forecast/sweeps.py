@@ -185,7 +185,7 @@ def break_evens(
     found = []
     for at in range(len(curve.values) - 1):
         below, above = curve.best(at), curve.best(at + 1)
-        if below == above:
+        if below == above or curve.values[at] == curve.values[at + 1]:
             continue
         before = curve.goodputs[below][at] - curve.goodputs[above][at]
         after = curve.goodputs[below][at + 1] - curve.goodputs[above][at + 1]
