@@ -11,9 +11,11 @@ from meshmend.errors import UnitError
 from meshmend.units import (
     format_bandwidth,
     format_bytes,
+    format_duration,
     format_time,
     parse_bandwidth,
     parse_bytes,
+    parse_duration,
     parse_payloads,
     parse_time,
 )
@@ -163,3 +165,25 @@ def test_a_unit_in_the_wrong_letters_gets_a_hint(text: str, meant: str) -> None:
 def test_a_bandwidth_without_a_unit_is_asked_for_one() -> None:
     with pytest.raises(UnitError, match=r"a bandwidth needs one of the units .*, but got '70'$"):
         parse_bandwidth("70")
+
+
+@pytest.mark.parametrize(
+    ("text", "time_s"),
+    [("90s", 90), ("20min", 1200), ("24h", 86400), ("2d", 172800), ("0.5 weeks", 302400)],
+)
+def test_a_duration_is_read(text: str, time_s: float) -> None:
+    assert parse_duration(text) == time_s
+
+
+@pytest.mark.parametrize("text", ["24", "24 hours", "-1h", "soon", "1e99h"])
+def test_a_duration_without_a_known_unit_or_below_zero_is_refused(text: str) -> None:
+    with pytest.raises(UnitError, match="a duration needs"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("time_s", "words"),
+    [(0.5, "500 ms"), (90, "1.5 min"), (86400, "24 h"), (3 * 86400, "3 days")],
+)
+def test_a_duration_is_written_in_the_unit_that_fits(time_s: float, words: str) -> None:
+    assert format_duration(time_s) == words

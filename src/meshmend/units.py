@@ -7,6 +7,7 @@ where they would change the meaning: `Mb` is refused, because it may be read as 
     102.4MB   64KiB   4 MiB   1e6                  bytes
     70GB/s    50Mbit/s   50Mbit   400Gbps          bytes a second; never without a unit
     0.5us     50ns   1ms   2s   1e-6               seconds
+    90s   20min   24h   2d   3weeks                seconds, of what takes longer
     1KB..1GB                                       payloads for a sweep: 1 KB, 10 KB, ..., 1 GB
     1KB..1GB:3                                     the same with three payloads a decade
     4x25MB                                         four buckets of 25 MB
@@ -52,6 +53,15 @@ _TIMES: Mapping[str, Fraction] = {
     "μs": Fraction(1, 10**6),  # Greek mu
     "ns": Fraction(1, 10**9),
 }
+_DURATIONS: Mapping[str, Fraction] = {
+    "ms": Fraction(1, 10**3),
+    "s": Fraction(1),
+    "min": Fraction(60),
+    "h": Fraction(3600),
+    "d": Fraction(86400),
+    "weeks": Fraction(7 * 86400),
+    "years": Fraction(36525 * 864),  # of 365.25 days
+}
 
 
 def parse_bytes(text: str) -> int:
@@ -83,6 +93,15 @@ def parse_time(text: str) -> float:
         UnitError: no number, an unknown unit, or a negative one.
     """
     return float(_quantity(text, _TIMES, "a time", "0.5us, 50ns or 2s"))
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds that `20min`, `24h`, `2d` or `90s` names; a unit is needed.
+
+    Raises:
+        UnitError: no number, no unit or an unknown one, or a negative number.
+    """
+    return float(_quantity(text, _DURATIONS, "a duration", "90s, 20min, 24h or 2d"))
 
 
 def parse_payloads(text: str) -> tuple[int, ...]:
@@ -142,6 +161,13 @@ def format_bandwidth(bandwidth_bytes_per_s: float) -> str:
 def format_time(time_s: float) -> str:
     """Return a time with three significant digits, in ns, us, ms or s: `1.86 ms`."""
     return _format(time_s, ((1e-9, "ns"), (1e-6, "us"), (1e-3, "ms"), (1.0, "s")))
+
+
+def format_duration(time_s: float) -> str:
+    """Return a time with three significant digits, in ms, s, min, h or days: `24 h`, `2 days`."""
+    units = ((1e-3, "ms"), (1.0, "s"), (60.0, "min"), (3600.0, "h"), (2 * 86400.0, "days"))
+    shown = _format(time_s, units)
+    return f"{float(f'{time_s / 86400:.3g}'):g} days" if shown.endswith("days") else shown
 
 
 def _quantity(text: str, units: Mapping[str, Fraction], what: str, example: str) -> Fraction:

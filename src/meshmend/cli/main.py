@@ -26,6 +26,7 @@ _COMMANDS: Final = (
     ("verify", "plan", "verify_command"),
     ("algorithms", "plan", "algorithms_command"),
     ("simulate", "simulate", "simulate_command"),
+    ("forecast", "forecast", "forecast_command"),
     ("fabrics", "fabrics", "fabrics_command"),
     ("show", "show", "show_command"),
     ("figures", "figures", "figures_command"),

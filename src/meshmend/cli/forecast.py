@@ -1,0 +1,307 @@
+"""`meshmend forecast`: what failures cost over years, and which answer to them is best."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from meshmend.cli.console import (
+    announce_compilation,
+    cache_dir,
+    check_suffix,
+    check_writable,
+    note,
+    print_json,
+    progress,
+    write_text,
+)
+from meshmend.cli.options import JsonOption
+from meshmend.errors import InputError
+
+if TYPE_CHECKING:
+    from meshmend.forecast.forecasting import Forecast
+    from meshmend.forecast.questions import ForecastQuestion
+
+Text = str | None
+_MACHINE, _FAILURES, _REPAIR = "Machine", "Failures", "Repair"
+_JOB, _SPARES, _RUN = "Job", "Spares", "Run"
+
+
+def _option(name: str, metavar: str, words: str, panel: str) -> typer.models.OptionInfo:
+    return typer.Option(f"--{name}", metavar=metavar, help=words, rich_help_panel=panel)  # type: ignore[no-any-return]
+
+
+def forecast_command(
+    mesh: Annotated[Text, _option("mesh", "RxC", "Extents, up to three.", _MACHINE)] = None,
+    wrap: Annotated[Text, _option("wrap", "AXES", "none, all, or 0,1.", _MACHINE)] = None,
+    host: Annotated[Text, _option("host", "4x2", "Chips of a host.", _MACHINE)] = None,
+    board: Annotated[Text, _option("board", "2x2", "Chips of a board.", _MACHINE)] = None,
+    rack: Annotated[
+        Text, _option("rack", "16x8", "Chips of a rack or power domain.", _MACHINE)
+    ] = None,
+    failures_per_1000_host_days: Annotated[
+        Text, _option("failures-per-1000-host-days", "N", "Failures of one host.", _FAILURES)
+    ] = None,
+    failures_per_1000_chip_days: Annotated[
+        Text, _option("failures-per-1000-chip-days", "N", "Of one chip.", _FAILURES)
+    ] = None,
+    failures_per_1000_link_days: Annotated[
+        Text, _option("failures-per-1000-link-days", "N", "Of one link.", _FAILURES)
+    ] = None,
+    failures_per_1000_board_days: Annotated[
+        Text, _option("failures-per-1000-board-days", "N", "Of one board.", _FAILURES)
+    ] = None,
+    failures_per_1000_rack_days: Annotated[
+        Text, _option("failures-per-1000-rack-days", "N", "Of one rack.", _FAILURES)
+    ] = None,
+    failure_shape: Annotated[
+        Text, _option("failure-shape", "K", "Weibull shape; 1: exponential.", _FAILURES)
+    ] = None,
+    burst: Annotated[
+        Text, _option("burst", "SHARE", "Failures that pull down another.", _FAILURES)
+    ] = None,
+    burst_window: Annotated[
+        Text, _option("burst-window", "1h", "How soon after, in the mean.", _FAILURES)
+    ] = None,
+    repair: Annotated[Text, _option("repair", "24h", "Mean time by hand.", _REPAIR)] = None,
+    repair_spread: Annotated[
+        Text, _option("repair-spread", "NAME", "fixed, exponential or lognormal.", _REPAIR)
+    ] = None,
+    repair_sigma: Annotated[
+        Text, _option("repair-sigma", "S", "Sigma of lognormal times.", _REPAIR)
+    ] = None,
+    automatic_repair: Annotated[
+        Text, _option("automatic-repair", "2h", "Tried before a repair by hand.", _REPAIR)
+    ] = None,
+    automatic_success: Annotated[
+        Text, _option("automatic-success", "SHARE", "How often that is enough.", _REPAIR)
+    ] = None,
+    crews: Annotated[
+        Text, _option("crews", "N", "Repairs by hand at the same time; 0: any number.", _REPAIR)
+    ] = None,
+    detection: Annotated[
+        Text, _option("detection", "1min", "Until a failure is noticed.", _JOB)
+    ] = None,
+    restart: Annotated[Text, _option("restart", "20min", "From a checkpoint.", _JOB)] = None,
+    recovery: Annotated[
+        Text, _option("recovery", "10s", "Pause of a job that goes on around a hole.", _JOB)
+    ] = None,
+    checkpoint_every: Annotated[
+        Text, _option("checkpoint-every", "30min", "Or young, or daly.", _JOB)
+    ] = None,
+    checkpoint_write: Annotated[
+        Text, _option("checkpoint-write", "1min", "Pause to write a checkpoint.", _JOB)
+    ] = None,
+    payload: Annotated[Text, _option("payload", "SIZE", "Bytes to sum per chip.", _JOB)] = None,
+    fabric: Annotated[
+        Text, _option("fabric", "NAME", "The links: 'meshmend fabrics' lists them.", _JOB)
+    ] = None,
+    algorithm: Annotated[
+        Text, _option("algorithm", "NAME", "How to sum around holes; auto, ft-two-d, ...", _JOB)
+    ] = None,
+    compute: Annotated[Text, _option("compute", "90ms", "Compute time of a step.", _JOB)] = None,
+    allreduce_share: Annotated[
+        Text, _option("allreduce-share", "SHARE", "Of a step, instead of --compute.", _JOB)
+    ] = None,
+    batch: Annotated[
+        Text, _option("batch", "WORD", "With fewer chips: kept, or shrunk.", _JOB)
+    ] = None,
+    spares: Annotated[Text, _option("spares", "N", "Spare units.", _SPARES)] = None,
+    spare_unit: Annotated[
+        Text, _option("spare-unit", "WHAT", "host, board, rack, row, column, or 4x4x4.", _SPARES)
+    ] = None,
+    switch_in: Annotated[
+        Text, _option("switch-in", "5min", "Time to switch in a spare.", _SPARES)
+    ] = None,
+    preset: Annotated[
+        list[str] | None,
+        typer.Option("--preset", metavar="NAME", help="Public figures; repeat for more."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="Inputs in a TOML file; see --example.")
+    ] = None,
+    answer: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--answer",
+            metavar="NAME",
+            help="fire-fighter, sub-mesh, spares, fault-tolerant, or a mixture: "
+            "spares+fault-tolerant, spares+sub-mesh, fault-tolerant:2+spares. Repeat for more.",
+        ),
+    ] = None,
+    years: Annotated[int, typer.Option("--years", help="Years to simulate.")] = 100,
+    seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same bits.")] = 0,
+    price: Annotated[
+        float | None, typer.Option("--price", help="Price of a chip for an hour.")
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", help="Replay failures: a CSV of node,down,up, or LANL's file."),
+    ] = None,
+    fit: Annotated[
+        bool, typer.Option("--fit", help="With --trace: print the rates that fit it, and stop.")
+    ] = False,
+    break_even: Annotated[
+        bool, typer.Option("--break-even", help="Say where the best answer changes.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write an HTML page with charts.")
+    ] = None,
+    example: Annotated[
+        bool, typer.Option("--example", help="Print a commented file for --config.")
+    ] = False,
+    list_presets: Annotated[
+        bool, typer.Option("--list-presets", help="Print the presets and their sources.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Say how much training a machine gives when its parts fail, for each answer to a failure.
+
+    Simulates years of failures and repairs, the same ones for each answer: wait for the repair
+    (fire-fighter), train in the largest intact box (sub-mesh), switch in spares, or go on around
+    the hole (fault-tolerant). Goodput is the training done over what the full machine would do if
+    nothing failed. Every input that is not given is printed as an assumption.
+
+    **Examples**
+
+    - meshmend forecast --mesh 32x32 --host 4x2 --failures-per-1000-host-days 6.5 --repair 24h
+
+    - meshmend forecast --preset tpu-v3-bert --preset meta-rsc-1 --repair 2d -o forecast.html
+
+    - meshmend forecast --mesh 64x64 --preset llama-3 --repair 1d --answer spares --spares 8 --json
+    """
+    given = {
+        name.replace("_", "-"): value
+        for name, value in locals().items()
+        if name not in _NO_INPUTS and value is not None
+    }
+    if example or list_presets:
+        _print_help(example=example)
+        return
+    from meshmend.forecast.inputs import gathered
+
+    if fit:
+        _print_fit(trace, as_json=as_json)
+        return
+    check_suffix(output, ".html")
+    check_writable(output)
+    if price is not None and not 0 <= price < 1e9:
+        raise InputError(f"--price needs a number from 0 to 1e9, but got {price}")
+    from_file: dict[str, str] = {}
+    presets = tuple(preset or ())
+    if config is not None:
+        from meshmend.forecast.config_file import read_config
+
+        from_file, of_file = read_config(config)
+        presets = (*of_file, *presets)
+    inputs = gathered(given, from_file, presets)
+    announce_compilation()
+    from meshmend.cli.forecast_table import document_of, print_forecast
+    from meshmend.forecast.questions import question_of
+
+    question = question_of(inputs)
+    result = _forecast(question, answer, trace, (years, seed), quiet=as_json)
+    if output is not None:
+        _write_page(question, result, output, price=price, seed=seed, quiet=as_json)
+    changes = _changes(result, seed, quiet=as_json) if break_even else None
+    if as_json:
+        print_json(document_of(question, result, price, changes))
+    else:
+        print_forecast(question, result, price, changes)
+        if output is not None:
+            print(f"written      {output}")
+
+
+_NO_INPUTS = frozenset(
+    [
+        *("preset", "config", "answer", "years", "seed", "price", "trace", "fit", "output"),
+        *("example", "list_presets", "as_json", "break_even"),
+    ]
+)
+
+
+def _print_help(*, example: bool) -> None:
+    if example:
+        from meshmend.forecast.config_file import example_config
+
+        print(example_config(), end="")
+        return
+    from meshmend.forecast.presets import PRESETS
+
+    for preset in PRESETS.values():
+        print(f"{preset.name}: {preset.source}.")
+        for name, value in preset.values.items():
+            print(f"    --{name} {value}")
+
+
+def _print_fit(trace: Path | None, *, as_json: bool) -> None:
+    if trace is None:
+        raise InputError("--fit needs a trace: give --trace FILE")
+    from meshmend.forecast.failure_trace import read_trace
+    from meshmend.forecast.trace_fit import fitted
+
+    found = fitted(read_trace(trace))
+    if as_json:
+        print_json(found.summary())
+    else:
+        print(found.describe())
+
+
+def _forecast(
+    question: "ForecastQuestion",
+    names: list[str] | None,
+    trace: Path | None,
+    run: tuple[int, int],
+    *,
+    quiet: bool,
+) -> "Forecast":
+    from meshmend.forecast.answers import FOUR, answers_named
+    from meshmend.forecast.forecasting import check_run, forecast
+    from meshmend.forecast.hole_prices import step_prices
+    from meshmend.forecast.machine import machine_of
+    from meshmend.planning.progress import ProgressShares
+
+    n_years, seed = run
+    answers = answers_named(names) if names else FOUR
+    check_run(n_years, seed)
+    scenario = question.scenario
+    with progress(quiet=quiet) as bar:
+        shares = ProgressShares(bar, 2).in_turn()
+        machine = machine_of(scenario)
+        prices = step_prices(machine, cache_dir=cache_dir(), progress=next(shares))
+        if trace is not None:
+            from meshmend.forecast.failure_trace import read_trace, replayed
+
+            return replayed(read_trace(trace), machine, prices, answers)
+        return forecast(
+            scenario, prices, answers, n_years=n_years, seed=seed, progress=next(shares)
+        )
+
+
+def _changes(result: "Forecast", seed: int, *, quiet: bool) -> list[str]:
+    from meshmend.forecast.sweeps import Sweeper, change_lines
+    from meshmend.planning.progress import ProgressShares
+
+    with progress(quiet=quiet) as bar:
+        sweeper, shares = Sweeper(result, seed), ProgressShares(bar, 3).in_turn()
+        repairs = sweeper.repair_curve(next(shares))
+        failures = sweeper.failure_curve(next(shares))
+        return change_lines(repairs, failures, sweeper.spares_curve(next(shares)))
+
+
+def _write_page(
+    question: "ForecastQuestion",
+    result: "Forecast",
+    path: Path,
+    *,
+    price: float | None,
+    seed: int,
+    quiet: bool,
+) -> None:
+    from meshmend.forecast.forecast_page import forecast_page
+
+    with progress(quiet=quiet) as bar:
+        text = forecast_page(question, result, price=price, seed=seed, progress=bar)
+    write_text(path, text)
+    if not quiet:
+        note(f"meshmend: {path} needs no network; open it in a browser")

@@ -1,0 +1,206 @@
+"""The machine of a scenario as arrays: its domains, what each takes down, and its units.
+
+Domains of the mesh come first, kind by kind, then those of spare units. A **slot** is the place of
+a unit in the mesh; where spares are used, an empty slot is a hole.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.forecast.scenario import KINDS, Scenario, Shape
+from meshmend.forecast.walk_arrays import AT_BORDER, CUTS, SUPPORTED, Ints
+from meshmend.topology.failures import Block, Chip, Failure, Link
+
+
+@dataclass(frozen=True)
+class Domain:
+    """What fails together: a block of chips or a link, and its kind."""
+
+    kind: str
+    failure: Failure
+
+
+@dataclass(frozen=True, eq=False)
+class Machine:
+    """The domains, units and chips of a scenario; `kind_of` goes by domain number.
+
+    `holes` are the domains of the mesh and then its slots.
+    """
+
+    scenario: Scenario
+    domains: tuple[Domain, ...]
+    slots: tuple[Block, ...]
+    kind_of: NDArray[np.int32]
+    lives: tuple[float, ...]
+    unit_first: Ints
+    domain_units: Ints
+
+    @property
+    def n_slots(self) -> int:
+        return len(self.slots)
+
+    @property
+    def n_units(self) -> int:
+        return len(self.slots) + self.scenario.spares.n_units
+
+    @property
+    def holes(self) -> tuple[Failure, ...]:
+        return (*(domain.failure for domain in self.domains), *self.slots)
+
+    @property
+    def failures_per_s(self) -> float:
+        """How often anything of the mesh fails, while all of it is up."""
+        failures = self.scenario.failures
+        rates = [1.0 / failures.mean_up_s(d.kind) / (1.0 - failures.burst) for d in self.domains]
+        return math.fsum(rates)
+
+
+def machine_of(scenario: Scenario) -> Machine:
+    """Return the machine of a scenario; kinds of domains that never fail are left out."""
+    failing = [kind for kind in KINDS if scenario.failures.per_1000_days.get(kind, 0.0) > 0]
+    by_kind = {kind: list(_domains(scenario, kind)) for kind in failing}
+    domains = [domain for kind in failing for domain in by_kind[kind]]
+    slots = tuple(_tiles(scenario.mesh.shape, scenario.spares.unit))
+    units = [_units_of(scenario, domain.failure) for domain in domains]
+    in_first = [domain for domain, of in zip(domains, units, strict=True) if 0 in of]
+    spare_kinds = [domain.kind for domain in in_first if domain.kind != "rack"]
+    names = [domain.kind for domain in domains]
+    for spare in range(scenario.spares.n_units):
+        names += spare_kinds
+        units += [[len(slots) + spare]] * len(spare_kinds)
+    first = np.cumsum([0, *map(len, units)], dtype=np.int64)
+    return Machine(
+        scenario,
+        tuple(domains),
+        slots,
+        np.array([failing.index(name) for name in names], dtype=np.int32),
+        tuple(_lives(scenario, by_kind)),
+        first,
+        np.array([unit for of in units for unit in of], dtype=np.int64),
+    )
+
+
+def _lives(scenario: Scenario, by_kind: Mapping[str, Sequence[Domain]]) -> Iterator[float]:
+    """Yield what `outages` wants of each kind: scale, shape, first domain, one past the last."""
+    failures, first = scenario.failures, 0
+    for kind, domains in by_kind.items():
+        yield failures.mean_up_s(kind) * 1e9 / math.gamma(1.0 + 1.0 / failures.shape)
+        yield failures.shape
+        yield first
+        first += len(domains)
+        yield first
+
+
+def _domains(scenario: Scenario, kind: str) -> Iterator[Domain]:
+    if kind == "link":
+        yield from (Domain(kind, link) for link in _links(scenario))
+    else:
+        blocks = _tiles(scenario.mesh.shape, scenario.shape_of(kind))
+        yield from (Domain(kind, block) for block in blocks)
+
+
+def _tiles(extents: Shape, shape: Shape) -> Iterator[Block]:
+    pairs = zip(extents, shape, strict=True)
+    corners = itertools.product(*(range(0, size, part) for size, part in pairs))
+    return (Block(shape, corner) for corner in corners)
+
+
+def _links(scenario: Scenario) -> Iterator[Link]:
+    """Yield every link of the mesh, by its first chip and axis."""
+    mesh = scenario.mesh
+    for chip in itertools.product(*map(range, mesh.shape)):
+        for axis, size in enumerate(mesh.shape):
+            if chip[axis] + 1 < size:
+                yield Link.between(chip, _moved(chip, axis, chip[axis] + 1))
+            elif mesh.wrap[axis] and size > 2:
+                yield Link.between(chip, _moved(chip, axis, 0))
+
+
+def _moved(chip: Chip, axis: int, to: int) -> Chip:
+    return (*chip[:axis], to, *chip[axis + 1 :])
+
+
+def _units_of(scenario: Scenario, failure: Failure) -> list[int]:
+    """Return the units that a failure takes down; a link counts for that of its first chip."""
+    extents, unit = scenario.mesh.shape, scenario.spares.unit
+    block = Block((1,) * len(extents), failure.first) if isinstance(failure, Link) else failure
+    ranges = [
+        range(at // part, (at + size - 1) // part + 1)
+        for at, size, part in zip(block.origin, block.shape, unit, strict=True)
+    ]
+    counts = [size // part for size, part in zip(extents, unit, strict=True)]
+    return [int(np.ravel_multi_index(at, counts)) for at in itertools.product(*ranges)]
+
+
+def padded(shape: Sequence[int], fill: int) -> list[int]:
+    """Return a shape on three axes, with `fill` in front."""
+    return [fill] * (3 - len(shape)) + list(shape)
+
+
+@dataclass(frozen=True, eq=False)
+class HoleArrays:
+    """Where each hole lies, on three axes; the fields go by the parts of `walk_arrays`."""
+
+    boxes: Ints
+    first: Ints
+    chips: Ints
+    link_of: Ints
+    flags: Ints
+
+
+def hole_arrays(machine: Machine) -> HoleArrays:
+    """Return where the holes of a machine lie; all of them count as supported."""
+    extents = machine.scenario.mesh.shape
+    shape = padded(extents, 1)
+    holes = machine.holes
+    boxes = np.zeros((len(holes), 6), dtype=np.int64)
+    link_of = np.full(len(holes), -1, dtype=np.int64)
+    flags = np.full(len(holes), SUPPORTED, dtype=np.int64)
+    chips: list[NDArray[np.int64]] = []
+    for number, hole in enumerate(holes):
+        if isinstance(hole, Link):
+            boxes[number], link_of[number] = _link_place(hole, shape)
+            chips.append(np.empty(0, dtype=np.int64))
+        else:
+            starts, sizes = padded(hole.origin, 0), padded(hole.shape, 1)
+            boxes[number] = [
+                at
+                for start, size in zip(starts, sizes, strict=True)
+                for at in (2 * start, 2 * (start + size) - 2)
+            ]
+            grid = np.ix_(*(np.arange(a, a + n) for a, n in zip(starts, sizes, strict=True)))
+            chips.append(np.ravel_multi_index(grid, shape).ravel())
+        flags[number] |= _cut_flags(boxes[number], shape, padded(machine.scenario.mesh.wrap, 0))
+    first = np.cumsum([0, *map(len, chips)], dtype=np.int64)
+    return HoleArrays(boxes, first, np.concatenate(chips), link_of, flags)
+
+
+def _cut_flags(box: Ints, shape: Sequence[int], wrap: Sequence[int]) -> int:
+    """Return the flags of a hole that may cut a mesh, alone or together with others."""
+    lengths = (box[1::2] - box[::2]) // 2 + 1
+    # A hole alone must reach from border to border on all axes but one.
+    flags = CUTS if (lengths == shape).sum() >= 2 else 0
+    for axis, extent in enumerate(shape):
+        first, last = box[2 * axis], box[2 * axis + 1]
+        # Around a torus, four holes or fewer reach only if each is long.
+        is_near = 4 * lengths[axis] > extent if wrap[axis] else first <= 1 or last >= 2 * extent - 3
+        if extent > 1 and is_near:
+            flags |= AT_BORDER
+    return int(flags)
+
+
+def _link_place(link: Link, shape: Sequence[int]) -> tuple[list[int], int]:
+    """Return the place of a link on the finer grid, and its number: chip x 3 + axis."""
+    one, other = padded(link.first, 0), padded(link.second, 0)
+    axis = next(axis for axis in range(3) if one[axis] != other[axis])
+    if other[axis] - one[axis] > 1:  # the link that wraps around belongs to the last chip
+        one, other = other, one
+    places = [2 * at for at in one]
+    places[axis] += 1
+    number = 3 * int(np.ravel_multi_index(one, shape)) + axis
+    return [place for place in places for _ in range(2)], number

@@ -1,0 +1,238 @@
+"""When parts of the machine fail and come back: one year of transitions, sorted by time.
+
+Knows domains by their numbers alone, and nothing of jobs: what a job does changes no failure and no
+repair. So one list serves all answers.
+
+A domain that fails is first repaired automatically, if that is set; where this does not help, it
+waits for one of the repair crews and is repaired by hand. A failure may pull a second domain of its
+kind down soon after it, that one a third, and so on: a burst.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.forecast.draws import duration, key_of, uniform, weibull, weibull_residual
+from meshmend.kernels import inner_kernel, plain_kernel
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+TOO_MANY = -1  # the transitions do not fit into the arrays
+
+# Single figures: those of repair, then those of bursts.
+AUTO_NS, AUTO_SUCCESS, MANUAL_NS, SPREAD, SIGMA, CREWS, BURST, BURST_NS = range(8)
+# Then for each kind of domain: scale and shape of its lives, its first domain, one past its last.
+SCALE_NS, SHAPE, FIRST_DOMAIN, LAST_DOMAIN = range(8, 12)
+PER_KIND = 4
+
+# Single numbers of the array of whole numbers, and where its parts begin.
+_HEAP_SIZE, _N_OUT, _BUSY, _QUEUE_FIRST, _QUEUE_LAST, _N_DOMAINS, _MOST_OUT = range(7)
+_KIND_OF, _NEXT_FAIL, _LIVES, _QUEUE, _HEAP, OUT = range(7, 13)
+_PARTS_BEGIN = 16
+
+_DOWN = np.int64(2**62)  # as the next failure of a domain that is down
+_NEVER = np.int64(2**62 - 1)
+_LONGEST_NS = 4e18
+
+_FAIL, _TO_MANUAL, _UP, _UP_BY_HAND = 0, 1, 2, 3  # what happens to a domain next
+
+# Counters of the draws: 64 for the first life, then these for each repair and the life after it.
+_FIRST_LIFE, _PER_LIFE = 64, 9
+_BY_HAND, _AUTOMATIC, _SUCCESS, _HAS_BURST, _VICTIM, _BURST_WAIT, _LIFE = 0, 2, 4, 5, 6, 7, 8
+
+
+@dataclass(frozen=True, eq=False)
+class OutageArrays:
+    """The two arrays of a year: whole numbers, and the figures of the model.
+
+    The part OUT of the first holds the transitions: time in ns, domain, and 1 if it comes up.
+    """
+
+    own: Ints
+    fig: Floats
+
+    @property
+    def events(self) -> Ints:
+        """The transitions of the year, flat."""
+        return self.own[self.own[OUT] :]
+
+    @property
+    def n_most(self) -> int:
+        return int(self.own[_MOST_OUT])
+
+    @property
+    def n_domains(self) -> int:
+        return int(self.own[_N_DOMAINS])
+
+
+def outage_arrays(fig: Floats, kind_of: NDArray[np.int32], n_most: int) -> OutageArrays:
+    """Return empty arrays for at most so many transitions."""
+    n = len(kind_of)
+    sizes = {_KIND_OF: n, _NEXT_FAIL: n, _LIVES: n, _QUEUE: n, _HEAP: 3 * (n + n_most + 4)}
+    own = np.zeros(_PARTS_BEGIN + sum(sizes.values()) + 3 * n_most, dtype=np.int64)
+    begin = _PARTS_BEGIN
+    for part, size in sizes.items():
+        own[part] = begin
+        begin += size
+    own[OUT], own[_N_DOMAINS], own[_MOST_OUT] = begin, n, n_most
+    own[own[_KIND_OF] : own[_KIND_OF] + n] = kind_of
+    return OutageArrays(own, fig)
+
+
+@plain_kernel
+def fill_outages(own: Ints, fig: Floats, seed: int, year: int, horizon_ns: int) -> int:
+    """Fill `out` with the transitions of one year and return how many there are.
+
+    Returns `TOO_MANY` if they do not fit.
+    """
+    own[: _QUEUE_LAST + 1] = 0
+    for domain in range(own[_N_DOMAINS]):
+        kind = own[own[_KIND_OF] + domain]
+        own[own[_LIVES] + domain] = 0
+        key = key_of(seed, year, domain)
+        scale, shape = fig[SCALE_NS + PER_KIND * kind], fig[SHAPE + PER_KIND * kind]
+        life = weibull_residual(key, 0, scale, shape)
+        _fail_at(own, fig, domain, 0, life, horizon_ns)
+    first = own[_HEAP]
+    while own[_HEAP_SIZE] > 0 and own[first] < horizon_ns:
+        now, domain, what = own[first], own[first + 1], own[first + 2]
+        _pop(own)
+        full = own[_HEAP_SIZE] + 3 > own[_N_DOMAINS] + own[_MOST_OUT]
+        if full or own[_N_OUT] >= own[_MOST_OUT]:
+            return TOO_MANY
+        key = key_of(seed, year, domain)
+        if what == _FAIL:
+            if now == own[own[_NEXT_FAIL] + domain]:  # else a burst took it down before its time
+                _fail(own, fig, domain, now, key, horizon_ns)
+                if fig[AUTO_NS] <= 0.0:
+                    _ask_for_hand(own, fig, domain, now, seed, year)
+        elif what == _TO_MANUAL:
+            _ask_for_hand(own, fig, domain, now, seed, year)
+        else:
+            _come_up(own, fig, domain, now, key, horizon_ns)
+            if what == _UP_BY_HAND:
+                _free_crew(own, fig, now, seed, year)
+    return own[_N_OUT]
+
+
+@inner_kernel
+def _fail(own: Ints, fig: Floats, domain: int, now: int, key: np.uint64, horizon_ns: int) -> None:
+    """Take a domain down, begin its automatic repair, and perhaps a burst."""
+    at = _FIRST_LIFE + _PER_LIFE * own[own[_LIVES] + domain]
+    own[own[_NEXT_FAIL] + domain] = _DOWN
+    _emit(own, now, domain, 0)
+    if uniform(key, at + _HAS_BURST) < fig[BURST]:
+        kind = own[own[_KIND_OF] + domain]
+        first = int(fig[FIRST_DOMAIN + PER_KIND * kind])
+        n_others = int(fig[LAST_DOMAIN + PER_KIND * kind]) - first - 1
+        victim = first + int(uniform(key, at + _VICTIM) * n_others)
+        victim += 1 if victim >= domain and n_others > 0 else 0
+        wait = weibull(key, at + _BURST_WAIT, fig[BURST_NS], 1.0)
+        when = now + 1 + np.int64(wait)
+        if when < own[own[_NEXT_FAIL] + victim] and own[own[_NEXT_FAIL] + victim] != _DOWN:
+            _fail_at(own, fig, victim, now + 1, wait, horizon_ns)
+    if fig[AUTO_NS] > 0.0:
+        mean, spread = fig[AUTO_NS], int(fig[SPREAD])
+        time = duration(key, at + _AUTOMATIC, mean, spread, fig[SIGMA])
+        well = uniform(key, at + _SUCCESS) < fig[AUTO_SUCCESS]
+        _push(own, now + np.int64(time), domain, _UP if well else _TO_MANUAL)
+
+
+@inner_kernel
+def _ask_for_hand(own: Ints, fig: Floats, domain: int, now: int, seed: int, year: int) -> None:
+    """Begin the repair by hand, or put the domain into the queue for a crew."""
+    if fig[CREWS] > 0.0 and own[_BUSY] >= fig[CREWS]:
+        own[own[_QUEUE] + own[_QUEUE_LAST] % own[_N_DOMAINS]] = domain
+        own[_QUEUE_LAST] += 1
+        return
+    own[_BUSY] += 1
+    key = key_of(seed, year, domain)
+    at = _FIRST_LIFE + _PER_LIFE * own[own[_LIVES] + domain]
+    mean, spread = fig[MANUAL_NS], int(fig[SPREAD])
+    time = duration(key, at + _BY_HAND, mean, spread, fig[SIGMA])
+    _push(own, now + np.int64(min(time, _LONGEST_NS)), domain, _UP_BY_HAND)
+
+
+@inner_kernel
+def _free_crew(own: Ints, fig: Floats, now: int, seed: int, year: int) -> None:
+    """Give the crew that has finished to the first domain of the queue."""
+    own[_BUSY] -= 1
+    if own[_QUEUE_FIRST] < own[_QUEUE_LAST]:
+        domain = own[own[_QUEUE] + own[_QUEUE_FIRST] % own[_N_DOMAINS]]
+        own[_QUEUE_FIRST] += 1
+        _ask_for_hand(own, fig, domain, now, seed, year)
+
+
+@inner_kernel
+def _come_up(
+    own: Ints, fig: Floats, domain: int, now: int, key: np.uint64, horizon_ns: int
+) -> None:
+    """Bring a domain up, and draw its next life."""
+    _emit(own, now, domain, 1)
+    at = _FIRST_LIFE + _PER_LIFE * own[own[_LIVES] + domain]
+    own[own[_LIVES] + domain] += 1
+    kind = own[own[_KIND_OF] + domain]
+    life = weibull(key, at + _LIFE, fig[SCALE_NS + PER_KIND * kind], fig[SHAPE + PER_KIND * kind])
+    _fail_at(own, fig, domain, now, life, horizon_ns)
+
+
+@inner_kernel
+def _fail_at(own: Ints, fig: Floats, domain: int, now: int, life: float, horizon_ns: int) -> None:
+    """Set when a domain fails next; what lies beyond the horizon need not enter the heap."""
+    when = _NEVER if life >= _LONGEST_NS else now + np.int64(life)
+    own[own[_NEXT_FAIL] + domain] = when
+    if when < horizon_ns:
+        _push(own, when, domain, _FAIL)
+
+
+@inner_kernel
+def _emit(own: Ints, now: int, domain: int, up: int) -> None:
+    _put(own, own[OUT] + 3 * own[_N_OUT], now, domain, up)
+    own[_N_OUT] += 1
+
+
+@inner_kernel
+def _put(own: Ints, at: int, time: int, domain: int, what: int) -> None:
+    own[at], own[at + 1], own[at + 2] = time, domain, what
+
+
+@inner_kernel
+def _is_before(own: Ints, at: int, time: int, domain: int) -> bool:
+    """Whether an event of the heap comes first; of two at the same time, the lower domain does."""
+    return own[at] < time or (own[at] == time and own[at + 1] <= domain)
+
+
+@inner_kernel
+def _push(own: Ints, time: int, domain: int, what: int) -> None:
+    """Put an event into the heap."""
+    heap, at = own[_HEAP], own[_HEAP_SIZE]
+    own[_HEAP_SIZE] += 1
+    while at > 0:
+        above = heap + 3 * ((at - 1) // 2)
+        if _is_before(own, above, time, domain):
+            break
+        _put(own, heap + 3 * at, own[above], own[above + 1], own[above + 2])
+        at = (at - 1) // 2
+    _put(own, heap + 3 * at, time, domain, what)
+
+
+@inner_kernel
+def _pop(own: Ints) -> None:
+    """Take the first event out of the heap."""
+    own[_HEAP_SIZE] -= 1
+    heap, size, at = own[_HEAP], own[_HEAP_SIZE], 0
+    last = heap + 3 * size
+    time, domain, what = own[last], own[last + 1], own[last + 2]
+    while 2 * at + 1 < size:
+        below = 2 * at + 1
+        other = heap + 3 * (below + 1)
+        one = heap + 3 * below
+        if below + 1 < size and _is_before(own, other, own[one], own[one + 1]):
+            below, one = below + 1, other
+        if not _is_before(own, one, time, domain):
+            break
+        _put(own, heap + 3 * at, own[one], own[one + 1], own[one + 2])
+        at = below
+    _put(own, heap + 3 * at, time, domain, what)

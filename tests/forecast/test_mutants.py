@@ -1,0 +1,119 @@
+"""The comparison with the slow simulator finds mistakes in the walk: mutants, each of them found.
+
+The kernels are run as plain Python, from their own source with one line changed.
+"""
+
+import inspect
+import itertools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forecasts import DAY_S, WALK_CASES, prices_of
+from meshmend.forecast import holes, intact_box, job_time, walk
+from meshmend.forecast.answers import FOUR, answer_named
+from meshmend.forecast.forecasting import YearRunner, outages_of_year, year_runner
+from meshmend.forecast.machine import machine_of
+from meshmend.forecast.walk_arrays import FIRST_RULE, N_CAUSES, N_RULES, Ints
+from slow_forecast import slow_totals
+
+MODULES: tuple[ModuleType, ...] = (intact_box, job_time, holes, walk)
+ANSWERS = (*FOUR, answer_named("fault-tolerant:1+spares"))
+MUTANTS = {
+    "lost work is kept": ("own[USEFUL] -= own[UNSAVED_NS]", "own[USEFUL] -= 0"),
+    "a checkpoint saves nothing": (
+        "own[UNSAVED_NS] = min(useful, np.int64(np.rint(since * fig[RATE])))",
+        "own[UNSAVED_NS] += useful",
+    ),
+    "a fall back keeps its cycle": (
+        "    own[UNSAVED_NS] = 0\n    own[CYCLE_NS] = 0\n\n\n@inner_kernel\ndef save",
+        "    own[UNSAVED_NS] = 0\n\n\n@inner_kernel\ndef save",
+    ),
+    "no time to detect": ("DETECT, own[DETECTION_NS])", "DETECT, 0)"),
+    "waiting counts as restart": ("own[WAITING] += passed", "own[RESTART] += passed"),
+    "dead chips stay dead": ("own[dead] -= 1", "own[dead] -= 0"),
+    "overlapping holes count twice": (
+        "1 if own[dead] == 0 else 0\n        own[dead] += 1",
+        "1\n        own[dead] += 1",
+    ),
+    "a repair is not used": ("own[RECHECK] = 1", "own[RECHECK] = 0"),
+    "boxes never grow": ("own[BETWEEN_FAILURES_NS] > pause_ns", "own[BETWEEN_FAILURES_NS] > 2**62"),
+    "a box is hit from outside": ("if own[CONFIG] != IN_BOX:", "if own[CONFIG] != NOWHERE:"),
+    "a box is never hit": (
+        "if own[CONFIG] != IN_BOX:\n        return took_any",
+        "return own[CONFIG] != IN_BOX and took_any",
+    ),
+    "spares are free": ("(own[SWITCH_IN_NS] if was_switched else 0)", "-own[RESTART_NS]"),
+    "spares come too early": ("own[N_HOLES] > own[HOLES_BEFORE_SPARES]:", "own[N_HOLES] > 0:"),
+    "idle spares never fail": ("own[N_IDLE] -= 1\n            return", "return"),
+    "one hole is priced": ("extra += own[own[HOLE_EXTRA_NS]", "extra = own[own[HOLE_EXTRA_NS]"),
+    "the batch shrinks": ("elif own[KEEPS_BATCH]:", "elif not own[KEEPS_BATCH]:"),
+    "cut meshes go on whole": ("return _largest_part(own)", "return n_live"),
+    "going on loses work": ("if own[CONFIG] != ON_MESH:\n        fall_back(own)", "fall_back(own)"),
+}
+
+
+def plain_walk(change: tuple[str, str] | None = None) -> Callable[..., None]:
+    """Return `walk_year` as plain Python, with one piece of its source changed."""
+    source = "\n".join(inspect.getsource(module) for module in MODULES)
+    if change is not None:
+        assert source.count(change[0]) == 1, "a mutant changes one place"
+        source = source.replace(*change)
+    source = re.sub(r"from meshmend\.forecast\.(?!walk_arrays)\w+ import [^(\n]*\n", "", source)
+    source = re.sub(r"from meshmend\.kernels import .*\n", "", source)
+    names: dict[str, Any] = {"inner_kernel": lambda f: f, "plain_kernel": lambda f: f}
+    exec(compile(source, "walk", "exec"), names)
+    found: Callable[..., None] = names["walk_year"]
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Transitions of one machine, and what the slow simulator says of each answer."""
+
+    runner: YearRunner
+    events: Ints
+    expected: dict[str, list[int]]
+
+
+def prepared(case: str, year: int) -> Prepared:
+    asked = WALK_CASES[case]
+    runner = year_runner(machine_of(asked), prices_of(asked, extra_s=0.002), year_s=40 * DAY_S)
+    outages, n = outages_of_year(runner, runner.outages(with_spares=True), 3, year)
+    events = outages.events[: 3 * n].copy()
+    slow = {
+        answer.name: slow_totals(runner, asked, answer, events, *MEASURED) for answer in ANSWERS
+    }
+    return Prepared(runner, events, slow)
+
+
+MEASURED = (20 * round(DAY_S * 1e9), 60 * round(DAY_S * 1e9))
+PREPARED = [prepared("chips and boards", 0), prepared("chips and boards", 4), prepared("a line", 0)]
+
+
+def is_right(walk_year: Callable[..., None]) -> bool:
+    """Whether a walk agrees with the slow simulator in every answer."""
+    for case, answer in itertools.product(PREPARED, ANSWERS):
+        own = case.runner.own
+        own[FIRST_RULE : FIRST_RULE + N_RULES] = case.runner.rules_of(answer)
+        try:
+            walk_year(own, case.runner.fig, case.events, len(case.events) // 3, *MEASURED)
+        except (IndexError, ZeroDivisionError):
+            return False
+        if max(abs(own[:N_CAUSES] - np.array(case.expected[answer.name]))) > 20_000:
+            return False
+    return True
+
+
+def test_the_walk_as_it_is_agrees_with_the_slow_simulator() -> None:
+    assert is_right(plain_walk())
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mistake_in_the_walk_is_found(name: str) -> None:
+    assert not is_right(plain_walk(MUTANTS[name]))

@@ -1,0 +1,116 @@
+"""Scenarios for the tests of forecasts: small machines, and prices that need no planning."""
+
+import numpy as np
+
+from meshmend.forecast.hole_prices import StepPrices
+from meshmend.forecast.machine import machine_of
+from meshmend.forecast.scenario import (
+    FailureModel,
+    JobModel,
+    RepairModel,
+    Scenario,
+    Shape,
+    SpareModel,
+)
+from meshmend.topology.text import parse_mesh
+
+HOUR_S, DAY_S = 3600.0, 86400.0
+# A job that loses nothing but what failures take: no pauses, and saved every second.
+FREE_JOB = JobModel(
+    detection_s=0.0,
+    restart_s=0.0,
+    recovery_s=0.0,
+    checkpoint_every=1.0,
+    checkpoint_write_s=0.0,
+    keeps_batch=False,
+)
+
+
+def scenario(
+    mesh: str = "8x8",
+    *,
+    per_1000_days: dict[str, float],
+    repair: RepairModel,
+    job: JobModel = FREE_JOB,
+    spares: int = 0,
+    unit: Shape = (4, 2),
+    host: Shape = (4, 2),
+    wrap: str = "none",
+    shape: float = 1.0,
+    burst: float = 0.0,
+    rack: Shape = (),
+) -> Scenario:
+    """Return a scenario whose spares are switched in at once."""
+    return Scenario(
+        parse_mesh(mesh, wrap=wrap),
+        FailureModel(per_1000_days, shape, burst),
+        repair,
+        job,
+        SpareModel(spares, unit, 0.0),
+        host=host,
+        rack=rack,
+    )
+
+
+def prices_of(
+    asked: Scenario, *, compute_s: float = 0.094, full_s: float = 0.006, extra_s: float = 0.0
+) -> StepPrices:
+    """Return prices by which every hole adds the same, rising with its number."""
+    n = len(machine_of(asked).holes)
+    extra = np.round(extra_s * (1.0 + np.arange(n) / n), 9)  # whole nanoseconds
+    box_s = tuple(full_s * (1.0 + 0.1 * (7 - spanned)) for spanned in range(8))
+    return StepPrices(compute_s, full_s, box_s, extra, (True,) * n, 0, "made up")
+
+
+JOB = JobModel(
+    detection_s=120.0,
+    restart_s=900.0,
+    recovery_s=30.0,
+    checkpoint_every=1800.0,
+    checkpoint_write_s=60.0,
+)
+SLOW_REPAIR = RepairModel(1.5 * DAY_S, automatic_s=HOUR_S, automatic_success=0.3)
+# Small machines that fail often, of every kind of domain.
+WALK_CASES = {
+    "hosts": scenario(
+        "8x4", per_1000_days={"host": 60}, repair=SLOW_REPAIR, job=JOB, spares=1, unit=(4, 2)
+    ),
+    "chips and boards": scenario(
+        "4x4",
+        per_1000_days={"chip": 20, "board": 20},
+        repair=SLOW_REPAIR,
+        job=JOB,
+        spares=2,
+        unit=(2, 2),
+    ),
+    "links": scenario(
+        "3x4",
+        per_1000_days={"chip": 15, "link": 15},
+        repair=SLOW_REPAIR,
+        job=JOB,
+        unit=(1, 1),
+        spares=1,
+    ),
+    "torus": scenario(
+        "4x5",
+        wrap="all",
+        per_1000_days={"chip": 20, "link": 10},
+        repair=SLOW_REPAIR,
+        job=JOB,
+        unit=(1, 1),
+        spares=2,
+    ),
+    "three axes": scenario(
+        "3x2x4", per_1000_days={"chip": 25}, repair=SLOW_REPAIR, job=JOB, unit=(1, 1, 2), spares=1
+    ),
+    "a line": scenario("1x8", per_1000_days={"chip": 20}, repair=SLOW_REPAIR, job=JOB, unit=(1, 1)),
+    "racks": scenario(
+        "4x8",
+        per_1000_days={"chip": 5, "rack": 40},
+        repair=SLOW_REPAIR,
+        job=JOB,
+        rack=(4, 2),
+        unit=(4, 2),
+        spares=1,
+    ),
+}

@@ -1,0 +1,358 @@
+"""One answer through one year, simulated slowly and plainly; the compiled walk must agree with it.
+
+Written from docs/design/0006-forecast.md with sets of chips and a list of moments, and with the
+project's own meshes. Shares no code with the walk but the transitions that it is given.
+"""
+
+import itertools
+import math
+from dataclasses import dataclass, field
+
+from forecasts import prices_of
+from meshmend.forecast.answers import Answer
+from meshmend.forecast.forecasting import YearRunner
+from meshmend.forecast.hole_prices import StepPrices
+from meshmend.forecast.machine import Machine
+from meshmend.forecast.scenario import Scenario
+from meshmend.forecast.walk_arrays import (
+    BETWEEN_FAILURES_NS,
+    DETECTION_NS,
+    FIRST_RULE,
+    GO_ON,
+    INTERVAL_NS,
+    RECOVERY_NS,
+    RESTART_NS,
+    SWITCH_IN_NS,
+    WAIT,
+    WRITE_NS,
+    Ints,
+)
+from meshmend.topology.failures import Block, Chip, Failure, Link
+from meshmend.topology.graph import components
+from meshmend.topology.mesh import Mesh
+
+CAUSES = ("useful", "detection", "restart", "lost", "slow", "missing", "waiting", "checkpoints")
+
+
+@dataclass
+class SlowJob:
+    """A job that takes transitions one at a time; times are whole nanoseconds."""
+
+    machine: Machine
+    prices: StepPrices
+    answer: Answer
+    times: dict[str, int]  # detection, restart, recovery, switch, every, write, between
+    now: int = 0
+    phase: str = "run"
+    until: int | None = None
+    where: str = "mesh"
+    used: frozenset[Chip] = frozenset()
+    inside: frozenset[Link] = frozenset()
+    rates: tuple[float, float] = (1.0, 1.0)
+    since_save: int = 0
+    unsaved: int = 0
+    recheck: bool = False
+    spent: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
+
+    def __post_init__(self) -> None:
+        self.mesh = self.machine.scenario.mesh
+        self.down: set[int] = set()
+        self.unit_of_slot: dict[int, int | None] = {i: i for i in range(self.machine.n_slots)}
+        self._choose()
+
+    # What is broken.
+
+    def _domain_units(self, domain: int) -> list[int]:
+        first = self.machine.unit_first
+        return [int(u) for u in self.machine.domain_units[first[domain] : first[domain + 1]]]
+
+    def _sick_units(self) -> set[int]:
+        return {unit for domain in self.down for unit in self._domain_units(domain)}
+
+    def _idle(self) -> list[int]:
+        at_work = set(self.unit_of_slot.values())
+        sick = self._sick_units()
+        return [u for u in range(self.machine.n_units) if u not in at_work and u not in sick]
+
+    def _holes(self) -> list[tuple[int, Failure]]:
+        n_mesh = len(self.machine.domains)
+        if self.answer.uses_spares:
+            empty = [slot for slot, unit in self.unit_of_slot.items() if unit is None]
+            return [(n_mesh + slot, self.machine.slots[slot]) for slot in empty]
+        return [(d, self.machine.domains[d].failure) for d in sorted(self.down) if d < n_mesh]
+
+    def _dead(self) -> set[Chip]:
+        holes = self._holes()
+        return {c for _, hole in holes if isinstance(hole, Block) for c in hole.chips()}
+
+    def _cut_links(self) -> set[Link]:
+        return {hole for _, hole in self._holes() if isinstance(hole, Link)}
+
+    # Where the job runs.
+
+    def _choose(self) -> None:
+        n, dead, links = self.mesh.n_chips, self._dead(), self._cut_links()
+        compute, full = self.prices.compute_s, self.prices.full_s
+        chips, total = 0, full
+        if self.answer.on_holes == WAIT:
+            self.where, chips = ("full", n) if not self._holes() else ("nowhere", 0)
+        elif self.answer.on_holes == GO_ON and len(dead) < n and self._is_supported():
+            broken = Mesh(self.mesh.shape, self.mesh.wrap, frozenset(dead), frozenset(links))
+            self.where, chips = "mesh", len(components(broken)[0])
+            total = full + sum(self.prices.extra_s[number] for number, _ in self._holes())
+        else:
+            chips, spanned = self._choose_box(dead, links)
+            self.where = "box" if chips else "nowhere"
+            total = max(full, self.prices.box_s[spanned])
+        self.chips = chips
+        self.rates = self._rates(chips, n, compute, full, total)
+
+    def _is_supported(self) -> bool:
+        return all(self.prices.is_supported[number] for number, _ in self._holes())
+
+    def _rates(
+        self, chips: int, n: int, compute: float, full: float, total: float
+    ) -> tuple[float, float]:
+        if not chips:
+            return 0.0, 0.0
+        if self.machine.scenario.job.keeps_batch:
+            longer = compute * n / chips
+            return (compute + full) / (longer + full), (compute + full) / (longer + total)
+        return chips / n, chips / n * (compute + full) / (compute + total)
+
+    def _choose_box(self, dead: set[Chip], links: set[Link]) -> tuple[int, int]:
+        size, self.used, self.inside, spanned = self._best_box(dead, links)
+        return size, spanned
+
+    def _best_box(
+        self, dead: set[Chip], links: set[Link]
+    ) -> tuple[int, frozenset[Chip], frozenset[Link], int]:
+        """Try every box; of equals the one whose first chip comes first, then smaller lengths."""
+        shape, wrap = self.mesh.shape, self.mesh.wrap
+        ranges = [
+            [(a, k) for a in range(s) for k in range(1, (s if w and s > 2 else s - a) + 1)]
+            for s, w in zip(shape, wrap, strict=True)
+        ]
+
+        def order(box: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+            return (-math.prod(k for _, k in box), *(a for a, _ in box), *(k for _, k in box))
+
+        for box in sorted(itertools.product(*ranges), key=order):
+            lines = [[(a + i) % s for i in range(k)] for (a, k), s in zip(box, shape, strict=True)]
+            chips = frozenset(itertools.product(*lines))
+            inside = frozenset(_links_inside(lines))
+            if chips & dead or inside & links:
+                continue
+            front = 3 - len(shape)
+            spanned = (1 << front) - 1  # the axes of extent 1 in front
+            for axis, (_, k) in enumerate(box):
+                spanned |= (k == shape[axis]) << (front + axis)
+            rings = [
+                [*line, line[0]] if w and 2 < s == len(line) else line
+                for line, s, w in zip(lines, shape, wrap, strict=True)
+            ]
+            return len(chips), chips, frozenset(_links_inside(lines, rings)), spanned
+        return 0, frozenset(), frozenset(), 0
+
+    # What happens.
+
+    def take(self, at: int, domain: int, up: bool) -> None:
+        self.advance(at)
+        before_dead, before_links = self._dead(), self._cut_links()
+        sick_before = self._sick_units()
+        (self.down.discard if up else self.down.add)(domain)
+        if self.answer.uses_spares:
+            for unit in sorted(self._sick_units() ^ sick_before):
+                self._unit_changed(unit, up)
+        elif domain < len(self.machine.domains):
+            if up:
+                self._repaired()
+            else:
+                self._lost(self._dead() - before_dead, self._cut_links() - before_links)
+
+    def _unit_changed(self, unit: int, up: bool) -> None:
+        if up:
+            if self.unit_of_slot.get(unit, 0) is None:
+                self.unit_of_slot[unit] = unit
+            self._repaired()
+            return
+        for slot, own in self.unit_of_slot.items():
+            if own == unit:
+                self.unit_of_slot[slot] = None
+                self._lost(set(self.machine.slots[slot].chips()), set())
+                return
+
+    def _lost(self, chips: set[Chip], links: set[Link]) -> None:
+        hit = bool(chips or links)
+        if self.where == "box":
+            hit = bool(chips & self.used or links & self.inside)
+        if self.phase in ("detect", "stopped") or not hit:
+            return
+        if self.where != "mesh":
+            self._fall_back()
+        self._begin("detect", self.times["detection"])
+
+    def _repaired(self) -> None:
+        if self.phase == "stopped":
+            self._react()
+        elif self.phase == "run":
+            self._after_repair()
+        elif self.phase != "detect":
+            self.recheck = True
+
+    def _switch_in(self) -> bool:
+        idle, filled = self._idle(), False
+        for slot in sorted(self.unit_of_slot):
+            if self.unit_of_slot[slot] is None and idle:
+                self.unit_of_slot[slot] = idle.pop(0)
+                filled = True
+        return filled
+
+    def _has_too_many_holes(self) -> bool:
+        answer = self.answer
+        return answer.uses_spares and len(self._holes()) > answer.holes_before_spares
+
+    def _react(self) -> None:
+        before = self.where
+        switched = self._has_too_many_holes() and self._switch_in()
+        pause = self.times["restart"] + (self.times["switch"] if switched else 0)
+        self._choose()
+        self.recheck = False
+        if self.where == "nowhere":
+            self._fall_back()
+            self._begin("stopped", None)
+        elif before == self.where == "mesh" and not switched:
+            self._begin("recover", self.times["recovery"])
+        elif before == "mesh" and switched:
+            self.since_save = self.unsaved = 0
+            self._begin("start", pause + self.times["write"])
+        else:
+            self._fall_back()
+            self._begin("start", pause)
+
+    def _after_repair(self) -> None:
+        fills = self._has_too_many_holes() and bool(self._idle())
+        if self.where == "full":
+            return
+        if self.where == "mesh" and not fills:
+            self._choose()
+            self._begin("recover", self.times["recovery"])
+            return
+        usable = self.mesh.n_chips
+        if not fills:
+            usable = self._best_box(self._dead(), self._cut_links())[0]
+            if self.answer.on_holes == GO_ON and self._is_supported():
+                broken = Mesh(
+                    self.mesh.shape,
+                    self.mesh.wrap,
+                    frozenset(self._dead()),
+                    frozenset(self._cut_links()),
+                )
+                usable = len(components(broken)[0])
+        pause = self.times["write"] + self.times["restart"]
+        pause += self.times["switch"] if fills else 0
+        if (1 - self.chips / usable) * self.times["between"] > pause:
+            if fills:
+                self._switch_in()
+            self.since_save = self.unsaved = 0
+            self._choose()
+            self._begin("start", pause)
+
+    # Time.
+
+    def _begin(self, phase: str, for_ns: int | None) -> None:
+        self.phase = phase
+        self.until = None if for_ns is None else self.now + for_ns
+
+    def _fall_back(self) -> None:
+        self.spent["lost"] += self.unsaved
+        self.spent["useful"] -= self.unsaved
+        self.since_save = self.unsaved = 0
+
+    def advance(self, to: int) -> None:
+        """Let time pass, phase by phase."""
+        while self.until is not None and self.until <= to:
+            self._pass(self.until)
+            if self.phase == "detect":
+                self._react()
+                continue
+            self._begin("run", None)
+            if self.recheck:
+                self.recheck = False
+                self._after_repair()
+        self._pass(to)
+
+    def _pass(self, to: int) -> None:
+        cause = {"detect": "detection", "stopped": "waiting", "start": "restart"}
+        cause["recover"] = "restart"
+        if self.phase != "run":
+            self.spent[cause[self.phase]] += to - self.now
+            self.now = to
+            return
+        every, write = self.times["every"], self.times["write"]
+        while self.now < to:  # one part of a cycle after another
+            trains = self.since_save < every
+            end = every if trains else every + write
+            dt = min(to - self.now, end - self.since_save)
+            if trains:
+                self._train(dt)
+            else:
+                self.spent["checkpoints"] += dt
+            self.now += dt
+            self.since_save += dt
+            if self.since_save == every + write:
+                self.since_save = self.unsaved = 0
+
+    def _train(self, dt: int) -> None:
+        with_chips = min(dt, round(dt * self.rates[0]))
+        useful = min(with_chips, round(dt * self.rates[1]))
+        self.spent["missing"] += dt - with_chips
+        self.spent["slow"] += with_chips - useful
+        self.spent["useful"] += useful
+        self.unsaved += useful
+
+
+def _links_inside(lines: list[list[int]], rings: list[list[int]] | None = None) -> list[Link]:
+    """Return the links between neighbours of a box; with rings, those that close them as well."""
+    found = []
+    for axis, line in enumerate(rings or lines):
+        others = [[None] if i == axis else other for i, other in enumerate(lines)]
+        for one, two in itertools.pairwise(line):
+            for at in itertools.product(*others):
+                first = tuple(one if i == axis else a for i, a in enumerate(at))
+                second = tuple(two if i == axis else a for i, a in enumerate(at))
+                found.append(Link.between(first, second))  # type: ignore[arg-type]  # no None left
+    return found
+
+
+def slow_walk(job: SlowJob, events: Ints, start: int, end: int) -> list[int]:
+    """Return where the time between two moments went, by cause."""
+    moments = [tuple(map(int, row)) for row in events.reshape(-1, 3)]
+    for at, domain, up in (m for m in moments if m[0] < start):
+        job.take(at, domain, bool(up))
+    job.advance(start)
+    job.spent = dict.fromkeys(CAUSES, 0)
+    job.unsaved = 0
+    for at, domain, up in (m for m in moments if start <= m[0] < end):
+        job.take(at, domain, bool(up))
+    job.advance(end)
+    return [job.spent[cause] for cause in CAUSES]
+
+
+def slow_totals(
+    runner: YearRunner, asked: Scenario, answer: Answer, events: Ints, start: int, end: int
+) -> list[int]:
+    """Return what the slow simulator says of an answer, with the times of a runner."""
+    rules = runner.rules_of(answer)
+    names = {
+        "detection": DETECTION_NS,
+        "restart": RESTART_NS,
+        "recovery": RECOVERY_NS,
+        "switch": SWITCH_IN_NS,
+        "every": INTERVAL_NS,
+        "write": WRITE_NS,
+        "between": BETWEEN_FAILURES_NS,
+    }
+    times = {name: int(rules[place - FIRST_RULE]) for name, place in names.items()}
+    job = SlowJob(runner.machine, prices_of(asked, extra_s=0.002), answer, times)
+    return slow_walk(job, events, start, end)
