@@ -25,6 +25,7 @@ from meshmend.topology.mesh import Mesh
 from meshmend.topology.submesh import IntactPart, largest_box, without_lines
 
 TREES = "trees"
+RINGS_ND = "rings-nd"
 BASELINES: dict[str, Callable[[Mesh], IntactPart]] = {
     "sub-mesh": largest_box,
     "drop-lines": without_lines,
@@ -114,6 +115,20 @@ def supported_names(mesh: Mesh) -> Iterator[str]:
         except UnsupportedError:
             continue
         yield name
+
+
+def names_to_try(mesh: Mesh) -> Iterator[str]:
+    """Yield the algorithms that `auto` compares on a connected mesh, trees first.
+
+    `rings-nd` is left out where it supports the mesh but no line is a ring, or chips or links
+    failed: trees were faster there in every case that was measured (`benchmarks/pods.py`).
+    """
+    has_rings = any(
+        wraps and size > 2 for size, wraps in zip(mesh.shape, mesh.wrap, strict=True)
+    ) and not (mesh.failed or mesh.failed_links)
+    for name in supported_names(mesh):
+        if name != RINGS_ND or has_rings:
+            yield name
 
 
 def checked_names(names: Iterable[str]) -> list[str]:

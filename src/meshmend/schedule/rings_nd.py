@@ -1,18 +1,19 @@
 """The schedule `rings-nd`: sums along one axis after another, on meshes and tori of any axes.
 
 The payload has one part for each axis. A part is reduce-scattered along its axis, then along the
-next, and so on around, and all-gathered the same way back; the parts start with different axes, so
-that all links are busy at once. Along an axis each position of a line owns a share. The sum of a
+others, and all-gathered the same way back. The parts start with different axes, so that all links
+are busy at once. Along an axis each position of a line owns a share. The sum of a
 share comes to its owner from both sides at once, so it takes half as many hops as a ring that runs
 one way. On a ring of even length the chip opposite to the owner sends half of the share each way.
 
 **Holes.** A line with a failed chip hands its partial sums, just before the hole, to a neighbouring
-line along an axis that is summed later (`overlay/headings.py`): they meet again in a later phase, so
-nothing has to come back. Along the last axis a message goes around the hole. Failed chips own
-nothing. Works on every connected mesh.
+line along an axis that is summed later (`overlay/headings.py`). They meet again in a later phase,
+so nothing has to come back. Along the last axis a message goes around the hole. Failed chips own
+nothing. It works on every connected mesh; with holes `trees` are faster.
 """
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from meshmend.schedule.ring_builders import NamedRows, halves
 from meshmend.schedule.table import COPY, REDUCE, Collective, Rows, Schedule, schedule_of
 from meshmend.topology.mesh import Mesh
 
+_Cell = TypeVar("_Cell", np.bool_, np.int32)
 _Moves = tuple[Ranks, Ranks]  # sources and destinations of rows that move the source's share
 
 
@@ -30,7 +32,8 @@ def rings_nd(mesh: Mesh, collective: Collective) -> Schedule:
 
     It has about chips x sum of sides x axes rows in either half.
     """
-    orders = _axis_orders(mesh)
+    weights = part_weights(mesh)
+    orders = [order for order, weight in zip(_axis_orders(mesh), weights, strict=True) if weight]
     n_chunks = _chunks_per_rank(mesh) * mesh.n_live
     parts = [_Part(mesh, order, number * n_chunks) for number, order in enumerate(orders)]
     scatter: list[NamedRows] = []
@@ -42,7 +45,7 @@ def rings_nd(mesh: Mesh, collective: Collective) -> Schedule:
         (name.replace("reduce-scatter", "all-gather"), _backwards(rows))
         for name, rows in reversed(scatter)
     ]
-    share = np.repeat(part_weights(mesh) / n_chunks, n_chunks)
+    share = np.repeat(weights[weights > 0] / n_chunks, n_chunks)
     cuts = np.minimum(np.concatenate([[0.0], np.cumsum(share)]), 1.0)
     cuts[-1] = 1.0
     return schedule_of(
@@ -56,14 +59,18 @@ def rings_nd(mesh: Mesh, collective: Collective) -> Schedule:
 
 
 def part_weights(mesh: Mesh) -> NDArray[np.float64]:
-    """Return the share of each part, for which the links of all axes carry alike on a full mesh."""
-    orders = _axis_orders(mesh)
+    """Return the share of each part, for which the links of all axes carry alike on a full mesh.
+
+    A part has none if the others alone load the links of its axis more than all other links.
+    """
     loads = axis_loads(mesh)
-    equal = np.full(len(orders), 1 / len(orders))
-    if len(orders) == 1:
-        return equal
-    weights = np.linalg.solve(loads, np.ones(len(orders)))
-    return weights / weights.sum() if weights.min() > 0 else equal
+    weights, used = np.zeros(len(loads)), np.arange(len(loads))
+    while weights.sum() == 0:
+        solved = np.linalg.solve(loads[np.ix_(used, used)], np.ones(len(used)))
+        if solved.min() >= 0:
+            weights[used] = solved / solved.sum()
+        used = np.delete(used, np.argmin(solved))
+    return weights
 
 
 def axis_loads(mesh: Mesh) -> NDArray[np.float64]:
@@ -81,9 +88,15 @@ def axis_loads(mesh: Mesh) -> NDArray[np.float64]:
 
 
 def _axis_orders(mesh: Mesh) -> list[tuple[int, ...]]:
-    """Return the axes in the order of each part; an axis of one chip has nothing to sum."""
+    """Return the axes in the order of each part: its own, then the others, short ones first.
+
+    With equal sides the parts go around in turn, so that no two use an axis at the same time. On
+    unequal sides short axes first took 10 % less time (16x20x28). An axis of one chip has nothing
+    to sum.
+    """
     axes = tuple(axis for axis, size in enumerate(mesh.shape) if size > 1) or (0,)
-    return [axes[first:] + axes[:first] for first in range(len(axes))]
+    turned = [axes[first:] + axes[:first] for first in range(len(axes))]
+    return [(own, *sorted(rest, key=lambda axis: mesh.shape[axis])) for own, *rest in turned]
 
 
 def _chunks_per_rank(mesh: Mesh) -> int:
@@ -113,7 +126,8 @@ class _Part:
         live[tuple(self.mesh.coordinates.T)] = True
         return self._in_order(live)
 
-    def _in_order(self, grid: NDArray[np.generic]) -> NDArray[np.generic]:
+    def _in_order(self, grid: NDArray[_Cell]) -> NDArray[_Cell]:
+        """Return the values of a grid in the order of the chunks."""
         rest = [axis for axis in range(grid.ndim) if axis not in self.order]
         return grid.transpose(*self.order, *rest).reshape(-1)
 
