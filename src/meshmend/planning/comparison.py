@@ -53,6 +53,11 @@ class Comparison:
         """Return the time of a price divided by the limit."""
         return price.time_s / self.limit.time_s if self.limit.time_s else 1.0
 
+    def earlier_ratio(self, price: Price) -> float:
+        """Return the time of a price divided by the larger of bandwidth and hops alone."""
+        least_s = self.limit.bandwidth_or_latency_s
+        return price.time_s / least_s if least_s else 1.0
+
     def summary(self) -> dict[str, Any]:
         """Return the figures as a JSON value."""
         return {
@@ -60,11 +65,14 @@ class Comparison:
             "payload_bytes": self.payload_bytes,
             "limit_s": self.limit.time_s,
             "limit_kind": self.limit.kind,
+            "bandwidth_limit_s": self.limit.bandwidth_s,
+            "bandwidth_or_latency_limit_s": self.limit.bandwidth_or_latency_s,
             "results": [
                 {
                     "algorithm": price.name,
                     "time_s": price.time_s,
                     "ratio_to_limit": self.ratio(price),
+                    "ratio_to_bandwidth_or_latency_limit": self.earlier_ratio(price),
                     "slices": price.simulation.slices,
                     "max_link_utilisation": price.simulation.max_link_utilisation,
                     "chips": price.n_chips,
