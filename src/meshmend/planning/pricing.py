@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from meshmend.errors import UnsupportedError
 from meshmend.planning.packed_trees import Trees, TreeShape
 from meshmend.planning.progress import ProgressCallback, no_progress
-from meshmend.planning.tree_formula import Pipeline
-from meshmend.planning.tree_search import best_trees
+from meshmend.planning.tree_finalists import hoped_s
+from meshmend.planning.tree_formula import Pipeline, PipelineRequest
+from meshmend.planning.tree_search import best_trees, simulated_trees
 from meshmend.schedule.algorithm_names import check_algorithm_name
 from meshmend.schedule.algorithms import ALGORITHMS, algorithm
 from meshmend.schedule.hazards import hazards_of
@@ -37,6 +38,8 @@ _ON_INTACT_PART = (
 )  # for baselines: the first that supports the part
 
 MAX_MESSAGES = 16_000_000  # of one search for slices
+_FORMULA_ERROR = 0.85  # the formula of trees is off by up to 15 %
+_NO_GAIN = 0.002  # nothing is searched for to gain less than this
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,8 @@ def price(
         InputError: there is no such name.
     """
     if name == TREES:
+        if below_s is not None and _hoped_tree_time(question) > below_s:
+            return None
         return _price_of_trees(question, slices, progress)
     mesh = question.mesh
     if below_s is not None and _least_ring_time(question, name) > below_s:
@@ -118,7 +123,7 @@ def supported_names(mesh: Mesh) -> Iterator[str]:
 
 
 def names_to_try(mesh: Mesh) -> Iterator[str]:
-    """Yield the algorithms that `auto` compares on a connected mesh, trees first.
+    """Yield the algorithms that `auto` compares on a connected mesh, the most promising first.
 
     `rings-nd` is left out where it supports the mesh but no line is a ring, or chips or links
     failed: trees were faster there in every case that was measured (`benchmarks/pods.py`).
@@ -126,9 +131,9 @@ def names_to_try(mesh: Mesh) -> Iterator[str]:
     has_rings = any(
         wraps and size > 2 for size, wraps in zip(mesh.shape, mesh.wrap, strict=True)
     ) and not (mesh.failed or mesh.failed_links)
-    for name in supported_names(mesh):
-        if name != RINGS_ND or has_rings:
-            yield name
+    if has_rings:
+        yield RINGS_ND
+    yield from (name for name in supported_names(mesh) if name != RINGS_ND)
 
 
 def checked_names(names: Iterable[str]) -> list[str]:
@@ -151,7 +156,7 @@ def price_of_trees(
 ) -> Price:
     """Return what given trees cost, pipelined in a given way."""
     if simulation is None:
-        simulation = trees.simulated(question.fabric, question.payload_bytes, pipeline)
+        simulation = simulated_trees(trees, question.fabric, question.payload_bytes, pipeline)
     figures = trees.figures
     words = f"{figures.n_trees} tree{'s' if figures.n_trees > 1 else ''} of depth {figures.depth}"
     return Price(TREES, simulation, question.mesh.n_live, pipeline, words, trees.shape)
@@ -191,6 +196,15 @@ def _simulated(
         max_messages=MAX_MESSAGES,
         progress=progress,
     )
+
+
+def _hoped_tree_time(question: Question) -> float:
+    """Return a time that no trees were seen to beat: 15 % below the formula's, or of all links."""
+    mesh = question.mesh
+    request = PipelineRequest(question.fabric, question.payload_bytes)
+    bytes_s = question.payload_bytes / question.fabric.link_bandwidth_bytes_per_s
+    all_links_s = bytes_s * (mesh.n_live - 1) / max(1, len(mesh.links))
+    return max(_FORMULA_ERROR * hoped_s(mesh, request), all_links_s * (1 + _NO_GAIN))
 
 
 def _least_ring_time(question: Question, name: str) -> float:
