@@ -85,7 +85,7 @@ def _choice_for_class(
     question = (mesh, fabric, typical)
     if question in _known:
         return _known[question]
-    path = None if cache_dir is None else cache_dir / f"{_key(mesh, fabric, typical)}.json"
+    path = None if cache_dir is None else cache_dir / f"{question_key(mesh, fabric, typical)}.json"
     choice = _from_disk(path, mesh)
     if choice is None:
         choice = _search(Question(mesh, typical, fabric), progress)
@@ -151,7 +151,8 @@ def _packing(mesh: Mesh, document: dict[str, list[Any]]) -> TreePacking:
     )
 
 
-def _key(mesh: Mesh, fabric: Fabric, payload_bytes: float) -> str:
+def question_key(mesh: Mesh, fabric: Fabric, payload_bytes: float) -> str:
+    """Return the name of a question's file: the same for equal meshes, figures and payloads."""
     figures = asdict(fabric)
     for words in ("name", "source", "usual_mesh"):
         figures.pop(words)

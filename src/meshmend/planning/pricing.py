@@ -19,7 +19,7 @@ from meshmend.schedule.placement import placed
 from meshmend.schedule.table import Collective
 from meshmend.simulator.baselines import program_on_part
 from meshmend.simulator.network_program import Program, program_of
-from meshmend.simulator.rules import Progress, Simulation, simulate
+from meshmend.simulator.rules import PhaseTime, Progress, Simulation, simulate
 from meshmend.simulator.slices import best_slices
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.mesh import Mesh
@@ -43,6 +43,23 @@ _NO_GAIN = 0.002  # nothing is searched for to gain less than this
 
 
 @dataclass(frozen=True)
+class PriceFigures:
+    """What is shown of a simulation; small enough to be kept on disk."""
+
+    time_s: float
+    slices: int
+    max_link_utilisation: float
+    phases: tuple[PhaseTime, ...]
+
+
+def figures_of(simulation: Simulation) -> PriceFigures:
+    """Return the figures of a simulation."""
+    return PriceFigures(
+        simulation.time_s, simulation.slices, simulation.max_link_utilisation, simulation.phases
+    )
+
+
+@dataclass(frozen=True)
 class Question:
     """What does an allreduce of this payload cost on this connected mesh and fabric?"""
 
@@ -53,14 +70,15 @@ class Question:
 
 @dataclass(frozen=True, eq=False)
 class Price:
-    """What an algorithm costs: a simulation, how many chips take part, and how it was built.
+    """What an algorithm costs, how many chips take part, and how it was built.
 
-    `shape` is set for tree packings: with it and the pipeline the schedule can be built and
-    simulated again.
+    `simulated` returns the simulation behind the figures; it may have to run it again. `shape` is
+    set for tree packings: with it and the pipeline the schedule can be built again.
     """
 
     name: str
-    simulation: Simulation
+    figures: PriceFigures
+    simulated: Callable[[], Simulation]
     n_chips: int
     pipeline: Pipeline
     detail: str = ""
@@ -68,7 +86,11 @@ class Price:
 
     @property
     def time_s(self) -> float:
-        return self.simulation.time_s
+        return self.figures.time_s
+
+    @property
+    def simulation(self) -> Simulation:
+        return self.simulated()
 
 
 def price(
@@ -106,7 +128,8 @@ def price(
     result = _simulated(
         question, program, slices, lambda part: progress(f"{name}: simulating", part)
     )
-    return Price(name, result, n_chips, Pipeline(result.slices), detail)
+    pipeline = Pipeline(result.slices)
+    return Price(name, figures_of(result), lambda: result, n_chips, pipeline, detail)
 
 
 def supported_names(mesh: Mesh) -> Iterator[str]:
@@ -159,7 +182,8 @@ def price_of_trees(
         simulation = simulated_trees(trees, question.fabric, question.payload_bytes, pipeline)
     figures = trees.figures
     words = f"{figures.n_trees} tree{'s' if figures.n_trees > 1 else ''} of depth {figures.depth}"
-    return Price(TREES, simulation, question.mesh.n_live, pipeline, words, trees.shape)
+    known, n_chips = simulation, question.mesh.n_live
+    return Price(TREES, figures_of(known), lambda: known, n_chips, pipeline, words, trees.shape)
 
 
 def _program(mesh: Mesh, name: str) -> Program:
