@@ -38,6 +38,8 @@ _ON_INTACT_PART = (
 )  # for baselines: the first that supports the part
 
 MAX_MESSAGES = 16_000_000  # of one search for slices
+_LARGE_ROWS, _MESSAGES_OF_LARGE_RINGS = 1_000_000, 4_000_000
+_FEW_CHIPS = 36  # up to here `auto` tries every algorithm
 _FORMULA_ERROR = 0.85  # the formula of trees is off by up to 15 %
 _NO_GAIN = 0.002  # nothing is searched for to gain less than this
 
@@ -148,15 +150,17 @@ def supported_names(mesh: Mesh) -> Iterator[str]:
 def names_to_try(mesh: Mesh) -> Iterator[str]:
     """Yield the algorithms that `auto` compares on a connected mesh, the most promising first.
 
-    `rings-nd` is left out where it supports the mesh but no line is a ring, or chips or links
-    failed: trees were faster there in every case that was measured (`benchmarks/pods.py`).
+    `rings-nd` is first where lines are rings and nothing failed. Elsewhere only small meshes try
+    it: on larger ones trees were faster in every case that was measured.
     """
     has_rings = any(
         wraps and size > 2 for size, wraps in zip(mesh.shape, mesh.wrap, strict=True)
     ) and not (mesh.failed or mesh.failed_links)
     if has_rings:
         yield RINGS_ND
-    yield from (name for name in supported_names(mesh) if name != RINGS_ND)
+    for name in supported_names(mesh):
+        if name != RINGS_ND or (mesh.n_live <= _FEW_CHIPS and not has_rings):
+            yield name
 
 
 def checked_names(names: Iterable[str]) -> list[str]:
@@ -217,7 +221,10 @@ def _simulated(
         program,
         question.fabric,
         payload_bytes=question.payload_bytes,
-        max_messages=MAX_MESSAGES,
+        # Two slices of large tables are enough to overlap their phases, and always affordable.
+        max_messages=MAX_MESSAGES
+        if program.n_rows < _LARGE_ROWS
+        else max(_MESSAGES_OF_LARGE_RINGS, 3 * program.n_rows),
         progress=progress,
     )
 

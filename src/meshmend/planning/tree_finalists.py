@@ -98,7 +98,8 @@ def disjoint_shapes(
     window = max(1, formula.window_hops(request.slices or formula.best_slices()))
     if window <= _LONGEST_WINDOW_RADII * radius:
         fitting = [hops for hops in _WINDOWS_HOPS if hops <= min(window, 2 * radius)]
-        for hops in fitting[-_WINDOWS_PER_PAYLOAD:]:
+        n_windows = 1 if figures.mesh.n_live > _HUGE_RANKS else _WINDOWS_PER_PAYLOAD
+        for hops in fitting[-n_windows:]:
             yield TreeShape(n_trees, window=hops), likely
 
 
