@@ -7,6 +7,7 @@ simulated here.
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from meshmend.overlay.tree_counts import MOST_TREES, least_load, tree_counts
 from meshmend.planning.packed_trees import Trees, TreeShape, trees_of
@@ -39,6 +40,7 @@ _WINDOWS_PER_PAYLOAD = 3  # one loses up to 1.5 %, six gain nothing
 # A payload whose window is longer than this many radii is not for disjoint trees: links still carry
 # data up long after other data comes down. One loses up to 14 %, six gain nothing.
 _LONGEST_WINDOW_RADII = 3
+_MOST_DISJOINT_FOUND = 4
 # Packing takes time that grows with the mesh. So its size limits how many balanced packings are
 # tried, and with how much effort.
 _SMALL_RANKS, _HUGE_RANKS = 128, 2048
@@ -124,8 +126,12 @@ def _packed_by_formula(figures: MeshFigures, request: PipelineRequest) -> dict[T
 def hoped_s(mesh: Mesh, request: PipelineRequest) -> float:
     """Return the least time that the formula hopes for, before anything is packed."""
     figures = mesh_figures(mesh)
-    shapes = [*balanced_shapes(figures), *disjoint_shapes(figures, request)]
-    return min(request.likely_s(likely) for _, likely in shapes)
+    hopes = [likely for _, likely in balanced_shapes(figures)]
+    for _, likely in disjoint_shapes(figures, request):
+        # More than four disjoint trees were found nowhere: then two of six share a channel.
+        is_usual = likely.n_trees <= _MOST_DISJOINT_FOUND
+        hopes.append(likely if is_usual else replace(likely, load=2))
+    return min(request.likely_s(likely) for likely in hopes)
 
 
 def _is_far_behind(time_s: float, shape: TreeShape, packed: dict[TreeShape, float]) -> bool:
