@@ -20,7 +20,7 @@ from meshmend.topology.mesh import Mesh
 MAX_MESSAGES = 6_000_000  # simulated by the search; those of the answer come on top
 # Above this the answer is not simulated completely but from as many slices as fill the pipeline:
 # 16x16x16 less a board at 100 MB has 20 million messages, which take half a minute.
-_MOST_MESSAGES_WHOLE = 12_000_000
+MOST_MESSAGES_WHOLE = 12_000_000
 
 # Found by trying. Losses and gains are what `benchmarks/tune_trees.py` finds on small meshes.
 #
@@ -154,7 +154,7 @@ class _PipelineSearch:
         """Return the simulation of all slices; of a very large table, as its first ones show it."""
         if (trees.shape, pipeline) in self.known:
             return self.known[trees.shape, pipeline]
-        if trees.n_rows * pipeline.slices > _MOST_MESSAGES_WHOLE:
+        if trees.n_rows * pipeline.slices > MOST_MESSAGES_WHOLE:
             return self._extended(trees, pipeline)
         return trees.simulated(self.request.fabric, self.request.payload_bytes, pipeline)
 
