@@ -65,12 +65,14 @@ def found(mesh: Mesh, payload_bytes: float) -> tuple[FastestTrees, dict[str, Any
     """Return the best trees, and their figures as a JSON value."""
     start, cpu = time.perf_counter(), time.process_time()
     best = best_trees(mesh, REFERENCE, payload_bytes)
-    least_s = limit(mesh, REFERENCE, payload_bytes).time_s
+    bound = limit(mesh, REFERENCE, payload_bytes)
+    least_s = bound.bandwidth_or_latency_s  # the goals of the table were set against this one
     return best, {
         "mesh": str(mesh),
         "payload_bytes": payload_bytes,
         "time_s": best.simulation.time_s,
-        "limit_s": least_s,
+        "limit_s": bound.time_s,
+        "ratio_to_limit": best.simulation.time_s / bound.time_s,
         "ratio": best.simulation.time_s / least_s,
         "trees": best.trees.figures.n_trees,
         "depth": best.trees.figures.depth,

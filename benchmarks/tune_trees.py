@@ -130,7 +130,7 @@ def measured(timing: Timing, cases: list[Case]) -> tuple[list[float], float]:
     start = time.process_time()
     times_s = [timing(mesh, payload_bytes) for mesh, payload_bytes in cases]
     cpu_s = time.process_time() - start
-    limits_s = [limit(mesh, REFERENCE, payload_bytes).time_s for mesh, payload_bytes in cases]
+    limits_s = [limit(mesh, REFERENCE, size).bandwidth_or_latency_s for mesh, size in cases]
     return [time_s / limit_s for time_s, limit_s in zip(times_s, limits_s, strict=True)], cpu_s
 
 

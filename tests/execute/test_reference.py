@@ -24,6 +24,9 @@ CASES = [
     ("rank-ring", Mesh((2, 3)).without("0,1")),
     ("two-d", FULL),
     ("row-pair", FULL),
+    ("rings-nd", HOLE),
+    ("rings-nd", Mesh((4, 3), (True, True)).without("1,1")),
+    ("rings-nd", Mesh((2, 2, 4), (True,) * 3)),
 ]
 
 

@@ -295,3 +295,22 @@ def test_any_seed_passes_what_is_right_and_catches_what_is_wrong(seed: int) -> N
     assert check_contributions(right, exact=False, seed=seed).method == "fingerprint"
     with pytest.raises(VerificationError, match="misses the data of"):
         check_contributions(wrong, exact=False, seed=seed)
+
+
+@pytest.mark.parametrize("collective", list(Collective))
+def test_a_fingerprint_in_blocks_of_chunks_finds_the_same(
+    collective: Collective, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = ALGORITHMS["rings-nd"].build(Mesh((3, 4)), collective)
+    monkeypatch.setattr(contributions, "_CELLS_AT_A_TIME", 5 * right.n_ranks)
+    assert right.n_chunks > 10  # five chunks make a block
+
+    check_contributions(right, exact=False)
+    n_caught = 0
+    for row in range(0, right.n_rows, 7):
+        keep = np.arange(right.n_rows) != row
+        columns = {name: getattr(right, name)[keep] for name in ("src", "dst", "lo", "hi", "op")}
+        with pytest.raises(VerificationError):
+            check_contributions(replace(right, **columns, phases=()), exact=False)
+        n_caught += 1
+    assert n_caught > 5

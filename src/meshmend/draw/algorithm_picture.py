@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from meshmend.draw.axis_picture import axis_lines_svg
 from meshmend.draw.overlays import layout_svg, rings_svg
 from meshmend.draw.tree_picture import trees_svg
 from meshmend.errors import InputError
@@ -31,6 +32,7 @@ _PICTURES: dict[str, Callable[[Mesh], str]] = {
     "rank-ring": lambda mesh: rings_svg(mesh, [mesh.live]),
     "two-d": lambda mesh: rings_svg(mesh, [*line_rings(mesh, 1), *line_rings(mesh, 0)]),
     "row-pair": lambda mesh: layout_svg(mesh, row_pair_layout(mesh)),
+    "rings-nd": axis_lines_svg,
     "ft-two-d": lambda mesh: layout_svg(mesh, fault_tolerant_layout(mesh)),
 }
 

@@ -16,7 +16,7 @@ import numpy as np
 from meshmend.errors import InputError, TopologyError
 from meshmend.overlay.tree_packing import TreePacking
 from meshmend.planning.packed_trees import Trees, TreeShape, trees_of
-from meshmend.planning.pricing import Question, price, supported_names
+from meshmend.planning.pricing import Question, names_to_try, price
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
 from meshmend.planning.tree_formula import Pipeline
 from meshmend.planning.tree_search import best_pipeline
@@ -29,7 +29,7 @@ from meshmend.topology.mesh import Mesh
 # Payloads within 1.5 % share their answer. No time grows faster than the payload, so a shared
 # answer is at most that much slower than the payload's own.
 _CLASSES_PER_OCTAVE = 24
-_VERSION = 5  # of the search; answers on disk of other versions are not read
+_VERSION = 6  # of the search; answers on disk of other versions are not read
 
 _known: dict[tuple[Mesh, Fabric, float], "Choice"] = {}
 
@@ -85,7 +85,7 @@ def _choice_for_class(
     question = (mesh, fabric, typical)
     if question in _known:
         return _known[question]
-    path = None if cache_dir is None else cache_dir / f"{_key(mesh, fabric, typical)}.json"
+    path = None if cache_dir is None else cache_dir / f"{question_key(mesh, fabric, typical)}.json"
     choice = _from_disk(path, mesh)
     if choice is None:
         choice = _search(Question(mesh, typical, fabric), progress)
@@ -119,7 +119,7 @@ def payload_class_bytes(payload_bytes: float) -> float:
 
 def _search(question: Question, progress: ProgressCallback) -> Choice:
     best = None
-    names = list(supported_names(question.mesh))
+    names = list(names_to_try(question.mesh))
     for name, share in zip(names, ProgressShares(progress, len(names)).in_turn(), strict=True):
         below_s = None if best is None else best.time_s
         result = price(question, name, below_s=below_s, progress=share)
@@ -151,7 +151,8 @@ def _packing(mesh: Mesh, document: dict[str, list[Any]]) -> TreePacking:
     )
 
 
-def _key(mesh: Mesh, fabric: Fabric, payload_bytes: float) -> str:
+def question_key(mesh: Mesh, fabric: Fabric, payload_bytes: float) -> str:
+    """Return the name of a question's file: the same for equal meshes, figures and payloads."""
     figures = asdict(fabric)
     for words in ("name", "source", "usual_mesh"):
         figures.pop(words)

@@ -9,6 +9,7 @@ from typing import Any
 from meshmend.errors import UnsupportedError
 from meshmend.limits.limit import Limit, limit
 from meshmend.planning.choose import choose
+from meshmend.planning.kept_prices import keep_price, kept_price
 from meshmend.planning.packed_trees import Trees, trees_of
 from meshmend.planning.pricing import (
     BASELINES,
@@ -53,6 +54,11 @@ class Comparison:
         """Return the time of a price divided by the limit."""
         return price.time_s / self.limit.time_s if self.limit.time_s else 1.0
 
+    def earlier_ratio(self, price: Price) -> float:
+        """Return the time of a price divided by the larger of bandwidth and hops alone."""
+        least_s = self.limit.bandwidth_or_latency_s
+        return price.time_s / least_s if least_s else 1.0
+
     def summary(self) -> dict[str, Any]:
         """Return the figures as a JSON value."""
         return {
@@ -60,18 +66,20 @@ class Comparison:
             "payload_bytes": self.payload_bytes,
             "limit_s": self.limit.time_s,
             "limit_kind": self.limit.kind,
+            "bandwidth_limit_s": self.limit.bandwidth_s,
+            "bandwidth_or_latency_limit_s": self.limit.bandwidth_or_latency_s,
             "results": [
                 {
                     "algorithm": price.name,
                     "time_s": price.time_s,
                     "ratio_to_limit": self.ratio(price),
-                    "slices": price.simulation.slices,
-                    "max_link_utilisation": price.simulation.max_link_utilisation,
+                    "ratio_to_bandwidth_or_latency_limit": self.earlier_ratio(price),
+                    "slices": price.figures.slices,
+                    "max_link_utilisation": price.figures.max_link_utilisation,
                     "chips": price.n_chips,
                     "detail": price.detail,
                     "phases": {
-                        phase.name: [phase.start_s, phase.end_s]
-                        for phase in price.simulation.phases
+                        phase.name: [phase.start_s, phase.end_s] for phase in price.figures.phases
                     },
                 }
                 for price in self.prices
@@ -160,6 +168,21 @@ def _prices(
 
 
 def _price_of_auto(
+    question: Question, known: Sequence[Price], cache_dir: Path | None, progress: ProgressCallback
+) -> Price:
+    """Return what `auto` costs: as it was kept on disk, or found now and kept."""
+
+    def found() -> Price:
+        return _found_price_of_auto(question, known, cache_dir, progress)
+
+    kept = kept_price(cache_dir, question, found)
+    if kept is None:
+        kept = found()
+        keep_price(cache_dir, question, kept)
+    return kept
+
+
+def _found_price_of_auto(
     question: Question, known: Sequence[Price], cache_dir: Path | None, progress: ProgressCallback
 ) -> Price:
     choice = choose(

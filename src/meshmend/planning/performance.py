@@ -46,7 +46,7 @@ def limit(
 
         >>> from meshmend import Mesh, limit
         >>> print(limit(Mesh((8, 8)).without("2x2@2,2"), "10MB").describe()[:49])
-        at least 85.7 us for 10 MB on reference, by bandw
+        at least 86.3 us for 10 MB on reference, by bandw
 
     Raises:
         InputError: the plan is for half of an allreduce, the payload cannot be read, or the fabric

@@ -169,12 +169,17 @@ class Plan:
         }
 
     def _predicted_figures(self) -> dict[str, float | None]:
-        predicted_s = limit_s = None
+        predicted_s = limit_s = bandwidth_limit_s = None
         if self.pipeline and self.pipeline.slices * self.schedule.n_rows <= _FEW_MESSAGES:
             predicted_s = self.predicted().time_s
             if self.schedule.collective is Collective.ALLREDUCE:
-                limit_s = self.limit().time_s
-        return {"predicted_s": predicted_s, "limit_s": limit_s}
+                bound = self.limit()
+                limit_s, bandwidth_limit_s = bound.time_s, bound.bandwidth_s
+        return {
+            "predicted_s": predicted_s,
+            "limit_s": limit_s,
+            "bandwidth_limit_s": bandwidth_limit_s,
+        }
 
 
 def mesh_summary(mesh: Mesh, cut_off: Sequence[Chip]) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from meshmend.errors import UnsupportedError
 from meshmend.planning.packed_trees import Trees, TreeShape
 from meshmend.planning.progress import ProgressCallback, no_progress
-from meshmend.planning.tree_formula import Pipeline
-from meshmend.planning.tree_search import best_trees
+from meshmend.planning.tree_finalists import hoped_s
+from meshmend.planning.tree_formula import Pipeline, PipelineRequest
+from meshmend.planning.tree_search import MOST_MESSAGES_WHOLE, best_trees, simulated_trees
 from meshmend.schedule.algorithm_names import check_algorithm_name
 from meshmend.schedule.algorithms import ALGORITHMS, algorithm
 from meshmend.schedule.hazards import hazards_of
@@ -18,13 +19,15 @@ from meshmend.schedule.placement import placed
 from meshmend.schedule.table import Collective
 from meshmend.simulator.baselines import program_on_part
 from meshmend.simulator.network_program import Program, program_of
-from meshmend.simulator.rules import Progress, Simulation, simulate
+from meshmend.simulator.rules import PhaseTime, Progress, Simulation, simulate
 from meshmend.simulator.slices import best_slices
 from meshmend.topology.fabric import Fabric
+from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.submesh import IntactPart, largest_box, without_lines
 
 TREES = "trees"
+RINGS_ND = "rings-nd"
 BASELINES: dict[str, Callable[[Mesh], IntactPart]] = {
     "sub-mesh": largest_box,
     "drop-lines": without_lines,
@@ -36,6 +39,27 @@ _ON_INTACT_PART = (
 )  # for baselines: the first that supports the part
 
 MAX_MESSAGES = 16_000_000  # of one search for slices
+_LARGE_ROWS, _MESSAGES_OF_LARGE_RINGS = 1_000_000, 4_000_000
+_FEW_CHIPS = 36  # up to here `auto` tries every algorithm
+_FORMULA_ERROR = 0.85  # the formula of trees is off by up to 15 %
+_NO_GAIN = 0.002  # nothing is searched for to gain less than this
+
+
+@dataclass(frozen=True)
+class PriceFigures:
+    """What is shown of a simulation; small enough to be kept on disk."""
+
+    time_s: float
+    slices: int
+    max_link_utilisation: float
+    phases: tuple[PhaseTime, ...]
+
+
+def figures_of(simulation: Simulation) -> PriceFigures:
+    """Return the figures of a simulation."""
+    return PriceFigures(
+        simulation.time_s, simulation.slices, simulation.max_link_utilisation, simulation.phases
+    )
 
 
 @dataclass(frozen=True)
@@ -49,14 +73,15 @@ class Question:
 
 @dataclass(frozen=True, eq=False)
 class Price:
-    """What an algorithm costs: a simulation, how many chips take part, and how it was built.
+    """What an algorithm costs, how many chips take part, and how it was built.
 
-    `shape` is set for tree packings: with it and the pipeline the schedule can be built and
-    simulated again.
+    `simulated` returns the simulation behind the figures; it may have to run it again. `shape` is
+    set for tree packings: with it and the pipeline the schedule can be built again.
     """
 
     name: str
-    simulation: Simulation
+    figures: PriceFigures
+    simulated: Callable[[], Simulation]
     n_chips: int
     pipeline: Pipeline
     detail: str = ""
@@ -64,7 +89,11 @@ class Price:
 
     @property
     def time_s(self) -> float:
-        return self.simulation.time_s
+        return self.figures.time_s
+
+    @property
+    def simulation(self) -> Simulation:
+        return self.simulated()
 
 
 def price(
@@ -84,6 +113,8 @@ def price(
         InputError: there is no such name.
     """
     if name == TREES:
+        if below_s is not None and _hoped_tree_time(question) > below_s:
+            return None
         return _price_of_trees(question, slices, progress)
     mesh = question.mesh
     if below_s is not None and _least_ring_time(question, name) > below_s:
@@ -100,7 +131,8 @@ def price(
     result = _simulated(
         question, program, slices, lambda part: progress(f"{name}: simulating", part)
     )
-    return Price(name, result, n_chips, Pipeline(result.slices), detail)
+    pipeline = Pipeline(result.slices)
+    return Price(name, figures_of(result), lambda: result, n_chips, pipeline, detail)
 
 
 def supported_names(mesh: Mesh) -> Iterator[str]:
@@ -114,6 +146,22 @@ def supported_names(mesh: Mesh) -> Iterator[str]:
         except UnsupportedError:
             continue
         yield name
+
+
+def names_to_try(mesh: Mesh) -> Iterator[str]:
+    """Yield the algorithms that `auto` compares on a connected mesh, the most promising first.
+
+    `rings-nd` is first where lines are rings and nothing failed. Elsewhere only small meshes try
+    it: on larger ones trees were faster in every case that was measured.
+    """
+    has_rings = any(
+        wraps and size > 2 for size, wraps in zip(mesh.shape, mesh.wrap, strict=True)
+    ) and not (mesh.failed or mesh.failed_links)
+    if has_rings:
+        yield RINGS_ND
+    for name in supported_names(mesh):
+        if name != RINGS_ND or (mesh.n_live <= _FEW_CHIPS and not has_rings):
+            yield name
 
 
 def checked_names(names: Iterable[str]) -> list[str]:
@@ -136,10 +184,13 @@ def price_of_trees(
 ) -> Price:
     """Return what given trees cost, pipelined in a given way."""
     if simulation is None:
-        simulation = trees.simulated(question.fabric, question.payload_bytes, pipeline)
+        simulation = simulated_trees(trees, question.fabric, question.payload_bytes, pipeline)
     figures = trees.figures
     words = f"{figures.n_trees} tree{'s' if figures.n_trees > 1 else ''} of depth {figures.depth}"
-    return Price(TREES, simulation, question.mesh.n_live, pipeline, words, trees.shape)
+    if trees.n_rows * pipeline.slices > MOST_MESSAGES_WHOLE:
+        words += ", estimated from its first slices"
+    known, n_chips = simulation, question.mesh.n_live
+    return Price(TREES, figures_of(known), lambda: known, n_chips, pipeline, words, trees.shape)
 
 
 def _program(mesh: Mesh, name: str) -> Program:
@@ -173,9 +224,27 @@ def _simulated(
         program,
         question.fabric,
         payload_bytes=question.payload_bytes,
-        max_messages=MAX_MESSAGES,
+        # Two slices of large tables are enough to overlap their phases, and always affordable.
+        max_messages=MAX_MESSAGES
+        if program.n_rows < _LARGE_ROWS
+        else max(_MESSAGES_OF_LARGE_RINGS, 3 * program.n_rows),
         progress=progress,
     )
+
+
+def _hoped_tree_time(question: Question) -> float:
+    """Return a time that no trees were seen to beat by more than `_NO_GAIN`.
+
+    It is 15 % below the formula's. No tree takes fewer hops than up and down the radius, and none
+    moves less than all links together have to.
+    """
+    mesh, fabric = question.mesh, question.fabric
+    hopes_s = hoped_s(mesh, PipelineRequest(fabric, question.payload_bytes))
+    bytes_s = question.payload_bytes / fabric.link_bandwidth_bytes_per_s
+    all_links_s = bytes_s * (mesh.n_live - 1) / max(1, len(mesh.links))
+    hop_s = fabric.hop_latency_s + fabric.message_overhead_s
+    hops_s = 2 * mesh_figures(mesh).radius * hop_s
+    return max(_FORMULA_ERROR * hopes_s, (1 + _NO_GAIN) * max(all_links_s, hops_s))
 
 
 def _least_ring_time(question: Question, name: str) -> float:

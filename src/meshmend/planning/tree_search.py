@@ -8,7 +8,7 @@ bounded number of messages.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshmend.planning.packed_trees import Trees, TreeShape
 from meshmend.planning.tree_finalists import finalists
@@ -18,6 +18,9 @@ from meshmend.topology.fabric import Fabric
 from meshmend.topology.mesh import Mesh
 
 MAX_MESSAGES = 6_000_000  # simulated by the search; those of the answer come on top
+# Above this the answer is not simulated completely but from as many slices as fill the pipeline:
+# 16x16x16 less a board at 100 MB has 20 million messages, which take half a minute.
+MOST_MESSAGES_WHOLE = 12_000_000
 
 # Found by trying. Losses and gains are what `benchmarks/tune_trees.py` finds on small meshes.
 #
@@ -76,6 +79,13 @@ def best_pipeline(trees: Trees, fabric: Fabric, payload_bytes: float) -> Pipelin
     """Return the fastest pipeline found for these trees and a payload."""
     search = _PipelineSearch(PipelineRequest(fabric, payload_bytes))
     return search.improved(*search.first_try(trees))[2]
+
+
+def simulated_trees(
+    trees: Trees, fabric: Fabric, payload_bytes: float, pipeline: Pipeline
+) -> Simulation:
+    """Return what trees cost in a pipeline, as `best_trees` finds it."""
+    return _PipelineSearch(PipelineRequest(fabric, payload_bytes)).simulated_whole(trees, pipeline)
 
 
 @dataclass
@@ -141,10 +151,30 @@ class _PipelineSearch:
         return result.time_s + (pipeline.slices - n_simulated) * interval_s
 
     def simulated_whole(self, trees: Trees, pipeline: Pipeline) -> Simulation:
-        """Return the simulation of all slices."""
-        if (trees.shape, pipeline) not in self.known:
-            return trees.simulated(self.request.fabric, self.request.payload_bytes, pipeline)
-        return self.known[trees.shape, pipeline]
+        """Return the simulation of all slices; of a very large table, as its first ones show it."""
+        if (trees.shape, pipeline) in self.known:
+            return self.known[trees.shape, pipeline]
+        if trees.n_rows * pipeline.slices > MOST_MESSAGES_WHOLE:
+            return self._extended(trees, pipeline)
+        return trees.simulated(self.request.fabric, self.request.payload_bytes, pipeline)
+
+    def _extended(self, trees: Trees, pipeline: Pipeline) -> Simulation:
+        """Return a simulation of the first slices, with the times and work of all of them."""
+        n_simulated = self._n_simulated(trees, pipeline)
+        part_bytes = self.request.payload_bytes * n_simulated / pipeline.slices
+        first = trees.simulated(
+            self.request.fabric, part_bytes, Pipeline(n_simulated, pipeline.skew)
+        )
+        interval_s = self._formula(trees).slice_interval_s(pipeline.slices)
+        later_s = (pipeline.slices - n_simulated) * interval_s
+        return replace(
+            first,
+            payload_bytes=self.request.payload_bytes,
+            slices=pipeline.slices,
+            time_s=first.time_s + later_s,
+            phases=tuple(replace(phase, end_s=phase.end_s + later_s) for phase in first.phases),
+            channel_busy_s=first.channel_busy_s * (pipeline.slices / n_simulated),
+        )
 
     def _formula(self, trees: Trees) -> TreeFormula:
         return self.request.formula(trees.figures)

@@ -9,6 +9,7 @@ from meshmend.overlay.rings import hamiltonian_ring, line_rings
 from meshmend.schedule.algorithm_names import check_algorithm_name
 from meshmend.schedule.ft_two_d import ft_two_d
 from meshmend.schedule.ring_builders import rank_ring, ring_1d, row_pair, two_d
+from meshmend.schedule.rings_nd import rings_nd
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.schedule.trees import trees
 from meshmend.topology.mesh import Mesh
@@ -76,6 +77,15 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
                 "2-D; even sides and holes of whole aligned 2x2 blocks that leave one pair of "
                 "rows or columns whole",
                 "row-pair around holes: the paper's fault-tolerant scheme",
+            ),
+            Algorithm(
+                "rings-nd",
+                rings_nd,
+                lambda mesh: None,
+                "",
+                "any connected mesh or torus of any number of axes, any failures",
+                "sums along one axis after another, all axes at once: near the limit on tori for "
+                "payloads of a few megabytes and more",
             ),
             Algorithm(
                 "rank-ring",

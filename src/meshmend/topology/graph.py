@@ -45,6 +45,18 @@ def distances_from(mesh: Mesh, rank: int) -> NDArray[np.int32]:
     return distance
 
 
+def distances_from_any(mesh: Mesh, ranks: NDArray[np.integer]) -> NDArray[np.int32]:
+    """Return the hops from the nearest of these ranks to every rank, -1 where no path exists."""
+    distance = np.full(mesh.n_live, -1, dtype=np.int32)
+    frontier, hops = np.unique(ranks), 0
+    while len(frontier):
+        distance[frontier] = hops
+        beside = np.unique(mesh.neighbor_ranks[frontier])
+        frontier = beside[(beside >= 0) & (distance[beside] < 0)]
+        hops += 1
+    return distance
+
+
 def components(mesh: Mesh) -> tuple[tuple[Chip, ...], ...]:
     """Return the connected parts of the live chips, largest first, ties by first chip."""
     part = np.full(mesh.n_live, -1)

@@ -25,6 +25,7 @@ from meshmend.schedule.table import COPY, Collective, Schedule
 
 PRIME: Final = (1 << 61) - 1
 EXACT_COUNTERS: Final = 1 << 25  # ranks x chunks x ranks up to which counting exactly is quick
+_CELLS_AT_A_TIME: Final = 1 << 25  # ranks x chunks of a fingerprint: 400 MB
 _SATURATED: Final = 255
 _MANY: Final = 1 << 31  # contributions in one cell: more than there are ranks
 
@@ -120,27 +121,37 @@ def _wrong_cell_by_fingerprint(
     schedule: Schedule, replicas: Sequence[int], seed: int
 ) -> tuple[int, int] | None:
     weights = np.random.default_rng(seed).integers(PRIME, size=schedule.n_ranks, dtype=np.uint64)
-    cells = np.empty((schedule.n_ranks, schedule.n_chunks), dtype=np.uint64)
-    cells[:] = weights[:, None]
-    cells[list(replicas)] = weights[schedule.owners]
-    totals = np.ones(cells.shape, dtype=np.uint32)
-    _fingerprint(_columns(schedule), cells, totals)
-    if schedule.collective is Collective.ALL_GATHER:
-        wanted, n_wanted = weights[schedule.owners], 1
-    else:
-        wanted = np.full(schedule.n_chunks, sum(weights.tolist()) % PRIME, dtype=np.uint64)
-        n_wanted = schedule.n_ranks
-    return _first_promised(schedule, (cells != wanted) | (totals != n_wanted))
+    whole, width = sum(weights.tolist()) % PRIME, max(1, _CELLS_AT_A_TIME // schedule.n_ranks)
+    for first in range(0, schedule.n_chunks, width):
+        owned = weights[schedule.owners[first : first + width]]
+        cells = np.empty((schedule.n_ranks, len(owned)), dtype=np.uint64)
+        cells[:] = weights[:, None]
+        cells[list(replicas)] = owned
+        totals = np.ones(cells.shape, dtype=np.uint32)
+        _fingerprint(_columns(schedule), first, cells, totals)
+        if schedule.collective is Collective.ALL_GATHER:
+            wrong = (cells != owned) | (totals != 1)
+        else:
+            wrong = (cells != np.uint64(whole)) | (totals != schedule.n_ranks)
+        if (found := _first_promised(schedule, wrong, first)) is not None:
+            return found
+    return None
 
 
-def _first_promised(schedule: Schedule, wrong: NDArray[np.bool_]) -> tuple[int, int] | None:
-    """Return the first wrong cell that the collective makes a promise about."""
+def _first_promised(
+    schedule: Schedule, wrong: NDArray[np.bool_], first: int = 0
+) -> tuple[int, int] | None:
+    """Return the first wrong cell that the collective makes a promise about.
+
+    `wrong` is an array (rank, chunk from `first` on).
+    """
     if schedule.collective is Collective.REDUCE_SCATTER:
-        wrong = wrong & (schedule.owners == np.arange(schedule.n_ranks)[:, None])
+        owners = schedule.owners[first : first + wrong.shape[1]]
+        wrong = wrong & (owners == np.arange(schedule.n_ranks)[:, None])
     if not wrong.any():
         return None
     rank, chunk = np.unravel_index(np.argmax(wrong), wrong.shape)
-    return int(rank), int(chunk)
+    return int(rank), first + int(chunk)
 
 
 def _diagnosis(schedule: Schedule, replicas: Sequence[int], rank: int, chunk: int) -> str:
@@ -187,18 +198,20 @@ def _count(table, first, counts):  # type: ignore[no-untyped-def]
 
 
 @plain_kernel
-def _fingerprint(table, cells, totals):  # type: ignore[no-untyped-def]
-    """Run the table on cells (rank, chunk) of integers modulo PRIME, and on saturating totals."""
+def _fingerprint(table, first, cells, totals):  # type: ignore[no-untyped-def]
+    """Run the table on cells (rank, chunk from `first` on) of integers modulo PRIME, and on
+    saturating totals."""
     src, dst, lo, hi, op = table
-    prime = np.uint64(PRIME)
+    prime, n_chunks = np.uint64(PRIME), cells.shape[1]
     for row in range(len(src)):
         here, there = src[row], dst[row]
+        start, stop = max(np.int64(lo[row]) - first, 0), min(np.int64(hi[row]) - first, n_chunks)
         if op[row] == COPY:
-            for chunk in range(lo[row], hi[row]):
+            for chunk in range(start, stop):
                 cells[there, chunk] = cells[here, chunk]
                 totals[there, chunk] = totals[here, chunk]
         else:
-            for chunk in range(lo[row], hi[row]):
+            for chunk in range(start, stop):
                 value = cells[there, chunk] + cells[here, chunk]
                 cells[there, chunk] = value - prime if value >= prime else value
                 total = np.int64(totals[there, chunk]) + np.int64(totals[here, chunk])

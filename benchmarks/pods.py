@@ -1,0 +1,145 @@
+"""How near `auto` comes to the limit on the pods of today, and what a question costs.
+
+    python benchmarks/pods.py [--no-write] [--only 16x16x16] [--large]
+
+Each row is one question to `auto` in a process of its own, with an empty cache: the ratio to the
+larger of bandwidth and hops, beside the figure that was asked for, the ratio to the limit, the
+processor time and the most memory. Then the same question again, from the cache. `--large` adds
+128x128. Ratios are simulated and exact, but for trees of more than 12 million messages: their time
+is estimated from their first slices, to about 1 %. Times are of this machine.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+from record import record
+
+# mesh, wrap, failures, fabric, (payload, asked ratio or None) ...
+Case = tuple[str, str, str, str, tuple[tuple[str, float | None], ...]]
+CASES: tuple[Case, ...] = (
+    ("4x4x4", "all", "", "tpu-v4", (("1KB", 1.12), ("100KB", 1.8))),
+    ("8x8x8", "all", "", "tpu-v4", (("10MB", 1.22), ("100MB", 1.02))),
+    (
+        "16x16",
+        "all",
+        "",
+        "tpu-v5e",
+        (("1KB", 1.12), ("10KB", 1.17), ("100KB", 1.7), ("1MB", 2.1), ("10MB", 1.2)),
+    ),
+    ("16x16", "all", "4x2@6,6", "tpu-v5e", (("1KB", 1.5), ("1MB", 2.3), ("10MB", 1.35))),
+    (
+        "32x32",
+        "none",
+        "4x2@14,14",
+        "reference",
+        (
+            ("1KB", 1.06),
+            ("10KB", 1.08),
+            ("100KB", 1.2),
+            ("1MB", 1.66),
+            ("10MB", 1.95),
+            ("100MB", 1.20),
+            ("1GB", 1.06),
+        ),
+    ),
+    ("32x32", "none", "1x24@15,2", "reference", (("1MB", 1.85), ("10MB", 2.3), ("100MB", 1.26))),
+    (
+        "16x16x16",
+        "all",
+        "",
+        "tpu-v4",
+        (("1KB", None), ("1MB", None), ("10MB", 1.5), ("100MB", 1.04), ("1GB", 1.01)),
+    ),
+    ("16x16x16", "all", "2x2x1@4,4,4", "tpu-v4", (("1MB", None), ("100MB", 1.15), ("1GB", 1.06))),
+    ("16x20x28", "all", "", "tpu-v5p", (("100MB", 1.25),)),
+    ("16x20x28", "all", "2x2x1@4,4,4", "tpu-v5p", (("100MB", 1.35),)),
+)
+LARGE: tuple[Case, ...] = (("128x128", "none", "", "reference", (("100MB", None),)),)
+
+# Runs in the child: one question, and its figures as one line of JSON.
+ASK = """
+import json, resource, sys, time
+start = time.process_time()
+from meshmend.cli.console import cache_dir
+from meshmend.planning.comparison import compared
+from meshmend.topology.fabric import fabric
+from meshmend.topology.text import parse_mesh
+from meshmend.units import parse_bytes
+shape, wrap, fail, machine, payload = sys.argv[1:]
+mesh = parse_mesh(shape, wrap=wrap, fail=fail.split())
+result = compared(mesh, fabric(machine), parse_bytes(payload), ["auto"], cache_dir=cache_dir())
+summary = result.summary()
+best = summary["results"][0]
+print(json.dumps({
+    "time_s": best["time_s"],
+    "ratio": best["ratio_to_bandwidth_or_latency_limit"],
+    "ratio_to_limit": best["ratio_to_limit"],
+    "limit_kind": summary["limit_kind"],
+    "detail": best["detail"],
+    "slices": best["slices"],
+    "cpu_s": time.process_time() - start,
+    "max_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+}))
+"""
+
+
+def asked(case: Case, payload: str, cache: str) -> dict[str, Any]:
+    """Return the figures of one question, asked in a process of its own."""
+    environment = os.environ | {"XDG_CACHE_HOME": cache}
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, *case[:4], payload],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def measured(case: Case, payload: str, most: float | None) -> dict[str, Any]:
+    """Return the figures of a question asked for the first time, and again."""
+    shape, wrap, fail, machine, _ = case
+    with tempfile.TemporaryDirectory() as cache:
+        first, again = (asked(case, payload, cache) for _ in range(2))
+    assert first["time_s"] == again["time_s"], "the cache changes nothing"
+    mesh = f"{shape}{' torus' if wrap == 'all' else ''}{f' less {fail}' if fail else ''}"
+    row = {"mesh": mesh, "fabric": machine, "payload": payload, "asked": most, **first}
+    return row | {"again_cpu_s": again["cpu_s"]}
+
+
+def show(row: dict[str, Any]) -> None:
+    goal = ""
+    if row["asked"] is not None:
+        goal = f"(asked {row['asked']}{', missed' if row['ratio'] > row['asked'] else ''})"
+    print(
+        f"{row['mesh']:<34} {row['payload']:>6} {row['ratio']:6.3f} {goal:<22} "
+        f"limit {row['ratio_to_limit']:.3f}  {row['cpu_s']:5.1f} s, again "
+        f"{row['again_cpu_s']:4.1f} s, {row['max_rss_bytes'] / 1e9:.2f} GB  {row['detail']}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--no-write", action="store_true")
+    parser.add_argument("--only", default="", help="meshes that begin like this")
+    parser.add_argument("--large", action="store_true")
+    arguments = parser.parse_args()
+    rows = []
+    for case in (*CASES, *(LARGE if arguments.large else ())):
+        if case[0].startswith(arguments.only):
+            for payload, most in case[4]:
+                rows.append(measured(case, payload, most))
+                show(rows[-1])
+    if not arguments.no_write and not arguments.only:
+        record("pods", {"rows": rows})
+
+
+if __name__ == "__main__":
+    main()
