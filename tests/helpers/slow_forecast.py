@@ -1,6 +1,6 @@
 """One answer through one year, simulated slowly and plainly; the compiled walk must agree with it.
 
-Written from docs/design/0006-forecast.md with sets of chips and a list of moments, and with the
+Written from docs/design/0008-forecast.md with sets of chips and a list of moments, and with the
 project's own meshes. Shares no code with the walk but the transitions that it is given.
 """
 

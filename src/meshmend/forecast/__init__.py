@@ -2,5 +2,5 @@
 
 `forecast` runs a job on a mesh through many simulated years of failures and repairs, once for each
 answer: wait for the repair, train on a sub-mesh, switch in spares, or go on around the hole. All
-answers see the same failures. The model is in docs/design/0006-forecast.md.
+answers see the same failures. The model is in docs/design/0008-forecast.md.
 """
