@@ -121,9 +121,9 @@ class RunsInFlight:
         self._is_closed = False
         self._thread: threading.Thread | None = None
 
-    def start(self, task: Task, payload: Bytes, timeout_s: float) -> PendingRun:
-        """Start a run that the thread drives, or whoever drives already."""
-        run, _ = self._add(task, payload, timeout_s, drives=False)
+    def start(self, task: Task, payload: Bytes, timeout_s: float, *, wakes: bool) -> PendingRun:
+        """Start a run; whoever drives takes it along, else the thread if this `wakes` it."""
+        run, _ = self._add(task, payload, timeout_s, wakes=wakes)
         return run
 
     def run(self, task: Task, payload: Bytes, timeout_s: float) -> None:
@@ -198,7 +198,13 @@ class RunsInFlight:
         os.close(self._wake_fd)
 
     def _add(
-        self, task: Task, payload: Bytes, timeout_s: float, *, drives: bool
+        self,
+        task: Task,
+        payload: Bytes,
+        timeout_s: float,
+        *,
+        drives: bool = False,
+        wakes: bool = False,
     ) -> tuple[PendingRun, bool]:
         """Add a run; return it, and whether the caller has to drive the loop now."""
         if payload.nbytes != task.n_bytes:
@@ -215,7 +221,7 @@ class RunsInFlight:
                         os.eventfd_write(self._wake_fd, 1)
                     elif must_drive:
                         self._is_driven = True
-                    else:
+                    elif wakes:
                         self._wake_thread()
                     return run, must_drive
                 oldest = self._pending[0]

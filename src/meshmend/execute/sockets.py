@@ -134,13 +134,16 @@ class SocketTransport:
         """
         self._runs.run(task, payload, timeout_s)
 
-    def start(self, task: Task, payload: Bytes, *, timeout_s: float = 1800.0) -> PendingRun:
+    def start(
+        self, task: Task, payload: Bytes, *, timeout_s: float = 1800.0, wakes: bool = True
+    ) -> PendingRun:
         """Start what `run` does and return at once; any thread may call this.
 
         All ranks start their tasks in the same order. Up to 128 are in flight; the next one waits
-        for room. If one fails, all that are in flight fail with it.
+        for room. If one fails, all that are in flight fail with it. With `wakes` false the caller
+        waits for the run soon, so no thread is woken to drive it.
         """
-        return self._runs.start(task, payload, timeout_s)
+        return self._runs.start(task, payload, timeout_s, wakes=wakes)
 
     def interrupt(self) -> None:
         """Make the current run or connect raise StoppedError, or the next one if there is none."""

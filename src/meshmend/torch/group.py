@@ -5,7 +5,8 @@ tensors on a device that the transport does not serve, and uncommon element type
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -32,7 +33,7 @@ from meshmend.torch.call_arguments import (
     options_of,
 )
 from meshmend.torch.profiler_range import begin_range
-from meshmend.torch.progress_thread import Progress
+from meshmend.torch.progress_thread import Progress, Rest, Starter
 from meshmend.torch.transports import transport_of
 
 ALLREDUCE, REDUCE_SCATTER, ALL_GATHER = (
@@ -229,14 +230,19 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         self._transport.interrupt()
 
     def _all_reduce(self, name: str, tensors: Tensors, opts: Any) -> Any:
-        def run() -> None:
-            for tensor in tensors:
-                flat = tensor.contiguous().view(-1)
-                self._sum(ALLREDUCE, flat, opts)
-                average(flat, opts.reduceOp, self.size())
-                copy_back(tensor, flat)
+        def start() -> Rest:
+            flats = [tensor.contiguous().view(-1) for tensor in tensors]
+            waits = [self._start_sum(ALLREDUCE, flat, opts) for flat in flats]
 
-        return self._submit(name, ALLREDUCE, run, tensors, tensors)
+            def rest() -> None:
+                for tensor, flat, wait in zip(tensors, flats, waits, strict=True):
+                    wait()
+                    average(flat, opts.reduceOp, self.size())
+                    copy_back(tensor, flat)
+
+            return rest
+
+        return self._submit(name, ALLREDUCE, start, tensors, tensors)
 
     def _all_gather_single(self, name: str, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
         opts = options_of(c10d.AllgatherOptions, opts)
@@ -270,7 +276,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         self,
         name: str,
         kind: CollectiveCall,
-        run: Callable[[], None],
+        run: Starter,
         inputs: Tensors,
         result: Tensors,
     ) -> Any:
@@ -304,29 +310,41 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
 
     def _scatter(self, output: torch.Tensor, given: torch.Tensor, opts: Any) -> None:
         """Sum the flat tensors of all ranks into `given`; copy this rank's part to `output`."""
-        self._sum(REDUCE_SCATTER, given, opts)
+        self._start_sum(REDUCE_SCATTER, given, opts)()
         mine = given.view(self.size(), -1)[self.rank()]
         average(mine, opts.reduceOp, self.size())
         output.copy_(mine.view(output.shape))
 
-    def _sum(self, kind: CollectiveCall, flat: torch.Tensor, opts: Any) -> None:
+    def _start_sum(self, kind: CollectiveCall, flat: torch.Tensor, opts: Any) -> Rest:
         op = op_name(opts.reduceOp)
         task = self._catalogue.task(kind, flat.numel(), dtype_name(flat), op)
-        self._run(task, flat.detach(), opts.timeout)
+        return self._start(task, flat.detach(), opts.timeout)
 
     def _move(self, kind: CollectiveCall, flat: torch.Tensor, opts: Any) -> None:
         """Run a collective that only copies: it treats elements of any type as bytes."""
         raw = flat.detach().view(torch.uint8)
-        self._run(self._catalogue.task(kind, raw.numel(), "uint8"), raw, opts.timeout)
+        self._start(self._catalogue.task(kind, raw.numel(), "uint8"), raw, opts.timeout)()
 
-    def _run(self, task: Task, flat: torch.Tensor, timeout: timedelta) -> None:
-        """Run a task in place; without a timeout of its own, that of the group applies."""
+    def _start(self, task: Task, flat: torch.Tensor, timeout: timedelta) -> Rest:
+        """Start a task in place; without a timeout of its own, that of the group applies."""
         if timeout <= timedelta(0):
             timeout = self._gloo.options._timeout
         timeout_s = timeout.total_seconds()
         began = time.monotonic()
+        with self._noted_failure(began, timeout_s):
+            wait = self._transport.start(task, flat, timeout_s=timeout_s)
+
+        def rest() -> None:
+            with self._noted_failure(began, timeout_s):
+                wait()
+
+        return rest
+
+    @contextmanager
+    def _noted_failure(self, began: float, timeout_s: float) -> Iterator[None]:
+        """Note the first failure; say in an error that the timeout is over, if it is."""
         try:
-            self._transport.run(task, flat, timeout_s=timeout_s)
+            yield
         except TransportError as error:
             self.failure = self.failure or error
             if time.monotonic() - began < timeout_s:

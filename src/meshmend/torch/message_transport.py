@@ -80,6 +80,13 @@ class MessageTransport:
                 raise PeerLostError(f"a message of rank {self._rank} failed: {what}")
             run.take(key, what)
 
+    def start(
+        self, task: Task, flat: torch.Tensor, *, timeout_s: float = 1800.0
+    ) -> Callable[[], None]:
+        """Run a task, one at a time; return what there is left to do: nothing."""
+        self.run(task, flat, timeout_s=timeout_s)
+        return lambda: None
+
     def interrupt(self) -> None:
         """Interrupt a run: the one under way, or else the next one, raises StoppedError."""
         self._events.put((_STOP, None))

@@ -1,7 +1,7 @@
 """The transports of a process group: sockets, or the messages of Gloo or NCCL."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,8 +27,8 @@ class TensorTransport(Protocol):
 
     device_type: str
 
-    def run(self, task: Task, flat: torch.Tensor, *, timeout_s: float) -> None:
-        """Run a task in place."""
+    def start(self, task: Task, flat: torch.Tensor, *, timeout_s: float) -> Callable[[], None]:
+        """Start a task in place; return what waits for it, which must be called soon."""
 
     def interrupt(self) -> None:
         """Interrupt the run under way, or else the next one."""
@@ -46,12 +46,12 @@ class SocketTensorTransport:
         self._transport = transport
         self._addresses = addresses
 
-    def run(self, task: Task, flat: torch.Tensor, *, timeout_s: float) -> None:
-        """Run a task in place in the tensor's memory."""
+    def start(self, task: Task, flat: torch.Tensor, *, timeout_s: float) -> Callable[[], None]:
+        """Start a task in place in the tensor's memory; others may be in flight."""
         peers = {peer: self._addresses[peer] for peer in task.program.peers}
         self._transport.connect(peers, timeout_s=timeout_s)
         raw: NDArray[np.uint8] = flat.view(torch.uint8).numpy()
-        self._transport.run(task, raw, timeout_s=timeout_s)
+        return self._transport.start(task, raw, timeout_s=timeout_s, wakes=False).wait
 
     def interrupt(self) -> None:
         """Interrupt the run under way, or else the next one."""
