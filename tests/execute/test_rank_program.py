@@ -51,7 +51,7 @@ def test_a_rank_that_is_not_there_is_refused() -> None:
 
 
 @given(
-    name=st.sampled_from(["ring-1d", "ft-two-d", "rank-ring"]),
+    name=st.sampled_from(["ring-1d", "ft-two-d", "rings-nd", "rank-ring"]),
     n_elements=st.integers(0, 5000),
     n_slices=st.integers(1, 7),
 )

@@ -54,7 +54,7 @@ def allreduce(name: str) -> Schedule:
     return algorithm(name).build(HOLE, Collective.ALLREDUCE)
 
 
-@pytest.fixture(scope="module", params=["ring-1d", "ft-two-d", "one-tree"])
+@pytest.fixture(scope="module", params=["ring-1d", "ft-two-d", "rings-nd", "one-tree"])
 def bed(request: pytest.FixtureRequest) -> Iterator[Bed]:
     schedule = allreduce(request.param)
     programs = programs_of(schedule)

@@ -45,7 +45,7 @@ def test_every_tree_program_does_its_collective_and_ends_with_the_same_bits(
     check_program(lockstep_program(in_pieces(schedule, 1), slices))
 
 
-@pytest.mark.parametrize("algorithm", ["trees", "ft-two-d", "ring-1d", "rank-ring"])
+@pytest.mark.parametrize("algorithm", ["trees", "ft-two-d", "ring-1d", "rings-nd", "rank-ring"])
 @pytest.mark.parametrize("collective", Collective)
 def test_every_algorithm_has_programs_of_every_width(
     algorithm: str, collective: Collective
