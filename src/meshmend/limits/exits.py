@@ -2,7 +2,7 @@
 
 Every byte position of the payload that a chip inside puts in must cross from the inside to the
 outside, and then reach the chip farthest from there. Knows links and hops: `limit` turns them into
-time, and `docs/design/0007-limit.md` has the proof.
+time, and `docs/design/0010-limit.md` has the proof.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """The physical limit: no allreduce on this mesh and fabric is faster, whatever the algorithm.
 
-Three bounds; the limit is the largest. `docs/design/0007-limit.md` has the proofs.
+Three bounds; the limit is the largest. `docs/design/0010-limit.md` has the proofs.
 
 Bandwidth. Cut the mesh into parts, and follow one byte of the result. Until a first part holds
 the sum of all, messages between parts must have joined them all: parts - 1 at least. Every
