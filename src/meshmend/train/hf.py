@@ -13,6 +13,7 @@ Alone, without `meshmend run --elastic`, it trains on one chip.
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -159,8 +160,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # untyped
             epoch = int(job.step_number // self._epoch_steps)
             self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
             model.zero_grad()
-            loss, weight = self._compute_gradients(model, micro_batches)
-            if not job.step(loss, weight=weight):
+            loss = self._compute_gradients(job, model, micro_batches)
+            if not job.step(loss):
                 continue
             self._follow_leader(job)
             self._add_loss(job.loss)
@@ -193,29 +194,32 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # untyped
             self.control = handler.on_epoch_begin(self.args, self.state, self.control)
 
     def _compute_gradients(
-        self, model: torch.nn.Module, micro_batches: MicroBatches
-    ) -> tuple[torch.Tensor, float | None]:
-        """Run forward and backward over this chip's samples; return their loss and weight.
+        self, job: Job, model: torch.nn.Module, micro_batches: MicroBatches
+    ) -> torch.Tensor:
+        """Run forward and backward over this chip's samples; return their loss.
 
-        The weight is the number of labels if the loss is a mean over labels, else None.
+        If the loss is a mean over labels, their number is its weight. Sums over the chips begin
+        during the last backward pass.
         """
         n_samples = sum(size for size, _ in micro_batches)
         n_items = self._get_num_items_in_batch(
             [inputs for _, inputs in micro_batches], self.args.device
         )
         divisor = None if n_items is None else max(n_items, torch.ones_like(n_items))
+        if n_items is not None and self.args.average_tokens_across_devices:
+            job.weigh(float(n_items))
         loss = torch.zeros((), device=self.args.device)
         for number, (size, inputs) in enumerate(micro_batches, 1):
             # `training_step` divides by this a loss that is a mean over the samples.
             self.current_gradient_accumulation_steps = n_samples / size
-            loss = loss + self.training_step(model, inputs, divisor)
-            if number < len(micro_batches):
+            is_last = number == len(micro_batches)
+            with nullcontext() if is_last else job.accumulate():
+                loss = loss + self.training_step(model, inputs, divisor)
+            if not is_last:
                 self.control = self.callback_handler.on_substep_end(
                     self.args, self.state, self.control
                 )
-        if n_items is None or not self.args.average_tokens_across_devices:
-            return loss, None
-        return loss, float(n_items)
+        return loss
 
     def _before_update(self, model: torch.nn.Module) -> None:
         """Clip the summed gradients; the job's optimizer calls this before it steps."""
