@@ -56,7 +56,7 @@ def test_a_launcher_that_prepares_a_jax_workload_does_not_compute_with_it() -> N
         "print('torch' in sys.modules)\n"
     )
 
-    assert said == "19810 [(19811, 'float32')] 29\nFalse\n"
+    assert said == "19810 [(19812, 'float32')] 29\nFalse\n"
 
 
 @pytest.mark.parametrize("missing", ["jax", "optax"])

@@ -1,10 +1,8 @@
 """The data of a job: a data set, a stream or a loader give the same samples, made ahead or not."""
 
-import random
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -21,27 +19,12 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from augmented_samples import N_SAMPLES, Augmented, drawn
 from meshmend.errors import InputError
 from meshmend.train import Job
 from meshmend.train.loader_source import LoaderSource
 from meshmend.train.sample_source import JobData, SampleSource
 from meshmend.train.samples import Order, Share, StreamOrder, share_of
-
-N_SAMPLES = 50
-
-
-def drawn(index: int) -> torch.Tensor:
-    """Return an index with numbers of three random generators."""
-    numbers = [index, random.random(), np.random.rand(), torch.rand(()).item()]
-    return torch.tensor(numbers, dtype=torch.float64)
-
-
-class Augmented(Dataset[Any]):
-    def __len__(self) -> int:
-        return N_SAMPLES
-
-    def __getitem__(self, index: int) -> Any:
-        return drawn(index)
 
 
 class Stream(IterableDataset[Any]):

@@ -232,14 +232,13 @@ def _print_comparison(result: "Comparison", *, first: bool) -> None:
     print(f"\n{format_bytes(result.payload_bytes)}: {limit.describe()}")
     alone = f"hops alone {format_time(limit.latency_s)}"
     print(f"bandwidth limit {format_time(limit.bandwidth_s)}, {alone}")
-    head = ("algorithm", "time", "of limit", "of larger", "slices", "busiest link", "chips")
-    print("{:<12} {:>10} {:>9} {:>10} {:>7} {:>13} {:>6}".format(*head))
+    head = ("algorithm", "time", "of limit", "slices", "busiest link", "chips")
+    print("{:<12} {:>10} {:>9} {:>7} {:>13} {:>6}".format(*head))
     for price in result.prices:
         figures = price.figures
         line = (
             f"{price.name:<12} {format_time(price.time_s):>10} "
-            f"{result.ratio(price):>8.3f}x {result.earlier_ratio(price):>9.3f}x "
-            f"{figures.slices:>7} "
+            f"{result.ratio(price):>8.3f}x {figures.slices:>7} "
             f"{figures.max_link_utilisation:>12.1%} {price.n_chips:>6}  {price.detail}"
         )
         print(line.rstrip())
