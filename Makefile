@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install check test slow engines torch-suite bench bench-recovery train soak figures clean
+.PHONY: install check test slow engines torch-suite bench bench-torch bench-recovery train soak figures clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -48,6 +48,14 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/jax_lowering.py
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/look_inside.py
+	$(BIN)/python benchmarks/pods.py
+
+# PyTorch: what of the network, the data and the disk a step hides, next to DDP and Gloo; needs root.
+bench-torch: $(INSTALLED)
+	$(BIN)/python benchmarks/overlap.py
+	$(BIN)/python benchmarks/in_flight.py
+	$(BIN)/python benchmarks/loading.py
+	$(BIN)/python benchmarks/save_pause.py
 
 # Recovery next to torchft and a restart by torchrun; installs torchft into a venv of its own.
 bench-recovery: $(INSTALLED)
