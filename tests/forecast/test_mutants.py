@@ -22,6 +22,8 @@ from meshmend.forecast.machine import machine_of
 from meshmend.forecast.walk_arrays import FIRST_RULE, N_CAUSES, N_RULES, Ints
 from slow_forecast import slow_totals
 
+pytestmark = pytest.mark.slow  # each mutant compiles the walk anew
+
 MODULES: tuple[ModuleType, ...] = (intact_box, job_time, holes, walk)
 ANSWERS = (*FOUR, answer_named("fault-tolerant:1+spares"))
 MUTANTS = {
