@@ -4,12 +4,13 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 import torch.utils.data._utils.worker as torch_worker
 from torch.utils.data import get_worker_info
@@ -17,6 +18,7 @@ from torch.utils.data import get_worker_info
 from meshmend.processes import die_with_parent
 from meshmend.train.sample_maker import is_stream
 
+_DEATH_S: Final = 1.0  # to hear of a death, after a connection broke
 
 @dataclass(frozen=True)
 class LoaderStart:
@@ -56,6 +58,21 @@ class LoaderStart:
             os._exit(1)
 
         threading.Thread(target=wait_for_end, daemon=True).start()
+
+
+def how_one_died(workers: Sequence[BaseProcess]) -> str | None:
+    """Return how a loader worker died, in torch's words; None if all of them live.
+
+    The kernel closes the connections of a process that is killed before it tells of its death.
+    """
+    wait([each.sentinel for each in workers], timeout=_DEATH_S)
+    for each in workers:
+        if each.exitcode is not None:
+            how = f"exited with code {each.exitcode}"
+            if each.exitcode < 0:
+                how = f"is killed by signal: {signal.strsignal(-each.exitcode)}"
+            return f"DataLoader worker (pid {each.pid}) {how}"
+    return None
 
 
 class DeathWatch:

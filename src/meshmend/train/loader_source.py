@@ -20,7 +20,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset
 
 from meshmend.errors import LoaderError
-from meshmend.train.loader_process import DeathWatch, LoaderStart
+from meshmend.train.loader_process import DeathWatch, LoaderStart, how_one_died
 from meshmend.train.sample_maker import BatchRequest, SampleMaker, is_stream
 from meshmend.train.samples import Order, Share, StreamOrder
 
@@ -108,7 +108,7 @@ class LoaderSource:
     def _answer(self) -> Any:
         """Return the answer to the newest task; throw away those to earlier ones."""
         while True:
-            with _clear_errors(), self._deaths.reported():
+            with self._clear_errors(), self._deaths.reported():
                 if self._iterator is None:
                     self._iterator = iter(self._loader)
                     self._deaths.watch()
@@ -118,6 +118,27 @@ class LoaderSource:
             if isinstance(made, ExceptionWrapper):
                 made.reraise()  # type: ignore[no-untyped-call]
             return start, made
+
+    @contextmanager
+    def _clear_errors(self) -> Iterator[None]:
+        """Turn the error of a loader worker that died or hangs into one line.
+
+        Errors of the samples do not come here: they are answers. A worker that is killed while this
+        process reads from it shows as a broken connection, or as half an answer.
+        """
+        try:
+            yield
+        except Exception as error:
+            # The cause, if there is one, names the signal that killed it.
+            cause = error.__cause__ if isinstance(error.__cause__, RuntimeError) else error
+            text = " ".join(str(cause).split())
+            if "killed by signal" not in text:
+                text = how_one_died(getattr(self._iterator, "_workers", ())) or text
+            if not text.startswith("DataLoader "):
+                raise
+            raise LoaderError(
+                f"Job needs its loader workers, but a {text.rstrip('.')}{_ADVICE}"
+            ) from None
 
     def _kill(self) -> None:
         if os.getpid() == self._owner and self._iterator is not None:
@@ -194,19 +215,3 @@ def _as_it_is(answer: Any) -> Any:
 def _kill(iterator: Any) -> None:
     for process in getattr(iterator, "_workers", ()):
         process.kill()
-
-
-@contextmanager
-def _clear_errors() -> Iterator[None]:
-    """Turn torch's error of a loader worker that died or hangs into one line."""
-    try:
-        yield
-    except RuntimeError as error:
-        # The cause, if there is one, names the signal that killed it.
-        cause = error.__cause__ if isinstance(error.__cause__, RuntimeError) else error
-        text = " ".join(str(cause).split())
-        if not text.startswith("DataLoader "):
-            raise
-        raise LoaderError(
-            f"Job needs its loader workers, but a {text.rstrip('.')}{_ADVICE}"
-        ) from None

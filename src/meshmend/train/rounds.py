@@ -6,10 +6,11 @@ came later, or that lost the step and got it from another chip, has not reached 
 on, and computes nothing.
 
 In a generation it is not clear at first who is in which round. So the chips **vote** before they do
-anything else: each says which round it is in, and which rounds it has finished. If a chip has the
-parts of a round that another chip is in, it hands them over. Else those in the round go on with it:
-parts that a living chip has computed are not computed again. When no chip is in a round, the
-generation is **settled**, and no more votes are needed: its chips do the same in the same order.
+anything else: each says which round it is in, and which rounds it has finished. The earliest round
+that a chip is in comes first. If another chip has finished it, it hands over the parts. Else all are
+in this round, or look on, and go on with it: parts that a living chip has computed are not computed
+again. When no chip is in a round, the generation is **settled**, and no more votes are needed: its
+chips do the same in the same order.
 """
 
 import json
@@ -67,7 +68,9 @@ class Rounds:
             if self._settled == self._loop.number:
                 results.append(self._complete(mine, range(self._exchange.mesh.n_live)))
             else:
-                results.extend(self._vote(number, mine))
+                voted, parts = self._vote(number, mine)
+                if voted == number:
+                    results.append(parts)
 
         while not results and not self._loop.is_over and step() == before:
             self._attempt(take_part)
@@ -83,25 +86,29 @@ class Rounds:
             self._loop.recover(after=number)
 
     def _vote_and_look_on(self) -> None:
-        if not self._vote(0, None):
+        voted, _ = self._vote(0, None)
+        if voted == 0:
             self._settled = self._loop.number
 
-    def _vote(self, number: int, mine: Round | None) -> list[Parts]:
-        """Vote, and do what is to do; return the parts of the round that some chips are in."""
+    def _vote(self, number: int, mine: Round | None) -> tuple[int, Parts]:
+        """Vote, and do what is to do; return the earliest round that a chip is in, and its parts.
+
+        The number is 0 if no chip is in a round.
+        """
         n_live, rank = self._exchange.mesh.n_live, self._exchange.rank
         votes = np.zeros((2, n_live), dtype=np.int64)
         votes[:, rank] = number, len(self._finished)
         self._exchange.sum(votes.reshape(-1).view(np.uint8), votes.size, "int64")
         inside = np.flatnonzero(votes[0]).tolist()
         if not inside:
-            return []
-        wanted = int(votes[0].max())
+            return 0, {}
+        wanted = int(votes[0][inside].min())
         holders = np.flatnonzero(votes[1] >= wanted)
         if len(holders):
             is_first = rank == int(holders[0])
             kept = self._finished[wanted - 1] if is_first else {}
-            return [_merged(gather_bytes(self._exchange, _packed(kept)))]
-        return [self._complete(mine, inside, is_again=True)]
+            return wanted, _merged(gather_bytes(self._exchange, _packed(kept)))
+        return wanted, self._complete(mine, inside, is_again=True)
 
     def _complete(
         self, mine: Round | None, inside: "range | list[int]", *, is_again: bool = False

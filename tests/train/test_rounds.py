@@ -1,0 +1,157 @@
+"""Rounds between two steps, with sums that fail on some chips and succeed on others."""
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshmend.errors import StoppedError, TransportError
+from meshmend.train.pending_sum import FinishedSum
+from meshmend.train.rounds import Parts, Round, Rounds
+
+pytest.importorskip("torch")
+
+N_CHIPS = 3
+N_ROUNDS = 3
+N_PARTS = 4
+
+
+class Failing:
+    """Threads that sum arrays; `faults` says which sums fail on which chips.
+
+    A fault is a number of a sum and the chips that do not get its result. All chips then enter a
+    new generation at their next sum: those that have the result as well.
+    """
+
+    def __init__(self, faults: dict[int, set[int]]) -> None:
+        self.faults, self.generation = faults, 1
+        self.n_sums = 0
+        self.changed = threading.Condition()
+        self.contributions: dict[int, Any] = {}
+        self.result: Any = None
+
+    def sum(self, chip: int, seen: int, payload: Any, *, is_safe: bool = False) -> None:
+        with self.changed:
+            if seen != self.generation:
+                raise StoppedError("a new generation")
+            self.contributions[chip] = payload.copy()
+            mine = self.n_sums
+            if len(self.contributions) == N_CHIPS:
+                self.result = np.add.reduce(list(self.contributions.values()))
+                self.contributions, self.n_sums = {}, self.n_sums + 1
+                if mine in self.faults and not is_safe:
+                    self.generation += 1
+                self.changed.notify_all()
+            assert self.changed.wait_for(
+                lambda: self.n_sums > mine or self.generation != seen, timeout=20
+            )
+            lost_by = set() if is_safe else self.faults.get(mine, set())
+            if self.n_sums == mine or chip in lost_by:
+                raise StoppedError("a sum failed")
+            payload[:] = self.result
+
+
+class Chip:
+    """One chip: what `Rounds` needs of a worker loop and of an exchange."""
+
+    def __init__(self, chips: Failing, rank: int) -> None:
+        self.chips, self.rank, self.seat = chips, rank, rank
+        self.number, self.is_over = 1, False
+        self.mesh = SimpleNamespace(n_live=N_CHIPS)
+        self.transport = SimpleNamespace(check=lambda: None)
+        self.computed: list[tuple[int, int]] = []
+
+    def attempt(self, run: Callable[[], None], *, is_step: bool) -> bool:
+        assert not is_step
+        try:
+            run()
+        except TransportError:
+            return False
+        return True
+
+    def recover(self, *, after: int) -> None:
+        with self.chips.changed:
+            # A chip whose sum failed has changed the generation, or another chip has.
+            assert self.chips.generation > after
+            self.number = self.chips.generation
+            self.chips.changed.notify_all()
+
+    def sum(self, payload: Any, n_elements: int, dtype: str) -> None:
+        self.chips.sum(self.rank, self.number, payload)
+
+    def step(self) -> None:
+        """Take part in the step after the rounds, which all chips finish."""
+        self.chips.sum(self.rank, self.number, np.zeros(1), is_safe=True)
+
+    def start_sum(self, payload: Any, n_elements: int, dtype: str) -> FinishedSum:
+        self.sum(payload, n_elements, dtype)
+        return FinishedSum()
+
+
+def rounds_of(chip: Chip) -> list[Parts]:
+    """Hold some rounds on one chip, the second of which is a gather; return their parts."""
+    rounds = Rounds(chip, chip)  # type: ignore[arg-type]
+    results = []
+    for number in range(N_ROUNDS):
+
+        def compute(part: int, number: int = number) -> bytes:
+            chip.computed.append((number, part))
+            return f"{number}:{part}".encode()
+
+        gathers = number == 1
+        own = {chip.rank: f"chip {chip.rank}".encode()} if gathers else {}
+        results.append(rounds.hold(Round(0 if gathers else N_PARTS, compute, own), lambda: 4))
+    while True:
+        rounds.settle()
+        if chip.attempt(chip.step, is_step=False):
+            return results
+        chip.recover(after=chip.number)
+
+
+WORKED_OUT = {part: f"0:{part}".encode() for part in range(N_PARTS)}
+GATHERED = {rank: f"chip {rank}".encode() for rank in range(N_CHIPS)}
+RIGHT = [WORKED_OUT, GATHERED, {part: f"2:{part}".encode() for part in range(N_PARTS)}]
+
+
+def held(faults: dict[int, set[int]]) -> list[Chip]:
+    """Hold the rounds on all chips; check that all of them got all parts."""
+    shared = Failing(faults)
+    chips = [Chip(shared, rank) for rank in range(N_CHIPS)]
+    results: dict[int, list[Parts]] = {}
+    threads = [
+        threading.Thread(target=lambda chip=chip: results.update({chip.rank: rounds_of(chip)}))
+        for chip in chips
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == dict.fromkeys(range(N_CHIPS), RIGHT)
+    return chips
+
+
+def test_without_failures_each_part_is_computed_once() -> None:
+    computed = sorted(each for chip in held({}) for each in chip.computed)
+
+    assert computed == [(number, part) for number in (0, 2) for part in range(N_PARTS)]
+
+
+@pytest.mark.parametrize("at", range(24))
+@pytest.mark.parametrize("lost_by", [{0}, {1, 2}], ids=["one chip", "two chips"])
+def test_chips_in_two_different_rounds_meet_again(at: int, lost_by: set[int]) -> None:
+    """A sum that only some chips get lets these go on to the next round, without the others."""
+    held({at: lost_by})
+
+
+@given(
+    st.dictionaries(
+        st.integers(0, 60), st.sets(st.integers(0, N_CHIPS - 1), min_size=1), max_size=6
+    )
+)
+def test_all_chips_get_all_parts_whatever_sums_fail_where(faults: dict[int, set[int]]) -> None:
+    held(faults)
