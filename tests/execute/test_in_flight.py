@@ -351,6 +351,19 @@ def test_closing_the_transport_ends_what_is_in_flight_and_its_thread() -> None:
         bed[1][0].close()  # a second time does nothing
 
 
+def test_closing_the_transport_ends_a_run_that_nobody_waits_for_yet() -> None:
+    with squared() as bed:
+        programs, made = bed
+        array = np.ones(64)
+        run = made[0].start(
+            task_for(programs[0], array), array.view(np.uint8), timeout_s=600, wakes=False
+        )
+        made[0].close()
+
+        with pytest.raises(StoppedError):
+            run.wait()
+
+
 def test_a_payload_in_flight_is_kept_alive_although_its_owner_forgets_it() -> None:
     with squared() as bed:
         for rank in range(4):

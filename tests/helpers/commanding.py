@@ -1,9 +1,11 @@
 """Any `meshmend` command in a process forked from this one, which has imported torch."""
 
+import faulthandler
 import os
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +14,8 @@ from pathlib import Path
 
 from meshmend.cli import main
 from waiting import until
+
+_PRINT_STACKS = signal.SIGRTMAX - 1  # a command and its workers then print what they do
 
 
 @dataclass(frozen=True)
@@ -54,9 +58,16 @@ class Command:
 
     def end(self) -> int:
         """Return its exit code once it has ended, minus the signal that killed it."""
-        until(lambda: self.has_ended, why=lambda: f"{self.name} did not end: {self.err}")
+        until(lambda: self.has_ended, why=self._what_it_does)
         assert self.code is not None
         return self.code
+
+    def _what_it_does(self) -> str:
+        """Return all that it has printed, and the stacks of its processes at last."""
+        for pid in _with_descendants(self.pid):
+            os.kill(pid, _PRINT_STACKS)
+            time.sleep(0.5)  # one stack after another
+        return f"{self.name} did not end: {self.out}\n{self.err}"
 
     def _text(self, stream: str) -> str:
         path = self.folder / f"{self.name}.{stream}"
@@ -91,6 +102,15 @@ def meshmend_run(*arguments: str | Path, **environment: str) -> Ended:
         return Ended(ran.end(), ran.out, ran.err)
 
 
+def _with_descendants(pid: int) -> list[int]:
+    """Return a process, and all that it or its children have started."""
+    found = [pid]
+    for each in found:
+        for task in Path(f"/proc/{each}/task").glob("*/children"):
+            found.extend(int(child) for child in task.read_text().split())
+    return found
+
+
 def _import_all() -> None:
     """Import what commands import, so that it is done once for all tests."""
     import torch
@@ -112,6 +132,7 @@ def _become(path: Path, arguments: list[str], environment: dict[str, str]) -> No
             os.dup2(os.open(f"{path}.{kind}", os.O_CREAT | os.O_WRONLY | os.O_APPEND), fd)
         sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115  # to the end
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+        faulthandler.register(_PRINT_STACKS, file=2)
         os.environ.update(environment)
         code = main.run_line(arguments)
     except BaseException:

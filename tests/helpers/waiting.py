@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-HANG_S = 600.0  # only a test that hangs takes so long
+HANG_S = 300.0  # only a test that hangs takes so long
 
 
 def until(

@@ -167,6 +167,8 @@ class RunsInFlight:
             if not self._pending and not self._is_driven:
                 return
             os.eventfd_write(self._stop_fd, 1)
+            if not self._is_driven:  # nobody has waited for these runs yet
+                self._wake_thread()
             self._changed.wait_for(lambda: not self._pending and not self._is_driven)
             if not self.broken:  # all have ended before they could be stopped
                 clear(self._stop_fd)

@@ -20,6 +20,7 @@ from meshmend.train.sample_maker import is_stream
 
 _DEATH_S: Final = 1.0  # to hear of a death, after a connection broke
 
+
 @dataclass(frozen=True)
 class LoaderStart:
     """What a loader worker does first: it ties itself to its worker, and looks like any other.
