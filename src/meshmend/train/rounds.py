@@ -7,10 +7,10 @@ on, and computes nothing.
 
 In a generation it is not clear at first who is in which round. So the chips **vote** before they do
 anything else: each says which round it is in, and which rounds it has finished. The earliest round
-that a chip is in comes first. If another chip has finished it, it hands over the parts. Else all are
-in this round, or look on, and go on with it: parts that a living chip has computed are not computed
-again. When no chip is in a round, the generation is **settled**, and no more votes are needed: its
-chips do the same in the same order.
+that a chip is in comes first. If another chip has finished it, it hands over the parts. Else the
+others are in this round too, or look on. They go on with it: parts that a living chip has computed
+are not computed again. When no chip is in a round, the generation is **settled**, and no more votes
+are needed: its chips do the same in the same order.
 """
 
 import json
