@@ -1,5 +1,6 @@
 """The data of a job: a data set, a stream or a loader give the same samples, made ahead or not."""
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch.utils.data import (
 )
 
 from augmented_samples import N_SAMPLES, Augmented, drawn
-from meshmend.errors import InputError
+from meshmend.errors import InputError, LoaderError
 from meshmend.train import Job
 from meshmend.train.loader_source import LoaderSource
 from meshmend.train.sample_source import JobData, SampleSource
@@ -102,6 +103,31 @@ def test_an_error_in_a_sample_is_raised_where_that_sample_is_used() -> None:
             source.batch(Share(place - place % 4, place - place % 4 + 4, 4), 99)
         source.batch(Share(place + 1, place + 2, 1), 99)
     finally:
+        source.close()
+
+
+def test_a_loader_worker_that_is_killed_while_it_is_read_from_is_told_as_such(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kernel closes the connection of a killed process before it tells of its death."""
+    source = source_of(DataLoader(Augmented(), num_workers=1))
+    assert isinstance(source, LoaderSource)
+    source.batch(Share(0, 4, 4), 99)
+    (worker,) = source._iterator._workers
+    monkeypatch.setattr(worker, "is_alive", lambda: True)  # as torch sees it at this moment
+
+    def get(timeout: float) -> Any:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it comes later
+        worker.kill()
+        raise ConnectionResetError("reset by peer")
+
+    monkeypatch.setattr(source._iterator._data_queue, "get", get)
+    handler = signal.getsignal(signal.SIGCHLD)
+    try:
+        with pytest.raises(LoaderError, match=f"pid {worker.pid}.* is killed by signal: Killed;"):
+            source.batch(Share(4, 8, 4), 99)
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
         source.close()
 
 
