@@ -18,7 +18,7 @@ from torch.utils.data import get_worker_info
 from meshmend.processes import die_with_parent
 from meshmend.train.sample_maker import is_stream
 
-_DEATH_S: Final = 1.0  # to hear of a death, after a connection broke
+_DEATH_S: Final = 5.0  # to hear of a death after a connection broke, on a busy machine
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,14 @@ def how_one_died(workers: Sequence[BaseProcess]) -> str | None:
 
     The kernel closes the connections of a process that is killed before it tells of its death.
     """
-    wait([each.sentinel for each in workers], timeout=_DEATH_S)
+    ending = wait([each.sentinel for each in workers], timeout=_DEATH_S)
     for each in workers:
-        if each.exitcode is not None:
-            how = f"exited with code {each.exitcode}"
-            if each.exitcode < 0:
-                how = f"is killed by signal: {signal.strsignal(-each.exitcode)}"
+        if each.sentinel in ending:
+            each.join()
+            code = each.exitcode or 0
+            how = f"exited with code {code}"
+            if code < 0:
+                how = f"is killed by signal: {signal.strsignal(-code)}"
             return f"DataLoader worker (pid {each.pid}) {how}"
     return None
 

@@ -132,7 +132,7 @@ class LoaderSource:
             # The cause, if there is one, names the signal that killed it.
             cause = error.__cause__ if isinstance(error.__cause__, RuntimeError) else error
             text = " ".join(str(cause).split())
-            if "killed by signal" not in text:
+            if "killed by signal" not in text and "timed out" not in text:
                 text = how_one_died(getattr(self._iterator, "_workers", ())) or text
             if not text.startswith("DataLoader "):
                 raise
