@@ -30,7 +30,8 @@ class BackwardWatch:
         self._is_accumulating = False
         self._scale = 0.0
         self._start: Callable[[int], None] | None = None
-        self._next = 0  # the bucket to start next
+        self._next = 0  # the bucket to fill next
+        self._n_started = 0  # buckets that were filled, and whose sums have begun
         self._has_gradients = False  # of this step, apart from those that are accumulated
 
     def begin(self, scale: float, start: Callable[[int], None]) -> None:
@@ -38,7 +39,7 @@ class BackwardWatch:
         self._gradients.begin()
         if not self._is_watching:
             self._watch()
-        self._scale, self._next, self._has_gradients = scale, 0, False
+        self._scale, self._next, self._n_started, self._has_gradients = scale, 0, 0, False
         self._start = start
 
     def set_scale(self, scale: float) -> None:
@@ -46,7 +47,12 @@ class BackwardWatch:
         self._scale = scale
 
     def end(self) -> None:
-        """Start no further sum in this step."""
+        """Start the sums of the buckets that are being filled, and no other in this step."""
+        self._start_filled(is_patient=True)
+        self._start = None
+
+    def abandon(self) -> None:
+        """Start no further sum in this step, because it does not count."""
         self._start = None
 
     def flush(self) -> None:
@@ -55,7 +61,8 @@ class BackwardWatch:
         So what the chips do next comes after the same sums on all of them.
         """
         while self._has_gradients and self._start and self._next < self._n_early:
-            self._start_next(self._start)
+            self._fill_next()
+        self._start_filled(is_patient=True)
 
     def note_again(self, numbers: list[int]) -> None:
         """Wait for the end of each step from now on, because sums had to be made again."""
@@ -84,22 +91,37 @@ class BackwardWatch:
                 parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # torch's stubs
 
     def _arrived(self, number: int, _parameter: torch.Tensor) -> None:
-        """Note that a gradient of a bucket is there, and start the buckets that are complete."""
-        start, buckets = self._start, self._gradients.buckets
-        if start is None or self._is_accumulating:
+        """Note that a gradient of a bucket is there; fill and start the buckets that are complete.
+
+        A bucket on a GPU is full some time after it was filled; it is started with a later gradient
+        or at the end.
+        """
+        buckets = self._gradients.buckets
+        if self._start is None or self._is_accumulating:
             return
         self._has_gradients = True
         buckets[number].n_missing -= 1
         while (
             not self._is_late and self._next < self._n_early and buckets[self._next].n_missing <= 0
         ):
-            self._start_next(start)
+            self._fill_next()
+        self._start_filled(is_patient=False)
 
     @property
     def _n_early(self) -> int:
         return len(self._gradients.buckets) - 1
 
-    def _start_next(self, start: Callable[[int], None]) -> None:
+    def _fill_next(self) -> None:
         self._gradients.take(self._next, self._scale)
         self._next += 1
-        start(self._next - 1)
+
+    def _start_filled(self, *, is_patient: bool) -> None:
+        """Start the buckets that are full, in order; a patient caller waits for them."""
+        while self._start is not None and self._n_started < self._next:
+            bucket = self._gradients.buckets[self._n_started]
+            if is_patient:
+                bucket.await_full()
+            elif not bucket.is_full:
+                return
+            self._n_started += 1
+            self._start(self._n_started - 1)

@@ -13,13 +13,12 @@ in all generations. The last bucket is summed when the step ends, and also holds
   to clip to: a chip without samples, whose loop does not run, learns these from the others.
 """
 
-from dataclasses import dataclass, field
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from meshmend.errors import InputError
+from meshmend.train.bucket import bucket_of
 from meshmend.train.bucket_layout import bucket_layout, trained_parameters
 
 Bytes = NDArray[np.uint8]
@@ -27,51 +26,6 @@ Bytes = NDArray[np.uint8]
 # The loss, the weight, the weight again if the sums are to be divided by it, the stop, the norm to
 # clip to, and whether there is one.
 _TAIL = 6
-
-
-@dataclass
-class Bucket:
-    """Parameters of one element type, and their gradients as views of one flat tensor."""
-
-    flat: torch.Tensor
-    parameters: dict[torch.nn.Parameter, str]  # with their names
-    views: list[torch.Tensor]
-    n_elements: int  # of the gradients
-    n_missing: int = 0  # gradients that this step's backward pass has not computed yet
-    scale: float | None = None  # of a sum that began in the backward pass; None if none did
-    taken: list[tuple[torch.Tensor | None, int]] = field(default_factory=list)
-
-    @property
-    def dtype(self) -> str:
-        return str(self.flat.dtype).removeprefix("torch.")
-
-    @property
-    def elements(self) -> torch.Tensor:
-        """The gradients, without what else the last bucket holds."""
-        return self.flat[: self.n_elements]
-
-    def fill(self, scale: float) -> None:
-        """Put the parameters' gradients, times a scale, into the flat tensor."""
-        for (parameter, name), view in zip(self.parameters.items(), self.views, strict=True):
-            gradient = parameter.grad
-            if gradient is None:
-                view.zero_()
-                continue
-            _refuse_unlike(gradient, view, name)
-            if gradient.device == view.device:
-                torch.mul(gradient, scale, out=view)
-            else:
-                view.copy_(gradient).mul_(scale)
-
-    def is_stale(self, scale: float) -> bool:
-        """Whether the gradients or their scale have changed since a sum began."""
-        if self.scale is None:
-            return False
-        now = (_version(parameter) for parameter in self.parameters)
-        return scale != self.scale or any(
-            mine[0] is not other[0] or mine[1] != other[1]
-            for mine, other in zip(self.taken, now, strict=True)
-        )
 
 
 class Gradients:
@@ -95,7 +49,7 @@ class Gradients:
         counts = [n_statistics, len(self._parameters), len(layout), *[1] * _TAIL]
         extras = [*[0] * (len(layout) - 1), sum(counts)]
         self.buckets = [
-            _bucket(dtype, {each: self._names[each] for each in members}, extra)
+            bucket_of(dtype, {each: self._names[each] for each in members}, extra)
             for (dtype, members), extra in zip(layout, extras, strict=True)
         ]
         last = self.buckets[-1].flat
@@ -131,17 +85,12 @@ class Gradients:
         Gradients of an earlier step go, so that none is added to them, whether it counted or not.
         """
         for bucket in self.buckets:
-            bucket.n_missing, bucket.scale, bucket.taken = len(bucket.parameters), None, []
-            for parameter in bucket.parameters:
-                parameter.grad = None
+            bucket.begin()
 
     @torch.no_grad()
     def take(self, index: int, scale: float) -> None:
-        """Fill one bucket, because its sum begins before the step ends."""
-        bucket = self.buckets[index]
-        bucket.scale = scale
-        bucket.taken = [_version(parameter) for parameter in bucket.parameters]
-        bucket.fill(scale)
+        """Begin to fill one bucket, because its sum begins before the step ends."""
+        self.buckets[index].take(scale)
 
     @torch.no_grad()
     def gather(
@@ -183,6 +132,8 @@ class Gradients:
         self._stop.fill_(float(is_last))
         self._clip[0].fill_(max_norm or 0.0)
         self._clip[1].fill_(float(max_norm is not None))
+        for bucket in self.buckets:
+            bucket.await_full()
 
     @torch.no_grad()
     def clear(self, *, is_last: bool = False) -> None:
@@ -190,7 +141,7 @@ class Gradients:
         self.begin()
         self._own_weight = None
         for bucket in self.buckets:
-            bucket.flat.zero_()
+            bucket.empty()
         self._stop.fill_(float(is_last))
 
     @torch.no_grad()
@@ -202,9 +153,10 @@ class Gradients:
         stale = torch.nonzero(self._again).reshape(-1).tolist()
         for index in stale:
             if self._own_weight is None:
-                self.buckets[index].flat.zero_()
+                self.buckets[index].empty()
             else:
                 self.buckets[index].fill(self._own_weight)
+                self.buckets[index].await_full()
         return stale
 
     @property
@@ -248,9 +200,7 @@ class Gradients:
                 bucket.flat.div_(divisor)
         used = dict(zip(self._parameters, (self._used > 0).tolist(), strict=True))
         for bucket in self.buckets:
-            bucket.scale, bucket.taken = None, []
-            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
-                parameter.grad = view.to(parameter.device) if used[parameter] else None
+            bucket.give(used)
         at = 0
         for buffer, before in zip(self._statistics, self._before, strict=True):
             change = self._changes[at : at + buffer.numel()].view(buffer.shape).to(buffer.device)
@@ -269,32 +219,3 @@ class Gradients:
                     f"Job cannot sum the gradient of {name}: it was frozen when the job was made; "
                     "make the job before you freeze parameters"
                 )
-
-
-def _version(parameter: torch.nn.Parameter) -> tuple[torch.Tensor | None, int]:
-    """Return a parameter's gradient, and how often it was changed in place."""
-    gradient = parameter.grad
-    return gradient, -1 if gradient is None else gradient._version
-
-
-def _refuse_unlike(gradient: torch.Tensor, view: torch.Tensor, name: str) -> None:
-    """Raise InputError if a gradient is no dense tensor of its parameter's type."""
-    if gradient.layout != torch.strided:
-        raise InputError(
-            f"Job cannot sum sparse gradients, but that of {name} is; make its layer with "
-            "sparse=False"
-        )
-    if gradient.dtype != view.dtype:
-        raise InputError(
-            f"Job needs gradients of their parameters' type, but that of {name} is "
-            f"{gradient.dtype}, and the parameter is {view.dtype}"
-        )
-
-
-def _bucket(dtype: torch.dtype, parameters: dict[torch.nn.Parameter, str], extra: int) -> Bucket:
-    flat = torch.zeros(sum(each.numel() for each in parameters) + extra, dtype=dtype)
-    views, at = [], 0
-    for parameter in parameters:
-        views.append(flat[at : at + parameter.numel()].view_as(parameter))
-        at += parameter.numel()
-    return Bucket(flat, parameters, views, n_elements=at)

@@ -123,7 +123,7 @@ class TorchLearner:
 
     def undo(self) -> None:
         """Reset running statistics to what they were before the step, which does not count."""
-        self._watch.end()
+        self._watch.abandon()
         self._gradients.restore()
 
     def update(self) -> float:
