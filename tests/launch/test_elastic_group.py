@@ -127,6 +127,39 @@ def test_one_chip_alone_goes_on_and_a_second_joins_it(tmp_path: Path) -> None:
     assert "replicas equal bit for bit" in ended.stderr
 
 
+def test_a_step_that_is_a_function_is_called_again_until_it_counts(tmp_path: Path) -> None:
+    """One chip dies in step 5 before its sum, so the others call the function once more."""
+    script = loop(tmp_path)
+    before_loop, _, _ = script.read_text().partition("for step in")
+    script.write_text(
+        before_loop
+        + """
+n_calls = []
+
+@meshmend.torch.elastic_step
+def train(step):
+    n_calls.append(step)
+    if step == 5 and os.environ["MESHMEND_CHIP"] == "1,1":
+        os._exit(9)
+    optimizer.zero_grad()
+    loss = ddp(inputs).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+losses = [train(step) for step in meshmend.torch.steps(10)]
+assert len(losses) == 10 and all(isinstance(each, float) for each in losses)
+print("calls", n_calls, "of", dist.get_world_size())
+"""
+    )
+
+    ended = elastic(script)
+
+    assert ended.returncode == 0, ended.stderr
+    assert "10 steps; samples not counted; replicas equal bit for bit" in ended.stderr
+    assert ended.stdout.count("calls [0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9] of 3") == 3
+
+
 def test_collectives_under_way_fail_within_a_second_and_name_the_chip(tmp_path: Path) -> None:
     first = """
 import threading
@@ -277,6 +310,14 @@ def test_an_error_of_the_script_itself_is_not_retried(tmp_path: Path) -> None:
         ("next(meshmend.torch.steps(3))", "call reconfigure before"),
         ("meshmend.torch.reconfigure(3)", "objects with state_dict and load_state_dict, but got"),
         ("meshmend.torch.reconfigure(model, build=list)", "got both"),
+        (
+            "import torch.distributed as dist\n"
+            "dist.init_process_group('meshmend')\n"
+            "meshmend.torch.reconfigure(model)\n"
+            "list(meshmend.torch.steps(0))\n"
+            "list(meshmend.torch.steps(2))",
+            "the job has ended with its first loop over steps; give that loop all steps",
+        ),
     ],
 )
 def test_misuse_is_refused_in_one_line(tmp_path: Path, lines: str, words: str) -> None:

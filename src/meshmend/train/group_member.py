@@ -68,6 +68,7 @@ class ElasticGroup:
         self._store: Any = None  # of the group: what C++ code holds of it does not keep it alive
         self._is_interrupted = False
         self._is_finishing = False
+        self._has_ended = False  # a loop over all steps
         self._hooks: list[Any] = []
         self._exchange: Exchange | None = None
         self._loop: WorkerLoop | None = None
@@ -108,6 +109,10 @@ class ElasticGroup:
         """Yield the number of the next step until all chips have done `n_steps`."""
         if self._environment.identity is not None and self._loop is None:
             raise InputError("steps needs the process group of a job; call reconfigure before")
+        if self._has_ended:
+            raise InputError(
+                "the job has ended with its first loop over steps; give that loop all steps"
+            )
         self._n_steps = n_steps
         while not self.is_over:
             self.keep_up()
@@ -119,6 +124,7 @@ class ElasticGroup:
                 self._is_finishing = True
                 self._regroup(self._loop.finish)
                 self._is_finishing = False
+        self._has_ended = self._loop is not None
         self._close()
 
     def keep_up(self) -> None:
