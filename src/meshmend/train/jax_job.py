@@ -19,8 +19,8 @@ import numpy as np
 import optax
 
 from meshmend.errors import InputError
-from meshmend.topology.failures import Chip
 from meshmend.train.checkpoint import Saving
+from meshmend.train.chip_job import ChipJob
 from meshmend.train.compiled_programs import shared_programs
 from meshmend.train.flat_tree import FlatTree, Tree
 from meshmend.train.jax_fingerprint import jax_fingerprint
@@ -29,7 +29,6 @@ from meshmend.train.jax_program import Loss, jax_program
 from meshmend.train.job_core import JobCore
 from meshmend.train.job_settings import JobSettings
 from meshmend.train.raw_state import map_state
-from meshmend.train.sums import added
 from meshmend.train.worker_environment import worker_environment
 
 
@@ -38,7 +37,7 @@ def stacked(samples: Sequence[Tree]) -> Tree:
     return jax.tree.map(lambda *arrays: np.stack(arrays), *samples)
 
 
-class JaxJob:
+class JaxJob(ChipJob):
     """One chip's part in training JAX parameters on the samples of a data set.
 
     The data set is a tuple or dict of arrays with the samples along their first axis, or anything
@@ -77,7 +76,7 @@ class JaxJob:
         self.steps = steps
         self._samples, self._collate = samples, collate
         with shared_programs(environment.run_dir):
-            self._learner = JaxLearner(params, program, micro_batch=size)
+            self._learner: JaxLearner = JaxLearner(params, program, micro_batch=size)
             if steps > 0:
                 self._learner.warm_up(self._batch([0]))
         self._core = JobCore(
@@ -93,36 +92,6 @@ class JaxJob:
     def opt_state(self) -> Tree:
         """The state of the optimizer after the last step."""
         return self._learner.opt_state
-
-    @property
-    def step_number(self) -> int:
-        """The number of steps that are done."""
-        return self._core.step_number
-
-    @property
-    def loss(self) -> float | None:
-        """The mean loss over all samples of the last step; None before the first."""
-        return self._core.loss
-
-    @property
-    def chips(self) -> tuple[Chip, ...]:
-        """The chips that train now."""
-        return self._core.chips
-
-    @property
-    def rank(self) -> int:
-        """The number of this chip among those that train now; a failure may change it."""
-        return self._core.rank
-
-    @property
-    def world_size(self) -> int:
-        """How many chips train now."""
-        return self._core.world_size
-
-    @property
-    def is_leader(self) -> bool:
-        """Whether this chip has rank 0: use it to print or plot once, not on every chip."""
-        return self._core.is_leader
 
     def __iter__(self) -> Iterator[Tree]:
         """Yield this chip's samples, step by step, until all steps are done on all chips.
@@ -143,40 +112,9 @@ class JaxJob:
         self._learner.gather(batch, share, is_last=self._core.is_stopping)
         return self._core.complete_step()
 
-    def stop(self) -> None:
-        """End the job early: all chips stop after the same step.
-
-        That is the step in flight, or, after `step`, the next one. One chip that asks is enough.
-        """
-        self._core.is_stopping = True
-
-    def after_step(self, callback: Callable[["JaxJob"], object]) -> None:
-        """Call `callback(job)` after each step that counts, on every chip: to log, say."""
-        self._core.after_step.append(lambda: callback(self))
-
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all chips, in the order of ranks; all chips must call this.
-
-        A value is a number, a text, an array, or a list or dict of such; arrays come back as
-        NumPy's. For failures see `meshmend.train.Job.gather`.
-        """
-        plain = map_state(_plain_value, value)
-        if self._core.calls is None:
-            return [plain]
-        packed = self._learner.packed(plain).tobytes()
-        gathered = self._core.calls.gather(packed)
-        return [self._learner.unpacked(np.frombuffer(each, np.uint8)) for each in gathered]
-
-    def all_reduce(self, value: Any) -> Any:
-        """Return the sum of a value over all chips: a number, an array, or a list or dict of them.
-
-        All chips must call this. It is for metrics and counts; for failures see `gather`.
-        """
-        return added(self.gather(value))
-
-    def state(self) -> dict[str, Any]:
-        """Return the training state at this step: arrays by name, and progress."""
-        return self._core.state()
+        """Return the values of all chips; arrays come back as NumPy's. See `ChipJob.gather`."""
+        return super().gather(map_state(_plain_value, value))
 
     def _batch(self, indices: list[int]) -> Tree:
         if isinstance(self._samples, ArraySamples):

@@ -18,12 +18,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from meshmend.errors import InputError
-from meshmend.topology.failures import Chip
 from meshmend.train.checkpoint import Saving
+from meshmend.train.chip_job import ChipJob
 from meshmend.train.evaluation import batches_of, evaluating
 from meshmend.train.job_core import JobCore
 from meshmend.train.job_settings import JobSettings
@@ -36,7 +35,7 @@ from meshmend.train.torch_fingerprint import fingerprint_of
 from meshmend.train.torch_learner import Models, Stateful, TorchLearner, one_module
 
 
-class Job:
+class Job(ChipJob):
     """One chip's part in training a PyTorch model on the samples of a data set.
 
     The data set has `len()` and `[]`, or is an `IterableDataset`, or a `DataLoader` around either:
@@ -80,7 +79,7 @@ class Job:
         )
         self.model, self.optimizer, self.steps = model, optimizer, steps
         self._collate, self._source = data.collate, data.source(settings.order())
-        self._learner = TorchLearner(
+        self._learner: TorchLearner = TorchLearner(
             model, optimizer, also, scaler=scaler, bucket_bytes=bucket_bytes
         )
         self._core = JobCore(
@@ -88,36 +87,6 @@ class Job:
             settings,
             lambda: fingerprint_of(one_module(model), optimizer, self._source, settings),
         )
-
-    @property
-    def step_number(self) -> int:
-        """The number of steps that are done."""
-        return self._core.step_number
-
-    @property
-    def loss(self) -> float | None:
-        """The mean loss over all samples of the last step; None before the first."""
-        return self._core.loss
-
-    @property
-    def chips(self) -> tuple[Chip, ...]:
-        """The chips that train now."""
-        return self._core.chips
-
-    @property
-    def rank(self) -> int:
-        """The number of this chip among those that train now; a failure may change it."""
-        return self._core.rank
-
-    @property
-    def world_size(self) -> int:
-        """How many chips train now."""
-        return self._core.world_size
-
-    @property
-    def is_leader(self) -> bool:
-        """Whether this chip has rank 0: use it to print or plot once, not on every chip."""
-        return self._core.is_leader
 
     @property
     def grad_norm(self) -> float | None:
@@ -179,40 +148,6 @@ class Job:
         self._learner.gather(loss, weight, is_last=self._core.is_stopping)
         return self._core.complete_step()
 
-    def stop(self) -> None:
-        """End the job early: all chips stop after the same step.
-
-        That is the step in flight, or, after `step`, the next one. One chip that asks is enough.
-        """
-        self._core.is_stopping = True
-
-    def after_step(self, callback: Callable[["Job"], object]) -> None:
-        """Call `callback(job)` after each step that counts, on every chip: to log, say."""
-        self._core.after_step.append(lambda: callback(self))
-
-    def gather(self, value: Any) -> list[Any]:
-        """Return the values of all chips, in the order of ranks; all chips must call this.
-
-        A value is a number, a text, a tensor, or a list or dict of such. Before `step`, if the mesh
-        changes, this returns [value], and the step will not count. After `step`, it returns the
-        values of the chips that are left, the same on all of them.
-
-        Raises:
-            InputError: the job does not run, or some chips have no samples to run the loop for.
-        """
-        if self._core.calls is None:
-            return [value]
-        packed = self._learner.packed(value).tobytes()
-        return [self._unpacked(each) for each in self._core.calls.gather(packed)]
-
-    def all_reduce(self, value: Any) -> Any:
-        """Return the sum of a value over all chips: a number, a tensor, or a list or dict of them.
-
-        All chips must call this. It is for metrics and counts: every chip gets all values, and adds
-        them up in the same order. For failures see `gather`.
-        """
-        return added(self.gather(value))
-
     def evaluate(self, dataset: Any, scores: Callable[[Any], Any], *, batch: int = 64) -> Any:
         """Return the sum of `scores(samples)` over all samples of a data set, shared by the chips.
 
@@ -249,10 +184,3 @@ class Job:
         """
         self.steps = step
         self._core.end_after(step)
-
-    def state(self) -> dict[str, Any]:
-        """Return the training state at this step: model, optimizer, `also`, and progress."""
-        return self._core.state()
-
-    def _unpacked(self, data: bytes) -> Any:
-        return self._learner.unpacked(np.frombuffer(data, dtype=np.uint8).copy())

@@ -23,4 +23,7 @@ def added(values: Sequence[Any]) -> Any:
         return type(first)(added(items) for items in zip(*values, strict=True))
     if first is None or isinstance(first, str):
         raise InputError(f"a sum needs numbers and tensors, but got {first!r:.60}")
-    return sum(values[1:], start=first)
+    try:
+        return sum(values[1:], start=first)
+    except (TypeError, ValueError, RuntimeError) as error:  # such as two shapes
+        raise InputError(f"a sum needs values alike, but: {error}") from None
