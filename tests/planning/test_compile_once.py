@@ -9,6 +9,7 @@ import pytest
 
 from meshmend.planning import compile_once as module
 from meshmend.planning.compile_once import compile_once
+from waiting import until
 
 
 @pytest.fixture
@@ -41,7 +42,15 @@ def test_of_several_processes_one_compiles_and_the_others_wait(compiled: Path) -
     assert compiled.read_text() == "compiled\n"
 
 
-def test_who_compiles_and_who_waits_both_use_the_time(compiled: Path, tmp_path: Path) -> None:
+def test_who_compiles_and_who_waits_both_use_the_time(
+    compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compile_until_both_came(meanwhile: Callable[[], None]) -> bool:
+        meanwhile()
+        until(lambda: len(list(tmp_path.glob("used *"))) == 2)
+        return True
+
+    monkeypatch.setattr(module, "_compile", compile_until_both_came)
     children = []
     for number in range(2):
         if (pid := os.fork()) == 0:
