@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshmend.cli import main
+from meshmend.launch.one_thread import end_openmp_threads
 from waiting import until
 
 _PRINT_STACKS = signal.SIGRTMAX - 1  # a command and its workers then print what they do
@@ -81,6 +82,7 @@ def commands(folder: Path) -> Iterator[Callable[..., Command]]:
     began: list[Command] = []
 
     def start(name: str, *arguments: str | Path, **environment: str) -> Command:
+        end_openmp_threads()  # a test may have computed in several threads
         pid = os.fork()
         if pid == 0:
             _become(folder / name, [str(part) for part in arguments], environment)

@@ -31,6 +31,22 @@ while children.alive():
 print(child.code)
 """
 
+_LAUNCH_IN_A_FORKED_PROCESS = """
+import os, torch
+from meshmend.launch.children import Children
+
+(torch.ones(1 << 20) + 1).sum()
+if os.fork() == 0:
+    torch.set_num_threads(1)
+    children = Children()
+    child = children.start("", lambda pipes, parent: os._exit(7))
+    while children.alive():
+        children.handle(None)
+    print(child.code, flush=True)
+    os._exit(0)
+os.wait()
+"""
+
 
 def clean_environment(**more: str) -> dict[str, str]:
     """The environment of a user who has set nothing."""
@@ -38,9 +54,10 @@ def clean_environment(**more: str) -> dict[str, str]:
     return {name: os.environ[name] for name in kept if name in os.environ} | more
 
 
-def test_a_forked_worker_computes_in_threads_though_its_parent_did_before() -> None:
+@pytest.mark.parametrize("script", [_FORK_AFTER_A_PARALLEL_LOOP, _LAUNCH_IN_A_FORKED_PROCESS])
+def test_workers_are_forked_though_a_process_before_them_computed_in_threads(script: str) -> None:
     ran = subprocess.run(
-        [sys.executable, "-c", _FORK_AFTER_A_PARALLEL_LOOP],
+        [sys.executable, "-c", script],
         capture_output=True,
         text=True,
         env=clean_environment(),

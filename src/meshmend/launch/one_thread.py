@@ -18,6 +18,7 @@ _VARIABLE: Final = "OMP_NUM_THREADS"
 _XLA_VARIABLE: Final = "XLA_FLAGS"  # JAX reads it at its first computation: in the worker
 _XLA_ONE_THREAD: Final = "--xla_cpu_multi_thread_eigen=false"
 _MAPS: Final = Path("/proc/self/maps")
+_TASKS: Final = Path("/proc/self/task")  # one entry a thread
 _GNU_OPENMP: Final = re.compile(r"/\S*/libgomp[^/\s]*\.so\S*")  # other OpenMPs handle forks
 _PAUSE_HARD: Final = 2  # omp_pause_hard of OpenMP 5.0
 
@@ -55,8 +56,11 @@ def end_openmp_threads() -> None:
     """End the threads that OpenMP keeps for this thread's next parallel loop; call before a fork.
 
     Such threads exist only if a library computed in several threads. If an old OpenMP cannot end
-    them, a warning is logged: workers may wait for them for ever.
+    them, a warning is logged: workers may wait for them for ever. A process that was itself forked
+    has one thread, and ending those of its parent would wait for ever, too.
     """
+    if len(list(_TASKS.iterdir())) == 1:
+        return
     for library in sorted(set(_GNU_OPENMP.findall(_MAPS.read_text(encoding="utf-8")))):
         pause = getattr(ctypes.CDLL(library), "omp_pause_resource_all", None)
         if pause is None or pause(_PAUSE_HARD) != 0:
