@@ -6,6 +6,7 @@
     │   ├── UnsupportedError    this algorithm does not support this mesh
     │   ├── PlanFileError       a plan file that cannot be read, or is for another mesh
     │   ├── UnitError           a number with a unit that cannot be read
+    │   ├── MissingPackageError an optional package that is not installed; an ImportError too
     │   ├── NobodyAnswersError  neither the coordinator nor a worker of a job answers
     │   └── TestbedError        a testbed that does not exist, exists already, or cannot be made
     ├── ProofError              a plan is wrong: exit code 1
@@ -55,6 +56,10 @@ class PlanFileError(InputError):
 
 class UnitError(InputError):
     """The text of a quantity cannot be read."""
+
+
+class MissingPackageError(InputError, ImportError):
+    """An optional package is not installed; code that catches ImportError catches this too."""
 
 
 class NobodyAnswersError(InputError):

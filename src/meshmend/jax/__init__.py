@@ -26,12 +26,12 @@ Nothing below this package imports jax. Needs the extra `jax`.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from meshmend.errors import InputError
+from meshmend.errors import MissingPackageError
 
 try:
     import jax  # noqa: F401
 except ModuleNotFoundError:
-    raise InputError(
+    raise MissingPackageError(
         "meshmend.jax needs JAX, but it is not installed; run: pip install 'meshmend[jax]'"
     ) from None
 

@@ -13,7 +13,14 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed
+from meshmend.errors import MissingPackageError
+
+try:
+    import torch.distributed
+except ModuleNotFoundError:
+    raise MissingPackageError(
+        "meshmend.torch needs PyTorch, but it is not installed; run: pip install 'meshmend[torch]'"
+    ) from None
 
 from meshmend.torch.other_libraries import accept_everywhere
 from meshmend.variables import COORDINATOR, TRANSPORT

@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from meshmend.errors import InputError
+from meshmend.errors import MissingPackageError
 
 if TYPE_CHECKING:
     from meshmend.train.checkpoint import Saving
@@ -24,16 +24,18 @@ _MODULE_OF = {
     "Job": "meshmend.train.job",
     "Saving": "meshmend.train.checkpoint",
 }
+# The extra that holds the packages a name needs, and these packages.
+_NEEDS = {"JaxJob": ("jax", ("jax", "optax")), "Job": ("torch", ("torch",))}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "JaxJob":
-        for package in ("jax", "optax"):
-            if find_spec(package) is None:
-                raise InputError(
-                    f"JaxJob needs {package}, but it is not installed; run: pip install "
-                    "'meshmend[jax]'"
-                )
+    extra, packages = _NEEDS.get(name, ("", ()))
+    for package in packages:
+        if find_spec(package) is None:
+            raise MissingPackageError(
+                f"{name} needs {package}, but it is not installed; run: pip install "
+                f"'meshmend[{extra}]'"
+            )
     if name in _MODULE_OF:
         return getattr(import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
