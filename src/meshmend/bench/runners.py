@@ -92,7 +92,8 @@ def import_torch() -> None:
         import torch.distributed  # noqa: F401
     except ImportError:
         raise InputError(
-            "--compare gloo needs torch, but it is not installed; run: pip install 'meshmend[torch]'"
+            "--compare gloo needs torch, but it is not installed; run: pip install "
+            "'meshmend[torch]'"
         ) from None
 
 

@@ -10,7 +10,6 @@ from meshmend.cli.console import (
     cache_dir,
     check_readable,
     check_writable,
-    note,
     print_json,
     progress,
 )
@@ -24,6 +23,7 @@ from meshmend.cli.options import (
     check_algorithms,
     mesh_of,
 )
+from meshmend.cli.plan_text import plan_facts, print_plan
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
@@ -102,9 +102,11 @@ def plan_command(
     announce_compilation()
     with progress(quiet=as_json) as bar:
         result, low = _planned(broken, algorithm, wanted, target, lower, slices, bar)
+        bar("simulating")
+        facts = plan_facts(result, algorithm, low)
     if output is not None:
         result.save(output)
-    _print_plan(result, as_json=as_json, lowering=low.summary() if low else None)
+    _print_facts(result, facts, as_json=as_json)
     if output is not None and not as_json:
         print(f"written      {output}")
 
@@ -123,6 +125,12 @@ def verify_command(
 
     With --mesh (and --wrap, --fail) the plan must be for exactly that mesh. Exit code 1 means
     that the plan is wrong, 2 that the file cannot be used.
+
+    **Examples**
+
+    - meshmend verify plan.json
+
+    - meshmend verify plan.json --mesh 8x8 --fail 2x2@2,2 --json
     """
     if mesh is None and (fail or wrap != "none"):
         raise InputError("--fail and --wrap need --mesh: together they name the mesh to insist on")
@@ -133,11 +141,20 @@ def verify_command(
 
     with progress(quiet=as_json) as bar:
         result = load_plan(file, mesh=wanted, progress=bar)
-    _print_plan(result, as_json=as_json)
+        bar("simulating")
+        facts = plan_facts(result)
+    _print_facts(result, facts, as_json=as_json)
 
 
 def algorithms_command(as_json: JsonOption = False) -> None:
-    """List the algorithms: what each needs, what it gives, and the figures it comes from."""
+    """List the algorithms: what each needs, what it gives, and the figures it comes from.
+
+    **Examples**
+
+    - meshmend algorithms
+
+    - meshmend algorithms --json
+    """
     from meshmend.schedule.algorithms import ALGORITHMS
 
     if as_json:
@@ -149,6 +166,13 @@ def algorithms_command(as_json: JsonOption = False) -> None:
         print(entry.name + (f"  (figures {entry.figures} of the paper)" if entry.figures else ""))
         print(f"  needs  {entry.needs}")
         print(f"  gives  {entry.gives}")
+
+
+def _print_facts(plan: "Plan", facts: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(facts)
+    else:
+        print_plan(plan, facts)
 
 
 def _check_lowering(lower: str | None, slices: int | None) -> None:
@@ -196,79 +220,3 @@ def _planned(
         progress=progress,
     )
     return made, lowered(made, slices=slices) if lower else None
-
-
-def _print_plan(plan: "Plan", *, as_json: bool, lowering: dict[str, Any] | None = None) -> None:
-    facts = plan.summary()
-    if as_json:
-        if lowering is not None:
-            facts["lowered"] = lowering
-        print_json(facts)
-        return
-    from meshmend.units import format_time
-
-    mesh, seconds = facts["mesh"], facts["seconds"]
-    if plan.stranded:
-        shown = ", ".join(map(str, plan.stranded[:4]))
-        more = f" and {len(plan.stranded) - 4} more" if len(plan.stranded) > 4 else ""
-        note(f"meshmend: cut off from the rest and left out: {shown}{more}")
-    error = facts["error_probability"]
-    proof = "counted exactly" if not error else f"by fingerprint, wrong at most {error:.1e}"
-    lines = {
-        "mesh": f"{plan.mesh}: {mesh['live']} live chips, {mesh['links']} live links",
-        "algorithm": f"{facts['algorithm']} ({facts['collective']} over {facts['ranks']} ranks)",
-        "table": f"{facts['rows']:,} rows, {facts['chunks']:,} chunks",
-        "verified": f"every contribution once, every hop alive ({proof})",
-        "deadlock": f"free, with {facts['virtual_channels']} virtual channel(s)",
-        "hops": f"at most {facts['max_hops']}, stretch at most {facts['max_stretch']:.3g}",
-        "link load": f"at most {facts['max_link_load']:.4g} of the payload per directed link",
-        "pipeline": f"{facts['slices']} slices, skew {facts['skew']:.3g}"
-        if facts["slices"]
-        else "",
-        "predicted": _prediction(facts),
-        "took": ", ".join(f"{step} {format_time(took)}" for step, took in seconds.items()),
-    }
-    for name, text in lines.items():
-        if text:
-            print(f"{name:<12} {text}")
-    if lowering is not None:
-        _print_lowering(lowering)
-
-
-def _print_lowering(facts: dict[str, Any]) -> None:
-    from meshmend.units import format_bytes, format_time
-
-    routed = f", {facts['routed_pairs']} pairs routed" if facts["routed_pairs"] else ""
-    links, slices = facts["bytes_per_link"], facts["slices"]
-    lines = {
-        "steps": f"{facts['steps']} of {facts['permutes_per_step']} permutes, {slices} "
-        f"slice{'s' if slices > 1 else ''}; no order takes fewer than {facts['steps_bound']}",
-        "each permute": f"{format_bytes(facts['bytes_per_permute'])} a pair{routed}",
-        "busiest link": f"{format_bytes(links['needed'])} needed, {format_bytes(links['moved'])} "
-        "moved",
-    }
-    print("\nlowered to jax: all chips step together")
-    for name, text in lines.items():
-        print(f"{name:<12} {text}")
-    print(f"\n{'':<14}{'time':>10}{'of limit':>11}")
-    for name, key in (
-        ("lockstep", "predicted_s"),
-        ("free-running", "free_running_s"),
-        ("limit", "limit_s"),
-    ):
-        if facts[key] is not None:
-            ratio = f"{facts[key] / facts['limit_s']:.3f}x" if facts["limit_s"] else ""
-            print(f"{name:<14}{format_time(facts[key]):>10}{ratio:>11}".rstrip())
-
-
-def _prediction(facts: dict[str, Any]) -> str:
-    """Return the predicted time and its ratio to the limit, or an empty text if not simulated."""
-    from meshmend.units import format_bytes, format_time
-
-    if facts["predicted_s"] is None:
-        return ""
-    what = f"{format_bytes(facts['payload_bytes'])} on {facts['fabric']}"
-    words = f"{format_time(facts['predicted_s'])} for {what}"
-    if facts["limit_s"]:
-        words += f", {facts['predicted_s'] / facts['limit_s']:.3f} times the limit"
-    return words

@@ -1,5 +1,6 @@
 """`meshmend show`: shows a mesh, its rings, its routes and its link load."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -7,15 +8,19 @@ import typer
 
 from meshmend.cli.console import (
     announce_compilation,
+    cache_dir,
+    check_readable,
     check_suffix,
     check_writable,
     print_json,
+    progress,
     write_text,
 )
 from meshmend.cli.options import (
+    FabricOption,
     FailOption,
     JsonOption,
-    MeshOption,
+    PayloadOption,
     WrapOption,
     check_algorithms,
     mesh_of,
@@ -23,6 +28,9 @@ from meshmend.cli.options import (
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
+    from meshmend.planning.plan import Plan
+    from meshmend.planning.progress import ProgressCallback
+    from meshmend.planning.target import Target
     from meshmend.topology.mesh import Mesh
 
 RouteOption = Annotated[
@@ -31,53 +39,86 @@ RouteOption = Annotated[
 ]
 
 
+PlanArgument = Annotated[
+    Path | None,
+    typer.Argument(metavar="[PLAN]", help="A plan file, instead of --mesh: draw this plan."),
+]
+
+
 def show_command(
-    mesh: MeshOption,
+    plan_file: PlanArgument = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option("--mesh", metavar="RxC", help="Extents of the mesh, any number of axes."),
+    ] = None,
     wrap: WrapOption = "none",
     fail: FailOption = None,
     algorithm: Annotated[
-        str | None, typer.Option("--algorithm", metavar="NAME", help="Draw its rings.")
+        str | None,
+        typer.Option(
+            "--algorithm", metavar="NAME", help="Draw its rings or trees; auto: the best."
+        ),
     ] = None,
+    payload: PayloadOption = "100MB",
+    fabric: FabricOption = "reference",
     route: RouteOption = None,
     load: Annotated[
-        bool, typer.Option("--load", help="Draw the load per directed link of --algorithm.")
+        bool, typer.Option("--load", help="Draw the load per directed link of the plan.")
     ] = False,
+    darkest: Annotated[
+        float | None,
+        typer.Option(
+            "--darkest",
+            metavar="LOAD",
+            help="With --load: the load of the darkest colour, the same in pictures to compare.",
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the picture to this SVG file.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a mesh: in the terminal, or with -o as an SVG picture.
+    """Show a mesh or a plan: in the terminal, or with -o as an SVG picture.
 
-    Alone it draws the mesh with its holes; with --algorithm its rings; with --algorithm and
-    --load how busy each link is; with --route the way that messages take around the holes.
+    Alone it draws the mesh with its holes; with --algorithm the plan that 'meshmend plan' makes
+    for the payload; with --load how much of the payload each link carries; with --route the way
+    that messages take around the holes. With a plan file it draws that plan.
 
     **Examples**
 
     - meshmend show --mesh 8x8 --fail 2x2@2,2
 
-    - meshmend show --mesh 8x8 --fail 2x2@2,2 --algorithm ft-two-d -o rings.svg
+    - meshmend show --mesh 8x8 --fail 2x2@2,2 --algorithm trees --payload 1MB -o trees.svg
 
     - meshmend show --mesh 8x8 --fail 2x2@2,2 --algorithm ft-two-d --load -o load.svg
 
     - meshmend show --mesh 8x8 --fail 2x2@2,2 --route 3,0-3,7 -o route.svg
+
+    - meshmend show plan.json -o plan.svg
     """
-    broken = mesh_of(mesh, wrap, fail)
-    if load and algorithm is None:
-        raise InputError(
-            "--load needs --algorithm NAME: the load is what its transfers put on links"
-        )
-    if algorithm is not None and output is None:
-        raise InputError("--algorithm needs -o FILE.svg: its rings are drawn into a picture")
-    if algorithm is not None:
-        check_algorithms([algorithm], *(["auto"] if load else []))
+    from meshmend.planning.target import Target
+
+    _check_choices(plan_file, mesh, algorithm, output, load=load)
+    if darkest is not None and not (load and 0 < darkest < math.inf):
+        raise InputError(f"--darkest needs --load and a number above 0, but got {darkest}")
     check_suffix(output, ".svg")
+    target = Target().with_(payload, fabric)
+    if plan_file is not None:
+        check_readable(plan_file, "the plan")
+    broken = None if mesh is None else mesh_of(mesh, wrap, fail)
     check_writable(output)
     announce_compilation()
+    with progress(quiet=as_json) as bar:
+        shown = _plan(plan_file, broken, algorithm, target, bar)
+    if broken is None:
+        assert shown is not None, "there is a mesh or a plan file"
+        broken = shown.mesh
     facts = _facts(broken)
+    if shown is not None:
+        facts["plan"] = {"algorithm": shown.schedule.algorithm, "chunks": shown.schedule.n_chunks}
     routes = [_route(broken, text) for text in route or ()]
     if output is not None:
-        write_text(output, _picture(broken, algorithm, routes, load=load))
+        write_text(output, _picture(broken, shown, routes, load=load, darkest=darkest))
         facts["picture"] = str(output)
     if as_json:
         print_json(facts | {"routes": [[list(chip) for chip in path] for path in routes]})
@@ -87,6 +128,51 @@ def show_command(
         print(f"route        {' '.join(','.join(map(str, chip)) for chip in path)}")
     if output is not None:
         print(f"written      {output}")
+
+
+def _check_choices(
+    plan_file: Path | None,
+    mesh: str | None,
+    algorithm: str | None,
+    output: Path | None,
+    *,
+    load: bool,
+) -> None:
+    """Raise InputError for options that do not go together."""
+    if (plan_file is None) == (mesh is None):
+        got = "neither" if mesh is None else "both"
+        raise InputError(f"meshmend show needs --mesh RxC or a plan file, but got {got}")
+    if plan_file is not None and algorithm is not None:
+        raise InputError(f"{plan_file} has its own algorithm; leave out --algorithm {algorithm}")
+    if load and algorithm is None and plan_file is None:
+        raise InputError(
+            "--load needs --algorithm NAME or a plan file: the load is what transfers put on links"
+        )
+    if (algorithm is not None or load) and output is None:
+        what = "--load" if algorithm is None else "--algorithm"
+        raise InputError(f"{what} needs -o FILE.svg: the plan is drawn into a picture")
+    if algorithm is not None:
+        check_algorithms([algorithm], "auto")
+
+
+def _plan(
+    plan_file: Path | None,
+    mesh: "Mesh | None",
+    algorithm: str | None,
+    target: "Target",
+    bar: "ProgressCallback",
+) -> "Plan | None":
+    """Return the plan of the file, or the one that `meshmend plan` makes; None without either."""
+    from meshmend.planning.plan import load_plan, plan
+
+    if plan_file is not None:
+        return load_plan(plan_file, progress=bar)
+    if mesh is None or algorithm is None:
+        return None
+    payload, fabric = target.payload_bytes, target.fabric
+    return plan(
+        mesh, algorithm, payload=payload, fabric=fabric, cache_dir=cache_dir(), progress=bar
+    )
 
 
 def _facts(mesh: "Mesh") -> dict[str, Any]:
@@ -113,6 +199,7 @@ def _facts(mesh: "Mesh") -> dict[str, Any]:
 
 def _print_facts(mesh: "Mesh", facts: dict[str, Any]) -> None:
     from meshmend.draw.mesh_text import mesh_text
+    from meshmend.units import counted
 
     print(mesh_text(mesh))
     print(f"mesh         {mesh}")
@@ -123,10 +210,10 @@ def _print_facts(mesh: "Mesh", facts: dict[str, Any]) -> None:
     print(f"links        {facts['links']} live; diameter {facts['diameter']} hops")
     if "all_pairs" in facts:
         pairs = facts["all_pairs"]
-        print(
-            f"routes       all pairs free of deadlock with {pairs['virtual_channels']} virtual "
-            f"channel(s), stretch {pairs['mean_stretch']:.3f} mean, {pairs['max_stretch']:.3g} most"
-        )
+        channels = counted(pairs["virtual_channels"], "virtual channel")
+        print(f"routes       all pairs free of deadlock with {channels}")
+        mean, most = pairs["mean_stretch"], pairs["max_stretch"]
+        print(f"stretch      {mean:.3f} mean, {most:.3g} most: hops over the fewest possible")
 
 
 def _route(mesh: "Mesh", text: str) -> tuple[tuple[int, ...], ...]:
@@ -154,26 +241,16 @@ def _route(mesh: "Mesh", text: str) -> tuple[tuple[int, ...], ...]:
 
 def _picture(
     mesh: "Mesh",
-    algorithm: str | None,
+    plan: "Plan | None",
     routes: list[tuple[tuple[int, ...], ...]],
     *,
     load: bool,
+    darkest: float | None,
 ) -> str:
-    from meshmend.draw.algorithm_picture import algorithm_svg
-    from meshmend.draw.load_picture import link_load_svg
+    from meshmend.draw.algorithm_picture import plan_load_svg, plan_svg
     from meshmend.draw.mesh_picture import mesh_svg
     from meshmend.draw.overlays import routes_svg
-    from meshmend.planning.plan import plan
-    from meshmend.topology.graph import largest_part
 
-    part = largest_part(mesh)
-    if load and algorithm is not None:
-        planned = plan(mesh, algorithm)
-        return link_load_svg(
-            part,
-            planned.channel_loads,
-            title=f"Link load of {planned.schedule.algorithm} on {mesh}",
-        )
-    if algorithm is not None:
-        return algorithm_svg(part, algorithm)
+    if plan is not None and not routes:
+        return plan_load_svg(plan, darkest=darkest) if load else plan_svg(plan)
     return routes_svg(mesh, routes) if routes else mesh_svg(mesh)

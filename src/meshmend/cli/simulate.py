@@ -11,7 +11,6 @@ from meshmend.cli.console import (
     cache_dir,
     check_suffix,
     check_writable,
-    note,
     print_json,
     progress,
     write_text,
@@ -30,10 +29,11 @@ from meshmend.cli.options import (
     fabric_of,
     mesh_of,
 )
+from meshmend.cli.simulate_tables import print_buckets, print_comparison, print_head, print_sweep
+from meshmend.cli.trace_file import trace_filter, write_trace
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
-    from meshmend.planning.bucket_comparison import BucketComparison
     from meshmend.planning.comparison import Comparison
     from meshmend.topology.fabric import Fabric
     from meshmend.topology.mesh import Mesh
@@ -74,7 +74,27 @@ def simulate_command(
     ] = None,
     save_trace: Annotated[
         Path | None,
-        typer.Option("--save-trace", help="Write the fastest algorithm's trace, for a viewer."),
+        typer.Option(
+            "--save-trace",
+            metavar="FILE",
+            help="Write the fastest algorithm's trace for Perfetto: trace.json.gz.",
+        ),
+    ] = None,
+    trace_slices: Annotated[
+        str | None,
+        typer.Option(
+            "--trace-slices",
+            metavar="WHICH",
+            help="Slices of the trace: 0..9, 0,50,100, or all; else as many as fit into 50 MB.",
+        ),
+    ] = None,
+    trace_chips: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--trace-chips",
+            metavar="WHICH",
+            help="Only links that leave these chips: 3,4 or 2x2@2,2; repeat for more.",
+        ),
     ] = None,
     output: Annotated[
         Path | None,
@@ -100,6 +120,8 @@ def simulate_command(
     - meshmend simulate --mesh 8x8 --fail 2x2@2,2 --payload 1KB..1GB -o curve.svg
 
     - meshmend simulate --mesh 8x8 --fail 2x2@2,2 --buckets 4x25MB --algorithm auto
+
+    - meshmend simulate --mesh 8x8 --fail 2x2@2,2 --algorithm auto --save-trace trace.json.gz
     """
     from meshmend.schedule.algorithm_names import BASELINE_NAMES
     from meshmend.units import parse_payloads
@@ -130,8 +152,7 @@ def simulate_command(
         _simulate_buckets(broken, machine, buckets, names, slices, as_json=as_json)
         return
     payloads = parse_payloads(payload or "100MB")
-    if save_trace is not None and len(payloads) > 1:
-        raise InputError("--save-trace needs one payload, but got a sweep")
+    wanted = trace_filter(save_trace, trace_slices, trace_chips, payloads, broken)
     check_suffix(output, ".svg")
     check_writable(save_trace, output)
     announce_compilation()
@@ -146,15 +167,18 @@ def simulate_command(
                 broken, machine, size, names, slices=slices, cache_dir=cache_dir(), progress=part
             )
             results.append(result)
-            if not as_json:
-                with bar.aside():
-                    _print_comparison(result, first=size == payloads[0])
-    if save_trace is not None:
-        _save_trace(results[0], save_trace)
-    if output is not None:
-        write_text(output, sweep_svg(results) if len(results) > 1 else _heat_map(results[0]))
     if as_json:
         print_json(_document(results))
+    else:
+        print_head(results[0])
+        if len(results) > 1:
+            print_sweep(results)
+        else:
+            print_comparison(results[0])
+    if save_trace is not None:
+        write_trace(results[0], save_trace, wanted)
+    if output is not None:
+        write_text(output, sweep_svg(results) if len(results) > 1 else _heat_map(results[0]))
     for path in (each for each in (save_trace, output) if each is not None and not as_json):
         print(f"written      {path}")
 
@@ -188,69 +212,20 @@ def _simulate_buckets(
     if as_json:
         print_json({"fabric": asdict(fabric), **result.summary()})
     else:
-        _print_buckets(result)
-
-
-def _print_buckets(result: "BucketComparison") -> None:
-    from meshmend.units import format_bytes, format_time
-
-    buckets, whole = result.buckets, result.whole
-    print(f"mesh         {whole.mesh}")
-    print(f"fabric       {whole.fabric}")
-    for name, reason in whole.refused.items():
-        note(f"meshmend: {name} left out: {reason}")
-    sizes = f"{buckets.n} x {format_bytes(buckets.size_bytes)}"
-    print(f"\n{sizes}, in all {format_bytes(buckets.total_bytes)}: {whole.limit.describe()}")
-    head = ("algorithm", "one sum", "one at a time", "of one sum", "in flight", "of one sum")
-    print("{:<12} {:>10} {:>14} {:>11} {:>10} {:>11}  slices".format(*head))
-    for price in result.prices:
-        in_turn_s, in_flight_s = price.one_at_a_time_s, price.together.time_s
-        print(
-            f"{price.name:<12} {format_time(price.whole.time_s):>10} "
-            f"{format_time(in_turn_s):>14} {price.ratio(in_turn_s):>10.3f}x "
-            f"{format_time(in_flight_s):>10} {price.ratio(in_flight_s):>10.3f}x "
-            f"{price.together.slices:>7}"
-        )
+        print_buckets(result)
 
 
 def _document(results: "list[Comparison]") -> dict[str, Any]:
+    from meshmend.planning.crossovers import crossovers
+
     fabric = asdict(results[0].fabric)
     if len(results) == 1:
         return {"fabric": fabric, **results[0].summary()}
-    return {"fabric": fabric, "sweep": [result.summary() for result in results]}
-
-
-def _print_comparison(result: "Comparison", *, first: bool) -> None:
-    from meshmend.units import format_bytes, format_time
-
-    if first:
-        print(f"mesh         {result.mesh}")
-        print(f"fabric       {result.fabric}")
-        for name, reason in result.refused.items():
-            note(f"meshmend: {name} left out: {reason}")
-    limit = result.limit
-    print(f"\n{format_bytes(result.payload_bytes)}: {limit.describe()}")
-    alone = f"hops alone {format_time(limit.latency_s)}"
-    print(f"bandwidth limit {format_time(limit.bandwidth_s)}, {alone}")
-    head = ("algorithm", "time", "of limit", "slices", "busiest link", "chips")
-    print("{:<12} {:>10} {:>9} {:>7} {:>13} {:>6}".format(*head))
-    for price in result.prices:
-        figures = price.figures
-        line = (
-            f"{price.name:<12} {format_time(price.time_s):>10} "
-            f"{result.ratio(price):>8.3f}x {figures.slices:>7} "
-            f"{figures.max_link_utilisation:>12.1%} {price.n_chips:>6}  {price.detail}"
-        )
-        print(line.rstrip())
-
-
-def _save_trace(result: "Comparison", path: Path) -> None:
-    from meshmend.simulator.trace import save_trace
-
-    try:
-        save_trace(result.traced(), result.part, path)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}") from None
+    return {
+        "fabric": fabric,
+        "sweep": [result.summary() for result in results],
+        "crossovers": [asdict(each) for each in crossovers(results)],
+    }
 
 
 def _heat_map(result: "Comparison") -> str:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from meshmend.draw.colours import FAINT, LIVE_EDGE, series
+from meshmend.draw.colours import FAINT, LIMIT, LIVE_EDGE, series
 from meshmend.draw.frame import framed
 from meshmend.draw.svg import (
     SOFT_INK,
@@ -45,12 +45,13 @@ class Axis:
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: its name, its points, and whether it is dashed."""
+    """One curve: its name, its points, whether it is dashed, and its colour, if it has its own."""
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
     dashed: bool = False
+    colour: str = ""
 
     def __post_init__(self) -> None:
         if not len(self.x) or len(self.x) != len(self.y):
@@ -60,6 +61,11 @@ class Series:
             )
         if not all(map(math.isfinite, [*self.x, *self.y])):
             raise InputError(f"Series {self.name!r} needs finite numbers")
+
+
+def limit_series(x: Sequence[float], y: Sequence[float]) -> Series:
+    """Return the curve of the physical limit, which looks the same in every chart."""
+    return Series("limit", x, y, dashed=True, colour=LIMIT)
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,7 @@ def chart_svg(
             (left + across.at(a), top + _HEIGHT - down.at(b))
             for a, b in zip(curve.x, curve.y, strict=True)
         ]
-        marks += _curve(curve, points, series(index))
+        marks += _curve(curve, points, curve.colour or series(index))
     marks += _names(curves, across, down, (left, top))
     tall = top + max(_HEIGHT + bottom, _NAME_GAP * len(curves))
     panel = Panel(left + _WIDTH + names, tall, tuple(marks))
@@ -162,12 +168,12 @@ def _names(curves: Sequence[Series], across: _Scale, down: _Scale, corner: Point
     heights = spread([y for _, y in ends], gap=_NAME_GAP, low=top, high=top + _HEIGHT)
     marks = []
     for index, (curve, (x, y), height) in enumerate(zip(curves, ends, heights, strict=True)):
-        start = left + _WIDTH + 22
+        start, colour = left + _WIDTH + 22, curve.colour or series(index)
         leader = [(x + 4, y), (left + _WIDTH + 4, y), (start - 4, height)]
         line: Attributes = {"class": "leader", "d": line_path(leader), "fill": "none"}
         look: Attributes = {"stroke-width": 0.9, "opacity": 0.8, "stroke-dasharray": "1.5 3"}
-        marks.append(mark("path", {**line, "stroke": series(index), **look}))
-        marks.append(label((start, height), curve.name, size=_NAME_SIZE, colour=series(index)))
+        marks.append(mark("path", {**line, "stroke": colour, **look}))
+        marks.append(label((start, height), curve.name, size=_NAME_SIZE, colour=colour))
     return marks
 
 

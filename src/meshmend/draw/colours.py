@@ -12,6 +12,7 @@ BLUE: Final = "#0064a8"
 AMBER: Final = "#b26a00"
 GREEN: Final = "#00785a"
 PURPLE: Final = "#a6457c"
+LIMIT: Final = "#1f2933"  # the physical limit, in every chart; no series has this colour
 
 FAILED_FILL: Final = "#f3b6ab"
 STRANDED_FILL: Final = "#dde1e6"

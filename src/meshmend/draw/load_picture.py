@@ -1,5 +1,6 @@
 """How busy each link is, drawn over a mesh: one coloured lane per direction."""
 
+import math
 from collections import defaultdict
 
 import numpy as np
@@ -23,19 +24,25 @@ def link_load_svg(
     unit: str = "× the payload",
     title: str = "",
     caption: str = "",
+    darkest: float | None = None,
 ) -> str:
     """Return a mesh whose directed links are coloured by load, traffic keeping to the right.
 
     `load_per_channel[rank * n_ports + port]` is the load of the link that leaves a rank by a port,
-    in units of the payload unless `unit` names another.
+    in units of the payload unless `unit` names another. `darkest` is the load of the darkest
+    colour: give two pictures the same to compare them. By default it is `usual_darkest`.
 
     Raises:
         InputError: not one finite load of at least 0 per channel, or load on a dead channel.
     """
     load = _checked(mesh, load_per_channel)
+    most = usual_darkest(load) if darkest is None else darkest
+    if not most > 0:
+        raise InputError(f"link_load_svg needs a darkest load above 0, but got {darkest}")
     grid = fitting_grid(mesh, fill=0.5)
-    bar = colour_bar("0", f"{load.max():.3g}", f"{unit}, per directed link")
-    panel = stacked([mesh_panel(grid).plus(load_marks(grid, load)), bar], gap=10)
+    beyond = " and more" if load.max() > most else ""
+    bar = colour_bar("0", f"{most:.3g}{beyond}", f"{unit}, per directed link")
+    panel = stacked([mesh_panel(grid).plus(load_marks(grid, load, most)), bar], gap=10)
     return framed(
         panel,
         title=title or f"Link load on {mesh}",
@@ -44,12 +51,25 @@ def link_load_svg(
     )
 
 
-def load_marks(grid: Grid, load: NDArray[np.float64]) -> list[str]:
-    """Return the lanes of all live channels, one `load` mark for each shade that occurs."""
-    mesh, most = grid.mesh, float(load.max()) or 1.0
+def usual_darkest(load: NDArray[np.float64]) -> float:
+    """Return the least of 1, 2, 5, 10, 20, ... that no load exceeds.
+
+    So pictures of most algorithms have one scale: theirs is a load from 0 to 1.
+    """
+    most = float(load.max(initial=0.0)) * (1 - 1e-9)
+    decade = 10.0 ** math.floor(math.log10(max(1.0, most)))
+    return next(step * decade for step in (1.0, 2.0, 5.0, 10.0) if most <= step * decade)
+
+
+def load_marks(grid: Grid, load: NDArray[np.float64], most: float) -> list[str]:
+    """Return the lanes of all live channels, one `load` mark for each shade that occurs.
+
+    A load of `most` has the darkest shade, and so has a higher one.
+    """
+    mesh = grid.mesh
     by_shade: dict[int, list[str]] = defaultdict(list)
     for rank, port in zip(*np.nonzero(mesh.neighbor_ranks >= 0), strict=True):
-        shade = round(float(load[rank, port]) / most * (_SHADES - 1))
+        shade = round(min(1.0, float(load[rank, port]) / most) * (_SHADES - 1))
         by_shade[shade].append(line_path(_lane(grid, int(rank), int(port))))
     look: Attributes = {"fill": "none", "stroke-width": max(1.2, 0.13 * grid.pitch)}
     return [

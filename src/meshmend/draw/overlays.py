@@ -31,11 +31,12 @@ def rings_svg(
 ) -> str:
     """Return a mesh with rings in colours, one `hop` arrow for every chip of every ring.
 
-    `names` label the rings in the legend, where given.
+    `names` label the rings in the legend, where given; rings of one name have one colour.
     """
     grid = overlay_grid(mesh, rings, closed=True)
-    colours = [series(i) for i in range(len(rings))]
-    keys = [Key(series(i), name, "arrow") for i, name in enumerate(names)]
+    number_of = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    colours = [series(number_of[names[i]] if names else i) for i in range(len(rings))]
+    keys = [Key(series(i), name, "arrow") for name, i in number_of.items()]
     return framed(
         mesh_panel(grid).plus(ring_marks(grid, rings, colours)),
         title=title or f"{counted(len(rings), 'ring')} on {mesh}",

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from meshmend.draw.chart import Axis, Series, chart_svg
+from meshmend.draw.chart import Axis, Series, chart_svg, limit_series
 from meshmend.planning.comparison import Comparison
 from meshmend.units import format_bytes
 
@@ -20,7 +20,7 @@ def sweep_svg(results: Sequence[Comparison]) -> str:
         ]
         curves.append(Series(name, [x for x, _ in points], [y for _, y in points]))
     payloads = [result.payload_bytes for result in results]
-    curves.append(Series("limit", payloads, [1.0] * len(payloads), dashed=True))
+    curves.append(limit_series(payloads, [1.0] * len(payloads)))
     first = results[0]
     return chart_svg(
         curves,

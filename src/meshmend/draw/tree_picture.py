@@ -48,7 +48,7 @@ def trees_svg(
     return framed(
         panel,
         title=title or f"{counted(n_trees, 'tree')} on {mesh}",
-        keys=[*(_keys(n_trees) if overlaid else []), *ground_keys(mesh)],
+        keys=[*(_keys(n_trees) if overlaid else []), *_layer_keys(mesh), *ground_keys(mesh)],
         caption=caption,
     )
 
@@ -90,7 +90,8 @@ def _edges(grid: Grid, own: list[LanePath], colour: str, paleness: float) -> lis
 
 
 def _side_by_side(mesh: Mesh, parents: NDArray[np.int32], depths: NDArray[np.int32]) -> Panel:
-    n_columns = min(math.ceil(math.sqrt(len(parents))), 4)
+    # A tree over layers takes a row of its own, or its slanted arrows could not be told apart.
+    n_columns = 1 if len(mesh.shape) > 2 else min(math.ceil(math.sqrt(len(parents))), 4)
     natural = fitting_grid(mesh, fill=0.5)
     share = (_SHEET_WIDTH / n_columns - 24) / natural.size[0]
     pitch = max(6.0, min(natural.pitch, natural.pitch * share))
@@ -109,6 +110,15 @@ def _side_by_side(mesh: Mesh, parents: NDArray[np.int32], depths: NDArray[np.int
 
 def _keys(n_trees: int) -> list[Key]:
     return [Key(series(k), f"tree {k}", "line") for k in range(min(n_trees, 8))]
+
+
+def _layer_keys(mesh: Mesh) -> list[Key]:
+    """Return what slanted arrows mean, if there are any."""
+    if len(mesh.shape) < 3:
+        return []
+    return [
+        Key(series(0), "slanted, up and right: to the next layer; down and left: back", "arrow")
+    ]
 
 
 def _depths(mesh: Mesh, parents: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -16,7 +16,7 @@ import numpy as np
 from meshmend.errors import InputError, TopologyError
 from meshmend.overlay.tree_packing import TreePacking
 from meshmend.planning.packed_trees import Trees, TreeShape, trees_of
-from meshmend.planning.pricing import Question, names_to_try, price
+from meshmend.planning.pricing import TREES, Price, Question, names_to_try, price
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
 from meshmend.planning.tree_formula import Pipeline
 from meshmend.planning.tree_search import best_pipeline
@@ -78,6 +78,19 @@ def choose(
     return _known[question]
 
 
+def choose_trees(
+    mesh: Mesh,
+    fabric: Fabric,
+    payload_bytes: float,
+    *,
+    progress: ProgressCallback = no_progress,
+) -> Choice:
+    """Return the trees that are fastest for this payload, as `simulate` prices them."""
+    found = price(Question(mesh, payload_bytes, fabric), TREES, progress=progress)
+    assert found is not None, "without a time to beat there is always a price"
+    return _choice_of(mesh, found)
+
+
 def _choice_for_class(
     mesh: Mesh, fabric: Fabric, typical: float, cache_dir: Path | None, progress: ProgressCallback
 ) -> Choice:
@@ -126,7 +139,11 @@ def _search(question: Question, progress: ProgressCallback) -> Choice:
         if result is not None and (best is None or result.time_s < best.time_s):
             best = result
     assert best is not None, "trees support every connected mesh"
-    packing = None if best.shape is None else trees_of(question.mesh, best.shape).packing
+    return _choice_of(question.mesh, best)
+
+
+def _choice_of(mesh: Mesh, best: Price) -> Choice:
+    packing = None if best.shape is None else trees_of(mesh, best.shape).packing
     return Choice(best.name, best.pipeline, best.shape, packing)
 
 

@@ -204,7 +204,8 @@ def _found_price_of_auto(
             question, choice.algorithm, slices=choice.slices, progress=progress
         )
     assert result is not None, "without a time to beat there is always a price"
-    return replace(result, name=AUTO, detail=f"{choice.algorithm} {result.detail}".strip())
+    detail = ", ".join(filter(None, (choice.algorithm, result.detail)))
+    return replace(result, name=AUTO, detail=detail)
 
 
 def refusals(mesh: Mesh) -> dict[str, str]:

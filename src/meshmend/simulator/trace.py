@@ -1,28 +1,131 @@
-"""A simulation's trace as a file for a browser's trace viewer (chrome://tracing, Perfetto).
+"""A simulation's trace as a file for a trace viewer (Perfetto, chrome://tracing).
 
-One process a chip, one track for each of its outgoing links, one bar for each message on it.
-Knows the trace event format, not how the times were found.
+One process a chip, one track for each of its outgoing links, one bar for each message on it. A
+large trace is thinned out: no viewer opens a gigabyte. Knows the trace event format, not how the
+times were found.
 """
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from meshmend.errors import InputError
 from meshmend.schedule.table import REDUCE
 from meshmend.simulator.rules import Simulation, Trace
+from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 
+_BYTES_PER_BAR = 190  # measured on trees of 8x8 and 32x32; compressed a fifteenth of it
+_COMPRESSION = 15
+USUAL_BYTES = 45_000_000  # of a trace, before it is compressed
+_USUAL_BARS = USUAL_BYTES // _BYTES_PER_BAR
 
-def trace_events(simulation: Simulation, mesh: Mesh) -> Iterator[dict[str, Any]]:
+
+@dataclass(frozen=True)
+class TraceFilter:
+    """Which bars of a trace to write: those of these slices that leave these chips.
+
+    Without `slices` there are as many, evenly spaced, as a viewer opens easily; `every_slice` asks
+    for all of them. Without `chips` there are all chips.
+    """
+
+    slices: frozenset[int] | None = None
+    every_slice: bool = False
+    chips: frozenset[Chip] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ChosenBars:
+    """The bars that a filter lets through, and of how many slices they are."""
+
+    bars: NDArray[np.int64]
+    n_slices: int
+
+    def size_bytes(self, *, compressed: bool) -> int:
+        """Return about how large the file will be."""
+        return len(self.bars) * _BYTES_PER_BAR // (_COMPRESSION if compressed else 1)
+
+
+def chosen_bars(simulation: Simulation, mesh: Mesh, wanted: TraceFilter) -> ChosenBars:
+    """Return the bars of a traced simulation that a filter lets through, in order of start.
+
+    Raises:
+        InputError: no trace, another mesh, a slice or a chip that there is not, or no bar left.
+    """
+    trace = _checked(simulation, mesh)
+    keep = np.ones(len(trace.row), dtype=np.bool_)
+    if wanted.chips is not None:
+        if missing := sorted(wanted.chips - set(mesh.live)):
+            raise InputError(f"a trace needs live chips of {mesh}, but got {missing[0]}")
+        ranks = np.array([mesh.rank_of[chip] for chip in sorted(wanted.chips)])
+        keep &= np.isin(trace.channel // mesh.neighbor_ranks.shape[1], ranks)
+    slices = np.arange(simulation.slices)
+    if wanted.slices is not None:
+        slices = np.array(sorted(wanted.slices))
+        if len(slices) and not 0 <= slices[0] <= slices[-1] < simulation.slices:
+            raise InputError(
+                f"a trace needs slices from 0 to {simulation.slices - 1}, but got "
+                f"{slices[-1] if slices[0] >= 0 else slices[0]}"
+            )
+    elif not wanted.every_slice:
+        per_slice = max(1, int(keep.sum()) // simulation.slices)
+        n_fit = min(simulation.slices, max(1, _USUAL_BARS // per_slice))
+        slices = np.unique(np.linspace(0, simulation.slices - 1, n_fit).astype(np.int64))
+    if len(slices) < simulation.slices:
+        keep &= np.isin(trace.slice, slices)
+    if not keep.any():
+        raise InputError("a trace needs messages, but none goes over these links in these slices")
+    return ChosenBars(np.flatnonzero(keep), len(slices))
+
+
+def trace_events(
+    simulation: Simulation, mesh: Mesh, chosen: ChosenBars | None = None
+) -> Iterator[dict[str, Any]]:
     """Yield the names of chips and links that were used, then one bar for each message and hop.
 
     Raises:
         InputError: a simulation without a trace, or a mesh it was not made for.
     """
+    trace = _checked(simulation, mesh)
+    bars = np.arange(len(trace.row)) if chosen is None else chosen.bars
+    used = np.unique(trace.channel[bars])
+    return chain(_names(used, mesh), _bars(simulation, trace, mesh, bars.tolist()))
+
+
+def save_trace(
+    simulation: Simulation, mesh: Mesh, path: Path, chosen: ChosenBars | None = None
+) -> None:
+    """Write the trace as JSON that trace viewers open, compressed if the name ends in `.gz`.
+
+    Raises:
+        InputError: as `trace_events`.
+    """
+    events = trace_events(simulation, mesh, chosen)
+    about = {
+        "algorithm": simulation.schedule.algorithm,
+        "mesh": str(mesh),
+        "fabric": str(simulation.fabric),
+        "payload_bytes": simulation.payload_bytes,
+        "slices": simulation.slices,
+        "slices_in_this_file": simulation.slices if chosen is None else chosen.n_slices,
+    }
+    with gzip.open(path, "wt", 6) if path.suffix == ".gz" else path.open("w") as file:
+        file.write(f'{{"displayTimeUnit": "ns", "otherData": {json.dumps(about)},\n')
+        file.write('"traceEvents": [')
+        for number, event in enumerate(events):
+            line = json.dumps(event, separators=(",", ":"))
+            file.write((",\n" if number else "\n") + line)
+        file.write("\n]}\n")
+
+
+def _checked(simulation: Simulation, mesh: Mesh) -> Trace:
     if simulation.trace is None:
         raise InputError("trace_events needs a simulation with a trace; simulate with trace=True")
     if simulation.channel_busy_s.size != mesh.neighbor_ranks.size:
@@ -30,68 +133,48 @@ def trace_events(simulation: Simulation, mesh: Mesh) -> Iterator[dict[str, Any]]
             f"trace_events needs the mesh of the simulation, with {simulation.channel_busy_s.size} "
             f"channels, but {mesh} has {mesh.neighbor_ranks.size}"
         )
-    return chain(_names(simulation, mesh), _bars(simulation, simulation.trace, mesh))
+    return simulation.trace
 
 
-def save_trace(simulation: Simulation, mesh: Mesh, path: Path) -> None:
-    """Write the trace as JSON that trace viewers open, compressed if the name ends in `.gz`.
-
-    Raises:
-        InputError: as `trace_events`.
-    """
-    events = trace_events(simulation, mesh)
-    about = {
-        "algorithm": simulation.schedule.algorithm,
-        "mesh": str(mesh),
-        "fabric": str(simulation.fabric),
-        "payload_bytes": simulation.payload_bytes,
-        "slices": simulation.slices,
-    }
-    with gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w") as file:
-        file.write(f'{{"displayTimeUnit": "ns", "otherData": {json.dumps(about)},\n')
-        file.write('"traceEvents": [')
-        for number, event in enumerate(events):
-            file.write((",\n" if number else "\n") + json.dumps(event))
-        file.write("\n]}\n")
-
-
-def _names(simulation: Simulation, mesh: Mesh) -> Iterator[dict[str, Any]]:
-    for rank, busy_s in enumerate(simulation.channel_busy_s.reshape(mesh.n_live, -1)):
-        if not busy_s.any():
-            continue
-        yield _name("process_name", f"chip {mesh.live[rank]}", rank)
-        yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
-        for port in busy_s.nonzero()[0].tolist():
-            there = mesh.live[mesh.neighbor_ranks[rank, port]]
-            yield _name("thread_name", f"to {there}", rank, tid=port)
+def _names(channels: NDArray[np.int32], mesh: Mesh) -> Iterator[dict[str, Any]]:
+    named = -1
+    for channel in channels.tolist():
+        rank, port = divmod(channel, mesh.neighbor_ranks.shape[1])
+        if rank != named:
+            named = rank
+            yield _name("process_name", f"chip {mesh.live[rank]}", rank)
+            order = {"sort_index": rank}
+            yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": order}
+        there = mesh.live[mesh.neighbor_ranks[rank, port]]
+        yield _name("thread_name", f"to {there}", rank, tid=port)
 
 
 def _name(kind: str, name: str, rank: int, **track: int) -> dict[str, Any]:
     return {"ph": "M", "name": kind, "pid": rank, **track, "args": {"name": name}}
 
 
-def _bars(simulation: Simulation, trace: Trace, mesh: Mesh) -> Iterator[dict[str, Any]]:
+def _bars(
+    simulation: Simulation, trace: Trace, mesh: Mesh, bars: Iterable[int]
+) -> Iterator[dict[str, Any]]:
     table, n_ports = simulation.schedule, mesh.neighbor_ranks.shape[1]
     phase_of, phases = table.phase_of_rows(), [phase.name for phase in table.phases]
-    for at, row in enumerate(trace.row.tolist()):
+    for at in bars:
+        row, part = int(trace.row[at]), int(trace.slice[at])
         op = "reduce" if table.op[row] == REDUCE else "copy"
         rank, port = divmod(int(trace.channel[at]), n_ports)
-        part = int(trace.slice[at])
         yield {
             "ph": "X",
-            "name": f"row {row} slice {part} {op} chunks {table.lo[row]}-{table.hi[row] - 1}",
+            "name": f"row {row} slice {part}",
             "cat": op,
             "pid": rank,
             "tid": port,
-            "ts": trace.start_s[at] * 1e6,
-            "dur": (trace.end_s[at] - trace.start_s[at]) * 1e6,
+            "ts": round(trace.start_s[at] * 1e6, 4),
+            "dur": round((trace.end_s[at] - trace.start_s[at]) * 1e6, 4),
             "args": {
-                "row": row,
-                "slice": part,
                 "op": op,
-                "chunks": [int(table.lo[row]), int(table.hi[row])],
-                "from": list(mesh.live[table.src[row]]),
-                "to": list(mesh.live[table.dst[row]]),
+                "chunks": f"{table.lo[row]}-{table.hi[row] - 1}",
+                "from": str(mesh.live[table.src[row]]),
+                "to": str(mesh.live[table.dst[row]]),
                 "phase": phases[phase_of[row]] if phase_of[row] >= 0 else "",
             },
         }
