@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from meshmend.cli.main import run_line
+from meshmend.simulator import trace
 
 HOLE = ["--mesh", "4x4", "--fail", "2x2@0,2"]
 
@@ -74,6 +75,82 @@ def test_a_trace_opens_as_trace_events(tmp_path: Path, capsys: pytest.CaptureFix
     assert code == 0
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     assert any(event["ph"] == "X" and event["dur"] > 0 for event in events)
+
+
+def test_a_large_trace_is_thinned_out_and_its_size_told_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace, "_USUAL_BARS", 2000)
+    file = tmp_path / "trace.json.gz"
+
+    def slices_written(*options: str) -> tuple[set[str], str]:
+        line = ["simulate", *HOLE, "--payload", "10MB", "--algorithm", "trees"]
+        assert run_line([*line, "--save-trace", str(file), *options]) == 0
+        events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
+        names = {event["name"] for event in events if event["ph"] == "X"}
+        return {name.split("slice ")[1] for name in names}, capsys.readouterr().err
+
+    few, said = slices_written()
+    all_of_them, _ = slices_written("--trace-slices", "all")
+    chosen, _ = slices_written("--trace-slices", "0..2,5", "--trace-chips", "2x2@2,0")
+
+    assert 1 < len(few) < len(all_of_them)
+    assert f"the trace of trees has {len(few)} of {len(all_of_them)} slices, " in said
+    assert "; --trace-slices chooses others" in said
+    assert {"0", str(len(all_of_them) - 1)} <= few
+    assert chosen == {"0", "1", "2", "5"}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--save-trace t.pb", "--save-trace writes JSON"),
+        ("--save-trace t.json --payload 1KB..1MB", "--save-trace needs one payload"),
+        ("--trace-slices 3", "--trace-slices needs --save-trace FILE"),
+        ("--trace-chips 0,0", "--trace-chips needs --save-trace FILE"),
+        ("--save-trace t.json --trace-slices x", "--trace-slices needs 0..9"),
+        ("--save-trace t.json --trace-slices 5..2", "--trace-slices needs a range that rises"),
+        ("--save-trace t.json --trace-chips 0,2", "--trace-chips needs a live chip"),
+        ("--save-trace t.json --trace-chips 9", "--trace-chips needs a live chip"),
+        ("--save-trace t.json --trace-chips foo", "--trace-chips needs chips such as 3,4"),
+    ],
+)
+def test_a_trace_that_cannot_be_written_is_refused(
+    options: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_line(["simulate", *HOLE, *options.split()]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_tables_fit_sixty_columns_and_a_star_marks_the_fastest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for payload in ("1MB", "1KB..1GB"):
+        assert run_line(["simulate", *HOLE, "--payload", payload]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        table = [line for line in lines if line.lstrip("* ").startswith(("trees", "rank-ring"))]
+
+        assert len(table) >= 2
+        assert all(len(line) <= 60 for line in table)
+        assert any("*" in line for line in table)
+
+
+def test_a_sweep_says_where_the_fastest_algorithm_changes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = ["simulate", "--mesh", "8x8", "--algorithm", "row-pair,ring-1d", "--payload", "1KB..1GB"]
+    document = printed_json(capsys, *line)
+    (found,) = document["crossovers"]
+    times = {
+        point["payload_bytes"]: {each["algorithm"]: each["time_s"] for each in point["results"]}
+        for point in document["sweep"]
+    }
+
+    assert (found["before"], found["after"]) == ("row-pair", "ring-1d")
+    for payload, time_s in times.items():
+        assert (time_s["ring-1d"] < time_s["row-pair"]) == (payload > found["payload_bytes"])
+    assert run_line(line) == 0
+    assert "on ring-1d beats row-pair" in capsys.readouterr().out
 
 
 def test_figures_of_the_fabric_can_be_overridden(capsys: pytest.CaptureFixture[str]) -> None:

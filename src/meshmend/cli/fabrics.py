@@ -7,7 +7,14 @@ from meshmend.cli.options import JsonOption
 
 
 def fabrics_command(as_json: JsonOption = False) -> None:
-    """List the fabrics: the figures of each machine's network, and where they come from."""
+    """List the fabrics: the figures of each machine's network, and where they come from.
+
+    **Examples**
+
+    - meshmend fabrics
+
+    - meshmend fabrics --json
+    """
     from meshmend.topology.fabric import FABRICS
 
     if as_json:

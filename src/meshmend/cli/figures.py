@@ -15,7 +15,14 @@ def figures_command(
     ] = Path("figures"),
     as_json: JsonOption = False,
 ) -> None:
-    """Draw figures 1 to 10 of the paper as SVG files."""
+    """Draw figures 1 to 10 of the paper as SVG files.
+
+    **Examples**
+
+    - meshmend figures
+
+    - meshmend figures -o pictures
+    """
     from meshmend.paper.paper_figures import paper_figures
 
     written = []

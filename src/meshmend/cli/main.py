@@ -99,7 +99,7 @@ def run_line(arguments: list[str]) -> int:
     except TyperException as error:
         if "--log-json" in arguments:  # it may not have come to this option
             start_json_log()
-        return _failed(f"{error.format_message()} (see meshmend --help)", 2)
+        return _failed(f"{error.format_message()} (see {_command_path(arguments)} --help)", 2)
     except InputError as error:
         return _failed(str(error), 2)
     except MeshmendError as error:
@@ -113,6 +113,19 @@ def run_line(arguments: list[str]) -> int:
         return _failed("interrupted", 130)
     finally:
         finish_json_log()
+
+
+def _command_path(arguments: list[str]) -> str:
+    """Return the command that a line names, as far as it names one: `meshmend testbed up`."""
+    path = ["meshmend"]
+    names = {name: module for name, module, _ in _COMMANDS}
+    if arguments and arguments[0] in names:
+        path.append(arguments[0])
+        module = import_module(f"meshmend.cli.{names[arguments[0]]}")
+        group = getattr(module, "app", None)
+        if isinstance(group, typer.Typer) and len(arguments) > 1:
+            path += [each.name for each in group.registered_commands if each.name == arguments[1]]
+    return " ".join(path)
 
 
 def _failed(message: str, code: int) -> int:

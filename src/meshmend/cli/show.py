@@ -98,7 +98,8 @@ def show_command(
     """
     from meshmend.planning.target import Target
 
-    _check_choices(plan_file, mesh, algorithm, output, load=load)
+    has_failures = bool(fail) or wrap != "none"
+    _check_choices(plan_file, mesh, algorithm, output, has_failures=has_failures, load=load)
     if darkest is not None and not (load and 0 < darkest < math.inf):
         raise InputError(f"--darkest needs --load and a number above 0, but got {darkest}")
     check_suffix(output, ".svg")
@@ -136,6 +137,7 @@ def _check_choices(
     algorithm: str | None,
     output: Path | None,
     *,
+    has_failures: bool,
     load: bool,
 ) -> None:
     """Raise InputError for options that do not go together."""
@@ -144,6 +146,8 @@ def _check_choices(
         raise InputError(f"meshmend show needs --mesh RxC or a plan file, but got {got}")
     if plan_file is not None and algorithm is not None:
         raise InputError(f"{plan_file} has its own algorithm; leave out --algorithm {algorithm}")
+    if mesh is None and has_failures:
+        raise InputError("--fail and --wrap need --mesh: a plan file has its own mesh")
     if load and algorithm is None and plan_file is None:
         raise InputError(
             "--load needs --algorithm NAME or a plan file: the load is what transfers put on links"

@@ -80,7 +80,14 @@ def down_command(
     everything: Annotated[bool, typer.Option("--all", help="Take down all testbeds.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Take a testbed down, end what runs in it, and leave nothing behind."""
+    """Take a testbed down, end what runs in it, and leave nothing behind.
+
+    **Examples**
+
+    - meshmend testbed down
+
+    - meshmend testbed down --all
+    """
     from meshmend.testbed import records
     from meshmend.testbed.bed import Testbed
 
@@ -107,7 +114,14 @@ def down_command(
 
 @app.command("status")
 def status_command(name: NameArgument = None, as_json: JsonOption = False) -> None:
-    """Show the testbeds: which chips and links are up, at which rate, at which addresses."""
+    """Show the testbeds: which chips and links are up, at which rate, at which addresses.
+
+    **Examples**
+
+    - meshmend testbed status
+
+    - meshmend testbed status --json
+    """
     from meshmend.testbed import records
     from meshmend.testbed.bed import Testbed
 
@@ -151,6 +165,12 @@ def fail_command(what: WhatArgument, name: NameOption = None, as_json: JsonOptio
 
     Links go down; processes on a failed chip keep running, cut off. To see how a job survives this,
     kill its workers on these chips too.
+
+    **Examples**
+
+    - meshmend testbed fail 2x2@0,2
+
+    - meshmend testbed fail link:1,0-1,1
     """
     from meshmend.testbed.bed import Testbed
 
@@ -163,7 +183,12 @@ def fail_command(what: WhatArgument, name: NameOption = None, as_json: JsonOptio
 def repair_command(
     what: WhatArgument, name: NameOption = None, as_json: JsonOption = False
 ) -> None:
-    """Bring chips, boards or links back into the live network."""
+    """Bring chips, boards or links back into the live network.
+
+    **Examples**
+
+    - meshmend testbed repair 2x2@0,2
+    """
     from meshmend.testbed.bed import Testbed
 
     bed = Testbed.attach(name)
@@ -180,7 +205,14 @@ def check_command(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure one link with half a second of TCP and compare it with the rate asked for."""
+    """Measure one link with half a second of TCP and compare it with the rate asked for.
+
+    **Examples**
+
+    - meshmend testbed check
+
+    - meshmend testbed check --between 0,0-0,1 --json
+    """
     from meshmend.testbed.bed import Testbed
     from meshmend.testbed.measure import link_rate
     from meshmend.topology.failures import Link, parse_failure

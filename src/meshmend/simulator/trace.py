@@ -168,8 +168,8 @@ def _bars(
             "cat": op,
             "pid": rank,
             "tid": port,
-            "ts": round(trace.start_s[at] * 1e6, 4),
-            "dur": round((trace.end_s[at] - trace.start_s[at]) * 1e6, 4),
+            "ts": round(trace.start_s[at] * 1e6, 5),
+            "dur": round((trace.end_s[at] - trace.start_s[at]) * 1e6, 5),
             "args": {
                 "op": op,
                 "chunks": f"{table.lo[row]}-{table.hi[row] - 1}",

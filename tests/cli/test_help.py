@@ -1,0 +1,65 @@
+"""What `--help` and mistakes say: examples for every command, and where to read on."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+
+from meshmend.cli.main import _app, run_line
+
+# These print no figures: they run a script or a command, or print a job's file.
+WITHOUT_JSON = {
+    "meshmend run",
+    "meshmend coordinator",
+    "meshmend worker",
+    "meshmend agent",
+    "meshmend testbed exec",
+    "meshmend submit slurm",
+    "meshmend submit jobset",
+    "meshmend submit job",
+}
+
+
+def commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if hasattr(command, "commands"):
+        for each, below in command.commands.items():
+            yield from commands(below, f"{name} {each}")
+    elif not command.hidden:
+        yield name, command
+
+
+COMMANDS = dict(commands(typer.main.get_command(_app("")), "meshmend"))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_examples_of_itself(name: str) -> None:
+    words = COMMANDS[name].help or ""
+
+    assert "**Examples**" in words
+    examples = [line.strip() for line in words.split("**Examples**")[1].splitlines() if line]
+    assert any(name in line for line in examples), name
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - WITHOUT_JSON))
+def test_every_command_that_prints_figures_takes_json(name: str) -> None:
+    assert "--json" in [option for each in COMMANDS[name].params for option in each.opts]
+
+
+@pytest.mark.parametrize(
+    ("line", "where"),
+    [
+        ("plan --nope", "meshmend plan --help"),
+        ("plan", "meshmend plan --help"),
+        ("testbed up --nope", "meshmend testbed up --help"),
+        ("testbed nope", "meshmend testbed --help"),
+        ("checkpoint export --nope", "meshmend checkpoint export --help"),
+        ("nope", "meshmend --help"),
+    ],
+)
+def test_a_mistake_points_to_the_help_of_its_own_command(
+    line: str, where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_line(line.split()) == 2
+    (message,) = capsys.readouterr().err.splitlines()
+    assert message.endswith(f"(see {where})")
