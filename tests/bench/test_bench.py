@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -298,6 +299,15 @@ def test_a_chart_has_a_curve_for_what_was_measured_and_what_was_predicted(
     for name in (">auto<", ">auto, predicted<", ">gloo<", ">limit<"):
         assert name in picture
     assert picture.count('class="curve"') == 4
+
+
+def test_one_payload_is_drawn_as_bars_with_predictions_marked(measured: BenchmarkResults) -> None:
+    picture = results_svg(replace(measured, sweep=measured.sweep[:1]))
+
+    assert picture.count('class="bar"') == 2
+    assert picture.count('class="predicted"') == 1
+    assert picture.count('class="limit"') == 1
+    assert ">1.1<" in picture
 
 
 def test_a_result_file_names_machine_versions_and_date(

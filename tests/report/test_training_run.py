@@ -194,7 +194,7 @@ def test_summary_of_a_whole_run_reads_as_a_table() -> None:
         "samples   6400 used, 0 lost, 0 repeated",
         "chips     16, 12, 16",
         "replicas  equal bit for bit",
-        "recovery  median 0.41 s, worst 0.41 s, of 1 fault",
+        "recovery  median 0.41 s, worst 0.41 s, of 1 fault; 1 repair, back after at most 1.70 s",
         "",
         "  fault           at step  detected  recovered",
         "  kill 2x2@0,2         30    0.02 s     0.41 s",

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from meshmend.bench.benchmark import BenchmarkResults, PayloadResults, Result
-from meshmend.draw.chart import Axis, Series, chart_svg
+from meshmend.draw.bars import MeasuredBar, bars_svg
+from meshmend.draw.chart import Axis, Series, chart_svg, limit_series
 from meshmend.units import format_bandwidth, format_bytes, format_time
 
 LIMIT_NOTE = "at the link rate asked for, all of it payload"
@@ -55,7 +56,39 @@ def _result_summary(point: PayloadResults, result: Result) -> dict[str, Any]:
 
 
 def results_svg(measured: BenchmarkResults) -> str:
-    """Return the chart of the ratio to the limit by payload, or of times if there is no limit."""
+    """Return the chart of the results: bars for one payload, curves for several.
+
+    They show the ratio to the limit, or times if there is no limit.
+    """
+    return _bars(measured) if len(measured.sweep) == 1 else _curves(measured)
+
+
+def _bars(measured: BenchmarkResults) -> str:
+    (point,) = measured.sweep
+    unit_s = point.limit_s or 1.0
+    bars = [
+        MeasuredBar(
+            result.name,
+            result.median_s / unit_s,
+            min(result.times_s) / unit_s,
+            max(result.times_s) / unit_s,
+            None if result.predicted_s is None else result.predicted_s / unit_s,
+        )
+        for result in point.results
+    ]
+    has_limit = point.limit_s is not None
+    return bars_svg(
+        bars,
+        words="median time over the physical limit" if has_limit else "median time",
+        write="{:.3g}".format if has_limit else format_time,
+        limit=1.0 if has_limit else None,
+        title=f"Allreduce of {format_bytes(point.payload_bytes)} measured on "
+        f"{measured.request.mesh}",
+        caption=f"{_where(measured)} Lower is better. Predictions are for {measured.fabric}.",
+    )
+
+
+def _curves(measured: BenchmarkResults) -> str:
     sweep = measured.sweep
     has_limit = measured.request.link_bandwidth is not None
     payloads = [float(point.payload_bytes) for point in sweep]
@@ -69,7 +102,7 @@ def results_svg(measured: BenchmarkResults) -> str:
             name = f"{first.name}, predicted"
             curves.append(Series(name, payloads, _heights(sweep, known), dashed=True))
     if has_limit:
-        curves.append(Series("limit", payloads, [1.0] * len(sweep), dashed=True))
+        curves.append(limit_series(payloads, [1.0] * len(sweep)))
     return chart_svg(
         curves,
         x=Axis("payload", write=format_bytes),

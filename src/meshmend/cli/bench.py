@@ -24,9 +24,12 @@ from meshmend.cli.options import (
     mesh_of,
 )
 from meshmend.errors import InputError
+from meshmend.units import counted
 
 if TYPE_CHECKING:
     from meshmend.bench.benchmark import BenchmarkResults, PayloadResults
+
+_BUSY_SHARE = 0.5  # of the cores, by the load of the last minute
 
 
 def bench_command(
@@ -110,6 +113,7 @@ def bench_command(
     )
     check_suffix(output, ".svg")
     check_writable(output, save / "result.json" if save else None)
+    _warn_if_busy()
     with progress(quiet=as_json) as bar:
         measured = run_benchmark(request, bar)
     for reason in measured.absent.values():
@@ -153,8 +157,8 @@ def _print_payload(point: "PayloadResults") -> None:
     if point.limit_s is not None:
         limit = f"limit {format_time(point.limit_s)}, {LIMIT_NOTE}"
     print(f"\n{format_bytes(point.payload_bytes)}: {limit}")
-    head = ("name", "median", "min", "max", "of limit", "predicted", "error")
-    print("{:<12} {:>9} {:>9} {:>9} {:>9} {:>10} {:>7}".format(*head))
+    line = "{:<9} {:>8}{:>8}{:>8}{:>9}{:>10}{:>7}"
+    print(line.format("name", "median", "min", "max", "of limit", "predicted", "error"))
     for result in point.results:
         ratio, predicted_s = point.ratio(result.median_s), result.predicted_s
         words = [
@@ -163,5 +167,16 @@ def _print_payload(point: "PayloadResults") -> None:
         words.append("" if ratio is None else f"{ratio:.3f}x")
         words.append("" if predicted_s is None else format_time(predicted_s))
         words.append("" if predicted_s is None else f"{predicted_s / result.median_s - 1:+.1%}")
-        line = "{:<12} {:>9} {:>9} {:>9} {:>9} {:>10} {:>7}".format(result.name, *words)
-        print(f"{line}  {result.detail}{'' if result.correct else '  WRONG'}")
+        print(line.format(result.name, *words).rstrip())
+    for result in point.results:
+        print(f"{result.name}: {'' if result.correct else 'WRONG RESULT; '}{result.detail}")
+
+
+def _warn_if_busy() -> None:
+    """Print a line if other work keeps half of the cores busy, or more."""
+    load, n_cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load > _BUSY_SHARE * n_cores:
+        note(
+            f"meshmend: this host is busy (load {load:.1f} on {counted(n_cores, 'core')}): times "
+            "will be longer than on a quiet one; ratios hold better"
+        )

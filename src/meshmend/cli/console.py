@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any
 from meshmend.errors import InputError
 
 _SHOW_BAR_AFTER_S = 1.0
+# How many loops a plan compiles on a new machine, measured.
+_ABOUT_N_LOOPS = 90
 _COMPILING = "compiling for the first use on this machine; this takes some seconds, once ..."
 
 
@@ -179,10 +182,15 @@ class Bar:
 def progress(*, quiet: bool = False) -> Iterator[Bar]:
     """Yield a bar that shows progress on a terminal; call it at each step."""
     bar = Bar(quiet=quiet)
+    _bars.append(bar)
     try:
         yield bar
     finally:
+        _bars.remove(bar)
         bar.close()
+
+
+_bars: list[Bar] = []  # those on the screen; there is at most one
 
 
 def compile_for_workers(meanwhile: Callable[[], None] = lambda: None) -> None:
@@ -193,7 +201,15 @@ def compile_for_workers(meanwhile: Callable[[], None] = lambda: None) -> None:
     from meshmend.planning.compile_once import compile_once
 
     announce_compilation()
-    compile_once(lambda: note(f"meshmend: {_COMPILING}"), meanwhile)
+    began: list[float] = []
+
+    def announce() -> None:
+        began.append(time.monotonic())
+        note(f"meshmend: {_COMPILING}")
+
+    compile_once(announce, meanwhile)
+    if began:
+        note(f"meshmend: compiled in {time.monotonic() - began[0]:.0f} s")
 
 
 def announce_compilation() -> None:
@@ -204,14 +220,17 @@ def announce_compilation() -> None:
     """
     import numba.core.event as event
 
-    announced: list[bool] = []
+    n_begun = 0
 
     class Announcer(event.Listener):
         def on_start(self, event: Any) -> None:
-            if not announced:
-                announced.append(True)
+            nonlocal n_begun
+            n_begun += 1
+            if n_begun == 1:
                 note(f"meshmend: {_COMPILING}")
                 _compile_ahead()
+            for bar in _bars:
+                bar(f"compiling for the first use, loop {n_begun} of about {_ABOUT_N_LOOPS}")
 
         def on_end(self, event: Any) -> None:
             pass

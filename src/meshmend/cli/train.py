@@ -192,6 +192,8 @@ def train_command(
     from meshmend.planning.settings import Settings
     from meshmend.report.training_summary import train_summary
 
+    folder = run_dir or new_run_dir(Path("runs"))
+    note(_first_line(framework, model, begin, folder))
     training = Training(
         workload=(
             _jax_workload(model, data, seed)
@@ -199,7 +201,7 @@ def train_command(
             else _torch_workload(model, size, data, norm, seed)
         ),
         settings=Settings(begin, algorithm=algorithm),
-        run_dir=(run_dir or new_run_dir(Path("runs"))).absolute(),
+        run_dir=folder.absolute(),
         size=size,
         steps=steps,
         batch=batch,
@@ -228,6 +230,17 @@ def train_command(
     if result.failure:
         note(f"meshmend: {result.failure}")
     return 1 if result.failure else 0
+
+
+def _first_line(framework: str, model: str, mesh: "Mesh", folder: Path) -> str:
+    """Return what happens before the first step, which takes seconds."""
+    from meshmend.units import counted
+
+    name = {"torch": "PyTorch", "jax": "JAX"}[framework]
+    return (
+        f"meshmend: loading {name} and the data of {model}; then {counted(mesh.n_live, 'worker')} "
+        f"on {mesh} start; events and report go to {folder}"
+    )
 
 
 def _check_installed(framework: str) -> None:

@@ -82,6 +82,13 @@ summary { cursor: pointer; font-weight: 600; }
 svg { display: block; max-width: 100%; height: auto; }
 .chart svg { min-width: 860px; } /* on a narrow page it scrolls: its text stays readable */
 .unbroken td { white-space: nowrap; }
+@media (max-width: 720px) { /* a phone, or a page beside another: shrink, with larger text */
+  main { padding: 16px 12px 40px; } .card { padding: 10px 12px; }
+  .figures { grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); }
+  .figures .value { white-space: normal; font-size: 20px; }
+  .chart svg { min-width: 0; overflow: visible; } .chart svg text { font-size: 17px; }
+  th, td { padding: 4px 6px; } .unbroken span.bar { display: none; }
+}
 """
 
 

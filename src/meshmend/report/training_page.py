@@ -46,6 +46,7 @@ def training_page(run: TrainingRun) -> str:
         card(loss_svg(run), look="chart"),
         "<h2>What happened when</h2>",
         card(timeline_svg(run), look="chart"),
+        _why_rates_differ(run),
         _history(run),
         _faults(run.faults),
         _meshes(run),
@@ -75,21 +76,37 @@ def _figures(run: TrainingRun) -> str:
     repairs = len(run.faults) - len(faults)
     hit = f"{counted(len(faults), 'fault')}, {counted(repairs, 'repair')}"
     worst = f"worst {seconds(run.worst_recovery_s)}; {hit}" if run.recoveries_s else hit
+    if run.repairs_s:
+        worst += f", back after at most {seconds(max(run.repairs_s))}"
     loss = f"{run.first_loss:.3g} → {run.final_loss:.3g}" if len(run.steps) else "-"
     figures = [
         headline("steps", f"{run.n_done:,}", f"of {run.n_steps:,}"),
-        headline("loss", loss, "first and final step"),
+        headline("training loss", loss, "first and final step"),
         headline("samples used", f"{samples.used:,}", ledger, mood="bad" if wrong else ""),
         headline("replicas", replicas, "bit for bit, at the end", mood=mood),
-        headline("median recovery", seconds(run.median_recovery_s), worst),
+        headline("median recovery from faults", seconds(run.median_recovery_s), worst),
         headline("chips at work", _chips(run), f"of {run.mesh.n_chips}"),
         headline(
             "throughput", rate_words(run.mean_samples_per_s), "samples per second, faults included"
         ),
     ]
     for name, value in run.evaluation.items():
-        figures.append(headline(name, f"{value:.4g}", "on held-out samples"))
+        figures.append(headline(f"held-out {name}", f"{value:.4g}", "on samples not trained on"))
     return f'<div class="figures">{"".join(figures)}</div>'
+
+
+def _why_rates_differ(run: TrainingRun) -> str:
+    """Return why the throughput changes with the chips, if their number changed."""
+    if len(set(run.chips)) < 2:
+        return ""
+    words = "The batch shrinks with the chips, so fewer chips do fewer samples a step."
+    if run.start.policy == "constant":
+        words = (
+            "The global batch stays the same, so on fewer chips each computes more samples a step. "
+            "Chips with cores of their own then take longer for a step. Here all chips share the "
+            "cores of one machine: fewer may be as fast, or faster."
+        )
+    return f'<p class="soft">{escape(words)}</p>'
 
 
 def _history(run: TrainingRun) -> str:

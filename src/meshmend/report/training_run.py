@@ -123,6 +123,11 @@ class TrainingRun:
         """The longest of the recovery times, NaN if there are none."""
         return max(self.recoveries_s, default=math.nan)
 
+    @property
+    def repairs_s(self) -> tuple[float, ...]:
+        """How long each repair took until its chips trained again."""
+        return tuple(f.recovered_s for f in self.faults if f.is_recovered and f.is_repair)
+
     @cached_property
     def first_work_s(self) -> float:
         """The time at which the first generation began to work."""

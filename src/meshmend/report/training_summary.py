@@ -73,7 +73,11 @@ def _recovery(run: TrainingRun) -> str:
         return "none: no faults" if not run.faults else "-"
     n_done = counted(len(run.recoveries_s), "fault")
     median, worst = seconds(run.median_recovery_s), seconds(run.worst_recovery_s)
-    return f"median {median}, worst {worst}, of {n_done}"
+    words = f"median {median}, worst {worst}, of {n_done}"
+    if run.repairs_s:
+        n_back = counted(len(run.repairs_s), "repair")
+        words += f"; {n_back}, back after at most {seconds(max(run.repairs_s))}"
+    return words
 
 
 def _table(faults: Sequence[RunFault]) -> list[str]:
