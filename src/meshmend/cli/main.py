@@ -13,6 +13,7 @@ import typer
 from typer.exceptions import TyperException
 
 from meshmend import __version__
+from meshmend.cli.completion import prepare_completion
 from meshmend.cli.console import note
 from meshmend.cli.json_log import finish_json_log, start_json_log
 from meshmend.errors import InputError, MeshmendError
@@ -40,6 +41,8 @@ _COMMANDS: Final = (
     ("bench", "bench", "bench_command"),
     ("testbed", "testbed", "app"),
     ("submit", "submit", "app"),
+    ("doctor", "doctor", "doctor_command"),
+    ("completion", "completion", "completion_command"),
     ("slurm-job", "submit_slurm", "slurm_job_command"),
 )
 _HIDDEN: Final = frozenset({"slurm-job"})  # users do not type it
@@ -92,7 +95,8 @@ def run_line(arguments: list[str]) -> int:
     if "--log-json" not in arguments:  # else the option that chooses the log does this
         warn_of_unknown(os.environ)
     try:
-        app = _app(arguments[0] if arguments else "")
+        asked_by_shell = prepare_completion()
+        app = _app(arguments[0] if arguments and not asked_by_shell else "")
         result = app(args=arguments or ["--help"], prog_name="meshmend", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0

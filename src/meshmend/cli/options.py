@@ -128,13 +128,31 @@ def check_algorithms(names: Iterable[str], *others: str) -> None:
         check_algorithm_name(name, (*ALGORITHM_NAMES, *others))
 
 
+def algorithm_names() -> list[str]:
+    """Return what a shell completes an algorithm with."""
+    from meshmend.schedule.algorithm_names import ALGORITHM_NAMES
+
+    return ["auto", *ALGORITHM_NAMES]
+
+
+def _fabric_names() -> list[str]:
+    from meshmend.topology.fabric import FABRICS
+
+    return list(FABRICS)
+
+
 PayloadOption = Annotated[
     str,
     typer.Option("--payload", metavar="SIZE", help="Bytes to sum per chip: 102.4MB, 64KiB, 1e6."),
 ]
 FabricOption = Annotated[
     str,
-    typer.Option("--fabric", metavar="NAME", help="The machine: 'meshmend fabrics' lists them."),
+    typer.Option(
+        "--fabric",
+        metavar="NAME",
+        help="The machine: 'meshmend fabrics' lists them.",
+        autocompletion=_fabric_names,
+    ),
 ]
 LinkBandwidthOption = Annotated[
     str | None,

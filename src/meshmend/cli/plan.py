@@ -20,6 +20,7 @@ from meshmend.cli.options import (
     MeshOption,
     PayloadOption,
     WrapOption,
+    algorithm_names,
     check_algorithms,
     mesh_of,
 )
@@ -40,6 +41,7 @@ AlgorithmOption = Annotated[
         "--algorithm",
         metavar="NAME",
         help="How to sum: auto, or a name that 'meshmend algorithms' lists.",
+        autocompletion=algorithm_names,
     ),
 ]
 CollectiveOption = Annotated[

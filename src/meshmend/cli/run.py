@@ -112,6 +112,10 @@ def run_command(
     bandwidth = None if testbed is None else parse_bandwidth(testbed)
     if not is_module and not Path(script).is_file():
         raise InputError(f"meshmend run needs a script, but there is no file {script}")
+    if not elastic:
+        from meshmend.launch.static_job import check_torch_installed
+
+        check_torch_installed()
     compile_for_workers()
     from meshmend.launch.one_thread import compute_in_one_thread
 

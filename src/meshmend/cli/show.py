@@ -22,6 +22,7 @@ from meshmend.cli.options import (
     JsonOption,
     PayloadOption,
     WrapOption,
+    algorithm_names,
     check_algorithms,
     mesh_of,
 )
@@ -56,7 +57,10 @@ def show_command(
     algorithm: Annotated[
         str | None,
         typer.Option(
-            "--algorithm", metavar="NAME", help="Draw its rings or trees; auto: the best."
+            "--algorithm",
+            metavar="NAME",
+            help="Draw its rings or trees; auto: the best.",
+            autocompletion=algorithm_names,
         ),
     ] = None,
     payload: PayloadOption = "100MB",

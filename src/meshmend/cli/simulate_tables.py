@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from meshmend.planning.bucket_comparison import BucketComparison
     from meshmend.planning.comparison import Comparison
 
-_PAYLOADS_ABREAST = 6
+_PAYLOADS_ABREAST = 7
 
 
 def print_head(result: "Comparison") -> None:
@@ -67,7 +67,7 @@ def _print_block(results: "Sequence[Comparison]", names: list[str]) -> None:
     from meshmend.units import format_bytes, format_time
 
     best = [winner(result).name for result in results]
-    sizes = "".join(f"{format_bytes(result.payload_bytes):>8}" for result in results)
+    sizes = "".join(f"{format_bytes(result.payload_bytes):>7}" for result in results)
     print(f"{'payload':<11}{sizes}")
     for name in names:
         cells = []
@@ -75,8 +75,8 @@ def _print_block(results: "Sequence[Comparison]", names: list[str]) -> None:
             price = next((price for price in result.prices if price.name == name), None)
             star = "*" if name == fastest else " "
             cells.append("" if price is None else f"{_short(result.ratio(price))}{star}")
-        print((f"{name:<11}" + "".join(f"{cell:>8}" for cell in cells)).rstrip())
-    limits = "".join(f"{format_time(result.limit.time_s):>8}" for result in results)
+        print((f"{name:<11}" + "".join(f"{cell:>7}" for cell in cells)).rstrip())
+    limits = "".join(f"{format_time(each.limit.time_s).replace(' ', ''):>7}" for each in results)
     print(f"{'limit':<11}{limits}")
 
 

@@ -49,6 +49,15 @@ class StaticJob:
     n_threads: int = 1
 
 
+def check_torch_installed() -> None:
+    """Raise InputError if PyTorch, which the scripts of a job import, is not installed."""
+    if find_spec("torch") is None:
+        raise InputError(
+            "meshmend run needs torch, but it is not installed; install it with pip install "
+            "'meshmend[torch]', or use --elastic with a loop over a JaxJob"
+        )
+
+
 def run_job(job: StaticJob) -> int:
     """Run a script on every live chip of a mesh; return the exit code of the first to fail, or 0.
 
@@ -60,11 +69,7 @@ def run_job(job: StaticJob) -> int:
     """
     if not job.script.is_module and not Path(job.script.name).is_file():
         raise InputError(f"meshmend run needs a script, but there is no file {job.script.name}")
-    if find_spec("torch") is None:
-        raise InputError(
-            "meshmend run needs torch, but it is not installed; install it with pip install "
-            "'meshmend[torch]', or use --elastic with a loop over a JaxJob"
-        )
+    check_torch_installed()
     compute_in_one_thread()
     preload_modules((*_PRELOAD, *job.preload))
     mesh = job.settings.mesh

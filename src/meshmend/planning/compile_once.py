@@ -34,8 +34,8 @@ def compile_once(
     While this process or another one compiles, `meanwhile` is called: there is time for it.
     If no file can be written, nothing is done: each worker then compiles for itself.
     """
-    folder = _cache_folder()
-    mark = folder / f"meshmend-compiled-{_fingerprint()}"
+    mark = compiled_mark()
+    folder = mark.parent
     if mark.exists():
         return
     try:
@@ -47,6 +47,11 @@ def compile_once(
                     mark.touch()
     except OSError:
         return
+
+
+def compiled_mark() -> Path:
+    """Return the file that is there once all that workers need is compiled."""
+    return _cache_folder() / f"meshmend-compiled-{_fingerprint()}"
 
 
 def _compile(meanwhile: Callable[[], None]) -> bool:

@@ -1,0 +1,88 @@
+"""`meshmend doctor` and `meshmend completion`."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshmend.cli import doctor
+from meshmend.cli.main import run_line
+
+Captured = pytest.CaptureFixture[str]
+
+
+def states(capsys: Captured) -> dict[str, str]:
+    capsys.readouterr()
+    assert run_line(["doctor", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["works"] is True
+    return {each["name"]: each["state"] for each in document["findings"]}
+
+
+def test_the_doctor_says_what_works_and_what_to_install(capsys: Captured) -> None:
+    found = states(capsys)
+
+    assert (found["system"], found["plan, simulate"]) == ("works", "works")
+    assert {"compiled loops", "JAX", "train", "Slurm", "OpenMPI", "browser", "load"} <= set(found)
+    assert run_line(["doctor"]) == 0
+    assert "ok  system" in capsys.readouterr().out
+
+
+def test_what_is_not_installed_is_no_fault(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(doctor, "_EXTRAS", (("Nothing", ("no-such-package",), "nothing"),))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("os.getloadavg", lambda: (1000.0, 0.0, 0.0))
+    found = states(capsys)
+
+    assert [found[name] for name in ("Nothing", "Slurm", "OpenMPI", "browser")] == ["missing"] * 4
+    assert found["load"] == "warning"
+    assert run_line(["doctor"]) == 0
+    assert "pip install 'meshmend[nothing]'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_completion_script_is_printed_for_each_shell(shell: str, capsys: Captured) -> None:
+    assert run_line(["completion", shell]) == 0
+    script = capsys.readouterr().out
+
+    assert "meshmend" in script
+    if path := shutil.which(shell):
+        checked = subprocess.run([path, "-n"], input=script, text=True, capture_output=True)
+        assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_an_unknown_shell_is_refused(capsys: Captured) -> None:
+    assert run_line(["completion", "cmd.exe"]) == 2
+    assert "needs one of bash, zsh, fish, but got 'cmd.exe'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("meshmend si", "simulate"),
+        ("meshmend testbed ch", "check"),
+        ("meshmend plan --coll", "--collective"),
+        ("meshmend plan --algorithm ft", "ft-two-d"),
+        ("meshmend plan --fabric tpu-v3", "tpu-v3"),
+    ],
+)
+def test_a_shell_gets_the_completions_of_a_line(words: str, wanted: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "meshmend"],
+        env={
+            "PATH": "/usr/bin",
+            "PYTHONPATH": ":".join(sys.path),
+            "_MESHMEND_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split()) - 1),
+        },
+        capture_output=True,
+        text=True,
+    )
+
+    assert wanted in ended.stdout.split(), ended.stderr
