@@ -25,6 +25,8 @@ _COMMANDS: Final = (
     ("train", "train", "train_command"),
     ("plan", "plan", "plan_command"),
     ("verify", "plan", "verify_command"),
+    ("export", "exchange_formats", "export_command"),
+    ("import", "exchange_formats", "import_command"),
     ("algorithms", "plan", "algorithms_command"),
     ("simulate", "simulate", "simulate_command"),
     ("forecast", "forecast", "forecast_command"),

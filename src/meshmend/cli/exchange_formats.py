@@ -1,0 +1,189 @@
+"""`meshmend export` and `meshmend import`: plans in formats that other programs read and write."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from meshmend.cli.console import (
+    announce_compilation,
+    check_readable,
+    check_writable,
+    print_json,
+    progress,
+    write_text,
+)
+from meshmend.cli.options import (
+    FabricOption,
+    FailOption,
+    JsonOption,
+    MeshOption,
+    PayloadOption,
+    WrapOption,
+    mesh_of,
+)
+from meshmend.cli.plan_text import plan_facts, print_plan
+from meshmend.errors import InputError
+
+if TYPE_CHECKING:
+    from meshmend.planning.plan import Plan
+
+FORMATS: Final = ("msccl-xml", "chakra-et", "next-hop", "csv")
+
+
+def export_command(
+    file: Annotated[
+        Path, typer.Argument(metavar="PLAN", help="A plan that 'meshmend plan -o' wrote.")
+    ],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="FORMAT",
+            help="msccl-xml, chakra-et, next-hop or csv.",
+            autocompletion=lambda: list(FORMATS),
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", help="The file; for chakra-et a folder. Else standard output."
+        ),
+    ] = None,
+    slices: Annotated[
+        int, typer.Option("--slices", help="With chakra-et: pieces of the payload.")
+    ] = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a plan, proved again first, in a format that other programs read.
+
+    msccl-xml is a program for MSCCL's and RCCL's runtimes. chakra-et are execution traces for
+    ASTRA-sim, one file per rank. next-hop says for each chip where messages go next. csv has a line
+    for each transfer.
+
+    **Examples**
+
+    - meshmend export plan.json --to msccl-xml -o allreduce.xml
+
+    - meshmend export plan.json --to chakra-et -o traces
+
+    - meshmend export plan.json --to next-hop -o tables.json
+
+    - meshmend export plan.json --to csv
+    """
+    if to not in FORMATS:
+        raise InputError(f"--to needs one of {', '.join(FORMATS)}, but got {to!r}")
+    if slices < 1:
+        raise InputError(f"--slices needs 1 or more, but got {slices}")
+    if slices > 1 and to != "chakra-et":
+        raise InputError("--slices needs --to chakra-et: the other formats have no slices")
+    check_readable(file, "the plan")
+    if to != "chakra-et":
+        check_writable(output)
+    elif output is None or output.is_file():
+        raise InputError("--to chakra-et needs -o FOLDER: it writes one file per rank")
+    if as_json and output is None:
+        raise InputError("--json needs -o: without it the format itself is printed")
+    announce_compilation()
+    from meshmend.planning.plan import load_plan
+
+    with progress(quiet=as_json) as bar:
+        plan = load_plan(file, progress=bar)
+    written = _write(plan, to, output, slices)
+    if as_json:
+        print_json({"format": to, "written": written, "ranks": plan.schedule.n_ranks})
+    elif output is not None:
+        print(f"written      {output}" + (f" ({len(written)} files)" if len(written) > 1 else ""))
+
+
+def _write(plan: "Plan", to: str, output: Path | None, slices: int) -> list[str]:
+    """Write one format and return the paths of its files."""
+    if to == "chakra-et":
+        from meshmend.formats.chakra_trace import write_chakra_traces
+
+        assert output is not None, "the command has looked"
+        try:
+            return [str(path) for path in write_chakra_traces(plan, output, slices=slices)]
+        except OSError as error:
+            raise InputError(f"cannot write in {output}: {error.strerror}") from None
+    text = _text(plan, to)
+    if output is None:
+        print(text, end="")
+        return []
+    write_text(output, text)
+    return [str(output)]
+
+
+def _text(plan: "Plan", to: str) -> str:
+    import json
+
+    from meshmend.formats.msccl_xml import msccl_xml
+    from meshmend.formats.plan_tables import next_hop_tables, plan_csv
+
+    if to == "msccl-xml":
+        return msccl_xml(plan)
+    if to == "csv":
+        return plan_csv(plan)
+    return json.dumps(next_hop_tables(plan), separators=(",", ":")) + "\n"
+
+
+def import_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="MSCCL XML of an allreduce.")],
+    mesh: MeshOption,
+    wrap: WrapOption = "none",
+    fail: FailOption = None,
+    payload: PayloadOption = "100MB",
+    fabric: FabricOption = "reference",
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the plan to this JSON file.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read an allreduce of another program, prove it on a mesh, and say what it costs there.
+
+    The file is MSCCL XML; its rank n is the n-th live chip in row-major order. Exit code 1 means
+    that the program is wrong: a rank ends without the whole sum.
+
+    **Examples**
+
+    - meshmend import allreduce.xml --mesh 4x4
+
+    - meshmend import allreduce.xml --mesh 4x4 --fail 2x2@0,2 --payload 10MB -o plan.json
+    """
+    from meshmend.planning.target import Target
+
+    broken, target = mesh_of(mesh, wrap, fail), Target().with_(payload, fabric)
+    check_readable(file, "the file")
+    check_writable(output)
+    announce_compilation()
+    from meshmend.formats.msccl_import import schedule_from_msccl
+    from meshmend.planning.plan import planned
+    from meshmend.topology.graph import largest_part
+
+    schedule = schedule_from_msccl(_read(file))
+    n_chips = largest_part(broken).n_live
+    if schedule.n_ranks != n_chips:
+        raise InputError(
+            f"{file} is for {schedule.n_ranks} ranks, but {broken} has {n_chips} connected live "
+            "chips; name another mesh with --mesh and --fail"
+        )
+    with progress(quiet=as_json) as bar:
+        bar("proving")
+        plan = planned(broken, schedule, target)
+        bar("simulating")
+        facts: dict[str, Any] = plan_facts(plan)
+    if output is not None:
+        plan.save(output)
+    if as_json:
+        print_json(facts)
+        return
+    print_plan(plan, facts)
+    if output is not None:
+        print(f"written      {output}")
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {file}: {error}") from None
