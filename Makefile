@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install check test slow engines torch-suite bench bench-torch bench-recovery train soak figures clean
+.PHONY: install check test slow engines torch-suite bench bench-torch bench-recovery train soak docs figures clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -71,8 +71,13 @@ SEED ?= 1
 soak: $(INSTALLED)
 	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) --seed $(SEED)
 
+# The documentation as a site in site/: offline, every link checked. Open site/index.html.
+docs: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/mkdocs build --strict --quiet
+
 figures: $(INSTALLED)
 	$(BIN)/meshmend figures -o figures
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis figures
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis figures site

@@ -104,12 +104,12 @@ def test_chakra_traces_run_to_their_end_and_move_the_whole_payload(
     whole = made.schedule.row_fractions().sum() * 9e6
     assert sent == pytest.approx(whole, rel=1e-3)
     done: set[tuple[int, int]] = set()
-    tags: dict[tuple[int, int, int], int] = defaultdict(int)
+    tags: dict[tuple[int, ...], int] = defaultdict(int)
     while len(done) < len(nodes):
         before = len(done)
         for key, node in nodes.items():
-            here, own = key[0], values[key]
-            message = own["comm_src"], own["comm_dst"], own["comm_tag"]
+            here = key[0]
+            message = tuple(values[key][name] for name in ("comm_src", "comm_dst", "comm_tag"))
             assert here == message[0 if node.type == 5 else 1]
             if key in done or any((here, wait) not in done for wait in node.data_deps):
                 continue

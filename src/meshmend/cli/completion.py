@@ -27,7 +27,7 @@ def completion_command(
 
     - meshmend completion fish > ~/.config/fish/completions/meshmend.fish
     """
-    from typer.completion import get_completion_script
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
     from meshmend.cli.console import print_json
 
@@ -44,7 +44,7 @@ def prepare_completion() -> bool:
     """Make Typer answer a shell that asks for completions; return whether one asks."""
     if _VARIABLE not in os.environ:
         return False
-    from typer.completion import completion_init
+    from typer.completion import completion_init  # type: ignore[attr-defined]
 
     completion_init()
     return True

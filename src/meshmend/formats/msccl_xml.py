@@ -149,11 +149,12 @@ def _document(plan: Plan, ranks: list[_Rank], n_chunks: int) -> str:
         outofplace="0",
     )
     for number, rank in enumerate(ranks):
-        chunks = {"i_chunks": str(n_chunks), "o_chunks": str(n_chunks), "s_chunks": "0"}
-        gpu = ElementTree.SubElement(root, "gpu", id=str(number), **chunks)
+        size = str(n_chunks)
+        chunks = {"id": str(number), "i_chunks": size, "o_chunks": size, "s_chunks": "0"}
+        gpu = ElementTree.SubElement(root, "gpu", chunks)
         for at, block in enumerate(rank.blocks):
             peers = {"send": str(block.send), "recv": str(block.recv), "chan": "0"}
-            element = ElementTree.SubElement(gpu, "tb", id=str(at), **peers)
+            element = ElementTree.SubElement(gpu, "tb", {"id": str(at), **peers})
             for place, step in enumerate(block.steps):
                 element.append(_step_element(place, step))
     ElementTree.indent(root)

@@ -1,0 +1,161 @@
+"""Makes pages of the site that are not files in docs/: from the README, notebooks, and the code.
+
+A hook of MkDocs (see mkdocs.yml). It also turns links to files outside docs/ into plain text,
+because the site does not have these files.
+"""
+
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = {
+    "tutorial.md": "a_hole_a_plan_a_kill.ipynb",
+    "jax-notebook.md": "jax_around_a_hole.ipynb",
+}
+PUBLIC = ("meshmend", "meshmend.train", "meshmend.torch", "meshmend.jax")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages that are made here; called by MkDocs."""
+    pages = {
+        "index.md": _without_folder(ROOT / "README.md"),
+        "reference-cli.md": command_line(),
+        "reference-api.md": python_api(),
+        **{name: notebook(ROOT / "examples/notebooks" / path) for name, path in NOTEBOOKS.items()},
+    }
+    for name, text in pages.items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Return a page without links to files that the site does not have; called by MkDocs."""
+    folder = (ROOT / "docs" / page.file.src_uri).parent
+
+    def kept(match: re.Match[str]) -> str:
+        target = match[2]
+        if re.match(r"[a-z]+:|#", target):
+            return match[0]
+        path = (folder / target.partition("#")[0]).resolve()
+        if path == ROOT / "README.md":
+            return f"[{match[1]}]({'../' * page.file.src_uri.count('/')}index.md)"
+        inside = path.is_relative_to(ROOT / "docs") and path.suffix in {".md", ".svg", ".png"}
+        return match[0] if inside else match[1]
+
+    return re.sub(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)", kept, markdown)
+
+
+def _without_folder(path: Path) -> str:
+    """Return the README as a page of docs/, where its links start one folder deeper."""
+    return path.read_text(encoding="utf-8").replace("](docs/", "](")
+
+
+def command_line() -> str:
+    """Return the reference of all commands, from their own help."""
+    import typer
+
+    from meshmend.cli.main import _app
+
+    lines = ["# Command line", "", "Every command prints this with `--help`.", ""]
+    for name, command in _commands(typer.main.get_command(_app("")), "meshmend"):
+        lines += [f"## {name}", "", inspect.cleandoc(command.help or ""), ""]
+        options = [_option(each) for each in command.params]
+        lines += ["| option | what it does | default |", "| --- | --- | --- |", *options, ""]
+    return "\n".join(lines)
+
+
+def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if hasattr(command, "commands"):
+        for each, below in command.commands.items():
+            yield from _commands(below, f"{name} {each}")
+    elif not command.hidden:
+        yield name, command
+
+
+def _option(parameter: Any) -> str:
+    names = ", ".join(f"`{each}`" for each in parameter.opts)
+    if not names.startswith("`-"):
+        names = f"`{parameter.metavar or parameter.name}`"
+    elif parameter.metavar:
+        names += f" `{parameter.metavar}`"
+    words = (getattr(parameter, "help", None) or "").replace("|", r"\|")
+    default = parameter.default
+    shown = "" if default is None or callable(default) else f"`{default}`"
+    return f"| {names} | {words} | {shown} |"
+
+
+def python_api() -> str:
+    """Return the public names of the packages, with their signatures and docstrings."""
+    lines = ["# Python", "", "The public names. Modules below them may move between releases.", ""]
+    for module_name in PUBLIC:
+        try:
+            module = import_module(module_name)
+        except ImportError as error:  # an extra that is not installed here
+            lines += [f"## {module_name}", "", f"Not shown: {error}.", ""]
+            continue
+        lines += [f"## {module_name}", "", *_code_blocks(inspect.getdoc(module) or ""), ""]
+        for name in sorted(module.__all__):
+            lines += _entry(name, getattr(module, name), level=3)
+    return "\n".join(lines)
+
+
+def _entry(name: str, value: Any, *, level: int) -> list[str]:
+    if not (inspect.isclass(value) or callable(value)):
+        return [f"{'#' * level} {name}", ""]
+    try:
+        signature = str(inspect.signature(value))
+    except (TypeError, ValueError):
+        signature = "(...)"
+    shown = re.sub(r"'([^']*)'", r"\1", signature)
+    lines = [f"{'#' * level} {name}", "", "```python", f"{name}{shown}", "```", ""]
+    lines += [*_code_blocks(inspect.getdoc(value) or ""), ""]
+    if inspect.isclass(value) and not issubclass(value, BaseException):
+        for method, own in sorted(vars(value).items()):
+            if not method.startswith("_") and (doc := inspect.getdoc(own)):
+                first = doc.splitlines()[0]
+                mark = "()" if callable(own) or isinstance(own, classmethod | staticmethod) else ""
+                lines.append(f"- `{method}{mark}`: {first}")
+        lines.append("")
+    return lines
+
+
+def _code_blocks(doc: str) -> list[str]:
+    """Return a docstring as Markdown; its examples are indented, so they are code already."""
+    return [
+        re.sub(r"^Raises:$", "**Raises**\n", line) if not line.startswith("    ") else line
+        for line in doc.splitlines()
+    ]
+
+
+def notebook(path: Path) -> str:
+    """Return a notebook as Markdown, with what it printed and drew; the tests run it anew."""
+    book = json.loads(path.read_text(encoding="utf-8"))
+    lines = []
+    for cell in book["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            lines += [source, ""]
+            continue
+        lines += ["```python", source, "```", ""]
+        for output in cell["outputs"]:
+            lines += _output(output)
+    lines += ["", f"This page is the notebook `{path.relative_to(ROOT)}`; the tests run it."]
+    return "\n".join(lines)
+
+
+def _output(output: dict[str, Any]) -> list[str]:
+    """Return what a cell printed, or its picture, which must be one line to stay as it is."""
+    if output["output_type"] == "stream":
+        return ["```text", "".join(output["text"]).rstrip(), "```", ""]
+    data = output.get("data", {})
+    for kind in ("image/svg+xml", "text/html"):
+        if kind in data:
+            return [f"<div>{re.sub(chr(10) + '[ ]*', ' ', ''.join(data[kind]))}</div>", ""]
+    return ["```text", "".join(data["text/plain"]), "```", ""] if "text/plain" in data else []
