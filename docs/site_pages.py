@@ -8,6 +8,7 @@ import inspect
 import json
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ NOTEBOOKS = {
     "tutorial.md": "a_hole_a_plan_a_kill.ipynb",
     "jax-notebook.md": "jax_around_a_hole.ipynb",
 }
+_PROPERTIES = property | cached_property
 PUBLIC = ("meshmend", "meshmend.train", "meshmend.torch", "meshmend.jax")
 
 
@@ -118,10 +120,11 @@ def _entry(name: str, value: Any, *, level: int) -> list[str]:
     lines += [*_code_blocks(inspect.getdoc(value) or ""), ""]
     if inspect.isclass(value) and not issubclass(value, BaseException):
         for method, own in sorted(vars(value).items()):
-            if not method.startswith("_") and (doc := inspect.getdoc(own)):
-                first = doc.splitlines()[0]
-                mark = "()" if callable(own) or isinstance(own, classmethod | staticmethod) else ""
-                lines.append(f"- `{method}{mark}`: {first}")
+            called = callable(own) or isinstance(own, classmethod | staticmethod)
+            if method.startswith("_") or not (called or isinstance(own, _PROPERTIES)):
+                continue
+            if doc := inspect.getdoc(own):
+                lines.append(f"- `{method}{'()' if called else ''}`: {doc.splitlines()[0]}")
         lines.append("")
     return lines
 

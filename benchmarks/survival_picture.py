@@ -1,0 +1,39 @@
+"""Draws docs/pictures/survives.svg: a training job that loses a board and gets it back.
+
+    python benchmarks/survival_picture.py [-o FILE]
+
+Runs the command at the top of the README and draws the timeline of its report.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from meshmend.report.training_charts import timeline_svg
+from meshmend.report.training_run import training_run
+
+PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "survives.svg"
+FAULTS = ("kill 2x2@0,2 at 30", "repair 2x2@0,2 at 60")
+
+
+def main() -> None:
+    """Train, and write the picture."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-o", "--output", type=Path, default=PICTURE)
+    output = parser.parse_args().output
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "run"
+        command = [sys.executable, "-m", "meshmend", "train", "--run-dir", str(folder), "--json"]
+        for fault in FAULTS:
+            command += ["--inject", fault]
+        summary = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+        lines = (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    output.write_text(timeline_svg(training_run(lines)), encoding="utf-8")
+    print(f"written {output}: replicas equal {summary['replicas_equal']}")
+
+
+if __name__ == "__main__":
+    main()
