@@ -41,6 +41,17 @@ def test_bench_prints_a_table_with_the_figures_of_the_links(
     assert "ring-1d, 8 chunks" in out
 
 
+@pytest.mark.parametrize(("load", "n_lines"), [(1000.0, 1), (0.0, 0)])
+def test_a_busy_host_is_told_before_measuring(
+    load: float, n_lines: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+
+    assert bench("--mesh 1x2 --payload 8KiB --repeat 1") == 0
+    said = capfd.readouterr().err.splitlines()
+    assert len([line for line in said if "this host is busy (load 1000.0 on " in line]) == n_lines
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -28,8 +28,10 @@ from meshmend.units import counted
 
 if TYPE_CHECKING:
     from meshmend.bench.benchmark import BenchmarkResults, PayloadResults
+    from meshmend.planning.progress import ProgressCallback
 
 _BUSY_SHARE = 0.5  # of the cores, by the load of the last minute
+_BEFORE_MEASURING = frozenset({"importing torch", "building the network"})
 
 
 def bench_command(
@@ -113,9 +115,8 @@ def bench_command(
     )
     check_suffix(output, ".svg")
     check_writable(output, save / "result.json" if save else None)
-    _warn_if_busy()
     with progress(quiet=as_json) as bar:
-        measured = run_benchmark(request, bar)
+        measured = run_benchmark(request, _BusyWarning(bar))
     for reason in measured.absent.values():
         note(f"meshmend: left out: {reason}")
     if as_json:
@@ -172,11 +173,25 @@ def _print_payload(point: "PayloadResults") -> None:
         print(f"{result.name}: {'' if result.correct else 'WRONG RESULT; '}{result.detail}")
 
 
-def _warn_if_busy() -> None:
-    """Print a line if other work keeps half of the cores busy, or more."""
-    load, n_cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
-    if load > _BUSY_SHARE * n_cores:
-        note(
-            f"meshmend: this host is busy (load {load:.1f} on {counted(n_cores, 'core')}): times "
-            "will be longer than on a quiet one; ratios hold better"
-        )
+class _BusyWarning:
+    """Passes steps on; when measuring begins, it prints a line if the host was busy before.
+
+    It waits until the network is built, so that bad input gets one line only.
+    """
+
+    def __init__(self, bar: "ProgressCallback") -> None:
+        self._bar = bar
+        self._load = os.getloadavg()[0]  # before the benchmark's own processes start
+        self._is_waiting = True
+
+    def __call__(self, step: str, part: float | None = None, /) -> None:
+        if self._is_waiting and step not in _BEFORE_MEASURING:
+            self._is_waiting = False
+            n_cores = len(os.sched_getaffinity(0))
+            if self._load > _BUSY_SHARE * n_cores:
+                note(
+                    f"meshmend: this host is busy (load {self._load:.1f} on "
+                    f"{counted(n_cores, 'core')}): times will be longer than on a quiet one; "
+                    "ratios hold better"
+                )
+        self._bar(step, part)
