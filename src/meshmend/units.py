@@ -178,7 +178,7 @@ def _quantity(text: str, units: Mapping[str, Fraction], what: str, example: str)
     number, unit = Decimal(match[1]), match[2].strip()
     if unit not in units:
         known = ", ".join(unit for unit in units if unit)
-        hint = _hint(match[1], unit, units)
+        hint = _hint(match[1], unit, units) if unit else f"; write {example}"
         raise UnitError(f"{what} needs one of the units {known}, but got {text!r}{hint}")
     if number < 0 or abs(number.adjusted()) > _MAX_EXPONENT:
         raise UnitError(
@@ -191,8 +191,6 @@ def _quantity(text: str, units: Mapping[str, Fraction], what: str, example: str)
 def _hint(number: str, unit: str, units: Mapping[str, Fraction]) -> str:
     """Return what may have been meant: the same letters in other cases, or an unfinished unit."""
     wanted = unit.lower()
-    if not wanted:
-        return ""
     meant = [known for known in units if known and known.lower() in {wanted, f"{wanted}b"}]
     return f"; did you mean {' or '.join(number + known for known in meant)}?" if meant else ""
 

@@ -86,7 +86,7 @@ def test_a_failure_that_cannot_be_read_is_refused_with_the_ways_to_write_one(tex
     ("text", "message"),
     [
         ("rack:0,0", r"region needs one of \['board', 'host'\], but got 'rack'"),
-        ("2@3,4", r"a start for each axis, but got shape \(2,\) at \(3, 4\)"),
+        ("2@3,4", "the block 2 has 1 and its start 3,4 has 2"),
         ("link:3,4-3,4", "two different chips"),
         ("board:3", "two axes or more"),
     ],

@@ -17,11 +17,12 @@ from meshmend.formats.equal_chunks import equal_cuts
 from meshmend.planning.plan import Plan
 from meshmend.schedule.table import REDUCE, Collective
 
-# The runtime's own limits.
-MOST_STEPS = 256  # of a thread block
-MOST_COUNT = 72  # chunks of a step
+# The limits of the runtime's own parser.
+MOST_STEPS = 256  # of a thread block, `nop` steps included
+MOST_COUNT = 71  # chunks of a step
 MOST_BLOCKS = 32  # thread blocks of a rank and channel
-_MOST_NAME = 200  # characters
+_MOST_NAME = 63  # characters
+_MOST_BYTES = 1 << 40  # without a figure the runtime uses the program up to 128 MB only
 
 _Place = tuple[int, int]  # a thread block and a step of it
 
@@ -147,6 +148,8 @@ def _document(plan: Plan, ranks: list[_Rank], n_chunks: int) -> str:
         coll="allreduce",
         inplace="1",
         outofplace="0",
+        minBytes="0",
+        maxBytes=str(_MOST_BYTES),
     )
     for number, rank in enumerate(ranks):
         size = str(n_chunks)

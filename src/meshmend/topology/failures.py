@@ -111,7 +111,13 @@ def parse_failure(text: str) -> Failure:
             return region(kind, _chip(at))
         shape, at_sign, origin = word.rpartition("@")
         chip = _chip(origin)
-        return Block(parse_shape(shape) if at_sign else (1,) * len(chip), chip)
+        extents = parse_shape(shape) if at_sign else (1,) * len(chip)
+        if len(extents) != len(chip):
+            raise TopologyError(
+                f"--fail needs a block and its start with as many axes, but the block {shape} has "
+                f"{len(extents)} and its start {origin} has {len(chip)}; {_HOW_TO_WRITE}"
+            )
+        return Block(extents, chip)
     except ValueError:
         raise TopologyError(f"--fail cannot read {text!r}; {_HOW_TO_WRITE}") from None
 
