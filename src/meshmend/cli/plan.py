@@ -24,7 +24,7 @@ from meshmend.cli.options import (
     check_algorithms,
     mesh_of,
 )
-from meshmend.cli.plan_text import plan_facts, print_plan
+from meshmend.cli.plan_text import named_plan, plan_facts, print_plan
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
@@ -198,7 +198,6 @@ def _planned(
     """Return the plan; where it is to be lowered, the one that is fastest in lockstep."""
     from meshmend.planning.lockstep_plan import lockstep_plan
     from meshmend.planning.lowering import lowered
-    from meshmend.planning.plan import plan
 
     payload, fabric, kept = target.payload_bytes, target.fabric, cache_dir()
     if lower and collective == "allreduce":
@@ -212,13 +211,5 @@ def _planned(
             progress=progress,
         )
         return low.plan, low
-    made = plan(
-        broken,
-        algorithm,
-        collective=collective,
-        payload=payload,
-        fabric=fabric,
-        cache_dir=kept,
-        progress=progress,
-    )
+    made = named_plan(broken, algorithm, collective, target, progress)
     return made, lowered(made, slices=slices) if lower else None

@@ -7,10 +7,39 @@ from meshmend.cli.console import cache_dir, note
 if TYPE_CHECKING:
     from meshmend.planning.lowering import Lowered
     from meshmend.planning.plan import Plan
+    from meshmend.planning.progress import ProgressCallback
+    from meshmend.planning.target import Target
+    from meshmend.schedule.table import Collective
+    from meshmend.topology.mesh import Mesh
 
 # Within these a simulation takes a few seconds: messages of one, rows if it looks for slices.
 _MOST_MESSAGES = 1 << 23
 _MOST_ROWS = 1 << 17
+
+
+def named_plan(
+    mesh: "Mesh",
+    algorithm: str,
+    collective: "Collective",
+    target: "Target",
+    progress: "ProgressCallback",
+) -> "Plan":
+    """Return the plan of a named algorithm, the same one that `meshmend simulate` prices."""
+    from meshmend.planning.plan import fastest_trees, plan
+    from meshmend.planning.pricing import TREES
+
+    payload, fabric = target.payload_bytes, target.fabric
+    if algorithm == TREES and collective == "allreduce":
+        return fastest_trees(mesh, payload=payload, fabric=fabric, progress=progress)
+    return plan(
+        mesh,
+        algorithm,
+        collective=collective,
+        payload=payload,
+        fabric=fabric,
+        cache_dir=cache_dir(),
+        progress=progress,
+    )
 
 
 def plan_facts(plan: "Plan", algorithm: str = "", low: "Lowered | None" = None) -> dict[str, Any]:

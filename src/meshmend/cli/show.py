@@ -8,7 +8,6 @@ import typer
 
 from meshmend.cli.console import (
     announce_compilation,
-    cache_dir,
     check_readable,
     check_suffix,
     check_writable,
@@ -26,6 +25,7 @@ from meshmend.cli.options import (
     check_algorithms,
     mesh_of,
 )
+from meshmend.cli.plan_text import named_plan
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
@@ -171,16 +171,14 @@ def _plan(
     bar: "ProgressCallback",
 ) -> "Plan | None":
     """Return the plan of the file, or the one that `meshmend plan` makes; None without either."""
-    from meshmend.planning.plan import load_plan, plan
+    from meshmend.planning.plan import load_plan
+    from meshmend.schedule.table import Collective
 
     if plan_file is not None:
         return load_plan(plan_file, progress=bar)
     if mesh is None or algorithm is None:
         return None
-    payload, fabric = target.payload_bytes, target.fabric
-    return plan(
-        mesh, algorithm, payload=payload, fabric=fabric, cache_dir=cache_dir(), progress=bar
-    )
+    return named_plan(mesh, algorithm, Collective.ALLREDUCE, target, bar)
 
 
 def _facts(mesh: "Mesh") -> dict[str, Any]:

@@ -19,7 +19,6 @@ from meshmend.execute import reference
 from meshmend.limits.limit import Limit, limit
 from meshmend.planning.choose import choose, choose_trees, chosen_schedule
 from meshmend.planning.files import PlanFile, read_plan, write_plan
-from meshmend.planning.pricing import TREES
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
 from meshmend.planning.proof import prove
 from meshmend.planning.target import Payload, Target, collective_named
@@ -207,10 +206,9 @@ def plan(
 ) -> Plan:
     """Return a proved plan for the largest connected part of a mesh.
 
-    `auto` takes the algorithm that is fastest for the payload on the fabric, and `trees` the trees
-    that are, if a payload is given; else trees that suit long payloads. The payload is in bytes or
-    a text such as "25MB"; by default 100 MB. The fabric is one of your own or the name of a preset;
-    by default `reference`. The choice is kept in `cache_dir`, if given. `progress` is
+    `auto` takes the algorithm that is fastest for the payload on the fabric. The payload is in
+    bytes or a text such as "25MB"; by default 100 MB. The fabric is one of your own or the name of
+    a preset; by default `reference`. The choice is kept in `cache_dir`, if given. `progress` is
     called when a step begins.
 
         >>> plan(Mesh((4, 4)).without("2x2@0,2"), payload="25MB", fabric="tpu-v3")
@@ -223,23 +221,44 @@ def plan(
     collective = collective_named(collective)
     target = Target().with_(payload, fabric)
     halves = ProgressShares(progress, 2)
-    searches = algorithm == AUTO or (algorithm == TREES and payload is not None)
-    steps = _Steps(halves.of(1) if searches else progress)
+    steps = _Steps(halves.of(1) if algorithm == AUTO else progress)
     part = largest_part(mesh)
     pipeline = None
-    if searches:
+    if algorithm == AUTO:
         with steps.timed("choose"):
             question, first = (part, target.fabric, target.payload_bytes), halves.of(0)
-            if algorithm == AUTO:
-                choice = choose(*question, cache_dir=cache_dir, progress=first)
-            else:
-                choice = choose_trees(*question, progress=first)
+            choice = choose(*question, cache_dir=cache_dir, progress=first)
         with steps.timed("build"):
             schedule, pipeline = chosen_schedule(part, choice, collective), choice.pipeline
     else:
         with steps.timed("build"):
             schedule = _built(part, algorithm, collective)
     return _proved(PlanFile(mesh, schedule, pipeline, target), part, steps)
+
+
+def fastest_trees(
+    mesh: Mesh,
+    *,
+    payload: Payload | None = None,
+    fabric: Fabric | str | None = None,
+    progress: ProgressCallback = no_progress,
+) -> Plan:
+    """Return a proved plan of the trees that are fastest for a payload on a fabric.
+
+    These are the trees that `simulate` prices; `plan` takes trees that suit long payloads, because
+    it is called while a job waits.
+
+    Raises:
+        InputError: the fabric is unknown, or the payload cannot be read.
+    """
+    target, part = Target().with_(payload, fabric), largest_part(mesh)
+    halves = ProgressShares(progress, 2)
+    steps = _Steps(halves.of(1))
+    with steps.timed("choose"):
+        choice = choose_trees(part, target.fabric, target.payload_bytes, progress=halves.of(0))
+    with steps.timed("build"):
+        schedule = chosen_schedule(part, choice, Collective.ALLREDUCE)
+    return _proved(PlanFile(mesh, schedule, choice.pipeline, target), part, steps)
 
 
 def planned(mesh: Mesh, schedule: Schedule, target: Target) -> Plan:
