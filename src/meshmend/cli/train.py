@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshmend.cli.console import compile_for_workers, note, print_json
+from meshmend.cli.console import compile_for_workers, note, print_json, progress
 from meshmend.cli.options import (
     RENAMED_OPTIONS,
     FailOption,
@@ -118,6 +118,7 @@ CheckEveryStepOption = Annotated[
 
 
 CONTEXT = RENAMED_OPTIONS
+_NAMES = {"torch": "PyTorch", "jax": "JAX"}
 
 
 def train_command(
@@ -192,16 +193,17 @@ def train_command(
     from meshmend.planning.settings import Settings
     from meshmend.report.training_summary import train_summary
 
-    folder = run_dir or new_run_dir(Path("runs"))
-    note(_first_line(framework, model, begin, folder))
-    training = Training(
-        workload=(
+    with progress() as bar:  # a bar, not a line: bad input gets one line only
+        bar(f"loading {_NAMES[framework]} and the data of {model}, which takes seconds")
+        workload = (
             _jax_workload(model, data, seed)
             if framework == "jax"
             else _torch_workload(model, size, data, norm, seed)
-        ),
+        )
+    training = Training(
+        workload=workload,
         settings=Settings(begin, algorithm=algorithm),
-        run_dir=folder.absolute(),
+        run_dir=(run_dir or new_run_dir(Path("runs"))).absolute(),
         size=size,
         steps=steps,
         batch=batch,
@@ -230,17 +232,6 @@ def train_command(
     if result.failure:
         note(f"meshmend: {result.failure}")
     return 1 if result.failure else 0
-
-
-def _first_line(framework: str, model: str, mesh: "Mesh", folder: Path) -> str:
-    """Return what happens before the first step, which takes seconds."""
-    from meshmend.units import counted
-
-    name = {"torch": "PyTorch", "jax": "JAX"}[framework]
-    return (
-        f"meshmend: loading {name} and the data of {model}; then {counted(mesh.n_live, 'worker')} "
-        f"on {mesh} start; events and report go to {folder}"
-    )
 
 
 def _check_installed(framework: str) -> None:
