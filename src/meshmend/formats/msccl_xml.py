@@ -21,6 +21,8 @@ from meshmend.schedule.table import REDUCE, Collective
 MOST_STEPS = 256  # of a thread block, `nop` steps included
 MOST_COUNT = 71  # chunks of a step
 MOST_BLOCKS = 32  # thread blocks of a rank and channel
+MOST_RANKS = 1024
+_MOST_ELEMENTS = 4096  # that a rank reads: all <gpu>, its own thread blocks and steps
 _MOST_NAME = 63  # characters
 _MOST_BYTES = 1 << 40  # without a figure the runtime uses the program up to 128 MB only
 
@@ -122,13 +124,13 @@ def msccl_xml(plan: Plan) -> str:
 
 
 def _check_sizes(ranks: list[_Rank]) -> None:
+    sizes = [[len(block.steps) for block in rank.blocks] for rank in ranks]
+    most_read = max(len(own) + sum(own) for own in sizes) + len(ranks) + 1
     for what, most, got in (
-        (
-            "steps in a thread block",
-            MOST_STEPS,
-            max((len(block.steps) for rank in ranks for block in rank.blocks), default=0),
-        ),
-        ("thread blocks on a rank", MOST_BLOCKS, max(len(rank.blocks) for rank in ranks)),
+        ("ranks", MOST_RANKS, len(ranks)),
+        ("steps in a thread block", MOST_STEPS, max(max(own, default=0) for own in sizes)),
+        ("thread blocks on a rank", MOST_BLOCKS, max(map(len, sizes))),
+        ("elements that a rank reads", _MOST_ELEMENTS, most_read),
     ):
         if got > most:
             raise UnsupportedError(
