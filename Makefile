@@ -45,6 +45,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/simulator.py
 	$(BIN)/python benchmarks/simgrid_compare.py
 	$(BIN)/python benchmarks/trees.py
+	$(BIN)/python benchmarks/sharded_update.py
 	$(BIN)/python benchmarks/jax_lowering.py
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/look_inside.py

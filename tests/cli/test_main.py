@@ -122,7 +122,9 @@ def test_chips_that_are_cut_off_are_said_on_standard_error(capsys: Captured) -> 
     assert "cut off from the rest and left out: (0, 0)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("collective", ["allreduce", "reduce-scatter", "all-gather"])
+@pytest.mark.parametrize(
+    "collective", ["allreduce", "reduce-scatter", "all-gather", "sharded-update"]
+)
 def test_verify_reads_back_and_proves_what_plan_wrote(
     capsys: Captured, tmp_path: Path, collective: str
 ) -> None:

@@ -44,25 +44,55 @@ FABRICS = [
 ]
 
 
-def time_of(mesh: Mesh, choice: Choice, machine: Fabric, payload_bytes: float) -> float:
+def time_of(
+    mesh: Mesh,
+    choice: Choice,
+    machine: Fabric,
+    payload_bytes: float,
+    collective: Collective = Collective.ALLREDUCE,
+) -> float:
     """Return what a choice costs, built and simulated from nothing but the choice."""
-    schedule = chosen_schedule(mesh, choice, Collective.ALLREDUCE)
+    schedule = chosen_schedule(mesh, choice, collective)
     hazards, routes = hazards_of(schedule), placed(mesh, schedule).routes
     return simulate(
         program_of(schedule, hazards, routes),
         machine,
         payload_bytes=payload_bytes,
         slices=choice.pipeline.slices,
-        delay_slices=delay_slices(remaining_hops(schedule, hazards, routes), choice.pipeline.skew),
+        delay_slices=delay_slices(
+            remaining_hops(schedule, hazards, routes),
+            choice.pipeline.skew,
+            starts=schedule.cuts[schedule.lo],
+            stagger=choice.pipeline.stagger,
+        ),
     ).time_s
 
 
-def check_none_is_faster(mesh: Mesh, machine: Fabric, payload_bytes: float) -> None:
-    chosen_s = time_of(mesh, choose(mesh, machine, payload_bytes), machine, payload_bytes)
+def check_none_is_faster(
+    mesh: Mesh,
+    machine: Fabric,
+    payload_bytes: float,
+    collective: Collective = Collective.ALLREDUCE,
+    *,
+    most: float = 1.02,
+) -> None:
+    choice = choose(mesh, machine, payload_bytes, collective=collective)
+    chosen_s = time_of(mesh, choice, machine, payload_bytes, collective)
     for name in supported_names(mesh):
-        named = price(Question(mesh, payload_bytes, machine), name)
+        named = price(Question(mesh, payload_bytes, machine, collective), name)
         assert named is not None
-        assert chosen_s <= 1.02 * named.time_s, name
+        assert chosen_s <= most * named.time_s, name
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("collective", list(Collective)[1:])
+@pytest.mark.parametrize("payload_bytes", [7e2, 1.3e5, 3.1e7])
+def test_it_is_at_most_4_percent_behind_for_collectives_with_owners(
+    mesh: Mesh, collective: Collective, payload_bytes: float
+) -> None:
+    """With few messages on each link a payload of 0.8 % less may take 2 % longer."""
+    for machine in (REFERENCE, FABRICS[2]):
+        check_none_is_faster(mesh, machine, payload_bytes, collective, most=1.04)
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)

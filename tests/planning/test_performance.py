@@ -75,7 +75,7 @@ def test_the_summary_says_the_predicted_time_and_the_limit_where_that_is_quick()
     assert facts["predicted_s"] == mended.predicted().time_s
     assert facts["limit_s"] == mended.limit().time_s
     assert half["predicted_s"] > 0
-    assert half["limit_s"] is None
+    assert half["limit_s"] == limit(HOLE, "1MB", collective="all-gather").time_s
     assert plan(HOLE, "ring-1d").summary()["predicted_s"] is None
 
 
@@ -111,8 +111,27 @@ def test_a_payload_or_fabric_that_is_none_is_refused(
         plan(HOLE, payload=payload, fabric=fabric)
 
 
-def test_no_limit_is_claimed_for_half_an_allreduce() -> None:
-    half = plan(HOLE, "ring-1d", collective="reduce-scatter")
+@pytest.mark.parametrize("collective", ["reduce-scatter", "all-gather", "sharded-update"])
+def test_a_plan_of_another_collective_has_a_limit_of_its_own(collective: str) -> None:
+    theirs, whole = plan(HOLE, collective=collective), limit(HOLE)
 
-    with pytest.raises(InputError, match="but this is the plan of the collective reduce-scatter"):
-        limit(half)
+    assert limit(theirs).time_s == limit(HOLE, collective=collective).time_s
+    assert limit(theirs).time_s <= theirs.predicted().time_s <= 1.25 * limit(theirs).time_s
+    assert (limit(theirs).time_s < whole.time_s) == (collective != "sharded-update")
+
+
+def test_a_plan_in_which_ranks_own_unequal_parts_has_the_limit_of_these() -> None:
+    forwards = plan(HOLE, "ft-two-d", collective="reduce-scatter")
+
+    assert forwards.schedule.shares.min() == 0  # a yellow corner sends all of the payload
+    assert limit(forwards).time_s > limit(HOLE, collective="reduce-scatter").time_s
+
+
+def test_simulate_takes_a_collective() -> None:
+    slow = FABRICS["reference"].with_(update_bytes_per_s=1e9)
+    plain = simulate(HOLE, "1MB", collective="sharded-update").time_s
+
+    assert simulate(HOLE, "1MB", collective="reduce-scatter").time_s < plain
+    assert simulate(HOLE, "1MB", slow, collective="sharded-update").time_s > plain
+    with pytest.raises(InputError, match="there is no collective 'sum'"):
+        simulate(HOLE, collective="sum")

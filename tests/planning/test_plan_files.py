@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from meshmend.errors import InputError, PlanFileError, VerificationError
 from meshmend.planning.files import plan_document, read_plan, write_plan
 from meshmend.planning.plan import load_plan, plan
+from meshmend.planning.target import Target
 from meshmend.planning.tree_formula import Pipeline
 from meshmend.schedule.algorithms import ALGORITHMS
 from meshmend.schedule.table import Collective, Schedule
@@ -302,11 +303,24 @@ def test_a_file_with_broken_bytes_is_read_or_refused(tmp_path: Path, data: st.Da
         assert "\n" not in str(error)  # noqa: PT017
 
 
+def test_a_file_from_before_there_were_owners_is_read(tmp_path: Path) -> None:
+    schedule = ALGORITHMS["ft-two-d"].build(HOLE, Collective.ALLREDUCE)
+    write_plan(tmp_path / "plan.json", HOLE, schedule, Pipeline(7, 0.5), Target())
+    earlier = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
+    del earlier["pipeline"]["stagger"]
+    del earlier["target"]["fabric"]["update_bytes_per_s"]
+
+    found = read_plan(write(tmp_path / "plan.json", earlier))
+
+    assert (found.pipeline, found.target) == (Pipeline(7, 0.5), Target())
+
+
 def test_a_pipeline_is_kept_and_a_damaged_one_refused(tmp_path: Path) -> None:
     schedule = ALGORITHMS["ft-two-d"].build(HOLE, Collective.ALLREDUCE)
     write_plan(tmp_path / "plan.json", HOLE, schedule, Pipeline(7, 0.5))
 
     assert read_plan(tmp_path / "plan.json").pipeline == Pipeline(7, 0.5)
-    for damaged in ({"slices": 0, "skew": 0}, {"slices": 2, "skew": -1}, {"slices": 2}, 3):
+    late = {"slices": 2, "skew": 0, "stagger": 2}
+    for damaged in (late, {"slices": 0, "skew": 0}, {"slices": 2, "skew": -1}, {"slices": 2}, 3):
         with pytest.raises(PlanFileError, match="is damaged"):
             read_plan(write(tmp_path / "plan.json", document() | {"pipeline": damaged}))

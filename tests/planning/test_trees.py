@@ -1,6 +1,5 @@
 """The schedule `trees`: right on any connected mesh, and near the limit."""
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,9 +10,10 @@ from meshmend.planning.packed_trees import TreeShape, trees_of
 from meshmend.planning.tree_formula import Pipeline, TreeFormula
 from meshmend.planning.tree_search import USUAL_DELAY_HOPS_PER_HOP, best_trees
 from meshmend.routing.deadlock import check_deadlock_free
+from meshmend.schedule.owner_trees import owner_tree_schedule
 from meshmend.schedule.placement import placed
 from meshmend.schedule.table import COPY, REDUCE, Collective
-from meshmend.schedule.trees import spread_tree_schedule, tree_schedule, usual_tree_count
+from meshmend.schedule.trees import tree_schedule, usual_tree_count
 from meshmend.topology.fabric import fabric
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
@@ -38,7 +38,7 @@ def test_it_is_right_and_free_of_deadlock_on_any_connected_mesh(
     mesh: Mesh, n_trees: int, collective: Collective
 ) -> None:
     packing = tree_packing(mesh, n_trees=n_trees)
-    build = tree_schedule if collective is Collective.ALLREDUCE else spread_tree_schedule
+    build = tree_schedule if collective is Collective.ALLREDUCE else owner_tree_schedule
 
     schedule = build(packing, collective)
     placement = placed(mesh, schedule)
@@ -81,24 +81,6 @@ def test_the_smallest_tree_sums_up_and_comes_down() -> None:
 def test_the_usual_number_of_trees_is_small_and_spreads_them_well() -> None:
     assert [usual_tree_count(mesh) for mesh in (parse_mesh("1x1"), parse_mesh("1x4"))] == [1, 1]
     assert (usual_tree_count(SMALL), usual_tree_count(LARGE)) == (5, 19)
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    connected_meshes(),
-    st.integers(1, 5),
-    st.sampled_from([Collective.REDUCE_SCATTER, Collective.ALL_GATHER]),
-)
-def test_spread_halves_are_right_and_give_every_rank_its_own_equal_chunk(
-    mesh: Mesh, n_trees: int, collective: Collective
-) -> None:
-    packing = tree_packing(mesh, n_trees=n_trees)
-
-    schedule = spread_tree_schedule(packing, collective)
-
-    assert schedule.owners.tolist() == list(range(mesh.n_live))
-    assert np.allclose(np.diff(schedule.cuts), 1 / mesh.n_live)
-    check_contributions(schedule)
 
 
 @pytest.mark.parametrize(

@@ -94,9 +94,9 @@ def test_the_phases_of_a_built_schedule_cover_its_rows_in_order(
 @pytest.mark.parametrize("name", ["ring-1d", "two-d", "row-pair", "ft-two-d", "rank-ring"])
 def test_allreduce_is_reduce_scatter_then_all_gather(name: str) -> None:
     mesh = HOLE if name in {"ring-1d", "ft-two-d", "rank-ring"} else Mesh((4, 4))
-    whole, scatter, gather = (ALGORITHMS[name].build(mesh, kind) for kind in Collective)
+    whole, scatter, gather, update = (ALGORITHMS[name].build(mesh, kind) for kind in Collective)
 
-    assert rows_of(whole) == rows_of(scatter) + rows_of(gather)
+    assert rows_of(whole) == rows_of(update) == rows_of(scatter) + rows_of(gather)
     assert set(scatter.op.tolist()) == {REDUCE}
     assert set(gather.op.tolist()) == {COPY}
     assert whole.owners.tolist() == scatter.owners.tolist() == gather.owners.tolist()

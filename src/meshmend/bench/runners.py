@@ -16,7 +16,7 @@ from meshmend.planning.pricing import Question, price
 from meshmend.planning.progress import ProgressCallback
 from meshmend.planning.proof import prove
 from meshmend.schedule.hazards import Hazards
-from meshmend.schedule.table import Collective, Schedule
+from meshmend.schedule.table import Schedule
 from meshmend.simulator.network_program import program_of
 from meshmend.simulator.rules import simulate
 
@@ -118,13 +118,20 @@ def planned(
             program, question.fabric, payload_bytes=question.payload_bytes, slices=n_slices
         ).time_s
     n_elements = int(question.payload_bytes) // ITEM_BYTES
-    return Planned(name, n_elements, schedule, proved.hazards, n_slices, predicted_s)
+    is_sum = question.n_halves == 2
+    return Planned(name, n_elements, schedule, proved.hazards, n_slices, predicted_s, is_sum)
 
 
 def _parameters(name: str, question: Question, progress: ProgressCallback) -> tuple[Schedule, int]:
     if name == AUTO:
-        choice = choose(question.mesh, question.fabric, question.payload_bytes, progress=progress)
-        return chosen_schedule(question.mesh, choice, Collective.ALLREDUCE), choice.slices
+        choice = choose(
+            question.mesh,
+            question.fabric,
+            question.payload_bytes,
+            collective=question.collective,
+            progress=progress,
+        )
+        return chosen_schedule(question.mesh, choice, question.collective), choice.slices
     result = price(question, name, progress=progress)
     assert result is not None, "without a time to beat there is always a price"
     return result.simulation.schedule, result.simulation.slices

@@ -15,7 +15,7 @@ def figures_command(
     ] = Path("figures"),
     as_json: JsonOption = False,
 ) -> None:
-    """Draw figures 1 to 10 of the paper as SVG files.
+    """Draw figures 1 to 10 of the paper as SVG files, and its way to a sharded update.
 
     **Examples**
 
@@ -24,9 +24,10 @@ def figures_command(
     - meshmend figures -o pictures
     """
     from meshmend.paper.paper_figures import paper_figures
+    from meshmend.paper.update_figure import update_figure
 
     written = []
-    for name, svg in paper_figures().items():
+    for name, svg in (paper_figures() | {"figure-11-sharded-update": update_figure()}).items():
         path = output / f"{name}.svg"
         write_text(path, svg)
         written.append(str(path))

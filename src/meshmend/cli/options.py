@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshmend.cli.console import note
+from meshmend.errors import InputError
 from meshmend.variables import warn_of_unknown
 
 if TYPE_CHECKING:
@@ -169,6 +170,42 @@ ChipBandwidthOption = Annotated[
     str | None,
     typer.Option("--chip-bandwidth", metavar="1TB/s", help="How fast a chip adds; else unlimited."),
 ]
+
+UpdateRateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--update-rate",
+        metavar="500GB/s",
+        help="Of a sharded update: weights that a chip updates; else unlimited.",
+    ),
+]
+CollectiveOption = Annotated[
+    str,
+    typer.Option(
+        "--collective",
+        metavar="KIND",
+        help="allreduce, reduce-scatter, all-gather, or sharded-update: reduce to the owners, "
+        "update, gather.",
+    ),
+]
+
+
+def with_update_rate(machine: "Fabric", update_rate: str | None, collective: str) -> "Fabric":
+    """Return a fabric with the rate at which its chips update weights, if that is given.
+
+    Raises:
+        InputError: a rate that cannot be read, or one for a collective that updates nothing.
+    """
+    from meshmend.units import parse_bandwidth
+
+    if update_rate is None:
+        return machine
+    if collective != "sharded-update":
+        raise InputError(
+            f"--update-rate needs --collective sharded-update, but got {collective}, which updates "
+            "nothing"
+        )
+    return machine.with_(update_bytes_per_s=parse_bandwidth(update_rate))
 
 
 def fabric_of(

@@ -14,15 +14,18 @@ from meshmend.cli.console import (
     progress,
 )
 from meshmend.cli.options import (
+    CollectiveOption,
     FabricOption,
     FailOption,
     JsonOption,
     MeshOption,
     PayloadOption,
+    UpdateRateOption,
     WrapOption,
     algorithm_names,
     check_algorithms,
     mesh_of,
+    with_update_rate,
 )
 from meshmend.cli.plan_text import named_plan, plan_facts, print_plan
 from meshmend.errors import InputError
@@ -44,12 +47,6 @@ AlgorithmOption = Annotated[
         autocompletion=algorithm_names,
     ),
 ]
-CollectiveOption = Annotated[
-    str,
-    typer.Option(
-        "--collective", metavar="KIND", help="allreduce, or half of it: reduce-scatter, all-gather."
-    ),
-]
 
 
 def plan_command(
@@ -60,6 +57,7 @@ def plan_command(
     collective: CollectiveOption = "allreduce",
     payload: PayloadOption = "100MB",
     fabric: FabricOption = "reference",
+    update_rate: UpdateRateOption = None,
     lower: Annotated[
         str | None,
         typer.Option(
@@ -83,6 +81,10 @@ def plan_command(
     Builds the schedule and derives what may overlap. Then it proves that every chip ends with the
     data of every chip exactly once, that every hop is alive, and that messages cannot deadlock.
 
+    With --collective sharded-update each chip sums up its equal share of the gradients, updates
+    that share of the weights, and sends it to all. The plan is then also proved to use no weight
+    before its owner has updated it.
+
     **Examples**
 
     - meshmend plan --mesh 8x8 --fail 2x2@2,2
@@ -91,15 +93,21 @@ def plan_command(
 
     - meshmend plan --mesh 8x8 --fail 2x2@2,2 --collective reduce-scatter --json
 
+    - meshmend plan --mesh 8x8 --fail 2x2@2,2 --collective sharded-update --update-rate 500GB/s
+
     - meshmend plan --mesh 8x8 --fail 2x2@2,2 --lower jax --slices 8 --json
     """
     from meshmend.planning.target import Target, collective_named
+    from meshmend.topology.fabric import fabric as fabric_named
 
     _check_lowering(lower, slices)
-
     broken = mesh_of(mesh, wrap, fail)
     check_algorithms([algorithm], "auto")
-    target, wanted = Target().with_(payload, fabric), collective_named(collective)
+    wanted = collective_named(collective)
+    machine = with_update_rate(fabric_named(fabric), update_rate, wanted)
+    target = Target().with_(payload, machine)
+    if lower and wanted == "sharded-update":
+        raise InputError("--lower jax needs an allreduce, reduce-scatter or all-gather")
     check_writable(output)
     announce_compilation()
     with progress(quiet=as_json) as bar:

@@ -17,6 +17,7 @@ from meshmend.cli.console import (
 )
 from meshmend.cli.options import (
     ChipBandwidthOption,
+    CollectiveOption,
     FabricOption,
     FailOption,
     HopLatencyOption,
@@ -24,10 +25,12 @@ from meshmend.cli.options import (
     LinkBandwidthOption,
     MeshOption,
     MessageOverheadOption,
+    UpdateRateOption,
     WrapOption,
     check_algorithms,
     fabric_of,
     mesh_of,
+    with_update_rate,
 )
 from meshmend.cli.simulate_tables import print_buckets, print_comparison, print_head, print_sweep
 from meshmend.cli.trace_file import trace_filter, write_trace
@@ -64,11 +67,13 @@ def simulate_command(
         list[str] | None,
         typer.Option("--algorithm", metavar="NAME", help="all, or names; repeat or use commas."),
     ] = None,
+    collective: CollectiveOption = "allreduce",
     fabric: FabricOption = "reference",
     link_bandwidth: LinkBandwidthOption = None,
     hop_latency: HopLatencyOption = None,
     message_overhead: MessageOverheadOption = None,
     chip_bandwidth: ChipBandwidthOption = None,
+    update_rate: UpdateRateOption = None,
     slices: Annotated[
         int | None, typer.Option("--slices", help="Slices of the payload; the best if not given.")
     ] = None,
@@ -122,7 +127,10 @@ def simulate_command(
     - meshmend simulate --mesh 8x8 --fail 2x2@2,2 --buckets 4x25MB --algorithm auto
 
     - meshmend simulate --mesh 8x8 --fail 2x2@2,2 --algorithm auto --save-trace trace.json.gz
+
+    - meshmend simulate --mesh 8x8 --fail 4x2@2,2 --collective sharded-update --update-rate 500GB/s
     """
+    from meshmend.planning.target import collective_named
     from meshmend.schedule.algorithm_names import BASELINE_NAMES
     from meshmend.units import parse_payloads
 
@@ -134,6 +142,8 @@ def simulate_command(
         message_overhead=message_overhead,
         chip_bandwidth=chip_bandwidth,
     )
+    kind = collective_named(collective)
+    machine = with_update_rate(machine, update_rate, kind)
     if slices is not None and slices < 1:
         raise InputError(f"--slices needs 1 or more, but got {slices}")
     names = [name for text in algorithm or ["all"] for name in text.split(",")]
@@ -147,7 +157,7 @@ def simulate_command(
                 ("-o", output),
             )
             if value is not None
-        ]:
+        ] or (kind != "allreduce" and ["--collective " + kind]):
             raise InputError(f"--buckets does not go with {used[0]}; leave one of them out")
         _simulate_buckets(broken, machine, buckets, names, slices, as_json=as_json)
         return
@@ -164,7 +174,14 @@ def simulate_command(
     with progress(quiet=as_json) as bar:
         for size, part in zip(payloads, ProgressShares(bar, len(payloads)).in_turn(), strict=True):
             result = compared(
-                broken, machine, size, names, slices=slices, cache_dir=cache_dir(), progress=part
+                broken,
+                machine,
+                size,
+                names,
+                collective=kind,
+                slices=slices,
+                cache_dir=cache_dir(),
+                progress=part,
             )
             results.append(result)
     if as_json:

@@ -16,9 +16,11 @@ _PAYLOADS_ABREAST = 7
 
 
 def print_head(result: "Comparison") -> None:
-    """Print the mesh and the fabric, and why algorithms were left out."""
+    """Print the mesh, the fabric and the collective, and why algorithms were left out."""
     print(f"mesh         {result.mesh}")
     print(f"fabric       {result.fabric}")
+    if result.limit.collective != "allreduce":
+        print(f"collective   {result.limit.collective}")
     for name, reason in result.refused.items():
         note(f"meshmend: {name} left out: {reason}")
 

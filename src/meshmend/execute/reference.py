@@ -4,7 +4,7 @@ Runs the table one row after another, which defines what a schedule means. It is
 purpose: faster executors are compared with it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,14 +22,19 @@ def element_bounds(schedule: Schedule, n_elements: int) -> NDArray[np.int64]:
 
 
 def run(
-    schedule: Schedule, arrays: Sequence[NDArray[Any]], *, combine: np.ufunc = np.add
+    schedule: Schedule,
+    arrays: Sequence[NDArray[Any]],
+    *,
+    combine: np.ufunc = np.add,
+    update: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
 ) -> Arrays:
     """Return the result of each rank after the collective; the inputs do not change.
 
     An allreduce takes one array per rank, all of one shape and dtype, and returns the combined
     array for each rank. A reduce-scatter returns each rank's own chunks as one flat array. An
     all-gather takes arrays of that form and returns the whole payload for each rank. `combine` is
-    any commutative and associative ufunc.
+    any commutative and associative ufunc. In a sharded update each owner replaces its chunks by
+    what `update` makes of them, each element for itself; without `update` they stay sums.
 
     Raises:
         InputError: the number of arrays is wrong, or their shapes or dtypes do not fit together.
@@ -43,18 +48,57 @@ def run(
     buffers = _gathered(schedule, arrays) if gathers else _stacked(arrays)
     bounds = element_bounds(schedule, buffers.shape[1])
     columns = (schedule.src, schedule.dst, bounds[schedule.lo], bounds[schedule.hi], schedule.op)
-    for src, dst, start, stop, op in zip(*(column.tolist() for column in columns), strict=True):
+    updates = _Updates(schedule, buffers, bounds, update)
+    for row, (src, dst, start, stop, op) in enumerate(
+        zip(*(column.tolist() for column in columns), strict=True)
+    ):
+        updates.before(row)
         sent, kept = buffers[src, start:stop], buffers[dst, start:stop]
         if op == COPY:
             kept[...] = sent
         else:
             combine(kept, sent, out=kept)
+    updates.before(schedule.n_rows)
     if schedule.collective is Collective.REDUCE_SCATTER:
         owned = [_owned(schedule, rank, bounds) for rank in range(schedule.n_ranks)]
         return [buffer[index] for buffer, index in zip(buffers, owned, strict=True)]
     if gathers:
         return list(buffers)
     return [buffer.reshape(arrays[0].shape) for buffer in buffers]
+
+
+class _Updates:
+    """Updates each chunk at its owner, just before the first row that copies it from there."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        buffers: NDArray[Any],
+        bounds: NDArray[np.int64],
+        update: Callable[[NDArray[Any]], NDArray[Any]] | None,
+    ) -> None:
+        self._schedule, self._buffers, self._bounds = schedule, buffers, bounds
+        self._update = update if schedule.collective is Collective.SHARDED_UPDATE else None
+        self._left = set(range(schedule.n_chunks))
+
+    def before(self, row: int) -> None:
+        """Update what this row copies from its owner; after the last row, what is left."""
+        schedule, chunks = self._schedule, self._left
+        if self._update is None:
+            return
+        if row < schedule.n_rows:
+            if schedule.op[row] != COPY:
+                return
+            moved = range(int(schedule.lo[row]), int(schedule.hi[row]))
+            chunks = {
+                chunk for chunk in moved if schedule.owners[chunk] == schedule.src[row]
+            } & self._left
+        for chunk in sorted(chunks):
+            part = self._buffers[
+                schedule.owners[chunk], self._bounds[chunk] : self._bounds[chunk + 1]
+            ]
+            part[...] = self._update(part.copy())
+        self._left = self._left - chunks
 
 
 def _stacked(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:

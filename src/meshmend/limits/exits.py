@@ -25,23 +25,40 @@ class Exit:
     """A set of chips, by one of them: its links, and the hops that some byte takes across it.
 
     `hops` counts from the chip inside that is farthest from the links, over one of them, to the
-    chip outside that is farthest from them.
+    chip outside that is farthest from them. `share` is the part of the payload that goes so far.
     """
 
     n_chips: int
     rank: int
     n_links: int
     hops: int
+    share: float = 1.0
 
-    def describe(self, mesh: Mesh) -> str:
-        """Return in words what leaves and how far it goes."""
+    def describe(self, mesh: Mesh, *, verb: str = "leaves") -> str:
+        """Return in words what leaves, or with another verb enters, and how far it goes."""
         links = f"{self.n_links} link{'s' if self.n_links > 1 else ''}"
         chip = mesh.live[self.rank]
-        what = f"chip {chip}" if self.n_chips == 1 else f"the {self.n_chips} chips around {chip}"
+        where = f"chip {chip}" if self.n_chips == 1 else f"the {self.n_chips} chips around {chip}"
+        what = "the payload" if self.share == 1 else f"{self.share:.3g} of the payload"
         return (
-            f"the payload leaves {what} over {links}, and some of it takes {self.hops} "
+            f"{what} {verb} {where} over {links}, and some of it takes {self.hops} "
             f"hop{'s' if self.hops > 1 else ''}"
         )
+
+
+@dataclass(frozen=True, eq=False)
+class LargePart:
+    """A connected set of chips: its links to the rest, and the hops on either side of them.
+
+    `hops_inside` is the most from a chip inside to the links, that of `rank`. `hops_outside` has
+    the hops of each rank outside, and -1 for those inside.
+    """
+
+    n_chips: int
+    rank: int
+    n_links: int
+    hops_inside: int
+    hops_outside: NDArray[np.int32]
 
 
 def exits(packing: PackingNumber) -> tuple[Exit, ...]:
@@ -69,7 +86,13 @@ def _of_single_chips(mesh: Mesh) -> Iterator[Exit]:
 
 
 def _of_parts(mesh: Mesh, part_of: NDArray[np.int32]) -> Iterator[Exit]:
-    """Yield the exits of the largest parts that have two chips or more and leave some outside."""
+    for part in large_parts(mesh, part_of):
+        hops = part.hops_inside + 1 + int(part.hops_outside.max())
+        yield Exit(part.n_chips, part.rank, part.n_links, hops)
+
+
+def large_parts(mesh: Mesh, part_of: NDArray[np.int32]) -> Iterator[LargePart]:
+    """Yield the largest parts of a partition that have two chips or more and leave some outside."""
     sizes = np.bincount(part_of)
     order = np.argsort(-sizes, kind="stable")[:_MOST_PARTS]
     ends = part_of[mesh.links]
@@ -80,5 +103,10 @@ def _of_parts(mesh: Mesh, part_of: NDArray[np.int32]) -> Iterator[Exit]:
         to_links = distances_from_any(mesh, touched[is_inside[touched]])
         from_links = distances_from_any(mesh, touched[~is_inside[touched]])
         inside, outside = np.where(is_inside, to_links, -1), np.where(is_inside, -1, from_links)
-        hops = int(inside.max()) + 1 + int(outside.max())
-        yield Exit(int(sizes[part]), int(np.argmax(inside)), len(crossing), hops)
+        yield LargePart(
+            n_chips=int(sizes[part]),
+            rank=int(np.argmax(inside)),
+            n_links=len(crossing),
+            hops_inside=int(inside.max()),
+            hops_outside=outside.astype(np.int32),
+        )

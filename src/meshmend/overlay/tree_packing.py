@@ -71,6 +71,13 @@ class TreePacking:
         hops.flags.writeable = False
         return hops
 
+    @cached_property
+    def heights(self) -> NDArray[np.int32]:
+        """For each tree and rank the hops to the farthest rank below it."""
+        heights: NDArray[np.int32] = _heights(np.ascontiguousarray(self.parents))
+        heights.flags.writeable = False
+        return heights
+
     @property
     def depths(self) -> NDArray[np.int32]:
         """Each tree's depth: the most hops from a rank to the root."""
@@ -114,6 +121,20 @@ class TreePacking:
         low, high = np.minimum(one, other).astype(np.int64), np.maximum(one, other)
         number: NDArray[np.int64] = low * self.n_ranks + high
         return number
+
+
+@kernel
+def _heights(parents):  # type: ignore[no-untyped-def]
+    """Return for each tree and rank the hops to the farthest rank below it."""
+    height = np.zeros(parents.shape, dtype=np.int32)
+    for tree in range(parents.shape[0]):
+        for rank in range(parents.shape[1]):
+            below, here = 0, parents[tree, rank]
+            while here >= 0 and height[tree, here] <= below:
+                below += 1
+                height[tree, here] = below
+                here = parents[tree, here]
+    return height
 
 
 @kernel

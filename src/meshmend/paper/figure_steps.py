@@ -51,9 +51,25 @@ def two_d_steps(n: int) -> Panel:
 
 def forwarding_steps(mesh: Mesh) -> Panel:
     """Return the eight steps of the forwarding scheme on a mesh with a hole (figure 10)."""
+    return _tiled_steps(_forwarding(mesh, "sum"), mesh, columns=4)
+
+
+def update_steps(mesh: Mesh) -> Panel:
+    """Return the steps of a sharded update by forwarding: owners are on the blue rings alone."""
+    layout = fault_tolerant_layout(mesh)
+    steps = _forwarding(mesh, "weights")
+    owned = f"each of {sum(map(len, layout.blue))} blue chips: its share of the weights"
+    middle = len(steps) // 2
+    steps[middle:middle] = [("update", [], owned)]
+    return _tiled_steps(steps, mesh, columns=3)
+
+
+_Step = tuple[str, list[str], str]  # its name, its marks, and what it does
+
+
+def _forwarding(mesh: Mesh, result: str) -> list[_Step]:
     layout = fault_tolerant_layout(mesh)
     grid = Grid(mesh, 26, 0.6, numbered=False)
-    ground = mesh_panel(grid, fills=layout_fills(layout))
     yellow = ring_marks(grid, layout.yellow, [AMBER] * len(layout.yellow))
     blue = ring_marks(grid, layout.blue, [BLUE] * len(layout.blue))
     to_blue = forwarding_marks(grid, list(layout.partner.items()), colour=GREEN)
@@ -61,21 +77,26 @@ def forwarding_steps(mesh: Mesh) -> Panel:
     to_yellow = forwarding_marks(grid, back, colour=GREEN)
     across = _routed_rings(grid, _shown_across(mesh, layout.across))
     along, over = ("X", "Y") if layout.axis == 0 else ("Y", "X")
-    steps = (
+    return [
         ("yellow reduce-scatter", yellow, "each yellow chip: a quarter"),
         ("yellow to blue", to_blue, "the quarter is added to the blue chip's own"),
         (f"blue reduce-scatter {along}", blue, f"full rings of {len(layout.blue[0])} chips"),
         (f"reduce-scatter {over}", across, "around the hole; three rings shown"),
         (f"all-gather {over}", across, "around the hole; three rings shown"),
-        (f"blue all-gather {along}", blue, "blue chips hold the whole sum"),
-        ("blue to yellow", to_yellow, "each yellow chip: its quarter of the sum"),
-        ("yellow all-gather", yellow, "every chip holds the whole sum"),
-    )
+        (f"blue all-gather {along}", blue, f"blue chips hold the whole {result}"),
+        ("blue to yellow", to_yellow, f"each yellow chip: its quarter of the {result}"),
+        ("yellow all-gather", yellow, f"every chip holds the whole {result}"),
+    ]
+
+
+def _tiled_steps(steps: Sequence[_Step], mesh: Mesh, *, columns: int) -> Panel:
+    fills = layout_fills(fault_tolerant_layout(mesh))
+    ground = mesh_panel(Grid(mesh, 26, 0.6, numbered=False), fills=fills)
     panels = [
         surrounded(ground.plus(marks), title=f"{i + 1}. {name}", caption=caption, size=_TITLE_SIZE)
         for i, (name, marks, caption) in enumerate(steps)
     ]
-    return tiled(panels, 4, gap=26)
+    return tiled(panels, columns, gap=26)
 
 
 def _line_step(mesh: Mesh, axis: int, colour: str) -> Panel:

@@ -1,20 +1,25 @@
 """Makes the schedule of each collective on a mesh, and the tasks of one rank, each once.
 
 Every schedule is proved before it is used. In reduce-scatter and all-gather, torch expects that
-rank i owns part i of the payload; a ring does that.
+rank i owns part i of the payload. A ring does that, and trees hung from every rank do in rank
+order; a formula says which is faster.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
-from meshmend.errors import UnsupportedError
 from meshmend.execute.event_loop import load_event_loop
 from meshmend.execute.rank_program import RankProgram, rank_program
 from meshmend.execute.transport import ITEMSIZES, Task, task_of
+from meshmend.planning.owner_search import is_ring_faster
 from meshmend.planning.plan import AUTO, plan
 from meshmend.planning.proof import prove
+from meshmend.planning.target import Target
+from meshmend.schedule.algorithms import algorithm as algorithm_named
 from meshmend.schedule.hazards import Hazards
+from meshmend.schedule.rank_order import in_rank_order
 from meshmend.schedule.spanning import broadcast, tree_sum
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.topology.mesh import Mesh
@@ -74,20 +79,25 @@ def _make(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) ->
             return _proved(mesh, tree_sum(mesh))
         made = plan(mesh, algorithm, payload=class_bytes)
         return made.schedule, made.hazards
-    try:
-        made = plan(mesh, "ring-1d", collective=kind.name)
-    except UnsupportedError:
-        made = plan(mesh, "rank-ring", collective=kind.name)
-    return made.schedule, made.hazards
+    collective = Collective(kind.name)
+    target = Target(class_bytes)
+    is_ring = is_ring_faster(mesh, target.fabric, target.payload_bytes, collective)
+    return _half(mesh, "ring-1d" if is_ring else "trees", collective)
+
+
+@lru_cache(maxsize=16)  # payloads of many classes share a schedule
+def _half(mesh: Mesh, name: str, collective: Collective) -> Proved:
+    """Return half of an allreduce in rank order."""
+    return _proved(mesh, in_rank_order(algorithm_named(name).build(mesh, collective)))
 
 
 def payload_class(kind: CollectiveCall, n_bytes: int) -> int:
     """Return the size to plan for: 32 KiB times the smallest sufficient power of four.
 
-    Other collectives than allreduce have one class: 32 KiB.
+    A broadcast has one class: 32 KiB.
     """
     largest = SHORT_BYTES
-    while kind.name == "allreduce" and largest < n_bytes:
+    while kind.name != "broadcast" and largest < n_bytes:
         largest *= 4
     return largest
 
@@ -99,11 +109,11 @@ def _proved(mesh: Mesh, schedule: Schedule) -> Proved:
 
 def prepare(mesh: Mesh, algorithm: str) -> None:
     """Plan what most jobs need and load compiled code, so that forked workers inherit both."""
-    for name in ("broadcast", "all-gather", "reduce-scatter"):
-        proved_schedule(mesh, algorithm, CollectiveCall(name), SHORT_BYTES)
-    for n_bytes in (1, *_USUAL_BYTES):
-        kind = CollectiveCall("allreduce")
-        proved_schedule(mesh, algorithm, kind, payload_class(kind, n_bytes))
+    proved_schedule(mesh, algorithm, CollectiveCall("broadcast"), SHORT_BYTES)
+    for name in ("all-gather", "reduce-scatter", "allreduce"):
+        for n_bytes in (1, *_USUAL_BYTES):
+            kind = CollectiveCall(name)
+            proved_schedule(mesh, algorithm, kind, payload_class(kind, n_bytes))
     load_event_loop()
 
 

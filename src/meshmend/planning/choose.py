@@ -21,17 +21,18 @@ from meshmend.planning.progress import ProgressCallback, ProgressShares, no_prog
 from meshmend.planning.tree_formula import Pipeline
 from meshmend.planning.tree_search import best_pipeline
 from meshmend.schedule.algorithms import algorithm
+from meshmend.schedule.owner_trees import owner_tree_schedule
 from meshmend.schedule.table import Collective, Schedule
-from meshmend.schedule.trees import spread_tree_schedule, tree_schedule
+from meshmend.schedule.trees import tree_schedule
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.mesh import Mesh
 
 # Payloads within 1.5 % share their answer. No time grows faster than the payload, so a shared
 # answer is at most that much slower than the payload's own.
 _CLASSES_PER_OCTAVE = 24
-_VERSION = 6  # of the search; answers on disk of other versions are not read
+_VERSION = 7  # of the search; answers on disk of other versions are not read
 
-_known: dict[tuple[Mesh, Fabric, float], "Choice"] = {}
+_known: dict[tuple[Mesh, Fabric, float, Collective], "Choice"] = {}
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ def choose(
     fabric: Fabric,
     payload_bytes: float,
     *,
+    collective: Collective = Collective.ALLREDUCE,
     cache_dir: Path | None = None,
     progress: ProgressCallback = no_progress,
 ) -> Choice:
@@ -66,11 +68,11 @@ def choose(
     2 % faster.
     """
     typical = payload_class_bytes(payload_bytes)
-    choice = _choice_for_class(mesh, fabric, typical, cache_dir, progress)
+    choice = _choice_for_class(Question(mesh, typical, fabric, collective), cache_dir, progress)
     if choice.shape is None or choice.shape.window is None or payload_bytes == typical:
         return choice
     # Disjoint trees avoid delaying each other for one payload, not for its whole class.
-    question = (mesh, fabric, payload_bytes)
+    question = (mesh, fabric, payload_bytes, collective)
     if question not in _known:
         trees = Trees(mesh, choice.shape, choice.packing or trees_of(mesh, choice.shape).packing)
         pipeline = best_pipeline(trees, fabric, payload_bytes)
@@ -83,27 +85,29 @@ def choose_trees(
     fabric: Fabric,
     payload_bytes: float,
     *,
+    collective: Collective = Collective.ALLREDUCE,
     progress: ProgressCallback = no_progress,
 ) -> Choice:
     """Return the trees that are fastest for this payload, as `simulate` prices them."""
-    found = price(Question(mesh, payload_bytes, fabric), TREES, progress=progress)
+    question = Question(mesh, payload_bytes, fabric, collective)
+    found = price(question, TREES, may_estimate=True, progress=progress)
     assert found is not None, "without a time to beat there is always a price"
     return _choice_of(mesh, found)
 
 
 def _choice_for_class(
-    mesh: Mesh, fabric: Fabric, typical: float, cache_dir: Path | None, progress: ProgressCallback
+    question: Question, cache_dir: Path | None, progress: ProgressCallback
 ) -> Choice:
     """Return the answer for a payload class: from memory, from disk, or searched now."""
-    question = (mesh, fabric, typical)
-    if question in _known:
-        return _known[question]
-    path = None if cache_dir is None else cache_dir / f"{question_key(mesh, fabric, typical)}.json"
-    choice = _from_disk(path, mesh)
+    key = (question.mesh, question.fabric, question.payload_bytes, question.collective)
+    if key in _known:
+        return _known[key]
+    path = None if cache_dir is None else cache_dir / f"{question_key(question)}.json"
+    choice = _from_disk(path, question.mesh)
     if choice is None:
-        choice = _search(Question(mesh, typical, fabric), progress)
+        choice = _search(question, progress)
         _to_disk(path, choice)
-    _known[question] = choice
+    _known[key] = choice
     return choice
 
 
@@ -113,13 +117,13 @@ def forget() -> None:
 
 
 def chosen_schedule(mesh: Mesh, choice: Choice, collective: Collective) -> Schedule:
-    """Return the schedule of a choice; in a half made of trees every rank owns an equal chunk."""
+    """Return the schedule of a choice; except in an allreduce, trees hang from every rank."""
     if choice.shape is None:
         return algorithm(choice.algorithm).build(mesh, collective)
     packing = choice.packing or trees_of(mesh, choice.shape).packing
     if collective is Collective.ALLREDUCE:
         return tree_schedule(packing, collective)
-    return spread_tree_schedule(packing, collective)
+    return owner_tree_schedule(packing, collective, chunks_each=choice.shape.chunks_each)
 
 
 def payload_class_bytes(payload_bytes: float) -> float:
@@ -132,10 +136,10 @@ def payload_class_bytes(payload_bytes: float) -> float:
 
 def _search(question: Question, progress: ProgressCallback) -> Choice:
     best = None
-    names = list(names_to_try(question.mesh))
+    names = list(names_to_try(question.mesh, question.collective))
     for name, share in zip(names, ProgressShares(progress, len(names)).in_turn(), strict=True):
         below_s = None if best is None else best.time_s
-        result = price(question, name, below_s=below_s, progress=share)
+        result = price(question, name, below_s=below_s, may_estimate=True, progress=share)
         if result is not None and (best is None or result.time_s < best.time_s):
             best = result
     assert best is not None, "trees support every connected mesh"
@@ -168,12 +172,13 @@ def _packing(mesh: Mesh, document: dict[str, list[Any]]) -> TreePacking:
     )
 
 
-def question_key(mesh: Mesh, fabric: Fabric, payload_bytes: float) -> str:
+def question_key(question: Question) -> str:
     """Return the name of a question's file: the same for equal meshes, figures and payloads."""
-    figures = asdict(fabric)
+    figures = asdict(question.fabric)
     for words in ("name", "source", "usual_mesh"):
         figures.pop(words)
-    text = json.dumps([_VERSION, str(mesh), figures, payload_bytes])
+    asked = (str(question.mesh), figures, question.payload_bytes, question.collective)
+    text = json.dumps([_VERSION, *asked])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -185,7 +190,11 @@ def _from_disk(path: Path | None, mesh: Mesh) -> Choice | None:
         shape = document["shape"]
         return Choice(
             str(algorithm(document["algorithm"]).name),
-            Pipeline(int(document["pipeline"]["slices"]), float(document["pipeline"]["skew"])),
+            Pipeline(
+                int(document["pipeline"]["slices"]),
+                float(document["pipeline"]["skew"]),
+                float(document["pipeline"]["stagger"]),
+            ),
             None if shape is None else TreeShape(**shape),
             None if shape is None else _packing(mesh, document["packing"]),
         )

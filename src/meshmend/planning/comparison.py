@@ -10,20 +10,20 @@ from meshmend.errors import UnsupportedError
 from meshmend.limits.limit import Limit, limit
 from meshmend.planning.choose import choose
 from meshmend.planning.kept_prices import keep_price, kept_price
-from meshmend.planning.packed_trees import Trees, trees_of
 from meshmend.planning.pricing import (
     BASELINES,
     Price,
     Question,
     checked_names,
     price,
-    price_of_trees,
+    price_of_choice,
     supported_names,
 )
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
 from meshmend.schedule.algorithms import ALGORITHMS
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
+from meshmend.schedule.table import Collective
 from meshmend.simulator.network_program import program_of
 from meshmend.simulator.rules import Simulation, simulate
 from meshmend.topology.fabric import Fabric
@@ -63,6 +63,7 @@ class Comparison:
         """Return the figures as a JSON value."""
         return {
             "mesh": str(self.mesh),
+            "collective": str(self.limit.collective),
             "payload_bytes": self.payload_bytes,
             "limit_s": self.limit.time_s,
             "limit_kind": self.limit.kind,
@@ -107,6 +108,7 @@ def compared(
     payload_bytes: float,
     names: Sequence[str] = (ALL,),
     *,
+    collective: Collective = Collective.ALLREDUCE,
     slices: int | None = None,
     cache_dir: Path | None = None,
     progress: ProgressCallback = no_progress,
@@ -121,7 +123,7 @@ def compared(
         InputError: there is no such algorithm.
     """
     part = largest_part(mesh)
-    question = Question(part, payload_bytes, fabric)
+    question = Question(part, payload_bytes, fabric, collective)
     refused = refusals(part) if ALL in names else {}
     if ALL in names:
         to_price = [*supported_names(part), *(BASELINES if mesh.failures() else ())]
@@ -136,7 +138,7 @@ def compared(
     if AUTO in names:
         prices.append(_price_of_auto(question, prices, cache_dir, shares.of(len(to_price))))
     prices.sort(key=lambda price: price.time_s)
-    least = limit(part, fabric, payload_bytes)
+    least = limit(part, fabric, payload_bytes, collective)
     return Comparison(mesh, part, fabric, payload_bytes, least, tuple(prices), refused)
 
 
@@ -189,15 +191,13 @@ def _found_price_of_auto(
         question.mesh,
         question.fabric,
         question.payload_bytes,
+        collective=question.collective,
         cache_dir=cache_dir,
         progress=progress,
     )
     result: Price | None
     if choice.shape is not None:
-        packing = choice.packing or trees_of(question.mesh, choice.shape).packing
-        result = price_of_trees(
-            question, Trees(question.mesh, choice.shape, packing), choice.pipeline
-        )
+        result = price_of_choice(question, choice.shape, choice.packing, choice.pipeline)
     else:
         priced = next((price for price in known if price.name == choice.algorithm), None)
         result = priced or price(

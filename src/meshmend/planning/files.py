@@ -136,7 +136,10 @@ def _pipeline(document: dict[str, Any]) -> Pipeline | None:
     slices, skew = entry["slices"], entry["skew"]
     if type(slices) is not int or slices < 1 or type(skew) not in {int, float} or not skew >= 0:
         raise ValueError(f"the pipeline needs slices from 1 and skew from 0 on, but got {entry!r}")
-    return Pipeline(slices, float(skew))
+    stagger = entry.get("stagger", 0.0)  # files from before there were owners have none
+    if type(stagger) not in {int, float} or not 0 <= stagger <= 1:
+        raise ValueError(f"the pipeline needs a stagger from 0 to 1, but got {entry!r}")
+    return Pipeline(slices, float(skew), float(stagger))
 
 
 def _target(document: dict[str, Any]) -> Target:

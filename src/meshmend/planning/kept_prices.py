@@ -61,5 +61,4 @@ def keep_price(folder: Path | None, question: Question, price: Price) -> None:
 
 
 def _path(folder: Path, question: Question) -> Path:
-    key = question_key(question.mesh, question.fabric, question.payload_bytes)
-    return folder / "prices" / f"{key}.json"
+    return folder / "prices" / f"{question_key(question)}.json"

@@ -51,9 +51,6 @@ class Lowered:
         """Return the figures of the lowering as a JSON value; times are predictions."""
         program = self.program
         cell_bytes = self.payload_bytes / program.n_cells
-        limit_s = None
-        if self.plan.schedule.collective is Collective.ALLREDUCE:
-            limit_s = self.plan.limit(self.payload_bytes).time_s
         return {
             "steps": program.n_steps,
             "permutes_per_step": program.n_permutations,
@@ -72,7 +69,7 @@ class Lowered:
             "step_s": self.step_s,
             "predicted_s": self.time_s,
             "free_running_s": self.plan.predicted(self.payload_bytes).time_s,
-            "limit_s": limit_s,
+            "limit_s": self.plan.limit(self.payload_bytes).time_s,
         }
 
 

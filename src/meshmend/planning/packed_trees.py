@@ -29,13 +29,14 @@ class TreeShape:
     `depth_slack` is how many hops deeper than the radius the trees may be; with None they are as
     deep as even loads need. More `effort` means a longer search. With a `window` there are as many
     channel-disjoint trees as possible instead. All slices then pass a channel within the time of
-    `window` hops.
+    `window` hops. Trees that hang from owners carry `chunks_each` chunks of each rank.
     """
 
     n_trees: int
     depth_slack: int | None = None
     effort: int = 1
     window: int | None = None
+    chunks_each: int = 1
 
     @property
     def is_disjoint(self) -> bool:

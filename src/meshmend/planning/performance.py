@@ -6,7 +6,8 @@ They call `simulator/`, which times any schedule on any routes, and `limits/`, w
 from meshmend.limits.limit import Limit
 from meshmend.limits.limit import limit as limit_of_mesh
 from meshmend.planning.plan import Plan, plan
-from meshmend.planning.target import Payload, Target
+from meshmend.planning.target import Payload, Target, collective_named
+from meshmend.schedule.table import Collective
 from meshmend.simulator.rules import Simulation
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.graph import largest_part
@@ -14,12 +15,17 @@ from meshmend.topology.mesh import Mesh
 
 
 def simulate(
-    what: Plan | Mesh, payload: Payload | None = None, fabric: Fabric | str | None = None
+    what: Plan | Mesh,
+    payload: Payload | None = None,
+    fabric: Fabric | str | None = None,
+    *,
+    collective: str | Collective = Collective.ALLREDUCE,
 ) -> Simulation:
     """Return what a plan costs, or the fastest plan of a mesh: its time and how busy the links are.
 
     The payload is a number of bytes or a text such as "25MB". The fabric is one of your own or the
-    name of a preset. By default both are those of the plan: usually 100 MB on `reference`.
+    name of a preset. By default both are those of the plan: usually 100 MB on `reference`. A plan
+    has its own collective; `collective` is for a mesh.
 
         >>> from meshmend import Mesh, plan, simulate
         >>> broken = Mesh((8, 8)).without("2x2@2,2")
@@ -29,30 +35,34 @@ def simulate(
         '211 us by rings, 112 us by trees'
 
     Raises:
-        InputError: the payload cannot be read, or the fabric is unknown.
+        InputError: the payload cannot be read, or the collective or the fabric is unknown.
     """
     if isinstance(what, Mesh):
-        what = plan(what, payload=payload, fabric=fabric)
+        what = plan(what, collective=collective, payload=payload, fabric=fabric)
     return what.predicted(payload, fabric)
 
 
 def limit(
-    what: Plan | Mesh, payload: Payload | None = None, fabric: Fabric | str | None = None
+    what: Plan | Mesh,
+    payload: Payload | None = None,
+    fabric: Fabric | str | None = None,
+    *,
+    collective: str | Collective = Collective.ALLREDUCE,
 ) -> Limit:
-    """Return the least time that any allreduce takes on a mesh, or on that of a plan: a proof.
+    """Return the least time that any schedule of a collective takes, on a mesh or for a plan.
 
-    For a mesh that is not connected it is the limit of its largest part, as for `plan`. Payload and
-    fabric are as for `simulate`.
+    For a mesh that is not connected it is the limit of its largest part, as for `plan`. Payload,
+    fabric and collective are as for `simulate`. On a mesh every rank owns an equal part.
 
         >>> from meshmend import Mesh, limit
         >>> print(limit(Mesh((8, 8)).without("2x2@2,2"), "10MB").describe()[:49])
         at least 86.3 us for 10 MB on reference, by bandw
 
     Raises:
-        InputError: the plan is for half of an allreduce, the payload cannot be read, or the fabric
-            is unknown.
+        InputError: the payload cannot be read, or the collective or the fabric is unknown.
     """
     if isinstance(what, Plan):
         return what.limit(payload, fabric)
     target = Target().with_(payload, fabric)
-    return limit_of_mesh(largest_part(what), target.fabric, target.payload_bytes)
+    named = collective_named(collective)
+    return limit_of_mesh(largest_part(what), target.fabric, target.payload_bytes, named)

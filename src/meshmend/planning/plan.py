@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.errors import InputError, PlanFileError, UnsupportedError
+from meshmend.errors import PlanFileError, UnsupportedError
 from meshmend.execute import reference
 from meshmend.limits.limit import Limit, limit
 from meshmend.planning.choose import choose, choose_trees, chosen_schedule
@@ -97,23 +97,25 @@ class Plan:
         return self._own_prediction if target == self.target else self._simulated(target, None)
 
     def limit(self, payload: Payload | None = None, fabric: Fabric | str | None = None) -> Limit:
-        """Return the least time that any allreduce takes on the chips of this plan.
+        """Return the least time that any schedule of its collective takes on the plan's chips.
+
+        Where ranks own parts of the payload, they own what they own in this plan.
 
             >>> mended = plan(Mesh((8, 8)).without("2x2@2,2"), payload="10MB")
             >>> print(f"{mended.predicted().time_s / mended.limit().time_s:.2f} times the limit")
             1.30 times the limit
 
         Raises:
-            InputError: the plan is for half of an allreduce, for which no limit is proved; or the
-                payload cannot be read, or the fabric is unknown.
+            InputError: the payload cannot be read, or the fabric is unknown.
         """
-        if self.schedule.collective is not Collective.ALLREDUCE:
-            raise InputError(
-                f"a limit needs the plan of an allreduce, but this is the plan of the collective "
-                f"{self.schedule.collective}; plan an allreduce"
-            )
-        target = self.target.with_(payload, fabric)
-        return limit(self.placement.mesh, target.fabric, target.payload_bytes)
+        target, shares = self.target.with_(payload, fabric), self.schedule.shares
+        return limit(
+            self.placement.mesh,
+            target.fabric,
+            target.payload_bytes,
+            self.schedule.collective,
+            shares=None if np.allclose(shares, shares[0]) else shares,
+        )
 
     @cached_property
     def _own_prediction(self) -> Simulation:
@@ -130,7 +132,12 @@ class Plan:
             target.fabric,
             payload_bytes=target.payload_bytes,
             slices=pipeline.slices,
-            delay_slices=delay_slices(remaining, pipeline.skew),
+            delay_slices=delay_slices(
+                remaining,
+                pipeline.skew,
+                starts=self.schedule.cuts[self.schedule.lo],
+                stagger=pipeline.stagger,
+            ),
         )
 
     @cached_property
@@ -171,10 +178,8 @@ class Plan:
     def _predicted_figures(self) -> dict[str, float | None]:
         predicted_s = limit_s = bandwidth_limit_s = None
         if self.pipeline and self.pipeline.slices * self.schedule.n_rows <= _FEW_MESSAGES:
-            predicted_s = self.predicted().time_s
-            if self.schedule.collective is Collective.ALLREDUCE:
-                bound = self.limit()
-                limit_s, bandwidth_limit_s = bound.time_s, bound.bandwidth_s
+            predicted_s, bound = self.predicted().time_s, self.limit()
+            limit_s, bandwidth_limit_s = bound.time_s, bound.bandwidth_s
         return {
             "predicted_s": predicted_s,
             "limit_s": limit_s,
@@ -227,7 +232,7 @@ def plan(
     if algorithm == AUTO:
         with steps.timed("choose"):
             question, first = (part, target.fabric, target.payload_bytes), halves.of(0)
-            choice = choose(*question, cache_dir=cache_dir, progress=first)
+            choice = choose(*question, collective=collective, cache_dir=cache_dir, progress=first)
         with steps.timed("build"):
             schedule, pipeline = chosen_schedule(part, choice, collective), choice.pipeline
     else:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from meshmend.errors import UnsupportedError
-from meshmend.planning.packed_trees import Trees, TreeShape
+from meshmend.overlay.tree_packing import TreePacking
+from meshmend.planning.owner_search import OwnerTrees, best_owner_trees
+from meshmend.planning.packed_trees import Trees, TreeShape, trees_of
 from meshmend.planning.progress import ProgressCallback, no_progress
 from meshmend.planning.tree_finalists import hoped_s
 from meshmend.planning.tree_formula import Pipeline, PipelineRequest
@@ -40,7 +42,8 @@ _ON_INTACT_PART = (
 
 MAX_MESSAGES = 16_000_000  # of one search for slices
 _LARGE_ROWS, _MESSAGES_OF_LARGE_RINGS = 1_000_000, 4_000_000
-_FEW_CHIPS = 36  # up to here `auto` tries every algorithm
+_FEW_CHIPS = 36  # up to here `auto` tries every algorithm for an allreduce
+_FEW_OWNERS = 256  # and up to here for a sharded update; for a half always
 _FORMULA_ERROR = 0.85  # the formula of trees is off by up to 15 %
 _NO_GAIN = 0.002  # nothing is searched for to gain less than this
 
@@ -64,11 +67,18 @@ def figures_of(simulation: Simulation) -> PriceFigures:
 
 @dataclass(frozen=True)
 class Question:
-    """What does an allreduce of this payload cost on this connected mesh and fabric?"""
+    """What does a collective of this payload cost on this connected mesh and fabric?"""
 
     mesh: Mesh
     payload_bytes: float
     fabric: Fabric
+    collective: Collective = Collective.ALLREDUCE
+
+    @property
+    def n_halves(self) -> int:
+        """How many halves of an allreduce the collective consists of: 1 or 2."""
+        halves = (Collective.REDUCE_SCATTER, Collective.ALL_GATHER)
+        return 1 if self.collective in halves else 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,11 +112,13 @@ def price(
     *,
     slices: int | None = None,
     below_s: float | None = None,
+    may_estimate: bool = False,
     progress: ProgressCallback = no_progress,
 ) -> Price | None:
     """Return what a named algorithm or baseline costs, with the best slices unless given.
 
-    With `below_s`, it returns None if a bound shows that it takes longer than that.
+    With `below_s`, it returns None if a bound shows that it takes longer than that. If it
+    `may_estimate`, trees that make a large table are priced by a formula.
 
     Raises:
         UnsupportedError: the algorithm does not support this mesh.
@@ -115,16 +127,18 @@ def price(
     if name == TREES:
         if below_s is not None and _hoped_tree_time(question) > below_s:
             return None
-        return _price_of_trees(question, slices, progress)
+        if question.collective is Collective.ALLREDUCE:
+            return _price_of_trees(question, slices, progress)
+        return _price_of_owner_trees(question, slices, progress, may_estimate=may_estimate)
     mesh = question.mesh
     if below_s is not None and _least_ring_time(question, name) > below_s:
         algorithm(name).check(mesh)
         return None
     progress(f"{name}: building")
     if name in BASELINES:
-        program, n_chips, detail = _baseline(mesh, name)
+        program, n_chips, detail = _baseline(question, name)
     else:
-        program, n_chips, detail = _program(mesh, name), mesh.n_live, ""
+        program, n_chips, detail = _program(question, name), mesh.n_live, ""
     if below_s is not None and _least_time(question, program) > below_s:
         return None
     progress(f"{name}: simulating")
@@ -148,19 +162,24 @@ def supported_names(mesh: Mesh) -> Iterator[str]:
         yield name
 
 
-def names_to_try(mesh: Mesh) -> Iterator[str]:
+def names_to_try(mesh: Mesh, collective: Collective = Collective.ALLREDUCE) -> Iterator[str]:
     """Yield the algorithms that `auto` compares on a connected mesh, the most promising first.
 
     `rings-nd` is first where lines are rings and nothing failed. Elsewhere only small meshes try
-    it: on larger ones trees were faster in every case that was measured.
+    it: on larger ones trees were faster in every case that was measured. In a half of an allreduce
+    trees do not overlap up and down, so rings are as near to the limit there.
     """
     has_rings = any(
         wraps and size > 2 for size, wraps in zip(mesh.shape, mesh.wrap, strict=True)
     ) and not (mesh.failed or mesh.failed_links)
     if has_rings:
         yield RINGS_ND
-    for name in supported_names(mesh):
-        if name != RINGS_ND or (mesh.n_live <= _FEW_CHIPS and not has_rings):
+    names = list(supported_names(mesh))
+    most_chips = _FEW_CHIPS if collective is Collective.ALLREDUCE else _FEW_OWNERS
+    if collective in {Collective.REDUCE_SCATTER, Collective.ALL_GATHER}:
+        names, most_chips = [*names[1:], TREES], mesh.n_live
+    for name in names:
+        if name != RINGS_ND or (mesh.n_live <= most_chips and not has_rings):
             yield name
 
 
@@ -193,16 +212,71 @@ def price_of_trees(
     return Price(TREES, figures_of(known), lambda: known, n_chips, pipeline, words, trees.shape)
 
 
-def _program(mesh: Mesh, name: str) -> Program:
-    schedule = algorithm(name).build(mesh, Collective.ALLREDUCE)
+def price_of_choice(
+    question: Question, shape: TreeShape, packing: TreePacking | None, pipeline: Pipeline
+) -> Price:
+    """Return what the trees of a choice cost, pipelined in its way."""
+    packing = packing or trees_of(question.mesh, shape).packing
+    if question.collective is Collective.ALLREDUCE:
+        return price_of_trees(question, Trees(question.mesh, shape, packing), pipeline)
+    trees = OwnerTrees(question.mesh, shape, packing, question.collective)
+    simulation = trees.simulated(question.fabric, question.payload_bytes, pipeline)
+    return _price_of_hung_trees(question, trees, pipeline, figures_of(simulation), simulation)
+
+
+def _price_of_owner_trees(
+    question: Question, slices: int | None, progress: ProgressCallback, *, may_estimate: bool
+) -> Price:
+    found = best_owner_trees(
+        question.mesh,
+        question.fabric,
+        question.payload_bytes,
+        question.collective,
+        slices=slices,
+        progress=progress,
+    )
+    simulation = found.simulation
+    if simulation is None and not may_estimate:
+        simulation = found.trees.simulated(
+            question.fabric,
+            question.payload_bytes,
+            found.pipeline,
+            lambda part: progress("trees: simulating", part),
+        )
+    figures = PriceFigures(found.time_s, found.pipeline.slices, 0.0, ())
+    if simulation is not None:
+        figures = figures_of(simulation)
+    return _price_of_hung_trees(question, found.trees, found.pipeline, figures, simulation)
+
+
+def _price_of_hung_trees(
+    question: Question,
+    trees: OwnerTrees,
+    pipeline: Pipeline,
+    figures: PriceFigures,
+    simulation: Simulation | None,
+) -> Price:
+    def simulated() -> Simulation:
+        return simulation or trees.simulated(question.fabric, question.payload_bytes, pipeline)
+
+    n_trees, n_chips = trees.packing.n_trees, question.mesh.n_live
+    owners = f"{n_chips} owner{'s' if n_chips > 1 else ''}"
+    words = f"{n_trees} tree{'s' if n_trees > 1 else ''}, hung from {owners}"
+    return Price(TREES, figures, simulated, n_chips, pipeline, words, trees.shape)
+
+
+def _program(question: Question, name: str) -> Program:
+    mesh = question.mesh
+    schedule = algorithm(name).build(mesh, question.collective)
     return program_of(schedule, hazards_of(schedule), placed(mesh, schedule).routes)
 
 
-def _baseline(mesh: Mesh, name: str) -> tuple[Program, int, str]:
+def _baseline(question: Question, name: str) -> tuple[Program, int, str]:
+    mesh = question.mesh
     part = BASELINES[name](mesh)
     for candidate in _ON_INTACT_PART:
         try:
-            program = program_on_part(part, mesh, candidate, Collective.ALLREDUCE)
+            program = program_on_part(part, mesh, candidate, question.collective)
         except UnsupportedError:
             continue
         return program, part.mesh.n_live, f"{candidate} on {part.what}"
@@ -239,6 +313,8 @@ def _hoped_tree_time(question: Question) -> float:
     together have to. What the formula adds to that may be 15 % too much.
     """
     mesh, fabric = question.mesh, question.fabric
+    if question.collective is not Collective.ALLREDUCE:
+        return _hoped_time_of_owner_trees(question)
     hopes_s = hoped_s(mesh, PipelineRequest(fabric, question.payload_bytes))
     bytes_s = question.payload_bytes / fabric.link_bandwidth_bytes_per_s
     all_links_s = bytes_s * (mesh.n_live - 1) / max(1, len(mesh.links))
@@ -248,14 +324,37 @@ def _hoped_tree_time(question: Question) -> float:
     return max(likely_s, (1 + _NO_GAIN) * max(all_links_s, hops_s))
 
 
+def _hoped_time_of_owner_trees(question: Question) -> float:
+    """Return a time that trees hung from owners do not beat: that of their busiest links and hops.
+
+    Each chunk goes over one link of every other rank and way.
+    """
+    mesh, fabric = question.mesh, question.fabric
+    n_channels = 2 * max(1, len(mesh.links))
+    share = question.n_halves * (mesh.n_live - 1) / n_channels
+    share = max(share, (1 - 1 / mesh.n_live) / max(1, mesh_figures(mesh).min_degree))
+    hop_s = fabric.hop_latency_s + fabric.message_overhead_s
+    bytes_s = share * question.payload_bytes / fabric.link_bandwidth_bytes_per_s
+    return max(bytes_s, question.n_halves * mesh_figures(mesh).diameter * hop_s)
+
+
 def _least_ring_time(question: Question, name: str) -> float:
-    """Return a time that one ring through all chips cannot beat, known without building it."""
+    """Return a time that an algorithm of long rings cannot beat, known without building it.
+
+    One ring through all chips takes n - 1 steps in each half. In one slice every step waits for a
+    hop; in more, every step pays overhead twice or more. Rings over pairs of lines carry half of
+    the payload each way in each half.
+    """
+    n, fabric, halves = question.mesh.n_live, question.fabric, question.n_halves
+    half_s = halves * question.payload_bytes / 2 / fabric.link_bandwidth_bytes_per_s
+    if name in {"row-pair", "ft-two-d"}:
+        length = 2 * min(question.mesh.shape)
+        return (length - 1) / length * half_s
     if name not in {"ring-1d", "rank-ring"}:
         return 0.0
-    n, fabric = question.mesh.n_live, question.fabric
-    steps_s = 2 * (n - 1) * (fabric.hop_latency_s + fabric.message_overhead_s)
-    bytes_s = (n - 1) / n * question.payload_bytes / fabric.link_bandwidth_bytes_per_s
-    return max(steps_s, bytes_s)
+    steps, overhead_s = halves * (n - 1), fabric.message_overhead_s
+    busy_s = (n - 1) / n * half_s + steps * min(fabric.hop_latency_s + overhead_s, 2 * overhead_s)
+    return max(steps * (fabric.hop_latency_s + overhead_s), busy_s)
 
 
 def _least_time(question: Question, program: Program) -> float:

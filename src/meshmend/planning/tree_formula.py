@@ -31,11 +31,13 @@ class Pipeline:
     """How a schedule is pipelined: in how many slices, and how links choose between them.
 
     A row's delay is `skew` slices for each hop by which it is nearer to the end of its chain than
-    the farthest row (`schedule/priority.py`).
+    the farthest row (`schedule/priority.py`). With a `stagger` of 1, chunks of a slice follow
+    one another, the last one slice after the first.
     """
 
     slices: int
     skew: float = 0.0
+    stagger: float = 0.0
 
 
 @dataclass(frozen=True)

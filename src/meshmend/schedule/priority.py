@@ -3,7 +3,8 @@
 Links serve earlier slices first. In a long pipeline a row near the end of its chain of hops can
 wait a few slices for a row near the beginning. So each row has a **delay** in slices: the fewer
 hops must follow it, the longer. A pipeline is then two numbers: the slices, and the **skew**, which
-is the delay per hop in slices. Knows nothing of time.
+is the delay per hop in slices. Where every rank owns chunks, a third number, the **stagger**, lets
+the chunks of a slice follow one another like slices. Knows nothing of time.
 """
 
 import numpy as np
@@ -31,10 +32,20 @@ def remaining_hops(schedule: Schedule, hazards: Hazards, routes: Routes) -> NDAr
     return remaining
 
 
-def delay_slices(remaining: NDArray[np.int32], skew: float) -> NDArray[np.float64]:
-    """Return each row's delay: `skew` slices per hop that its chain is shorter than the longest."""
+def delay_slices(
+    remaining: NDArray[np.int32],
+    skew: float,
+    *,
+    starts: NDArray[np.float64] | None = None,
+    stagger: float = 0.0,
+) -> NDArray[np.float64]:
+    """Return each row's delay: `skew` slices per hop that its chain is shorter than the longest.
+
+    A row that starts at the fraction `starts` of the payload waits `stagger` times that in slices.
+    """
     shorter_by: NDArray[np.int32] = remaining.max(initial=0) - remaining
-    return np.minimum(np.multiply(shorter_by, skew, dtype=np.float64), _LONGEST_DELAY)
+    delays = np.minimum(np.multiply(shorter_by, skew, dtype=np.float64), _LONGEST_DELAY)
+    return delays if starts is None or not stagger else delays + stagger * starts
 
 
 @kernel

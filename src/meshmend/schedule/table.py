@@ -30,12 +30,15 @@ class Collective(StrEnum):
     """What the ranks hold at the end.
 
     ALLREDUCE: every rank holds the sum of all. REDUCE_SCATTER: each chunk's owner holds the sum of
-    all. ALL_GATHER: every rank holds what each chunk's owner held at the start.
+    all. ALL_GATHER: every rank holds what each chunk's owner held at the start. SHARDED_UPDATE:
+    each chunk's owner turns the sum of all into new weights, just before the first row that copies
+    the chunk from it, and every rank holds those.
     """
 
     ALLREDUCE = "allreduce"
     REDUCE_SCATTER = "reduce-scatter"
     ALL_GATHER = "all-gather"
+    SHARDED_UPDATE = "sharded-update"
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,13 @@ class Schedule:
             f"rank {self.src[row]} chunks [{self.lo[row]}, {self.hi[row]}) {verb} "
             f"rank {self.dst[row]}"
         )
+
+    @property
+    def shares(self) -> NDArray[np.float64]:
+        """The part of the payload that each rank owns."""
+        shares = np.zeros(self.n_ranks)
+        np.add.at(shares, self.owners, np.diff(self.cuts))
+        return shares
 
     def row_fractions(self) -> NDArray[np.float64]:
         """Return the fraction of the payload that each row moves."""

@@ -16,6 +16,7 @@ from meshmend.kernels import inlined, kernel, plain_kernel
 from meshmend.routing.routes import Routes
 from meshmend.schedule.hazards import MANY, NONE, Hazards
 from meshmend.schedule.table import REDUCE, Schedule
+from meshmend.simulator.update_rows import n_updates, with_updates
 
 # Columns of Tables.rows.
 FIRST_HOP: Final = 0  # where its channels begin in Tables.hops
@@ -60,29 +61,34 @@ class Tables(NamedTuple):
 class Program:
     """A schedule on its routes, ready to be simulated with any fabric, payload and slices.
 
-    `fractions[k]` is the part of the payload that a row of size class k moves.
+    `fractions[k]` is the part of the payload that a row of size class k moves. The rows of the
+    tables that come after those of the schedule are updates. Their classes are the last
+    `n_update_classes`, and the update unit of a rank is channel `n_channels` + rank.
     """
 
     schedule: Schedule
     n_channels: int
     fractions: NDArray[np.float64]
+    n_update_classes: int
     tables: Tables
 
     @property
     def n_rows(self) -> int:
-        return self.schedule.n_rows
+        """How many rows there are, updates included."""
+        return len(self.tables.rows)
 
     @property
     def n_hops(self) -> int:
-        """How many hops all rows take together."""
-        return int(self.channel_loads[0].sum())
+        """How many hops all rows take together; an update counts as one."""
+        return int(self.channel_loads[0].sum()) + n_updates(self.schedule)
 
     @cached_property
     def channel_loads(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """How many rows cross each channel, and how many payloads that makes in all."""
         counts = np.zeros(self.n_channels, dtype=np.int64)
         loads = np.zeros(self.n_channels)
-        _add_loads(self.tables.rows, self.tables.hops, self.fractions, counts, loads)
+        rows = self.tables.rows[: self.schedule.n_rows]
+        _add_loads(rows, self.tables.hops, self.fractions, counts, loads)
         return counts, loads
 
 
@@ -93,7 +99,10 @@ def program_of(schedule: Schedule, hazards: Hazards, routes: Routes) -> Program:
         InputError: a row without a route, hazards or routes of something else, too many rows.
     """
     _check_fit(schedule, hazards, routes)
-    rows = np.empty((schedule.n_rows, N_COLUMNS), dtype=np.int32)
+    hazards = with_updates(schedule, hazards)
+    all_rows = np.empty((schedule.n_rows + n_updates(schedule), N_COLUMNS), dtype=np.int32)
+    all_rows[:, PHASE] = all_rows[:, REDUCE_AT] = -1
+    rows = all_rows[: schedule.n_rows]
     rows[:, PHASE] = schedule.phase_of_rows()
     rows[:, REDUCE_AT] = np.where(schedule.op == REDUCE, schedule.dst.astype(np.int32), -1)
     _enter_hops(rows, schedule.src, schedule.dst, routes.pair_ptr, routes.dst, routes.hop_ptr)
@@ -104,15 +113,16 @@ def program_of(schedule: Schedule, hazards: Hazards, routes: Routes) -> Program:
             f"{schedule.row(row)}; name its ranks in routes_for"
         )
     n_channels = routes.n_ranks * routes.n_ports
-    fractions = _enter_sizes(rows, schedule.lo, schedule.hi, schedule.cuts)
-    slot_row, slot_needs = _enter_slots(rows, hazards.send, hazards.write, hazards.more)
-    dependencies = (hazards.send, hazards.write, hazards.more, schedule.src, schedule.dst)
-    after = _enter_successors(rows, *dependencies)
     hops = routes.channels.copy()
     hops[routes.hop_ptr[1:] - 1] = ~hops[routes.hop_ptr[1:] - 1]
+    fractions = _enter_sizes(rows, schedule.lo, schedule.hi, schedule.cuts)
+    update_fractions, units = _enter_updates(all_rows, schedule, len(fractions), len(hops))
+    slot_row, slot_needs = _enter_slots(all_rows, hazards.send, hazards.write, hazards.more)
+    dependencies = (hazards.send, hazards.write, hazards.more, schedule.src, schedule.dst)
+    after = _enter_successors(all_rows, *dependencies)
     tables = Tables(
-        rows=rows,
-        hops=hops,
+        rows=all_rows,
+        hops=np.concatenate([hops, ~(n_channels + units)]).astype(hops.dtype),
         after=after,
         slot_row=slot_row,
         slot_needs=slot_needs,
@@ -120,7 +130,22 @@ def program_of(schedule: Schedule, hazards: Hazards, routes: Routes) -> Program:
     )
     for table in tables:
         table.flags.writeable = False
-    return Program(schedule, n_channels, fractions, tables)
+    fractions = np.concatenate([fractions, update_fractions])
+    return Program(schedule, n_channels, fractions, len(update_fractions), tables)
+
+
+def _enter_updates(
+    rows: NDArray[np.int32], schedule: Schedule, first_class: int, first_hop: int
+) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
+    """Enter size and hop of each update; return the fractions of their classes, and their units."""
+    if not n_updates(schedule):
+        return np.empty(0), np.empty(0, dtype=np.int32)
+    sizes = np.rint(np.diff(schedule.cuts) / _SAME_FRACTION)
+    updates = rows[schedule.n_rows :]
+    kinds, which = np.unique(sizes, return_inverse=True)
+    updates[:, SIZE_CLASS] = first_class + which.reshape(-1)
+    updates[:, FIRST_HOP] = first_hop + np.arange(schedule.n_chunks)
+    return kinds * _SAME_FRACTION, schedule.owners
 
 
 def _check_fit(schedule: Schedule, hazards: Hazards, routes: Routes) -> None:

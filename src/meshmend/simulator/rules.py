@@ -14,6 +14,9 @@ These rules determine every simulated time:
 - It is in place when it is written. If it reduces and `chip_bandwidth` is set, it is in place when
   the chip has added it up, which takes `bytes / chip_bandwidth`. A chip adds up one message after
   another, first come first served, and by priority among those that come at the same time.
+- In a sharded update the owner updates each chunk of each slice when all that the first copy of it
+  waits for is in place, and rows that copy the chunk from the owner wait for that. If
+  `update_rate` is set, an update takes `bytes / update_rate`, one after another at each owner.
 - A free channel starts at once the message with the highest priority of those that wait for it.
 - Of two messages that wait, the one with the smaller (slice + delay, row) has priority. A row's
   delay, in slices and rounded to 64ths, is zero unless it is given: a row with a delay of 3 lets
@@ -128,7 +131,9 @@ def simulate(
         slices=slices,
         time_s=float(state.phases[:, 1].max() * tick_s),
         phases=_phase_times(program.schedule, state, tick_s),
-        channel_busy_s=state.channels[:, events.BUSY_TICKS].astype(np.float64) * tick_s,
+        channel_busy_s=np.multiply(
+            state.channels[: program.n_channels, events.BUSY_TICKS], tick_s, dtype=np.float64
+        ),
         delay_slices=delay_slices,
         trace=_trace_of(program, levels, state, tick_s) if trace else None,
     )
@@ -139,7 +144,9 @@ def _delays(
 ) -> tuple[NDArray[np.int64], float]:
     """Return the delays of the event loop in ticks, three for each size and a hop's, and a tick."""
     sizes = program.fractions * (payload_bytes / slices)
+    first_update = len(sizes) - program.n_update_classes
     hold_s = fabric.message_overhead_s + sizes / fabric.link_bandwidth_bytes_per_s
+    hold_s[first_update:] = sizes[first_update:] / (fabric.update_bytes_per_s or math.inf)
     add_s = sizes / (fabric.chip_bandwidth_bytes_per_s or math.inf)
     longest_s = max(hold_s.max(initial=0.0), add_s.max(initial=0.0), fabric.hop_latency_s)
     in_all_s = longest_s * slices * (2 * program.n_hops + program.n_rows)
@@ -150,6 +157,7 @@ def _delays(
     hop = round(fabric.hop_latency_s / tick_s)
     delays[:, events.RELEASE] = np.rint(hold_s / tick_s)
     delays[:, events.ARRIVE] = hop + delays[:, events.RELEASE]
+    delays[first_update:, events.ARRIVE] -= hop
     delays[:, events.ADDED] = np.rint(add_s / tick_s)
     return np.append(delays, hop), tick_s
 
@@ -160,9 +168,11 @@ def _start_state(
     """Return the state at time 0: every channel is free, and nothing waits yet."""
     clock = np.zeros(nodes.N_CLOCK, dtype=np.int64)
     clock[nodes.N_SLICES] = slices
-    clock[nodes.N_NODES] = program.n_channels
+    # After the channels come the update units of the chips.
+    n_queues = program.n_channels + (program.schedule.n_ranks if program.n_update_classes else 0)
+    clock[nodes.N_NODES] = n_queues
     clock[[nodes.FREE_NODES, nodes.IN_PLACE, nodes.TO_ADD]] = nodes.NOTHING
-    channels = np.zeros((program.n_channels, 4), dtype=np.int64)
+    channels = np.zeros((n_queues, 4), dtype=np.int64)
     channels[:, events.WAITING] = nodes.NOTHING
     queues = np.full((delays.size, nodes.N_DELAY_COLUMNS), nodes.NOTHING, dtype=np.int64)
     queues[:, nodes.TICKS] = delays
@@ -171,7 +181,7 @@ def _start_state(
     return State(
         clock=clock,
         # Every message may be in flight at once, few ever are: pages never used cost nothing.
-        nodes=np.empty((program.n_channels + program.n_rows * slices, 4), dtype=np.int64),
+        nodes=np.empty((n_queues + program.n_rows * slices, 4), dtype=np.int64),
         delays=queues,
         channels=channels,
         chips=chips,
@@ -186,12 +196,15 @@ def _levels(program: Program, delay_slices: NDArray[np.float64] | None) -> NDArr
     if delay_slices is None:
         return np.zeros(program.n_rows, dtype=np.int32)
     least, most = delay_slices.min(initial=0), delay_slices.max(initial=0)
-    if delay_slices.shape != (program.n_rows,) or not 0 <= least <= most < 1e6:
+    n_rows = program.schedule.n_rows
+    if delay_slices.shape != (n_rows,) or not 0 <= least <= most < 1e6:
         raise InputError(
-            f"simulate needs a delay from 0 to 10^6 slices for each of {program.n_rows} rows, but "
+            f"simulate needs a delay from 0 to 10^6 slices for each of {n_rows} rows, but "
             f"got {delay_slices.size} from {least} to {most}"
         )
-    return np.rint(delay_slices * nodes.LEVELS_PER_SLICE).astype(np.int32)
+    levels = np.zeros(program.n_rows, dtype=np.int32)  # updates have no delay
+    levels[:n_rows] = np.rint(delay_slices * nodes.LEVELS_PER_SLICE)
+    return levels
 
 
 def _run(
@@ -220,7 +233,7 @@ def _phase_times(schedule: Schedule, state: State, tick_s: float) -> tuple[Phase
 
 
 def _trace_of(program: Program, levels: NDArray[np.int32], state: State, tick_s: float) -> Trace:
-    key, channel, start = state.trace.T
+    key, channel, start = state.trace[state.trace[:, 1] < program.n_channels].T
     row = (key & 0xFFFFFFFF).astype(np.int32)
     release = events.N_KINDS * program.tables.rows[row, SIZE_CLASS] + events.RELEASE
     held = state.delays[release, nodes.TICKS]

@@ -1,6 +1,6 @@
 """The fabric: how fast the links of a machine are, and presets for known machines.
 
-A fabric has four figures and knows nothing of meshes or schedules. A preset's `source` says where
+A fabric has a few figures and knows nothing of meshes or schedules. A preset's `source` says where
 its figures come from and how far to trust them. Machines differ most in latency and overhead,
 which are rarely published; where a preset assumes them, its `source` says so. Replace a preset's
 figures with your own measurements: `fabric("tpu-v3").with_(...)`.
@@ -21,7 +21,8 @@ class Fabric:
 
     A link carries `link_bandwidth_bytes_per_s` in each direction at once, a message's head
     takes `hop_latency_s` over a link, and each message holds a link for `message_overhead_s`
-    beyond its bytes. A chip adds up `chip_bandwidth_bytes_per_s`; None: adding takes no time.
+    beyond its bytes. A chip adds up `chip_bandwidth_bytes_per_s`; None: adding takes no time. In a
+    sharded update a chip turns `update_bytes_per_s` of its sums into weights; None: no time.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Fabric:
     chip_bandwidth_bytes_per_s: float | None = None
     source: str = "given by the caller"
     usual_mesh: str = ""  # for the reader, such as "16x16 torus"
+    update_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -40,6 +42,8 @@ class Fabric:
         self._check("message_overhead_s", self.message_overhead_s, "zero or a positive")
         if self.chip_bandwidth_bytes_per_s is not None:
             self._check("chip_bandwidth_bytes_per_s", self.chip_bandwidth_bytes_per_s, "a positive")
+        if self.update_bytes_per_s is not None:
+            self._check("update_bytes_per_s", self.update_bytes_per_s, "a positive")
 
     def with_(
         self,
@@ -48,6 +52,7 @@ class Fabric:
         hop_latency_s: float | None = None,
         message_overhead_s: float | None = None,
         chip_bandwidth_bytes_per_s: float | None = None,
+        update_bytes_per_s: float | None = None,
     ) -> "Fabric":
         """Return this fabric with the figures that are given, its name starred if any changes.
 
@@ -58,6 +63,7 @@ class Fabric:
             "hop_latency_s": hop_latency_s,
             "message_overhead_s": message_overhead_s,
             "chip_bandwidth_bytes_per_s": chip_bandwidth_bytes_per_s,
+            "update_bytes_per_s": update_bytes_per_s,
         }
         changes: dict[str, float] = {
             figure: value
@@ -77,6 +83,8 @@ class Fabric:
         ]
         if self.chip_bandwidth_bytes_per_s is not None:
             parts.append(f"{format_bandwidth(self.chip_bandwidth_bytes_per_s)} a chip")
+        if self.update_bytes_per_s is not None:
+            parts.append(f"{format_bandwidth(self.update_bytes_per_s)} an update")
         return ", ".join(parts)
 
     def _check(self, figure: str, value: float, needed: str) -> None:
