@@ -1,39 +1,55 @@
-"""The largest intact box, by obstacles and by sweep, against every box there is."""
+"""The largest intact box, by cuts, by sweep and from the last one, against every box there is."""
 
 import itertools
 
 import numpy as np
 import pytest
 
-from meshmend.forecast.intact_box import by_obstacles, by_sweep, largest_box
+from meshmend.forecast.holes import add_hole, remove_hole
+from meshmend.forecast.intact_box import by_cuts, by_sweep, forget_box, largest_box
 from meshmend.forecast.walk_arrays import (
+    CUT_PARTS,
+    DEAD,
     FOUND,
+    FOUND_IS,
     GRID,
+    HIT,
+    HOLE_AT,
+    HOLE_BOXES,
+    HOLE_CHIPS,
+    HOLE_FIRST,
+    HOLES,
     LINE,
-    OBSTACLES,
+    LINK_OF,
+    N_CUT_PARTS,
+    N_HOLES,
     PLANE,
     SHAPE,
     WRAP,
     Ints,
     packed,
 )
+from meshmend.kernels import kernel
 
 Box = tuple[int, ...]
 
 
 def array_of(shape: Box, wrap: Box, obstacles: list[list[int]]) -> Ints:
+    """Return an array in which all obstacles are holes, and the box found last was the mesh."""
+    n_chips, n = int(np.prod(shape)), len(obstacles)
     singles = {SHAPE + i: extent for i, extent in enumerate(shape)}
     singles |= {WRAP + i: on for i, on in enumerate(wrap)}
-    n_chips = int(np.prod(shape))
-    flat = [place for obstacle in obstacles for place in obstacle]
-    zeros = np.zeros
+    singles |= {FOUND + 3 + i: extent for i, extent in enumerate(shape)}
+    singles |= {N_HOLES: n, FOUND_IS: HIT}
+    sizes = {CUT_PARTS: N_CUT_PARTS, GRID: 8 * n_chips, PLANE: 4 * shape[1] * shape[2]}
+    sizes |= {LINE: 2 * shape[2], HOLE_AT: n, HOLE_FIRST: n + 1, HOLE_CHIPS: 0, DEAD: n_chips}
     return packed(
         singles,
         {
-            OBSTACLES: flat,
-            GRID: zeros(8 * n_chips, dtype=np.int64),
-            PLANE: zeros(4 * shape[1] * shape[2], dtype=np.int64),
-            LINE: zeros(2 * shape[2], dtype=np.int64),
+            HOLE_BOXES: [place for obstacle in obstacles for place in obstacle],
+            HOLES: range(n),
+            LINK_OF: [-1] * n,
+            **{part: np.zeros(size, dtype=np.int64) for part, size in sizes.items()},
         },
     )
 
@@ -89,15 +105,47 @@ def test_both_ways_find_the_box_that_trying_all_finds(seed: int) -> None:
         shape, wrap, obstacles = random_case(rng)
         best = best_of_all(shape, wrap, obstacles)
 
-        for find in (by_obstacles, by_sweep):
+        for find in (by_cuts, by_sweep):
             own = array_of(shape, wrap, obstacles)
-            assert find(own, len(obstacles)) == np.prod(best[3:])
-            if any(best[3:]):
-                assert own[FOUND : FOUND + 6].tolist() == best
+            find(own)
+            assert own[FOUND : FOUND + 6].tolist() == best
 
 
-def test_without_an_obstacle_the_box_is_the_mesh() -> None:
-    own = array_of((1, 4, 6), (0, 0, 1), [])
+@kernel  # type: ignore[untyped-decorator]  # not in Numba's stubs
+def boxes_of(own: Ints, changes: Ints, boxes: Ints) -> None:
+    """Add or remove holes, begin again at -1, and write down the largest box where it is asked."""
+    for at in range(len(changes)):
+        hole, is_up, is_asked = changes[at]
+        if hole < 0:
+            own[N_HOLES] = 0
+            forget_box(own)
+        elif is_up:
+            remove_hole(own, hole)
+        else:
+            add_hole(own, hole)
+        if is_asked:
+            largest_box(own)
+            boxes[at] = own[FOUND : FOUND + 6]
 
-    assert largest_box(own, 0) == 24
-    assert own[FOUND : FOUND + 6].tolist() == [0, 0, 0, 1, 4, 6]
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_box_is_found_again_after_failures_and_repairs(seed: int) -> None:
+    """Whatever happened since it was last asked for: what is known of the last box is still so."""
+    rng = np.random.default_rng(100 + seed)
+    for _ in range(6):
+        shape, wrap, obstacles = random_case(rng)
+        down: set[int] = set()
+        changes, states = [(-1, 0, 1)], [[*down]]
+        for _ in range(25):
+            hole = int(rng.integers(0, len(obstacles)))
+            changes.append((hole, int(hole in down), int(rng.random() < 0.7)))
+            down ^= {hole}
+            states.append([*down])
+        boxes = np.zeros((len(changes), 6), dtype=np.int64)
+        own = array_of(shape, wrap, obstacles)
+
+        boxes_of(own, np.array(changes), boxes)
+
+        for (_, _, is_asked), state, box in zip(changes, states, boxes, strict=True):
+            if is_asked:
+                assert box.tolist() == best_of_all(shape, wrap, [obstacles[i] for i in state])

@@ -15,13 +15,15 @@ import numpy as np
 from meshmend.errors import InputError
 from meshmend.forecast.answers import FOUR, Answer
 from meshmend.forecast.hole_prices import StepPrices
-from meshmend.forecast.machine import Machine, hole_arrays, machine_of, padded
+from meshmend.forecast.machine import Machine, hole_arrays, machine_of, neighbors, padded
 from meshmend.forecast.outages import TOO_MANY, OutageArrays, fill_outages, outage_arrays
 from meshmend.forecast.scenario import DALY, SPREADS, YEAR_S, YOUNG, Scenario
 from meshmend.forecast.walk import walk_year
 from meshmend.forecast.walk_arrays import (
     ANY_HOLES,
     BETWEEN_FAILURES_NS,
+    CHAINS,
+    CUT_PARTS,
     DEAD,
     DETECTION_NS,
     DOMAIN_UNITS,
@@ -44,11 +46,12 @@ from meshmend.forecast.walk_arrays import (
     N_ALL_HOLES,
     N_CAUSES,
     N_CHIPS,
+    N_CUT_PARTS,
     N_MESH_DOMAINS,
     N_RULES,
     N_SLOTS,
     N_UNITS,
-    OBSTACLES,
+    NEIGHBORS,
     ON_HOLES,
     PAIRED_HOLES,
     PART,
@@ -281,10 +284,12 @@ def _own_array(machine: Machine, prices: StepPrices, n_log: int) -> Ints:
         LINK_OF: holes.link_of,
         UNIT_FIRST: machine.unit_first,
         DOMAIN_UNITS: machine.domain_units,
-        OBSTACLES: np.zeros(6 * n_holes, dtype=np.int64),
+        CHAINS: np.zeros(2 * n_holes, dtype=np.int64),
+        CUT_PARTS: np.zeros(N_CUT_PARTS, dtype=np.int64),
         GRID: np.zeros(8 * n_chips, dtype=np.int64),
         PLANE: np.zeros(4 * shape[1] * shape[2], dtype=np.int64),
         LINE: np.zeros(2 * shape[2], dtype=np.int64),
+        NEIGHBORS: neighbors(shape, wraps).ravel(),
         DOWN_LINKS: np.zeros(3 * n_chips, dtype=np.int64),
         SLOT_UNIT: np.zeros(n_slots, dtype=np.int64),
     }

@@ -1,13 +1,18 @@
 """The holes of a mesh at one moment: adding and removing them, and what can run around them."""
 
-from meshmend.forecast.intact_box import largest_box, reaches_into
+from meshmend.forecast.intact_box import is_in, reaches_into
 from meshmend.forecast.walk_arrays import (
     AT_BORDER,
     BOX,
+    CAME_BACK,
+    CHAINS,
     CONFIG,
     CUTS,
     DEAD,
     DOWN_LINKS,
+    FOUND,
+    FOUND_IS,
+    HIT,
     HOLE_AT,
     HOLE_BOXES,
     HOLE_CHIPS,
@@ -15,11 +20,15 @@ from meshmend.forecast.walk_arrays import (
     HOLE_FLAGS,
     HOLES,
     IN_BOX,
+    INTACT,
+    LARGEST,
     LINK_OF,
+    N_ALL_HOLES,
     N_CHIPS,
     N_DEAD,
     N_HOLES,
-    OBSTACLES,
+    N_TOUCHING,
+    NEIGHBORS,
     PAIRED_HOLES,
     PART,
     QUEUE,
@@ -35,9 +44,12 @@ from meshmend.kernels import inner_kernel
 @inner_kernel
 def add_hole(own: Ints, hole: int) -> bool:
     """Add a hole; return whether it took away anything that was alive."""
+    own[N_TOUCHING] += _n_touching(own, hole)
     own[own[HOLE_AT] + hole] = own[N_HOLES]
     own[own[HOLES] + own[N_HOLES]] = hole
     own[N_HOLES] += 1
+    if is_in(own, FOUND, own[HOLE_BOXES] + 6 * hole):
+        own[FOUND_IS] = HIT
     newly_dead = 0
     for at in range(own[own[HOLE_FIRST] + hole], own[own[HOLE_FIRST] + hole + 1]):
         dead = own[DEAD] + own[own[HOLE_CHIPS] + at]
@@ -58,6 +70,9 @@ def remove_hole(own: Ints, hole: int) -> None:
     own[own[HOLES] + gap] = last
     own[own[HOLE_AT] + last] = gap
     own[own[HOLE_AT] + hole] = -1
+    own[N_TOUCHING] -= _n_touching(own, hole)
+    own[CAME_BACK] = hole if own[FOUND_IS] == LARGEST else -1
+    own[FOUND_IS] = min(own[FOUND_IS], INTACT)
     for at in range(own[own[HOLE_FIRST] + hole], own[own[HOLE_FIRST] + hole + 1]):
         dead = own[DEAD] + own[own[HOLE_CHIPS] + at]
         own[dead] -= 1
@@ -81,52 +96,70 @@ def is_hit(own: Ints, hole: int, took_any: bool) -> bool:
 
 
 @inner_kernel
-def find_box(own: Ints) -> int:
-    """Return the chips of the largest intact box; FOUND holds its starts and lengths."""
-    for i in range(own[N_HOLES]):
-        box = own[HOLE_BOXES] + 6 * own[own[HOLES] + i]
-        for place in range(6):
-            own[own[OBSTACLES] + 6 * i + place] = own[box + place]
-    return largest_box(own, own[N_HOLES])
-
-
-@inner_kernel
 def usable_chips(own: Ints) -> int:
     """Return how many chips can go on around the holes: the largest connected part, or 0.
 
     It is 0 if the algorithm does not support these holes.
     """
-    may_be_cut = False
+    may_be_cut, n_at_border = False, 0
     for i in range(own[N_HOLES]):
         flags = own[own[HOLE_FLAGS] + own[own[HOLES] + i]]
         if flags & SUPPORTED == 0:
             return 0
         may_be_cut = may_be_cut or flags & CUTS != 0
+        n_at_border += 1 if flags & AT_BORDER else 0
     if own[SUPPORT] == PAIRED_HOLES and own[N_HOLES] > 1 and not _has_whole_pair(own):
         return 0
     n_live = own[N_CHIPS] - own[N_DEAD]
-    if n_live > 0 and (may_be_cut or _may_cut(own)):
+    if n_live > 0 and (may_be_cut or _may_cut(own, n_at_border)):
         return _largest_part(own)
     return n_live
 
 
 @inner_kernel
-def _may_cut(own: Ints) -> bool:
+def _may_cut(own: Ints, n_at_border: int) -> bool:
     """Whether holes together may cut something off; if not, the mesh is one part.
 
     What cuts is a chain of holes that lie side by side or corner to corner: from border to border,
     so that two of them are at a border, or closed around something, so that there are four, and on
     three axes six.
     """
-    n_near, n_at_border = 0, 0
+    least = 6 if own[SHAPE] > 1 else 4
+    if own[N_TOUCHING] < least - 1 and (own[N_TOUCHING] == 0 or n_at_border < 2):
+        return False
     for i in range(own[N_HOLES]):
+        own[own[CHAINS] + i] = 0
+    for i in range(own[N_HOLES]):
+        if own[own[CHAINS] + i] == 0 and _chain_may_cut(own, i, least):
+            return True
+    return False
+
+
+@inner_kernel
+def _chain_may_cut(own: Ints, first: int, least: int) -> bool:
+    """Whether the chain of one hole is long enough to cut something off; marks all of the chain."""
+    queue = own[CHAINS] + own[N_ALL_HOLES]
+    own[queue], own[own[CHAINS] + first] = first, 1
+    head, tail, n_at_border = 0, 1, 0
+    while head < tail:
+        one = own[own[HOLES] + own[queue + head]]
+        head += 1
+        n_at_border += 1 if own[own[HOLE_FLAGS] + one] & AT_BORDER else 0
         for j in range(own[N_HOLES]):
-            one, other = own[own[HOLES] + i], own[own[HOLES] + j]
-            if i != j and _touch(own, one, other):
-                n_near += 1
-                n_at_border += 1 if own[own[HOLE_FLAGS] + one] & AT_BORDER else 0
-                break
-    return n_near >= (6 if own[SHAPE] > 1 else 4) or n_at_border >= 2
+            if own[own[CHAINS] + j] == 0 and _touch(own, one, own[own[HOLES] + j]):
+                own[own[CHAINS] + j] = 1
+                own[queue + tail] = j
+                tail += 1
+    return tail >= least or n_at_border >= 2
+
+
+@inner_kernel
+def _n_touching(own: Ints, hole: int) -> int:
+    """Return how many holes lie side by side or corner to corner with this one."""
+    n = 0
+    for i in range(own[N_HOLES]):
+        n += 1 if _touch(own, hole, own[own[HOLES] + i]) else 0
+    return n
 
 
 @inner_kernel
@@ -181,21 +214,13 @@ def _largest_part(own: Ints) -> int:
 @inner_kernel
 def _reach(own: Ints, chip: int, tail: int) -> int:
     """Put the live neighbours of a chip that nobody has reached into the queue."""
-    stride = 1
-    for axis in range(2, -1, -1):
-        size = own[SHAPE + axis]
-        at = chip // stride % size
-        for side in range(2):
-            step = 1 if side else -1
-            other = chip + step * stride
-            if not 0 <= at + step < size:
-                if not own[WRAP + axis]:
-                    continue
-                other = chip - step * (size - 1) * stride
-            link = 3 * (chip if side else other) + axis
-            if own[own[PART] + other] == 0 and own[own[DOWN_LINKS] + link] == 0:
-                own[own[PART] + other] = 1
-                own[own[QUEUE] + tail] = other
-                tail += 1
-        stride *= size
+    for to in range(6):
+        other = own[own[NEIGHBORS] + 6 * chip + to]
+        if other < 0 or own[own[PART] + other] != 0:
+            continue
+        link = 3 * (chip if to % 2 else other) + to // 2
+        if own[own[DOWN_LINKS] + link] == 0:
+            own[own[PART] + other] = 1
+            own[own[QUEUE] + tail] = other
+            tail += 1
     return tail

@@ -4,180 +4,244 @@ Works on three axes; a mesh of fewer has extents of 1 in front. Chips lie on eve
 twice as fine, the links between them on odd ones, so a failed link is an obstacle like a block. On
 an axis that wraps, a box may lie across the end.
 
-Few obstacles are looked at one by one: a largest box begins behind an obstacle, or at the border,
-and ends before one. Where there are many, the grid is swept instead, in a time that does not grow
-with their number. `own` is the array of `walk_arrays`; its part OBSTACLES holds, for each, the
-first and the last place on each axis of the finer grid.
+A box with an obstacle in it is cut: what is intact lies before or behind the obstacle on one of the
+axes. The mesh is cut that way until no obstacle is left, and parts that are smaller than the best
+box so far are dropped. Where there are many obstacles, the grid is swept instead, in a time that
+does not grow with their number.
+
+`own` is the array of `walk_arrays`. FOUND holds the box that was found last, and FOUND_IS what has
+become of it since: a hole outside of it changes nothing, and one inside leaves parts of it, which
+are a good first guess.
 """
 
 from meshmend.forecast.walk_arrays import (
+    CAME_BACK,
+    CUT_PARTS,
     FOUND,
+    FOUND_IS,
     GRID,
+    HIT,
+    HOLE_BOXES,
+    HOLES,
+    LARGEST,
     LINE,
-    OBSTACLES,
+    MOST_CUT,
+    N_HOLES,
     PLANE,
     SHAPE,
     WRAP,
     Ints,
 )
-from meshmend.kernels import inner_kernel, plain_kernel
+from meshmend.kernels import inlined, inner_kernel, plain_kernel
 
-FEW = 40  # obstacles up to which they are looked at one by one
+_RING = -1  # the start of a range that is a whole axis with the link from its end to its beginning
+_PART = 7  # numbers of a part: three starts, three lengths, the holes that may reach into it
 
 
 @plain_kernel
-def largest_box(own: Ints, n: int) -> int:
+def largest_box(own: Ints) -> int:
     """Return the chips of the largest intact box; FOUND holds its starts and lengths.
 
     Among equals it is the one whose first chip comes first, then the one of smaller lengths.
     """
+    if own[FOUND_IS] != LARGEST:
+        if own[N_HOLES] <= MOST_CUT:
+            by_cuts(own)
+        else:
+            by_sweep(own)
+        own[FOUND_IS] = LARGEST
+    return _n_chips(own, FOUND)
+
+
+@inner_kernel
+def forget_box(own: Ints) -> None:
+    """Begin without holes: the box is the mesh."""
     for axis in range(3):
-        own[FOUND + axis], own[FOUND + 3 + axis] = 0, 0 if n else own[SHAPE + axis]
-    if n == 0:
-        return own[SHAPE] * own[SHAPE + 1] * own[SHAPE + 2]
-    return by_obstacles(own, n) if n <= FEW else by_sweep(own, n)
+        own[FOUND + axis], own[FOUND + 3 + axis] = 0, own[SHAPE + axis]
+    own[FOUND_IS] = LARGEST
 
 
-@inner_kernel
-def _start(own: Ints, axis: int, j: int) -> int:
-    """Return the first chip behind obstacle j - 1, 0 for j of 0, or -1 if there is none."""
-    if j == 0:
-        return 0
-    at = own[own[OBSTACLES] + 6 * (j - 1) + 2 * axis + 1] // 2 + 1
-    if at < own[SHAPE + axis]:
-        return at
-    return at - own[SHAPE + axis] if own[WRAP + axis] else -1
-
-
-@inner_kernel
-def _length(own: Ints, axis: int, start: int, j: int) -> int:
-    """Return how many chips from `start` on lie before obstacle j - 1; for j of 0, all."""
-    if j == 0:
-        return own[SHAPE + axis] if own[WRAP + axis] else own[SHAPE + axis] - start
-    ahead = own[own[OBSTACLES] + 6 * (j - 1) + 2 * axis] - 2 * start
-    if own[WRAP + axis] and ahead < 0:
-        ahead += 2 * own[SHAPE + axis]
-    return (ahead + 1) // 2 if ahead > 0 else 0
+@inlined
+def _n_chips(own: Ints, box_at: int) -> int:
+    return own[box_at + 3] * own[box_at + 4] * own[box_at + 5]
 
 
 @inner_kernel
 def reaches_into(own: Ints, axis: int, start: int, length: int, box_at: int) -> bool:
-    """Whether the box at this place of the array reaches into these chips of an axis."""
+    """Whether the obstacle at this place of the array reaches into these chips of an axis."""
+    if start == _RING:
+        return True
     first, last = own[box_at + 2 * axis] - 2 * start, own[box_at + 2 * axis + 1] - 2 * start
-    if not own[WRAP + axis]:
-        return last >= 0 and first <= 2 * length - 2
-    around = 2 * own[SHAPE + axis]
-    if first < 0:
-        first, last = first + around, last + around
-    return first <= 2 * length - 2 or last >= around
+    if last < 0 and own[WRAP + axis]:
+        first, last = first + 2 * own[SHAPE + axis], last + 2 * own[SHAPE + axis]
+    return last >= 0 and first <= 2 * length - 2
 
 
 @inner_kernel
-def _is_other_ring(own: Ints, axis: int, i: int, j: int) -> bool:
-    """Whether a range of a ring need not be looked at: another one is as large, or larger.
-
-    A ring has no border, so a range begins behind an obstacle and ends before one, or is the whole
-    ring. That begins at chip 0, or behind a failed link.
-    """
-    if not own[WRAP + axis] or (i > 0) == (j > 0):
-        return False
-    return i == 0 or own[own[OBSTACLES] + 6 * (i - 1) + 2 * axis + 1] % 2 == 0
+def is_in(own: Ints, box: int, box_at: int) -> bool:
+    """Whether an obstacle reaches into a box, which is three starts and three lengths."""
+    for axis in range(3):
+        if not reaches_into(own, axis, own[box + axis], own[box + 3 + axis], box_at):
+            return False
+    return True
 
 
 @plain_kernel
-def by_obstacles(own: Ints, n: int) -> int:
-    """Return the chips of the largest box, looking at every pair of obstacles on each axis."""
-    best = 0
-    for i in range(n + 1):
-        start = _start(own, 0, i)
-        for j in range(n + 1):
-            length = _length(own, 0, start, j)
-            if (
-                start < 0
-                or _is_other_ring(own, 0, i, j)
-                or length * own[SHAPE + 1] * own[SHAPE + 2] < max(best, 1)
-            ):
-                continue
-            among = 0  # the obstacles in the way, one bit each
-            for o in range(n):
-                if reaches_into(own, 0, start, length, own[OBSTACLES] + 6 * o):
-                    among |= 1 << o
-            best = _in_slab(own, n, among, start, length, best)
-    return best
-
-
-@inner_kernel
-def _in_slab(own: Ints, n: int, among: int, start0: int, length0: int, best: int) -> int:
-    """Return the best of the boxes that fill these chips of axis 0, if it is better."""
-    for i in range(n + 1):
-        if i > 0 and not among >> (i - 1) & 1:
-            continue  # what does not reach into the slab bounds nothing in it
-        start = _start(own, 1, i)
-        for j in range(n + 1):
-            if j > 0 and not among >> (j - 1) & 1:
-                continue
-            length = _length(own, 1, start, j)
-            if (
-                start < 0
-                or _is_other_ring(own, 1, i, j)
-                or length0 * length * own[SHAPE + 2] < max(best, 1)
-            ):
-                continue
-            left = 0
-            for o in range(n):
-                if among >> o & 1 and reaches_into(own, 1, start, length, own[OBSTACLES] + 6 * o):
-                    left |= 1 << o
-            start2, length2 = _longest_gap(own, n, left)
-            best = _offer(own, best, (start0, start, start2, length0, length, length2))
-    return best
-
-
-@inner_kernel
-def _offer(own: Ints, best: int, box: tuple[int, int, int, int, int, int]) -> int:
-    """Keep a box, three starts and three lengths, if it beats the best; return the best size."""
-    size = box[3] * box[4] * box[5]
-    if size < max(best, 1):
-        return best
-    if size == best:
+def by_cuts(own: Ints) -> None:
+    """Put the largest box into FOUND, cutting the mesh at one hole after the other."""
+    first = own[CUT_PARTS] + _PART
+    if own[FOUND_IS] == HIT:  # its largest part is a first guess
+        own[CAME_BACK] = -1
         for place in range(6):
-            if box[place] > own[FOUND + place]:
-                return best
-            if box[place] < own[FOUND + place]:
-                break
-    for place in range(6):
-        own[FOUND + place] = box[place]
-    return size
+            own[first + place], own[FOUND + place] = own[FOUND + place], 0
+        _cut_up(own)
+    for axis in range(3):
+        own[first + axis] = _RING if own[WRAP + axis] else 0
+        own[first + 3 + axis] = own[SHAPE + axis]
+    _cut_up(own)
 
 
 @inner_kernel
-def _longest_gap(own: Ints, n: int, among: int) -> tuple[int, int]:
-    """Return the start and length of the longest run of axis 2 between these obstacles."""
-    best_start, best_length = 0, 0
-    for i in range(n + 1):
-        start = _start(own, 2, i)
-        if start < 0 or (i > 0 and not among >> (i - 1) & 1):
+def _cut_up(own: Ints) -> None:
+    """Put the largest box in the first part that waits into FOUND, if it is better than that.
+
+    The first place of CUT_PARTS is for the part in hand, behind it is a stack of those that wait.
+    """
+    part = own[CUT_PARTS]
+    top = part + 2 * _PART
+    own[top - 1] = (1 << own[N_HOLES]) - 1
+    while top > part + _PART:
+        top -= _PART
+        for place in range(_PART):
+            own[part + place] = own[top + place]
+        least = max(1, _n_chips(own, FOUND))
+        if _n_chips(own, part) < least:
             continue
-        length = _length(own, 2, start, 0)
-        for o in range(n):
-            at = own[OBSTACLES] + 6 * o
-            if not among >> o & 1:
-                continue
-            if reaches_into(own, 2, start, 1, at):
-                length = 0
-            elif own[WRAP + 2] or own[at + 4] > 2 * start:
-                length = min(length, _length(own, 2, start, o + 1))
-        if length > best_length or (length == best_length and start < best_start):
-            best_start, best_length = start, length
-    return best_start, best_length
+        at = _obstacle_to_cut_at(own, part, least)
+        if own[part + 6] == 0:
+            for axis in range(3):
+                own[part + axis] = max(0, own[part + axis])
+            _offer(own, part)
+        else:
+            top = _cut(own, part, at, top, least)
+
+
+@inner_kernel
+def _obstacle_to_cut_at(own: Ints, part: int, least: int) -> int:
+    """Return where the obstacle to cut a part at stands, and leave the bits of those in the part.
+
+    It is the one whose cut leaves the least to look at.
+    """
+    best, fewest, among = 0, 6 * _n_chips(own, part) + 1, 0
+    left, i = own[part + 6], 0
+    while left and fewest:
+        if left & 1:
+            box_at = own[HOLE_BOXES] + 6 * own[own[HOLES] + i]
+            n_left = _n_left(own, part, box_at, least)
+            among |= 1 << i if n_left >= 0 else 0
+            if 0 <= n_left < fewest:
+                best, fewest = box_at, n_left
+        left >>= 1
+        i += 1
+    own[part + 6] = among
+    return best
+
+
+@inlined
+def _n_left(own: Ints, part: int, box_at: int, least: int) -> int:
+    """Return the chips that a cut leaves in parts that are large enough; -1 if there is no cut."""
+    n = 0
+    for axis in range(3):
+        before, start, behind = _beside(own, part, axis, box_at)
+        if before < 0:
+            return -1
+        across = _n_across(own, part, axis)
+        if before * across >= least and _is_new(own, axis, own[part + axis], before):
+            n += before * across
+        if behind * across >= least and _is_new(own, axis, start, behind):
+            n += behind * across
+    return n
+
+
+@inlined
+def _is_new(own: Ints, axis: int, start: int, length: int) -> bool:
+    """Whether chips of an axis may be of a box that was not intact when FOUND was the largest."""
+    back = own[CAME_BACK]
+    return back < 0 or reaches_into(own, axis, start, length, own[HOLE_BOXES] + 6 * back)
+
+
+@inlined
+def _n_across(own: Ints, part: int, axis: int) -> int:
+    """Return the chips of a part that lie side by side across an axis."""
+    if axis == 0:
+        return own[part + 4] * own[part + 5]
+    return own[part + 3] * (own[part + 5] if axis == 1 else own[part + 4])
+
+
+@inlined
+def _beside(own: Ints, part: int, axis: int, box_at: int) -> tuple[int, int, int]:
+    """Return how many chips of an axis are before an obstacle, the first behind it, and how many.
+
+    The first figure is -1 if the obstacle does not reach into the part on this axis.
+    """
+    extent, start, end = own[SHAPE + axis], own[part + axis], own[part + 3 + axis]
+    first, last = own[box_at + 2 * axis], own[box_at + 2 * axis + 1]
+    around = 2 * extent if own[WRAP + axis] else 0
+    if start == _RING:  # all but the obstacle is one range
+        start, before, end = 0, 0, (first + around + 1) >> 1
+    else:
+        first, last = first - 2 * start, last - 2 * start
+        if around and last < 0:
+            first, last = first + around, last + around
+        if last < 0 or first > 2 * end - 2:
+            return -1, 0, 0
+        if around and first < 0:  # it lies across the start, and so perhaps before the end too
+            end = min(end, (first + around + 1) >> 1)
+        before = max(0, (first + 1) >> 1)
+    behind = (last >> 1) + 1
+    start += behind
+    return before, start - extent if around and start >= extent else start, max(0, end - behind)
+
+
+@inner_kernel
+def _cut(own: Ints, part: int, box_at: int, top: int, least: int) -> int:
+    """Put what a cut leaves of a part on the stack if the best box may be in it; return its end."""
+    for axis in range(3):
+        before, start, behind = _beside(own, part, axis, box_at)
+        for side in range(2):
+            at, length = (start, behind) if side else (own[part + axis], before)
+            size = length * _n_across(own, part, axis)
+            if size >= least and _is_new(own, axis, at, length):
+                for place in range(_PART):
+                    own[top + place] = own[part + place]
+                own[top + axis], own[top + 3 + axis] = at, length
+                top += _PART
+    return top
+
+
+@inner_kernel
+def _offer(own: Ints, box_at: int) -> None:
+    """Keep a box, three starts and three lengths, if it beats the one found."""
+    size, found = _n_chips(own, box_at), _n_chips(own, FOUND)
+    if size == found:
+        for place in range(6):
+            if own[box_at + place] != own[FOUND + place]:
+                size -= own[box_at + place] > own[FOUND + place]
+                break
+    if size >= found:
+        for place in range(6):
+            own[FOUND + place] = own[box_at + place]
 
 
 @plain_kernel
-def by_sweep(own: Ints, n: int) -> int:
-    """Return the chips of the largest box, looking at every range of axes 0 and 1."""
+def by_sweep(own: Ints) -> None:
+    """Put the largest box into FOUND, looking at every range of axes 0 and 1."""
     extent0, extent1, extent2 = own[SHAPE], own[SHAPE + 1], own[SHAPE + 2]
     wide1, wide2 = 2 * extent1, 2 * extent2
-    _paint(own, n)
-    best = 0
+    _paint(own)
+    for place in range(6):
+        own[FOUND + place] = 0
+    best, box = 1, own[CUT_PARTS]
     for start0 in range(extent0):
         for length0 in range(1, (extent0 if own[WRAP] else extent0 - start0) + 1):
             _add_row(own, own[GRID], own[PLANE], wide1 * wide2, 2 * start0, length0, 2 * extent0)
@@ -192,17 +256,19 @@ def by_sweep(own: Ints, n: int) -> int:
                     if length0 * length1 * extent2 < best:
                         continue
                     start2, length2 = _longest_run(own)
-                    best = _offer(own, best, (start0, start1, start2, length0, length1, length2))
-    return best
+                    own[box], own[box + 1], own[box + 2] = start0, start1, start2
+                    own[box + 3], own[box + 4], own[box + 5] = length0, length1, length2
+                    _offer(own, box)
+                    best = max(best, _n_chips(own, FOUND))
 
 
 @inner_kernel
-def _paint(own: Ints, n: int) -> None:
+def _paint(own: Ints) -> None:
     wide1, wide2 = 2 * own[SHAPE + 1], 2 * own[SHAPE + 2]
     for at in range(2 * own[SHAPE] * wide1 * wide2):
         own[own[GRID] + at] = 0
-    for o in range(n):
-        box = own[OBSTACLES] + 6 * o
+    for i in range(own[N_HOLES]):
+        box = own[HOLE_BOXES] + 6 * own[own[HOLES] + i]
         for x in range(own[box], own[box + 1] + 1):
             for y in range(own[box + 2], own[box + 3] + 1):
                 for z in range(own[box + 4], own[box + 5] + 1):

@@ -142,6 +142,18 @@ def padded(shape: Sequence[int], fill: int) -> list[int]:
     return [fill] * (3 - len(shape)) + list(shape)
 
 
+def neighbors(shape: Sequence[int], wrap: Sequence[int]) -> Ints:
+    """Return the chips beside each chip: before and behind it on three axes, or -1 for none."""
+    chips = np.arange(math.prod(shape)).reshape(shape)
+    beside = []
+    for axis, side in itertools.product(range(3), (1, -1)):
+        moved = np.roll(chips, side, axis)
+        if not wrap[axis]:
+            np.moveaxis(moved, axis, 0)[0 if side > 0 else -1] = -1
+        beside.append(moved.ravel())
+    return np.stack(beside, axis=1)
+
+
 @dataclass(frozen=True, eq=False)
 class HoleArrays:
     """Where each hole lies, on three axes; the fields go by the parts of `walk_arrays`."""

@@ -4,7 +4,8 @@ All answers are one machine with three settings: what to do with holes (wait, tr
 intact box, go on around them), whether spare units fill holes, and after how many holes they do.
 """
 
-from meshmend.forecast.holes import add_hole, find_box, is_hit, remove_hole, usable_chips
+from meshmend.forecast.holes import add_hole, is_hit, remove_hole, usable_chips
+from meshmend.forecast.intact_box import forget_box, largest_box
 from meshmend.forecast.job_time import advance, begin, fall_back, save
 from meshmend.forecast.walk_arrays import (
     BETWEEN_FAILURES_NS,
@@ -19,6 +20,7 @@ from meshmend.forecast.walk_arrays import (
     DETECTION_NS,
     DOMAIN_UNITS,
     DOWN_LINKS,
+    FIRST_RULE,
     FOUND,
     FULL,
     FULL_NS,
@@ -34,7 +36,6 @@ from meshmend.forecast.walk_arrays import (
     N_CHIPS,
     N_HOLES,
     N_IDLE,
-    N_LOG,
     N_MESH_DOMAINS,
     N_SLOTS,
     N_UNITS,
@@ -100,7 +101,7 @@ def walk_year(
 @inner_kernel
 def _reset(own: Ints, fig: Floats) -> None:
     """Begin with everything alive, every unit in its slot, and the job running."""
-    own[: N_LOG + 1] = 0
+    own[:FIRST_RULE] = 0
     own[own[DEAD] : own[DEAD] + own[N_CHIPS]] = 0
     own[own[DOWN_LINKS] : own[DOWN_LINKS] + 3 * own[N_CHIPS]] = 0
     own[own[HOLE_AT] : own[HOLE_AT] + own[N_ALL_HOLES]] = -1
@@ -110,6 +111,7 @@ def _reset(own: Ints, fig: Floats) -> None:
     for slot in range(own[N_SLOTS]):
         own[own[SLOT_UNIT] + slot] = slot
     own[N_IDLE] = own[N_UNITS] - own[N_SLOTS]
+    forget_box(own)
     _choose_place(own, fig)
     begin(own, fig, RUN, -1)
 
@@ -217,14 +219,13 @@ def _react(own: Ints, fig: Floats) -> None:
 def _switch_in(own: Ints) -> bool:
     """Fill empty slots with idle units, as far as they go; return whether any was filled."""
     was_filled, unit = False, 0
-    for slot in range(own[N_SLOTS]):
-        if own[N_IDLE] == 0 or own[N_HOLES] == 0:
-            break
-        if own[own[SLOT_UNIT] + slot] >= 0:
-            continue
+    while own[N_IDLE] > 0 and own[N_HOLES] > 0:
+        hole = own[own[HOLES]]
+        for i in range(own[N_HOLES]):
+            hole = min(hole, own[own[HOLES] + i])
         while own[own[UNIT_DOWN] + unit] > 0 or own[own[UNIT_SLOT] + unit] >= 0:
             unit += 1
-        _fill(own, slot, unit)
+        _fill(own, hole - own[N_MESH_DOMAINS], unit)
         own[N_IDLE] -= 1
         was_filled = True
     return was_filled
@@ -243,7 +244,7 @@ def _after_repair(own: Ints, fig: Floats) -> None:
     usable = own[N_CHIPS]
     if not fills:
         usable = usable_chips(own) if own[ON_HOLES] == GO_ON else 0
-        usable = usable if usable > 0 else find_box(own)
+        usable = usable if usable > 0 else largest_box(own)
     pause_ns = own[WRITE_NS] + own[RESTART_NS] + (own[SWITCH_IN_NS] if fills else 0)
     if (1.0 - own[CHIPS] / usable) * own[BETWEEN_FAILURES_NS] > pause_ns:
         if fills:
@@ -265,7 +266,7 @@ def _choose_place(own: Ints, fig: Floats) -> None:
         if usable > 0:
             _set_place(own, fig, ON_MESH, usable)
             return
-    chips = find_box(own)
+    chips = largest_box(own)
     for place in range(6):
         own[BOX + place] = own[FOUND + place]
     _set_place(own, fig, IN_BOX if chips else NOWHERE, chips)

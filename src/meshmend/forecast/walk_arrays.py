@@ -35,7 +35,10 @@ N_CAUSES = 8
     RECHECK,
     CHIPS,
     N_LOG,
-) = range(8, 20)
+    N_TOUCHING,
+    FOUND_IS,
+    CAME_BACK,
+) = range(8, 23)
 
 # What an answer does, and the times of the job in ns.
 (
@@ -51,13 +54,13 @@ N_CAUSES = 8
     BETWEEN_FAILURES_NS,
     KEEPS_BATCH,
     SUPPORT,
-) = range(20, 32)
+) = range(23, 35)
 FIRST_RULE, N_RULES = ON_HOLES, 12
 
 # The extents of the mesh on three axes, which of them wrap, the box in which the job runs and the
 # one that was found last: three starts, three lengths.
-SHAPE, WRAP, BOX, FOUND = 32, 35, 38, 44
-N_CHIPS, N_ALL_HOLES, N_MESH_DOMAINS, N_UNITS, N_SLOTS, MOST_LOG = range(50, 56)
+SHAPE, WRAP, BOX, FOUND = 35, 38, 41, 47
+N_CHIPS, N_ALL_HOLES, N_MESH_DOMAINS, N_UNITS, N_SLOTS, MOST_LOG = range(53, 59)
 
 # Where the parts begin. Of each hole: its box as `intact_box` wants it, where its chips begin among
 # all, what it adds to a sum, flags, the number of its link or -1, and where it stands among those
@@ -72,21 +75,25 @@ N_CHIPS, N_ALL_HOLES, N_MESH_DOMAINS, N_UNITS, N_SLOTS, MOST_LOG = range(50, 56)
     LINK_OF,
     HOLE_AT,
     HOLES,
+    CHAINS,
     UNIT_FIRST,
     DOMAIN_UNITS,
     DEAD,
     PART,
     QUEUE,
     DOWN_LINKS,
+    NEIGHBORS,
     UNIT_DOWN,
     UNIT_SLOT,
     SLOT_UNIT,
-    OBSTACLES,
+    CUT_PARTS,
     GRID,
     PLANE,
     LINE,
-) = range(56, 77)
-PARTS_BEGIN = 80
+) = range(59, 82)
+PARTS_BEGIN = 82
+MOST_CUT = 50  # holes up to which the largest box is found by cutting
+N_CUT_PARTS = 7 * (6 * MOST_CUT + 2)  # numbers on its stack
 
 # Places in the second array: the rates with missing chips alone and with the slower sum as well;
 # compute, the sum on the full mesh, the sum in a box for each set of axes that it spans; and then
@@ -100,6 +107,8 @@ ANY_HOLES, PAIRED_HOLES = 0, 1
 # What a job is doing, and where it runs: nowhere, on the full mesh, in a box, on all live chips.
 RUN, DETECT, START, RECOVER, STOPPED = range(5)
 NOWHERE, FULL, IN_BOX, ON_MESH = range(4)
+# What has become of the box that was found last.
+HIT, INTACT, LARGEST = range(3)
 # Bits of the flags of a hole.
 SUPPORTED, CUTS, AT_BORDER = 1, 2, 4
 
