@@ -50,6 +50,10 @@ MUTANTS = {
         "if own[CONFIG] != IN_BOX:\n        return took_any",
         "return own[CONFIG] != IN_BOX and took_any",
     ),
+    "a box that was hit is kept": ("own[FOUND_IS] = HIT", "own[FOUND_IS] = own[FOUND_IS]"),
+    "a box is never larger again": ("min(own[FOUND_IS], INTACT)", "own[FOUND_IS]"),
+    "what came back is in no box": ("hole if own[FOUND_IS] == LARGEST else -1", "0"),
+    "nothing lies behind a hole": ("max(0, end - behind)", "0"),
     "spares are free": ("(own[SWITCH_IN_NS] if was_switched else 0)", "-own[RESTART_NS]"),
     "spares come too early": ("own[N_HOLES] > own[HOLES_BEFORE_SPARES]:", "own[N_HOLES] > 0:"),
     "idle spares never fail": ("own[N_IDLE] -= 1\n            return", "return"),
@@ -68,7 +72,8 @@ def plain_walk(change: tuple[str, str] | None = None) -> Callable[..., None]:
         source = source.replace(*change)
     source = re.sub(r"from meshmend\.forecast\.(?!walk_arrays)\w+ import [^(\n]*\n", "", source)
     source = re.sub(r"from meshmend\.kernels import .*\n", "", source)
-    names: dict[str, Any] = {"inner_kernel": lambda f: f, "plain_kernel": lambda f: f}
+    kernels = ("inner_kernel", "plain_kernel", "inlined")
+    names: dict[str, Any] = {kernel: lambda f: f for kernel in kernels}
     exec(compile(source, "walk", "exec"), names)
     found: Callable[..., None] = names["walk_year"]
     return found

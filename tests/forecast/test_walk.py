@@ -7,9 +7,12 @@ import pytest
 
 from forecasts import DAY_S, WALK_CASES, prices_of, scenario
 from meshmend.forecast.answers import FOUR, Answer, answer_named
+from meshmend.forecast.compile_engine import compile_engine
 from meshmend.forecast.forecasting import CAUSES, forecast, outages_of_year, year_runner
 from meshmend.forecast.machine import machine_of
+from meshmend.forecast.outages import fill_outages
 from meshmend.forecast.scenario import JobModel, RepairModel
+from meshmend.forecast.walk import walk_year
 from meshmend.forecast.walk_arrays import Ints
 from slow_forecast import slow_totals
 
@@ -91,3 +94,13 @@ def test_all_answers_and_all_rates_see_the_same_failures() -> None:
     for each in together.answers:
         (alone,) = forecast(asked, prices, [each.answer], n_years=4).answers
         assert (alone.years_ns == each.years_ns).all()
+
+
+def test_what_is_compiled_ahead_serves_every_forecast() -> None:
+    compile_engine()
+    before = [list(kernel.overloads) for kernel in (walk_year, fill_outages)]
+
+    for asked in WALK_CASES.values():
+        forecast(asked, prices_of(asked), [*FOUR, *MIXTURES], n_years=1)
+
+    assert [list(kernel.overloads) for kernel in (walk_year, fill_outages)] == before

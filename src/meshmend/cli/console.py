@@ -212,11 +212,11 @@ def compile_for_workers(meanwhile: Callable[[], None] = lambda: None) -> None:
         note(f"meshmend: compiled in {time.monotonic() - began[0]:.0f} s")
 
 
-def announce_compilation() -> None:
+def announce_compilation(ahead: str = "meshmend.planning.warm_up") -> None:
     """Print a line, once, when Numba compiles instead of loading its cache.
 
-    A second process then compiles what the command will need later. This function imports Numba,
-    which is slow, so a command reads its options before it calls this.
+    A second process then runs the module `ahead`, which compiles what the command will need later.
+    This function imports Numba, which is slow, so a command reads its options before it calls this.
     """
     import numba.core.event as event
 
@@ -228,7 +228,7 @@ def announce_compilation() -> None:
             n_begun += 1
             if n_begun == 1:
                 note(f"meshmend: {_COMPILING}")
-                _compile_ahead()
+                _compile_ahead(ahead)
             for bar in _bars:
                 bar(f"compiling for the first use, loop {n_begun} of about {_ABOUT_N_LOOPS}")
 
@@ -238,7 +238,7 @@ def announce_compilation() -> None:
     event.register("numba:compile", Announcer())  # type: ignore[no-untyped-call]
 
 
-def _compile_ahead() -> None:
-    command = [sys.executable, "-m", "meshmend.planning.warm_up"]
+def _compile_ahead(module: str) -> None:
+    command = [sys.executable, "-m", module]
     helper = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     atexit.register(helper.kill)  # it must not outlive the command, even if unfinished

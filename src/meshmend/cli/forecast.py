@@ -195,7 +195,7 @@ def forecast_command(
         from_file, of_file = read_config(config)
         presets = (*of_file, *presets)
     inputs = gathered(given, from_file, presets)
-    announce_compilation()
+    announce_compilation(ahead="meshmend.forecast.compile_engine")
     from meshmend.cli.forecast_table import document_of, print_forecast
     from meshmend.forecast.questions import question_of
 
