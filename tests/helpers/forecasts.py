@@ -1,5 +1,7 @@
 """Scenarios for the tests of forecasts: small machines, and prices that need no planning."""
 
+from typing import Any
+
 import numpy as np
 
 from meshmend.forecast.hole_prices import StepPrices
@@ -70,47 +72,22 @@ JOB = JobModel(
     checkpoint_write_s=60.0,
 )
 SLOW_REPAIR = RepairModel(1.5 * DAY_S, automatic_s=HOUR_S, automatic_success=0.3)
-# Small machines that fail often, of every kind of domain.
+
+
+def _often(mesh: str, per_1000_days: dict[str, float], unit: Shape, **more: Any) -> Scenario:
+    """Return a small machine that fails often."""
+    return scenario(
+        mesh, per_1000_days=per_1000_days, repair=SLOW_REPAIR, job=JOB, unit=unit, **more
+    )
+
+
+# Every kind of domain.
 WALK_CASES = {
-    "hosts": scenario(
-        "8x4", per_1000_days={"host": 60}, repair=SLOW_REPAIR, job=JOB, spares=1, unit=(4, 2)
-    ),
-    "chips and boards": scenario(
-        "4x4",
-        per_1000_days={"chip": 20, "board": 20},
-        repair=SLOW_REPAIR,
-        job=JOB,
-        spares=2,
-        unit=(2, 2),
-    ),
-    "links": scenario(
-        "3x4",
-        per_1000_days={"chip": 15, "link": 15},
-        repair=SLOW_REPAIR,
-        job=JOB,
-        unit=(1, 1),
-        spares=1,
-    ),
-    "torus": scenario(
-        "4x5",
-        wrap="all",
-        per_1000_days={"chip": 20, "link": 10},
-        repair=SLOW_REPAIR,
-        job=JOB,
-        unit=(1, 1),
-        spares=2,
-    ),
-    "three axes": scenario(
-        "3x2x4", per_1000_days={"chip": 25}, repair=SLOW_REPAIR, job=JOB, unit=(1, 1, 2), spares=1
-    ),
-    "a line": scenario("1x8", per_1000_days={"chip": 20}, repair=SLOW_REPAIR, job=JOB, unit=(1, 1)),
-    "racks": scenario(
-        "4x8",
-        per_1000_days={"chip": 5, "rack": 40},
-        repair=SLOW_REPAIR,
-        job=JOB,
-        rack=(4, 2),
-        unit=(4, 2),
-        spares=1,
-    ),
+    "hosts": _often("8x4", {"host": 60}, (4, 2), spares=1),
+    "chips and boards": _often("4x4", {"chip": 20, "board": 20}, (2, 2), spares=2),
+    "links": _often("3x4", {"chip": 15, "link": 15}, (1, 1), spares=1),
+    "torus": _often("4x5", {"chip": 20, "link": 10}, (1, 1), spares=2, wrap="all"),
+    "three axes": _often("3x2x4", {"chip": 25}, (1, 1, 2), spares=1),
+    "a line": _often("1x8", {"chip": 20}, (1, 1)),
+    "racks": _often("4x8", {"chip": 5, "rack": 40}, (4, 2), spares=1, rack=(4, 2)),
 }
