@@ -5,8 +5,8 @@ in the state of a machine that has run for long. All answers see the same years.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -75,6 +75,7 @@ from meshmend.forecast.walk_arrays import (
     Ints,
     packed,
 )
+from meshmend.forecast.year_threads import run_years
 from meshmend.planning.progress import ProgressCallback, no_progress
 
 CAUSES = (
@@ -331,15 +332,21 @@ def forecast(
     splits = scenario.repair.crews > 0 and scenario.spares.n_units > 0
     for with_spares in (True, False) if splits else (True,):
         chosen = [i for i, a in enumerate(answers) if not splits or a.uses_spares == with_spares]
-        outages = runner.outages(with_spares=with_spares)
-        for year in range(n_years if chosen else 0):
-            outages, n = outages_of_year(runner, outages, seed, year)
-            for i in chosen:
-                results[i, year] = runner.walk(rules[i], outages.events, n, start_ns, end_ns)
-            if year % 16 == 0:
-                progress("simulating years", year / n_years)
-    found = zip(answers, results, strict=True)
-    return Forecast(scenario, prices, n_years, tuple(AnswerForecast(a, r) for a, r in found))
+
+        def walk(
+            years: Iterator[int], chosen: list[int] = chosen, with_spares: bool = with_spares
+        ) -> None:
+            own_runner = replace(runner, own=runner.own.copy(), fig=runner.fig.copy())
+            outages = own_runner.outages(with_spares=with_spares)
+            for year in years:
+                outages, n = outages_of_year(own_runner, outages, seed, year)
+                for i in chosen:
+                    found = own_runner.walk(rules[i], outages.events, n, start_ns, end_ns)
+                    results[i, year] = found
+
+        run_years(n_years if chosen else 0, walk, progress)
+    pairs = zip(answers, results, strict=True)
+    return Forecast(scenario, prices, n_years, tuple(AnswerForecast(a, r) for a, r in pairs))
 
 
 def outages_of_year(
