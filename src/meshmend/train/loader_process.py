@@ -21,7 +21,6 @@ from meshmend.train.sample_maker import is_stream
 _DEATH_S: Final = 5.0  # to hear of a death after a connection broke, on a busy machine
 
 
-
 @dataclass(frozen=True)
 class LoaderStart:
     """What a loader worker does first: it ties itself to its worker, and looks like any other.
