@@ -32,6 +32,7 @@ _COMMANDS: Final = (
     ("forecast", "forecast", "forecast_command"),
     ("fabrics", "fabrics", "fabrics_command"),
     ("show", "show", "show_command"),
+    ("explore", "explore", "explore_command"),
     ("figures", "figures", "figures_command"),
     ("reproduce", "reproduce", "reproduce_command"),
     ("run", "run", "run_command"),

@@ -1,0 +1,77 @@
+"""What the page asks: a mesh, a payload, a fabric and an algorithm, in the words of the options.
+
+A question is a value that crosses to the planner processes; its texts are checked once, here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from meshmend.errors import InputError
+from meshmend.planning.plan import AUTO
+from meshmend.planning.target import Target
+from meshmend.schedule.algorithm_names import ALGORITHM_NAMES, check_algorithm_name
+from meshmend.topology.mesh import Mesh
+from meshmend.topology.text import mesh_words, parse_mesh
+
+MOST_CHIPS: Final = 4096  # of a picture: 16x16x16
+CHOICES: Final = (AUTO, *ALGORITHM_NAMES)
+
+
+@dataclass(frozen=True)
+class ExplorerQuestion:
+    """What does this algorithm cost for this target on this mesh?"""
+
+    mesh: Mesh
+    target: Target
+    algorithm: str = AUTO
+
+    def __post_init__(self) -> None:
+        check_algorithm_name(self.algorithm, CHOICES)
+        if self.mesh.n_chips > MOST_CHIPS:
+            raise InputError(
+                f"the explorer draws at most {MOST_CHIPS} chips, but {self.mesh} has "
+                f"{self.mesh.n_chips}; `meshmend plan` and `simulate` take larger meshes"
+            )
+        if self.target.fabric.name.endswith("*"):
+            raise InputError("the explorer takes the fabrics that `meshmend fabrics` lists")
+
+    @property
+    def full_mesh(self) -> Mesh:
+        """The mesh before anything failed."""
+        return Mesh(self.mesh.shape, self.mesh.wrap)
+
+
+def question_of(document: Mapping[str, Any]) -> ExplorerQuestion:
+    """Return the question that a JSON object of the page holds.
+
+    Raises:
+        InputError: a field is missing, is no text, or cannot be read.
+    """
+    words = {name: _text(document, name) for name in ("mesh", "wrap", "payload", "fabric")}
+    fail = document.get("fail", [])
+    if not isinstance(fail, list) or not all(isinstance(each, str) for each in fail):
+        raise InputError(f"a question needs `fail` as a list of texts, but got {fail!r}")
+    mesh = parse_mesh(words["mesh"], wrap=words["wrap"], fail=fail)
+    target = Target().with_(words["payload"], words["fabric"])
+    return ExplorerQuestion(mesh, target, _text(document, "algorithm"))
+
+
+def document_of(question: ExplorerQuestion) -> dict[str, Any]:
+    """Return the JSON object that `question_of` reads back."""
+    words = mesh_words(question.mesh)
+    return {
+        "mesh": words["shape"],
+        "wrap": words["wrap"],
+        "fail": words["fail"],
+        "payload": f"{question.target.payload_bytes:.0f}B",
+        "fabric": question.target.fabric.name,
+        "algorithm": question.algorithm,
+    }
+
+
+def _text(document: Mapping[str, Any], name: str) -> str:
+    value = document.get(name)
+    if not isinstance(value, str):
+        raise InputError(f"a question needs the text `{name}`, but got {value!r}")
+    return value

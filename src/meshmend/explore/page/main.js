@@ -1,0 +1,368 @@
+// The explorer: joins question, picture and answers.
+
+import { ask, askOnce, getJson } from "./asker.js";
+import { onThemeChange, series } from "./colours.js";
+import { Geometry, failureWords, parseFailures, parseShape, parseWrap } from "./geometry.js";
+import { showLegend } from "./legend.js";
+import { hopRows, showCurve, showFigures, showHops, showTable } from "./panels.js";
+import { Player } from "./player.js";
+import { cursorScene, flowScene, frameScene, linkScene, loadScene, meshScene, svgText }
+  from "./scene.js";
+import { State } from "./state.js";
+import { View } from "./view.js";
+import { byId, csv, download, element, timeWords } from "./words.js";
+
+const SEARCH_AFTER_MS = 300;
+let start, state, model, view, player;
+let hole = null, rows = [], curves = [], hops = null, cursor = -1, asking = null, number = 0;
+let scene = [];
+
+async function main() {
+  start = await getJson("start");
+  state = new State(start.question);
+  state.question.payload = state.question.payload.replace(/(\d)000000B$/, "$1MB");
+  state.read(location.hash);
+  fillChoices();
+  view = new View(byId("canvas"), click, hover);
+  player = new Player(() => drawSchedule(), () => loadTimeline());
+  listen();
+  apply();
+  if (!start.warm) {
+    setStatus("Loading the planner; the first use on a machine compiles for a minute or two …");
+    await getJson("warm");
+    if (!model?.plan) setStatus("Planning …");
+  }
+}
+
+function fillChoices() {
+  byId("fabric").replaceChildren(...Object.entries(start.fabrics).map(([name, words]) =>
+    element("option", { value: name, title: words }, name)));
+  byId("algorithm").replaceChildren(...start.algorithms.map((name) =>
+    element("option", { value: name }, name)));
+}
+
+function setStatus(words) { byId("status").textContent = words; }
+
+function setProblem(words) {
+  byId("problem").hidden = !words;
+  byId("problem").textContent = words;
+}
+
+// Shows the state's question at once, and asks for its answers.
+function apply() {
+  const { question } = state;
+  for (const name of ["mesh", "wrap", "payload", "fabric", "algorithm"]) byId(name).value = question[name];
+  byId("fail").value = question.fail.join(" ");
+  byId("show").value = state.view.show;
+  byId("undo").disabled = !state.past.length;
+  byId("redo").disabled = !state.future.length;
+  history.replaceState(null, "", state.fragment());
+  try {
+    const shape = parseShape(question.mesh), geometry = new Geometry(shape, parseWrap(question.wrap, shape.length));
+    if (geometry.nChips > start.most_chips)
+      throw new Error(`The explorer draws at most ${start.most_chips} chips.`);
+    const failed = parseFailures(question.fail, geometry, start.regions);
+    const isSameMesh = model && `${model.geometry.shape}` === `${shape}`;
+    model = { geometry, failed, stranded: new Set(), plan: null };
+    if (!isSameMesh || cursor >= geometry.nChips) { cursor = -1; hops = null; }
+    setProblem("");
+    if (failed.chips.size === geometry.nChips) throw new Error("A mesh needs at least one live chip.");
+  } catch (error) {
+    asking?.abort();
+    setProblem(error.message);
+    draw();
+    return;
+  }
+  player.clear();
+  draw();
+  askAll();
+}
+
+async function askAll() {
+  asking?.abort();
+  const { signal } = asking = new AbortController(), question = state.question;
+  const asked = ++number, begun = performance.now();
+  [hole, rows, curves] = [null, [], []];
+  byId("answer").dataset.stage = "none";
+  byId("answer").dataset.asked = `${asked}`;
+  showTable(rows, 1);
+  showCurve(curves);
+  setStatus("Planning …");
+  byId("search-words").textContent = "";
+  const take = (answer) => takeAnswer(answer, begun);
+  try {
+    for await (const answer of ask("first", question, signal)) take(answer);
+    if (state.view.show === "hops") loadHops();
+    await new Promise((resolve) => setTimeout(resolve, SEARCH_AFTER_MS));
+    if (signal.aborted) return;
+    for await (const answer of ask("search", question, signal)) take(answer);
+    byId("search-words").textContent = "";
+  } catch (error) {
+    if (!signal.aborted) setProblem(`The explorer cannot reach its server: ${error.message}`);
+  }
+}
+
+function takeAnswer(answer, begun) {
+  if (answer.kind === "plan") takePlan(answer, begun);
+  else if (answer.kind === "hole") { hole = answer; showFigures(model.plan, hole); }
+  else if (answer.kind === "row") {
+    rows = [...rows.filter((row) => row.name !== answer.name), answer];
+    if (model.plan) showTable(rows, model.plan.limit_s);
+  } else if (answer.kind === "curve") { curves = [...curves, answer]; showCurve(curves); }
+  else if (answer.kind === "refused") setProblem(`${answer.algorithm} does not support this mesh: ${answer.why}`);
+  else if (answer.kind === "error") { setProblem(answer.why); setStatus("No answer."); }
+  else if (answer.kind === "progress" && answer.step !== "search") {
+    const part = answer.part ? `, ${Math.round(100 * answer.part)} %` : "";
+    byId("search-words").textContent = `Searching: ${answer.step}${part}`;
+  }
+}
+
+function takePlan(plan, begun) {
+  model.plan = plan;
+  model.stranded = new Set(plan.stranded.map((chip) => model.geometry.chipAt(chip)));
+  if (plan.stage === "searched" && hole?.stage === "first") hole = { ...hole, time_s: plan.time_s };
+  showFigures(plan, hole);
+  const ratio = plan.limit_s ? ` (${(plan.time_s / plan.limit_s).toFixed(2)}× the limit)` : "";
+  const took = ((performance.now() - begun) / 1000).toFixed(2);
+  setStatus(`${plan.stage === "first" ? "First answer" : "Searched"} after ${took} s: ${plan.algorithm} takes `
+    + `${timeWords(plan.time_s)}${ratio}.`);
+  fillFlows();
+  player.clear();
+  draw();
+  if (state.view.show === "schedule") loadTimeline();
+}
+
+function fillFlows() {
+  const { flows } = model.plan, before = byId("phase").selectedIndex;
+  byId("phase").replaceChildren(...flows.map((flow, index) =>
+    element("option", { value: `${index}` }, flow.name)));
+  byId("phase").selectedIndex = Math.min(Math.max(0, before), flows.length - 1);
+  fillParts();
+}
+
+function fillParts() {
+  const flow = model.plan.flows[byId("phase").selectedIndex], before = byId("part").value;
+  const count = flow?.parts.length ?? 0;
+  byId("part").replaceChildren(element("option", { value: "-1" }, "all"),
+    ...Array.from({ length: count }, (_, part) =>
+      element("option", { value: `${part}` }, `${flow.kind} ${part}`)));
+  byId("part").value = Number(before) < count && before !== "" ? before : "-1";
+}
+
+function chosenFlow() { return model.plan?.flows[byId("phase").selectedIndex]; }
+
+function draw() {
+  if (!model) return;
+  const { show } = state.view, { geometry, plan } = model, part = Number(byId("part").value || -1);
+  byId("phase-label").hidden = byId("part-label").hidden = show !== "flows";
+  byId("player").hidden = show !== "schedule";
+  model.fillOf = show === "hops" && hops
+    ? (chip) => (hops.ports[chip] >= 0 ? series(hops.ports[chip]) : null) : null;
+  showHops(show === "hops" ? hops : null, geometry);
+  scene = meshScene(model);
+  if (show === "load" && plan) scene = [...loadScene(model), ...scene];
+  else if (show === "flows" && chosenFlow())
+    scene = [...linkScene(model), ...scene, ...flowScene(model, chosenFlow(), part)];
+  else scene = [...linkScene(model), ...scene];
+  view.show(scene, [geometry.width, geometry.height]);
+  if (show === "schedule") drawSchedule(); else drawCursor();
+  showLegend(model, show, chosenFlow(), part, hops);
+  byId("canvas").setAttribute("aria-label", `Mesh ${state.question.mesh}, `
+    + `${model.failed.chips.size} chips and ${model.failed.links.size} links failed`);
+}
+
+function drawSchedule() {
+  const timeline = player.timeline;
+  const busy = timeline ? frameScene(model, timeline.busy, Number(byId("time").value), player.nChannels) : [];
+  view.showOverlay([...busy, ...cursorScene(model.geometry, cursor)]);
+}
+
+function drawCursor() { view.showOverlay(cursorScene(model.geometry, cursor)); }
+
+async function loadTimeline() {
+  if (!model.plan) return;
+  const asked = number, slice = player.slice();
+  try {
+    const answer = await askOnce("timeline", { ...state.question, stage: model.plan.stage, slice },
+      "timeline", asking.signal);
+    if (asked === number) player.load(answer);
+  } catch (error) { if (asked === number) setProblem(error.message); }
+}
+
+async function loadHops() {
+  const chip = cursor, asked = number;
+  if (chip < 0 || model.failed.chips.has(chip)) { hops = null; draw(); return; }
+  try {
+    const answer = await askOnce("next-hops",
+      { ...state.question, chip: model.geometry.coordinates(chip) }, "next-hops", asking.signal);
+    if (asked !== number || chip !== cursor) return;
+    hops = answer;
+    draw();
+  } catch (error) { if (asked === number) setProblem(error.message); }
+}
+
+// What a click or Enter does at a place: fails what is alive, repairs what failed.
+function act(chip, link) {
+  const tool = document.querySelector("input[name=tool]:checked").value, { geometry, failed } = model;
+  const chips = new Set(failed.chips), links = new Set(failed.links);
+  if (tool === "look" || state.view.show === "hops") { lookAt(chip); return; }
+  if (tool === "link") {
+    if (!link) return;
+    if (links.has(link)) links.delete(link); else links.add(link);
+  } else {
+    const hit = tool === "chip" ? [chip] : geometry.region(chip, start.regions[tool]);
+    const isDead = hit.every((each) => chips.has(each));
+    hit.forEach((each) => { if (isDead) chips.delete(each); else chips.add(each); });
+  }
+  if (chips.size === geometry.nChips) { setProblem("A mesh needs at least one live chip."); return; }
+  if (state.change({ fail: failureWords(chips, links, geometry) })) apply();
+  describe(chip);
+}
+
+function click(x, y) {
+  const chip = model.geometry.chipNear(x, y);
+  if (chip < 0) return;
+  cursor = chip;
+  act(chip, model.geometry.linkNear(x, y));
+}
+
+function hover(x, y) {
+  const chip = model.geometry.chipNear(x, y);
+  if (chip >= 0 && document.activeElement !== byId("canvas")) describe(chip);
+}
+
+function lookAt(chip) {
+  cursor = chip;
+  describe(chip);
+  if (state.view.show === "hops") loadHops();
+  if (state.view.show === "schedule") drawSchedule(); else drawCursor();
+}
+
+function describe(chip) {
+  const { geometry, failed, plan } = model, name = geometry.name(chip);
+  if (failed.chips.has(chip)) { byId("cursor").textContent = `Chip ${name}: failed`; return; }
+  const loads = [];
+  for (let port = 0; plan && port < geometry.nPorts; port++) {
+    const there = geometry.neighbour(chip, port);
+    if (there >= 0) loads.push(`to ${geometry.name(there)} ${(plan.loads[chip * geometry.nPorts + port] ?? 0).toFixed(2)}`);
+  }
+  const state = model.stateOf?.(chip) ?? (model.stranded.has(chip) ? "cut off" : "alive");
+  byId("cursor").textContent = `Chip ${name}: ${state}`
+    + (loads.length ? `; sends, × the payload: ${loads.join(", ")}` : "");
+}
+
+function keyed(event) {
+  const { geometry } = model, layer = geometry.rows * geometry.columns;
+  const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -geometry.columns, ArrowDown: geometry.columns,
+    PageUp: -layer, PageDown: layer };
+  if (event.key in steps) {
+    const from = cursor < 0 ? 0 : cursor, to = cursor < 0 ? 0 : cursor + steps[event.key];
+    const isSideways = Math.abs(steps[event.key]) === 1;
+    const isInside = to >= 0 && to < geometry.nChips && (!isSideways
+      || Math.floor(to / geometry.columns) === Math.floor(from / geometry.columns))
+      && (Math.abs(steps[event.key]) !== geometry.columns || isSideways
+        || geometry.layerOf(to) === geometry.layerOf(from));
+    if (isInside) lookAt(to);
+  } else if (event.key === "Enter" || event.key === " ") {
+    if (cursor >= 0) act(cursor, linkToTheRight(cursor));
+  } else if (event.key === "+" || event.key === "=") view.zoom(1.25);
+  else if (event.key === "-") view.zoom(0.8);
+  else if (event.key === "0") view.fit();
+  else return;
+  event.preventDefault();
+}
+
+// With the keyboard the tool for links acts on the link to the right, else the one downwards.
+function linkToTheRight(chip) {
+  const { geometry } = model;
+  for (const port of [geometry.nPorts - 1, geometry.nPorts - 3]) {
+    const there = port >= 0 ? geometry.neighbour(chip, port) : -1;
+    if (there >= 0) return `${Math.min(chip, there)}-${Math.max(chip, there)}`;
+  }
+  return "";
+}
+
+function listen() {
+  byId("question").addEventListener("submit", (event) => {
+    event.preventDefault();
+    const changes = Object.fromEntries(["mesh", "wrap", "payload", "fabric", "algorithm"]
+      .map((name) => [name, byId(name).value.trim()]));
+    changes.fail = byId("fail").value.split(/[\s;]+/).filter(Boolean);
+    if (changes.mesh !== state.question.mesh) changes.fail = keptFailures(changes);
+    state.change(changes);
+    apply();
+  });
+  for (const name of ["mesh", "wrap", "payload", "fabric", "algorithm", "fail"])
+    byId(name).addEventListener("change", () => byId("question").requestSubmit());
+  byId("undo").addEventListener("click", () => { if (state.undo()) apply(); });
+  byId("redo").addEventListener("click", () => { if (state.redo()) apply(); });
+  byId("repair").addEventListener("click", () => { if (state.change({ fail: [] })) apply(); });
+  byId("copy").addEventListener("click", async () => {
+    await navigator.clipboard?.writeText(location.href).catch(() => {});
+    setStatus("The address restores this question while the explorer runs; it is copied.");
+  });
+  byId("show").addEventListener("change", () => {
+    state.view.show = byId("show").value;
+    history.replaceState(null, "", state.fragment());
+    draw();
+    if (state.view.show === "schedule") loadTimeline();
+    if (state.view.show === "hops") loadHops();
+  });
+  byId("phase").addEventListener("change", () => { fillParts(); draw(); });
+  byId("part").addEventListener("change", draw);
+  byId("zoom-in").addEventListener("click", () => view.zoom(1.25));
+  byId("zoom-out").addEventListener("click", () => view.zoom(0.8));
+  byId("fit").addEventListener("click", () => view.fit());
+  byId("canvas").addEventListener("keydown", keyed);
+  document.addEventListener("keydown", (event) => {
+    if (!(event.ctrlKey || event.metaKey) || event.key.toLowerCase() !== "z") return;
+    if (event.target instanceof HTMLInputElement && event.target.type === "text") return;
+    if (event.shiftKey ? state.redo() : state.undo()) apply();
+    event.preventDefault();
+  });
+  addEventListener("hashchange", () => { if (state.read(location.hash)) apply(); });
+  onThemeChange(() => { draw(); showCurve(curves); });
+  listenToDownloads();
+}
+
+// Failures that still fit when the shape changes; the others are left out.
+function keptFailures(changes) {
+  try {
+    const shape = parseShape(changes.mesh), geometry = new Geometry(shape, parseWrap(changes.wrap, shape.length));
+    return changes.fail.filter((word) => {
+      try { parseFailures([word], geometry, start.regions); return true; } catch { return false; }
+    });
+  } catch { return changes.fail; }
+}
+
+function listenToDownloads() {
+  const name = () => `meshmend-${state.question.mesh}-${model.plan?.algorithm ?? "mesh"}`;
+  byId("get-plan").addEventListener("click", async () => {
+    if (!model.plan) return;
+    try {
+      const answer = await askOnce("plan-file", { ...state.question, stage: model.plan.stage }, "plan-file");
+      download(`${name()}.json`, "application/json", [`${JSON.stringify(answer.document)}\n`]);
+    } catch (error) { setProblem(error.message); }
+  });
+  byId("get-svg").addEventListener("click", () => download(`${name()}.svg`, "image/svg+xml",
+    [svgText([...scene, ...view.overlay], model.geometry, byId("canvas").getAttribute("aria-label"))]));
+  byId("get-png").addEventListener("click", () => byId("canvas").toBlob((blob) =>
+    download(`${name()}.png`, "image/png", [blob])));
+  byId("get-csv").addEventListener("click", () => {
+    const { geometry, plan } = model, lines = [["from", "to", "times the payload"]];
+    plan?.loads.forEach((load, channel) => {
+      const chip = Math.floor(channel / geometry.nPorts);
+      const there = geometry.neighbour(chip, channel % geometry.nPorts);
+      if (there >= 0) lines.push([geometry.name(chip), geometry.name(there), load]);
+    });
+    download(`${name()}-loads.csv`, "text/csv", [csv(lines)]);
+  });
+  byId("get-table").addEventListener("click", () => download(`${name()}-algorithms.csv`, "text/csv",
+    [csv([["algorithm", "time_s", "limit_s", "slices", "chips", "detail"], ...rows.map((row) =>
+      [row.name, row.time_s ?? "", model.plan?.limit_s ?? "", row.slices ?? "", row.chips ?? "",
+        row.detail ?? row.why])])]));
+  byId("get-hops").addEventListener("click", () => { if (hops) download(`${name()}-next-hops.csv`, "text/csv",
+    [csv([["to", "leaves", "by chip", "hops", "virtual channel"], ...hopRows(hops, model.geometry)])]); });
+}
+
+main().catch((error) => setProblem(`The explorer cannot start: ${error.message}`));

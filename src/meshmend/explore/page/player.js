@@ -1,0 +1,65 @@
+// The schedule as it runs: frames of how busy each channel is, played or moved through by hand.
+
+import { byId, element, timeWords } from "./words.js";
+
+const PLAY_MS = 8000;
+
+export class Player {
+  constructor(onFrame, onSlice) {
+    this.timeline = null;
+    this.isPlaying = false;
+    this.onFrame = onFrame;
+    byId("play").addEventListener("click", () => this.toggle());
+    byId("time").addEventListener("input", () => { this.stop(); this.show(Number(byId("time").value)); });
+    byId("slice").addEventListener("change", () => onSlice(this.slice()));
+  }
+
+  slice() { const text = byId("slice").value; return text === "" ? null : Number(text); }
+
+  load(answer) {
+    const text = atob(answer.busy);
+    this.timeline = { ...answer, busy: Uint8Array.from(text, (sign) => sign.charCodeAt(0)) };
+    this.nChannels = this.timeline.busy.length / answer.frames;
+    byId("time").max = `${answer.frames - 1}`;
+    if (byId("slice").options.length !== answer.shown + 1) {
+      byId("slice").replaceChildren(element("option", { value: "" }, "all"),
+        ...Array.from({ length: answer.shown }, (_, slice) =>
+          element("option", { value: `${slice}` }, `${slice}`)));
+    }
+    this.show(Math.min(Number(byId("time").value), answer.frames - 1));
+  }
+
+  clear() { this.stop(); this.timeline = null; byId("slice").replaceChildren(); }
+
+  toggle() { if (this.isPlaying) this.stop(); else this.play(); }
+
+  play() {
+    if (!this.timeline) return;
+    this.isPlaying = true;
+    byId("play").textContent = "Pause";
+    const frames = this.timeline.frames;
+    let at = Number(byId("time").value) >= frames - 1 ? 0 : Number(byId("time").value), before = null;
+    const step = (now) => {
+      if (!this.isPlaying || !this.timeline) return;
+      at += before === null ? 0 : (now - before) / PLAY_MS * frames;
+      before = now;
+      this.show(Math.min(frames - 1, Math.floor(at)));
+      if (at >= frames) this.stop(); else requestAnimationFrame(step);
+    };
+    requestAnimationFrame(step);
+  }
+
+  stop() { this.isPlaying = false; byId("play").textContent = "Play"; }
+
+  show(frame) {
+    const { timeline } = this;
+    byId("time").value = `${frame}`;
+    if (!timeline) return;
+    const at = timeline.time_s * (frame + 0.5) / timeline.frames;
+    const fewer = timeline.shown < timeline.slices
+      ? `; shown with ${timeline.shown} of its ${timeline.slices} slices, each larger` : "";
+    byId("time-words").textContent = `${timeWords(at)} of ${timeWords(timeline.time_s)}${fewer}`;
+    byId("time").setAttribute("aria-valuetext", timeWords(at));
+    this.onFrame(frame);
+  }
+}

@@ -1,0 +1,173 @@
+// What a picture consists of: paths and texts in the coordinates of the mesh.
+// The canvas and the SVG file are painted from the same list, so they show the same.
+
+import { PITCH } from "./geometry.js";
+import { SHADES, heat, series, shadeOfLoad, theme } from "./colours.js";
+
+const SIDE = 11; // of a chip
+const n = (value) => Math.round(value * 100) / 100;
+
+function line([a, b, c, d]) { return `M${n(a)} ${n(b)}L${n(c)} ${n(d)}`; }
+
+function square([x, y], side = SIDE) {
+  return `M${n(x - side / 2)} ${n(y - side / 2)}h${side}v${side}h${-side}z`;
+}
+
+// Chips, failed links and names: what every picture shows.
+export function meshScene(model) {
+  const { geometry, failed, stranded } = model, colours = theme();
+  const fills = { live: "", failed: "", stranded: "" };
+  let crosses = "";
+  const special = {};
+  for (let chip = 0; chip < geometry.nChips; chip++) {
+    const at = geometry.centre(chip);
+    const kind = failed.chips.has(chip) ? "failed" : stranded.has(chip) ? "stranded" : "live";
+    const fill = kind === "live" && model.fillOf ? model.fillOf(chip) : null;
+    if (fill) special[fill] = (special[fill] ?? "") + square(at);
+    else fills[kind] += square(at);
+    if (kind === "failed") {
+      const [x, y] = at;
+      crosses += line([x - 3, y - 3, x + 3, y + 3]) + line([x - 3, y + 3, x + 3, y - 3]);
+    }
+  }
+  let cuts = "";
+  for (const key of failed.links) {
+    const [one, other] = key.split("-").map(Number);
+    for (let port = 0; port < geometry.nPorts; port++)
+      for (const [here, there] of [[one, other], [other, one]])
+        if (geometry.neighbour(here, port) === there) cuts += line(geometry.lane(here, port, 0));
+  }
+  return [
+    { d: fills.live, fill: colours.chip, stroke: colours.edge, width: 0.6 },
+    ...Object.entries(special).map(([fill, d]) => ({ d, fill, stroke: colours.edge, width: 0.6 })),
+    { d: fills.stranded, fill: colours.stranded, stroke: colours.edge, width: 0.6 },
+    { d: fills.failed, fill: colours.failed, stroke: colours.cross, width: 0.6 },
+    { d: crosses, stroke: colours.cross, width: 1.2 },
+    { d: cuts, stroke: colours.cut, width: 2, dash: [2, 2] },
+    ...names(geometry),
+  ].filter((item) => item.text || item.d);
+}
+
+function names(geometry) {
+  const colours = theme(), items = [];
+  if (geometry.nLayers > 1) {
+    for (let layer = 0; layer < geometry.nLayers; layer++) {
+      const [x, y] = geometry.layerOrigin(layer);
+      items.push({ text: geometry.layerName(layer), x: x - SIDE / 2, y: y - 10, size: 9,
+        fill: colours.soft, anchor: "start" });
+    }
+    return items;
+  }
+  const every = Math.max(1, Math.ceil(Math.max(geometry.rows, geometry.columns) / 32));
+  for (let column = 0; column < geometry.columns; column += every) {
+    const [x, y] = geometry.centre(column);
+    items.push({ text: `${column}`, x, y: y - 11, size: 7, fill: colours.soft, anchor: "middle" });
+  }
+  for (let row = 0; geometry.shape.length > 1 && row < geometry.rows; row += every) {
+    const [x, y] = geometry.centre(row * geometry.columns);
+    items.push({ text: `${row}`, x: x - 11, y: y + 2.5, size: 7, fill: colours.soft,
+      anchor: "middle" });
+  }
+  return items;
+}
+
+export function isAlive(model, chip, port) {
+  const there = model.geometry.neighbour(chip, port), dead = model.failed.chips;
+  if (there < 0 || dead.has(chip) || dead.has(there)) return false;
+  return !model.failed.links.has(`${Math.min(chip, there)}-${Math.max(chip, there)}`);
+}
+
+// All live links, as plain lines.
+export function linkScene(model) {
+  let d = "";
+  for (let chip = 0; chip < model.geometry.nChips; chip++)
+    for (let port = 1; port < model.geometry.nPorts; port += 2)
+      if (isAlive(model, chip, port)) d += line(model.geometry.lane(chip, port, 0));
+  return d ? [{ d, stroke: theme().link, width: 1 }] : [];
+}
+
+// One value from 0 to 1 per channel, as shades; `values(channel)` is a shade or -1 for none.
+export function shadedScene(model, shadeOf, width = 2.2) {
+  const { geometry } = model, byShade = Array(SHADES).fill("");
+  for (let chip = 0; chip < geometry.nChips; chip++) {
+    for (let port = 0; port < geometry.nPorts; port++) {
+      const shade = shadeOf(chip * geometry.nPorts + port);
+      if (shade >= 0 && isAlive(model, chip, port)) byShade[shade] += line(geometry.lane(chip, port));
+    }
+  }
+  return byShade.map((d, shade) => ({ d, stroke: heat(shade), width })).filter((item) => item.d);
+}
+
+export function loadScene(model) {
+  const { loads } = model.plan;
+  return shadedScene(model, (channel) => shadeOfLoad(loads[channel] ?? 0));
+}
+
+export function frameScene(model, busy, frame, nChannels) {
+  const from = frame * nChannels;
+  return shadedScene(model, (channel) => {
+    const value = busy[from + channel];
+    return value < 8 ? -1 : Math.round(value / 255 * (SHADES - 1));
+  }, 2.6);
+}
+
+// Trees or rings in colours; with more than one, each keeps to a lane of its own.
+export function flowScene(model, flow, part) {
+  const { geometry } = model, chosen = flow.parts.map((channels, index) => ({ channels, index }))
+    .filter(({ index }) => part < 0 || index === part);
+  const lanes = Math.min(4, chosen.length);
+  return chosen.flatMap(({ channels, index }, place) => {
+    const aside = lanes > 1 && flow.kind === "tree" ? (place % lanes - (lanes - 1) / 2) * 1.5 : 1.4;
+    let d = "", heads = "";
+    for (const channel of channels) {
+      const chip = Math.floor(channel / geometry.nPorts), port = channel % geometry.nPorts;
+      const [a, b, c, e] = geometry.lane(chip, port, aside);
+      d += line([a, b, c, e]);
+      const length = Math.hypot(c - a, e - b) || 1, ux = (c - a) / length, uy = (e - b) / length;
+      heads += `M${n(c)} ${n(e)}L${n(c - 3.4 * ux - 1.7 * uy)} ${n(e - 3.4 * uy + 1.7 * ux)}`
+        + `L${n(c - 3.4 * ux + 1.7 * uy)} ${n(e - 3.4 * uy - 1.7 * ux)}z`;
+    }
+    return [{ d, stroke: series(index), width: chosen.length > 8 ? 0.9 : 1.6 },
+      { d: heads, fill: series(index) }];
+  });
+}
+
+export function cursorScene(geometry, chip) {
+  if (chip < 0 || chip >= geometry.nChips) return [];
+  return [{ d: square(geometry.centre(chip), PITCH - 3), stroke: theme().cursor, width: 1.8 }];
+}
+
+export function paint(ctx, items) {
+  for (const item of items) {
+    if (item.text) {
+      ctx.fillStyle = item.fill;
+      ctx.font = `${item.size}px Helvetica, Arial, sans-serif`;
+      ctx.textAlign = item.anchor === "middle" ? "center" : "start";
+      ctx.fillText(item.text, item.x, item.y);
+      continue;
+    }
+    item.path ??= new Path2D(item.d);
+    if (item.fill) { ctx.fillStyle = item.fill; ctx.fill(item.path); }
+    if (item.stroke) {
+      ctx.strokeStyle = item.stroke;
+      ctx.lineWidth = item.width;
+      ctx.setLineDash(item.dash ?? []);
+      ctx.stroke(item.path);
+    }
+  }
+}
+
+const escaped = (text) => text.replace(/[&<>"]/g, (sign) => `&#${sign.charCodeAt(0)};`);
+
+export function svgText(items, geometry, title) {
+  const marks = items.map((item) => item.text
+    ? `<text x="${n(item.x)}" y="${n(item.y)}" font-size="${item.size}" fill="${item.fill}"`
+      + ` text-anchor="${item.anchor}" font-family="Helvetica, Arial, sans-serif">`
+      + `${escaped(item.text)}</text>`
+    : `<path d="${item.d}" fill="${item.fill ?? "none"}" stroke="${item.stroke ?? "none"}"`
+      + ` stroke-width="${item.width ?? 0}"${item.dash ? ` stroke-dasharray="${item.dash}"` : ""}/>`);
+  return `<svg xmlns="http://www.w3.org/2000/svg" width="${n(geometry.width)}" height="`
+    + `${n(geometry.height)}" viewBox="0 0 ${n(geometry.width)} ${n(geometry.height)}">`
+    + `<title>${escaped(title)}</title><rect width="100%" height="100%" fill="${theme().page}"/>`
+    + `${marks.join("\n")}</svg>\n`;
+}

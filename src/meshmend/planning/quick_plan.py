@@ -1,0 +1,70 @@
+"""A first answer within a fraction of a second: trees without a search, proved, and about priced.
+
+`plan` searches for what is fastest, which takes seconds on a thousand chips. Here the trees that
+suit long payloads are proved as every plan is, and their time is estimated from their first slices.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from meshmend.overlay.tree_packing import tree_packing
+from meshmend.planning.packed_trees import Trees, TreeShape
+from meshmend.planning.plan import Plan, planned
+from meshmend.planning.target import Target
+from meshmend.planning.tree_formula import Pipeline, TreeFormula
+from meshmend.planning.tree_search import USUAL_DELAY_HOPS_PER_HOP
+from meshmend.schedule.priority import delay_slices, remaining_hops
+from meshmend.schedule.table import Collective
+from meshmend.schedule.trees import tree_schedule, usual_tree_count
+from meshmend.simulator.network_program import program_of
+from meshmend.simulator.rules import simulate
+from meshmend.topology.graph import largest_part
+from meshmend.topology.mesh import Mesh
+
+_MOST_MESSAGES: Final = 160_000  # simulated; they take about a tenth of a second
+
+
+@dataclass(frozen=True, eq=False)
+class QuickPlan:
+    """A proved plan and about how long it takes; `is_estimate` unless all slices were simulated."""
+
+    plan: Plan
+    trees: Trees
+    time_s: float
+    is_estimate: bool
+
+
+def quick_plan(mesh: Mesh, target: Target) -> QuickPlan:
+    """Return trees for the largest connected part of a mesh: proved, but not searched for.
+
+    Their time is that of the first slices by simulation, and of the others by formula.
+    """
+    part = largest_part(mesh)
+    packing = tree_packing(part, n_trees=usual_tree_count(part))
+    proved = planned(mesh, tree_schedule(packing, Collective.ALLREDUCE), target)
+    trees = Trees(part, TreeShape(packing.n_trees), packing)
+    return retargeted(QuickPlan(proved, trees, 0.0, is_estimate=True), target)
+
+
+def retargeted(quick: QuickPlan, target: Target) -> QuickPlan:
+    """Return the same trees with their pipeline and time for another payload or fabric."""
+    formula = TreeFormula(quick.trees.figures, target.fabric, target.payload_bytes)
+    pipeline = formula.pipeline(formula.best_slices(), USUAL_DELAY_HOPS_PER_HOP)
+    plan = replace(quick.plan, target=target, pipeline=pipeline)
+    n_simulated = min(pipeline.slices, max(1, _MOST_MESSAGES // max(1, plan.schedule.n_rows)))
+    first_s = _time_of_slices(plan, n_simulated, pipeline)
+    later_s = (pipeline.slices - n_simulated) * formula.slice_interval_s(pipeline.slices)
+    return QuickPlan(plan, quick.trees, first_s + later_s, n_simulated < pipeline.slices)
+
+
+def _time_of_slices(plan: Plan, n_slices: int, pipeline: Pipeline) -> float:
+    """Return how long the first slices of a pipeline take."""
+    routes, target = plan.placement.routes, plan.target
+    remaining = remaining_hops(plan.schedule, plan.hazards, routes)
+    return simulate(
+        program_of(plan.schedule, plan.hazards, routes),
+        target.fabric,
+        payload_bytes=target.payload_bytes * n_slices / pipeline.slices,
+        slices=n_slices,
+        delay_slices=delay_slices(remaining, pipeline.skew),
+    ).time_s
