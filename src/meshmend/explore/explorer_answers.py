@@ -41,12 +41,16 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class PricedPlan:
-    """A plan, its time, and in how many slices; `note` says what the reader must know of both."""
+    """A plan, its time, and in how many slices; `note` says what the reader must know of both.
+
+    `price` is the searched price, if there is one.
+    """
 
     plan: Plan
     time_s: float
     slices: int
     note: str = ""
+    price: Price | None = None
 
 
 @lru_cache(maxsize=8)
@@ -108,7 +112,7 @@ def searched_plan(
         made = plan(mesh, name, payload=target.payload_bytes, fabric=target.fabric)
         made = replace(made, pipeline=found.pipeline)
     words = found.detail.removeprefix(f"{made.schedule.algorithm} ")
-    return PricedPlan(made, found.time_s, found.figures.slices, words)
+    return PricedPlan(made, found.time_s, found.figures.slices, words, found)
 
 
 def first_answers(question: ExplorerQuestion) -> Iterator[Document]:
@@ -134,7 +138,7 @@ def searched_answers(
     if found is not None and mesh != question.full_mesh:
         full = _full_time_s(question, cache_dir, progress)
         yield _hole_answer(question, found, full, SEARCHED)
-    yield from _rows(question, progress)
+    yield from _rows(question, found, progress)
     yield from curve_points(question, progress)
 
 
@@ -162,13 +166,18 @@ def _full_time_s(
     raise AssertionError("auto supports every connected mesh")
 
 
-def _rows(question: ExplorerQuestion, progress: ProgressCallback) -> Iterator[Document]:
+def _rows(
+    question: ExplorerQuestion, found: PricedPlan | None, progress: ProgressCallback
+) -> Iterator[Document]:
     """Yield what each algorithm costs, and why the others do not support this mesh."""
     part, target = largest_part(question.mesh), question.target
     asked = Question(part, target.payload_bytes, target.fabric)
     for name, why in refusals(part).items():
         yield {"kind": "row", "name": name, "why": why}
     for name in (*supported_names(part), *(BASELINES if question.mesh.failures() else ())):
+        if found is not None and found.price and name == found.plan.schedule.algorithm:
+            yield _row(replace(found.price, name=name, detail=found.note))
+            continue
         try:
             result = price(asked, name, progress=progress)
         except UnsupportedError as error:

@@ -3,7 +3,6 @@
 // these is a layer of its own. A channel is `chip * ports + port`, as in the planner's answers.
 
 export const PITCH = 20;
-const LAYER_GAP = 2.2;
 
 export class Geometry {
   constructor(shape, wrap) {
@@ -15,9 +14,11 @@ export class Geometry {
     this.columns = shape.at(-1);
     this.rows = shape.length > 1 ? shape.at(-2) : 1;
     this.nLayers = this.nChips / (this.columns * this.rows);
+    // Between layers there is room for their names, larger where there are more of them.
+    this.gap = this.nLayers > 1 ? Math.max(2.8, 1 + 0.2 * this.rows) : 2.2;
     this.layersPerRow = Math.ceil(Math.sqrt(this.nLayers * this.rows / this.columns));
-    this.layerWidth = (this.columns - 1 + LAYER_GAP) * PITCH;
-    this.layerHeight = (this.rows - 1 + LAYER_GAP) * PITCH;
+    this.layerWidth = (this.columns - 1 + this.gap) * PITCH;
+    this.layerHeight = (this.rows - 1 + this.gap) * PITCH;
     this.width = this.layersPerRow * this.layerWidth;
     this.height = Math.ceil(this.nLayers / this.layersPerRow) * this.layerHeight;
   }
@@ -41,7 +42,8 @@ export class Geometry {
 
   layerOrigin(layer) {
     const [down, right] = [Math.floor(layer / this.layersPerRow), layer % this.layersPerRow];
-    return [(right * this.layerWidth) + 1.1 * PITCH, (down * this.layerHeight) + 1.1 * PITCH];
+    return [right * this.layerWidth + this.gap / 2 * PITCH,
+      down * this.layerHeight + (this.gap - 1.1) * PITCH];
   }
 
   centre(chip) {

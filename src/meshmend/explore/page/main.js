@@ -74,8 +74,25 @@ function apply() {
     return;
   }
   player.clear();
+  fillLayers();
   draw();
   askAll();
+}
+
+function fillLayers() {
+  const { geometry } = model, count = geometry.nLayers;
+  byId("layer-label").hidden = count < 2;
+  if (byId("layer").options.length === count + 1) return;
+  byId("layer").replaceChildren(element("option", { value: "-1" }, "all"),
+    ...Array.from({ length: count }, (_, layer) =>
+      element("option", { value: `${layer}` }, geometry.layerName(layer))));
+}
+
+function showLayer() {
+  const { geometry } = model, layer = Number(byId("layer").value);
+  if (layer < 0) { view.fit(); return; }
+  const [x, y] = [layer % geometry.layersPerRow, Math.floor(layer / geometry.layersPerRow)];
+  view.focus(x * geometry.layerWidth, y * geometry.layerHeight, geometry.layerWidth, geometry.layerHeight);
 }
 
 async function askAll() {
@@ -308,6 +325,7 @@ function listen() {
     if (state.view.show === "schedule") loadTimeline();
     if (state.view.show === "hops") loadHops();
   });
+  byId("layer").addEventListener("change", showLayer);
   byId("phase").addEventListener("change", () => { fillParts(); draw(); });
   byId("part").addEventListener("change", draw);
   byId("zoom-in").addEventListener("click", () => view.zoom(1.25));

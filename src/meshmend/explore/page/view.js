@@ -56,10 +56,16 @@ export class View {
   showOverlay(items) { this.overlay = items; this.schedule(); }
 
   fit() {
-    const scale = Math.min(this.box[0] / this.size[0], this.box[1] / this.size[1], 6);
-    this.at = { scale, x: (this.box[0] - scale * this.size[0]) / 2,
-      y: (this.box[1] - scale * this.size[1]) / 2 };
+    this.focus(0, 0, ...this.size);
     this.isFitted = true;
+  }
+
+  // Shows a rectangle of the mesh as large as it fits.
+  focus(x, y, width, height) {
+    const scale = Math.min(this.box[0] / width, this.box[1] / height, 6);
+    this.at = { scale, x: (this.box[0] - scale * width) / 2 - scale * x,
+      y: (this.box[1] - scale * height) / 2 - scale * y };
+    this.isFitted = false;
     this.painted = null;
     this.schedule();
   }

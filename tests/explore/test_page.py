@@ -1,0 +1,249 @@
+"""The explorer page in a real browser: clicks, keys, answers, downloads, and who is refused."""
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from explorer import Browsed, browsed, browser, explorer, fetch
+from meshmend import load_plan
+
+# Runs in the page: the contrast of each text with the nearest background that is painted.
+CONTRASTS = """() => {
+  const parts = (colour) => (colour.match(/[\\d.]+/g) ?? []).map(Number);
+  const light = (colour) => parts(colour).slice(0, 3).map((value) => value / 255)
+    .map((value) => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, value, place) => sum + value * [0.2126, 0.7152, 0.0722][place], 0);
+  const behind = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const colour = getComputedStyle(at).backgroundColor;
+      if (parts(colour).length === 3 || parts(colour)[3] === 1) return colour;
+    }
+    return "rgb(255,255,255)";
+  };
+  return [...document.querySelectorAll("body *")]
+    .filter((each) => each.checkVisibility() && [...each.childNodes].some((node) =>
+      node.nodeType === 3 && node.textContent.trim()) && !(each instanceof SVGElement))
+    .map((each) => {
+      const pair = [light(getComputedStyle(each).color), light(behind(each))];
+      return [each.outerHTML.slice(0, 80), (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05)];
+    });
+}"""
+
+# Runs in the page: the controls that have no name for a screen reader.
+UNNAMED = """() => [...document.querySelectorAll("button, input, select, canvas, [tabindex]")]
+  .filter((each) => !(each.getAttribute("aria-label") || each.textContent.trim()
+    || each.labels?.[0]?.textContent.trim()) || (each instanceof HTMLInputElement
+    && !each.labels.length)).map((each) => each.outerHTML)"""
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory, chromium: Any) -> Iterator[str]:
+    with explorer(tmp_path_factory.mktemp("cache"), "--mesh", "8x8", "--payload", "10MB") as found:
+        yield found
+
+
+@pytest.fixture
+def page(address: str, chromium: Any) -> Iterator[Browsed]:
+    with browsed(chromium, address) as found:
+        found.answered()
+        yield found
+
+
+def figures(page: Browsed) -> dict[str, str]:
+    cards = page.page.locator("#figures > div").all()
+    return {
+        card.locator("span").first.inner_text(): card.locator("b").inner_text() for card in cards
+    }
+
+
+def test_a_board_that_is_clicked_dead_changes_the_plan_and_undo_brings_it_back(
+    page: Browsed,
+) -> None:
+    assert figures(page)["chips that sum"] == "64"
+
+    page.click_mesh(0.5, 0.5)
+
+    page.wait_until("document.querySelector('#figures').innerText.includes('60')")
+    assert page.page.input_value("#fail") in {"2x2@2,2", "2x2@2,4", "2x2@4,2", "2x2@4,4"}
+    assert "the hole costs" in figures(page) or page.wait_until(
+        "document.querySelector('#figures').innerText.includes('hole')"
+    )
+
+    page.page.click("#undo")
+
+    page.wait_until("document.querySelector('#figures').innerText.includes('64')")
+    assert page.page.input_value("#fail") == ""
+
+
+def test_the_searched_plan_follows_with_a_table_and_a_curve(page: Browsed) -> None:
+    page.wait_for("#answer[data-stage=searched]")
+    page.wait_until("document.querySelectorAll('#curve polyline').length > 4")
+
+    rows = page.page.locator("#table tbody tr").all_inner_texts()
+    names = [row.split("\t")[0] for row in rows]
+    assert {"trees", "rings-nd", "rank-ring", "ft-two-d"} <= set(names)
+    assert "limit" in page.text("#limit-words").lower()
+    assert "counted exactly" in page.text("#proof-words")
+
+
+def test_the_keyboard_fails_a_chip_a_link_and_says_so(page: Browsed) -> None:
+    page.page.focus("#canvas")
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown"):
+        page.page.keyboard.press(key)
+    assert page.text("#cursor").startswith("Chip 1,1: alive")
+    page.page.check("input[name=tool][value=chip]")
+    page.page.focus("#canvas")
+    page.page.keyboard.press("Enter")
+    assert page.text("#cursor") == "Chip 1,1: failed"
+
+    page.page.check("input[name=tool][value=link]")
+    page.page.focus("#canvas")
+    page.page.keyboard.press("ArrowUp")
+    page.page.keyboard.press("Enter")
+
+    assert page.page.input_value("#fail") == "1,1 link:0,1-0,2"
+    page.answered()
+    page.page.keyboard.press("Control+z")
+    assert page.page.input_value("#fail") == "1,1"
+
+
+def test_the_address_restores_the_question(page: Browsed, chromium: Any) -> None:
+    page.page.fill("#fail", "2x2@2,2 link:0,0-0,1")
+    page.page.press("#fail", "Enter")
+    page.page.select_option("#show", "flows")
+    page.answered()
+
+    with browsed(chromium, page.page.url) as again:
+        again.answered()
+        assert again.page.input_value("#fail") == "2x2@2,2 link:0,0-0,1"
+        assert again.page.input_value("#show") == "flows"
+        assert again.page.is_visible("#phase")
+
+
+def test_the_schedule_plays_and_is_scrubbed_by_slice(page: Browsed) -> None:
+    page.wait_for("#answer[data-stage=searched]")
+    page.page.select_option("#show", "schedule")
+    page.wait_until("document.querySelector('#slice').options.length > 2")
+    page.page.fill("#time", "60")
+    assert " of " in page.text("#time-words")
+
+    page.page.click("#play")
+
+    page.wait_until("Number(document.querySelector('#time').value) > 62")
+    page.page.click("#play")
+    page.page.select_option("#slice", "1")
+    page.wait_until("document.querySelector('#time-words').textContent.length > 5")
+
+
+def test_next_hops_of_a_chip_are_listed(page: Browsed) -> None:
+    page.page.select_option("#show", "hops")
+    page.page.focus("#canvas")
+    page.page.keyboard.press("ArrowDown")
+
+    page.wait_until("document.querySelectorAll('#hops-table tbody tr').length === 63")
+    assert "Next hops of chip 0,0" in page.text("#hops-title")
+    assert page.page.locator("#hops-table tbody tr").first.inner_text().split()[:2] == [
+        "0,1",
+        "right",
+    ]
+
+
+def test_downloads_can_be_read_back(page: Browsed, tmp_path: Path) -> None:
+    def saved(button: str) -> Path:
+        with page.page.expect_download() as waiting:
+            page.page.click(button)
+        path = tmp_path / waiting.value.suggested_filename
+        waiting.value.save_as(path)
+        return path
+
+    assert load_plan(saved("#get-plan")).schedule.n_ranks == 64
+    assert saved("#get-svg").read_text().startswith("<svg")
+    assert saved("#get-png").read_bytes().startswith(b"\x89PNG")
+    with saved("#get-csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 2 * 2 * 8 * 7
+
+
+def test_bad_input_is_one_sentence_and_the_page_goes_on(page: Browsed) -> None:
+    page.page.fill("#payload", "10 apples")
+    page.page.press("#payload", "Enter")
+    page.wait_until("!document.querySelector('#problem').hidden")
+    assert "apples" in page.text("#problem")
+
+    page.page.fill("#payload", "10MB")
+    page.page.press("#payload", "Enter")
+
+    page.answered()
+    assert not page.page.is_visible("#problem")
+
+
+def test_an_algorithm_that_does_not_support_the_hole_says_why(page: Browsed) -> None:
+    page.page.fill("#fail", "1,1")
+    page.page.select_option("#algorithm", "ring-1d")
+
+    page.wait_until("document.querySelector('#problem').textContent.includes('ring-1d')")
+    page.page.select_option("#algorithm", "auto")
+    page.answered()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1200, 600, 360])
+def test_the_page_is_legible_in_both_schemes_at_every_width(
+    address: str, chromium: Any, scheme: str, width: int
+) -> None:
+    with browsed(
+        chromium, address, color_scheme=scheme, viewport={"width": width, "height": 900}
+    ) as found:
+        found.answered()
+
+        assert [each for each in found.page.evaluate(CONTRASTS) if each[1] < 4.5] == []
+        assert found.page.evaluate(UNNAMED) == []
+        assert found.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("mesh", ["4x4x4", "1x9", "7", "2x3x4x2", "1x1"])
+def test_meshes_of_any_number_of_axes_are_drawn_and_planned(page: Browsed, mesh: str) -> None:
+    page.page.fill("#mesh", mesh)
+    page.page.press("#mesh", "Enter")
+    page.wait_until(f"document.querySelector('#canvas').ariaLabel.startsWith('Mesh {mesh},')")
+
+    page.answered()
+    assert not page.page.is_visible("#problem")
+    assert page.page.is_visible("#layer") == (mesh in {"4x4x4", "2x3x4x2"})
+
+
+def test_strangers_are_refused(address: str) -> None:
+    parts = urlsplit(address)
+    root = f"http://{parts.netloc}/"
+
+    for wrong in (root, root + "start", root + "x" * 32 + "/", root + parts.path[1:9] + "/"):
+        status, body = fetch(wrong)
+        assert status == 403
+        assert b"token" in body
+    assert fetch(address + "start", Host="evil.example:80")[0] == 403
+    assert fetch(address + "start", Origin="http://evil.example")[0] == 403
+    assert fetch(address + "start", Origin=f"http://{parts.netloc}")[0] == 200
+    assert json.loads(fetch(address + "start")[1])["question"]["mesh"] == "8x8"
+
+
+def test_a_page_of_another_site_can_neither_read_nor_frame_it(address: str, chromium: Any) -> None:
+    context = chromium.new_context()
+    stranger = context.new_page()
+    stranger.goto("data:text/html,<p>another site</p>")
+
+    refused = stranger.evaluate(
+        "(at) => fetch(at).then(() => 'read', () => 'refused')", address + "start"
+    )
+
+    assert refused == "refused"
+    context.close()

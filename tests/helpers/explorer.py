@@ -1,0 +1,137 @@
+"""A running explorer, and a page of it in a real browser."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from waiting import HANG_S, until
+
+CHROMIUM = Path("/usr/bin/chromium")  # Debian's
+QUESTION = {
+    "mesh": "4x4",
+    "wrap": "none",
+    "fail": [],
+    "payload": "1MB",
+    "fabric": "reference",
+    "algorithm": "auto",
+}
+
+
+@contextmanager
+def explorer(cache: Path, *options: str, **environment: str) -> Iterator[str]:
+    """Yield the address of an explorer that has loaded its planner."""
+    pytest.importorskip("starlette", reason="the explorer needs: pip install 'meshmend[explore]'")
+    pytest.importorskip("uvicorn", reason="the explorer needs: pip install 'meshmend[explore]'")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "meshmend", "explore", *options],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "XDG_CACHE_HOME": str(cache), **environment},
+    )
+    assert process.stdout is not None
+    try:
+        words = process.stdout.readline().split()
+        assert words[:1] == ["explorer"], words
+        address = words[1]
+        fetch(address + "warm")
+        yield address
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=HANG_S)
+        process.stdout.close()
+
+
+def fetch(address: str, **headers: str) -> tuple[int, bytes]:
+    """Return the status and the body of a page."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(address, headers=named), timeout=HANG_S
+        ) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+def asked(address: str, what: str, **changes: Any) -> list[dict[str, Any]]:
+    """Return the answers to a question, without reports of progress."""
+    body = json.dumps({**QUESTION, **changes}).encode()
+    request = urllib.request.Request(address + what, data=body, method="POST")
+    with urllib.request.urlopen(request, timeout=HANG_S) as stream:
+        answers = [json.loads(line) for line in stream]
+    return [answer for answer in answers if answer["kind"] != "progress"]
+
+
+@dataclass
+class Browsed:
+    """A page in the browser, and what went wrong on it."""
+
+    page: Any
+    problems: list[str] = field(default_factory=list)
+
+    def text(self, selector: str) -> str:
+        return str(self.page.inner_text(selector))
+
+    def wait_for(self, selector: str) -> None:
+        self.page.wait_for_selector(selector, timeout=HANG_S * 1000)
+
+    def wait_until(self, script: str) -> None:
+        """Wait until an expression is true; the page's own policy forbids to evaluate it there."""
+        until(lambda: self.page.evaluate(script), why=lambda: f"not so: {script}")
+
+    def answered(self) -> None:
+        """Wait for an answer to the latest question."""
+        self.wait_for("#answer:not([data-stage=none])")
+
+    def click_mesh(self, right: float, down: float) -> None:
+        """Click at a place of the picture, given in parts of its width and height."""
+        box = self.page.locator("#canvas").bounding_box()
+        self.page.mouse.click(box["x"] + right * box["width"], box["y"] + down * box["height"])
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    """Yield Chromium, driven by Playwright; skip where one of them is absent."""
+    api = pytest.importorskip(
+        "playwright.sync_api", reason="pages are tested with: pip install playwright"
+    )
+    if not CHROMIUM.exists():
+        pytest.skip(f"pages are tested with Debian's chromium, but there is no {CHROMIUM}")
+    with api.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        try:
+            yield chromium
+        finally:
+            chromium.close()
+
+
+@contextmanager
+def browsed(chromium: Any, address: str, **options: Any) -> Iterator[Browsed]:
+    """Yield a page that is open; it must end without an error on its console."""
+    context = chromium.new_context(
+        **{"viewport": {"width": 1200, "height": 900}, "accept_downloads": True, **options}
+    )
+    found = Browsed(context.new_page())
+    found.page.on(
+        "console",
+        lambda line: found.problems.append(line.text) if line.type == "error" else None,
+    )
+    found.page.on("pageerror", lambda error: found.problems.append(str(error)))
+    try:
+        found.page.goto(address)
+        yield found
+        assert not found.problems
+    finally:
+        context.close()
