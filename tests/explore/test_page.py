@@ -76,9 +76,7 @@ def test_a_board_that_is_clicked_dead_changes_the_plan_and_undo_brings_it_back(
 
     page.wait_until("document.querySelector('#figures').innerText.includes('60')")
     assert page.page.input_value("#fail") in {"2x2@2,2", "2x2@2,4", "2x2@4,2", "2x2@4,4"}
-    assert "the hole costs" in figures(page) or page.wait_until(
-        "document.querySelector('#figures').innerText.includes('hole')"
-    )
+    page.wait_until("document.querySelector('#figures').innerText.includes('the hole costs')")
 
     page.page.click("#undo")
 
@@ -163,7 +161,7 @@ def test_downloads_can_be_read_back(page: Browsed, tmp_path: Path) -> None:
     def saved(button: str) -> Path:
         with page.page.expect_download() as waiting:
             page.page.click(button)
-        path = tmp_path / waiting.value.suggested_filename
+        path = tmp_path / str(waiting.value.suggested_filename)
         waiting.value.save_as(path)
         return path
 

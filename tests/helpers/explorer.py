@@ -93,7 +93,8 @@ class Browsed:
 
     def answered(self) -> None:
         """Wait for an answer to the latest question."""
-        self.wait_for("#answer:not([data-stage=none])")
+        self.wait_for("#answer:not([data-stage=none]), #problem:not([hidden])")
+        assert self.page.get_attribute("#answer", "data-stage") != "none", self.text("#problem")
 
     def click_mesh(self, right: float, down: float) -> None:
         """Click at a place of the picture, given in parts of its width and height."""

@@ -1,22 +1,31 @@
 """`meshmend explore`: a local page on which one breaks a mesh and sees what it costs."""
 
+import os
+from collections.abc import Callable
 from contextlib import suppress
-from importlib.util import find_spec
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from meshmend.cli.console import cache_dir
+from meshmend.cli.coordinator import SecretOption
+from meshmend.cli.live_page import check_installed
 from meshmend.cli.options import FabricOption, FailOption, PayloadOption, WrapOption, mesh_of
 from meshmend.errors import InputError
 
-_NEEDS = ("starlette", "uvicorn")
+if TYPE_CHECKING:
+    from meshmend.explore.page_server import PageServer
+    from meshmend.planning.target import Target
+
+_LIVE_NICENESS = 14  # planners of a live page give way to the workers
 
 
 def explore_command(
     mesh: Annotated[
-        str, typer.Option("--mesh", metavar="RxC", help="The mesh to begin with.")
-    ] = "8x8",
+        str | None,
+        typer.Option("--mesh", metavar="RxC", help="The mesh to begin with.", show_default="8x8"),
+    ] = None,
     wrap: WrapOption = "none",
     fail: FailOption = None,
     payload: PayloadOption = "100MB",
@@ -24,18 +33,30 @@ def explore_command(
     algorithm: Annotated[
         str, typer.Option("--algorithm", metavar="NAME", help="auto, or an algorithm's name.")
     ] = "auto",
+    coordinator: Annotated[
+        str | None,
+        typer.Option(
+            "--coordinator", metavar="HOST:PORT", help="Follow the job of this coordinator."
+        ),
+    ] = None,
+    secret_file: SecretOption = None,
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="Where to listen; 0: any free port.")
     ] = 0,
     browser: Annotated[
         bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")
     ] = False,
+    faults_to: Annotated[int | None, typer.Option("--faults-to", hidden=True)] = None,
+    parent: Annotated[int | None, typer.Option("--parent", hidden=True)] = None,
 ) -> None:
     """Serve a page on which you click chips, boards and links dead, and see plan and price at once.
 
     The page shows the rings or trees of the plan, the load of every link, the schedule as it runs,
     and each algorithm's time next to the limit. It is served to this machine alone, at an address
     with a token that only you see, until you press Ctrl-C. It needs no network.
+
+    With --coordinator it shows a running job instead: the mesh as it is now, steps, loss,
+    recoveries as they happen, and who waits for whom. It needs the job's secret.
 
     **Examples**
 
@@ -44,17 +65,23 @@ def explore_command(
     - meshmend explore --mesh 32x32 --fail board:10,14 --payload 25MB
 
     - meshmend explore --mesh 16x16x16 --wrap all --fabric tpu-v4 --browser
+
+    - meshmend explore --coordinator 10.0.0.1:7000 --secret-file job.secret
     """
-    check_installed()
+    if parent is not None:
+        from meshmend.processes import die_with_parent
+
+        die_with_parent(parent)
+    check_installed("meshmend explore")
     from meshmend.planning.target import Target
 
-    broken = mesh_of(mesh, wrap, fail)
     target = Target().with_(payload, fabric)
-    from meshmend.explore.explorer_question import ExplorerQuestion
-    from meshmend.explore.page_server import PageServer
-    from meshmend.explore.page_start import page_start
-
-    start = page_start(ExplorerQuestion(broken, target, algorithm))
+    if coordinator is None:
+        server = _server(mesh or "8x8", wrap, fail, target, algorithm)
+    elif mesh is not None or fail:
+        raise InputError("--coordinator shows the mesh of a job; leave --mesh and --fail out")
+    else:
+        server = _live_server(coordinator, secret_file, wrap, target, faults_to)
 
     def ready(address: str) -> None:
         print(f"explorer     {address}", flush=True)
@@ -64,13 +91,53 @@ def explore_command(
             webbrowser.open(address)
 
     with suppress(KeyboardInterrupt):  # Ctrl-C is how one ends it
-        PageServer(start, cache_dir()).run(port, ready)
+        server.run(port, ready)
 
 
-def check_installed() -> None:
-    """Raise InputError if the packages of the web server are not installed."""
-    if missing := [name for name in _NEEDS if find_spec(name) is None]:
-        raise InputError(
-            f"meshmend explore needs {' and '.join(missing)}; install with: "
-            "pip install 'meshmend[explore]'"
-        )
+def _server(
+    mesh: str, wrap: str, fail: list[str] | None, target: "Target", algorithm: str
+) -> "PageServer":
+    broken = mesh_of(mesh, wrap, fail)
+    from meshmend.explore.explorer_question import ExplorerQuestion
+    from meshmend.explore.page_server import PageServer
+    from meshmend.explore.page_start import page_start
+
+    return PageServer(page_start(ExplorerQuestion(broken, target, algorithm)), cache_dir())
+
+
+def _live_server(
+    coordinator: str, secret_file: Path | None, wrap: str, target: "Target", faults_to: int | None
+) -> "PageServer":
+    from meshmend.launch.hosts import endpoint_from, secret_from
+    from meshmend.launch.status_client import StatusQuestion, ask_job
+    from meshmend.topology.failures import format_shape
+
+    endpoint = endpoint_from(coordinator, "--coordinator")
+    secret = secret_from(os.environ, secret_file).encode()
+    question = StatusQuestion(endpoint, (), secret)
+    status = ask_job(question)
+    mesh = mesh_of(format_shape(status.shape), wrap, None)
+    from meshmend.explore.explorer_question import ExplorerQuestion
+    from meshmend.explore.live_feed import LiveFeed
+    from meshmend.explore.page_server import PageServer
+    from meshmend.explore.page_start import page_start
+
+    may_inject = faults_to is not None
+    return PageServer(
+        page_start(ExplorerQuestion(mesh, target), is_live=True, may_inject=may_inject),
+        cache_dir(),
+        LiveFeed(question, _fault_writer(faults_to) if faults_to is not None else None),
+        niceness=_LIVE_NICENESS,
+    )
+
+
+def _fault_writer(pipe: int) -> Callable[[str], None]:
+    """Return what passes the words of a fault on to the launcher."""
+
+    def write(words: str) -> None:
+        try:
+            os.write(pipe, f"{words}\n".encode())
+        except OSError:
+            raise InputError("the launcher of this job has ended; nothing takes faults") from None
+
+    return write

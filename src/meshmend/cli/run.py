@@ -9,6 +9,7 @@ import typer
 
 from meshmend.cli.console import compile_for_workers
 from meshmend.cli.elastic import ElasticOption, RunDirOption, run_elastic_script
+from meshmend.cli.live_page import AllowFaultsOption, ExploreOption, page_request
 from meshmend.cli.options import (
     RENAMED_OPTIONS,
     SCRIPT_LAST,
@@ -75,6 +76,8 @@ def run_command(
     straggler_timeout: StragglerTimeoutOption = 600.0,
     link_timeout: LinkTimeoutOption = 2.0,
     holder_timeout: HolderTimeoutOption = 60.0,
+    explore: ExploreOption = False,
+    allow_faults: AllowFaultsOption = False,
 ) -> int:
     """Run a training script with one worker per live chip, like torchrun for one machine.
 
@@ -106,9 +109,12 @@ def run_command(
         raise InputError(
             "--inject and --run-dir need --elastic: without it a lost chip ends the job"
         )
+    if not elastic and (explore or allow_faults):
+        raise InputError("--explore and --allow-faults need --elastic: the page follows such a job")
     if elastic and slices:
         raise InputError("--slices cannot be used with --elastic, which chooses them by size")
     faults = tuple(parse_fault(text, begin) for text in inject or ())
+    page = page_request(explore, allow_faults)
     bandwidth = None if testbed is None else parse_bandwidth(testbed)
     if not is_module and not Path(script).is_file():
         raise InputError(f"meshmend run needs a script, but there is no file {script}")
@@ -150,6 +156,7 @@ def run_command(
             ),
             testbed_bytes_per_s=bandwidth,
             n_threads=n_threads,
+            page=page,
         )
         return run_elastic_script(run)
     from meshmend.launch.static_job import StaticJob

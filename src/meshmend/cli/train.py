@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshmend.cli.console import compile_for_workers, note, print_json, progress
+from meshmend.cli.live_page import AllowFaultsOption, ExploreOption, page_request
 from meshmend.cli.options import (
     RENAMED_OPTIONS,
     FailOption,
@@ -147,6 +148,8 @@ def train_command(
     link_timeout: LinkTimeoutOption = 2.0,
     holder_timeout: HolderTimeoutOption = 60.0,
     check_every_step: CheckEveryStepOption = False,
+    explore: ExploreOption = False,
+    allow_faults: AllowFaultsOption = False,
     json: JsonOption = False,
 ) -> int:
     """Train a real model on a mesh of processes; chips die and come back, training goes on.
@@ -164,6 +167,8 @@ def train_command(
     - meshmend train --framework jax --mesh 2x2 --inject "kill 0,1 at 20"
 
     - meshmend train --testbed 50Mbit --inject "cut link:0,1-0,2 at 20"
+
+    - meshmend train --steps 1000 --explore --allow-faults
 
     - meshmend train --steps 200 --resume runs/train-20261115-120000
     """
@@ -183,6 +188,7 @@ def train_command(
     faults = tuple(parse_fault(text, begin) for text in inject or ())
     bandwidth = parse_bandwidth(testbed) if testbed else None
     checkpoints = _checkpoints(resume)
+    page = page_request(explore, allow_faults)
     _check_installed(framework)
     compile_for_workers()
     from meshmend.launch.one_thread import compute_in_one_thread
@@ -215,6 +221,7 @@ def train_command(
         resume=checkpoints,
         testbed_bytes_per_s=bandwidth,
         checks=check_every_step,
+        page=page,
         timing=Timing(
             heartbeat_timeout_s=heartbeat_timeout,
             straggler_timeout_s=straggler_timeout,

@@ -30,8 +30,7 @@ class Flow:
 def flows_of(plan: Plan) -> tuple[Flow, ...]:
     """Return the flows of the reducing phases; the phases after them go the same ways back."""
     schedule = plan.schedule
-    phases = schedule.phases or (Phase("all", 0, schedule.n_rows),)
-    reducing = [each for each in phases if schedule.op[each.start] == REDUCE]
+    reducing = [each for each in schedule.phases if schedule.op[each.start] == REDUCE]
     is_trees = schedule.algorithm == "trees"
     return tuple(
         Flow(

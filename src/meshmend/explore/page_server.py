@@ -9,7 +9,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from meshmend.errors import InputError
 from meshmend.explore.access import SECURITY_HEADERS, Access
+from meshmend.explore.live_feed import LiveFeed
 from meshmend.explore.planner_process import DONE
 from meshmend.explore.planners import Planner, PlannerJob
 
@@ -32,12 +33,15 @@ _MOST_QUESTION_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class PageServer:
-    """What the server serves: `start` is what the page is told first, `routes` are further ones."""
+    """What the server serves: `start` is what the page is told first, `feed` a job to follow.
+
+    `niceness` is that of the planners: the higher, the less they disturb what else runs here.
+    """
 
     start: Mapping[str, Any]
     cache_dir: Path | None
-    routes: list[Route] = field(default_factory=list)
-    begin: Callable[[], None] = lambda: None
+    feed: LiveFeed | None = None
+    niceness: int = 0
 
     def run(self, port: int, on_ready: Callable[[str], None]) -> None:
         """Serve until SIGINT or SIGTERM; `on_ready` gets the address once requests are answered.
@@ -64,14 +68,17 @@ class PageServer:
         @asynccontextmanager
         async def lifespan(app: Starlette) -> AsyncIterator[None]:
             loop = asyncio.get_running_loop()
-            planners["first"] = Planner(is_searcher=False, cache_dir=self.cache_dir)
-            planners["search"] = Planner(is_searcher=True, cache_dir=self.cache_dir)
+            planners["first"] = Planner(niceness=self.niceness, cache_dir=self.cache_dir)
+            planners["search"] = Planner(  # gives way to first answers
+                niceness=min(19, self.niceness + 5), cache_dir=self.cache_dir
+            )
             planners["first"].ask(
                 "warm up",
                 dict(self.start["question"]),
                 lambda answer: loop.call_soon_threadsafe(warmth.set),
             )
-            self.begin()
+            if self.feed is not None:
+                self.feed.begin(loop)
             on_ready()
             yield
             for planner in planners.values():
@@ -106,7 +113,7 @@ class PageServer:
                     ("plan-file", "first"),
                 )
             ),
-            *self.routes,
+            *(() if self.feed is None else _live_routes(self.feed)),
             Mount("/", StaticFiles(directory=PAGE, html=True)),
         ]
         app = Starlette(
@@ -115,6 +122,17 @@ class PageServer:
             exception_handlers={InputError: _bad_input},
         )
         return _Guard(app, access)
+
+
+def _live_routes(feed: LiveFeed) -> list[Route]:
+    async def live(request: Request) -> Response:
+        return StreamingResponse(feed.news(), media_type="application/x-ndjson")
+
+    async def fault(request: Request) -> Response:
+        feed.inject(await _question(request))
+        return JSONResponse({"kind": "injected"})
+
+    return [Route("/live", live), Route("/fault", fault, methods=["POST"])]
 
 
 class _Guard:

@@ -13,8 +13,10 @@ from meshmend.topology.fabric import FABRICS
 from meshmend.topology.failures import REGION_SHAPES
 
 
-def page_start(question: ExplorerQuestion) -> dict[str, Any]:
-    """Return the start of a page as a JSON value."""
+def page_start(
+    question: ExplorerQuestion, *, is_live: bool = False, may_inject: bool = False
+) -> dict[str, Any]:
+    """Return the start of a page as a JSON value; a live page follows a job."""
     return {
         "version": __version__,
         "question": document_of(question),
@@ -22,5 +24,6 @@ def page_start(question: ExplorerQuestion) -> dict[str, Any]:
         "fabrics": {name: str(preset) for name, preset in FABRICS.items()},
         "regions": {name: list(shape) for name, shape in REGION_SHAPES.items()},
         "most_chips": MOST_CHIPS,
-        "live": False,
+        "live": is_live,
+        "allow_faults": may_inject,
     }

@@ -24,7 +24,6 @@ from meshmend.processes import die_with_parent
 
 DONE: Final = b""  # ends the answers of a task
 _PROGRESS_EVERY_S: Final = 0.25
-_NICER: Final = 5  # a search gives way to first answers and to the page
 
 
 @dataclass(frozen=True)
@@ -42,13 +41,13 @@ class _StaleTask(BaseException):
 
 
 def start_planner(
-    connection: Connection, newest_stale: Any, *, is_searcher: bool
+    connection: Connection, newest_stale: Any, *, niceness: int
 ) -> multiprocessing.process.BaseProcess:
     """Start a process that serves one end of a pipe until that is closed."""
     context = multiprocessing.get_context("spawn")
     process = context.Process(
         target=_serve,
-        args=(connection, newest_stale, os.getpid(), _NICER if is_searcher else 0),
+        args=(connection, newest_stale, os.getpid(), niceness),
         daemon=True,
     )
     process.start()

@@ -37,8 +37,8 @@ class PlannerJob:
 class Planner:
     """One planner process and its queue of jobs."""
 
-    def __init__(self, *, is_searcher: bool, cache_dir: Path | None) -> None:
-        self._is_searcher = is_searcher
+    def __init__(self, *, niceness: int, cache_dir: Path | None) -> None:
+        self._niceness = niceness
         self._cache_dir = cache_dir
         self._jobs: queue.SimpleQueue[PlannerJob | None] = queue.SimpleQueue()
         self._numbers = itertools.count(1)
@@ -67,7 +67,7 @@ class Planner:
 
     def _start(self) -> None:
         self._connection, theirs = multiprocessing.Pipe()
-        self._process = start_planner(theirs, self._newest_stale, is_searcher=self._is_searcher)
+        self._process = start_planner(theirs, self._newest_stale, niceness=self._niceness)
         theirs.close()
 
     def _serve(self) -> None:

@@ -104,6 +104,11 @@ class FaultInjector:
         self._pauses: dict[Process, list[_Pause]] = {}
         self._stopped: set[Process] = set()
 
+    def add(self, fault: Fault) -> None:
+        """Inject one more fault when it is due; it has no moment of a step."""
+        assert fault.moment is None, "a worker that runs already injects no fault itself"
+        self._pending.append(fault)
+
     def is_timed(self) -> bool:
         """Whether a fault or the end of a pause depends on the time, not on a step."""
         has_end = any(pause.until_s < math.inf for each in self._pauses.values() for pause in each)

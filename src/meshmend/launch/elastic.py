@@ -11,11 +11,15 @@ import secrets
 import signal
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
+from meshmend.errors import InputError
+from meshmend.faults.fault import parse_fault
 from meshmend.faults.fault_injector import FaultInjector, InjectedFault
 from meshmend.launch.children import Child
 from meshmend.launch.elastic_job import ElasticJob, Outcome
+from meshmend.launch.job_page import JobPage, LineReader, PageRequest
 from meshmend.launch.job_processes import GAVE_UP, JobProcesses
 from meshmend.launch.observer import Observer
 from meshmend.launch.process_control import ProcessControl
@@ -97,6 +101,7 @@ class _Launcher:
             note=lambda injected: self._record_injected(injected, time.monotonic()),
         )
         self._recoveries = Recoveries()
+        self._page: JobPage | None = None
         self._restart_at: float | None = None
         self._started = time.monotonic()
         self._step = 0
@@ -119,7 +124,37 @@ class _Launcher:
         deadline = time.monotonic() + _FIRST_ANSWER_S
         while not self._observer.is_connected and time.monotonic() < deadline:
             self._observer.connect_and_send(self._processes.children)  # so that no event is missed
+        if self._job.page is not None:
+            self._start_page(self._job.page)
         self._control.restart(self._job.settings.mesh.live, self._injector.self_injected)
+
+    def _start_page(self, request: PageRequest) -> None:
+        """Start the live page; without it, the job runs all the same."""
+        settings, address = self._job.settings, self._listener.getsockname()[:2]
+        try:
+            self._page = JobPage(
+                request, address, settings.secret, settings.mesh, self._inject_clicked
+            )
+        except OSError as error:
+            _log.warning("the live page cannot be started: %s", error)
+            return
+        children = self._processes.children
+        for reader in self._page.readers:
+            children.watch(reader.fd, partial(self._read_page, reader))
+
+    def _read_page(self, reader: LineReader) -> None:
+        if not reader.read():
+            self._processes.children.unwatch(reader.fd)
+            os.close(reader.fd)
+
+    def _inject_clicked(self, words: str) -> None:
+        """Inject a fault that was clicked on the live page, at once."""
+        try:
+            fault = parse_fault(f"{words} at {self._step}", self._job.settings.mesh)
+        except InputError as error:
+            _log.warning("a fault that was clicked is not injected: %s", error)
+            return
+        self._injector.add(fault)
 
     def until_over(self) -> None:
         """Watch processes and inject faults until no worker is left or the time to end is over."""
@@ -142,6 +177,8 @@ class _Launcher:
 
     def close(self) -> None:
         """End everything that still runs."""
+        if self._page is not None:
+            self._page.close()
         self._observer.disconnect(self._processes.children)
         self._processes.close()
         self._listener.close()

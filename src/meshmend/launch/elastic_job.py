@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from meshmend.faults.fault import Fault
+from meshmend.launch.job_page import PageRequest
 from meshmend.launch.recoveries import Recovery
 from meshmend.membership.events import TimedEvent
 from meshmend.membership.timing import Timing
@@ -20,7 +21,8 @@ class ElasticJob:
     Each worker runs `body()`, which returns its exit code, and computes in `n_threads` threads.
     `sums` are the sizes of the sums of a step, if they are known before the first step: the
     launcher then plans ahead for the next failures. After `for_s` seconds the job is ended,
-    whatever step it is at. `in_network` puts the workers into a testbed.
+    whatever step it is at. `page` asks for a live page. `in_network` puts the workers into a
+    testbed.
     """
 
     settings: Settings
@@ -33,6 +35,7 @@ class ElasticJob:
     sums: SumSizes = ()
     for_s: float | None = None
     checks: bool = False
+    page: PageRequest | None = None
     n_threads: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
     enter: Callable[[Chip], None] | None = None

@@ -15,6 +15,7 @@ from meshmend.faults.fault import Fault
 from meshmend.launch.elastic import run_elastic
 from meshmend.launch.elastic_job import ElasticJob, Outcome
 from meshmend.launch.forked_worker import Script, script_body
+from meshmend.launch.job_page import PageRequest
 from meshmend.launch.one_thread import compute_in_one_thread
 from meshmend.launch.preloading import keep_jax_programs, preload_training
 from meshmend.launch.run_log import run_log
@@ -44,6 +45,7 @@ class ElasticScript:
     preload: tuple[str, ...] = ()
     testbed_bytes_per_s: float | None = None
     n_threads: int = 1
+    page: PageRequest | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ def _run(run: ElasticScript, folder: Path, on_event: Callable[[TimedEvent], None
         faults=run.faults,
         timing=run.timing,
         n_threads=run.n_threads,
+        page=run.page,
     )
     if run.testbed_bytes_per_s is None:
         return run_elastic(job)

@@ -18,6 +18,7 @@ from meshmend.errors import InputError
 from meshmend.faults.fault import Fault
 from meshmend.launch.elastic import run_elastic
 from meshmend.launch.elastic_job import ElasticJob, Outcome
+from meshmend.launch.job_page import PageRequest
 from meshmend.launch.one_thread import compute_in_one_thread
 from meshmend.launch.run_log import run_log
 from meshmend.membership.events import (
@@ -66,6 +67,7 @@ class Training:
     for_s: float | None = None
     testbed_bytes_per_s: float | None = None
     checks: bool = False
+    page: PageRequest | None = None
     timing: Timing = field(default_factory=Timing)
 
     def arguments(self) -> TrainingArguments:
@@ -201,6 +203,7 @@ def _run(training: Training, on_event: Callable[[TimedEvent], None]) -> Outcome:
         sums=training.workload.sum_sizes(),
         for_s=training.for_s,
         checks=training.checks,
+        page=training.page,
     )
     if training.testbed_bytes_per_s is None:
         return run_elastic(job)

@@ -1,9 +1,10 @@
 // The explorer: joins question, picture and answers.
 
 import { ask, askOnce, getJson } from "./asker.js";
-import { onThemeChange, series } from "./colours.js";
+import { onThemeChange, series, theme } from "./colours.js";
 import { Geometry, failureWords, parseFailures, parseShape, parseWrap } from "./geometry.js";
 import { showLegend } from "./legend.js";
+import { Job } from "./live.js";
 import { hopRows, showCurve, showFigures, showHops, showTable } from "./panels.js";
 import { Player } from "./player.js";
 import { cursorScene, flowScene, frameScene, linkScene, loadScene, meshScene, svgText }
@@ -13,7 +14,7 @@ import { View } from "./view.js";
 import { byId, csv, download, element, timeWords } from "./words.js";
 
 const SEARCH_AFTER_MS = 300;
-let start, state, model, view, player;
+let start, state, model, view, player, job;
 let hole = null, rows = [], curves = [], hops = null, cursor = -1, asking = null, number = 0;
 let scene = [];
 
@@ -26,12 +27,45 @@ async function main() {
   view = new View(byId("canvas"), click, hover);
   player = new Player(() => drawSchedule(), () => loadTimeline());
   listen();
+  if (start.live) beginLive();
   apply();
   if (!start.warm) {
     setStatus("Loading the planner; the first use on a machine compiles for a minute or two …");
     await getJson("warm");
     if (!model?.plan) setStatus("Planning …");
   }
+}
+
+function beginLive() {
+  for (const name of ["mesh", "wrap", "fail", "undo", "redo", "repair"]) byId(name).disabled = true;
+  for (const each of document.querySelectorAll("input[name=tool]")) {
+    if (start.allow_faults ? each.value === "host" : each.value !== "look") each.parentElement.hidden = true;
+    each.checked = each.value === "look";
+  }
+  byId("fault-label").hidden = !start.allow_faults;
+  byId("algorithms").hidden = byId("payloads").hidden = true; // a search takes time from workers
+  job = new Job(takeStatus);
+}
+
+// The mesh as it is now: chips without a worker count as failed.
+function takeStatus(status) {
+  const shape = status.shape, geometry = new Geometry(shape, parseWrap(state.question.wrap, shape.length));
+  const known = new Set([...status.members, ...status.waiting].map((chip) => geometry.chipAt(chip)));
+  const dead = Array.from({ length: geometry.nChips }, (_, chip) => chip).filter((chip) => !known.has(chip));
+  const cut = parseFailures(status.cut, geometry, {}).links;
+  const fail = failureWords(new Set(known.size ? dead : []), cut, geometry), mesh = shape.join("x");
+  if (mesh !== state.question.mesh || `${fail}` !== `${state.question.fail}`) {
+    state.question = { ...state.question, mesh, fail };
+    apply();
+  } else draw();
+}
+
+function liveStateOf(chip) {
+  const has = (list) => list?.some((each) => model.geometry.chipAt(each) === chip), { status } = job;
+  if (!status) return null;
+  if (has(status.behind)) return "behind";
+  if (has(status.waiting)) return "waiting";
+  return has(status.members) ? "training" : null;
 }
 
 function fillChoices() {
@@ -111,7 +145,7 @@ async function askAll() {
     for await (const answer of ask("first", question, signal)) take(answer);
     if (state.view.show === "hops") loadHops();
     await new Promise((resolve) => setTimeout(resolve, SEARCH_AFTER_MS));
-    if (signal.aborted) return;
+    if (signal.aborted || start.live) return; // a search would take time from the job's workers
     for await (const answer of ask("search", question, signal)) take(answer);
     byId("search-words").textContent = "";
   } catch (error) {
@@ -121,14 +155,14 @@ async function askAll() {
 
 function takeAnswer(answer, begun) {
   if (answer.kind === "plan") takePlan(answer, begun);
-  else if (answer.kind === "hole") { hole = answer; showFigures(model.plan, hole); }
+  else if (answer.kind === "hole") { hole = answer; showFigures(model.plan, hole, start.live); }
   else if (answer.kind === "row") {
     rows = [...rows.filter((row) => row.name !== answer.name), answer];
     if (model.plan) showTable(rows, model.plan.limit_s);
   } else if (answer.kind === "curve") { curves = [...curves, answer]; showCurve(curves); }
   else if (answer.kind === "refused") setProblem(`${answer.algorithm} does not support this mesh: ${answer.why}`);
   else if (answer.kind === "error") { setProblem(answer.why); setStatus("No answer."); }
-  else if (answer.kind === "progress" && answer.step !== "search") {
+  else if (answer.kind === "progress" && !["search", "first"].includes(answer.step)) {
     const part = answer.part ? `, ${Math.round(100 * answer.part)} %` : "";
     byId("search-words").textContent = `Searching: ${answer.step}${part}`;
   }
@@ -138,7 +172,7 @@ function takePlan(plan, begun) {
   model.plan = plan;
   model.stranded = new Set(plan.stranded.map((chip) => model.geometry.chipAt(chip)));
   if (plan.stage === "searched" && hole?.stage === "first") hole = { ...hole, time_s: plan.time_s };
-  showFigures(plan, hole);
+  showFigures(plan, hole, start.live);
   const ratio = plan.limit_s ? ` (${(plan.time_s / plan.limit_s).toFixed(2)}× the limit)` : "";
   const took = ((performance.now() - begun) / 1000).toFixed(2);
   setStatus(`${plan.stage === "first" ? "First answer" : "Searched"} after ${took} s: ${plan.algorithm} takes `
@@ -175,6 +209,12 @@ function draw() {
   byId("player").hidden = show !== "schedule";
   model.fillOf = show === "hops" && hops
     ? (chip) => (hops.ports[chip] >= 0 ? series(hops.ports[chip]) : null) : null;
+  if (job) {
+    model.stateOf = liveStateOf;
+    model.keys = [[theme().waiting, "waits"], [theme().forming, "behind the others"]];
+    const fills = { behind: theme().forming, waiting: theme().waiting };
+    if (!model.fillOf) model.fillOf = (chip) => fills[liveStateOf(chip)] ?? null;
+  }
   showHops(show === "hops" ? hops : null, geometry);
   scene = meshScene(model);
   if (show === "load" && plan) scene = [...loadScene(model), ...scene];
@@ -223,6 +263,7 @@ function act(chip, link) {
   const tool = document.querySelector("input[name=tool]:checked").value, { geometry, failed } = model;
   const chips = new Set(failed.chips), links = new Set(failed.links);
   if (tool === "look" || state.view.show === "hops") { lookAt(chip); return; }
+  if (job) { injectAt(tool, chip, link); return; }
   if (tool === "link") {
     if (!link) return;
     if (links.has(link)) links.delete(link); else links.add(link);
@@ -234,6 +275,18 @@ function act(chip, link) {
   if (chips.size === geometry.nChips) { setProblem("A mesh needs at least one live chip."); return; }
   if (state.change({ fail: failureWords(chips, links, geometry) })) apply();
   describe(chip);
+}
+
+// In a live job a click injects the chosen fault.
+async function injectAt(tool, chip, link) {
+  const { geometry } = model, kind = byId("fault").value;
+  const chips = tool === "chip" ? [chip] : geometry.region(chip, start.regions.board);
+  const what = tool === "link" ? failureWords(new Set(), new Set([link]), geometry)[0]
+    : failureWords(new Set(chips), new Set(), geometry)[0];
+  const verb = tool === "link" ? (kind === "repair" ? "repair" : "cut") : kind;
+  const response = await fetch("fault", { method: "POST", body: JSON.stringify({ fault: `${verb} ${what}` }) });
+  if (!response.ok) setProblem((await response.json()).why);
+  else setStatus(`Asked for: ${verb} ${what}.`);
 }
 
 function click(x, y) {

@@ -5,7 +5,7 @@ import { series, theme } from "./colours.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 
-export function showFigures(plan, hole) {
+export function showFigures(plan, hole, isLive) {
   const ratio = plan.limit_s ? plan.time_s / plan.limit_s : 1, cards = [
     figure(`time of ${plan.algorithm}`, timeWords(plan.time_s),
       `${plan.slices} slice${plan.slices === 1 ? "" : "s"}`),
@@ -22,13 +22,13 @@ export function showFigures(plan, hole) {
   byId("figures").replaceChildren(...cards);
   const isFirst = plan.stage === "first";
   byId("answer").dataset.stage = plan.stage;
-  byId("answer-title").textContent = isFirst ? "First answer" : "Searched answer";
+  byId("answer-title").textContent = isLive ? "A plan for the mesh as it is" : isFirst ? "First answer" : "Searched answer";
   byId("limit-words").textContent = `Limit: ${plan.limit_words}.`;
   const proof = plan.proof === "exact" ? "contributions counted exactly" : `by ${plan.proof}`;
   byId("proof-words").textContent = `Proved: ${proof}, every hop alive, free of deadlock with `
     + `${plan.virtual_channels} virtual channel${plan.virtual_channels === 1 ? "" : "s"}; `
     + `${plan.rows.toLocaleString("en")} rows, ${plan.chunks.toLocaleString("en")} chunks.`;
-  byId("note-words").textContent = [plan.note, isFirst ? "The searched answer follows." : ""]
+  byId("note-words").textContent = [plan.note, isFirst && !isLive ? "The searched answer follows." : ""]
     .filter(Boolean).join(". ");
 }
 
@@ -41,7 +41,7 @@ export function showTable(rows, limitS) {
   body.replaceChildren(
     ...priced.map((row, place) => element("tr", place === 0 ? { class: "best" } : {},
       element("td", {}, row.name), element("td", {}, timeWords(row.time_s)),
-      element("td", {}, `${(row.time_s / limitS).toFixed(3)}×`), element("td", {}, `${row.slices}`),
+      element("td", {}, limitS ? `${(row.time_s / limitS).toFixed(3)}×` : "–"), element("td", {}, `${row.slices}`),
       element("td", {}, `${row.chips}`), element("td", { class: "left" }, row.detail))),
     ...refused.map((row) => element("tr", {}, element("td", {}, row.name),
       element("td", { class: "why", colspan: "5" }, row.why))));
@@ -56,7 +56,7 @@ function mark(name, attributes, text) {
 
 export function showCurve(curves) {
   const box = { left: 52, right: 100, top: 8, bottom: 30, width: 560, height: 300 };
-  if (!curves.length) { byId("curve").replaceChildren(); return; }
+  if (!curves.length || curves.some((curve) => curve.times.some((time) => !(time > 0)))) { byId("curve").replaceChildren(); return; }
   const payloads = curves[0].payloads, times = curves.flatMap((curve) => curve.times);
   const [low, high] = [Math.min(...times), Math.max(...times)].map(Math.log10);
   const x = (bytes) => box.left + (Math.log10(bytes / payloads[0]) / Math.log10(payloads.at(-1)

@@ -62,7 +62,7 @@ export class View {
 
   // Shows a rectangle of the mesh as large as it fits.
   focus(x, y, width, height) {
-    const scale = Math.min(this.box[0] / width, this.box[1] / height, 6);
+    const scale = Math.min(this.box[0] / width, this.box[1] / height, 4);
     this.at = { scale, x: (this.box[0] - scale * width) / 2 - scale * x,
       y: (this.box[1] - scale * height) / 2 - scale * y };
     this.isFitted = false;

@@ -1,0 +1,208 @@
+"""Follows a running job for the page: events as they happen, the status every second.
+
+It is an observer of the coordinator, as the launcher is, and asks for the status as `meshmend
+status` does. Training needs neither, so a page costs a job next to nothing.
+"""
+
+import asyncio
+import json
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from meshmend.errors import (
+    ChannelError,
+    InputError,
+    MeshmendError,
+    MessageError,
+    TransportError,
+)
+from meshmend.launch.status_client import StatusQuestion, ask_job
+from meshmend.membership.events import EVENTS, Event, WorkerStepped
+from meshmend.membership.job_status import BEHIND_S, JobPhase, JobStatus
+from meshmend.membership.message_channel import MessageChannel
+from meshmend.membership.messages import COORDINATOR, OBSERVER, Observe, Observed
+from meshmend.net.channel import Channel
+from meshmend.net.handshake import ConnectRequest, Deadline, dial
+from meshmend.report.event_words import event_words
+
+_STATUS_EVERY_S: Final = 1.0
+_STATUS_AT_LEAST_EVERY_S: Final = 0.1  # after an event that changes who trains
+_RETRY_S: Final = 0.25
+_CONNECT_S: Final = 1.0
+_MOST_KEPT: Final = 400  # events that a page is told when it opens
+
+Inject = Callable[[str], None]  # takes a fault in the words of --inject
+
+
+@dataclass(eq=False)
+class LiveFeed:
+    """One job and the pages that watch it; `inject_words` passes faults on, where allowed."""
+
+    question: StatusQuestion
+    inject_words: Inject | None = None
+    _kept: deque[bytes] = field(default_factory=lambda: deque(maxlen=_MOST_KEPT))
+    _status: bytes = b""
+    _pages: set["asyncio.Queue[bytes]"] = field(default_factory=set)
+    _changed: threading.Event = field(default_factory=threading.Event)
+
+    def begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Follow the job in threads that end with the process; news go to the loop."""
+        self._loop = loop
+        for follow in (self._follow_status, self._follow_events):
+            threading.Thread(target=follow, daemon=True).start()
+
+    async def news(self) -> AsyncIterator[bytes]:
+        """Yield what a page needs to know, as lines of JSON: the past, then what happens."""
+        page: asyncio.Queue[bytes] = asyncio.Queue()
+        self._pages.add(page)
+        try:
+            for line in (*self._kept, self._status):
+                yield line
+            while True:
+                yield await page.get()
+        finally:
+            self._pages.discard(page)
+
+    def inject(self, document: Mapping[str, Any]) -> None:
+        """Pass on a fault that a page asks for.
+
+        Raises:
+            InputError: the job takes no faults from the page, or the fault has no words.
+        """
+        words = document.get("fault")
+        if self.inject_words is None:
+            raise InputError(
+                "this page may not inject faults; start the job with --explore --allow-faults"
+            )
+        if not isinstance(words, str) or "\n" in words:
+            raise InputError(f"a fault needs one line of words, but got {words!r}")
+        self.inject_words(words)
+
+    def _tell(self, document: dict[str, Any]) -> None:
+        line = json.dumps(document, separators=(",", ":")).encode() + b"\n"
+        self._loop.call_soon_threadsafe(self._spread, document["kind"], line)
+
+    def _spread(self, kind: str, line: bytes) -> None:
+        if kind == "event":
+            self._kept.append(line)
+        else:
+            self._status = line
+        for page in self._pages:
+            page.put_nowait(line)
+
+    def _follow_status(self) -> None:
+        question = self.question
+        while True:
+            asked = time.monotonic()
+            self._changed.clear()
+            try:
+                status = ask_job(question)
+            except MeshmendError as error:
+                self._tell({"kind": "silence", "why": str(error)})
+            else:
+                self._tell(status_document(status))
+                if status.phase in (JobPhase.OVER, JobPhase.FAILED):
+                    return
+                addresses = tuple(each.address for each in status.workers if each.address[1])
+                question = replace(question, workers=addresses or question.workers)
+            time.sleep(max(0.0, asked + _STATUS_AT_LEAST_EVERY_S - time.monotonic()))
+            self._changed.wait(max(0.0, asked + _STATUS_EVERY_S - time.monotonic()))
+
+    def _follow_events(self) -> None:
+        job = self.question.job
+        while True:
+            try:
+                if job is None:
+                    job = ask_job(self.question).job
+                self._observe(job)
+            except (MeshmendError, ChannelError):
+                pass  # the coordinator is away: the status says so
+            time.sleep(_RETRY_S)
+
+    def _observe(self, job: str) -> None:
+        """Tell the events of a job until the connection to its coordinator ends."""
+        assert self.question.coordinator is not None, "a page follows a coordinator"
+        try:
+            connection = dial(
+                self.question.coordinator,
+                self.question.secret,
+                ConnectRequest(OBSERVER, COORDINATOR),
+                Deadline(time.monotonic() + _CONNECT_S),
+            )
+        except TransportError:
+            return
+        channel = MessageChannel(Channel(connection))
+        try:
+            channel.send(Observe(job))
+            poll = select.poll()
+            poll.register(channel.fileno(), select.POLLIN)
+            while True:
+                poll.poll()
+                for message in channel.receive():
+                    if isinstance(message, Observed):
+                        self._take(message.event)
+        except (ChannelError, MessageError):
+            return
+        finally:
+            channel.close()
+
+    def _take(self, event: Event) -> None:
+        if not isinstance(event, WorkerStepped):
+            self._changed.set()
+        elif not event.leads:
+            return  # one line a step is enough
+        self._tell(
+            {
+                "kind": "event",
+                "at": time.time(),
+                "words": event_words(event),
+                "event": EVENTS.encode(event),
+            }
+        )
+
+
+def status_document(status: JobStatus) -> dict[str, Any]:
+    """Return what the page shows of a status, as a JSON value; addresses stay here."""
+    generation = status.generation
+    return {
+        "kind": "status",
+        "job": status.job,
+        "shape": list(status.shape),
+        "phase": str(status.phase),
+        "step": status.step,
+        "steps": status.n_steps,
+        "steps_per_s": status.steps_per_s,
+        "samples_per_s": status.samples_per_s,
+        "generation": generation.number if generation else None,
+        "members": [list(chip) for chip in status.members],
+        "waiting": [list(chip) for chip in status.waiting],
+        "cut": sorted(str(link) for link in generation.cut) if generation else [],
+        "behind": [
+            list(each.chip) for each in status.workers if (each.behind_s or 0.0) >= BEHIND_S
+        ],
+        "waits": [
+            {
+                "chips": [list(chip) for chip in wait.chips],
+                "awaited": [list(chip) for chip in wait.awaited],
+                "why": wait.why,
+                "since_s": wait.since_s,
+            }
+            for wait in status.waits
+        ],
+        "changes": [
+            {
+                "ago_s": past.ago_s,
+                "cause": str(past.change.cause),
+                "took_s": past.change.took_s,
+                "chips": past.change.chips,
+            }
+            for past in status.changes
+        ],
+        "answered_by": None if status.answered_by is None else list(status.answered_by),
+        "failure": status.failure,
+    }
