@@ -4,6 +4,7 @@ import { byId, element, figure, timeWords } from "./words.js";
 import { series } from "./colours.js";
 
 const MOST_EVENTS = 200;
+const REDRAW_MS = 250;
 const SVG = "http://www.w3.org/2000/svg";
 
 export class Job {
@@ -58,15 +59,16 @@ export class Job {
     while (list.children.length > MOST_EVENTS) list.lastChild.remove();
   }
 
-  // Steps may come by the hundred a second: the page is drawn at most once a picture.
+  // Steps may come by the hundred a second, and drawing each would take time from the workers.
   redraw() {
     if (!this.isDrawn) return;
     this.isDrawn = false;
-    requestAnimationFrame(() => {
+    setTimeout(() => {
       this.isDrawn = true;
+      if (document.hidden) return;
       if (this.status) this.showStatus(this.status);
       this.showLoss();
-    });
+    }, REDRAW_MS);
   }
 
   showStatus(status) {

@@ -16,7 +16,7 @@ import { byId, csv, download, element, timeWords } from "./words.js";
 const SEARCH_AFTER_MS = 300;
 let start, state, model, view, player, job;
 let hole = null, rows = [], curves = [], hops = null, cursor = -1, asking = null, number = 0;
-let scene = [];
+let scene = [], drawnStates = "";
 
 async function main() {
   start = await getJson("start");
@@ -57,7 +57,8 @@ function takeStatus(status) {
   if (mesh !== state.question.mesh || `${fail}` !== `${state.question.fail}`) {
     state.question = { ...state.question, mesh, fail };
     apply();
-  } else draw();
+  } else if (`${status.waiting};${status.behind}` !== drawnStates) draw();
+  drawnStates = `${status.waiting};${status.behind}`;
 }
 
 function liveStateOf(chip) {
@@ -174,6 +175,7 @@ function takePlan(plan, begun) {
   if (plan.stage === "searched" && hole?.stage === "first") hole = { ...hole, time_s: plan.time_s };
   showFigures(plan, hole, start.live);
   const ratio = plan.limit_s ? ` (${(plan.time_s / plan.limit_s).toFixed(2)}× the limit)` : "";
+  performance.measure(`${plan.stage} answer`, { start: begun });
   const took = ((performance.now() - begun) / 1000).toFixed(2);
   setStatus(`${plan.stage === "first" ? "First answer" : "Searched"} after ${took} s: ${plan.algorithm} takes `
     + `${timeWords(plan.time_s)}${ratio}.`);
