@@ -98,8 +98,9 @@ class Browsed:
 
     def click_mesh(self, right: float, down: float) -> None:
         """Click at a place of the picture, given in parts of its width and height."""
-        box = self.page.locator("#canvas").bounding_box()
-        self.page.mouse.click(box["x"] + right * box["width"], box["y"] + down * box["height"])
+        canvas = self.page.locator("#canvas")
+        box = canvas.bounding_box()
+        canvas.click(position={"x": right * box["width"], "y": down * box["height"]})
 
 
 @contextmanager

@@ -57,6 +57,8 @@ def start_planner(
 def _serve(connection: Connection, newest_stale: Any, parent: int, niceness: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this
     die_with_parent(parent)
+    from meshmend.explore import planner_tasks  # takes a second; if nice, minutes where all is busy
+
     os.nice(niceness)
     while True:
         try:
@@ -65,7 +67,9 @@ def _serve(connection: Connection, newest_stale: Any, parent: int, niceness: int
             return
         answers = _Answers(connection, task, newest_stale)
         try:
-            _run(task, answers)
+            for answer in planner_tasks.TASKS[task.what](task, answers.report):
+                answers.send(answer)
+                answers.report(task.what)
         except _StaleTask:
             pass
         except MeshmendError as error:
@@ -74,14 +78,6 @@ def _serve(connection: Connection, newest_stale: Any, parent: int, niceness: int
             traceback.print_exc()
             answers.send({"kind": "error", "why": f"the planner failed: {error!r}"})
         connection.send_bytes(DONE)
-
-
-def _run(task: PlannerTask, answers: "_Answers") -> None:
-    from meshmend.explore.planner_tasks import TASKS  # imports Numba, which takes a second
-
-    for answer in TASKS[task.what](task, answers.report):
-        answers.send(answer)
-        answers.report(task.what)
 
 
 class _Answers:

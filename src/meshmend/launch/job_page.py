@@ -1,8 +1,7 @@
 """The live page of a local job: `meshmend explore` in a process of its own.
 
 The launcher's loop reads two pipes: the page's address comes through one, and faults that a user
-clicks through the other. The process has a low priority and dies with the launcher. Training does
-not depend on it.
+clicks through the other. The process dies with the launcher. Training does not depend on it.
 """
 
 import os
@@ -17,7 +16,6 @@ from meshmend.net.listener import Address
 from meshmend.topology.mesh import Mesh, format_wrap
 from meshmend.variables import SECRET
 
-_NICENESS: Final = 10
 _END_S: Final = 2.0
 _MOST_BYTES: Final = 1 << 16  # of unread lines
 
@@ -72,7 +70,7 @@ class JobPage:
         try:
             # A process group of its own, so that Ctrl-C ends the launcher, which ends this.
             self._process = subprocess.Popen(
-                ["nice", "-n", str(_NICENESS), *command],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=out_end,
                 env={**os.environ, SECRET.name: secret},

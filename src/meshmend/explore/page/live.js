@@ -98,7 +98,7 @@ export class Job {
   showLoss() {
     const known = this.losses.filter(([, loss]) => typeof loss === "number").slice(-2000);
     if (known.length < 2) return;
-    const [width, height] = [900, 110], values = known.map(([, loss]) => loss);
+    const [width, height] = [420, 90], values = known.map(([, loss]) => loss);
     const [low, high] = [Math.min(...values), Math.max(...values)];
     const [first, last] = [known[0][0], known.at(-1)[0]];
     const points = known.map(([step, loss]) => `${(step - first) / ((last - first) || 1) * width},`
