@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from explorer import QUESTION
+from browsing import QUESTION
 from meshmend.errors import InputError
 from meshmend.explore.access import Access
 from meshmend.explore.explorer_answers import first_answers, searched_answers

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from explorer import browsed, browser, explorer, fetch
+from browsing import browsed, browser, explorer, fetch
 from meshmend.cli.main import run_line
 from meshmend.explore.live_feed import LiveFeed
 from meshmend.launch.status_client import StatusQuestion

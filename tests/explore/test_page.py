@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from explorer import Browsed, browsed, browser, explorer, fetch
+from browsing import Browsed, browsed, browser, explorer, fetch
 from meshmend import load_plan
 
 # Runs in the page: the contrast of each text with the nearest background that is painted.

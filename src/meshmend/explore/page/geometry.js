@@ -37,7 +37,7 @@ export class Geometry {
 
   layerName(layer) {
     const at = this.coordinates(layer * this.rows * this.columns).slice(0, -2);
-    return `${at.join(",")},·,·`;
+    return `layer ${at.join(",")}`;
   }
 
   layerOrigin(layer) {

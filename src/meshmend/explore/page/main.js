@@ -199,7 +199,9 @@ function fillParts() {
   byId("part").replaceChildren(element("option", { value: "-1" }, "all"),
     ...Array.from({ length: count }, (_, part) =>
       element("option", { value: `${part}` }, `${flow.kind} ${part}`)));
-  byId("part").value = Number(before) < count && before !== "" ? before : "-1";
+  // Many trees over each other show nothing, so one is shown first.
+  const usual = flow?.kind === "tree" && count > 4 ? "0" : "-1";
+  byId("part").value = Number(before) < count && before !== "" ? before : usual;
 }
 
 function chosenFlow() { return model.plan?.flows[byId("phase").selectedIndex]; }

@@ -53,7 +53,7 @@ function names(geometry) {
   if (geometry.nLayers > 1) {
     for (let layer = 0; layer < geometry.nLayers; layer++) {
       const [x, y] = geometry.layerOrigin(layer);
-      items.push({ text: geometry.layerName(layer), x: x - SIDE / 2, y: y - 12,
+      items.push({ text: geometry.layerName(layer), x: x - SIDE / 2, y: y - 17,
         size: 0.62 * (geometry.gap - 1.5) * PITCH, fill: colours.soft, anchor: "start" });
     }
     return items;
