@@ -29,6 +29,14 @@ from meshmend.explore.planners import Planner, PlannerJob
 
 PAGE: Final = Path(__file__).parent / "page"
 _MOST_QUESTION_BYTES: Final = 1 << 20
+# What a page may ask, and which planner answers.
+_ASKED: Final = {
+    "first": "first",
+    "search": "search",
+    "timeline": "first",
+    "next-hops": "first",
+    "plan-file": "first",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,35 +92,9 @@ class PageServer:
             for planner in planners.values():
                 await asyncio.to_thread(planner.close)
 
-        async def start(request: Request) -> Response:
-            return JSONResponse(dict(self.start) | {"warm": warmth.is_set()})
-
-        async def warm(request: Request) -> Response:
-            await warmth.wait()
-            return JSONResponse({"warm": True})
-
-        def asking(what: str, planner: str) -> Callable[[Request], Any]:
-            async def ask(request: Request) -> Response:
-                question = await _question(request)
-                return StreamingResponse(
-                    _answers(planners[planner], what, question), media_type="application/x-ndjson"
-                )
-
-            return ask
-
         served = [
-            Route("/start", start),
-            Route("/warm", warm),
-            *(
-                Route(f"/{name}", asking(name, planner), methods=["POST"])
-                for name, planner in (
-                    ("first", "first"),
-                    ("search", "search"),
-                    ("timeline", "first"),
-                    ("next-hops", "first"),
-                    ("plan-file", "first"),
-                )
-            ),
+            *self._start_routes(warmth),
+            *(_asking_route(planners, what, planner) for what, planner in _ASKED.items()),
             *(() if self.feed is None else _live_routes(self.feed)),
             Mount("/", StaticFiles(directory=PAGE, html=True)),
         ]
@@ -122,6 +104,26 @@ class PageServer:
             exception_handlers={InputError: _bad_input},
         )
         return _Guard(app, access)
+
+    def _start_routes(self, warmth: asyncio.Event) -> list[Route]:
+        async def start(request: Request) -> Response:
+            return JSONResponse(dict(self.start) | {"warm": warmth.is_set()})
+
+        async def warm(request: Request) -> Response:
+            await warmth.wait()
+            return JSONResponse({"warm": True})
+
+        return [Route("/start", start), Route("/warm", warm)]
+
+
+def _asking_route(planners: Mapping[str, Planner], what: str, planner: str) -> Route:
+    async def ask(request: Request) -> Response:
+        question = await _question(request)
+        return StreamingResponse(
+            _answers(planners[planner], what, question), media_type="application/x-ndjson"
+        )
+
+    return Route(f"/{what}", ask, methods=["POST"])
 
 
 def _live_routes(feed: LiveFeed) -> list[Route]:

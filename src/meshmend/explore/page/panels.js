@@ -17,7 +17,7 @@ export function showFigures(plan, hole, isLive) {
   if (hole) {
     const more = hole.full_s ? hole.time_s / hole.full_s - 1 : 0;
     cards.splice(2, 0, figure("the hole costs", `${more >= 0 ? "+" : "−"}${Math.abs(100 * more).toFixed(1)} %`,
-      `${timeWords(hole.full_s)} without it; ${hole.lost_chips} chips lost`));
+      `${timeWords(hole.full_s)} without it; ${hole.lost_chips} chip${hole.lost_chips === 1 ? "" : "s"} lost`));
   }
   byId("figures").replaceChildren(...cards);
   const isFirst = plan.stage === "first";

@@ -137,7 +137,8 @@ export function cursorScene(geometry, chip) {
   return [{ d: square(geometry.centre(chip), PITCH - 3), stroke: theme().cursor, width: 1.8 }];
 }
 
-export function paint(ctx, items) {
+// Lines are at least `least` wide, so that small pictures keep them.
+export function paint(ctx, items, least = 0) {
   for (const item of items) {
     if (item.text) {
       ctx.fillStyle = item.fill;
@@ -150,7 +151,7 @@ export function paint(ctx, items) {
     if (item.fill) { ctx.fillStyle = item.fill; ctx.fill(item.path); }
     if (item.stroke) {
       ctx.strokeStyle = item.stroke;
-      ctx.lineWidth = item.width;
+      ctx.lineWidth = Math.max(item.width, least);
       ctx.setLineDash(item.dash ?? []);
       ctx.stroke(item.path);
     }

@@ -109,7 +109,7 @@ export class View {
     ctx.drawImage(this.buffer, 0, 0);
     if (this.overlay.length) {
       ctx.setTransform(at.scale * ratio, 0, 0, at.scale * ratio, at.x * ratio, at.y * ratio);
-      paint(ctx, this.overlay);
+      paint(ctx, this.overlay, 1 / at.scale);
     }
   }
 
@@ -119,7 +119,7 @@ export class View {
     ctx.clearRect(0, 0, this.buffer.width, this.buffer.height);
     ctx.setTransform(at.scale * ratio, 0, 0, at.scale * ratio,
       (at.x + MARGIN * this.box[0]) * ratio, (at.y + MARGIN * this.box[1]) * ratio);
-    paint(ctx, this.items);
+    paint(ctx, this.items, 1 / at.scale);
     this.painted = { ...at };
     if (this.items.length && !performance.getEntriesByName("picture").length) performance.mark("picture");
   }
