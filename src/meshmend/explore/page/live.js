@@ -4,7 +4,7 @@ import { byId, element, figure, timeWords } from "./words.js";
 import { series } from "./colours.js";
 
 const MOST_EVENTS = 200;
-const REDRAW_MS = 250;
+const REDRAW_MS = 1000;
 const SVG = "http://www.w3.org/2000/svg";
 
 export class Job {
