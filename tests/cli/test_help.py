@@ -10,6 +10,7 @@ from meshmend.cli.main import _app, run_line
 
 # These print no figures: they run a script or a command, or print a job's file.
 WITHOUT_JSON = {
+    "meshmend explore",
     "meshmend run",
     "meshmend coordinator",
     "meshmend worker",
