@@ -166,6 +166,7 @@ def training(folder: Path) -> Iterator[str]:
         process.stderr.close()
 
 
+@pytest.mark.slow
 def test_a_live_job_is_watched_through_a_kill_and_a_repair(tmp_path: Path) -> None:
     with browser() as chromium, training(tmp_path) as address, browsed(chromium, address) as found:
         page = found.page
