@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -160,13 +159,12 @@ def training(folder: Path) -> Iterator[str]:
         until(lambda: any("live page" in line for line in lines), why=lambda: "".join(lines))
         yield next(line.split()[-1] for line in lines if "live page" in line)
     finally:
-        process.send_signal(signal.SIGINT)
+        process.terminate()  # SIGINT is ignored where these tests run in the background
         process.wait(timeout=HANG_S)
         reader.join(HANG_S)
         process.stderr.close()
 
 
-@pytest.mark.slow
 def test_a_live_job_is_watched_through_a_kill_and_a_repair(tmp_path: Path) -> None:
     with browser() as chromium, training(tmp_path) as address, browsed(chromium, address) as found:
         page = found.page
