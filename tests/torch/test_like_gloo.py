@@ -1,12 +1,13 @@
 """The backend does all that Gloo does: compared call by call, on the same ranks."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from commanding import Ended, meshmend_run
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 # Each check is a function of its name; a worker prints the name when it has passed.
 BEGIN = """
@@ -185,6 +186,11 @@ def every_collective_type_and_operation():
             n_same += compare(call, dtype)
     assert n_same > 300, n_same
 
+def many_exchanges_of_tensors_that_nobody_keeps():
+    for _ in range(300):
+        dist.all_to_all_single(torch.zeros(n), torch.ones(n))
+        send_and_receive(None, torch.float32)
+
 def futures_and_results():
     x, parts = torch.ones(3), [torch.zeros(3) for _ in range(n)]
     for group in (dist.group.WORLD, gloo):
@@ -223,8 +229,8 @@ def a_shape_that_does_not_fit_is_refused_in_one_line():
     except Exception as error:
         assert "needs" in str(error) and "times the elements" in str(error), error
 
-check_all([every_collective_type_and_operation, futures_and_results, forms_of_calls,
-           a_shape_that_does_not_fit_is_refused_in_one_line])
+check_all([every_collective_type_and_operation, many_exchanges_of_tensors_that_nobody_keeps,
+           futures_and_results, forms_of_calls, a_shape_that_does_not_fit_is_refused_in_one_line])
 """
 )
 
@@ -417,6 +423,16 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
 @pytest.mark.parametrize(("script", "check"), ALL, ids=[check for _, check in ALL])
 def test_what_gloo_does(ended: dict[str, Ended], script: str, check: str) -> None:
     assert f"passed {check}\n" in ended[script].stdout, ended[script].stderr
+
+
+def test_the_group_overrides_all_that_c10d_would_call_with_the_interpreter_lock_held() -> None:
+    from meshmend.torch import group
+
+    header = "include/torch/csrc/distributed/c10d/PyProcessGroup.hpp"
+    text = (Path(torch.__file__).parent / header).read_text()
+    called = set(re.findall(r"intrusive_ptr<Work> (\w+)\(", text))
+    assert {"allreduce", "send", "recv", "all_to_all_single"} <= called
+    assert called <= set(vars(group.MeshmendGroup))
 
 
 DETAIL = """

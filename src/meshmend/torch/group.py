@@ -66,7 +66,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         # A group that is all Gloo: it has every method in every form.
         self._fallback = dist.ProcessGroup(options.store, rank, mesh.n_live)
         for group in (self, self._fallback):
-            # c10d sends every collective that is not overridden below to this Gloo group.
+            # c10d sends what is not overridden below to this Gloo group.
             for device in ("cpu", "cuda"):
                 group._register_backend(
                     torch.device(device), dist.ProcessGroup.BackendType.GLOO, inner
@@ -205,8 +205,26 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         """Do what `reduce_scatter_single` does, for several tensors."""
         return self._reduce_scatter_single("reduce_scatter_tensor_coalesced", outputs, inputs, opts)
 
+    # c10d would send these to Gloo itself, but with the interpreter's lock held. Gloo's threads may
+    # then wait for that lock while they hold one that Gloo needs to start a collective.
+    @_untraced
+    def all_to_all_single(self, *arguments: Any, **options: Any) -> Any:
+        """Send part i of the input to rank i, through Gloo."""
+        return self._fallback.all_to_all_single(*arguments, **options)
+
+    @_untraced
+    def send(self, *arguments: Any, **options: Any) -> Any:
+        """Send tensors to one rank, through Gloo."""
+        return self._fallback.send(*arguments, **options)
+
+    @_untraced
+    def recv(self, *arguments: Any, **options: Any) -> Any:
+        """Receive tensors from one rank, through Gloo."""
+        return self._fallback.recv(*arguments, **options)
+
     # The names of these methods before torch 2.13.
     _allgather_base = all_gather_single
+    alltoall_base = all_to_all_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
