@@ -21,6 +21,7 @@ from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 
 ITEM_BYTES = 4
+_PRIME = 251
 LOOPBACK, LOOPBACK_INTERFACE = "127.0.0.1", "lo"
 
 Buffer = NDArray[np.float32]
@@ -81,14 +82,19 @@ class Contender(Protocol):
 
 
 def operand(rank: int, n_elements: int) -> Buffer:
-    """Return the payload of a rank: whole numbers below 256, different on every rank."""
-    values = (np.arange(n_elements, dtype=np.int64) * (2 * rank + 1) + rank) % 256
-    return values.astype(np.float32)
+    """Return the payload of a rank: whole numbers below 251, different on every rank."""
+    return np.resize(_period(rank), n_elements)
 
 
 def total(n_ranks: int, n_elements: int) -> Buffer:
-    """Return the sum of the operands of all ranks: exact, for at most 65793 ranks."""
-    result = np.zeros(n_elements, dtype=np.float32)
-    for rank in range(n_ranks):
-        result += operand(rank, n_elements)
-    return result
+    """Return the sum of the operands of all ranks: exact, for at most 67108 ranks."""
+    return np.resize(sum(map(_period, range(n_ranks))), n_elements).astype(np.float32, copy=False)
+
+
+def _period(rank: int) -> Buffer:
+    """Return what repeats in an operand, with a prime length: no slice is a multiple of it.
+
+    So a slice that lands in the place of another gives a wrong sum.
+    """
+    values = (np.arange(_PRIME) * (rank % (_PRIME - 1) + 1) + rank) % _PRIME
+    return values.astype(np.float32)

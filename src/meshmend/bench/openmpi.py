@@ -30,7 +30,7 @@ static double now(void) {
     return t.tv_sec + 1e-9 * t.tv_nsec;
 }
 
-static float operand(long rank, long i) { return (float)((i * (2 * rank + 1) + rank) % 256); }
+static float operand(long rank, long i) { return (float)((i * (rank % 250 + 1) + rank) % 251); }
 
 int main(int argc, char **argv) {
     MPI_Init(&argc, &argv);
