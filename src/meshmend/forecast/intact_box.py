@@ -6,9 +6,8 @@ an axis that wraps, a box may lie across the end.
 
 A box with an obstacle in it is cut: what is intact lies before or behind the obstacle on one of the
 axes. The mesh is cut that way until no obstacle is left, and parts that are smaller than the best
-box so far are dropped. No box is looked for twice: behind the first axis, a part is only for boxes
-that the obstacle meets on the axes before. Where there are many obstacles, the grid is swept
-instead, in a time that does not grow with their number.
+box so far are dropped. Where there are many obstacles, the grid is swept instead, in a time that
+does not grow with their number.
 
 `own` is the array of `walk_arrays`. FOUND holds the box that was found last, and FOUND_IS what has
 become of it since: a hole outside of it changes nothing, and one inside leaves parts of it, which
@@ -28,7 +27,6 @@ from meshmend.forecast.walk_arrays import (
     LINE,
     MOST_CUT,
     N_HOLES,
-    PART_SIZE,
     PLANE,
     SHAPE,
     WRAP,
@@ -37,9 +35,7 @@ from meshmend.forecast.walk_arrays import (
 from meshmend.kernels import inlined, inner_kernel, plain_kernel
 
 _RING = -1  # the start of a range that is a whole axis with the link from its end to its beginning
-# Numbers of a part: three starts, three lengths, the bits of the holes that may reach into it, and
-# for each axis the bits of the holes that its boxes must reach on that axis.
-_AMONG, _REACHED = 6, 7
+_PART = 7  # numbers of a part: three starts, three lengths, the holes that may reach into it
 
 
 @plain_kernel
@@ -93,7 +89,7 @@ def is_in(own: Ints, box: int, box_at: int) -> bool:
 @plain_kernel
 def by_cuts(own: Ints) -> None:
     """Put the largest box into FOUND, cutting the mesh at one hole after the other."""
-    first = own[CUT_PARTS] + PART_SIZE
+    first = own[CUT_PARTS] + _PART
     if own[FOUND_IS] == HIT:  # its largest part is a first guess
         own[CAME_BACK] = -1
         for place in range(6):
@@ -112,43 +108,42 @@ def _cut_up(own: Ints) -> None:
     The first place of CUT_PARTS is for the part in hand, behind it is a stack of those that wait.
     """
     part = own[CUT_PARTS]
-    top = part + 2 * PART_SIZE
-    own[part + PART_SIZE + _AMONG] = (1 << own[N_HOLES]) - 1
-    for axis in range(3):
-        own[part + PART_SIZE + _REACHED + axis] = 0
-    while top > part + PART_SIZE:
-        top -= PART_SIZE
-        for place in range(PART_SIZE):
+    top = part + 2 * _PART
+    own[top - 1] = (1 << own[N_HOLES]) - 1
+    while top > part + _PART:
+        top -= _PART
+        for place in range(_PART):
             own[part + place] = own[top + place]
         least = max(1, _n_chips(own, FOUND))
         if _n_chips(own, part) < least:
             continue
-        hole = _hole_to_cut_at(own, part, least)
-        if own[part + _AMONG] == 0:
+        at = _obstacle_to_cut_at(own, part, least)
+        if own[part + 6] == 0:
             for axis in range(3):
                 own[part + axis] = max(0, own[part + axis])
             _offer(own, part)
         else:
-            top = _cut(own, part, hole, top, least)
+            top = _cut(own, part, at, top, least)
 
 
 @inner_kernel
-def _hole_to_cut_at(own: Ints, part: int, least: int) -> int:
-    """Return the place in HOLES of the one to cut a part at; leave the bits of those in the part.
+def _obstacle_to_cut_at(own: Ints, part: int, least: int) -> int:
+    """Return where the obstacle to cut a part at stands, and leave the bits of those in the part.
 
     It is the one whose cut leaves the least to look at.
     """
     best, fewest, among = 0, 6 * _n_chips(own, part) + 1, 0
-    left, i = own[part + _AMONG], 0
+    left, i = own[part + 6], 0
     while left and fewest:
         if left & 1:
-            n_left = _n_left(own, part, own[HOLE_BOXES] + 6 * own[own[HOLES] + i], least)
+            box_at = own[HOLE_BOXES] + 6 * own[own[HOLES] + i]
+            n_left = _n_left(own, part, box_at, least)
             among |= 1 << i if n_left >= 0 else 0
             if 0 <= n_left < fewest:
-                best, fewest = i, n_left
+                best, fewest = box_at, n_left
         left >>= 1
         i += 1
-    own[part + _AMONG] = among
+    own[part + 6] = among
     return best
 
 
@@ -209,36 +204,19 @@ def _beside(own: Ints, part: int, axis: int, box_at: int) -> tuple[int, int, int
 
 
 @inner_kernel
-def _cut(own: Ints, part: int, hole: int, top: int, least: int) -> int:
+def _cut(own: Ints, part: int, box_at: int, top: int, least: int) -> int:
     """Put what a cut leaves of a part on the stack if the best box may be in it; return its end."""
-    box_at = own[HOLE_BOXES] + 6 * own[own[HOLES] + hole]
     for axis in range(3):
         before, start, behind = _beside(own, part, axis, box_at)
         for side in range(2):
             at, length = (start, behind) if side else (own[part + axis], before)
             size = length * _n_across(own, part, axis)
             if size >= least and _is_new(own, axis, at, length):
-                if not _reaches_all(own, axis, at, length, own[part + _REACHED + axis]):
-                    continue
-                for place in range(PART_SIZE):
+                for place in range(_PART):
                     own[top + place] = own[part + place]
                 own[top + axis], own[top + 3 + axis] = at, length
-                top += PART_SIZE
-        own[part + _REACHED + axis] |= 1 << hole
+                top += _PART
     return top
-
-
-@inner_kernel
-def _reaches_all(own: Ints, axis: int, start: int, length: int, holes: int) -> bool:
-    """Whether chips of an axis meet each of some holes on that axis."""
-    i = 0
-    while holes:
-        box_at = own[HOLE_BOXES] + 6 * own[own[HOLES] + i]
-        if holes & 1 and not reaches_into(own, axis, start, length, box_at):
-            return False
-        holes >>= 1
-        i += 1
-    return True
 
 
 @inner_kernel

@@ -93,8 +93,7 @@ N_CHIPS, N_ALL_HOLES, N_MESH_DOMAINS, N_UNITS, N_SLOTS, MOST_LOG = range(53, 59)
 ) = range(59, 82)
 PARTS_BEGIN = 82
 MOST_CUT = 50  # holes up to which the largest box is found by cutting
-PART_SIZE = 10  # numbers of what is left of the mesh by some cuts
-N_CUT_PARTS = PART_SIZE * (6 * MOST_CUT + 2)  # numbers on the stack of such parts
+N_CUT_PARTS = 7 * (6 * MOST_CUT + 2)  # numbers on its stack
 
 # Places in the second array: the rates with missing chips alone and with the slower sum as well;
 # compute, the sum on the full mesh, the sum in a box for each set of axes that it spans; and then
