@@ -60,6 +60,7 @@ def test_without_its_packages_one_line_says_what_to_install(
     )
 
 
+@pytest.mark.slow
 def test_a_jax_run_loses_a_chip_without_a_sample_and_is_resumed_by_jax_alone(
     tmp_path: Path,
 ) -> None:

@@ -32,7 +32,13 @@ def check_same_losses(result: dict[str, Any], other: dict[str, Any]) -> None:
         assert ours[step] == pytest.approx(theirs[step], rel=1e-4)
 
 
-@pytest.mark.parametrize(("kind", "alone"), [("loader", "augmented"), ("stream", "stream alone")])
+@pytest.mark.parametrize(
+    ("kind", "alone"),
+    [
+        ("loader", "augmented"),
+        pytest.param("stream", "stream alone", marks=pytest.mark.slow),
+    ],
+)
 def test_a_job_with_loader_workers_and_kills_sees_the_samples_of_one_chip_without_any(
     tmp_path: Path, kind: str, alone: str
 ) -> None:
