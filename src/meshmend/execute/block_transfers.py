@@ -57,7 +57,11 @@ def pack(schedule: Schedule, n_blocks: int) -> Transfers:
     Blocks are placed one after another, the first block of each chunk before the second of any.
     Each transfer of a block takes the first step in which what it waits for is there and its
     channel is free; so later blocks fill the gaps that earlier ones leave.
+
+    Raises:
+        UnsupportedError: the schedule needs scratch buffers, which a kernel does not have.
     """
+    schedule.refuse_scratch("a kernel of remote copies")
     pair_of_channel, channel_of_row = _pairs(schedule)
     bounds = np.rint(schedule.cuts * n_blocks).astype(np.int64)
     sizes = np.diff(bounds)

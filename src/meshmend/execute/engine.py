@@ -25,6 +25,7 @@ from meshmend.execute.frames import (
     LINKS_CHANGED,
     MOST_RUNS,
     MOVES_AT,
+    N_KEY_LINES,
     N_KEYS,
     N_MOVES,
     N_READY,
@@ -100,7 +101,7 @@ def engine_of(loop, slot):  # type: ignore[no-untyped-def]
     return Engine(
         _table(run[MOVES_AT], 5, n_moves + 1),
         _table(run[FOLLOWING_AT], 1, n_keys)[0],  # no kernel asks for the length of this one
-        _table(run[KEYS_AT], 5, n_keys),
+        _table(run[KEYS_AT], N_KEY_LINES, n_keys),
         _table(run[HEAP_AT], 1, n_keys)[0],
         _table(run[STACK_AT], 1, n_keys + 1)[0],
         loop.ports[slot],

@@ -56,7 +56,8 @@ N_PORT_COLUMNS: Final = 5
 KIND, ROW, PEER, FIRST_NEEDS, FOLLOWING = 0, 1, 2, 3, 4
 
 # Lines of a run's `keys`, one column per key.
-START, SIZE, STAGING_OFFSET, NEEDS, STATE = 0, 1, 2, 3, 4
+START, SIZE, STAGING_OFFSET, NEEDS, STATE, SOURCE = 0, 1, 2, 3, 4, 5
+N_KEY_LINES: Final = 6
 
 # Columns of `runs`, one line per slot. From PAYLOAD to STACK_AT they are addresses.
 LEFT, CALL, FINGERPRINT, CODE, N_MOVES, N_KEYS = 0, 1, 2, 3, 4, 5

@@ -19,6 +19,7 @@ from meshmend.execute.frames import (
     PAYLOAD,
     PEER,
     SIZE,
+    SOURCE,
     STAGED,
     STAGING,
     STAGING_OFFSET,
@@ -26,8 +27,8 @@ from meshmend.execute.frames import (
     STATE,
 )
 from meshmend.execute.libc import copy_memory
-from meshmend.execute.rank_program import ADD, SEND
-from meshmend.kernels import plain_kernel
+from meshmend.execute.rank_program import ADD, LOCAL_ADD, SEND
+from meshmend.kernels import inlined, plain_kernel
 
 
 @plain_kernel
@@ -57,16 +58,35 @@ def release(e, key):  # type: ignore[no-untyped-def]
     if e.moves[KIND, move] == SEND:
         _heap_push(e, e.moves[PEER, move], key)
         return False
+    if e.moves[KIND, move] >= LOCAL_ADD:
+        _apply_local(e, key)
+        return True
     if e.keys[STATE, key] != STAGED:
         return False
     apply_staged(e, key)
     return True
 
 
+@inlined
+def address_of(e, start):  # type: ignore[no-untyped-def]
+    """Return the address of a place in the payload, or in scratch if it is below zero."""
+    return e.numbers[PAYLOAD] + start if start >= 0 else e.numbers[STAGING] + ~start
+
+
+@plain_kernel
+def _apply_local(e, key):  # type: ignore[no-untyped-def]
+    """Copy or add from one buffer of this rank to another."""
+    place, source = address_of(e, e.keys[START, key]), address_of(e, e.keys[SOURCE, key])
+    if e.moves[KIND, key % e.numbers[N_MOVES]] == LOCAL_ADD:
+        combine_at(e.numbers[CODE], place, source, e.keys[SIZE, key])
+    else:
+        copy_memory(place, source, e.keys[SIZE, key])
+
+
 @plain_kernel
 def apply_staged(e, key):  # type: ignore[no-untyped-def]
-    """Copy or add staged data to its place in the payload."""
-    place = e.numbers[PAYLOAD] + e.keys[START, key]
+    """Copy or add staged data to its place."""
+    place = address_of(e, e.keys[START, key])
     staged = e.numbers[STAGING] + e.keys[STAGING_OFFSET, key]
     if e.moves[KIND, key % e.numbers[N_MOVES]] == ADD:
         combine_at(e.numbers[CODE], place, staged, e.keys[SIZE, key])

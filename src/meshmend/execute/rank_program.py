@@ -1,6 +1,7 @@
 """One rank's part of a schedule: its moves, what each waits for, and where its bytes are.
 
-A **move** is a row that this rank sends or receives; moves are numbered in row order. A **program**
+A **move** is a row that this rank sends, receives, or does alone between two of its buffers; moves
+are numbered in row order. A **program**
 holds the moves, and is made once per schedule and rank. A **layout** adds the sizes, and is made
 once per payload size, element size and number of slices. With S slices every move runs S times, on
 S disjoint parts of the payload. Each of these runs has a **key**, `slice x moves + move`. Smaller
@@ -21,13 +22,17 @@ from meshmend.schedule.table import COPY, Schedule
 SEND: Final = 0
 ADD: Final = 1
 PUT: Final = 2
+LOCAL_ADD: Final = 3
+LOCAL_PUT: Final = 4
 
 Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class RankProgram:
-    """The moves of one rank: `kind` is SEND, ADD or PUT, `peer` the rank at the other end.
+    """The moves of one rank: `kind` is SEND, ADD, PUT, LOCAL_ADD or LOCAL_PUT.
+
+    `peer` is the rank at the other end, in a local move this rank itself.
 
     `needs[m]` counts the moves that move m waits for. When m is done, the count of each move in
     `following[following_ptr[m]:following_ptr[m + 1]]` decreases by one. A move waits for its
@@ -51,7 +56,12 @@ class RankProgram:
     @cached_property
     def peers(self) -> tuple[int, ...]:
         """The ranks that this one exchanges data with, sorted."""
-        return tuple(np.unique(self.peer).tolist())
+        return tuple(np.unique(self.peer[~self.is_local]).tolist())
+
+    @cached_property
+    def is_local(self) -> NDArray[np.bool_]:
+        """Which moves this rank does alone."""
+        return np.greater_equal(self.kind, LOCAL_ADD)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +69,9 @@ class Layout:
     """Where the bytes of each key are: `start` and `size` in the payload.
 
     Data that arrives too early waits at `staging_offset` in a buffer of `staging_bytes`. The offset
-    is -1 for a key whose data is never too early.
+    is -1 for a key whose data is never too early. Scratch is the beginning of that buffer: a start
+    below zero is the complement of a place there. A local move reads at `source` and writes at
+    `start`; other moves have no source, -1.
     """
 
     n_slices: int
@@ -67,6 +79,8 @@ class Layout:
     size: Numbers
     staging_offset: Numbers
     staging_bytes: int
+    source: Numbers
+    scratch_bytes: int
 
 
 def rank_program(schedule: Schedule, hazards: Hazards, rank: int) -> RankProgram:
@@ -83,6 +97,9 @@ def rank_program(schedule: Schedule, hazards: Hazards, rank: int) -> RankProgram
     row = np.flatnonzero(sends | (schedule.dst == rank))
     sends = sends[row]
     kind = np.where(sends, SEND, np.where(schedule.op[row] == COPY, PUT, ADD))
+    if schedule.has_scratch:
+        local = np.where(schedule.op[row] == COPY, LOCAL_PUT, LOCAL_ADD)
+        kind = np.where(schedule.is_local[row], local, kind)
     peer = np.where(sends, schedule.dst[row], schedule.src[row]).astype(np.int64)
     before = _before(schedule, hazards, row, kind)
     needs = np.array([len(rows) for rows in before], dtype=np.int64)
@@ -105,17 +122,25 @@ def _before(
 ) -> list[set[int]]:
     """Return the moves that each move waits for."""
     move_of = dict(zip(row.tolist(), range(len(row)), strict=True))
-    last_writer = np.full(schedule.n_chunks, -1, dtype=np.int64)
-    spans = zip(row.tolist(), schedule.lo[row].tolist(), schedule.hi[row].tolist(), strict=True)
+    last_writers = np.full((schedule.n_buffers, schedule.n_chunks), -1, dtype=np.int64)
+    columns = (
+        row,
+        schedule.dst_place[row] % schedule.n_buffers,
+        schedule.lo[row],
+        schedule.hi[row],
+    )
+    spans = zip(*(column.tolist() for column in columns), strict=True)
     result = []
-    for move, (number, lo, hi) in enumerate(spans):
-        if kind[move] == SEND:
-            result.append({move_of[earlier] for earlier in hazards.before_send(number)})
-            continue
-        waits = {move_of[earlier] for earlier in hazards.before_write(number)}
-        if kind[move] == ADD:
-            waits.update(set(last_writer[lo:hi].tolist()) - {-1})
-        last_writer[lo:hi] = move
+    for move, (number, buffer, lo, hi) in enumerate(spans):
+        waits = set[int]()
+        if kind[move] not in {ADD, PUT}:
+            waits.update(move_of[earlier] for earlier in hazards.before_send(number))
+        if kind[move] != SEND:
+            waits.update(move_of[earlier] for earlier in hazards.before_write(number))
+            last_writer = last_writers[buffer, lo:hi]
+            if kind[move] in {ADD, LOCAL_ADD}:
+                waits.update(set(last_writer.tolist()) - {-1})
+            last_writer[:] = move
         result.append(waits)
     return result
 
@@ -138,7 +163,34 @@ def layout_of(program: RankProgram, n_elements: int, *, itemsize: int, n_slices:
         bounds = edges[:-1] + np.rint(schedule.cuts * np.diff(edges, axis=0)).astype(np.int64)
         start, stop = bounds[:, lo], bounds[:, hi]
     size = (stop - start).reshape(-1) * itemsize
-    is_staged = np.tile((program.kind != SEND) & (program.needs > 0), n_slices) & (size > 0)
+    can_be_early = ((program.kind == ADD) | (program.kind == PUT)) & (program.needs > 0)
+    is_staged = np.tile(can_be_early, n_slices) & (size > 0)
     room = np.where(is_staged, -(-size // 64) * 64, 0)
-    staging_offset = np.where(is_staged, np.cumsum(room) - room, -1)
-    return Layout(n_slices, start.reshape(-1) * itemsize, size, staging_offset, int(room.sum()))
+    # Pages of scratch that no move uses take no memory.
+    buffer_bytes = -(-n_elements * itemsize // 64) * 64
+    scratch_bytes = (schedule.n_buffers - 1) * buffer_bytes
+    staging_offset = np.where(is_staged, scratch_bytes + np.cumsum(room) - room, -1)
+    in_payload = start.reshape(-1) * itemsize
+    read, written = (
+        np.tile(place[row].astype(np.int64) % schedule.n_buffers, n_slices)
+        for place in (schedule.src_place, schedule.dst_place)
+    )
+    is_send, is_local = (
+        np.tile(each, n_slices) for each in (program.kind == SEND, program.is_local)
+    )
+    starts = _starts(in_payload, np.where(is_send, read, written), buffer_bytes)
+    source = np.where(is_local, _starts(in_payload, read, buffer_bytes), -1)
+    return Layout(
+        n_slices,
+        starts,
+        size,
+        staging_offset,
+        scratch_bytes + int(room.sum()),
+        source,
+        scratch_bytes,
+    )
+
+
+def _starts(in_payload: Numbers, buffer: Numbers, buffer_bytes: int) -> Numbers:
+    """Return where the bytes of keys are: in the payload, or the complement of a scratch place."""
+    return np.where(buffer == 0, in_payload, ~((buffer - 1) * buffer_bytes + in_payload))

@@ -49,7 +49,6 @@ from meshmend.execute.frames import (
     NONE,
     OLDEST,
     OUT_KEY,
-    PAYLOAD,
     PEER,
     PEER_FAILED,
     PEER_STARTED,
@@ -65,9 +64,9 @@ from meshmend.execute.frames import (
     STATE,
     TURN,
 )
-from meshmend.execute.keys import apply_staged, finish
+from meshmend.execute.keys import address_of, apply_staged, finish
 from meshmend.execute.libc import EAGAIN, EINTR, receive
-from meshmend.execute.rank_program import ADD, SEND
+from meshmend.execute.rank_program import ADD, LOCAL_ADD, SEND
 from meshmend.kernels import kernel, plain_kernel
 
 
@@ -160,7 +159,7 @@ def _open_key(e, peer):  # type: ignore[no-untyped-def]
     else:
         is_sum = e.moves[KIND, key % e.numbers[N_MOVES]] == ADD
         e.links[peer, IN_MODE] = DIRECT_ADD if is_sum else DIRECT_PUT
-        e.links[peer, IN_AT] = e.numbers[PAYLOAD] + e.keys[START, key]
+        e.links[peer, IN_AT] = address_of(e, e.keys[START, key])
     return DONE
 
 
@@ -179,7 +178,7 @@ def _key_of(e, peer):  # type: ignore[no-untyped-def]
     key = part * e.numbers[N_MOVES] + low
     if part < 0 or low == e.numbers[N_MOVES] or key >= e.keys.shape[1]:
         return np.int64(-1)
-    is_receive = e.moves[ROW, low] == row and e.moves[KIND, low] != SEND
+    is_receive = e.moves[ROW, low] == row and SEND < e.moves[KIND, low] < LOCAL_ADD
     is_expected = e.moves[PEER, low] == peer and e.keys[STATE, key] == FREE
     fits = e.links[peer, IN_WORDS + LENGTH_WORD] == e.keys[SIZE, key]
     return key if is_receive and is_expected and fits else np.int64(-1)

@@ -47,18 +47,22 @@ def run(
     gathers = schedule.collective is Collective.ALL_GATHER
     buffers = _gathered(schedule, arrays) if gathers else _stacked(arrays)
     bounds = element_bounds(schedule, buffers.shape[1])
-    columns = (schedule.src, schedule.dst, bounds[schedule.lo], bounds[schedule.hi], schedule.op)
+    places = schedule.src_place, schedule.dst_place
+    columns = (*places, bounds[schedule.lo], bounds[schedule.hi], schedule.op)
     updates = _Updates(schedule, buffers, bounds, update)
+    # Rank r's payload is place r x buffers; what scratch holds at the start is never read.
+    cells = np.repeat(buffers, schedule.n_buffers, axis=0) if schedule.has_scratch else buffers
     for row, (src, dst, start, stop, op) in enumerate(
         zip(*(column.tolist() for column in columns), strict=True)
     ):
         updates.before(row)
-        sent, kept = buffers[src, start:stop], buffers[dst, start:stop]
+        sent, kept = cells[src, start:stop], cells[dst, start:stop]
         if op == COPY:
             kept[...] = sent
         else:
             combine(kept, sent, out=kept)
     updates.before(schedule.n_rows)
+    buffers = cells[:: schedule.n_buffers]
     if schedule.collective is Collective.REDUCE_SCATTER:
         owned = [_owned(schedule, rank, bounds) for rank in range(schedule.n_ranks)]
         return [buffer[index] for buffer, index in zip(buffers, owned, strict=True)]

@@ -36,14 +36,15 @@ class TaskTables:
         n_moves, n_keys = program.n_moves, len(layout.size)
         self._staging_bytes = layout.staging_bytes
         self._kept: list[RunTables] = []
-        self.peers = np.unique(program.peer)
+        self.peers = np.array(program.peers, dtype=np.int64)
         self._moves = np.zeros((5, n_moves + 1), dtype=np.int64)
         self._moves[frames.FOLLOWING] = program.following_ptr
         self._moves[:4, :-1] = program.kind, program.row, program.peer, program.needs
         self._following = np.ascontiguousarray(program.following, dtype=np.int64)
-        self._keys = np.zeros((5, n_keys), dtype=np.int64)
+        self._keys = np.zeros((frames.N_KEY_LINES, n_keys), dtype=np.int64)
         needs = np.tile(program.needs, layout.n_slices)
         self._keys[:4] = layout.start, layout.size, layout.staging_offset, needs
+        self._keys[frames.SOURCE] = layout.source
         self._ports = _ports(task, self.peers, n_links)
         self._line = np.zeros(frames.N_RUN_COLUMNS, dtype=np.int64)
         self._line[: frames.N_KEYS + 1] = n_keys, 0, task.fingerprint, task.code, n_moves, n_keys
@@ -85,9 +86,10 @@ def _ports(task: Task, peers: Numbers, n_links: int) -> Numbers:
     n_sends = np.bincount(program.peer[is_send], minlength=n_links) * n_slices
     has_bytes = task.layout.size > 0
     sends, peer_of_key = np.tile(is_send, n_slices), np.tile(program.peer, n_slices)
+    comes = np.tile(~is_send & ~program.is_local, n_slices) & has_bytes
     ports = np.zeros((n_links, frames.N_PORT_COLUMNS), dtype=np.int64)
     ports[:, frames.HEAP_BASE] = np.cumsum(n_sends) - n_sends
     ports[:, frames.UNSENT] = np.bincount(peer_of_key[sends & has_bytes], minlength=n_links)
-    ports[:, frames.EXPECTED] = np.bincount(peer_of_key[~sends & has_bytes], minlength=n_links)
+    ports[:, frames.EXPECTED] = np.bincount(peer_of_key[comes], minlength=n_links)
     ports[:, frames.IS_USED] = 1
     return ports[peers]

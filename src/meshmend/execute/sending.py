@@ -23,7 +23,6 @@ from meshmend.execute.frames import (
     OUT_KEY,
     OUT_SLOT,
     OUT_WORDS,
-    PAYLOAD,
     ROW,
     ROW_WORD,
     SIZE,
@@ -34,7 +33,7 @@ from meshmend.execute.frames import (
     TURN,
     UNSENT,
 )
-from meshmend.execute.keys import finish, heap_pop
+from meshmend.execute.keys import address_of, finish, heap_pop
 from meshmend.execute.libc import EAGAIN, EINTR, send_two
 from meshmend.kernels import kernel, plain_kernel
 
@@ -110,5 +109,5 @@ def _begin_key(e, peer):  # type: ignore[no-untyped-def]
     e.links[peer, OUT_WORDS + ROW_WORD] = (key // e.numbers[N_MOVES]) << 32 | e.moves[ROW, move]
     e.links[peer, OUT_WORDS + LENGTH_WORD] = e.keys[SIZE, key]
     e.links[peer, OUT_WORDS + FINGERPRINT_WORD] = e.numbers[FINGERPRINT]
-    e.links[peer, OUT_AT] = e.numbers[PAYLOAD] + e.keys[START, key]
+    e.links[peer, OUT_AT] = address_of(e, e.keys[START, key])
     e.links[peer, OUT_KEY] = key

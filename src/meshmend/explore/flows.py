@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.planning.plan import Plan
-from meshmend.schedule.table import REDUCE, Phase
+from meshmend.schedule.table import REDUCE, Phase, Schedule
 from meshmend.topology.mesh import Mesh
 
 
@@ -30,7 +30,7 @@ class Flow:
 def flows_of(plan: Plan) -> tuple[Flow, ...]:
     """Return the flows of the reducing phases; the phases after them go the same ways back."""
     schedule = plan.schedule
-    reducing = [each for each in schedule.phases if schedule.op[each.start] == REDUCE]
+    reducing = [each for each in schedule.phases if _is_shown(schedule, each)]
     is_trees = schedule.algorithm == "trees"
     return tuple(
         Flow(
@@ -40,6 +40,16 @@ def flows_of(plan: Plan) -> tuple[Flow, ...]:
         )
         for phase in reducing
     )
+
+
+def _is_shown(schedule: Schedule, phase: Phase) -> bool:
+    """Whether a phase sums between chips, or sends sums to the scratch of others."""
+    if schedule.dst_buffer is None:
+        return bool(schedule.op[phase.start] == REDUCE)
+    rows = slice(phase.start, phase.stop)
+    if schedule.is_local[rows].all():
+        return False
+    return bool(schedule.op[phase.start] == REDUCE or schedule.dst_buffer[rows].any())
 
 
 def whole_channels(mesh: Mesh) -> NDArray[np.int64]:
@@ -79,6 +89,7 @@ def _ring_pairs(plan: Plan, phase: Phase) -> list[Pairs]:
     table, rows = plan.schedule, slice(phase.start, phase.stop)
     keys = np.unique(table.src[rows].astype(np.int64) * table.n_ranks + table.dst[rows])
     pairs = np.stack(np.divmod(keys, table.n_ranks), axis=1)
+    pairs = pairs[pairs[:, 0] != pairs[:, 1]]  # local rows take no link
     label = np.arange(table.n_ranks)
     while True:
         least = np.minimum(label[pairs[:, 0]], label[pairs[:, 1]])

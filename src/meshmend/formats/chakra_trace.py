@@ -24,7 +24,11 @@ def write_chakra_traces(plan: Plan, folder: Path, *, slices: int = 1) -> list[Pa
 
     With `slices`, the payload is cut in so many pieces that each run the table. The sizes are those
     of the payload that the plan was made for.
+
+    Raises:
+        UnsupportedError: the plan needs scratch buffers, which traces do not have.
     """
+    plan.schedule.refuse_scratch("a Chakra trace")
     folder.mkdir(parents=True, exist_ok=True)
     nodes = _nodes_by_rank(plan, slices)
     paths = []

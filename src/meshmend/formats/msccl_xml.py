@@ -102,8 +102,8 @@ def msccl_xml(plan: Plan) -> str:
     """Return the plan of an allreduce as MSCCL XML, in place, with one channel.
 
     Raises:
-        UnsupportedError: not an allreduce, chunks that are not equal, or more steps or thread
-            blocks than the runtime takes.
+        UnsupportedError: not an allreduce, chunks that are not equal, scratch buffers, or more
+            steps or thread blocks than the runtime takes.
     """
     schedule = plan.schedule
     if schedule.collective is not Collective.ALLREDUCE:
@@ -111,6 +111,7 @@ def msccl_xml(plan: Plan) -> str:
             f"MSCCL XML needs the plan of an allreduce, but got one of the collective "
             f"{schedule.collective}"
         )
+    schedule.refuse_scratch("MSCCL XML")
     cuts = equal_cuts(schedule, "MSCCL XML").tolist()
     ranks = [_Rank() for _ in range(schedule.n_ranks)]
     columns = (schedule.src, schedule.dst, schedule.lo, schedule.hi, schedule.op)

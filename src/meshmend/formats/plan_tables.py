@@ -18,14 +18,20 @@ _HEADS = (
     *("first_chunk", "last_chunk", "payload_from", "payload_to", "operation", "hops"),
 )
 
+_BUFFER_HEADS = ("source_buffer", "target_buffer")
+
 
 def plan_csv(plan: Plan) -> str:
-    """Return the rows of a plan as CSV with a heading; the payload runs from 0 to 1."""
+    """Return the rows of a plan as CSV with a heading; the payload runs from 0 to 1.
+
+    A plan with scratch has two more columns: the buffers that a row reads and writes.
+    """
     schedule, mesh, routes = plan.schedule, plan.placement.mesh, plan.placement.routes
     phase_of, phases = schedule.phase_of_rows(), [phase.name for phase in schedule.phases]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_HEADS)
+    buffers = schedule.buffer_columns
+    writer.writerow((*_HEADS, *(_BUFFER_HEADS if buffers else ())))
     for row in range(schedule.n_rows):
         src, dst = int(schedule.src[row]), int(schedule.dst[row])
         lo, hi = int(schedule.lo[row]), int(schedule.hi[row])
@@ -36,7 +42,8 @@ def plan_csv(plan: Plan) -> str:
                 *(src, _words(mesh.live[src]), dst, _words(mesh.live[dst])),
                 *(lo, hi - 1, float(schedule.cuts[lo]), float(schedule.cuts[hi])),
                 "reduce" if schedule.op[row] == REDUCE else "copy",
-                len(routes.path(mesh, src, dst)) - 1,
+                len(routes.path(mesh, src, dst)) - 1 if src != dst else 0,
+                *(int(column[row]) for column in buffers.values()),
             )
         )
     return text.getvalue()

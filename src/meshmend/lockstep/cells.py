@@ -33,7 +33,11 @@ def with_equal_cells(schedule: Schedule) -> Schedule:
 
     Where chunks are equal it is the schedule itself. A chunk of no size gets no cell, and rows that
     move nothing go.
+
+    Raises:
+        UnsupportedError: the schedule needs scratch buffers, which permutes do not have.
     """
+    schedule.refuse_scratch("a lockstep program")
     sizes = np.diff(schedule.cuts)
     if np.ptp(sizes) <= 1e-9:
         return schedule

@@ -30,7 +30,7 @@ from meshmend.topology.mesh import Mesh
 # Payloads within 1.5 % share their answer. No time grows faster than the payload, so a shared
 # answer is at most that much slower than the payload's own.
 _CLASSES_PER_OCTAVE = 24
-_VERSION = 7  # of the search; answers on disk of other versions are not read
+_VERSION = 8  # of the search; answers on disk of other versions are not read
 
 _known: dict[tuple[Mesh, Fabric, float, Collective], "Choice"] = {}
 

@@ -9,7 +9,7 @@ from typing import Any
 from meshmend.errors import UnsupportedError
 from meshmend.limits.limit import Limit, limit
 from meshmend.planning.choose import choose
-from meshmend.planning.kept_prices import keep_price, kept_price
+from meshmend.planning.kept_prices import NamedQuestion, kept_or_found
 from meshmend.planning.pricing import (
     BASELINES,
     Price,
@@ -126,11 +126,12 @@ def compared(
     question = Question(part, payload_bytes, fabric, collective)
     refused = refusals(part) if ALL in names else {}
     if ALL in names:
-        to_price = [*supported_names(part), *(BASELINES if mesh.failures() else ())]
+        to_price = [*supported_names(part, collective), *(BASELINES if mesh.failures() else ())]
     else:
         to_price = checked_names(name for name in names if name != AUTO)
     shares = ProgressShares(progress, len(to_price) + (AUTO in names))
-    results = _prices(question, to_price, slices, shares, may_refuse=ALL in names)
+    asked = [NamedQuestion(question, name, slices) for name in to_price]
+    results = _prices(asked, cache_dir, shares, may_refuse=ALL in names)
     prices = [result for result in results if isinstance(result, Price)]
     for name, result in zip(to_price, results, strict=True):
         if isinstance(result, UnsupportedError):
@@ -143,45 +144,44 @@ def compared(
 
 
 def _prices(
-    question: Question,
-    names: Sequence[str],
-    slices: int | None,
+    asked: Sequence[NamedQuestion],
+    cache_dir: Path | None,
     shares: ProgressShares,
     *,
     may_refuse: bool,
 ) -> list[Price | UnsupportedError]:
     """Return the price of each name, or its refusal if `may_refuse` allows that."""
 
-    def priced(share: int, name: str) -> Price | UnsupportedError:
+    def priced(share: int, each: NamedQuestion) -> Price | UnsupportedError:
+        def found() -> Price:
+            result = price(each.question, each.name, slices=each.slices, progress=shares.of(share))
+            assert result is not None, "without a time to beat there is always a price"
+            return result
+
         try:
-            result = price(question, name, slices=slices, progress=shares.of(share))
+            return kept_or_found(cache_dir, each, found)
         except UnsupportedError as error:
             if not may_refuse:
                 raise
             return error
         finally:
-            shares.of(share)(f"{name}: done", 1.0)
-        assert result is not None, "without a time to beat there is always a price"
-        return result
+            shares.of(share)(f"{each.name}: done", 1.0)
 
     # The event loop runs without the interpreter's lock; large tables are simulated one at a time.
-    with ThreadPoolExecutor(2 if question.mesh.n_live <= _SIDE_BY_SIDE_CHIPS else 1) as pool:
-        return list(pool.map(priced, range(len(names)), names))
+    n_chips = max((each.question.mesh.n_live for each in asked), default=0)
+    with ThreadPoolExecutor(2 if n_chips <= _SIDE_BY_SIDE_CHIPS else 1) as pool:
+        return list(pool.map(priced, range(len(asked)), asked))
 
 
 def _price_of_auto(
     question: Question, known: Sequence[Price], cache_dir: Path | None, progress: ProgressCallback
 ) -> Price:
     """Return what `auto` costs: as it was kept on disk, or found now and kept."""
-
-    def found() -> Price:
-        return _found_price_of_auto(question, known, cache_dir, progress)
-
-    kept = kept_price(cache_dir, question, found)
-    if kept is None:
-        kept = found()
-        keep_price(cache_dir, question, kept)
-    return kept
+    return kept_or_found(
+        cache_dir,
+        NamedQuestion(question, AUTO),
+        lambda: _found_price_of_auto(question, known, cache_dir, progress),
+    )
 
 
 def _found_price_of_auto(

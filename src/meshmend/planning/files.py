@@ -25,13 +25,15 @@ _Integer = TypeVar("_Integer", bound=np.integer)
 
 FORMAT = "meshmend-plan"
 VERSION = 1
+SCRATCH_VERSION = 2  # of tables with scratch: who reads version 1 alone would read them wrong
 
 
 def plan_document(mesh: Mesh, schedule: Schedule) -> dict[str, Any]:
     """Return the JSON value of a plan file."""
+    buffers = schedule.buffer_columns if schedule.has_scratch else {}
     return {
         "format": FORMAT,
-        "version": VERSION,
+        "version": SCRATCH_VERSION if schedule.has_scratch else VERSION,
         "mesh": mesh_words(mesh),
         "algorithm": schedule.algorithm,
         "collective": str(schedule.collective),
@@ -44,6 +46,7 @@ def plan_document(mesh: Mesh, schedule: Schedule) -> dict[str, Any]:
         "lo": schedule.lo.tolist(),
         "hi": schedule.hi.tolist(),
         "op": schedule.op.tolist(),
+        **{name: column.tolist() for name, column in buffers.items()},
     }
 
 
@@ -105,10 +108,10 @@ def read_plan(path: Path) -> PlanFile:
         raise PlanFileError(f"{path} is not a plan file: not JSON ({error})") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise PlanFileError(f'{path} is not a plan file: it lacks "format": "{FORMAT}"')
-    if document.get("version") != VERSION:
+    if document.get("version") not in {VERSION, SCRATCH_VERSION}:
         raise PlanFileError(
             f"{path} has plan version {document.get('version')!r}, but this meshmend reads "
-            f"{VERSION}; plan again"
+            f"{VERSION} and {SCRATCH_VERSION}; plan again"
         )
     try:
         return PlanFile(
@@ -161,7 +164,10 @@ def _schedule(document: dict[str, Any]) -> Schedule:
     cuts = _numbers("cuts", cuts, kinds="iuf").astype(np.float64)
     if len(cuts) < 2:
         raise ValueError("cuts need to be a list of two numbers or more")
-    dtype = index_dtype(n_ranks, len(cuts) - 1)
+    names = ("src_buffer", "dst_buffer") if document["version"] == SCRATCH_VERSION else ()
+    buffers = {name: _column(document, name, np.uint8) for name in names}
+    n_buffers = 1 + max((int(column.max(initial=0)) for column in buffers.values()), default=0)
+    dtype = index_dtype(n_ranks * n_buffers, len(cuts) - 1)
     src = _column(document, "src", dtype)
     return Schedule(
         algorithm=algorithm,
@@ -175,6 +181,7 @@ def _schedule(document: dict[str, Any]) -> Schedule:
         hi=_column(document, "hi", dtype),
         op=_column(document, "op", np.uint8),
         phases=tuple(_phase(phase, len(src)) for phase in document["phases"]),
+        **buffers,
     )
 
 

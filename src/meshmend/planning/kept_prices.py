@@ -1,13 +1,14 @@
-"""Prices of `auto` on disk: the same question again needs no search and no simulation.
+"""Prices on disk: the same question again needs no search and no simulation.
 
 `choose` keeps which algorithm is fastest for a class of payloads. A price is kept for one payload,
 because times differ within a class. It has the figures that are shown; whoever needs the whole
 simulation, such as a trace, gets it by asking again without the kept price.
 """
 
+import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from meshmend.planning.choose import question_key
@@ -17,12 +18,31 @@ from meshmend.planning.tree_formula import Pipeline
 from meshmend.simulator.rules import PhaseTime
 
 
-def kept_price(folder: Path | None, question: Question, found: Callable[[], Price]) -> Price | None:
-    """Return the price that was kept for a question, or None; `found` finds it again."""
+@dataclass(frozen=True)
+class NamedQuestion:
+    """What an algorithm, a baseline or `auto` costs, with the best slices or with so many."""
+
+    question: Question
+    name: str
+    slices: int | None = None
+
+
+def kept_or_found(folder: Path | None, asked: NamedQuestion, found: Callable[[], Price]) -> Price:
+    """Return the price that was kept for a question, or find it and keep it."""
     if folder is None:
-        return None
+        return found()
+    path = folder / "prices" / f"{_key(asked)}.json"
+    price = _kept_price(path, found)
+    if price is None:
+        price = found()
+        _keep_price(path, price)
+    return price
+
+
+def _kept_price(path: Path, found: Callable[[], Price]) -> Price | None:
+    """Return the price in a file, or None; `found` finds it again."""
     try:
-        document = json.loads(_path(folder, question).read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
         figures, shape = document["figures"], document["shape"]
         phases = tuple(PhaseTime(**phase) for phase in figures.pop("phases"))
         return Price(
@@ -38,10 +58,8 @@ def kept_price(folder: Path | None, question: Question, found: Callable[[], Pric
         return None  # no price, or a damaged one: find it again
 
 
-def keep_price(folder: Path | None, question: Question, price: Price) -> None:
+def _keep_price(path: Path, price: Price) -> None:
     """Keep a price on disk, where that is possible."""
-    if folder is None:
-        return
     document = {
         "name": price.name,
         "figures": asdict(price.figures),
@@ -50,7 +68,6 @@ def keep_price(folder: Path | None, question: Question, price: Price) -> None:
         "detail": price.detail,
         "shape": None if price.shape is None else asdict(price.shape),
     }
-    path = _path(folder, question)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(".part")
@@ -60,5 +77,7 @@ def keep_price(folder: Path | None, question: Question, price: Price) -> None:
         pass  # without it the next question takes longer, but gets the same answer
 
 
-def _path(folder: Path, question: Question) -> Path:
-    return folder / "prices" / f"{question_key(question)}.json"
+def _key(asked: NamedQuestion) -> str:
+    """Return the name of a price's file."""
+    text = json.dumps([question_key(asked.question), asked.name, asked.slices])
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -62,6 +62,8 @@ def lockstep_plan(
         cache_dir=cache_dir,
         progress=shares.of(0),
     )
+    if algorithm == AUTO and usual.schedule.has_scratch:  # permutes have no scratch
+        usual = plan(mesh, "trees", payload=target.payload_bytes, fabric=target.fabric)
     tried = [usual]
     has_choice = algorithm in {AUTO, "trees"} and usual.schedule.n_rows > 0
     counts = _promising(largest_part(mesh), target, slices) if has_choice else []

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from meshmend.errors import UnsupportedError
 from meshmend.overlay.tree_packing import TreePacking
+from meshmend.planning.exchange_bounds import SCATTERED_AXES, least_exchange_s
 from meshmend.planning.owner_search import OwnerTrees, best_owner_trees
 from meshmend.planning.packed_trees import Trees, TreeShape, trees_of
 from meshmend.planning.progress import ProgressCallback, no_progress
@@ -149,11 +150,11 @@ def price(
     return Price(name, figures_of(result), lambda: result, n_chips, pipeline, detail)
 
 
-def supported_names(mesh: Mesh) -> Iterator[str]:
+def supported_names(mesh: Mesh, collective: Collective = Collective.ALLREDUCE) -> Iterator[str]:
     """Yield the algorithms that support a connected mesh, trees first."""
     yield TREES
     for name in ALGORITHMS:
-        if name == TREES:
+        if name == TREES or (name in SCATTERED_AXES and collective is not Collective.ALLREDUCE):
             continue
         try:
             algorithm(name).check(mesh)
@@ -167,14 +168,18 @@ def names_to_try(mesh: Mesh, collective: Collective = Collective.ALLREDUCE) -> I
 
     `rings-nd` is first where lines are rings and nothing failed. Elsewhere only small meshes try
     it: on larger ones trees were faster in every case that was measured. In a half of an allreduce
-    trees do not overlap up and down, so rings are as near to the limit there.
+    trees do not overlap up and down, so rings are as near to the limit there. An exchange comes
+    before trees where rings are: it is quickly built, and trees are searched for.
     """
     has_rings = any(
         wraps and size > 2 for size, wraps in zip(mesh.shape, mesh.wrap, strict=True)
     ) and not (mesh.failed or mesh.failed_links)
+    names = list(supported_names(mesh, collective))
     if has_rings:
         yield RINGS_ND
-    names = list(supported_names(mesh))
+        exchanges = [name for name in names if name in SCATTERED_AXES]
+        yield from exchanges
+        names = [name for name in names if name not in exchanges]
     most_chips = _FEW_CHIPS if collective is Collective.ALLREDUCE else _FEW_OWNERS
     if collective in {Collective.REDUCE_SCATTER, Collective.ALL_GATHER}:
         names, most_chips = [*names[1:], TREES], mesh.n_live
@@ -347,6 +352,8 @@ def _least_ring_time(question: Question, name: str) -> float:
     """
     n, fabric, halves = question.mesh.n_live, question.fabric, question.n_halves
     half_s = halves * question.payload_bytes / 2 / fabric.link_bandwidth_bytes_per_s
+    if name in SCATTERED_AXES:
+        return least_exchange_s(question.mesh, fabric, question.payload_bytes, name)
     if name in {"row-pair", "ft-two-d"}:
         length = 2 * min(question.mesh.shape)
         return (length - 1) / length * half_s

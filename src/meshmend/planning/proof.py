@@ -14,6 +14,7 @@ from meshmend.schedule.table import Schedule
 from meshmend.topology.mesh import Mesh
 from meshmend.verify.contributions import Proof, check_contributions
 from meshmend.verify.hops import check_hops
+from meshmend.verify.scratch_cells import check_scratch
 from meshmend.verify.updates import check_updates
 
 Step = Callable[[str], AbstractContextManager[object]]  # is entered for each named step
@@ -44,8 +45,8 @@ def prove(
 
     Raises:
         InputError: the mesh has more or fewer live chips than the schedule has ranks.
-        VerificationError: a rank ends with the wrong data, uses a weight before it is updated, or
-            a hop is dead.
+        VerificationError: a rank ends with the wrong data, uses scratch before it is written or a
+            weight before it is updated, or a hop is dead.
         DeadlockError: routes can wait for each other in a circle.
     """
     with step("hazards"):
@@ -54,6 +55,7 @@ def prove(
         placement = placed(mesh, schedule)
     with step("verify"):
         proof = check_contributions(schedule, replicas=replicas)
+        check_scratch(schedule)
         check_updates(schedule)
         check_hops(schedule, placement)
     with step("deadlock"):

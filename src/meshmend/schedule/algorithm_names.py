@@ -4,7 +4,10 @@ from collections.abc import Iterable
 
 from meshmend.errors import InputError
 
-ALGORITHM_NAMES = ("trees", "ring-1d", "two-d", "row-pair", "ft-two-d", "rings-nd", "rank-ring")
+ALGORITHM_NAMES = (
+    *("trees", "ring-1d", "two-d", "row-pair", "ft-two-d", "rings-nd"),
+    *("exchange", "exchange-1", "exchange-2", "rank-ring"),
+)
 BASELINE_NAMES = ("sub-mesh", "drop-lines")  # run on an intact part of a broken mesh
 
 

@@ -7,6 +7,12 @@ from types import MappingProxyType
 from meshmend.overlay.pairs import fault_tolerant_layout, row_pair_layout
 from meshmend.overlay.rings import hamiltonian_ring, line_rings
 from meshmend.schedule.algorithm_names import check_algorithm_name
+from meshmend.schedule.exchange_nd import (
+    check_exchange,
+    exchange,
+    exchange_1,
+    exchange_2,
+)
 from meshmend.schedule.ft_two_d import ft_two_d
 from meshmend.schedule.ring_builders import rank_ring, ring_1d, row_pair, two_d
 from meshmend.schedule.rings_nd import rings_nd
@@ -86,6 +92,33 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
                 "any connected mesh or torus of any number of axes, any failures",
                 "sums along one axis after another, all axes at once: near the limit on tori for "
                 "payloads of a few megabytes and more",
+            ),
+            Algorithm(
+                "exchange",
+                exchange,
+                lambda mesh: check_exchange(mesh, n_scattered=0),
+                "",
+                "any connected mesh with an axis that wraps around, any failures",
+                "all chips of a line send each other their sums, axis after axis: as few hops as "
+                "there can be, for payloads of some kilobytes on tori",
+            ),
+            Algorithm(
+                "exchange-1",
+                exchange_1,
+                lambda mesh: check_exchange(mesh, n_scattered=1),
+                "",
+                "two axes or more, one of which wraps around; any failures",
+                "rings-nd along one axis, exchange along the others: for payloads up to a few "
+                "megabytes on tori",
+            ),
+            Algorithm(
+                "exchange-2",
+                exchange_2,
+                lambda mesh: check_exchange(mesh, n_scattered=2),
+                "",
+                "three axes or more, one of which wraps around; any failures",
+                "rings-nd along two axes, exchange along the others: for payloads up to a few "
+                "megabytes on 3-D tori",
             ),
             Algorithm(
                 "rank-ring",

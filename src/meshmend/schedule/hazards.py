@@ -1,7 +1,7 @@
 """What must wait for what: dependencies between the rows of a schedule, derived from it.
 
 A row reads chunks at its source and writes them at its destination, so every dependency is
-local to one rank and one chunk:
+local to one chunk of one place, which is a rank or, with scratch, a buffer of a rank:
 
 - **send**: rows that wrote what this row sends (read after write). They gate its sending.
 - **write**: rows that read or wrote what this row will change at its destination (write after
@@ -60,33 +60,32 @@ class Hazards:
 def hazards_of(schedule: Schedule) -> Hazards:
     """Return the dependencies between the rows of a schedule.
 
-    Every dependency is local to a rank, so ranks are analysed one after another, each with the
+    Every dependency is local to a place, so places are analysed one after another, each with the
     few kilobytes of state that its chunks need, in time about linear in the rows. Large
-    schedules are shared out between two threads.
+    schedules are shared out between two threads. The kernels below say rank for place.
     """
     send, write = (np.empty(schedule.n_rows, dtype=np.uint32) for _ in range(2))
-    ptr = _event_ptr(schedule.src, schedule.dst, schedule.n_ranks)
+    src, dst = schedule.src_place, schedule.dst_place
+    ptr = _event_ptr(src, dst, schedule.n_places)
 
     def analysed(batch: tuple[int, int]) -> NDArray[np.uint32]:
         first, last = batch
-        events = _events_of(
-            (schedule.src, schedule.dst, schedule.lo, schedule.hi, schedule.op), ptr, first, last
-        )
+        events = _events_of((src, dst, schedule.lo, schedule.hi, schedule.op), ptr, first, last)
         waits, more = _analyse(ptr[first : last + 1] - ptr[first], events, schedule.n_chunks)
-        _deal_out(schedule.src, schedule.dst, ptr, (first, last), waits, (send, write))
+        _deal_out(src, dst, ptr, (first, last), waits, (send, write))
         return np.asarray(more, dtype=np.uint32)
 
     batches = _batches(ptr)
     with ThreadPoolExecutor(max_workers=2) as pool:
         parts = list(pool.map(analysed, batches) if len(batches) > 1 else map(analysed, batches))
     if len(parts) > 1 and any(len(part) for part in parts):
-        shift = np.empty(schedule.n_ranks, dtype=np.uint32)
+        shift = np.empty(schedule.n_places, dtype=np.uint32)
         at = 0
         for (first, last), part in zip(batches, parts, strict=True):
             shift[first:last] = at
             at += len(part)
-        _shift(send, schedule.src, shift)
-        _shift(write, schedule.dst, shift)
+        _shift(send, src, shift)
+        _shift(write, dst, shift)
     more = np.concatenate(parts)
     for array in (send, write, more):
         array.flags.writeable = False

@@ -41,6 +41,8 @@ def placed(mesh: Mesh, schedule: Schedule) -> Placement:
 def distinct_pairs(schedule: Schedule) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the sources and destinations of the pairs of ranks that exchange data, each once."""
     src, dst = _distinct_pairs(schedule.src, schedule.dst, schedule.n_ranks)
+    if schedule.has_scratch:  # local rows take no route
+        return src[src != dst], dst[src != dst]
     return src, dst
 
 
@@ -94,6 +96,8 @@ def _pair_loads(src, dst, lo, hi, cuts, pair_ptr, pair_dst):  # type: ignore[no-
     """Return the fraction of the payload that each pair exchanges."""
     loads = np.zeros(len(pair_dst))
     for row in range(len(src)):
+        if src[row] == dst[row]:
+            continue
         pair = pair_ptr[src[row]]
         while pair_dst[pair] != dst[row]:
             pair += 1

@@ -50,9 +50,11 @@ def delay_slices(
 
 @kernel
 def _row_hops(src, dst, pair_ptr, pair_dst, pair_hops):  # type: ignore[no-untyped-def]
-    """Return how many hops each row's route has."""
-    hops = np.empty(len(src), dtype=np.int32)
+    """Return how many hops each row's route has; a local row has none."""
+    hops = np.zeros(len(src), dtype=np.int32)
     for row in range(len(src)):
+        if src[row] == dst[row]:
+            continue
         pair = pair_ptr[src[row]]
         while pair_dst[pair] != dst[row]:
             pair += 1

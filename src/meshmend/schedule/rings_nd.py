@@ -33,16 +33,18 @@ def rings_nd(mesh: Mesh, collective: Collective) -> Schedule:
     It has about chips x sum of sides x axes rows in either half.
     """
     weights = part_weights(mesh)
-    orders = [order for order, weight in zip(_axis_orders(mesh), weights, strict=True) if weight]
+    orders = [order for order, weight in zip(axis_orders(mesh), weights, strict=True) if weight]
     n_chunks = _chunks_per_rank(mesh) * mesh.n_live
-    parts = [_Part(mesh, order, number * n_chunks) for number, order in enumerate(orders)]
+    parts = [
+        Part(mesh, order, number * n_chunks, len(order)) for number, order in enumerate(orders)
+    ]
     scatter: list[NamedRows] = []
     for phase in range(len(orders[0])):
         for part in parts:
             name = f"part {part.order[0]}, axis {part.order[phase]}"
             scatter.append((f"reduce-scatter {name}", part.summing_rows(phase)))
     gather = [
-        (name.replace("reduce-scatter", "all-gather"), _backwards(rows))
+        (name.replace("reduce-scatter", "all-gather"), backwards(rows))
         for name, rows in reversed(scatter)
     ]
     share = np.repeat(weights[weights > 0] / n_chunks, n_chunks)
@@ -75,7 +77,7 @@ def part_weights(mesh: Mesh) -> NDArray[np.float64]:
 
 def axis_loads(mesh: Mesh) -> NDArray[np.float64]:
     """Return what a channel of each axis (rows) carries of each part (columns), in both halves."""
-    orders = _axis_orders(mesh)
+    orders = axis_orders(mesh)
     loads = np.zeros((len(orders), len(orders)))
     for part, order in enumerate(orders):
         left = 1.0
@@ -87,7 +89,7 @@ def axis_loads(mesh: Mesh) -> NDArray[np.float64]:
     return loads
 
 
-def _axis_orders(mesh: Mesh) -> list[tuple[int, ...]]:
+def axis_orders(mesh: Mesh) -> list[tuple[int, ...]]:
     """Return the axes in the order of each part: its own, then the others, short ones first.
 
     With equal sides the parts go around in turn, so that no two use an axis at the same time. On
@@ -109,43 +111,63 @@ def _chunks_per_rank(mesh: Mesh) -> int:
 
 
 @dataclass(frozen=True)
-class _Part:
+class Part:
     """One part of the payload: its axes in order, and the number of its first chunk.
 
-    Chunks are numbered by the coordinates of their owners, the first axis of the order first. So
-    what a rank owns after each phase is one run of chunks.
+    It is reduce-scattered along the first `n_scattered` axes. Chunks are numbered by the
+    coordinates of their owners along these, the first axis of the order first. So what a rank owns
+    after each phase is one run of chunks. Ranks that differ along the other axes only own the same.
     """
 
     mesh: Mesh
     order: tuple[int, ...]
     first_chunk: int
-
-    @property
-    def _is_live(self) -> NDArray[np.bool_]:
-        live = np.zeros(self.mesh.shape, dtype=np.bool_)
-        live[tuple(self.mesh.coordinates.T)] = True
-        return self._in_order(live)
-
-    def _in_order(self, grid: NDArray[_Cell]) -> NDArray[_Cell]:
-        """Return the values of a grid in the order of the chunks."""
-        rest = [axis for axis in range(grid.ndim) if axis not in self.order]
-        return grid.transpose(*self.order, *rest).reshape(-1)
+    n_scattered: int
 
     @property
     def owners(self) -> Ranks:
-        """The owner of each chunk."""
-        rank = np.full(self.mesh.shape, -1, dtype=np.int32)
+        """The owner of each chunk: the first of the ranks that own it."""
+        rank = np.full(self.mesh.shape, self.mesh.n_live, dtype=np.int32)
         rank[tuple(self.mesh.coordinates.T)] = np.arange(self.mesh.n_live, dtype=np.int32)
-        in_order = self._in_order(rank)
-        return np.repeat(in_order[in_order >= 0], _chunks_per_rank(self.mesh)).astype(np.int32)
+        owner = self._in_order(rank).min(axis=1)
+        live = owner[owner < self.mesh.n_live]
+        return np.repeat(live, _chunks_per_rank(self.mesh)).astype(np.int32)
+
+    @property
+    def _first_chunks(self) -> Ranks:
+        """Where the chunks of each place begin, places numbered along the scattered axes."""
+        live = np.zeros(self.mesh.shape, dtype=np.bool_)
+        live[tuple(self.mesh.coordinates.T)] = True
+        is_owner = self._in_order(live).any(axis=1)
+        first = np.concatenate([[0], np.cumsum(is_owner)]).astype(np.int32)
+        return (first * np.int32(_chunks_per_rank(self.mesh))).astype(np.int32)
+
+    def _in_order(self, grid: NDArray[_Cell]) -> NDArray[_Cell]:
+        """Return the values of a grid in the order of the chunks, a line for each place."""
+        scattered = self.order[: self.n_scattered]
+        rest = [axis for axis in range(grid.ndim) if axis not in scattered]
+        n_places = int(np.prod([grid.shape[axis] for axis in scattered], dtype=np.int64))
+        return grid.transpose(*scattered, *rest).reshape(n_places, -1)
+
+    def chunks_of_ranks(self) -> tuple[Ranks, Ranks]:
+        """Return the chunks that each rank owns after the reduce-scatter, as first and end."""
+        place = self._places(self.n_scattered)
+        first = self._first_chunks + np.int32(self.first_chunk)
+        return first[place], first[place + 1]
+
+    def _places(self, n_axes: int) -> NDArray[np.int64]:
+        """Return the number of each rank's place along the first axes of the order."""
+        place = np.zeros(self.mesh.n_live, dtype=np.int64)
+        for axis in self.order[:n_axes]:
+            place = place * self.mesh.shape[axis] + self.mesh.coordinates[:, axis]
+        return place
 
     def summing_rows(self, phase: int) -> Rows:
         """Return the reduce-scatter along the axis of a phase: the farthest chips send first."""
         axis, later = self.order[phase], self.order[phase + 1 :]
         size = self.mesh.shape[axis]
         headings = [Heading(self.mesh, axis, way, later) for way in (1, -1)]
-        first_chunks = np.concatenate([[0], np.cumsum(self._is_live)]).astype(np.int32)
-        first_chunks = first_chunks * np.int32(_chunks_per_rank(self.mesh))
+        first_chunks = self._first_chunks
         columns: list[tuple[Ranks, Ranks, Ranks, Ranks]] = []
         for distance in range(size // 2 if headings[0].wraps else size - 1, 0, -1):
             for heading in headings:
@@ -169,11 +191,8 @@ class _Part:
         first_chunks: Ranks,
     ) -> tuple[Ranks, Ranks]:
         """Return the chunks that the position `owner` of each rank's line owns after a phase."""
-        sizes = [self.mesh.shape[axis] for axis in self.order]
-        place = np.zeros(self.mesh.n_live, dtype=np.int64)
-        for axis, size in zip(self.order[:phase], sizes, strict=False):
-            place = place * size + self.mesh.coordinates[:, axis]
-        place = np.where(usable, place * sizes[phase] + owner, 0)
+        sizes = [self.mesh.shape[axis] for axis in self.order[: self.n_scattered]]
+        place = np.where(usable, self._places(phase) * sizes[phase] + owner, 0)
         width = int(np.prod(sizes[phase + 1 :], dtype=np.int64))
         return first_chunks[place * width], first_chunks[place * width + width]
 
@@ -196,6 +215,6 @@ def _moves(
     return moves
 
 
-def _backwards(rows: Rows) -> Rows:
+def backwards(rows: Rows) -> Rows:
     """Return the all-gather that undoes a reduce-scatter: the same ways from the owners out."""
     return Rows(rows.dst[::-1], rows.src[::-1], rows.lo[::-1], rows.hi[::-1], COPY)

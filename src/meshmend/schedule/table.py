@@ -4,11 +4,17 @@ A row says: rank `src` sends chunks `lo` to `hi - 1` of its buffer to rank `dst`
 them to its own (REDUCE) or overwrites its own (COPY). Executed one row after another the
 table is correct: that is its meaning. What may overlap is computed by `hazards`, never
 written by hand. A schedule knows nothing of chips, routes, bytes or time.
+
+**Scratch.** A rank may have more buffers than its payload, each cut into the same chunks: buffer 0
+is the payload, the others are scratch and hold nothing at the start. A row reads `src_buffer` and
+writes `dst_buffer`. Then its two ranks may be the same: such a **local** row moves data between two
+buffers of one rank. A buffer of a rank is a **place**, so every row goes from a place to another.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -71,6 +77,8 @@ class Schedule:
     hi: Index
     op: NDArray[np.uint8]
     phases: tuple[Phase, ...] = ()
+    src_buffer: NDArray[np.uint8] | None = None  # None: every row reads the payload
+    dst_buffer: NDArray[np.uint8] | None = None
 
     def __post_init__(self) -> None:
         columns = (self.src, self.dst, self.lo, self.hi)
@@ -84,16 +92,33 @@ class Schedule:
             (self.owners < 0) | (self.owners >= self.n_ranks)
         ):
             raise InputError(f"Schedule needs an owner below {self.n_ranks} for each chunk")
+        self._check_buffers()
         if self.n_rows:
             self._check_rows()
-        for array in (*columns, self.op, self.cuts, self.owners):
+        for array in (*columns, self.op, self.cuts, self.owners, *self.buffer_columns.values()):
             array.flags.writeable = False
+
+    @property
+    def buffer_columns(self) -> dict[str, NDArray[np.uint8]]:
+        """The columns `src_buffer` and `dst_buffer` by name; none without scratch."""
+        if self.src_buffer is None or self.dst_buffer is None:
+            return {}
+        return {"src_buffer": self.src_buffer, "dst_buffer": self.dst_buffer}
+
+    def _check_buffers(self) -> None:
+        if (self.src_buffer is None) != (self.dst_buffer is None):
+            raise InputError("Schedule needs both buffer columns or none")
+        for column in self.buffer_columns.values():
+            if len(column) != self.n_rows or column.dtype != np.uint8:
+                raise InputError("Schedule needs buffer columns of one length with the others")
+        if self.has_scratch and self.collective is Collective.SHARDED_UPDATE:
+            raise InputError("a sharded update needs a Schedule without scratch buffers")
 
     def _check_rows(self) -> None:
         checks = (
             (self.src >= self.n_ranks, f"a source below {self.n_ranks}"),
             (self.dst >= self.n_ranks, f"a destination below {self.n_ranks}"),
-            (self.src == self.dst, "two different ranks"),
+            (self.src_place == self.dst_place, "two different ranks, or buffers of one rank"),
             (self.lo >= self.hi, "at least one chunk"),
             (self.hi > self.n_chunks, f"chunks up to {self.n_chunks}"),
             (self.op > COPY, "an op of 0 (REDUCE) or 1 (COPY)"),
@@ -119,16 +144,62 @@ class Schedule:
 
     @property
     def index_dtype(self) -> type[np.uint16] | type[np.uint32]:
-        """The type of the columns that hold ranks and chunks."""
-        return index_dtype(self.n_ranks, self.n_chunks)
+        """The type of the columns that hold ranks, places and chunks."""
+        return index_dtype(self.n_places, self.n_chunks)
 
     def row(self, row: int) -> str:
         """Return one row in words."""
         verb = "adds to" if self.op[row] == REDUCE else "overwrites"
-        return (
-            f"rank {self.src[row]} chunks [{self.lo[row]}, {self.hi[row]}) {verb} "
-            f"rank {self.dst[row]}"
+        source, target = (
+            f"rank {rank[row]}" + (f" buffer {buffer[row]}" if buffer is not None else "")
+            for rank, buffer in ((self.src, self.src_buffer), (self.dst, self.dst_buffer))
         )
+        return f"{source} chunks [{self.lo[row]}, {self.hi[row]}) {verb} {target}"
+
+    @property
+    def has_scratch(self) -> bool:
+        """Whether some row reads or writes a buffer other than the payload."""
+        return self.n_buffers > 1
+
+    def refuse_scratch(self, who: str) -> None:
+        """Raise UnsupportedError if the schedule needs scratch, which `who` does not have."""
+        if self.has_scratch:
+            raise UnsupportedError(
+                f"{who} needs a schedule without scratch buffers, but {self.algorithm} has "
+                f"{self.n_buffers - 1}; use 'trees'"
+            )
+
+    @cached_property
+    def n_buffers(self) -> int:
+        """How many buffers a rank has: its payload and its scratch."""
+        columns = self.buffer_columns.values()
+        return 1 + max((int(column.max(initial=0)) for column in columns), default=0)
+
+    @cached_property
+    def is_local(self) -> NDArray[np.bool_]:
+        """Which rows move data between two buffers of one rank."""
+        return np.equal(self.src, self.dst)
+
+    @cached_property
+    def src_place(self) -> Index:
+        """What each row reads: rank x buffers + buffer. Without scratch a place is a rank."""
+        return self._places(self.src, self.src_buffer)
+
+    @cached_property
+    def dst_place(self) -> Index:
+        """What each row writes."""
+        return self._places(self.dst, self.dst_buffer)
+
+    @property
+    def n_places(self) -> int:
+        return self.n_ranks * self.n_buffers
+
+    def _places(self, rank: Index, buffer: NDArray[np.uint8] | None) -> Index:
+        if buffer is None or not self.has_scratch:
+            return rank
+        place = rank * self.index_dtype(self.n_buffers) + buffer
+        place.flags.writeable = False
+        return place
 
     @property
     def shares(self) -> NDArray[np.float64]:
@@ -151,7 +222,7 @@ class Schedule:
 
 
 def index_dtype(n_ranks: int, n_chunks: int) -> type[np.uint16] | type[np.uint32]:
-    """Return the smallest type that holds every rank and every chunk bound."""
+    """Return the smallest type that holds every rank (or place) and every chunk bound."""
     return np.uint16 if max(n_ranks, n_chunks) <= np.iinfo(np.uint16).max else np.uint32
 
 
@@ -164,10 +235,17 @@ class Rows:
     lo: NDArray[np.integer]
     hi: NDArray[np.integer]
     op: int
+    src_buffer: NDArray[np.integer] | int = 0
+    dst_buffer: NDArray[np.integer] | int = 0
 
     @property
     def n_rows(self) -> int:
         return self.src.size
+
+    @property
+    def buffers(self) -> tuple[NDArray[np.integer] | int, NDArray[np.integer] | int]:
+        """What the rows read, and what they write: 0 is the payload."""
+        return self.src_buffer, self.dst_buffer
 
 
 def even_cuts(n_chunks: int) -> NDArray[np.float64]:
@@ -187,7 +265,8 @@ def schedule_of(
     """Return the schedule whose program is these phases one after another, empty ones left out."""
     parts = [(name, rows) for name, rows in phases if rows.n_rows]
     cuts = even_cuts(len(owners)) if cuts is None else cuts
-    dtype = index_dtype(n_ranks, len(owners))
+    most = max((int(np.max(each)) for _, rows in parts for each in rows.buffers), default=0)
+    dtype = index_dtype(n_ranks * (1 + most), len(owners))
     n_rows = sum(rows.n_rows for _, rows in parts)
     if n_rows > MAX_ROWS:
         raise UnsupportedError(
@@ -196,6 +275,7 @@ def schedule_of(
         )
     src, dst, lo, hi = (np.empty(n_rows, dtype=dtype) for _ in range(4))
     op = np.empty(n_rows, dtype=np.uint8)
+    buffers = np.empty((2, n_rows), dtype=np.uint8) if most else None
     spans, start = [], 0
     for name, rows in parts:
         stop = start + rows.n_rows
@@ -203,6 +283,8 @@ def schedule_of(
             # Rows may be broadcast views of any shape: written straight into place, no copy.
             column[start:stop].reshape(values.shape)[...] = values
         op[start:stop] = rows.op
+        if buffers is not None:
+            buffers[0, start:stop], buffers[1, start:stop] = rows.buffers
         spans.append(Phase(name, start, stop))
         start = stop
     return Schedule(
@@ -217,4 +299,6 @@ def schedule_of(
         hi=hi,
         op=op,
         phases=tuple(spans),
+        src_buffer=None if buffers is None else buffers[0],
+        dst_buffer=None if buffers is None else buffers[1],
     )

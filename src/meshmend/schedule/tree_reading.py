@@ -14,8 +14,10 @@ def trees_in(schedule: Schedule) -> NDArray[np.int32] | None:
 
     Sums go up a tree and copies come down, so a sum's receiver is the sender's parent. A schedule
     without sums has its trees in its copies. Each chunk needs one row into or out of each rank but
-    one.
+    one. An exchange through scratch buffers has no trees.
     """
+    if schedule.has_scratch:
+        return None
     n_chunks, n_ranks = schedule.n_chunks, schedule.n_ranks
     reduces = bool((schedule.op == REDUCE).any())
     rows = np.flatnonzero(schedule.op == (REDUCE if reduces else COPY))

@@ -20,7 +20,7 @@ from meshmend.topology.submesh import IntactPart
 
 def on_ranks(schedule: Schedule, ranks: NDArray[np.int32], n_ranks: int) -> Schedule:
     """Return a schedule whose rank i is rank `ranks[i]` of n_ranks; the others take no part."""
-    dtype = index_dtype(n_ranks, schedule.n_chunks)
+    dtype = index_dtype(n_ranks * schedule.n_buffers, schedule.n_chunks)
     return replace(
         schedule,
         n_ranks=n_ranks,

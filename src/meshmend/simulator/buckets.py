@@ -25,7 +25,7 @@ def repeated(schedule: Schedule, n_sums: int) -> Schedule:
     if n_sums < 1:
         raise InputError(f"repeated needs one sum or more, but got {n_sums}")
     n_chunks = schedule.n_chunks
-    dtype = index_dtype(schedule.n_ranks, n_sums * n_chunks)
+    dtype = index_dtype(schedule.n_places, n_sums * n_chunks)
     shift = np.repeat(np.arange(n_sums) * n_chunks, schedule.n_rows)
     starts = (np.arange(n_sums)[:, None] + schedule.cuts[:-1]) / n_sums
     return Schedule(
@@ -39,6 +39,7 @@ def repeated(schedule: Schedule, n_sums: int) -> Schedule:
         lo=(np.tile(schedule.lo, n_sums) + shift).astype(dtype),
         hi=(np.tile(schedule.hi, n_sums) + shift).astype(dtype),
         op=np.tile(schedule.op, n_sums),
+        **{name: np.tile(column, n_sums) for name, column in schedule.buffer_columns.items()},
     )
 
 

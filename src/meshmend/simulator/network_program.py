@@ -62,14 +62,14 @@ class Program:
     """A schedule on its routes, ready to be simulated with any fabric, payload and slices.
 
     `fractions[k]` is the part of the payload that a row of size class k moves. The rows of the
-    tables that come after those of the schedule are updates. Their classes are the last
-    `n_update_classes`, and the update unit of a rank is channel `n_channels` + rank.
+    tables that come after those of the schedule are updates. Updates and local rows take no link:
+    their classes are the last `n_own_classes`, and channel `n_channels` + rank is the rank's own.
     """
 
     schedule: Schedule
     n_channels: int
     fractions: NDArray[np.float64]
-    n_update_classes: int
+    n_own_classes: int
     tables: Tables
 
     @property
@@ -79,17 +79,19 @@ class Program:
 
     @property
     def n_hops(self) -> int:
-        """How many hops all rows take together; an update counts as one."""
-        return int(self.channel_loads[0].sum()) + n_updates(self.schedule)
+        """How many hops all rows take together; an update or a local row counts as one."""
+        n_local = int(self.schedule.is_local.sum()) if self.schedule.has_scratch else 0
+        return int(self.channel_loads[0].sum()) + n_updates(self.schedule) + n_local
 
     @cached_property
     def channel_loads(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """How many rows cross each channel, and how many payloads that makes in all."""
-        counts = np.zeros(self.n_channels, dtype=np.int64)
-        loads = np.zeros(self.n_channels)
+        n_queues = self.n_channels + self.schedule.n_ranks  # local rows are at the last of them
+        counts = np.zeros(n_queues, dtype=np.int64)
+        loads = np.zeros(n_queues)
         rows = self.tables.rows[: self.schedule.n_rows]
         _add_loads(rows, self.tables.hops, self.fractions, counts, loads)
-        return counts, loads
+        return counts[: self.n_channels], loads[: self.n_channels]
 
 
 def program_of(schedule: Schedule, hazards: Hazards, routes: Routes) -> Program:
@@ -106,6 +108,12 @@ def program_of(schedule: Schedule, hazards: Hazards, routes: Routes) -> Program:
     rows[:, PHASE] = schedule.phase_of_rows()
     rows[:, REDUCE_AT] = np.where(schedule.op == REDUCE, schedule.dst.astype(np.int32), -1)
     _enter_hops(rows, schedule.src, schedule.dst, routes.pair_ptr, routes.dst, routes.hop_ptr)
+    if schedule.has_scratch:
+        rows[:, FIRST_HOP] = np.where(
+            schedule.is_local,
+            len(routes.channels) + schedule.src.astype(np.int32),
+            rows[:, FIRST_HOP],
+        )
     if np.any(missing := rows[:, FIRST_HOP] < 0):
         row = int(np.argmax(missing))
         raise InputError(
@@ -116,7 +124,10 @@ def program_of(schedule: Schedule, hazards: Hazards, routes: Routes) -> Program:
     hops = routes.channels.copy()
     hops[routes.hop_ptr[1:] - 1] = ~hops[routes.hop_ptr[1:] - 1]
     fractions = _enter_sizes(rows, schedule.lo, schedule.hi, schedule.cuts)
-    update_fractions, units = _enter_updates(all_rows, schedule, len(fractions), len(hops))
+    if schedule.has_scratch:
+        own_fractions, units = _enter_local(rows, schedule, fractions)
+    else:
+        own_fractions, units = _enter_updates(all_rows, schedule, len(fractions), len(hops))
     slot_row, slot_needs = _enter_slots(all_rows, hazards.send, hazards.write, hazards.more)
     dependencies = (hazards.send, hazards.write, hazards.more, schedule.src, schedule.dst)
     after = _enter_successors(all_rows, *dependencies)
@@ -130,8 +141,17 @@ def program_of(schedule: Schedule, hazards: Hazards, routes: Routes) -> Program:
     )
     for table in tables:
         table.flags.writeable = False
-    fractions = np.concatenate([fractions, update_fractions])
-    return Program(schedule, n_channels, fractions, len(update_fractions), tables)
+    fractions = np.concatenate([fractions, own_fractions])
+    return Program(schedule, n_channels, fractions, len(own_fractions), tables)
+
+
+def _enter_local(
+    rows: NDArray[np.int32], schedule: Schedule, fractions: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
+    """Give local rows size classes of their own; return the fractions of these, and all ranks."""
+    kinds, which = np.unique(rows[schedule.is_local, SIZE_CLASS], return_inverse=True)
+    rows[schedule.is_local, SIZE_CLASS] = len(fractions) + which.reshape(-1)
+    return fractions[kinds], np.arange(schedule.n_ranks, dtype=np.int32)
 
 
 def _enter_updates(
@@ -259,7 +279,8 @@ def _enter_successors(rows, send, write, more, src, dst):  # type: ignore[no-unt
             rows[_before(send[row], more, which), DONE_AT] += 1
         for which in range(_n_before(write[row], more)):
             before = _before(write[row], more, which)
-            rows[before, LEFT_AT if src[before] == dst[row] else DONE_AT] += 1
+            is_read = src[before] == dst[row] and src[before] != dst[before]
+            rows[before, LEFT_AT if is_read else DONE_AT] += 1
     n_after = np.int64(0)
     for row in range(len(rows)):
         n_left, n_done = rows[row, LEFT_AT], rows[row, DONE_AT]
@@ -276,7 +297,8 @@ def _enter_successors(rows, send, write, more, src, dst):  # type: ignore[no-unt
         slot += n_send > 1
         for which in range(n_write):
             before = _before(write[row], more, which)
-            column = LEFT_AT if src[before] == dst[row] else DONE_AT
+            is_read = src[before] == dst[row] and src[before] != dst[before]
+            column = LEFT_AT if is_read else DONE_AT
             _append(rows, after, before, column, slot << 2 | COUNTED_WRITE)
         slot += n_write > 0
     at = 0

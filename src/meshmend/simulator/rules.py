@@ -17,6 +17,8 @@ These rules determine every simulated time:
 - In a sharded update the owner updates each chunk of each slice when all that the first copy of it
   waits for is in place, and rows that copy the chunk from the owner wait for that. If
   `update_rate` is set, an update takes `bytes / update_rate`, one after another at each owner.
+- A local row, between two buffers of one chip, takes no link and no time; if it reduces and
+  `chip_bandwidth` is set, it is added up like a message that has arrived.
 - A free channel starts at once the message with the highest priority of those that wait for it.
 - Of two messages that wait, the one with the smaller (slice + delay, row) has priority. A row's
   delay, in slices and rounded to 64ths, is zero unless it is given: a row with a delay of 3 lets
@@ -144,9 +146,10 @@ def _delays(
 ) -> tuple[NDArray[np.int64], float]:
     """Return the delays of the event loop in ticks, three for each size and a hop's, and a tick."""
     sizes = program.fractions * (payload_bytes / slices)
-    first_update = len(sizes) - program.n_update_classes
+    first_own = len(sizes) - program.n_own_classes
+    rate = None if program.schedule.has_scratch else fabric.update_bytes_per_s
     hold_s = fabric.message_overhead_s + sizes / fabric.link_bandwidth_bytes_per_s
-    hold_s[first_update:] = sizes[first_update:] / (fabric.update_bytes_per_s or math.inf)
+    hold_s[first_own:] = sizes[first_own:] / (rate or math.inf)
     add_s = sizes / (fabric.chip_bandwidth_bytes_per_s or math.inf)
     longest_s = max(hold_s.max(initial=0.0), add_s.max(initial=0.0), fabric.hop_latency_s)
     in_all_s = longest_s * slices * (2 * program.n_hops + program.n_rows)
@@ -157,7 +160,7 @@ def _delays(
     hop = round(fabric.hop_latency_s / tick_s)
     delays[:, events.RELEASE] = np.rint(hold_s / tick_s)
     delays[:, events.ARRIVE] = hop + delays[:, events.RELEASE]
-    delays[first_update:, events.ARRIVE] -= hop
+    delays[first_own:, events.ARRIVE] -= hop
     delays[:, events.ADDED] = np.rint(add_s / tick_s)
     return np.append(delays, hop), tick_s
 
@@ -168,8 +171,8 @@ def _start_state(
     """Return the state at time 0: every channel is free, and nothing waits yet."""
     clock = np.zeros(nodes.N_CLOCK, dtype=np.int64)
     clock[nodes.N_SLICES] = slices
-    # After the channels come the update units of the chips.
-    n_queues = program.n_channels + (program.schedule.n_ranks if program.n_update_classes else 0)
+    # After the channels come those of the chips' own, for updates and local rows.
+    n_queues = program.n_channels + (program.schedule.n_ranks if program.n_own_classes else 0)
     clock[nodes.N_NODES] = n_queues
     clock[[nodes.FREE_NODES, nodes.IN_PLACE, nodes.TO_ADD]] = nodes.NOTHING
     channels = np.zeros((n_queues, 4), dtype=np.int64)

@@ -24,7 +24,7 @@ import torch
 
 from meshmend.errors import PeerLostError, StalledError, StoppedError
 from meshmend.execute.combine import OPS
-from meshmend.execute.rank_program import ADD, PUT, SEND
+from meshmend.execute.rank_program import ADD, LOCAL_ADD, PUT, SEND
 from meshmend.execute.transport import Task
 
 Post = Callable[[list[torch.Tensor], int, int], Any]  # send or recv of a process group
@@ -168,8 +168,9 @@ class _TaskRun:
         self._program = program
         self._flat = flat
         self._events = events
-        self._start = (layout.start // itemsize).tolist()
-        self._stop = ((layout.start + layout.size) // itemsize).tolist()
+        self._start, self._source = layout.start.tolist(), layout.source.tolist()
+        self._n_elements = (layout.size // itemsize).tolist()
+        self._scratch = flat.new_empty(layout.scratch_bytes // itemsize)
         self._needs = np.tile(program.needs, layout.n_slices).tolist()
         self._kind = np.tile(program.kind, layout.n_slices)
         self._peer = np.tile(program.peer, layout.n_slices)
@@ -187,15 +188,17 @@ class _TaskRun:
         }
         for key in np.flatnonzero(~sends & ~self._has_bytes).tolist():
             self._early[key] = flat[:0]
-        incoming = np.flatnonzero(~sends & self._has_bytes).tolist() if flat.is_cuda else []
-        sizes = [self._stop[key] - self._start[key] for key in incoming]
+        comes = (self._kind == ADD) | (self._kind == PUT)
+        incoming = np.flatnonzero(comes & self._has_bytes).tolist() if flat.is_cuda else []
+        sizes = [self._n_elements[key] for key in incoming]
         self._buffers = dict(
             zip(incoming, flat.new_empty(sum(sizes)).split_with_sizes(sizes), strict=True)
         )
 
     def start(self, peer: int, send: Post, receive: Post) -> None:
         """Start the threads that exchange messages with one peer."""
-        incoming = (self._peer == peer) & (self._kind != SEND) & self._has_bytes
+        comes = (self._kind == ADD) | (self._kind == PUT)
+        incoming = (self._peer == peer) & comes & self._has_bytes
         jobs = (
             (self._send_all, send, len(self._unsent[peer])),
             (self._receive_all, receive, np.flatnonzero(incoming).tolist()),
@@ -240,19 +243,28 @@ class _TaskRun:
             while unsent and self._needs[unsent[-1]] == 0:
                 self._outboxes[int(self._peer[key])].put(unsent.pop())
             return False
-        if key not in self._early:
+        if self._kind[key] < LOCAL_ADD and key not in self._early:
             return False
         self._apply(key)
         return True
 
     def _apply(self, key: int) -> None:
-        part = self._flat[self._start[key] : self._stop[key]]
-        received = self._early.pop(key)
-        if self._kind[key] == ADD:
+        part = self._place(key, self._start[key])
+        if self._kind[key] >= LOCAL_ADD:
+            received = self._place(key, self._source[key])
+        else:
+            received = self._early.pop(key)
+        if self._kind[key] in {ADD, LOCAL_ADD}:
             self._combine(part, received)
         elif received.data_ptr() != part.data_ptr():
             part.copy_(received)
         _synchronize(part)
+
+    def _place(self, key: int, start: int) -> torch.Tensor:
+        """Return a key's bytes at a place in the payload, or in scratch if it is below zero."""
+        flat, start = (self._flat, start) if start >= 0 else (self._scratch, ~start)
+        first = start // flat.element_size()
+        return flat[first : first + self._n_elements[key]]
 
     def _send_all(self, peer: int, send: Post, n_keys: int) -> None:
         for _ in range(n_keys):
@@ -260,11 +272,11 @@ class _TaskRun:
             if not self._has_bytes[key]:
                 self._events.put((key, None))
                 continue
-            self._attempt(key, send, self._flat[self._start[key] : self._stop[key]], peer, None)
+            self._attempt(key, send, self._place(key, self._start[key]), peer, None)
 
     def _receive_all(self, peer: int, receive: Post, keys: list[int]) -> None:
         for key in keys:
-            part = self._flat[self._start[key] : self._stop[key]]
+            part = self._place(key, self._start[key])
             is_free = self._kind[key] == PUT and self._needs[key] == 0
             buffer = self._buffers.get(key)
             target = part if is_free else torch.empty_like(part) if buffer is None else buffer

@@ -1,10 +1,11 @@
 """Counts contributions: which rank ends with which ranks' data, and how often.
 
 Runs the table row after row, on counters instead of numbers. At the start
-rank r holds its own contribution once. At the end every cell that the collective promises must
-hold what it promises exactly once, and nothing else: a contribution that arrives twice is as
-wrong as one that is missing. In an all-gather some ranks may be **replicas**: they hold at the
-start what each chunk's owner holds, so a copy from a replica counts as a copy from the owner.
+rank r holds its own contribution once in its payload, and nothing in scratch. At the end every
+cell of a payload that the collective promises must hold what it promises exactly once, and nothing
+else: a contribution that arrives twice is as wrong as one that is missing. In an all-gather some
+ranks may be **replicas**: they hold at the start what each chunk's owner holds, so a copy from a
+replica counts as a copy from the owner.
 
 Small schedules are counted exactly. In large ones each cell holds how many contributions it
 has, and their sum modulo the prime 2^61 - 1 with a random weight per rank. If a cell has
@@ -24,8 +25,8 @@ from meshmend.kernels import plain_kernel
 from meshmend.schedule.table import COPY, Collective, Schedule
 
 PRIME: Final = (1 << 61) - 1
-EXACT_COUNTERS: Final = 1 << 25  # ranks x chunks x ranks up to which counting exactly is quick
-_CELLS_AT_A_TIME: Final = 1 << 25  # ranks x chunks of a fingerprint: 400 MB
+EXACT_COUNTERS: Final = 1 << 25  # places x chunks x ranks up to which counting exactly is quick
+_CELLS_AT_A_TIME: Final = 1 << 25  # places x chunks of a fingerprint: 400 MB
 _SATURATED: Final = 255
 _MANY: Final = 1 << 31  # contributions in one cell: more than there are ranks
 
@@ -56,7 +57,7 @@ def check_contributions(
     """
     _check_replicas(schedule, replicas)
     if exact is None:
-        exact = schedule.n_ranks * schedule.n_chunks * schedule.n_ranks <= EXACT_COUNTERS
+        exact = schedule.n_places * schedule.n_chunks * schedule.n_ranks <= EXACT_COUNTERS
     if exact:
         wrong = _wrong_cell_exactly(schedule, replicas)
     else:
@@ -73,10 +74,12 @@ def contribution_counts(
 
     Counts of 255 mean 255 or more. A replica's data count as the owner's.
     """
-    counts = np.eye(schedule.n_ranks, dtype=np.uint8)[:, None, :]
-    counts[list(replicas), 0] = counts[schedule.owners[chunk], 0]
+    counts = np.zeros((schedule.n_places, 1, schedule.n_ranks), dtype=np.uint8)
+    payloads = counts[:: schedule.n_buffers, 0]
+    payloads[:] = np.eye(schedule.n_ranks, dtype=np.uint8)
+    payloads[list(replicas)] = payloads[schedule.owners[chunk]]
     _count(_columns(schedule), chunk, counts)
-    return counts[:, 0]
+    return payloads
 
 
 def _check_replicas(schedule: Schedule, replicas: Sequence[int]) -> None:
@@ -92,7 +95,7 @@ def _check_replicas(schedule: Schedule, replicas: Sequence[int]) -> None:
 
 
 def _columns(schedule: Schedule) -> tuple[NDArray[np.unsignedinteger], ...]:
-    return schedule.src, schedule.dst, schedule.lo, schedule.hi, schedule.op
+    return schedule.src_place, schedule.dst_place, schedule.lo, schedule.hi, schedule.op
 
 
 def _promised(schedule: Schedule, rank: int, chunk: int) -> NDArray[np.uint8] | None:
@@ -108,27 +111,29 @@ def _promised(schedule: Schedule, rank: int, chunk: int) -> NDArray[np.uint8] | 
 
 def _wrong_cell_exactly(schedule: Schedule, replicas: Sequence[int]) -> tuple[int, int] | None:
     n_ranks, n_chunks = schedule.n_ranks, schedule.n_chunks
-    counts = np.zeros((n_ranks, n_chunks, n_ranks), dtype=np.uint8)
-    counts[np.arange(n_ranks), :, np.arange(n_ranks)] = 1
+    counts = np.zeros((schedule.n_places, n_chunks, n_ranks), dtype=np.uint8)
+    payloads = counts[:: schedule.n_buffers]
+    payloads[np.arange(n_ranks), :, np.arange(n_ranks)] = 1
     owned = schedule.owners[:, None] == np.arange(n_ranks)
-    counts[list(replicas)] = owned
+    payloads[list(replicas)] = owned
     _count(_columns(schedule), 0, counts)
     wanted = owned if schedule.collective is Collective.ALL_GATHER else np.True_
-    return _first_promised(schedule, np.any(counts != wanted, axis=2))
+    return _first_promised(schedule, np.any(payloads != wanted, axis=2))
 
 
 def _wrong_cell_by_fingerprint(
     schedule: Schedule, replicas: Sequence[int], seed: int
 ) -> tuple[int, int] | None:
     weights = np.random.default_rng(seed).integers(PRIME, size=schedule.n_ranks, dtype=np.uint64)
-    whole, width = sum(weights.tolist()) % PRIME, max(1, _CELLS_AT_A_TIME // schedule.n_ranks)
+    whole, width = sum(weights.tolist()) % PRIME, max(1, _CELLS_AT_A_TIME // schedule.n_places)
     for first in range(0, schedule.n_chunks, width):
         owned = weights[schedule.owners[first : first + width]]
-        cells = np.empty((schedule.n_ranks, len(owned)), dtype=np.uint64)
-        cells[:] = weights[:, None]
+        all_cells = np.zeros((schedule.n_places, len(owned)), dtype=np.uint64)
+        all_totals = np.zeros(all_cells.shape, dtype=np.uint32)
+        cells, totals = (each[:: schedule.n_buffers] for each in (all_cells, all_totals))
+        cells[:], totals[:] = weights[:, None], 1
         cells[list(replicas)] = owned
-        totals = np.ones(cells.shape, dtype=np.uint32)
-        _fingerprint(_columns(schedule), first, cells, totals)
+        _fingerprint(_columns(schedule), first, all_cells, all_totals)
         if schedule.collective is Collective.ALL_GATHER:
             wrong = (cells != owned) | (totals != 1)
         else:

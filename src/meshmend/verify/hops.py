@@ -28,8 +28,10 @@ def check_hops(schedule: Schedule, placement: Placement) -> None:
 
 @plain_kernel
 def _first_unrouted(src, dst, pair_ptr, pair_dst):  # type: ignore[no-untyped-def]
-    """Return the first row whose pair of ranks has no route, or -1."""
+    """Return the first row whose pair of ranks has no route, or -1; a local row needs none."""
     for row in range(len(src)):
+        if src[row] == dst[row]:
+            continue
         pair, stop = pair_ptr[src[row]], pair_ptr[src[row] + 1]
         while pair < stop and pair_dst[pair] != dst[row]:
             pair += 1
