@@ -1,4 +1,4 @@
-"""`exchange`: right on every connected torus, in the fewest hops, with the same bits on all chips."""
+"""`exchange`: right on every connected torus, in the fewest hops, the same bits on all chips."""
 
 from dataclasses import replace
 
