@@ -44,6 +44,7 @@ from testbeds import BANDWIDTH, exit_code, on_chip, require_testbed
 from waiting import HANG_S, until
 
 HOLE = parse_mesh("4x4", fail=["2x2@0,2"])
+TORUS = parse_mesh("4x4", wrap="all", fail=["2x2@0,2"])
 SQUARE = parse_mesh("2x2")
 Bed = tuple[Schedule, list[RankProgram], list[SocketTransport]]
 
@@ -51,10 +52,14 @@ Bed = tuple[Schedule, list[RankProgram], list[SocketTransport]]
 def allreduce(name: str) -> Schedule:
     if name == "one-tree":
         return tree_sum(HOLE)
+    if name.startswith("exchange"):
+        return algorithm(name).build(TORUS, Collective.ALLREDUCE)
     return algorithm(name).build(HOLE, Collective.ALLREDUCE)
 
 
-@pytest.fixture(scope="module", params=["ring-1d", "ft-two-d", "rings-nd", "one-tree"])
+@pytest.fixture(
+    scope="module", params=["ring-1d", "ft-two-d", "rings-nd", "one-tree", "exchange", "exchange-1"]
+)
 def bed(request: pytest.FixtureRequest) -> Iterator[Bed]:
     schedule = allreduce(request.param)
     programs = programs_of(schedule)

@@ -78,7 +78,7 @@ def check_none_is_faster(
 ) -> None:
     choice = choose(mesh, machine, payload_bytes, collective=collective)
     chosen_s = time_of(mesh, choice, machine, payload_bytes, collective)
-    for name in supported_names(mesh):
+    for name in supported_names(mesh, collective):
         named = price(Question(mesh, payload_bytes, machine, collective), name)
         assert named is not None
         assert chosen_s <= most * named.time_s, name

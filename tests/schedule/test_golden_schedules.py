@@ -81,7 +81,7 @@ def digest(schedule: Schedule | None) -> str:
         return "unsupported"
     found = hashlib.sha256(f"{schedule.algorithm} {schedule.collective}".encode())
     columns = (schedule.src, schedule.dst, schedule.lo, schedule.hi, schedule.op)
-    for column in (schedule.cuts, schedule.owners, *columns):
+    for column in (schedule.cuts, schedule.owners, *columns, *schedule.buffer_columns.values()):
         found.update(f"{column.dtype} {column.shape}".encode())
         found.update(column.tobytes())
     return found.hexdigest()[:32]

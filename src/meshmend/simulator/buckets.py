@@ -39,7 +39,8 @@ def repeated(schedule: Schedule, n_sums: int) -> Schedule:
         lo=(np.tile(schedule.lo, n_sums) + shift).astype(dtype),
         hi=(np.tile(schedule.hi, n_sums) + shift).astype(dtype),
         op=np.tile(schedule.op, n_sums),
-        **{name: np.tile(column, n_sums) for name, column in schedule.buffer_columns.items()},
+        src_buffer=None if schedule.src_buffer is None else np.tile(schedule.src_buffer, n_sums),
+        dst_buffer=None if schedule.dst_buffer is None else np.tile(schedule.dst_buffer, n_sums),
     )
 
 
