@@ -161,7 +161,10 @@ def first(column: str, value: Any) -> dict[str, Any]:
 
 MESH = document()["mesh"]
 DAMAGE: list[tuple[dict[str, Any], str]] = [
-    ({"version": 2}, "has plan version 2, but this meshmend reads 1; plan again"),
+    ({"version": 3}, "has plan version 3, but this meshmend reads 1 and 2; plan again"),
+    ({"version": 2}, "damaged: 'src_buffer' is missing"),
+    ({"version": 2, "src_buffer": [0], "dst_buffer": [0]}, "buffer columns as long as the others"),
+    ({"version": 2, "src_buffer": [256], "dst_buffer": [0]}, "src_buffer needs numbers from 0 to"),
     ({"version": "1"}, "has plan version '1'"),
     ({"ranks": 0}, "ranks need to be a positive number, but got 0"),
     ({"ranks": -3}, "ranks need to be a positive number, but got -3"),

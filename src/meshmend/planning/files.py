@@ -108,7 +108,7 @@ def read_plan(path: Path) -> PlanFile:
         raise PlanFileError(f"{path} is not a plan file: not JSON ({error})") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise PlanFileError(f'{path} is not a plan file: it lacks "format": "{FORMAT}"')
-    if document.get("version") not in {VERSION, SCRATCH_VERSION}:
+    if document.get("version") not in (VERSION, SCRATCH_VERSION):
         raise PlanFileError(
             f"{path} has plan version {document.get('version')!r}, but this meshmend reads "
             f"{VERSION} and {SCRATCH_VERSION}; plan again"
