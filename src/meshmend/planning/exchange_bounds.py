@@ -14,10 +14,27 @@ SCATTERED_AXES: Final = {"exchange": 0, "exchange-1": 1, "exchange-2": 2}
 
 def least_exchange_s(mesh: Mesh, fabric: Fabric, payload_bytes: float, name: str) -> float:
     """Return a time that the exchange of this name cannot beat on a connected mesh."""
+    n_scattered = SCATTERED_AXES[name]
     n_channels = 2 * max(1, len(mesh.links))
-    received = mesh.n_live * _received_payloads(mesh, SCATTERED_AXES[name])
+    received = mesh.n_live * _received_payloads(mesh, n_scattered)
     bytes_s = received / n_channels * payload_bytes / fabric.link_bandwidth_bytes_per_s
-    return max(bytes_s, mesh_figures(mesh).diameter * fabric.hop_latency_s)
+    return max(bytes_s, _hops(mesh, n_scattered) * fabric.hop_latency_s)
+
+
+def _hops(mesh: Mesh, n_scattered: int) -> int:
+    """Return how many hops follow one another at least: scattered axes are passed twice.
+
+    With failed chips, ways around holes may be shorter than along the axes.
+    """
+    hops = mesh_figures(mesh).diameter
+    if not (mesh.failed or mesh.failed_links):
+        farthest = [
+            size // 2 if wraps and size > 2 else size - 1
+            for size, wraps in zip(mesh.shape, mesh.wrap, strict=True)
+            if size > 1
+        ]
+        hops += sum(sorted(farthest)[:n_scattered])
+    return hops
 
 
 def _received_payloads(mesh: Mesh, n_scattered: int) -> float:

@@ -110,7 +110,7 @@ class Schedule:
             raise InputError("Schedule needs both buffer columns or none")
         for column in self.buffer_columns.values():
             if len(column) != self.n_rows or column.dtype != np.uint8:
-                raise InputError("Schedule needs its buffer columns as long as the others, in bytes")
+                raise InputError("Schedule needs its buffer columns as long as the others")
         if self.has_scratch and self.collective is Collective.SHARDED_UPDATE:
             raise InputError("a sharded update needs a Schedule without scratch buffers")
 
