@@ -1,11 +1,14 @@
 """A question that was asked before is answered from disk, with the same figures."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from meshmend.planning import comparison as module
 from meshmend.planning.comparison import Comparison, compared
+from meshmend.schedule.table import Collective
 from meshmend.topology.fabric import FABRICS
 from meshmend.topology.text import parse_mesh
 
@@ -16,6 +19,10 @@ def ask(cache_dir: Path | None, payload_bytes: float = 1e6) -> Comparison:
     return compared(MESH, FABRICS["tpu-v4"], payload_bytes, ["auto"], cache_dir=cache_dir)
 
 
+def ask_all(cache_dir: Path | None, names: Sequence[str] = ("all",), **asked: Any) -> Comparison:
+    return compared(MESH, FABRICS["tpu-v4"], 1e4, names, cache_dir=cache_dir, **asked)
+
+
 def test_the_same_question_again_needs_no_search_and_no_simulation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -23,6 +30,29 @@ def test_the_same_question_again_needs_no_search_and_no_simulation(
     monkeypatch.setattr(module, "choose", lambda *_, **__: pytest.fail("searched again"))
 
     assert ask(tmp_path).summary() == first
+
+
+def test_the_same_question_about_every_algorithm_needs_no_simulation_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = ask_all(tmp_path).summary()
+    monkeypatch.setattr(module, "price", lambda *_, **__: pytest.fail("priced again"))
+
+    assert ask_all(tmp_path).summary() == first
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"slices": 3}, {"collective": Collective.REDUCE_SCATTER}, {"names": ["rings-nd"]}],
+    ids=str,
+)
+def test_other_slices_collectives_and_names_have_prices_of_their_own(
+    tmp_path: Path, other: dict[str, Any]
+) -> None:
+    ask_all(tmp_path)
+    asked = {"names": ["trees"]} | other
+
+    assert ask_all(tmp_path, **asked).summary() == ask_all(None, **asked).summary()
 
 
 def test_another_payload_of_the_same_class_has_its_own_price(tmp_path: Path) -> None:
