@@ -209,7 +209,7 @@ def test_a_folder_that_cannot_be_written_costs_nothing_but_time(tmp_path: Path) 
 @settings(max_examples=10, deadline=None)
 @given(st.sampled_from(MESHES), st.sampled_from(list(Collective)))
 def test_a_choice_builds_the_same_schedule_again(mesh: Mesh, collective: Collective) -> None:
-    choice = choose(mesh, REFERENCE, 1e5)
+    choice = choose(mesh, REFERENCE, 1e5, collective=collective)
     one = chosen_schedule(mesh, choice, collective)
     trees_of.cache_clear()
 

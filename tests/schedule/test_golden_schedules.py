@@ -8,8 +8,10 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from numpy.typing import NDArray
 
 from meshmend.errors import UnsupportedError
 from meshmend.planning.choose import choose, chosen_schedule
@@ -81,7 +83,8 @@ def digest(schedule: Schedule | None) -> str:
         return "unsupported"
     found = hashlib.sha256(f"{schedule.algorithm} {schedule.collective}".encode())
     columns = (schedule.src, schedule.dst, schedule.lo, schedule.hi, schedule.op)
-    for column in (schedule.cuts, schedule.owners, *columns, *schedule.buffer_columns.values()):
+    hashed: list[NDArray[Any]] = [schedule.cuts, schedule.owners, *columns]
+    for column in (*hashed, *schedule.buffer_columns.values()):
         found.update(f"{column.dtype} {column.shape}".encode())
         found.update(column.tobytes())
     return found.hexdigest()[:32]

@@ -3,11 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from meshmend.errors import InputError, UnsupportedError
 from meshmend.formats.msccl_xml import msccl_xml
@@ -57,10 +59,10 @@ def scratch_tables(draw: st.DrawFn) -> Schedule:
     return with_buffers(rows, n_ranks=n_ranks, n_chunks=n_chunks)
 
 
-def run_in_order(schedule: Schedule, order: list[int]) -> np.ndarray:
+def run_in_order(schedule: Schedule, order: list[int]) -> NDArray[Any]:
     """Run events on numbers: event 2 r reads row r, event 2 r + 1 writes what was read."""
-    cells = np.arange(1, 1 + schedule.n_places * schedule.n_chunks, dtype=object) ** 3
-    cells = cells.reshape(schedule.n_places, schedule.n_chunks)
+    numbers = np.arange(1, 1 + schedule.n_places * schedule.n_chunks, dtype=object)
+    cells: NDArray[Any] = (numbers**3).reshape(schedule.n_places, schedule.n_chunks)
     sent = {}
     for event in order:
         row = event // 2

@@ -17,8 +17,8 @@ ADDED: list[Row] = [(0, 1, 0, 0, 0, 2, REDUCE), (1, 1, 1, 0, 0, 2, REDUCE)]
 def table(rows: list[Row]) -> Schedule:
     phases = []
     for src, src_buffer, dst, dst_buffer, lo, hi, op in rows:
-        ends = (np.array([each]) for each in (src, dst, lo, hi))
-        phases.append(("row", Rows(*ends, op, src_buffer, dst_buffer)))
+        one, two, first, stop = (np.array([each]) for each in (src, dst, lo, hi))
+        phases.append(("row", Rows(one, two, first, stop, op, src_buffer, dst_buffer)))
     return schedule_of(
         phases,
         algorithm="by hand",

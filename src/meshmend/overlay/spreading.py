@@ -18,7 +18,8 @@ from meshmend.topology.mesh import Mesh
 class Spreading:
     """How the sum of each position (first axis) comes to each rank (second axis).
 
-    `hops` is -1 where the slab has no such sum, 0 where the rank holds it. `parents` says who
+    `hops` is -1 where the slab has no such sum, 0 where the rank holds it, else it rises along the
+    way. `parents` says who
     sends it, once for each half of the sum: where two ways are equally short, the halves take
     different ones.
     """
@@ -27,14 +28,19 @@ class Spreading:
     parents: tuple[NDArray[np.int32], NDArray[np.int32]]
 
 
-def spreading(mesh: Mesh, axis: int, open_axes: tuple[int, ...]) -> Spreading:
-    """Return shortest ways within the slabs; around holes of lines a message takes several hops."""
+def spreading(
+    mesh: Mesh, axis: int, open_axes: tuple[int, ...], *, jump_cost: float = 1.0
+) -> Spreading:
+    """Return shortest ways within the slabs; around holes of lines a message takes several hops.
+
+    Each hop of such a jump counts `jump_cost` times, because it holds a link of other lines.
+    """
     position = np.arange(mesh.shape[axis])[:, None]
     hops = np.where(mesh.coordinates[:, axis] == position, 0, -1).astype(np.int32)
     others = [other for other in open_axes if other != axis]
     down, up = 2 * axis, 2 * axis + 1
     beside = [port for other in others for port in (2 * other, 2 * other + 1)]
-    jumps = _jumps(mesh, axis)
+    jumps = [(before, int(jump_cost * n_hops)) for before, n_hops in _jumps(mesh, axis)]
     steps = [
         [*((mesh.neighbor_ranks[:, port], 1) for port in ports), *jumps]
         for ports in ((down, up, *beside), (up, down, *beside[::-1]))

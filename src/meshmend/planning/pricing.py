@@ -8,7 +8,13 @@ from dataclasses import dataclass
 
 from meshmend.errors import UnsupportedError
 from meshmend.overlay.tree_packing import TreePacking
-from meshmend.planning.exchange_bounds import SCATTERED_AXES, least_exchange_s
+from meshmend.planning.exchange_prices import (
+    SCATTERED_AXES,
+    Delays,
+    exchange_skew,
+    least_exchange_s,
+    skewed_delays,
+)
 from meshmend.planning.owner_search import OwnerTrees, best_owner_trees
 from meshmend.planning.packed_trees import Trees, TreeShape, trees_of
 from meshmend.planning.progress import ProgressCallback, no_progress
@@ -136,17 +142,19 @@ def price(
         algorithm(name).check(mesh)
         return None
     progress(f"{name}: building")
+    skew, delays = exchange_skew(mesh, name), None
     if name in BASELINES:
         program, n_chips, detail = _baseline(question, name)
     else:
-        program, n_chips, detail = _program(question, name), mesh.n_live, ""
+        program, delays = _program(question, name, skew)
+        n_chips, detail = mesh.n_live, ""
     if below_s is not None and _least_time(question, program) > below_s:
         return None
     progress(f"{name}: simulating")
     result = _simulated(
-        question, program, slices, lambda part: progress(f"{name}: simulating", part)
+        question, program, slices, delays, lambda part: progress(f"{name}: simulating", part)
     )
-    pipeline = Pipeline(result.slices)
+    pipeline = Pipeline(result.slices, skew)
     return Price(name, figures_of(result), lambda: result, n_chips, pipeline, detail)
 
 
@@ -270,10 +278,13 @@ def _price_of_hung_trees(
     return Price(TREES, figures, simulated, n_chips, pipeline, words, trees.shape)
 
 
-def _program(question: Question, name: str) -> Program:
+def _program(question: Question, name: str, skew: float) -> tuple[Program, Delays | None]:
+    """Return an algorithm as a program, and the delays of its rows if it has a skew."""
     mesh = question.mesh
     schedule = algorithm(name).build(mesh, question.collective)
-    return program_of(schedule, hazards_of(schedule), placed(mesh, schedule).routes)
+    hazards, routes = hazards_of(schedule), placed(mesh, schedule).routes
+    delays = skewed_delays(schedule, hazards, routes, skew)
+    return program_of(schedule, hazards, routes), delays
 
 
 def _baseline(question: Question, name: str) -> tuple[Program, int, str]:
@@ -289,7 +300,11 @@ def _baseline(question: Question, name: str) -> tuple[Program, int, str]:
 
 
 def _simulated(
-    question: Question, program: Program, slices: int | None, progress: Progress
+    question: Question,
+    program: Program,
+    slices: int | None,
+    delays: Delays | None,
+    progress: Progress,
 ) -> Simulation:
     if slices is not None:
         return simulate(
@@ -297,6 +312,7 @@ def _simulated(
             question.fabric,
             payload_bytes=question.payload_bytes,
             slices=slices,
+            delay_slices=delays,
             progress=progress,
         )
     return best_slices(
@@ -307,6 +323,7 @@ def _simulated(
         max_messages=MAX_MESSAGES
         if program.n_rows < _LARGE_ROWS
         else max(_MESSAGES_OF_LARGE_RINGS, 3 * program.n_rows),
+        delay_slices=delays,
         progress=progress,
     )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshmend.errors import InputError
 from meshmend.simulator.network_program import Program
@@ -35,6 +36,7 @@ class _Search:
     fabric: Fabric
     payload_bytes: float
     max_messages: int
+    delay_slices: NDArray[np.float64] | None
     progress: Progress | None
     n_messages: int = 0  # simulated so far
     tried: dict[int, float] = field(default_factory=dict)
@@ -59,11 +61,19 @@ class _Search:
         ) * (1 - 1e-9)  # ticks round
         return float(np.max(work_s, initial=0.0)) + self.fabric.hop_latency_s
 
-    def nearby(self, slices: int) -> int:
-        """Return the number half way to the faster neighbour: 3/2 of a number, or 3/4."""
-        below, above = self.tried.get(slices // 2), self.tried.get(2 * slices)
-        upwards = below is None or above is None or above < below
-        return slices * 3 // 2 if upwards else slices * 3 // 4
+    def nearby(self, best: Simulation) -> list[int]:
+        """Return the number half way to the faster neighbour: 3/2 of the best number, or 3/4.
+
+        Both, if twice the number was not tried because its busiest channel rules it out.
+        """
+        below, above = self.tried.get(best.slices // 2), self.tried.get(2 * best.slices)
+        higher, lower = best.slices * 3 // 2, best.slices * 3 // 4
+        if below is None or (above is not None and above < below):
+            return [higher]
+        if above is not None:
+            return [lower]
+        is_ruled_out = self.least_time(2 * best.slices) >= best.time_s
+        return [higher, lower] if is_ruled_out else [higher]
 
     def attempt(self, slices: int) -> bool:
         """Simulate; keep the result if it is the best; return whether it counts as a gain."""
@@ -72,6 +82,7 @@ class _Search:
             self.fabric,
             payload_bytes=self.payload_bytes,
             slices=slices,
+            delay_slices=self.delay_slices,
             progress=None if self.progress is None else partial(self._report, slices),
         )
         self.tried[slices] = result.time_s
@@ -93,6 +104,7 @@ def best_slices(
     *,
     payload_bytes: float,
     max_messages: int = MAX_MESSAGES,
+    delay_slices: NDArray[np.float64] | None = None,
     progress: Progress | None = None,
 ) -> Simulation:
     """Return the fastest simulation among those of 1, 2, 4, ... slices and between.
@@ -108,13 +120,13 @@ def best_slices(
     """
     if max_messages < 1:
         raise InputError(f"best_slices needs max_messages of 1 or more, but got {max_messages}")
-    search = _Search(program, fabric, payload_bytes, max_messages, progress)
+    search = _Search(program, fabric, payload_bytes, max_messages, delay_slices, progress)
     slices, misses = 1, 0
     while misses < (2 if slices <= _UNSTEADY_SLICES else 1) and search.may_try(slices):
         misses = 0 if search.attempt(slices) else misses + 1
         slices *= 2
     assert search.best is not None, "one slice is always tried"
-    nearby = search.nearby(search.best.slices)
-    if search.may_try(nearby):
-        search.attempt(nearby)
+    for nearby in search.nearby(search.best):
+        if search.may_try(nearby):
+            search.attempt(nearby)
     return search.best
