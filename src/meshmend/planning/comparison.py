@@ -9,6 +9,7 @@ from typing import Any
 from meshmend.errors import UnsupportedError
 from meshmend.limits.limit import Limit, limit
 from meshmend.planning.choose import choose
+from meshmend.planning.kept_limits import kept_or_computed_limit
 from meshmend.planning.kept_prices import NamedQuestion, kept_or_found
 from meshmend.planning.pricing import (
     BASELINES,
@@ -139,7 +140,9 @@ def compared(
     if AUTO in names:
         prices.append(_price_of_auto(question, prices, cache_dir, shares.of(len(to_price))))
     prices.sort(key=lambda price: price.time_s)
-    least = limit(part, fabric, payload_bytes, collective)
+    least = kept_or_computed_limit(
+        cache_dir, question, lambda: limit(part, fabric, payload_bytes, collective)
+    )
     return Comparison(mesh, part, fabric, payload_bytes, least, tuple(prices), refused)
 
 

@@ -72,6 +72,8 @@ def components(mesh: Mesh) -> tuple[tuple[Chip, ...], ...]:
 
 def stranded(mesh: Mesh) -> tuple[Chip, ...]:
     """Return the live chips that are cut off from the largest connected part."""
+    if not (mesh.failed or mesh.failed_links):
+        return ()
     reached = distances_from(mesh, 0) >= 0
     if reached.all():
         return ()
