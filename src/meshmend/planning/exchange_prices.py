@@ -36,6 +36,12 @@ def skewed_delays(
     return delay_slices(remaining_hops(schedule, hazards, routes), skew) if skew else None
 
 
+def n_exchange_rows(mesh: Mesh) -> int:
+    """Return about how many rows `exchange` has: each chip gets and adds the sums of its lines."""
+    sizes = [size for size in mesh.shape if size > 1]
+    return 2 * mesh.n_live * len(sizes) * sum(sizes)
+
+
 def least_exchange_s(mesh: Mesh, fabric: Fabric, payload_bytes: float, name: str) -> float:
     """Return a time that the exchange of this name cannot beat on a connected mesh."""
     n_scattered = SCATTERED_AXES[name]

@@ -13,6 +13,7 @@ from meshmend.planning.exchange_prices import (
     Delays,
     exchange_skew,
     least_exchange_s,
+    n_exchange_rows,
     skewed_delays,
 )
 from meshmend.planning.owner_search import OwnerTrees, best_owner_trees
@@ -49,6 +50,7 @@ _ON_INTACT_PART = (
 
 MAX_MESSAGES = 16_000_000  # of one search for slices
 _LARGE_ROWS, _MESSAGES_OF_LARGE_RINGS = 1_000_000, 4_000_000
+_MOST_EXCHANGE_ROWS = 1 << 23  # `auto` tries no exchange of more: 128x128 would take gigabytes
 _FEW_CHIPS = 36  # up to here `auto` tries every algorithm for an allreduce
 _FEW_OWNERS = 256  # and up to here for a sharded update; for a half always
 _FORMULA_ERROR = 0.85  # the formula of trees is off by up to 15 %
@@ -183,6 +185,8 @@ def names_to_try(mesh: Mesh, collective: Collective = Collective.ALLREDUCE) -> I
         wraps and size > 2 for size, wraps in zip(mesh.shape, mesh.wrap, strict=True)
     ) and not (mesh.failed or mesh.failed_links)
     names = list(supported_names(mesh, collective))
+    if n_exchange_rows(mesh) > _MOST_EXCHANGE_ROWS:
+        names = [name for name in names if name not in SCATTERED_AXES]
     if has_rings:
         yield RINGS_ND
         exchanges = [name for name in names if name in SCATTERED_AXES]
