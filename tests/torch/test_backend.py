@@ -153,6 +153,21 @@ def test_the_same_over_messages_of_gloo(tmp_path: Path) -> None:
     assert ended.stdout.count("passed") == len(NAMES), ended.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["sockets", "gloo"])
+@pytest.mark.parametrize("algorithm", ["exchange", "exchange-1"])
+def test_the_same_with_sums_exchanged_through_scratch(
+    tmp_path: Path, algorithm: str, transport: str
+) -> None:
+    script = tmp_path / "checks.py"
+    script.write_text(CHECKS)
+    torus = ("--mesh", "2x4", "--wrap", "all", "--fail", "0,1")
+
+    ended = meshmend_run(*torus, "--algorithm", algorithm, script, MESHMEND_TRANSPORT=transport)
+
+    assert ended.stdout.count("passed") == len(NAMES), ended.stderr
+
+
 MISMATCH = """
 import torch, torch.distributed as dist
 dist.init_process_group("meshmend")
