@@ -1,9 +1,12 @@
-"""Tori and slits: `auto` takes rings on full tori, where a hole makes long payloads no faster."""
+"""Tori and slits: `auto` exchanges short payloads, and takes rings for long ones on full tori."""
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from meshmend.planning.comparison import compared
-from meshmend.planning.pricing import names_to_try
+from meshmend.planning.exchange_prices import SCATTERED_AXES, least_exchange_s
+from meshmend.planning.pricing import Question, names_to_try, price, supported_names
 from meshmend.planning.tree_search import best_trees
 from meshmend.topology.fabric import fabric
 from meshmend.topology.mesh import Mesh
@@ -39,6 +42,52 @@ def test_a_full_torus_comes_near_the_limit(payload_bytes: float, most: float) ->
     result = compared(parse_mesh("4x4x4", wrap="all"), V4, payload_bytes, ["auto"])
 
     assert result.ratio(result.prices[0]) <= most
+
+
+@pytest.mark.parametrize(
+    ("shape", "hole", "machine", "payload_bytes", "most"),
+    [
+        ("16x16", "", "tpu-v5e", 1e3, 1.12),
+        ("16x16", "", "tpu-v5e", 1e4, 1.17),
+        ("16x16", "", "tpu-v5e", 1e5, 1.7),
+        ("16x16", "", "tpu-v5e", 1e6, 2.1),
+        ("16x16", "4x2@6,6", "tpu-v5e", 1e3, 1.5),
+        ("16x16", "4x2@6,6", "tpu-v5e", 1e6, 2.3),
+        ("4x4x4", "", "tpu-v4", 1e3, 1.12),
+        ("4x4x4", "", "tpu-v4", 1e5, 1.8),
+    ],
+)
+def test_short_payloads_on_tori_are_exchanged(
+    shape: str, hole: str, machine: str, payload_bytes: float, most: float
+) -> None:
+    mesh = parse_mesh(shape, wrap="all", fail=hole.split())
+    result = compared(mesh, fabric(machine), payload_bytes, ["auto"])
+
+    assert result.earlier_ratio(result.prices[0]) <= most
+    assert result.prices[0].detail.startswith("exchange")
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from(["3x4", "5", "4x4", "2x3x4", "4x4x4"]),
+    st.sampled_from(sorted(SCATTERED_AXES)),
+    st.sampled_from([0.0, 1e3, 1e6, 1e8]),
+)
+def test_no_exchange_on_a_full_torus_beats_the_bound_that_rules_it_out(
+    shape: str, name: str, payload_bytes: float
+) -> None:
+    mesh = parse_mesh(shape, wrap="all")
+    assume(name in set(supported_names(mesh)))
+
+    found = price(Question(mesh, payload_bytes, V4), name)
+
+    assert found is not None
+    assert found.time_s >= (1 - 1e-9) * least_exchange_s(mesh, V4, payload_bytes, name)
+
+
+def test_no_exchange_is_tried_where_its_table_would_be_too_large() -> None:
+    assert "exchange" in set(names_to_try(Mesh((32, 32), (True, True))))
+    assert "exchange" not in set(names_to_try(Mesh((128, 128), (True, True))))
 
 
 @pytest.mark.slow
