@@ -15,6 +15,7 @@ import numpy as np
 
 from meshmend.errors import InputError, TopologyError
 from meshmend.overlay.tree_packing import TreePacking
+from meshmend.planning.exchange_prices import SCATTERED_AXES
 from meshmend.planning.packed_trees import Trees, TreeShape, trees_of
 from meshmend.planning.pricing import TREES, Price, Question, names_to_try, price
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
@@ -25,6 +26,7 @@ from meshmend.schedule.owner_trees import owner_tree_schedule
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.schedule.trees import tree_schedule
 from meshmend.topology.fabric import Fabric
+from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 
 # Payloads within 1.5 % share their answer. No time grows faster than the payload, so a shared
@@ -136,7 +138,7 @@ def payload_class_bytes(payload_bytes: float) -> float:
 
 def _search(question: Question, progress: ProgressCallback) -> Choice:
     best = None
-    names = list(names_to_try(question.mesh, question.collective))
+    names = _in_order(question)
     for name, share in zip(names, ProgressShares(progress, len(names)).in_turn(), strict=True):
         below_s = None if best is None else best.time_s
         result = price(question, name, below_s=below_s, may_estimate=True, progress=share)
@@ -144,6 +146,19 @@ def _search(question: Question, progress: ProgressCallback) -> Choice:
             best = result
     assert best is not None, "trees support every connected mesh"
     return _choice_of(question.mesh, best)
+
+
+def _in_order(question: Question) -> list[str]:
+    """Return the algorithms to try: exchanges first where hops take longer than bytes.
+
+    They are quickly built, and once one is known no trees have to be searched for.
+    """
+    mesh, fabric = question.mesh, question.fabric
+    names = list(names_to_try(mesh, question.collective))
+    share = (mesh.n_live - 1) / max(1, len(mesh.links))
+    bytes_s = share * question.payload_bytes / fabric.link_bandwidth_bytes_per_s
+    hops_s = 2 * mesh_figures(mesh).radius * fabric.hop_latency_s
+    return sorted(names, key=lambda name: name not in SCATTERED_AXES) if bytes_s < hops_s else names
 
 
 def _choice_of(mesh: Mesh, best: Price) -> Choice:
