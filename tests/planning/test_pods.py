@@ -67,6 +67,17 @@ def test_short_payloads_on_tori_are_exchanged(
     assert result.prices[0].detail.startswith("exchange")
 
 
+@pytest.mark.parametrize(("shape", "hole"), [("4x4x4", "2x2x1@0,0,0"), ("6x6", "1,1")])
+def test_between_short_and_long_payloads_auto_is_no_slower_than_trees(
+    shape: str, hole: str
+) -> None:
+    mesh = parse_mesh(shape, wrap="all", fail=[hole])
+    result = compared(mesh, fabric("reference"), 1e6, ["auto", "trees"])
+    time_s = {price.name: price.time_s for price in result.prices}
+
+    assert time_s["auto"] <= 1.02 * time_s["trees"]
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     st.sampled_from(["3x4", "5", "4x4", "2x3x4", "4x4x4"]),

@@ -32,6 +32,7 @@ from meshmend.topology.mesh import Mesh
 # Payloads within 1.5 % share their answer. No time grows faster than the payload, so a shared
 # answer is at most that much slower than the payload's own.
 _CLASSES_PER_OCTAVE = 24
+_SHORT = 4  # a payload is short if the hops of a tree take this many times as long as its bytes
 _VERSION = 8  # of the search; answers on disk of other versions are not read
 
 _known: dict[tuple[Mesh, Fabric, float, Collective], "Choice"] = {}
@@ -149,7 +150,7 @@ def _search(question: Question, progress: ProgressCallback) -> Choice:
 
 
 def _in_order(question: Question) -> list[str]:
-    """Return the algorithms to try: exchanges first where hops take longer than bytes.
+    """Return the algorithms to try: exchanges first where hops take much longer than bytes.
 
     They are quickly built, and once one is known no trees have to be searched for.
     """
@@ -157,8 +158,8 @@ def _in_order(question: Question) -> list[str]:
     names = list(names_to_try(mesh, question.collective))
     share = (mesh.n_live - 1) / max(1, len(mesh.links))
     bytes_s = share * question.payload_bytes / fabric.link_bandwidth_bytes_per_s
-    hops_s = 2 * mesh_figures(mesh).radius * fabric.hop_latency_s
-    return sorted(names, key=lambda name: name not in SCATTERED_AXES) if bytes_s < hops_s else names
+    short = _SHORT * bytes_s < 2 * mesh_figures(mesh).radius * fabric.hop_latency_s
+    return sorted(names, key=lambda name: name not in SCATTERED_AXES) if short else names
 
 
 def _choice_of(mesh: Mesh, best: Price) -> Choice:
