@@ -7,7 +7,6 @@ because the site does not have these files.
 import inspect
 import json
 import re
-from collections.abc import Iterator
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -61,24 +60,14 @@ def _without_folder(path: Path) -> str:
 
 def command_line() -> str:
     """Return the reference of all commands, from their own help."""
-    import typer
-
-    from meshmend.cli.main import _app
+    from meshmend.cli.main import commands_by_name
 
     lines = ["# Command line", "", "Every command prints this with `--help`.", ""]
-    for name, command in _commands(typer.main.get_command(_app("")), "meshmend"):
+    for name, command in commands_by_name().items():
         lines += [f"## {name}", "", inspect.cleandoc(command.help or ""), ""]
         options = [_option(each) for each in command.params]
         lines += ["| option | what it does | default |", "| --- | --- | --- |", *options, ""]
     return "\n".join(lines)
-
-
-def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
-    if hasattr(command, "commands"):
-        for each, below in command.commands.items():
-            yield from _commands(below, f"{name} {each}")
-    elif not command.hidden:
-        yield name, command
 
 
 def _option(parameter: Any) -> str:

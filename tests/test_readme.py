@@ -4,14 +4,11 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 
-from meshmend.cli.main import _app, run_line
+from meshmend.cli.main import commands_by_name, run_line
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -26,14 +23,7 @@ NAMED = sorted(
 NUMBER = re.compile(r"\d[\d.,]*")
 
 
-def commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
-    if hasattr(command, "commands"):
-        for each, below in command.commands.items():
-            yield from commands(below, f"{name} {each}")
-    yield name, command
-
-
-COMMANDS = dict(commands(typer.main.get_command(_app("")), "meshmend"))
+COMMANDS = commands_by_name()
 
 
 def test_the_ten_lines_print_what_stands_below_them() -> None:
@@ -76,10 +66,11 @@ def test_train_prints_the_summary_in_the_readme(
 @pytest.mark.parametrize("line", NAMED)
 def test_every_command_and_option_that_the_readme_names_exists(line: str) -> None:
     words = shlex.split(line)
-    depth = max(n for n in range(1, len(words) + 1) if " ".join(words[:n]) in COMMANDS)
+    depths = [n for n in range(1, len(words) + 1) if " ".join(words[:n]) in COMMANDS]
+    assert depths, "there is no such command"
+    depth = max(depths)
     command = COMMANDS[" ".join(words[:depth])]
 
-    assert depth > 1
     options = [option for each in command.params for option in each.opts]
     for word in words[depth:]:
         if word.startswith("-"):

@@ -1,12 +1,8 @@
 """What `--help` and mistakes say: examples for every command, and where to read on."""
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
-import typer
 
-from meshmend.cli.main import _app, run_line
+from meshmend.cli.main import commands_by_name, run_line
 
 # These print no figures: they run a script or a command, or print a job's file.
 WITHOUT_JSON = {
@@ -22,15 +18,7 @@ WITHOUT_JSON = {
 }
 
 
-def commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
-    if hasattr(command, "commands"):
-        for each, below in command.commands.items():
-            yield from commands(below, f"{name} {each}")
-    elif not command.hidden:
-        yield name, command
-
-
-COMMANDS = dict(commands(typer.main.get_command(_app("")), "meshmend"))
+COMMANDS = commands_by_name()
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,12 +16,10 @@ from rich.console import Console
 
 from meshmend.cli.main import run_line
 from meshmend.cli.status_view import picture
-from meshmend.membership.coordinator_server import CoordinatorServer
 from meshmend.membership.events import WorkerLeft
 from meshmend.membership.generation import Generation, Seat
 from meshmend.membership.history import BegunGeneration, CoordinatorRecord
 from meshmend.membership.job_fingerprint import JobFingerprint
-from meshmend.membership.job_spec import JobSpec
 from meshmend.membership.job_status import (
     ChangeCause,
     ChipsWait,
@@ -35,10 +32,10 @@ from meshmend.membership.job_status import (
     WorkerSummary,
 )
 from meshmend.membership.record_file import save_record
-from meshmend.net.listener import Address, listening
+from meshmend.net.listener import Address
 from meshmend.topology.failures import parse_link
-from meshmend.topology.text import parse_mesh
 from ports import free_port
+from served_coordinator import served_coordinator
 from waiting import HANG_S, until
 
 SECRET = "only the chips of this test know"
@@ -55,18 +52,8 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @contextmanager
 def served(mesh: str = "2x2x2", address: Address = ("127.0.0.1", 0)) -> Iterator[str]:
     """Yield HOST:PORT of a coordinator of a job that waits for its workers."""
-    listener = listening(*address)
-    host, port = listener.getsockname()[:2]
-    spec = JobSpec("ours", parse_mesh(mesh), (1,) * (1 + mesh.count("x")))
-    server = CoordinatorServer(listener, SECRET.encode(), spec)
-    thread = threading.Thread(target=server.serve, daemon=True)
-    thread.start()
-    try:
+    with served_coordinator(mesh, SECRET.encode(), address) as (host, port):
         yield f"{host}:{port}"
-    finally:
-        server.stop()
-        thread.join(HANG_S)
-        server.close()
 
 
 def shown(status: JobStatus, width: int = 110) -> str:

@@ -17,30 +17,10 @@ from browsing import browsed, browser, explorer, fetch
 from meshmend.cli.main import run_line
 from meshmend.explore.live_feed import LiveFeed
 from meshmend.launch.status_client import StatusQuestion
-from meshmend.membership.coordinator_server import CoordinatorServer
-from meshmend.membership.job_spec import JobSpec
-from meshmend.net.listener import listening
-from meshmend.topology.text import parse_mesh
+from served_coordinator import served_coordinator
 from waiting import HANG_S, until
 
 SECRET = "only the chips of this test know"
-
-
-@contextmanager
-def coordinator() -> Iterator[str]:
-    """Yield HOST:PORT of a coordinator of a job that waits for its workers."""
-    listener = listening("127.0.0.1", 0)
-    host, port = listener.getsockname()[:2]
-    spec = JobSpec("ours", parse_mesh("2x3"), (1, 1))
-    server = CoordinatorServer(listener, SECRET.encode(), spec)
-    serving = threading.Thread(target=server.serve, daemon=True)
-    serving.start()
-    try:
-        yield f"{host}:{port}"
-    finally:
-        server.stop()
-        serving.join(HANG_S)
-        server.close()
 
 
 def first_news(address: str) -> dict[str, object]:
@@ -53,8 +33,8 @@ def first_news(address: str) -> dict[str, object]:
 
 def test_a_coordinator_is_watched_and_takes_no_faults(tmp_path: Path) -> None:
     with (
-        coordinator() as at,
-        explorer(tmp_path, "--coordinator", at, MESHMEND_SECRET=SECRET) as address,
+        served_coordinator("2x3", SECRET.encode()) as (host, port),
+        explorer(tmp_path, "--coordinator", f"{host}:{port}", MESHMEND_SECRET=SECRET) as address,
     ):
         start = json.loads(fetch(address + "start")[1])
         news = first_news(address)

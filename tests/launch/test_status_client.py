@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -13,9 +13,7 @@ import pytest
 from meshmend.errors import InputError, NobodyAnswersError
 from meshmend.execute.peer_connections import PeerConnections
 from meshmend.launch.status_client import StatusQuestion, ask_job
-from meshmend.membership.coordinator_server import CoordinatorServer
 from meshmend.membership.generation import Generation, Seat
-from meshmend.membership.job_spec import JobSpec
 from meshmend.membership.job_status import JobPhase, JobStatus, WorkerSummary
 from meshmend.membership.message_channel import MessageChannel
 from meshmend.membership.messages import (
@@ -30,28 +28,18 @@ from meshmend.membership.status_responder import StatusResponder
 from meshmend.net.channel import Channel
 from meshmend.net.event_fd import clear
 from meshmend.net.handshake import ANYONE, ConnectRequest, Deadline, dial
-from meshmend.net.listener import Address, listening
+from meshmend.net.listener import Address
 from meshmend.topology.text import parse_mesh
+from served_coordinator import served_coordinator
 from waiting import HANG_S, until
 
 SECRET = b"known to all of us"
 MESH = parse_mesh("2x2")
 
 
-@contextmanager
-def coordinator() -> Iterator[Address]:
-    """Yield the address of a coordinator without workers."""
-    listener = listening("127.0.0.1")
-    address: Address = listener.getsockname()[:2]
-    server = CoordinatorServer(listener, SECRET, JobSpec("ours", MESH, (1, 1)))
-    thread = threading.Thread(target=server.serve, daemon=True)
-    thread.start()
-    try:
-        yield address
-    finally:
-        server.stop()
-        thread.join(HANG_S)
-        server.close()
+def coordinator() -> AbstractContextManager[Address]:
+    """Return the address of a coordinator without workers."""
+    return served_coordinator("2x2", SECRET)
 
 
 class FakeWorker:

@@ -6,8 +6,9 @@ Only the wanted command is imported, and it imports what it needs when it runs.
 
 import os
 import sys
+from collections.abc import Mapping
 from importlib import import_module
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 from typer.exceptions import TyperException
@@ -74,6 +75,24 @@ def _app(wanted: str) -> typer.Typer:
             context = getattr(module, "CONTEXT", None)
             app.command(name, hidden=name in _HIDDEN, context_settings=context)(command)
     return app
+
+
+def commands_by_name() -> dict[str, Any]:
+    """Return each command that users type, as Typer holds it, by its name: `meshmend testbed up`.
+
+    Typer has no public type for them; each has `help` and `params`.
+    """
+    found: dict[str, Any] = {}
+
+    def add(name: str, command: Any) -> None:
+        below: Mapping[str, Any] | None = getattr(command, "commands", None)  # a group has some
+        if below is None and not command.hidden:
+            found[name] = command
+        for each, inner in (below or {}).items():
+            add(f"{name} {each}", inner)
+
+    add("meshmend", typer.main.get_command(_app("")))
+    return found
 
 
 def _print_version(wanted: bool) -> None:
