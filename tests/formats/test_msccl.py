@@ -11,6 +11,7 @@ from meshmend.cli.main import run_line
 from meshmend.errors import InputError, UnsupportedError, VerificationError
 from meshmend.formats.msccl_import import schedule_from_msccl
 from meshmend.formats.msccl_xml import MOST_BLOCKS, MOST_COUNT, MOST_STEPS, msccl_xml
+from meshmend.formats.xml_reading import xml_root
 from meshmend.planning.plan import planned
 from meshmend.planning.target import Target
 from meshmend.topology.text import parse_mesh
@@ -62,7 +63,7 @@ def test_the_rules_of_the_runtime_are_kept(mesh: Mesh) -> None:
 @pytest.mark.parametrize("algorithm", ["trees", "rank-ring"])
 def test_what_we_write_is_read_back_and_proved(mesh: Mesh, algorithm: str) -> None:
     made = plan(mesh, algorithm)
-    again = planned(mesh, schedule_from_msccl(msccl_xml(made)), Target())
+    again = planned(mesh, schedule_from_msccl(xml_root(msccl_xml(made))), Target())
 
     assert again.proof.method == "exact"
     assert again.channel_loads == pytest.approx(made.channel_loads)
@@ -83,7 +84,7 @@ def ring(kinds: tuple[str, str, str, str] = ("s", "rrcs", "rrcs", "rcs")) -> str
 
 
 def test_a_ring_of_fused_steps_is_proved_on_a_mesh() -> None:
-    found = planned(parse_mesh("1x3"), schedule_from_msccl(ring()), Target())
+    found = planned(parse_mesh("1x3"), schedule_from_msccl(xml_root(ring())), Target())
 
     assert (found.schedule.algorithm, found.schedule.n_rows) == ("ring", 12)
     assert found.proof.method == "exact"
@@ -91,7 +92,11 @@ def test_a_ring_of_fused_steps_is_proved_on_a_mesh() -> None:
 
 def test_a_wrong_program_is_found_out(tmp_path: Path, capsys: Captured) -> None:
     with pytest.raises(VerificationError):
-        planned(parse_mesh("1x3"), schedule_from_msccl(ring(("s", "rcs", "rrcs", "rcs"))), Target())
+        planned(
+            parse_mesh("1x3"),
+            schedule_from_msccl(xml_root(ring(("s", "rcs", "rrcs", "rcs")))),
+            Target(),
+        )
     file = tmp_path / "wrong.xml"
     file.write_text(ring(("s", "rcs", "rrcs", "rcs")))
     assert run_line(["import", str(file), "--mesh", "1x3"]) == 1
@@ -118,7 +123,7 @@ def test_a_wrong_program_is_found_out(tmp_path: Path, capsys: Captured) -> None:
 )
 def test_what_a_table_cannot_hold_is_refused(old: str, new: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        schedule_from_msccl(ring().replace(old, new))
+        schedule_from_msccl(xml_root(ring().replace(old, new)))
 
 
 def test_ranks_that_exchange_a_chunk_at_once_are_refused() -> None:
@@ -129,7 +134,9 @@ def test_ranks_that_exchange_a_chunk_at_once_are_refused() -> None:
         for rank in range(2)
     )
     with pytest.raises(InputError, match="exchange a chunk at the same time"):
-        schedule_from_msccl(f"<algo coll='allreduce' ngpus='2' nchunksperloop='1'>{steps}</algo>")
+        schedule_from_msccl(
+            xml_root(f"<algo coll='allreduce' ngpus='2' nchunksperloop='1'>{steps}</algo>")
+        )
 
 
 def test_plans_that_the_runtime_cannot_hold_are_refused() -> None:

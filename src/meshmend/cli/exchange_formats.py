@@ -128,7 +128,7 @@ def _text(plan: "Plan", to: str) -> str:
 
 
 def import_command(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="MSCCL XML of an allreduce.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="MSCCL XML, or ForestColl's trees.")],
     mesh: MeshOption,
     wrap: WrapOption = "none",
     fail: FailOption = None,
@@ -141,14 +141,17 @@ def import_command(
 ) -> None:
     """Read an allreduce of another program, prove it on a mesh, and say what it costs there.
 
-    The file is MSCCL XML; its rank n is the n-th live chip in row-major order. Exit code 1 means
-    that the program is wrong: a rank ends without the whole sum.
+    The file is MSCCL XML, whose rank n is the n-th live chip in row-major order, or holds the
+    spanning trees of ForestColl, whose nodes are named like chips, `(0, 3)`, or are ranks in their
+    order. Exit code 1 means that the program is wrong: a rank ends without the whole sum.
 
     **Examples**
 
     - meshmend import allreduce.xml --mesh 4x4
 
     - meshmend import allreduce.xml --mesh 4x4 --fail 2x2@0,2 --payload 10MB -o plan.json
+
+    - meshmend import forestcoll-trees.xml --mesh 4x4
     """
     from meshmend.planning.target import Target
 
@@ -156,16 +159,16 @@ def import_command(
     check_readable(file, "the file")
     check_writable(output)
     announce_compilation()
-    from meshmend.formats.msccl_import import schedule_from_msccl
+    from meshmend.formats.xml_import import schedule_from_xml
     from meshmend.planning.plan import planned
     from meshmend.topology.graph import largest_part
 
-    schedule = schedule_from_msccl(_read(file))
-    n_chips = largest_part(broken).n_live
-    if schedule.n_ranks != n_chips:
+    part = largest_part(broken)
+    schedule = schedule_from_xml(_read(file), part)
+    if schedule.n_ranks != part.n_live:
         raise InputError(
-            f"{file} is for {schedule.n_ranks} ranks, but {broken} has {n_chips} connected live "
-            "chips; name another mesh with --mesh and --fail"
+            f"{file} is for {schedule.n_ranks} ranks, but {broken} has {part.n_live} connected "
+            "live chips; name another mesh with --mesh and --fail"
         )
     with progress(quiet=as_json) as bar:
         bar("proving")

@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from meshmend.errors import InputError
+from meshmend.formats.xml_reading import whole_number
 from meshmend.schedule.table import COPY, REDUCE, Collective, Schedule, even_cuts, index_dtype
 
 _SENDS = frozenset({"s", "rcs", "rrs", "rrcs"})
@@ -53,23 +54,19 @@ class _Row:
     op: int
 
 
-def schedule_from_msccl(text: str) -> Schedule:
+def schedule_from_msccl(root: ElementTree.Element) -> Schedule:
     """Return the schedule of an allreduce that MSCCL XML describes; it is not proved yet.
 
     Raises:
         InputError: not such XML, another collective, a program that a table cannot hold, or one
             that never ends.
     """
-    try:
-        root = ElementTree.fromstring(text)
-    except ElementTree.ParseError as error:
-        raise InputError(f"MSCCL XML needs to be XML, but: {error}") from None
     if root.tag != "algo" or root.get("coll") != "allreduce":
         raise InputError(
             f"MSCCL XML needs <algo coll='allreduce'>, but got <{root.tag} "
             f"coll={root.get('coll')!r}>"
         )
-    n_ranks, n_chunks = _whole(root, "ngpus"), _whole(root, "nchunksperloop")
+    n_ranks, n_chunks = whole_number(root, "ngpus"), whole_number(root, "nchunksperloop")
     if not (1 <= n_ranks < _MOST_RANKS and 1 <= n_chunks < _MOST_CHUNKS):
         raise InputError(f"MSCCL XML needs ranks and chunks, but got {n_ranks} and {n_chunks}")
     blocks = [
@@ -105,8 +102,8 @@ def _schedule(name: str, n_ranks: int, n_chunks: int, rows: list[_Row]) -> Sched
 def _block(
     gpu: ElementTree.Element, element: ElementTree.Element, n_ranks: int, n_chunks: int
 ) -> _Block:
-    rank, number = _whole(gpu, "id"), _whole(element, "id")
-    send, recv, channel = (_whole(element, name) for name in ("send", "recv", "chan"))
+    rank, number = whole_number(gpu, "id"), whole_number(element, "id")
+    send, recv, channel = (whole_number(element, name) for name in ("send", "recv", "chan"))
     if not 0 <= rank < n_ranks or not all(-1 <= peer < n_ranks for peer in (send, recv)):
         raise InputError(f"MSCCL XML needs ranks from 0 to {n_ranks - 1}, but got {rank}")
     steps = tuple(_step(each, rank, n_chunks) for each in element.iter("step"))
@@ -125,13 +122,13 @@ def _step(element: ElementTree.Element, rank: int, n_chunks: int) -> _Step:
             f"a table cannot hold the step {kind!r} of rank {rank}; it holds "
             f"{', '.join(sorted(_KINDS))}"
         )
-    block, before = _whole(element, "depid", -1), _whole(element, "deps", -1)
+    block, before = whole_number(element, "depid", -1), whole_number(element, "deps", -1)
     waits_for = (block, before) if block >= 0 else None
     if kind == "nop":
         return _Step(kind, 0, 0, waits_for)
-    places = {_whole(element, name) for name in ("srcoff", "dstoff")}
+    places = {whole_number(element, name) for name in ("srcoff", "dstoff")}
     buffers = {element.get("srcbuf"), element.get("dstbuf")}
-    first, count = min(places), _whole(element, "cnt", 1)
+    first, count = min(places), whole_number(element, "cnt", 1)
     if len(places) > 1 or not buffers <= {"i", "o"}:
         raise InputError(
             f"a table cannot hold a step of rank {rank} from {element.get('srcbuf')}"
@@ -141,16 +138,6 @@ def _step(element: ElementTree.Element, rank: int, n_chunks: int) -> _Step:
     if not 0 <= first < first + count <= n_chunks:
         raise InputError(f"MSCCL XML needs chunks from 0 to {n_chunks - 1}, but got {first}")
     return _Step(kind, first, count, waits_for)
-
-
-def _whole(element: ElementTree.Element, name: str, default: int | None = None) -> int:
-    word = element.get(name)
-    try:
-        return default if word is None and default is not None else int(str(word))
-    except ValueError:
-        raise InputError(
-            f"<{element.tag}> of MSCCL XML needs a whole number {name}, but got {word!r}"
-        ) from None
 
 
 class _Run:
