@@ -22,6 +22,9 @@ from meshmend.simulator.rules import Simulation, Trace
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 
+# Perfetto takes process 0 for the kernel's idle one. It counts in whole nanoseconds, so ends are
+# rounded as starts are: bars of a track must not overlap.
+_FIRST = 1
 _BYTES_PER_BAR = 190  # measured on trees of 8x8 and 32x32; compressed a fifteenth of it
 _COMPRESSION = 15
 USUAL_BYTES = 45_000_000  # of a trace, before it is compressed
@@ -144,13 +147,13 @@ def _names(channels: NDArray[np.int32], mesh: Mesh) -> Iterator[dict[str, Any]]:
             named = rank
             yield _name("process_name", f"chip {mesh.live[rank]}", rank)
             order = {"sort_index": rank}
-            yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": order}
+            yield {"ph": "M", "name": "process_sort_index", "pid": _FIRST + rank, "args": order}
         there = mesh.live[mesh.neighbor_ranks[rank, port]]
-        yield _name("thread_name", f"to {there}", rank, tid=port)
+        yield _name("thread_name", f"to {there}", rank, tid=_FIRST + port)
 
 
 def _name(kind: str, name: str, rank: int, **track: int) -> dict[str, Any]:
-    return {"ph": "M", "name": kind, "pid": rank, **track, "args": {"name": name}}
+    return {"ph": "M", "name": kind, "pid": _FIRST + rank, **track, "args": {"name": name}}
 
 
 def _bars(
@@ -162,14 +165,15 @@ def _bars(
         row, part = int(trace.row[at]), int(trace.slice[at])
         op = "reduce" if table.op[row] == REDUCE else "copy"
         rank, port = divmod(int(trace.channel[at]), n_ports)
+        start_ns, end_ns = round(trace.start_s[at] * 1e9), round(trace.end_s[at] * 1e9)
         yield {
             "ph": "X",
             "name": f"row {row} slice {part}",
             "cat": op,
-            "pid": rank,
-            "tid": port,
-            "ts": round(trace.start_s[at] * 1e6, 5),
-            "dur": round((trace.end_s[at] - trace.start_s[at]) * 1e6, 5),
+            "pid": _FIRST + rank,
+            "tid": _FIRST + port,
+            "ts": start_ns / 1000,
+            "dur": (end_ns - start_ns) / 1000,
             "args": {
                 "op": op,
                 "chunks": f"{table.lo[row]}-{table.hi[row] - 1}",
