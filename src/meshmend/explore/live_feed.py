@@ -1,11 +1,14 @@
-"""Follows a running job for the page: events as they happen, the status every second.
+"""Follows a running job for the page: events as they happen, steps and the status every second.
 
 It is an observer of the coordinator, as the launcher is, and asks for the status as `meshmend
-status` does. Training needs neither, so a page costs a job next to nothing.
+status` does, while a page is open. Training needs neither. Steps may come by the hundred a second,
+and each line would wake the browser, so they are told together. So a page costs a job next to
+nothing.
 """
 
 import asyncio
 import json
+import math
 import select
 import threading
 import time
@@ -35,7 +38,9 @@ _STATUS_AT_LEAST_EVERY_S: Final = 0.1  # after an event that changes who trains
 _RETRY_S: Final = 0.25
 _CONNECT_S: Final = 1.0
 _MOST_KEPT: Final = 400  # events that a page is told when it opens
+_MOST_STEPS: Final = 2000  # of the loss curve
 
+StepLoss = tuple[int, float | None]  # a step and its loss, if that is a number
 Inject = Callable[[str], None]  # takes a fault in the words of --inject
 
 
@@ -46,9 +51,12 @@ class LiveFeed:
     question: StatusQuestion
     inject_words: Inject | None = None
     _kept: deque[bytes] = field(default_factory=lambda: deque(maxlen=_MOST_KEPT))
+    _past_steps: deque[StepLoss] = field(default_factory=lambda: deque(maxlen=_MOST_STEPS))
+    _new_steps: deque[StepLoss] = field(default_factory=lambda: deque(maxlen=_MOST_STEPS))
     _status: bytes = b""
     _pages: set["asyncio.Queue[bytes]"] = field(default_factory=set)
     _changed: threading.Event = field(default_factory=threading.Event)
+    _is_watched: threading.Event = field(default_factory=threading.Event)
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
         """Follow the job in threads that end with the process; news go to the loop."""
@@ -60,13 +68,18 @@ class LiveFeed:
         """Yield what a page needs to know, as lines of JSON: the past, then what happens."""
         page: asyncio.Queue[bytes] = asyncio.Queue()
         self._pages.add(page)
+        self._is_watched.set()
         try:
-            for line in (*self._kept, self._status):
+            for line in (*self._kept, _line(_steps_document(list(self._past_steps)))):
                 yield line
+            if self._status:
+                yield self._status
             while True:
                 yield await page.get()
         finally:
             self._pages.discard(page)
+            if not self._pages:
+                self._is_watched.clear()
 
     def inject(self, document: Mapping[str, Any]) -> None:
         """Pass on a fault that a page asks for.
@@ -84,14 +97,17 @@ class LiveFeed:
         self.inject_words(words)
 
     def _tell(self, document: dict[str, Any]) -> None:
-        line = json.dumps(document, separators=(",", ":")).encode() + b"\n"
-        self._loop.call_soon_threadsafe(self._spread, document["kind"], line)
+        self._loop.call_soon_threadsafe(self._spread, document)
 
-    def _spread(self, kind: str, line: bytes) -> None:
-        if kind == "event":
-            self._kept.append(line)
-        else:
-            self._status = line
+    def _spread(self, document: dict[str, Any]) -> None:
+        line = _line(document)
+        match document["kind"]:
+            case "event":
+                self._kept.append(line)
+            case "steps":
+                self._past_steps.extend(document["steps"])
+            case _:
+                self._status = line
         for page in self._pages:
             page.put_nowait(line)
 
@@ -100,6 +116,7 @@ class LiveFeed:
         while True:
             asked = time.monotonic()
             self._changed.clear()
+            self._tell_steps()
             try:
                 status = ask_job(question)
             except MeshmendError as error:
@@ -112,6 +129,12 @@ class LiveFeed:
                 question = replace(question, workers=addresses or question.workers)
             time.sleep(max(0.0, asked + _STATUS_AT_LEAST_EVERY_S - time.monotonic()))
             self._changed.wait(max(0.0, asked + _STATUS_EVERY_S - time.monotonic()))
+            self._is_watched.wait()
+
+    def _tell_steps(self) -> None:
+        steps = [self._new_steps.popleft() for _ in range(len(self._new_steps))]
+        if steps:
+            self._tell(_steps_document(steps))
 
     def _follow_events(self) -> None:
         job = self.question.job
@@ -152,10 +175,12 @@ class LiveFeed:
             channel.close()
 
     def _take(self, event: Event) -> None:
-        if not isinstance(event, WorkerStepped):
-            self._changed.set()
-        elif not event.leads:
-            return  # one line a step is enough
+        if isinstance(event, WorkerStepped):
+            if event.leads:  # one chip's word is enough
+                is_number = event.loss is not None and math.isfinite(event.loss)
+                self._new_steps.append((event.step, event.loss if is_number else None))
+            return
+        self._changed.set()
         self._tell(
             {
                 "kind": "event",
@@ -164,6 +189,14 @@ class LiveFeed:
                 "event": EVENTS.encode(event),
             }
         )
+
+
+def _line(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode() + b"\n"
+
+
+def _steps_document(steps: list[StepLoss]) -> dict[str, Any]:
+    return {"kind": "steps", "steps": steps}
 
 
 def status_document(status: JobStatus) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class PageServer:
             loop = asyncio.get_running_loop()
             planners["first"] = Planner(niceness=self.niceness, cache_dir=self.cache_dir)
             planners["search"] = Planner(  # gives way to first answers
-                niceness=min(19, self.niceness + 5), cache_dir=self.cache_dir
+                niceness=min(19, self.niceness + 10), cache_dir=self.cache_dir
             )
             planners["first"].ask(
                 "warm up",

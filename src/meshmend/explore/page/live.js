@@ -4,7 +4,7 @@ import { byId, element, figure, timeWords } from "./words.js";
 import { series } from "./colours.js";
 
 const MOST_EVENTS = 200;
-const REDRAW_MS = 1000;
+const MOST_LOSSES = 2000;
 const SVG = "http://www.w3.org/2000/svg";
 
 export class Job {
@@ -12,7 +12,6 @@ export class Job {
     this.onStatus = onStatus;
     this.losses = [];
     this.status = null;
-    this.isDrawn = true;
     byId("live").hidden = false;
     this.follow();
   }
@@ -45,10 +44,11 @@ export class Job {
       this.onStatus(news);
     } else if (news.kind === "silence") {
       byId("job-title").textContent = `The job does not answer: ${news.why}`;
-    } else if (news.event.event === "stepped") {
-      this.losses.push([news.event.step, news.event.loss]);
-      this.step = news.event.step;
-      this.redraw();
+    } else if (news.kind === "steps") {
+      this.losses.push(...news.steps);
+      this.losses.splice(0, this.losses.length - MOST_LOSSES);
+      this.step = this.losses.at(-1)?.[0];
+      if (!document.hidden) this.showLoss();
     } else this.addEvent(news);
   }
 
@@ -57,18 +57,6 @@ export class Job {
     line.append(element("time", {}, new Date(1000 * news.at).toLocaleTimeString("en-GB")), news.words);
     list.prepend(line);
     while (list.children.length > MOST_EVENTS) list.lastChild.remove();
-  }
-
-  // Steps may come by the hundred a second, and drawing each would take time from the workers.
-  redraw() {
-    if (!this.isDrawn) return;
-    this.isDrawn = false;
-    setTimeout(() => {
-      this.isDrawn = true;
-      if (document.hidden) return;
-      if (this.status) this.showStatus(this.status);
-      this.showLoss();
-    }, REDRAW_MS);
   }
 
   showStatus(status) {
@@ -96,7 +84,7 @@ export class Job {
   }
 
   showLoss() {
-    const known = this.losses.filter(([, loss]) => typeof loss === "number").slice(-2000);
+    const known = this.losses.filter(([, loss]) => typeof loss === "number");
     if (known.length < 2) return;
     const [width, height] = [420, 90], values = known.map(([, loss]) => loss);
     const [low, high] = [Math.min(...values), Math.max(...values)];

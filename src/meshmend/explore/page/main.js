@@ -110,8 +110,8 @@ function apply() {
   }
   player.clear();
   fillLayers();
+  askAll(); // before the picture, which is painted while the planner plans
   draw();
-  askAll();
 }
 
 function fillLayers() {
@@ -283,6 +283,7 @@ function act(chip, link) {
 
 // In a live job a click injects the chosen fault.
 async function injectAt(tool, chip, link) {
+  if (tool === "link" && !link) return;
   const { geometry } = model, kind = byId("fault").value;
   const chips = tool === "chip" ? [chip] : geometry.region(chip, start.regions.board);
   const what = tool === "link" ? failureWords(new Set(), new Set([link]), geometry)[0]

@@ -3,7 +3,7 @@
 
 import { paint } from "./scene.js";
 
-const SHARPEN_AFTER_MS = 90;
+const SHARPEN_AFTER_MS = 150; // longer than a late picture of a drag takes on a busy machine
 const MARGIN = 0.35; // of the canvas, painted beyond each side so that a drag shows no blank edge
 
 export class View {
@@ -102,11 +102,15 @@ export class View {
     if (!this.painted) this.paintBuffer();
     const by = at.scale / this.painted.scale;
     const marginX = MARGIN * this.box[0], marginY = MARGIN * this.box[1];
-    ctx.setTransform(1, 0, 0, 1, 0, 0);
-    ctx.clearRect(0, 0, this.canvas.width, this.canvas.height);
-    ctx.setTransform(by, 0, 0, by, (at.x - (this.painted.x + marginX) * by) * ratio,
-      (at.y - (this.painted.y + marginY) * by) * ratio);
+    const shift = [at.x - (this.painted.x + marginX) * by, at.y - (this.painted.y + marginY) * by]
+      .map((value) => value * ratio);
+    // Moved by whole pixels and copied over what was there, a picture is blended with nothing.
+    if (by === 1) ctx.setTransform(1, 0, 0, 1, ...shift.map(Math.round));
+    else ctx.setTransform(by, 0, 0, by, ...shift);
+    ctx.imageSmoothingEnabled = by !== 1;
+    ctx.globalCompositeOperation = "copy";
     ctx.drawImage(this.buffer, 0, 0);
+    ctx.globalCompositeOperation = "source-over";
     if (this.overlay.length) {
       ctx.setTransform(at.scale * ratio, 0, 0, at.scale * ratio, at.x * ratio, at.y * ratio);
       paint(ctx, this.overlay, 1 / at.scale);
