@@ -2,22 +2,20 @@
 
 import json
 import os
-import subprocess
-import sys
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from browsing import browsed, browser, explorer, fetch
+from browsing import Browsed, browsed, browser, explorer, fetch, live_job
 from meshmend.cli.main import run_line
 from meshmend.explore.live_feed import LiveFeed
 from meshmend.launch.status_client import StatusQuestion
 from served_coordinator import served_coordinator
+from training_script import training_script
 from waiting import HANG_S, until
 
 SECRET = "only the chips of this test know"
@@ -119,45 +117,140 @@ def test_a_fault_of_several_lines_is_refused() -> None:
     assert injected == ["kill 0,0"]
 
 
-@contextmanager
-def training(folder: Path) -> Iterator[str]:
-    """Yield the address of the live page of a job that trains on 2x4 chips."""
-    pytest.importorskip("uvicorn", reason="the page needs: pip install 'meshmend[explore]'")
-    options = ["--mesh", "2x4", "--steps", "1000000", "--save-every", "0"]
-    lines: list[str] = []
-    process = subprocess.Popen(
-        [sys.executable, "-m", "meshmend", "train", *options, "--explore", "--allow-faults"],
-        cwd=folder,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-    )
-    assert process.stderr is not None
-    reader = threading.Thread(target=lambda: lines.extend(process.stderr or ()), daemon=True)
-    reader.start()
-    try:
-        until(lambda: any("live page" in line for line in lines), why=lambda: "".join(lines))
-        yield next(line.split()[-1] for line in lines if "live page" in line)
-    finally:
-        process.terminate()  # SIGINT is ignored where these tests run in the background
-        process.wait(timeout=HANG_S)
-        reader.join(HANG_S)
-        process.stderr.close()
+ENDLESS = ("--steps", "1000000", "--save-every", "0")
 
 
-def test_a_live_job_is_watched_through_a_kill_and_a_repair(tmp_path: Path) -> None:
-    with browser() as chromium, training(tmp_path) as address, browsed(chromium, address) as found:
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def scripted(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browsed]:
+    """The live page of a script of our own under `run --elastic`, on 2x3 chips."""
+    folder = tmp_path_factory.mktemp("a job")
+    script = folder / "the script.py"
+    script.write_text(training_script("batch=12, steps=1000000", "time.sleep(0.02)"))
+    options = ["--elastic", "--mesh", "2x3", "--heartbeat-timeout", "3"]
+    run = ["run", *options, "--explore", "--allow-faults", script]
+    with live_job(folder, *run) as address, browsed(chromium, address) as found:
+        until(lambda: "training" in found.text("#job-title"))
+        until(lambda: chips_that_train(found) == "6")
+        yield found
+
+
+def chips_that_train(found: Browsed) -> str:
+    """Return the figure on the page, or an empty text while there is none."""
+    after = found.text("#job-figures").partition("chips that train")[2].split()
+    return after[0] if after else ""
+
+
+def step_of(found: Browsed) -> int:
+    return int(found.text("#job-figures").split("step", 1)[1].split()[0])
+
+
+def repair(found: Browsed, row: float, column: float) -> None:
+    """Repair by a click what failed, and wait until all six chips train without a hole."""
+    found.page.select_option("#fault", "repair")
+    found.click_chip((2, 3), row, column)
+    until(lambda: found.page.input_value("#fail") == "")
+    until(lambda: chips_that_train(found) == "6")
+
+
+def test_a_chip_that_is_killed_by_a_click_leaves_and_comes_back(scripted: Browsed) -> None:
+    page = scripted.page
+    page.check("input[name=tool][value=chip]")
+    page.select_option("#fault", "kill")
+
+    scripted.click_chip((2, 3), 0, 0)
+
+    until(lambda: page.input_value("#fail") == "0,0")
+    until(lambda: chips_that_train(scripted) == "5")
+    assert "chip (0, 0) is gone" in scripted.text("#job-events")
+    until(lambda: page.locator("#job-loss polyline").count())
+    repair(scripted, 0, 0)
+
+
+def test_a_link_that_is_cut_by_a_click_is_planned_around_while_all_chips_train(
+    scripted: Browsed,
+) -> None:
+    page = scripted.page
+    page.check("input[name=tool][value=link]")
+    page.select_option("#fault", "kill")  # a link has one way to fail: it is cut
+
+    scripted.click_chip((2, 3), 0, 1.5)
+
+    until(lambda: page.input_value("#fail") == "link:0,1-0,2")
+    until(lambda: "failed link" in scripted.text("#legend"))
+    until(lambda: chips_that_train(scripted) == "6")
+    before = step_of(scripted)
+    until(lambda: step_of(scripted) > before + 5)
+    repair(scripted, 0, 1.5)
+
+
+@pytest.mark.slow
+def test_a_chip_that_is_hung_by_a_click_is_left_behind(scripted: Browsed) -> None:
+    page = scripted.page
+    page.check("input[name=tool][value=chip]")
+    page.select_option("#fault", "hang")
+
+    scripted.click_chip((2, 3), 1, 2)
+
+    until(lambda: page.input_value("#fail") == "1,2")
+    until(lambda: chips_that_train(scripted) == "5")
+    repair(scripted, 1, 2)
+
+
+@pytest.mark.slow
+def test_a_page_that_opens_late_shows_what_happened_before(
+    scripted: Browsed, chromium: Any
+) -> None:
+    page = scripted.page
+    page.check("input[name=tool][value=chip]")
+    page.select_option("#fault", "kill")
+    scripted.click_chip((2, 3), 1, 0)
+    until(lambda: chips_that_train(scripted) == "5")
+    repair(scripted, 1, 0)
+
+    with browsed(chromium, page.url) as late:
+        until(lambda: "chip (1, 0) is gone" in late.text("#job-events"))
+        until(lambda: late.page.locator("#job-loss polyline").count())
+        until(lambda: chips_that_train(late) == "6")
+
+
+@pytest.mark.slow
+def test_training_is_watched_through_the_kill_and_the_repair_of_a_board(
+    tmp_path: Path, chromium: Any
+) -> None:
+    train = ["train", "--mesh", "2x4", *ENDLESS, "--explore", "--allow-faults"]
+    with live_job(tmp_path, *train) as address, browsed(chromium, address) as found:
         page = found.page
         until(lambda: "training" in found.text("#job-title"))
         until(lambda: page.locator("#job-loss polyline").count())
         page.check("input[name=tool][value=board]")
 
-        found.click_mesh(0.6, 0.45)
+        found.click_chip((2, 4), 0, 3)
 
         until(lambda: page.input_value("#fail") == "2x2@0,2")
-        until(lambda: "4\n" in found.text("#job-figures").split("chips that train")[1])
+        until(lambda: chips_that_train(found) == "4")
         assert page.locator("#job-events [data-event=left]").count() >= 4
         page.select_option("#fault", "repair")
-        found.click_mesh(0.6, 0.45)
+        found.click_chip((2, 4), 0, 3)
         until(lambda: page.input_value("#fail") == "")
-        until(lambda: "8\n" in found.text("#job-figures").split("chips that train")[1])
+        until(lambda: chips_that_train(found) == "8")
+
+
+@pytest.mark.slow
+def test_the_page_of_a_job_without_allow_faults_has_no_fault_to_click(
+    tmp_path: Path, chromium: Any
+) -> None:
+    train = ["train", "--mesh", "2x2", *ENDLESS, "--explore"]
+    with live_job(tmp_path, *train) as address, browsed(chromium, address) as found:
+        until(lambda: chips_that_train(found) == "4")
+        assert not found.page.is_visible("#fault")
+        assert found.page.locator("input[name=tool]:visible").count() == 1  # it looks
+
+        found.click_chip((2, 2), 0, 0)
+
+        assert found.text("#cursor").startswith("Chip 0,0: training")

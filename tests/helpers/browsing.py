@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ import pytest
 from waiting import HANG_S, until
 
 CHROMIUM = Path("/usr/bin/chromium")  # Debian's
+# As in the page's geometry.js and view.js: from chip to chip, the room around them, the most zoom.
+_PITCH, _GAP, _LARGEST = 20.0, 2.2, 4.0
 QUESTION = {
     "mesh": "4x4",
     "wrap": "none",
@@ -50,6 +53,31 @@ def explorer(cache: Path, *options: str, **environment: str) -> Iterator[str]:
         process.send_signal(signal.SIGINT)
         process.wait(timeout=HANG_S)
         process.stdout.close()
+
+
+@contextmanager
+def live_job(folder: Path, *command: str | Path) -> Iterator[str]:
+    """Yield the address of the live page of a job that runs until the end of the block."""
+    pytest.importorskip("uvicorn", reason="the page needs: pip install 'meshmend[explore]'")
+    lines: list[str] = []
+    process = subprocess.Popen(
+        [sys.executable, "-m", "meshmend", *map(str, command)],
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stderr is not None
+    reader = threading.Thread(target=lambda: lines.extend(process.stderr or ()), daemon=True)
+    reader.start()
+    try:
+        until(lambda: any("live page" in line for line in lines), why=lambda: "".join(lines))
+        yield next(line.split()[-1] for line in lines if "live page" in line)
+    finally:
+        process.terminate()  # SIGINT is ignored where these tests run in the background
+        process.wait(timeout=HANG_S)
+        reader.join(HANG_S)
+        process.stderr.close()
 
 
 def fetch(address: str, **headers: str) -> tuple[int, bytes]:
@@ -101,6 +129,21 @@ class Browsed:
         canvas = self.page.locator("#canvas")
         box = canvas.bounding_box()
         canvas.click(position={"x": right * box["width"], "y": down * box["height"]})
+
+    def click_chip(self, shape: tuple[int, int], row: float, column: float) -> None:
+        """Click on a chip of a 2-D mesh that fits its picture; halves are between two chips."""
+        canvas = self.page.locator("#canvas")
+        box = canvas.bounding_box()
+        rows, columns = shape
+        size = [(columns - 1 + _GAP) * _PITCH, (rows - 1 + _GAP) * _PITCH]
+        scale = min(box["width"] / size[0], box["height"] / size[1], _LARGEST)
+        at = [(column + _GAP / 2) * _PITCH, (row + _GAP / 2) * _PITCH]
+        canvas.click(
+            position={
+                "x": (box["width"] - scale * size[0]) / 2 + scale * at[0],
+                "y": (box["height"] - scale * size[1]) / 2 + scale * at[1],
+            }
+        )
 
 
 @contextmanager
