@@ -84,3 +84,21 @@ def test_quiet_commands_and_files_get_no_bar(
 
     assert capsys.readouterr().out == ""
     assert terminal.getvalue() == ""
+
+
+def test_a_command_that_asks_for_it_says_its_step_once_where_there_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = _terminal(monkeypatch, patience_s=0.01)
+    monkeypatch.setattr(terminal, "isatty", lambda: False)
+
+    with progress(or_line=True) as bar:
+        bar("loading the model", 0.5)
+        _wait_for(terminal, "\n")
+        bar("loading the data")
+        time.sleep(0.05)
+
+    assert terminal.getvalue() in {
+        "meshmend: loading the model ...\n",
+        "meshmend: starting ...\n",  # on a busy machine
+    }

@@ -109,10 +109,11 @@ class Bar:
     """A bar on standard error that shows the progress of work that takes more than a second.
 
     Call it with the current step and, if known, the share of all work that is done. It shows
-    nothing in a quiet command, or if standard error is not a terminal.
+    nothing in a quiet command. If standard error is not a terminal, it shows nothing or, with
+    `or_line`, prints the step of that moment as one line.
     """
 
-    def __init__(self, *, quiet: bool) -> None:
+    def __init__(self, *, quiet: bool, or_line: bool = False) -> None:
         self._step = "starting"
         self._part: float | None = None
         self._shown: Any = None
@@ -120,7 +121,7 @@ class Bar:
         self._lock = threading.Lock()
         self._timer = threading.Timer(_SHOW_BAR_AFTER_S, self._show)
         self._timer.daemon = True
-        if not quiet and sys.stderr.isatty():
+        if not quiet and (or_line or sys.stderr.isatty()):
             self._timer.start()
 
     def __call__(self, step: str, part: float | None = None, /) -> None:
@@ -150,6 +151,11 @@ class Bar:
                 self._shown.stop()
 
     def _show(self) -> None:
+        if not sys.stderr.isatty():
+            with self._lock:
+                if not self._closed:
+                    note(f"meshmend: {self._step} ...")
+            return
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
         from rich.progress import TimeElapsedColumn as Elapsed
@@ -179,9 +185,12 @@ class Bar:
 
 
 @contextmanager
-def progress(*, quiet: bool = False) -> Iterator[Bar]:
-    """Yield a bar that shows progress on a terminal; call it at each step."""
-    bar = Bar(quiet=quiet)
+def progress(*, quiet: bool = False, or_line: bool = False) -> Iterator[Bar]:
+    """Yield a bar that shows progress on a terminal; call it at each step.
+
+    With `or_line`, work of more than a second prints one line where there is no terminal.
+    """
+    bar = Bar(quiet=quiet, or_line=or_line)
     _bars.append(bar)
     try:
         yield bar

@@ -6,8 +6,8 @@ mistake at once.
 """
 
 import os
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -18,6 +18,10 @@ from meshmend.variables import warn_of_unknown
 if TYPE_CHECKING:
     from meshmend.topology.fabric import Fabric
     from meshmend.topology.mesh import Mesh
+
+# Beyond these, times of a whole sum no longer fit a table, and no machine is so slow.
+_LONGEST_S: Final = 1e6
+_LEAST_BYTES_PER_S: Final = 1.0
 
 MeshOption = Annotated[
     str, typer.Option("--mesh", metavar="RxC", help="Extents of the mesh, any number of axes.")
@@ -216,16 +220,34 @@ def fabric_of(
     message_overhead: str | None,
     chip_bandwidth: str | None,
 ) -> "Fabric":
-    """Return the fabric that the shared options describe."""
+    """Return the fabric that the shared options describe.
+
+    Raises:
+        InputError: a figure cannot be read, or no machine is so slow.
+    """
     from meshmend.topology.fabric import fabric
     from meshmend.units import parse_bandwidth, parse_time
 
-    def given(text: str | None, parse: Callable[[str], float]) -> float | None:
-        return None if text is None else parse(text)
+    def time_s(text: str | None, option: str) -> float | None:
+        found = None if text is None else parse_time(text)
+        if found is not None and found > _LONGEST_S:
+            raise InputError(
+                f"{option} needs a time up to {_LONGEST_S:g} s, but got {text!r}; write 0.5us"
+            )
+        return found
+
+    def bandwidth(text: str | None, option: str) -> float | None:
+        found = None if text is None else parse_bandwidth(text)
+        if found is not None and found < _LEAST_BYTES_PER_S:
+            raise InputError(
+                f"{option} needs {_LEAST_BYTES_PER_S:g} byte/s or more, but got {text!r}; "
+                "write 70GB/s"
+            )
+        return found
 
     return fabric(name).with_(
-        link_bandwidth_bytes_per_s=given(link_bandwidth, parse_bandwidth),
-        hop_latency_s=given(hop_latency, parse_time),
-        message_overhead_s=given(message_overhead, parse_time),
-        chip_bandwidth_bytes_per_s=given(chip_bandwidth, parse_bandwidth),
+        link_bandwidth_bytes_per_s=bandwidth(link_bandwidth, "--link-bandwidth"),
+        hop_latency_s=time_s(hop_latency, "--hop-latency"),
+        message_overhead_s=time_s(message_overhead, "--message-overhead"),
+        chip_bandwidth_bytes_per_s=bandwidth(chip_bandwidth, "--chip-bandwidth"),
     )

@@ -199,7 +199,7 @@ def train_command(
     from meshmend.planning.settings import Settings
     from meshmend.report.training_summary import train_summary
 
-    with progress() as bar:  # a bar, not a line: bad input gets one line only
+    with progress(or_line=True) as bar:
         bar(f"loading {_NAMES[framework]} and the data of {model}, which takes seconds")
         workload = (
             _jax_workload(model, data, seed)
