@@ -1,0 +1,148 @@
+"""Every command in the README and in docs/ is run, and prints what the page shows.
+
+Commands of one page run one after another in one folder, as a reader would type them. `NOT_RUN`
+says which are not run, and why.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from documented_commands import DocumentedCommand, documented_commands
+from meshmend.cli.main import commands_by_name
+from waiting import HANG_S
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+COMMANDS = [
+    command
+    for path in PAGES
+    for command in documented_commands(path, path.relative_to(ROOT).as_posix())
+]
+
+# What a command begins with or, after `*`, holds: why no test of this file runs it.
+NOT_RUN = {
+    "pip install": "installs packages; `make test` installs the project in the same way",
+    "make ": "is run by those who work on the project; its targets are in the Makefile",
+    "export ": "sets a variable to what the reader chooses",
+    "torchrun ": "needs several machines; tests/launch/test_torchrun.py starts workers so",
+    "sbatch ": "needs Slurm; tests/engines/test_slurm.py submits jobs to a real one",
+    "meshmend bench": "needs root and OpenMPI, and minutes; tests/cli/test_bench.py runs it",
+    "meshmend testbed": "needs root; tests/cli/test_testbed.py runs it",
+    "meshmend explore": "serves until it is interrupted; tests/explore/test_page.py opens it",
+    "* --explore": "serves a page; tests/explore/test_live_page.py opens it",
+    "*10.0.0.1:": "needs several machines; tests/launch/test_separate_hosts.py has such",
+}
+# These train, which takes more than a few seconds.
+SLOW = ("meshmend train", "meshmend run", "meshmend checkpoint", "meshmend forecast")
+# What `--preload` and `--framework` need beyond the extras of `make test`.
+NEEDED = {"--preload lightning": "lightning", "--preload transformers": "transformers"}
+NAMED = sorted(
+    {
+        (path.relative_to(ROOT).as_posix(), line)
+        for path in PAGES
+        for line in re.findall(
+            r"`(meshmend [a-z-]+(?: [^`\n]*)?)`", path.read_text(encoding="utf-8")
+        )
+    }
+    | {(each.page, each.line) for each in COMMANDS if each.line.startswith("meshmend ")}
+)
+BY_NAME = commands_by_name()
+HIDDEN = {"meshmend slurm-job"}  # a job file runs it
+GROUPS = {name.rpartition(" ")[0] for name in BY_NAME}
+
+
+def why_not_run(command: DocumentedCommand) -> str:
+    """Return why a command is not run here, or an empty text."""
+    for key, why in NOT_RUN.items():
+        if key[1:] in command.line if key.startswith("*") else command.line.startswith(key):
+            return why
+    return ""
+
+
+def is_slow(command: DocumentedCommand) -> bool:
+    return command.line.startswith(SLOW)
+
+
+RUN = [command for command in COMMANDS if not why_not_run(command)]
+QUICK_PAGES = sorted({command.page for command in RUN if not is_slow(command)})
+SLOW_PAGES = sorted({command.page for command in RUN if is_slow(command)})
+
+
+def run_in(folder: Path, command: DocumentedCommand) -> None:
+    """Run a command as a reader would type it, and compare what it prints with the page."""
+    for option, package in NEEDED.items():
+        if option in command.line and find_spec(package) is None:
+            return
+    program = folder / "bin" / "meshmend"
+    if not program.exists():
+        program.parent.mkdir()
+        program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m meshmend "$@"\n')
+        program.chmod(0o755)
+        (folder / "examples").symlink_to(ROOT / "examples")
+        (folder / "train.py").write_text("")
+    path = f"{program.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    ended = subprocess.run(
+        ["bash", "-c", command.line],
+        cwd=folder,
+        env={**os.environ, "PATH": path, "COLUMNS": "200"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=2 * HANG_S,
+    )
+
+    assert ended.returncode == 0, f"{command.line}\n{ended.stdout}"
+    missing = command.missing(ended.stdout)
+    assert not missing, f"{command.line}\ndid not print {missing}, but\n{ended.stdout}"
+
+
+@pytest.mark.parametrize("page", QUICK_PAGES)
+def test_the_quick_commands_of_a_page_print_what_it_shows(page: str, tmp_path: Path) -> None:
+    for command in RUN:
+        if command.page == page and not is_slow(command):
+            run_in(tmp_path, command)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", SLOW_PAGES)
+def test_all_commands_of_a_page_print_what_it_shows(page: str, tmp_path: Path) -> None:
+    for command in RUN:
+        if command.page == page:
+            run_in(tmp_path, command)
+
+
+@pytest.mark.parametrize("key", NOT_RUN)
+def test_what_is_not_run_is_documented_and_tested_elsewhere(key: str) -> None:
+    assert any(why_not_run(command) == NOT_RUN[key] for command in COMMANDS), "no such command"
+    for path in re.findall(r"tests/\S+\.py", NOT_RUN[key]):
+        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize(("page", "line"), NAMED)
+def test_every_command_and_option_that_a_page_names_exists(page: str, line: str) -> None:
+    words = shlex.split(line, comments=True)
+    if " ".join(words) in GROUPS | HIDDEN:
+        return
+    depths = [n for n in range(1, len(words) + 1) if " ".join(words[:n]) in BY_NAME]
+    assert depths, "there is no such command"
+    command = BY_NAME[" ".join(words[: depths[0]])]
+    takes_value = {
+        option: not getattr(each, "is_flag", False)
+        for each in command.params
+        for option in each.opts
+    }
+    rest = iter(words[depths[0] :])
+    for word in rest:
+        if word.endswith(".py") or word in {"ip", ">"}:
+            return  # what follows belongs to another program
+        if word.startswith("-") and word != "--help":
+            assert word in takes_value, f"{page}: {word}"
+            if takes_value[word]:
+                next(rest, None)
