@@ -17,7 +17,7 @@ import pytest
 from browsing import Browsed, browsed, browser, explorer
 
 KEPT = Path(__file__).parent / "page_structure.json"
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "1200 px": {"viewport": {"width": 1200, "height": 900}},
     "600 px": {"viewport": {"width": 600, "height": 900}},
     "dark": {"viewport": {"width": 1200, "height": 900}, "color_scheme": "dark"},

@@ -56,12 +56,12 @@ def explorer(cache: Path, *options: str, **environment: str) -> Iterator[str]:
 
 
 @contextmanager
-def live_job(folder: Path, *command: str | Path) -> Iterator[str]:
+def live_job(folder: Path, *command: str) -> Iterator[str]:
     """Yield the address of the live page of a job that runs until the end of the block."""
     pytest.importorskip("uvicorn", reason="the page needs: pip install 'meshmend[explore]'")
     lines: list[str] = []
     process = subprocess.Popen(
-        [sys.executable, "-m", "meshmend", *map(str, command)],
+        [sys.executable, "-m", "meshmend", *command],
         cwd=folder,
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,

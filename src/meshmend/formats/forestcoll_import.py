@@ -45,7 +45,9 @@ def schedule_from_forestcoll(root: ElementTree.Element, mesh: Mesh) -> Schedule:
     rank_of = _ranks(trees, mesh)
     roots = np.array([_rank(tree, "root", rank_of) for tree in trees], dtype=np.int32)
     chunks = np.array([_n_chunks(tree) for tree in trees], dtype=np.int64)
-    _check_chunks(np.bincount(roots, chunks, mesh.n_live), per_node, mesh)
+    of_roots = np.zeros(mesh.n_live, dtype=np.int64)
+    np.add.at(of_roots, roots, chunks)
+    _check_chunks(of_roots, per_node, mesh)
     parents = np.stack([_parents(tree, rank_of) for tree in trees])
     try:
         packing = TreePacking(roots, parents, chunks / chunks.sum())
@@ -132,12 +134,12 @@ def _parents(tree: ElementTree.Element, rank_of: _RankOf) -> NDArray[np.int32]:
     return parents
 
 
-def _check_chunks(of_roots: NDArray[np.float64], per_node: int, mesh: Mesh) -> None:
+def _check_chunks(of_roots: NDArray[np.int64], per_node: int, mesh: Mesh) -> None:
     """Every node roots the same part of the payload, else trees are missing from the file."""
     wrong = np.flatnonzero(of_roots != per_node)
     if wrong.size:
         rank = int(wrong[0])
         raise InputError(
             f"ForestColl XML needs trees of {per_node} chunks from each node (nchunkspernode), but "
-            f"the trees of chip {mesh.live[rank]} have {of_roots[rank]:.0f}"
+            f"the trees of chip {mesh.live[rank]} have {of_roots[rank]}"
         )
