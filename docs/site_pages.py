@@ -53,6 +53,20 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     return re.sub(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)", kept, markdown)
 
 
+# The theme's switch between light and dark sets these, and fails where they are not.
+_STYLES_OF_THE_SWITCH = '<style id="hljs-light"></style><style id="hljs-dark"></style></head>'
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Return a page with what the theme's script needs; called by MkDocs."""
+    return output.replace("</head>", _STYLES_OF_THE_SWITCH, 1)
+
+
+def on_post_template(output_content: str, template_name: str, config: Any) -> str:
+    """Return a page that is no document, such as 404.html; called by MkDocs."""
+    return output_content.replace("</head>", _STYLES_OF_THE_SWITCH, 1)
+
+
 def _without_folder(path: Path) -> str:
     """Return the README as a page of docs/, where its links start one folder deeper."""
     return path.read_text(encoding="utf-8").replace("](docs/", "](")

@@ -2,10 +2,18 @@
 
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from browsing import browsed, browser
 
 ROOT = Path(__file__).parent.parent
 
@@ -43,3 +51,46 @@ def test_no_page_loads_anything_from_the_network(site: Path) -> None:
         text = page.read_text(encoding="utf-8")
         assert 'src="http' not in text, page
         assert '<link href="http' not in text, page
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        pass
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Yield the address of the site on a server, where its search works too."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_pages_are_legible_in_both_schemes_and_fit_a_narrow_window(site: Path) -> None:
+    with browser() as chromium, served(site) as address:
+        for name in ("index", "tutorial", "reference-cli"):
+            for scheme in ("light", "dark"):
+                options = {"color_scheme": scheme, "viewport": {"width": 600, "height": 900}}
+                with browsed(chromium, f"{address}/{name}.html", **options) as page:
+                    page.wait_until(f"document.documentElement.dataset.bsTheme === '{scheme}'")
+
+                    assert page.faint_texts() == [], (name, scheme)
+                    assert page.page.evaluate("document.documentElement.scrollWidth") <= 600
+
+
+def test_a_reader_can_switch_to_the_dark_scheme(site: Path) -> None:
+    with (
+        browser() as chromium,
+        served(site) as address,
+        browsed(chromium, f"{address}/index.html", color_scheme="light") as page,
+    ):
+        page.page.click("#theme-menu")
+        page.page.click("[data-bs-theme-value=dark]")
+
+        assert page.page.evaluate("document.documentElement.dataset.bsTheme") == "dark"

@@ -21,6 +21,27 @@ from waiting import HANG_S, until
 CHROMIUM = Path("/usr/bin/chromium")  # Debian's
 # As in the page's geometry.js and view.js: from chip to chip, the room around them, the most zoom.
 _PITCH, _GAP, _LARGEST = 20.0, 2.2, 4.0
+# Runs in the page: the contrast of each text with the nearest background that is painted.
+_CONTRASTS = """() => {
+  const parts = (colour) => (colour.match(/[\\d.]+/g) ?? []).map(Number);
+  const light = (colour) => parts(colour).slice(0, 3).map((value) => value / 255)
+    .map((value) => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, value, place) => sum + value * [0.2126, 0.7152, 0.0722][place], 0);
+  const behind = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const colour = getComputedStyle(at).backgroundColor;
+      if (parts(colour).length === 3 || parts(colour)[3] === 1) return colour;
+    }
+    return "rgb(255,255,255)";
+  };
+  return [...document.querySelectorAll("body *")]
+    .filter((each) => each.checkVisibility() && [...each.childNodes].some((node) =>
+      node.nodeType === 3 && node.textContent.trim()) && !(each instanceof SVGElement))
+    .map((each) => {
+      const pair = [light(getComputedStyle(each).color), light(behind(each))];
+      return [each.outerHTML.slice(0, 80), (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05)];
+    });
+}"""
 QUESTION = {
     "mesh": "4x4",
     "wrap": "none",
@@ -119,6 +140,10 @@ class Browsed:
         """Wait until an expression is true; the page's own policy forbids to evaluate it there."""
         until(lambda: self.page.evaluate(script), why=lambda: f"not so: {script}")
 
+    def faint_texts(self) -> list[Any]:
+        """Return the elements whose text has a contrast below 4.5, with that contrast."""
+        return [each for each in self.page.evaluate(_CONTRASTS) if each[1] < 4.5]
+
     def answered(self) -> None:
         """Wait for an answer to the latest question."""
         self.wait_for("#answer:not([data-stage=none]), #problem:not([hidden])")
@@ -177,6 +202,6 @@ def browsed(chromium: Any, address: str, **options: Any) -> Iterator[Browsed]:
     try:
         found.page.goto(address)
         yield found
-        assert not found.problems
+        assert not found.problems, found.problems
     finally:
         context.close()

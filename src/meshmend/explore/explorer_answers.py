@@ -111,7 +111,7 @@ def searched_plan(
     else:
         made = plan(mesh, name, payload=target.payload_bytes, fabric=target.fabric)
         made = replace(made, pipeline=found.pipeline)
-    words = found.detail.removeprefix(made.schedule.algorithm).strip()
+    words = found.detail.removeprefix(made.schedule.algorithm).strip(" ,")
     return PricedPlan(made, found.time_s, found.figures.slices, words, found)
 
 
