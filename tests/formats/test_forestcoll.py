@@ -122,6 +122,7 @@ def test_import_proves_and_prices_trees(tmp_path: Path, capsys: Captured) -> Non
     printed = capsys.readouterr().out
     assert "forestcoll (allreduce over 12 ranks)" in printed
     assert "every contribution once" in printed
+    assert "1.472 times the limit" in printed  # docs/formats.md says so
     assert run_line(["verify", str(plan)]) == 0
 
     assert run_line(["import", str(file), "--mesh", "4x4"]) == 2
