@@ -118,6 +118,12 @@ def _measure_live(browser: Any) -> None:
             page = browser.new_page()
             page.goto(address)
             _until(lambda: "training" in page.inner_text("#job-title"))
+            time.sleep(3)
+            for what, pids in (
+                ("Chromium", _descendants(os.getpid()) - _descendants(process.pid)),
+                ("the server of the page", _servers(process.pid)),
+            ):
+                print(f"live 4x4: {what} takes {100 * _cpu_share(pids):.2f} % of all cores (1 %)")
             page.evaluate(_WATCH)
             killed_at = time.time()
             os.kill(_newest_worker(process.pid), signal.SIGKILL)
@@ -153,6 +159,40 @@ def _step_times(events: Path) -> list[float]:
         return []
     lines = events.read_text(encoding="utf-8").splitlines()[:-1]
     return [each["t"] for each in map(json.loads, lines) if each["event"] == "step"]
+
+
+def _descendants(pid: int) -> set[int]:
+    """Return all processes that a process, or those that it started, have started."""
+    found: set[int] = set()
+    left = [pid]
+    while left:
+        for task in Path(f"/proc/{left.pop()}/task").glob("*/children"):
+            children = {int(child) for child in task.read_text().split()} - found
+            found |= children
+            left += children
+    return found
+
+
+def _servers(launcher: int) -> set[int]:
+    """Return the process that serves the page, and its planners."""
+    own = [
+        pid
+        for pid in _descendants(launcher)
+        if b"\0explore\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    return {*own, *(below for pid in own for below in _descendants(pid))}
+
+
+def _cpu_share(pids: set[int]) -> float:
+    """Return which part of all cores processes use; unlike step times it bears a busy machine."""
+
+    def used_s() -> float:
+        fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+        return sum(int(each[11]) + int(each[12]) for each in fields) / os.sysconf("SC_CLK_TCK")
+
+    before, began = used_s(), time.monotonic()
+    time.sleep(_SPAN_S)
+    return (used_s() - before) / (time.monotonic() - began) / (os.cpu_count() or 1)
 
 
 def _newest_worker(launcher: int) -> int:

@@ -1,4 +1,4 @@
-"""Follows a running job for the page: events as they happen, steps and the status every second.
+"""Follows a running job for the page: events as they happen, steps and status every two seconds.
 
 It is an observer of the coordinator, as the launcher is, and asks for the status as `meshmend
 status` does, while a page is open. Training needs neither. Steps may come by the hundred a second,
@@ -33,7 +33,7 @@ from meshmend.net.channel import Channel
 from meshmend.net.handshake import ConnectRequest, Deadline, dial
 from meshmend.report.event_words import event_words
 
-_STATUS_EVERY_S: Final = 1.0
+_STATUS_EVERY_S: Final = 2.0
 _STATUS_AT_LEAST_EVERY_S: Final = 0.1  # after an event that changes who trains
 _RETRY_S: Final = 0.25
 _CONNECT_S: Final = 1.0

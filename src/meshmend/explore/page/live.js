@@ -5,6 +5,7 @@ import { series } from "./colours.js";
 
 const MOST_EVENTS = 200;
 const MOST_LOSSES = 2000;
+const MOST_POINTS = 300; // of the loss curve, which is about as many pixels wide
 const SVG = "http://www.w3.org/2000/svg";
 
 export class Job {
@@ -41,14 +42,14 @@ export class Job {
     if (news.kind === "status") {
       this.status = news;
       this.showStatus(news);
+      if (!document.hidden) this.showLoss();
       this.onStatus(news);
     } else if (news.kind === "silence") {
       byId("job-title").textContent = `The job does not answer: ${news.why}`;
     } else if (news.kind === "steps") {
       this.losses.push(...news.steps);
       this.losses.splice(0, this.losses.length - MOST_LOSSES);
-      this.step = this.losses.at(-1)?.[0];
-      if (!document.hidden) this.showLoss();
+      this.step = this.losses.at(-1)?.[0]; // drawn with the status, which follows: one picture less
     } else this.addEvent(news);
   }
 
@@ -84,16 +85,18 @@ export class Job {
   }
 
   showLoss() {
-    const known = this.losses.filter(([, loss]) => typeof loss === "number");
+    const numbers = this.losses.filter(([, loss]) => typeof loss === "number");
+    const every = Math.ceil(numbers.length / MOST_POINTS), last = numbers.length - 1;
+    const known = numbers.filter((_, place) => (last - place) % every === 0);
     if (known.length < 2) return;
     const [width, height] = [420, 90], values = known.map(([, loss]) => loss);
     const [low, high] = [Math.min(...values), Math.max(...values)];
-    const [first, last] = [known[0][0], known.at(-1)[0]];
-    const points = known.map(([step, loss]) => `${(step - first) / ((last - first) || 1) * width},`
+    const [first, final] = [known[0][0], known.at(-1)[0]];
+    const points = known.map(([step, loss]) => `${(step - first) / ((final - first) || 1) * width},`
       + `${4 + (high - loss) / ((high - low) || 1) * (height - 8)}`).join(" ");
     const svg = document.createElementNS(SVG, "svg"), curve = document.createElementNS(SVG, "polyline");
     for (const [key, value] of Object.entries({ viewBox: `0 0 ${width} ${height}`, role: "img",
-      "aria-label": `Loss from step ${first} to ${last}: from ${values[0].toPrecision(3)} to ${values.at(-1).toPrecision(3)}`,
+      "aria-label": `Loss from step ${first} to ${final}: from ${values[0].toPrecision(3)} to ${values.at(-1).toPrecision(3)}`,
       preserveAspectRatio: "none" })) svg.setAttribute(key, value);
     for (const [key, value] of Object.entries({ points, fill: "none", stroke: series(0), "stroke-width": 2,
       "vector-effect": "non-scaling-stroke" })) curve.setAttribute(key, value);
