@@ -23,6 +23,7 @@
     ├── RefusedError            the coordinator refuses this worker
     ├── TurnedAwayError         the coordinator counts this worker as dead
     ├── JobFailedError          the job cannot go on: the state that counts is lost
+    ├── StateLostError          no chip of a generation has a part of the optimizer's state
     ├── NonFiniteError          the summed gradients of a step are not finite
     ├── CheckpointDamageError   a file of a checkpoint that is damaged
     ├── LoaderError             a loader worker, which makes samples for a worker, died or hangs
@@ -133,6 +134,10 @@ class TurnedAwayError(MeshmendError):
 
 class JobFailedError(MeshmendError):
     """The job cannot go on: the state that counts is lost."""
+
+
+class StateLostError(MeshmendError):
+    """No chip of a generation has the optimizer's state of some share of the parameters."""
 
 
 class NonFiniteError(MeshmendError):

@@ -49,7 +49,7 @@ def test_a_worker_kills_itself_once_in_the_moment_that_is_named(
             for bucket in range(5) if each is Moment.BUCKET else [None]:
                 faults.at(each, step, bucket=bucket)
 
-    when = "soon" if moment is Moment.REDUCE else "now"
+    when = "soon" if moment in (Moment.REDUCE, Moment.GATHER) else "now"
     assert signals == [(when, signal.SIGKILL)]
 
 

@@ -6,7 +6,8 @@ With `"gate": [30, [["generation", 12], ["arrived", null]]]` no chip gets past s
 events have come in this order, where a number asks for so many chips; the steps after it are slow.
 So a test does not depend on how fast steps are. With `"framework": "jax"` it is a `JaxJob`. With
 `"data"` the samples have random noise, and come from a data set (`"augmented"`) or a stream
-(`"stream alone"`), or from a `DataLoader` of either (`"loader"`, `"stream"`).
+(`"stream alone"`), or from a `DataLoader` of either (`"loader"`, `"stream"`). With
+`"shard_optimizer"` the chips share the optimizer's state.
 
 Prints one JSON object: how it ended, the events, and what the ledgers say.
 """
@@ -71,6 +72,7 @@ def torch_job(folder: Path, options: dict[str, Any], gate: "Gate") -> Training:
         samples = list(zip(inputs, labels, strict=True))
         dataset = noisy_samples(samples, options["data"]) if "data" in options else samples
         more = arguments(folder, options)
+        more["shard_optimizer"] = bool(options.get("shard_optimizer"))
         job = Job(model, optimizer, dataset, bucket_bytes=bucket_bytes, **more)
         for features, classes in job:
             loss = cross_entropy(model(features), classes)

@@ -61,8 +61,10 @@ class Moment(StrEnum):
     FORWARD = "forward"
     BUCKET = "bucket"
     REDUCE = "reduce"
+    GATHER = "gather"
     UPDATE = "update"
     RECOVERY = "recovery"
+    REFILL = "refill"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from typing import Final
 from meshmend.faults.fault import Fault, Moment
 from meshmend.topology.failures import Chip
 
-_INTO_THE_SUM_S: Final = 0.002  # a fault in `reduce` kills this long after the sum has begun
+_INTO_THE_SUM_S: Final = 0.002  # a fault in `reduce` or `gather` kills this long after it begins
+_TAKES_TIME: Final = (Moment.REDUCE, Moment.GATHER)
 
 
 class SelfInjection:
@@ -19,12 +20,12 @@ class SelfInjection:
         self._pending = [fault for fault in faults if fault.moment and chip in fault.chips()]
 
     def at(self, moment: Moment, step: int, *, bucket: int | None = None) -> None:
-        """Kill this process if a fault has this moment and step; in `reduce`, 2 ms later."""
+        """Kill this process if a fault has this moment and step; 2 ms later in what takes time."""
         for fault in self._pending:
             if (fault.moment, fault.at_step, fault.bucket) == (moment, step, bucket):
                 self._pending.remove(fault)
                 kill = (os.getpid(), signal.SIGKILL)
-                if moment is Moment.REDUCE:
+                if moment in _TAKES_TIME:
                     threading.Timer(_INTO_THE_SUM_S, os.kill, kill).start()
                 else:
                     os.kill(*kill)

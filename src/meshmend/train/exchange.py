@@ -23,6 +23,8 @@ from meshmend.planning.plan import AUTO
 from meshmend.planning.plan_cache import load_or_make_plans
 from meshmend.planning.plan_request import SumSizes
 from meshmend.planning.proof import prove
+from meshmend.schedule.hazards import hazards_of
+from meshmend.schedule.point_to_point import Ends, point_to_point
 from meshmend.schedule.spanning import spread
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
@@ -32,6 +34,7 @@ from meshmend.train.pending_sum import FinishedSum, PendingSum
 Bytes = NDArray[np.uint8]
 
 _SUM = CollectiveCall("allreduce")
+_ALL_GATHER = CollectiveCall("all-gather")
 _SPREAD_MESSAGE_BYTES = 1 << 18
 _SIZE_BYTES = 8
 _CONNECT_S = 10.0
@@ -76,7 +79,7 @@ class Exchange:
         self.rank = 0
         self._generation = Generation(0, ())
         self._catalogue: Catalogue | None = None
-        self._tasks: dict[tuple[int, str], Task] = {}
+        self._tasks: dict[tuple[int, str], Task] = {}  # by size, and element type or collective
         self._connected: set[int] = set()  # seats with a connection of this generation
         # Called with each `interrupt`: what else waits for peers, such as a process group, stops.
         self.on_interrupt: Callable[[], None] = lambda: None
@@ -188,6 +191,28 @@ class Exchange:
         n_slices = max(1, len(payload) // _SPREAD_MESSAGE_BYTES)
         self._run(task_of(program, len(payload), dtype="uint8", n_slices=n_slices), payload)
         return payload
+
+    def all_gather(self, payload: Bytes) -> None:
+        """Fill the payload, on every chip, with the part that each rank has; parts are equal."""
+        if self.mesh.n_live == 1:
+            self.transport.check()
+            return
+        key = (len(payload), _ALL_GATHER.name)
+        if key not in self._tasks:
+            assert self._catalogue is not None, "no generation was entered"
+            task = self._catalogue.task(_ALL_GATHER, len(payload), "uint8")
+            self._tasks[key] = replace(task, program=self._with_seats(task.program))
+        self._run(self._tasks[key], payload)
+
+    def send_parts(self, payload: Bytes, cuts: Sequence[int], ends: Sequence[Ends]) -> None:
+        """Send each part of a payload from one rank to another, over a connection of their own.
+
+        `cuts` are the offsets of the parts, with the end of the last; `ends` are the two ranks of
+        each part. All chips call this alike.
+        """
+        schedule = point_to_point(ends, np.array(cuts) / max(cuts[-1], 1), self.mesh.n_live)
+        program = self._with_seats(rank_program(schedule, hazards_of(schedule), self.rank))
+        self._run(task_of(program, cuts[-1], dtype="uint8"), payload)
 
     def close(self) -> None:
         """Close all connections and stop planning ahead."""

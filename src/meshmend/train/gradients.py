@@ -191,16 +191,27 @@ class Gradients:
             if parameter.grad is not None and not torch.isfinite(parameter.grad).all()
         ]
 
-    @torch.no_grad()
     def scatter(self) -> float:
-        """Copy the summed gradients to the parameters; return the mean loss over all samples."""
-        loss, divisor = self.loss(), float(self._divisor)
+        """Copy what was summed to parameters and buffers; return the mean loss over all samples."""
+        loss = self.loss()
+        self.give_gradients()
+        self.give_statistics()
+        return loss
+
+    @torch.no_grad()
+    def give_gradients(self) -> None:
+        """Copy the summed gradients to the parameters; `loss` is then not known any more."""
+        divisor = float(self._divisor)
         if divisor > 0:
             for bucket in self.buckets:
                 bucket.flat.div_(divisor)
         used = dict(zip(self._parameters, (self._used > 0).tolist(), strict=True))
         for bucket in self.buckets:
             bucket.give(used)
+
+    @torch.no_grad()
+    def give_statistics(self) -> None:
+        """Change the buffers by what the step has changed on all chips, after `give_gradients`."""
         at = 0
         for buffer, before in zip(self._statistics, self._before, strict=True):
             change = self._changes[at : at + buffer.numel()].view(buffer.shape).to(buffer.device)
@@ -209,7 +220,6 @@ class Gradients:
             buffer.copy_(before.to(torch.float64).add(change.to(torch.float64)))
             at += buffer.numel()
         self.remember()
-        return loss
 
     def _refuse_thawed(self) -> None:
         """Raise InputError if a gradient would be left out of the sums."""

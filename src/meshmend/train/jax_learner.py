@@ -123,6 +123,10 @@ class JaxLearner:
             "also": [],
         }
 
+    def saved_state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return self.state()
+
     def load(self, state: dict[str, Any]) -> None:
         """Replace these parts by those of another chip or of a checkpoint."""
         params = _with_arrays(self.params, state["model"])

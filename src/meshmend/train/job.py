@@ -24,15 +24,19 @@ from meshmend.errors import InputError
 from meshmend.train.checkpoint import Saving
 from meshmend.train.chip_job import ChipJob
 from meshmend.train.evaluation import batches_of, evaluating
+from meshmend.train.exchange import Exchange
 from meshmend.train.job_core import JobCore
 from meshmend.train.job_settings import JobSettings
 from meshmend.train.non_finite import RAISE
 from meshmend.train.optimizers import Optimizers
 from meshmend.train.random_seed import seed_torch
 from meshmend.train.sample_source import JobData
+from meshmend.train.sharded_update import ShardedUpdate
+from meshmend.train.sharding import ShardedReplica, Sharding
 from meshmend.train.sums import added
 from meshmend.train.torch_fingerprint import fingerprint_of
 from meshmend.train.torch_learner import Models, Stateful, TorchLearner, one_module
+from meshmend.train.worker_environment import worker_environment
 
 
 class Job(ChipJob):
@@ -45,7 +49,8 @@ class Job(ChipJob):
     with a state, such as schedulers; a `scaler` scales the loss of all chips alike. `resume` is a
     folder of checkpoints: the job begins with the newest one that is complete and undamaged.
     `non_finite` says what becomes of a step whose gradients are not finite: "raise" or "skip".
-    Gradients are summed in buckets of up to `bucket_bytes`.
+    Gradients are summed in buckets of up to `bucket_bytes`. With `shard_optimizer`, each chip keeps
+    the optimizer's state of its share of the parameters, and of one share that it mirrors.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class Job(ChipJob):
         resume: Path | None = None,
         non_finite: str = RAISE,
         bucket_bytes: int | None = None,
+        shard_optimizer: bool = False,
     ) -> None:
         data = JobData(dataset, collate)
         settings = JobSettings(
@@ -80,13 +86,29 @@ class Job(ChipJob):
         self.model, self.optimizer, self.steps = model, optimizer, steps
         self._collate, self._source = data.collate, data.source(settings.order())
         self._learner: TorchLearner = TorchLearner(
-            model, optimizer, also, scaler=scaler, bucket_bytes=bucket_bytes
+            model,
+            optimizer,
+            also,
+            scaler=scaler,
+            bucket_bytes=bucket_bytes,
+            shard_optimizer=shard_optimizer,
         )
         self._core = JobCore(
             self._learner,
             settings,
-            lambda: fingerprint_of(one_module(model), optimizer, self._source, settings),
+            lambda: fingerprint_of(
+                one_module(model), optimizer, self._source, settings, is_sharded=shard_optimizer
+            ),
+            self._make_sharding if shard_optimizer else None,
         )
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """The bytes of the optimizer's state that this chip keeps now."""
+        return self._learner.n_state_bytes()
+
+    def _make_sharding(self, replica: ShardedReplica, exchange: Exchange) -> Sharding:
+        return ShardedUpdate(self._learner, replica, exchange, worker_environment())
 
     @property
     def grad_norm(self) -> float | None:

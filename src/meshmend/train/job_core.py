@@ -13,11 +13,9 @@ from typing import Any
 from meshmend.errors import InputError
 from meshmend.faults.fault import Moment
 from meshmend.faults.self_injection import SelfInjection
-from meshmend.membership.events import WorkerSaved
 from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.membership.messages import FRESH
 from meshmend.topology.failures import Chip
-from meshmend.train.checkpoint_writer import CheckpointWriter
 from meshmend.train.exchange import Exchange
 from meshmend.train.job_settings import JobSettings
 from meshmend.train.learner import Learner
@@ -26,8 +24,10 @@ from meshmend.train.non_finite import NonFinite
 from meshmend.train.one_job import claim_process
 from meshmend.train.resume import resumable
 from meshmend.train.samples import Indices, Share, batch_of, share_of
+from meshmend.train.sharding import MakeSharding, Sharding
 from meshmend.train.shared_calls import SharedCalls
 from meshmend.train.step_reports import StepReports
+from meshmend.train.step_saving import StepSaving
 from meshmend.train.step_sums import Culprits, StepSums
 from meshmend.train.worker_environment import (
     WorkerEnvironment,
@@ -48,17 +48,17 @@ class JobCore:
     """
 
     def __init__(
-        self, learner: Learner, settings: JobSettings, fingerprint: Callable[[], JobFingerprint]
+        self,
+        learner: Learner,
+        settings: JobSettings,
+        fingerprint: Callable[[], JobFingerprint],
+        make_sharding: MakeSharding | None = None,
     ) -> None:
         self._environment: WorkerEnvironment = worker_environment()
         self._learner, self._settings = learner, settings
         self._order = settings.order()
         failures = WriteFailures(self._environment)
-        self._checkpoints = (
-            CheckpointWriter(settings.saving, learner.shards, failures, self._announce_saved)
-            if settings.saving
-            else None
-        )
+        self._saving = StepSaving(settings.saving, learner.shards, failures, self._environment)
         self._ledger = Ledger(
             self._environment.run_dir / "ledger" if self._environment.run_dir else None,
             self._environment.chip,
@@ -79,6 +79,7 @@ class JobCore:
         self._self_injection = SelfInjection(self._environment.chip, self._environment.faults)
         self._exchange: Exchange | None = None
         self._loop: WorkerLoop | None = None
+        self._sharding: Sharding | None = None
         self.calls: SharedCalls | None = None  # None if this chip trains alone
         if settings.resume is not None:
             self._resume(settings.resume)
@@ -86,12 +87,14 @@ class JobCore:
             claim_process()
             coordinator_client().set_fingerprint(fingerprint())
             self._exchange = exchange_of(self._environment)
+            self._sharding = make_sharding(self, self._exchange) if make_sharding else None
             self._loop = WorkerLoop(
                 self._environment.chip,
                 self,
                 coordinator_client(),
                 self._exchange,
                 self._self_injection,
+                catch_up=self._sharding.catch_up if self._sharding else None,
             )
         self._sums = StepSums(learner, self._exchange)
         if self._loop and self._exchange:
@@ -159,16 +162,16 @@ class JobCore:
                 elif loop is None:
                     break
                 else:
-                    self._finish_saving()
+                    self._saving.finish()
                     loop.finish()
         finally:
-            self._finish_saving()
+            self._saving.finish()
         self._close()
 
     def _next_samples(self) -> Iterator[Indices]:
         """Yield this chip's samples of the next step; a chip without samples contributes zeros."""
         share = share_of(self._position, self.batch, self.rank, self.world_size)
-        self._self_injection.at(Moment.FORWARD, self.step_number)
+        self.inject(Moment.FORWARD)
         self.share = share
         self._samples = self._order.samples(share.start, share.stop)
         if share.n_samples == 0:
@@ -200,14 +203,14 @@ class JobCore:
         share, number = self.share_to_step_on(), self._generation_number
         self.share = None
         self._ledger.write_try(self.step_number + 1, number, share, self._samples)
-        self._self_injection.at(Moment.REDUCE, self.step_number)
+        self.inject(Moment.REDUCE)
         if self._loop is None:
             self._sum_all()
         elif not self._loop.attempt(self._sum_all):
             self._learner.undo()
             self._loop.recover(after=number)
             return False
-        self._self_injection.at(Moment.UPDATE, self.step_number)
+        self.inject(Moment.UPDATE)
         self.loss = self._update()
         self.step_number += 1
         self._position += share.batch
@@ -219,6 +222,10 @@ class JobCore:
         for callback in self.after_step:
             callback()
         return True
+
+    def inject(self, moment: Moment) -> None:
+        """Inject the fault that is due at a moment of this step, if there is one."""
+        self._self_injection.at(moment, self.step_number)
 
     def start_sum(self, number: int) -> None:
         """Start a sum of the step in flight, while its gradients are still computed."""
@@ -233,6 +240,8 @@ class JobCore:
 
     def _sum_all(self) -> None:
         self._culprits = self._sums.complete()
+        if self._sharding is not None and self._culprits is None:
+            self._sharding.gather()
 
     def _update(self) -> float:
         """Update the learner, unless the sums are not finite; return the loss.
@@ -266,31 +275,13 @@ class JobCore:
                 batch=batch,
                 sums=self._learner.sum_sizes(),
             )
-        if self._checkpoints:
-            self._save(self._checkpoints)
-
-    def _save(self, checkpoints: CheckpointWriter) -> None:
-        """Begin to write this chip's shard of a checkpoint, if one is due after this step."""
-        checkpoints.note_step(self.step_number, self._generation_number)
-        if checkpoints.is_due(self.step_number):
-            checkpoints.begin(
-                self.state,
-                step=self.step_number,
-                generation=self._generation_number,
-                shard=self.rank,
-                n_shards=self.world_size,
-            )
-
-    def _finish_saving(self) -> None:
-        """Wait until the checkpoint that is being written is on disk."""
-        if self._checkpoints:
-            self._checkpoints.wait()
-
-    def _announce_saved(self, step: int, at: float) -> None:
-        """Report a checkpoint that was written at a time."""
-        if self._loop is not None and self._settings.saving is not None:
-            folder = str(self._settings.saving.folder)
-            coordinator_client().report(WorkerSaved(self._environment.chip, step, at, folder))
+        self._saving.save(
+            lambda: self._with_progress(self._learner.saved_state()),
+            step=self.step_number,
+            generation=self._generation_number,
+            shard=self.rank,
+            n_shards=self.world_size,
+        )
 
     def _write_state_hash(self) -> None:
         self._ledger.write_hold(self.step_number, self._generation_number, self._learner.digest())
@@ -307,8 +298,11 @@ class JobCore:
 
     def state(self) -> dict[str, Any]:
         """Return the training state at this step: model, optimizer, `also`, and progress."""
+        return self._with_progress(self._learner.state())
+
+    def _with_progress(self, parts: dict[str, Any]) -> dict[str, Any]:
         return {
-            **self._learner.state(),
+            **parts,
             "progress": {
                 "step": self.step_number,
                 "position": self._position,
@@ -350,11 +344,11 @@ class JobCore:
 
     def newest_checkpoint(self) -> int | None:
         """Return the step of the newest complete checkpoint not known to be damaged, or None."""
-        return self._checkpoints.newest() if self._checkpoints else None
+        return self._saving.newest()
 
     def went_back(self, step: int, generation: int) -> None:
         """Write to the ledger that a generation restores an earlier step; later ones are lost."""
-        self._finish_saving()  # or a shard of what is lost could replace one of what follows
+        self._saving.finish()  # or a shard of what is lost could replace one of what follows
         self._ledger.write_restore(step, generation)
 
     def restore(self, step: int) -> None:
@@ -363,10 +357,11 @@ class JobCore:
         Raises:
             CheckpointDamageError: it cannot be read.
         """
-        if step == self.step_number and self._loop and self._loop.state_version == FRESH:
+        has_lost_state = self._sharding is not None and self._sharding.has_lost_state
+        is_fresh = self._loop is not None and self._loop.state_version == FRESH
+        if step == self.step_number and is_fresh and not has_lost_state:
             return  # the whole job was restarted, and begins with its initial state
-        assert self._checkpoints is not None, "no checkpoint was announced"
-        self._load(self._checkpoints.load(step).state)
+        self._load(self._saving.load(step).state)
 
     def begin_at(self, step: int) -> None:
         """Begin after a step, whose state the caller has put into the learner.

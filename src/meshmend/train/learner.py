@@ -62,6 +62,9 @@ class Learner(Protocol):
     def state(self) -> dict[str, Any]:
         """Return the parts `model`, `optimizer` and `also` of the training state."""
 
+    def saved_state(self) -> dict[str, Any]:
+        """Return these parts as a checkpoint gets them: of what is sharded, this chip's share."""
+
     def load(self, state: dict[str, Any]) -> None:
         """Replace these parts by those of another chip or of a checkpoint."""
 

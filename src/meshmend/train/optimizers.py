@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from meshmend.errors import InputError
+from meshmend.train.piece_states import n_bytes_of
 
 Optimizers = (
     torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer]
@@ -74,6 +75,11 @@ class SteppedOptimizers:
         states = {"": state} if list(self._optimizers) == [""] else state
         for name, optimizer in self._optimizers.items():
             optimizer.load_state_dict(states[name])
+
+    def n_state_bytes(self) -> int:
+        """Return the bytes of the tensors of all states."""
+        states = (state for each in self._optimizers.values() for state in each.state.values())
+        return n_bytes_of(states)
 
     def _parameters(self) -> list[torch.Tensor]:
         """Return all parameters, each once."""

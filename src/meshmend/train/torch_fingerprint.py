@@ -12,9 +12,15 @@ from meshmend.train.torch_state import packed
 
 
 def fingerprint_of(
-    model: torch.nn.Module, optimizer: Optimizers, dataset: Any, settings: JobSettings
+    model: torch.nn.Module,
+    optimizer: Optimizers,
+    dataset: Any,
+    settings: JobSettings,
+    *,
+    is_sharded: bool = False,
 ) -> JobFingerprint:
     """Return what must be equal on all workers of a job; reads a few samples, each twice."""
+    words = ", ".join(_optimizer_words(each) for each in optimizers_of(optimizer).values())
     parameters = {
         name: (str(each.dtype), tuple(each.shape)) for name, each in model.named_parameters()
     }
@@ -22,7 +28,7 @@ def fingerprint_of(
         settings,
         framework="torch",
         model=parameter_words(parameters),
-        optimizer=", ".join(_optimizer_words(each) for each in optimizers_of(optimizer).values()),
+        optimizer=f"sharded {words}" if is_sharded else words,
         samples=sample_words(_Seeded(dataset), packed),
     )
 

@@ -12,6 +12,7 @@ from meshmend.train.gradients import Bytes, Gradients
 from meshmend.train.optimizers import Optimizers, SteppedOptimizers, optimizers_of
 from meshmend.train.samples import Share
 from meshmend.train.shard_format import ShardFormat
+from meshmend.train.sharded_optimizers import ShardedOptimizers
 from meshmend.train.torch_shards import TORCH_SHARDS
 from meshmend.train.torch_state import digest, packed, tensors_of, unpacked
 from meshmend.train.worker_loop import SumSizes
@@ -33,6 +34,7 @@ class TorchLearner:
     """Models, their optimizers, and further objects with a state, as a `Learner`.
 
     With `scaler`, the sums are divided by its scale, and it decides whether the optimizers step.
+    If the optimizers are to be sharded, `prepare_update` comes between the sums and `update`.
     """
 
     shards: Final[ShardFormat] = TORCH_SHARDS
@@ -45,11 +47,18 @@ class TorchLearner:
         *,
         scaler: torch.amp.GradScaler | None = None,
         bucket_bytes: int | None = None,
+        shard_optimizer: bool = False,
     ) -> None:
         if any(isinstance(each, torch.amp.GradScaler) for each in also):
             raise InputError("a job needs its GradScaler as scaler=, but got it in also")
         self._model = one_module(model)
-        self._optimizers = SteppedOptimizers(optimizers_of(optimizer), scaler)
+        self.sharded: ShardedOptimizers | None = None
+        if shard_optimizer:
+            _refuse_scaler(scaler)
+            self.sharded = ShardedOptimizers(optimizers_of(optimizer))
+        else:
+            self._stepped = SteppedOptimizers(optimizers_of(optimizer), scaler)
+        self._optimizers = self.sharded or self._stepped
         self._also = (*also, *([scaler] if scaler else []))
         self._gradients = Gradients(self._model, bucket_bytes)
         self._watch = BackwardWatch(self._gradients)
@@ -57,10 +66,12 @@ class TorchLearner:
         self._max_norm: float | None = None
         self._share = Share(0, 0, 1)
         self.norm: float | None = None  # of the last gradients that were to be clipped
+        self._prepared: tuple[float, float | None] | None = None  # loss and norm of this step
 
     def begin(self, share: Share, start: Callable[[int], None]) -> None:
         """Begin a step; `start(number)` is called for each sum that can begin."""
         self._share, self._weight, self._max_norm = share, None, None
+        self._forget_prepared()
         self._watch.begin(share.n_samples / share.batch, start)
 
     def weigh(self, weight: float) -> None:
@@ -100,6 +111,7 @@ class TorchLearner:
 
     def clear(self, *, is_last: bool) -> None:
         """Put zeros into the payloads, because this chip has no samples."""
+        self._forget_prepared()
         self._gradients.clear(is_last=is_last)
 
     def take_again(self) -> Sequence[int]:
@@ -128,10 +140,33 @@ class TorchLearner:
 
     def update(self) -> float:
         """Step the optimizers with the sums; return the mean loss over all samples."""
+        if self.sharded is not None:
+            return self._update_shares(self.sharded)
         max_norm = self._gradients.max_norm()
         loss = self._gradients.scatter()
-        self.norm = self._optimizers.step(max_norm)
+        self.norm = self._stepped.step(max_norm)
         return loss
+
+    def prepare_update(self) -> None:
+        """Give the sums to the parameters and clip them, so that an update can be tried."""
+        assert self.sharded is not None, "nothing is tried without shares"
+        max_norm, loss = self._gradients.max_norm(), self._gradients.loss()
+        self._gradients.give_gradients()
+        self._prepared = loss, self.sharded.clip(max_norm)
+
+    def _update_shares(self, sharded: ShardedOptimizers) -> float:
+        if self._prepared is None:  # this chip trains alone
+            self.prepare_update()
+        assert self._prepared is not None
+        loss, self.norm = self._prepared
+        self._gradients.give_statistics()
+        sharded.step()
+        return loss
+
+    def _forget_prepared(self) -> None:
+        self._prepared = None
+        if self.sharded is not None:
+            self.sharded.begin()
 
     def skip(self) -> float:
         """Leave models and optimizers as they are; return the mean loss over all samples."""
@@ -147,6 +182,11 @@ class TorchLearner:
             "also": [part.state_dict() for part in self._also],
         }
 
+    def saved_state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint: of a sharded optimizer, this chip's share."""
+        saved = {} if self.sharded is None else {"optimizer": self.sharded.saved_state()}
+        return self.state() | saved
+
     def load(self, state: dict[str, Any]) -> None:
         """Replace these parts by those of another chip or of a checkpoint."""
         self._model.load_state_dict(state["model"])
@@ -154,6 +194,10 @@ class TorchLearner:
         self._optimizers.load_state_dict(state["optimizer"])
         for part, part_state in zip(self._also, state["also"], strict=True):
             part.load_state_dict(part_state)
+
+    def n_state_bytes(self) -> int:
+        """Return the bytes of the state that the optimizers keep on this chip."""
+        return self._optimizers.n_state_bytes()
 
     def packed(self, state: Any) -> Bytes:
         """Return a state, with the progress of the job, as bytes."""
@@ -167,6 +211,14 @@ class TorchLearner:
         """Return a hash of the bits of the state."""
         state = self.state()
         return digest(tensors_of([state["model"], state["optimizer"], state["also"]]))
+
+
+def _refuse_scaler(scaler: torch.amp.GradScaler | None) -> None:
+    if scaler is not None and scaler.is_enabled():
+        raise InputError(
+            "shard_optimizer cannot step with a GradScaler; compute in bfloat16, which needs none, "
+            "or train with shard_optimizer=False"
+        )
 
 
 def one_module(model: Models) -> torch.nn.Module:

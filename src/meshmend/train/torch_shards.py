@@ -2,7 +2,8 @@
 
 A state is any nesting of dicts, lists and tuples whose leaves are tensors or plain values. Its
 tensors, laid end to end, are cut into equal ranges of bytes, one per chip. A shard is one range;
-the first shard also holds the plain values. This module knows no files or folders.
+the first shard also holds the plain values. Of a sharded optimizer each shard holds the pieces that
+its chip owns; together they are the whole state. This module knows no files or folders.
 
 The bytes are a zip archive, as `torch.save` writes it, whose comment is its SHA-256.
 """
@@ -16,10 +17,12 @@ from typing import Any, BinaryIO, NamedTuple, cast
 import torch
 
 from meshmend.errors import CheckpointDamageError, InputError
+from meshmend.train.optimizer_pieces import SavedPiece, put_pieces, take_pieces
 from meshmend.train.shard_format import ShardFormat, State
 
 FORMAT = "meshmend-checkpoint"
 VERSION = 1
+_WITH_PIECES = 2  # the version of a shard with pieces of an optimizer's state
 
 _PLAIN = (type(None), bool, int, float, complex, str)
 _SEAL = b"meshmend sha256 "
@@ -32,7 +35,8 @@ _SAMPLES = 64  # elements of each tensor that go into a state's fingerprint
 class Shard(NamedTuple):
     """One chip's part of a state; `tree` is None in all shards but the first.
 
-    A piece is (number of the tensor, its first element, the elements).
+    A piece is (number of the tensor, its first element, the elements). A piece of an optimizer is
+    (number of the optimizer, number of the parameter, first element, state by name).
     """
 
     step: int
@@ -42,6 +46,7 @@ class Shard(NamedTuple):
     tensors: list[tuple[tuple[int, ...], torch.dtype]]
     pieces: list[tuple[int, int, torch.Tensor]]
     tree: Any
+    of_optimizers: list[SavedPiece] | None = None
 
 
 def shard_of(state: State, *, step: int, shard: int, n_shards: int) -> Shard:
@@ -58,6 +63,7 @@ def shard_of(state: State, *, step: int, shard: int, n_shards: int) -> Shard:
             f"a checkpoint of {n_shards} shards needs shards 0 to {n_shards - 1}, but got {shard}"
         )
     tensors: list[torch.Tensor] = []
+    state, of_optimizers = take_pieces(state)
     tree = _tree(state, tensors, numbers={}, where="state")
     return Shard(
         step,
@@ -67,13 +73,18 @@ def shard_of(state: State, *, step: int, shard: int, n_shards: int) -> Shard:
         [(tuple(tensor.shape), tensor.dtype) for tensor in tensors],
         list(_pieces(tensors, shard, n_shards)),
         tree if shard == 0 else None,
+        of_optimizers,
     )
 
 
 def write(shard: Shard, stream: BinaryIO) -> None:
     """Write the shard to a stream, as a zip archive that ends with its own checksum."""
     sealing = _Sealing(stream)
-    torch.save({"format": FORMAT, "version": VERSION, **shard._asdict()}, cast(Any, sealing))
+    document = shard._asdict()
+    if shard.of_optimizers is None:
+        del document["of_optimizers"]  # so that earlier versions read it
+    version = VERSION if shard.of_optimizers is None else _WITH_PIECES
+    torch.save({"format": FORMAT, "version": version, **document}, cast(Any, sealing))
     sealing.finish()
 
 
@@ -133,8 +144,8 @@ def unpacked(data: bytes) -> Shard:
     if hashlib.sha256(body).hexdigest().encode() != seal.removeprefix(_SEAL):
         raise CheckpointDamageError("its checksum is wrong: some bytes have changed")
     document = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    if document.pop("format") != FORMAT or document.pop("version") != VERSION:
-        raise CheckpointDamageError(f"it is not of version {VERSION} of {FORMAT}")
+    if document.pop("format") != FORMAT or document.pop("version") not in (VERSION, _WITH_PIECES):
+        raise CheckpointDamageError(f"it is of no known version of {FORMAT}")
     return Shard(**document)
 
 
@@ -158,7 +169,9 @@ def merged(shards: Sequence[Shard]) -> dict[str, Any]:
     shapes = (shape for shape, _ in first.tensors)
     tensors = [tensor.reshape(shape) for tensor, shape in zip(flat, shapes, strict=True)]
     state: dict[str, Any] = _value(first.tree, tensors)
-    return state
+    if first.of_optimizers is None:
+        return state
+    return put_pieces(state, (each for shard in shards for each in shard.of_optimizers or ()))
 
 
 def _tree(

@@ -41,6 +41,7 @@ class WorkerEnvironment:
     faults: tuple[Fault, ...] = ()
     checks: bool = False
     ready_dir: Path | None = None
+    board: tuple[int, ...] = (1,)
 
 
 def worker_environment_from(variables: Mapping[str, str]) -> WorkerEnvironment:
@@ -79,6 +80,7 @@ def worker_environment_from(variables: Mapping[str, str]) -> WorkerEnvironment:
         faults=tuple(parse_fault(text, whole) for text in environment.faults),
         checks=environment.checks,
         ready_dir=environment.ready_dir,
+        board=environment.board or board_shape(len(whole.shape)),
     )
 
 

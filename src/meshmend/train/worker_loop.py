@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from meshmend.errors import (
     CheckpointDamageError,
     PeerLostError,
+    StateLostError,
     StoppedError,
     TransportError,
     TurnedAwayError,
@@ -140,8 +141,16 @@ class Peers(Protocol):
         """Return the holders' payload on every chip; chips that are no holders pass None."""
 
 
+# Gets a worker the state of the holders; it may raise StateLostError if they do not have all of it.
+CatchUp = Callable[[Go, Generation], None]
+
+
 class WorkerLoop:
-    """One worker in a job; call its methods from the worker's main thread only."""
+    """One worker in a job; call its methods from the worker's main thread only.
+
+    By default each holder has all of the state, and sends it to those that lack it; `catch_up`
+    replaces that where the chips share the state.
+    """
 
     def __init__(
         self,
@@ -150,12 +159,15 @@ class WorkerLoop:
         coordination: Coordination,
         peers: Peers,
         self_injection: SelfInjection,
+        *,
+        catch_up: CatchUp | None = None,
     ) -> None:
         self._chip = chip
         self._replica = replica
         self._coordination = coordination
         self._peers = peers
         self._self_injection = self_injection
+        self._catch_up = catch_up or self._spread_state
         self.state_version = FRESH
         self.generation: Generation | None = None
         self.is_over = False
@@ -297,18 +309,27 @@ class WorkerLoop:
             _log.error("chip %s cannot restore a checkpoint: %s", self._chip, error)
             self._coordination.tell(self._status(is_ready=False))
             return False
+        except StateLostError as error:
+            _log.error("chip %s: %s", self._chip, error)
+            self.state_version = FRESH  # so that the coordinator looks for a state to go back to
+            self._coordination.tell(self._status(is_ready=False))
+            return False
         self.generation, self.state_version = generation, number
         self._coordination.tell(self._status(is_ready=True))
         self._peers.plan_ahead(self._replica.sum_sizes())
         return True
 
     def _get_up_to_date(self, go: Go, generation: Generation) -> None:
-        """Send or receive the state that this generation begins with, if workers lack it."""
-        is_holder = self._chip in go.holders
+        """Get the state that this generation begins with."""
         if go.lost is not None:
             self._replica.went_back(go.step, go.generation)
-        if go.restores and is_holder:
+        if go.restores and self._chip in go.holders:
             self._replica.restore(go.step)
+        self._catch_up(go, generation)
+
+    def _spread_state(self, go: Go, generation: Generation) -> None:
+        """Send or receive the state, if workers lack it."""
+        is_holder = self._chip in go.holders
         if len(go.holders) == len(generation.seats):
             return
         state = self._peers.spread(self._replica.packed_state() if is_holder else None, go.holders)

@@ -1,0 +1,287 @@
+"""The optimizers of a job, sharded: this chip keeps the state of two shares of the parameters.
+
+A step is **tried** on copies of this chip's own share, piece by piece, so that the new weights can
+be gathered from all owners while nothing has changed yet. When all of them are there the step
+counts: the optimizers step in place on what this chip keeps, its own share and those that it
+mirrors. Both give the same bits, and so does the mirror. If the gather fails, the gradients are
+still there, and the step is done in place later, or never.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from meshmend.errors import InputError
+from meshmend.train.elementwise import check_elementwise, check_parameters, refuse_hooks
+from meshmend.train.flat_parameters import FlatParameters, Piece
+from meshmend.train.optimizer_pieces import OptimizerPieces
+from meshmend.train.piece_states import (
+    State,
+    copied,
+    cut_state,
+    is_by_element,
+    n_bytes_of,
+    whole_state,
+)
+from meshmend.train.torch_state import packed, unpacked
+from meshmend.train.update_shares import Span, Spans, UpdateShares, without
+
+StateName = tuple[int, int]  # of the last update: the generation in which it was made, its step
+_Work = tuple[Piece, torch.Tensor, State]
+
+_TRIED_PARTS: Final = 8  # a trial copies the state of about an eighth of the share at a time
+_SHARDED: Final = "sharded"
+
+
+class ShardedOptimizers:
+    """Optimizers by name whose state is sharded; a single one is called ''.
+
+    Raises:
+        InputError: one cannot be sharded.
+    """
+
+    skips_non_finite = False
+
+    def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
+        self._optimizers = dict(optimizers)
+        for each in self._optimizers.values():
+            check_elementwise(each)
+        self._lists = [
+            [list(group["params"]) for group in each.param_groups]
+            for each in self._optimizers.values()
+        ]
+        parameters = [each for groups in self._lists for group in groups for each in group]
+        check_parameters(parameters)
+        self.flat = FlatParameters(parameters)
+        self.held: Spans = ()
+        self._own: Span = (0, 0)
+        self._states: dict[Piece, State] = {}
+        self._new_weights: torch.Tensor | None = None
+        self.name: StateName | None = None  # None before this chip has been in a generation
+        self.tried: StateName | None = None  # a step that was tried, and neither counts nor is void
+        self._adopt([dict(each.state) for each in self._optimizers.values()])
+        for each in self._optimizers.values():
+            each.register_state_dict_pre_hook(_refuse_state_dict)
+
+    def n_state_bytes(self) -> int:
+        """Return the bytes of the state that this chip keeps now."""
+        return n_bytes_of(self._states.values())
+
+    # A step: `begin`, `clip`, `trial`, a gather of what that returns, `step`.
+
+    def begin(self) -> None:
+        """Forget the last step, if it did not count; its gradients go now."""
+        self.tried, self._new_weights = None, None
+
+    def clip(self, max_norm: float | None) -> float | None:
+        """Clip the summed gradients to a norm, and return what it was; None: do not."""
+        if max_norm is None:
+            return None
+        return float(torch.nn.utils.clip_grad_norm_(self.flat.parameters, max_norm))
+
+    @torch.no_grad()
+    def trial(self, name: StateName, shares: UpdateShares) -> torch.Tensor:
+        """Return a payload to gather: this chip's share of the new weights is in its place.
+
+        Raises:
+            InputError: the optimizers have changed since the job was made, or have hooks.
+        """
+        self._check_unchanged()
+        payload = torch.empty(shares.share_bytes * shares.n_ranks, dtype=torch.uint8)
+        payload[self._own[0] : self._own[1]] = 0  # padding between parameters
+        for pieces in self._batches(self.flat.pieces(self._own), shares.share_bytes):
+            work = [
+                (piece, self.flat.values(piece).clone(), copied(self._states[piece]))
+                for piece in pieces
+            ]
+            self._step_on(work, with_hooks=False)
+            for piece, values, _ in work:
+                self.flat.bytes_in(payload, piece).copy_(values)
+        self.tried, self._new_weights = name, payload
+        return payload
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Make the step that was tried count; the hooks of the optimizers see the new weights."""
+        if self._new_weights is not None:
+            for span in without([(0, self.flat.n_bytes)], self.held):
+                for piece in self.flat.pieces(span):
+                    new = self.flat.bytes_in(self._new_weights, piece)
+                    self.flat.values(piece).copy_(new)
+        self._step_in_place(with_hooks=True)
+
+    @torch.no_grad()
+    def step_late(self) -> None:
+        """Update what this chip keeps by the step that was tried: it counts on other chips.
+
+        The rest, and what hooks have done, comes from them.
+        """
+        self._step_in_place(with_hooks=False)
+
+    def _step_in_place(self, *, with_hooks: bool) -> None:
+        self._step_on(
+            [(piece, self.flat.values(piece), state) for piece, state in self._states.items()],
+            with_hooks=with_hooks,
+        )
+        self.name = self.tried or self.name
+        self.begin()
+
+    def _step_on(self, work: Sequence[_Work], *, with_hooks: bool) -> None:
+        """Let the optimizers step on tensors with the states and gradients of pieces."""
+        for piece, values, _ in work:
+            values.grad = self.flat.gradient(piece)
+        first = 0
+        for optimizer, lists in zip(self._optimizers.values(), self._lists, strict=True):
+            kept, optimizer.state = optimizer.state, defaultdict(dict)
+            try:
+                for group, parameters in zip(optimizer.param_groups, lists, strict=True):
+                    last = first + len(parameters)
+                    mine = [each for each in work if first <= each[0].number < last]
+                    group["params"] = [values for _, values, _ in mine]
+                    optimizer.state.update((values, state) for _, values, state in mine)
+                    first = last
+                if with_hooks:
+                    optimizer.step()
+                else:
+                    _plain_step(optimizer)
+            finally:
+                optimizer.state = kept
+                for group, parameters in zip(optimizer.param_groups, lists, strict=True):
+                    group["params"] = parameters
+
+    def _batches(self, pieces: Sequence[Piece], share_bytes: int) -> Iterator[list[Piece]]:
+        batch: list[Piece] = []
+        n_bytes = 0
+        for piece in pieces:
+            batch.append(piece)
+            n_bytes += self.flat.values(piece).nbytes
+            if n_bytes > share_bytes // _TRIED_PARTS:
+                yield batch
+                batch, n_bytes = [], 0
+        if batch:
+            yield batch
+
+    def _check_unchanged(self) -> None:
+        for optimizer, lists in zip(self._optimizers.values(), self._lists, strict=True):
+            refuse_hooks(optimizer)
+            now = [group["params"] for group in optimizer.param_groups]
+            if [list(map(id, each)) for each in now] != [list(map(id, each)) for each in lists]:
+                raise InputError(
+                    "shard_optimizer needs the parameters that the optimizer had when the job was "
+                    "made, but its groups have changed; make the job after the last add_param_group"
+                )
+
+    # What this chip keeps.
+
+    def packed_span(self, span: Span) -> Any:
+        """Return the state of a span that this chip holds, as bytes."""
+        pieces = self.flat.pieces(span)
+        return packed([[*piece, cut_state(self._states, piece)] for piece in pieces])
+
+    def receive(self, span: Span, data: Any) -> None:
+        """Take the state of a span that another chip has sent."""
+        for number, start, stop, state in unpacked(data):
+            piece = Piece(number, start, stop)
+            device = self.flat.parameters[number].device
+            self._states[piece] = {
+                key: value.to(device) if is_by_element(value) else value
+                for key, value in state.items()
+            }
+        self.held = (*self.held, span)
+
+    def drop(self) -> None:
+        """Forget all states: they are not those that count."""
+        self.held, self._states, self._own = (), {}, (0, 0)
+        self.begin()
+
+    def keep(self, own: Span, mirrored: Iterable[Span]) -> None:
+        """Keep the states of these spans and forget the others; all of them are held."""
+        spans = tuple(span for span in (own, *mirrored) if span[0] < span[1])
+        pieces = [piece for span in spans for piece in self.flat.pieces(span)]
+        self._states = {piece: cut_state(self._states, piece) for piece in pieces}
+        self._own, self.held = own, spans
+
+    # The state as part of the training state.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the settings of the optimizers, without the sharded state."""
+        return self._by_name([{"state": {}, _SHARDED: True} for _ in self._optimizers])
+
+    def saved_state(self) -> dict[str, Any]:
+        """Return the settings, and the state of this chip's own share, for a checkpoint."""
+        own = {piece: cut_state(self._states, piece) for piece in self.flat.pieces(self._own)}
+        states, first = [], 0
+        for lists in self._lists:
+            numbers = range(first, first + sum(map(len, lists)))
+            shapes = [tuple(self.flat.parameters[number].shape) for number in numbers]
+            pieces = [
+                (piece.number - first, piece.start, state)
+                for piece, state in own.items()
+                if piece.number in numbers
+            ]
+            states.append({"state": OptimizerPieces(shapes, pieces)})
+            first = numbers.stop
+        return self._by_name(states)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replace settings, and the state if it comes from a checkpoint: then this chip has all."""
+        states = [state] if list(self._optimizers) == [""] else [*state.values()]
+        for optimizer, loaded in zip(self._optimizers.values(), states, strict=True):
+            for group, saved in zip(optimizer.param_groups, loaded["param_groups"], strict=True):
+                group.update({key: value for key, value in saved.items() if key != "params"})
+        if not any(_SHARDED in each for each in states):
+            self._adopt(
+                [_by_parameter(each, self._optimizers, at) for at, each in enumerate(states)]
+            )
+
+    def _by_name(self, states: list[dict[str, Any]]) -> dict[str, Any]:
+        named: dict[str, Any] = {}
+        for (name, optimizer), state in zip(self._optimizers.items(), states, strict=True):
+            named[name] = state | {"param_groups": _settings_of(optimizer)}
+        return named[""] if list(named) == [""] else named
+
+    def _adopt(self, states: Sequence[Mapping[torch.Tensor, State]]) -> None:
+        """Hold the states of all parameters, given for each optimizer by parameter."""
+        self.drop()
+        everything = (0, self.flat.n_bytes)
+        given = {parameter: state for each in states for parameter, state in each.items()}
+        for piece in self.flat.pieces(everything):
+            parameter = self.flat.parameters[piece.number]
+            self._states[piece] = whole_state(given.get(parameter, {}), parameter)
+        for optimizer in self._optimizers.values():
+            optimizer.state = defaultdict(dict)
+        self.held, self._own, self.name = (everything,), everything, None
+
+
+def _plain_step(optimizer: torch.optim.Optimizer) -> None:
+    """Step without hooks: they are called when the step counts."""
+    step: Any = type(optimizer).step
+    getattr(step, "__wrapped__", step)(optimizer)
+
+
+def _settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return the groups of an optimizer, with the numbers of their parameters, as torch does."""
+    settings, first = [], 0
+    for group in optimizer.param_groups:
+        numbers = list(range(first, first + len(group["params"])))
+        settings.append({**group, "params": numbers})
+        first += len(numbers)
+    return settings
+
+
+def _by_parameter(
+    state: Mapping[str, Any], optimizers: Mapping[str, torch.optim.Optimizer], at: int
+) -> dict[torch.Tensor, State]:
+    """Return the state of each parameter of an optimizer, given its `state_dict`."""
+    groups = list(optimizers.values())[at].param_groups
+    parameters = [each for group in groups for each in group["params"]]
+    return {parameters[int(number)]: each for number, each in state["state"].items()}
+
+
+def _refuse_state_dict(_optimizer: torch.optim.Optimizer) -> None:
+    raise InputError(
+        "this optimizer's state_dict would lack the state that is on other chips: the job has "
+        "shard_optimizer=True; save it with Job(saving=...)"
+    )

@@ -1,0 +1,190 @@
+"""How the chips of a job share out the update: new weights are gathered, states are moved.
+
+In a step every chip has the sums of all gradients. Each owner tries the update of its share, and
+all gather the new weights. Whoever has finished that counts the step. It had to hear of all
+chips, so all of them have the sums and have tried the step: one that did not finish can still
+update what it keeps, by itself, and takes the rest from a chip that did.
+
+In a new generation the chips say what they hold. Then the shares are cut anew, and what a chip
+lacks is sent to it. Nobody forgets anything before all chips have what they need.
+"""
+
+import json
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from meshmend.errors import StateLostError
+from meshmend.faults.fault import Moment
+from meshmend.membership.generation import Generation
+from meshmend.membership.messages import Go
+from meshmend.train.byte_gather import gather_bytes
+from meshmend.train.exchange import Bytes, Exchange
+from meshmend.train.sharded_optimizers import StateName
+from meshmend.train.sharding import ShardedReplica
+from meshmend.train.torch_learner import TorchLearner
+from meshmend.train.update_shares import (
+    Move,
+    Spans,
+    UpdateShares,
+    batches_of_moves,
+    mirrors_of,
+    moves_to,
+    without,
+)
+from meshmend.train.worker_environment import WorkerEnvironment
+
+_BATCH_BYTES: Final = 64 << 20  # of parameters whose states move at the same time
+
+
+@dataclass(frozen=True)
+class _Holding:
+    """What a chip says in a new generation: which state it keeps, or could, and of which spans."""
+
+    name: StateName | None
+    tried: StateName | None
+    spans: Spans
+
+    def of(self, counted: StateName) -> Spans:
+        """Return the spans whose state is, or could be, the one that counts."""
+        return self.spans if counted in (self.name, self.tried) else ()
+
+
+class ShardedUpdate:
+    """One chip's part in a sharded update of the models of a learner."""
+
+    def __init__(
+        self,
+        learner: TorchLearner,
+        replica: ShardedReplica,
+        exchange: Exchange,
+        environment: WorkerEnvironment,
+    ) -> None:
+        assert learner.sharded is not None, "its optimizers are not sharded"
+        self._learner, self._optimizers = learner, learner.sharded
+        self._chip, self._board = environment.chip, environment.board
+        self._replica, self._exchange = replica, exchange
+        self._shares = UpdateShares(self._optimizers.flat.n_bytes, (0,))
+        self.has_lost_state = False  # so that a checkpoint of this very step must be read
+
+    def gather(self) -> None:
+        """Try the update of this chip's share, and gather the new weights of all.
+
+        Raises:
+            TransportError: the mesh has changed.
+        """
+        self._learner.prepare_update()
+        name = self._exchange.generation_number, self._replica.step_number + 1
+        payload = self._optimizers.trial(name, self._shares)
+        self._replica.inject(Moment.GATHER)
+        self._exchange.all_gather(payload.numpy())
+
+    def catch_up(self, go: Go, generation: Generation) -> None:
+        """Get the state that a generation begins with, and this chip's shares of it.
+
+        Raises:
+            TransportError: the mesh has changed.
+            StateLostError: no chip has the state of some share.
+        """
+        optimizers, exchange = self._optimizers, self._exchange
+        is_holder = self._chip in go.holders
+        if is_holder and optimizers.name is None:
+            optimizers.name = (go.generation, go.step)
+        holdings = self._holdings()
+        counted = holdings[exchange.mesh.rank_of[go.holders[0]]].name
+        assert counted is not None, "a holder names its state"
+        held = [each.of(counted) for each in holdings]
+        self._check_complete(held, go)
+        if len(go.holders) < len(generation.seats):
+            packed = self._replica.packed_state() if is_holder else None
+            state = exchange.spread(packed, go.holders)
+            if not is_holder:
+                self._join(counted, state)
+        shares = UpdateShares(optimizers.flat.n_bytes, mirrors_of(self._domains(generation)))
+        kept = [shares.kept(rank) for rank in range(shares.n_ranks)]
+        moves = moves_to(kept, held)
+        for batch in batches_of_moves(moves, _BATCH_BYTES):
+            self._move(batch)
+        if moves:
+            self._replica.inject(Moment.REFILL)
+            self._await_all()
+        optimizers.keep(shares.owned(exchange.rank), shares.mirrored(exchange.rank))
+        self._shares, self.has_lost_state = shares, False
+
+    def _holdings(self) -> list[_Holding]:
+        """Tell all chips what this one holds; return what each holds, by rank."""
+        mine = self._optimizers
+        text = json.dumps([mine.name, mine.tried, mine.held])
+        found = (json.loads(each) for each in gather_bytes(self._exchange, text.encode()))
+        return [
+            _Holding(_pair(name), _pair(tried), tuple((low, high) for low, high in spans))
+            for name, tried, spans in found
+        ]
+
+    def _check_complete(self, held: Sequence[Spans], go: Go) -> None:
+        n_bytes = self._optimizers.flat.n_bytes
+        missing = without([(0, n_bytes)], [span for spans in held for span in spans])
+        if missing:
+            self.has_lost_state = True
+            n_missing = sum(high - low for low, high in missing)
+            raise StateLostError(
+                f"the optimizer's state of {n_missing / n_bytes:.0%} of the parameters after step "
+                f"{go.step} is lost: the chips that kept it and their mirrors are gone"
+            )
+
+    def _join(self, counted: StateName, state: Bytes) -> None:
+        """Be where the holders are: nothing can fail between the parts of this."""
+        optimizers = self._optimizers
+        if optimizers.tried == counted:
+            optimizers.step_late()
+        elif optimizers.name != counted:
+            optimizers.drop()
+        self._replica.take_over(state)
+        optimizers.name = counted
+
+    def _domains(self, generation: Generation) -> list[list[Hashable]]:
+        """Return what each rank may fail together with: its host, if there are several; its board.
+
+        Ranks are numbers of chips in row-major order, as seats are.
+        """
+        hosts = {seat.chip: seat.address[0] for seat in generation.seats}
+        n_hosts = len(set(hosts.values()))
+        result: list[list[Hashable]] = []
+        for chip in self._exchange.mesh.live:
+            board = tuple(at // size for at, size in zip(chip, self._board, strict=True))
+            result.append([board, hosts[chip]] if n_hosts > 1 else [board])
+        return result
+
+    def _move(self, moves: Sequence[Move]) -> None:
+        """Send and receive the states of some spans."""
+        rank, optimizers = self._exchange.rank, self._optimizers
+        sent = {
+            at: optimizers.packed_span(move.span)
+            for at, move in enumerate(moves)
+            if move.source == rank
+        }
+        lengths = np.zeros(len(moves), dtype=np.int64)
+        for at, data in sent.items():
+            lengths[at] = len(data)
+        self._exchange.sum(lengths.view(np.uint8), len(lengths), "int64")
+        cuts = [0, *np.cumsum(lengths).tolist()]
+        payload = np.empty(cuts[-1], dtype=np.uint8)
+        for at, data in sent.items():
+            payload[cuts[at] : cuts[at + 1]] = data
+        self._exchange.send_parts(payload, cuts, [(each.source, each.target) for each in moves])
+        for at, move in enumerate(moves):
+            if move.target == rank:
+                optimizers.receive(move.span, payload[cuts[at] : cuts[at + 1]])
+
+    def _await_all(self) -> None:
+        """Wait until every chip has received its states: only then may any chip forget others."""
+        self._exchange.sum(np.zeros(8, dtype=np.uint8), 1, "int64")
+
+
+def _pair(name: Iterable[int] | None) -> StateName | None:
+    if name is None:
+        return None
+    generation, step = name
+    return generation, step
