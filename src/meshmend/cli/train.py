@@ -27,6 +27,7 @@ from meshmend.cli.options import (
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
+    from meshmend.faults.fault import Fault
     from meshmend.launch.training import Training
     from meshmend.membership.events import TimedEvent
     from meshmend.topology.mesh import Mesh
@@ -85,6 +86,21 @@ RateOption = Annotated[
     float | None,
     typer.Option("--lr", metavar="RATE", help="The learning rate; else one that suits the model."),
 ]
+OptimizerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--optimizer",
+        metavar="NAME",
+        help="sgd, adam, adamw, adagrad or rmsprop; else one that suits the model.",
+    ),
+]
+ShardOptimizerOption = Annotated[
+    bool,
+    typer.Option(
+        "--shard-optimizer",
+        help="Keep the optimizer's state of each share of the parameters on two chips only.",
+    ),
+]
 SeedOption = Annotated[
     int, typer.Option("--seed", help="The seed of the model and of the order of samples.")
 ]
@@ -136,6 +152,8 @@ def train_command(
     batch: BatchOption = 64,
     batch_policy: BatchPolicyOption = "constant",
     lr: RateOption = None,
+    optimizer: OptimizerOption = None,
+    shard_optimizer: ShardOptimizerOption = False,
     seed: SeedOption = 0,
     inject: InjectOption = None,
     algorithm: AlgorithmOption = "auto",
@@ -164,6 +182,8 @@ def train_command(
 
     - meshmend train bert --steps 50 --inject "hang 1,1 at 20"
 
+    - meshmend train --shard-optimizer --optimizer adamw --inject "kill 2x2@0,2 at 30"
+
     - meshmend train --framework jax --mesh 2x2 --inject "kill 0,1 at 20"
 
     - meshmend train --testbed 50Mbit --inject "cut link:0,1-0,2 at 20"
@@ -175,17 +195,24 @@ def train_command(
     from meshmend.faults.fault import parse_fault
     from meshmend.train.samples import batch_of
     from meshmend.units import parse_bandwidth
-    from meshmend.workloads.model_names import check_framework, check_model_names, default_norm
+    from meshmend.workloads.model_names import (
+        check_framework,
+        check_model_names,
+        check_optimizer,
+        default_norm,
+    )
 
     norm = norm or default_norm(framework)
     check_model_names(model, size, norm)
     check_framework(framework, size, norm)
+    check_optimizer(framework, optimizer, is_sharded=shard_optimizer)
     if lr is not None and not 0 < lr < math.inf:
         raise InputError(f"--lr needs a number above 0, but got {lr}")
     begin = mesh_of(mesh, wrap, fail)
     batch_of(batch_policy, batch, 1, 1)  # refuses an unknown policy
     check_algorithms([algorithm], "auto")
     faults = tuple(parse_fault(text, begin) for text in inject or ())
+    _check_moments(faults, is_sharded=shard_optimizer)
     bandwidth = parse_bandwidth(testbed) if testbed else None
     checkpoints = _checkpoints(resume)
     page = page_request(explore, allow_faults)
@@ -204,7 +231,7 @@ def train_command(
         workload = (
             _jax_workload(model, data, seed)
             if framework == "jax"
-            else _torch_workload(model, size, data, norm, seed)
+            else _torch_workload(model, size, data, norm, seed, optimizer)
         )
     training = Training(
         workload=workload,
@@ -222,6 +249,7 @@ def train_command(
         testbed_bytes_per_s=bandwidth,
         checks=check_every_step,
         page=page,
+        shard_optimizer=shard_optimizer,
         timing=Timing(
             heartbeat_timeout_s=heartbeat_timeout,
             straggler_timeout_s=straggler_timeout,
@@ -255,10 +283,24 @@ def _check_installed(framework: str) -> None:
             )
 
 
-def _torch_workload(model: str, size: str, data: Path | None, norm: str, seed: int) -> "Trainable":
+def _check_moments(faults: "tuple[Fault, ...]", *, is_sharded: bool) -> None:
+    """Raise InputError if a fault waits for a part of a step that this job does not have."""
+    from meshmend.faults.fault import Moment
+
+    for fault in faults:
+        if fault.moment in (Moment.GATHER, Moment.REFILL) and not is_sharded:
+            raise InputError(
+                f"--inject cannot hit 'in {fault.moment}' in this job; only jobs with "
+                "--shard-optimizer have that part"
+            )
+
+
+def _torch_workload(
+    model: str, size: str, data: Path | None, norm: str, seed: int, optimizer: str | None
+) -> "Trainable":
     from meshmend.workloads.registry import workload
 
-    return workload(model, size, data=data, norm=norm, seed=seed)
+    return workload(model, size, data=data, norm=norm, seed=seed, optimizer=optimizer)
 
 
 def _jax_workload(model: str, data: Path | None, seed: int) -> "Trainable":

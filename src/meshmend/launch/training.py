@@ -68,6 +68,7 @@ class Training:
     testbed_bytes_per_s: float | None = None
     checks: bool = False
     page: PageRequest | None = None
+    shard_optimizer: bool = False
     timing: Timing = field(default_factory=Timing)
 
     def arguments(self) -> TrainingArguments:
@@ -81,6 +82,7 @@ class Training:
             rate=self.rate,
             saving=Saving(folder, self.save_every) if self.save_every else None,
             resume=self.resume,
+            shard_optimizer=self.shard_optimizer,
         )
 
 

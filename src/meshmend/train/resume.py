@@ -44,6 +44,7 @@ def resumable(
             f"resume needs {len(loaded.state['also'])} objects in also, as the checkpoint has, but "
             f"got {len(fresh['also'])}"
         )
+    _check_optimizer(loaded.state["optimizer"], fresh["optimizer"])
     for part in ("model", "optimizer", "also"):
         saved, wanted = (
             dict(_named_shapes(state[part], "", shards)) for state in (loaded.state, fresh)
@@ -52,6 +53,19 @@ def resumable(
         _check_same(saved, wanted, part, may_lack=is_lazy)
     _check_progress(loaded.state["progress"], fresh["progress"])
     return loaded
+
+
+def _check_optimizer(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> None:
+    """Raise InputError if the settings of an optimizer of PyTorch have other names."""
+    groups = [state.get("param_groups") for state in (saved, fresh)]
+    if not all(isinstance(each, list) and each for each in groups):
+        return
+    theirs, ours = (set(each[0]) for each in groups if each)
+    if theirs - ours and ours - theirs:
+        raise InputError(
+            f"resume needs the optimizer of the checkpoint, which has {min(theirs - ours)}, but "
+            f"this job's has {min(ours - theirs)} instead"
+        )
 
 
 def _check_progress(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> None:

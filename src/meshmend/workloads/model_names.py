@@ -1,4 +1,4 @@
-"""The names of frameworks, models, sizes and norms.
+"""The names of frameworks, models, sizes, norms and optimizers.
 
 Imports no framework, so that the command line checks the names fast.
 """
@@ -9,6 +9,7 @@ FRAMEWORKS = ("torch", "jax")
 MODELS = ("resnet", "bert")
 SIZES = ("tiny", "full")
 NORMS = ("batch", "group")
+OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad", "rmsprop")
 
 
 def check_model_names(model: str, size: str, norm: str) -> None:
@@ -34,6 +35,16 @@ def check_framework(framework: str, size: str, norm: str) -> None:
             f"--framework jax has group normalisation only, but got --norm {norm}: a chip computes "
             "in micro-batches, whose statistics would be those of too few samples"
         )
+
+
+def check_optimizer(framework: str, optimizer: str | None, *, is_sharded: bool) -> None:
+    """Raise InputError unless the optimizer is known, and the framework can use and shard it."""
+    if optimizer is not None and optimizer not in OPTIMIZERS:
+        known = ", ".join(OPTIMIZERS)
+        raise InputError(f"the optimizer needs to be one of {known}, but got {optimizer!r}")
+    if framework == "jax" and (is_sharded or optimizer is not None):
+        option = "--shard-optimizer" if is_sharded else "--optimizer"
+        raise InputError(f"{option} needs --framework torch, but got jax")
 
 
 def default_norm(framework: str) -> str:

@@ -8,17 +8,25 @@ from pathlib import Path
 from meshmend.errors import InputError
 from meshmend.workloads.bert import full_bert, tiny_bert
 from meshmend.workloads.model_names import check_model_names
+from meshmend.workloads.named_optimizer import with_optimizer
 from meshmend.workloads.resnet import full_resnet, tiny_resnet
 from meshmend.workloads.workload import Workload
 
 
 def workload(
-    model: str, size: str = "tiny", *, data: Path | None = None, norm: str = "batch", seed: int = 0
+    model: str,
+    size: str = "tiny",
+    *,
+    data: Path | None = None,
+    norm: str = "batch",
+    seed: int = 0,
+    optimizer: str | None = None,
 ) -> Workload:
     """Return a workload; without `data` it trains on data that comes with Python packages.
 
     `data` is a folder of images with one folder per class, or a folder of text files. `norm` is
     for ResNet only: with `group`, the loss of a batch does not depend on how chips share it.
+    Without the name of an `optimizer` it has one that suits the model.
 
     Raises:
         InputError: a name is unknown, the data cannot be used, or a package is missing.
@@ -26,10 +34,12 @@ def workload(
     check_model_names(model, size, norm)
     try:
         if model == "bert":
-            return (tiny_bert if size == "tiny" else full_bert)(data, seed=seed)
-        return (tiny_resnet if size == "tiny" else full_resnet)(data, norm=norm, seed=seed)
+            made = (tiny_bert if size == "tiny" else full_bert)(data, seed=seed)
+        else:
+            made = (tiny_resnet if size == "tiny" else full_resnet)(data, norm=norm, seed=seed)
     except ImportError as error:
         raise InputError(
             f"the workload {model} needs {error.name}, but it is not installed; install it with "
             "pip install 'meshmend[train]'"
         ) from None
+    return with_optimizer(made, optimizer) if optimizer else made

@@ -29,6 +29,7 @@ class TrainingArguments:
     rate: float | None = None
     saving: Saving | None = None
     resume: Path | None = None
+    shard_optimizer: bool = False
 
 
 class Trainable(Protocol):

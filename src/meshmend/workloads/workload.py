@@ -111,6 +111,7 @@ class Workload:
             policy=arguments.policy,
             saving=arguments.saving,
             resume=arguments.resume,
+            shard_optimizer=arguments.shard_optimizer,
         )
         if arguments.rate is not None:
             for group in optimizer.param_groups:
