@@ -1,0 +1,121 @@
+"""A sharded update survives deaths in each of its collectives, also while it recovers from one."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from sharded_chips import Death, ThreadJob, plain_weights  # noqa: E402  # it needs torch
+
+STEPS = 3
+BOARDS = [frozenset({(row, 0), (row, 1)}) for row in range(3)]
+
+
+def adamw(parameters: Any) -> Any:
+    return torch.optim.AdamW(parameters, lr=0.01)
+
+
+WANTED = plain_weights(STEPS, adamw)
+
+
+def check(job: ThreadJob) -> None:
+    """Check that all chips have the weights of a run without chips, and mirrors of all states."""
+    for each in job.chips.values():
+        assert each.step_number == STEPS
+        assert all(torch.equal(*pair) for pair in zip(each.parameters, WANTED, strict=True))
+    ranks = [job.chips[chip] for chip in sorted(job.chips)]
+    shares = ranks[0].update._shares
+    for owner, mirror in enumerate(shares.mirror_of):
+        span = shares.owned(owner)
+        one, other = (ranks[rank].sharded.packed_span(span) for rank in (owner, mirror))
+        assert one.tobytes() == other.tobytes()
+        assert ranks[owner].chip[0] != ranks[mirror].chip[0]
+
+
+def test_without_a_death_all_chips_have_the_weights_of_an_unsharded_optimizer() -> None:
+    job = ThreadJob(3, adamw)
+    job.run(STEPS)
+
+    check(job)
+
+
+def deaths(n_calls: int, board: frozenset[Any]) -> list[Death]:
+    """Return the deaths of a board in each collective, with no, one, or all finishers."""
+    others = sorted(frozenset.union(*BOARDS) - board)
+    return [
+        Death(number, board, has_contributed=has_contributed, finishers=frozenset(finishers))
+        for number in range(n_calls)
+        for has_contributed, finishers in (
+            (False, ()),
+            (True, ()),
+            (True, others[:1]),
+            (True, others[1:]),
+            (True, others),
+        )
+    ]
+
+
+@pytest.mark.parametrize("board", BOARDS)
+def test_a_board_may_die_in_any_collective_and_come_back(board: frozenset[Any]) -> None:
+    n_calls = ThreadJob(3, adamw).run(STEPS)
+    for death in deaths(n_calls, board):
+        job = ThreadJob(3, adamw)
+        job.run(STEPS, death)
+        job.run(STEPS - 1)
+        job.repair()
+        job.run(STEPS)
+
+        check(job)
+
+
+def test_a_chip_of_the_first_board_may_die_in_any_collective_of_the_recovery() -> None:
+    """The state of the shares that both of them had is then lost in the chip that is left."""
+    for first in deaths(6, BOARDS[2])[-10:]:
+        for number in range(12):
+            job = ThreadJob(3, adamw)
+            job.run(STEPS, first)
+            job.run(STEPS, Death(number, frozenset({(0, 0)})))
+            job.run(STEPS)
+            if not any(each.has_lost for each in job.chips.values()):
+                check(job)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_boards_that_die_one_after_another_and_come_back_never_give_wrong_weights(
+    data: st.DataObject,
+) -> None:
+    job = ThreadJob(3, adamw)
+    for _ in range(data.draw(st.integers(1, 4))):
+        if len(job.chips) < 6:
+            job.repair()
+        victims = data.draw(st.sampled_from(BOARDS))
+        others = sorted(set(job.chips) - victims)
+        death = Death(
+            data.draw(st.integers(0, 14)),
+            victims,
+            has_contributed=data.draw(st.booleans()),
+            finishers=frozenset(data.draw(st.sets(st.sampled_from(others)))),
+        )
+        job.run(data.draw(st.integers(1, STEPS)), death)
+        if any(each.has_lost for each in job.chips.values()):
+            return
+    job.run(STEPS)
+
+    if not any(each.has_lost for each in job.chips.values()):
+        check(job)
+
+
+def test_the_loss_of_owner_and_mirror_is_told_and_changes_no_weights() -> None:
+    job = ThreadJob(3, adamw)
+    job.run(2)
+    weights = [each.detach().clone() for each in job.chips[0, 0].parameters]
+    job.chips = {chip: each for chip, each in job.chips.items() if chip[0] == 0}
+    job.run(STEPS)
+
+    assert all(each.has_lost and each.update.has_lost_state for each in job.chips.values())
+    after = job.chips[0, 0].parameters
+    assert all(torch.equal(*pair) for pair in zip(weights, after, strict=True))
