@@ -225,7 +225,10 @@ def main() -> None:
             run_dir=folder,
             on_event=take,
             faults=tuple(parse_fault(text, mesh) for text in options.get("inject", ())),
-            timing=Timing(heartbeat_timeout_s=options.get("heartbeat_timeout_s", 60.0)),
+            timing=Timing(
+                heartbeat_timeout_s=options.get("heartbeat_timeout_s", 60.0),
+                holder_timeout_s=options.get("holder_timeout_s", 60.0),
+            ),
             sums=sums,
             checks=True,
         )
