@@ -213,6 +213,9 @@ def main() -> int:
     parser.add_argument("--mesh", default="4x4")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument(
+        "--shard-optimizer", action="store_true", help="the chips share the optimizer's state"
+    )
+    parser.add_argument(
         "--testbed", metavar="BANDWIDTH", default="200Mbit", help="of each link (200Mbit)"
     )
     parser.add_argument(
@@ -277,6 +280,7 @@ def _soak(
             for_s=for_s,
             timing=Timing(holder_timeout_s=_HOLDER_S),
             testbed_bytes_per_s=link_bandwidth,
+            shard_optimizer=options.shard_optimizer,
         ),
         watch.hear,
     )

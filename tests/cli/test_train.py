@@ -33,6 +33,8 @@ from meshmend.planning.compile_once import compile_once
         ("--run-dir /dev/null/run", "a run needs a new folder"),
         ("--data {tmp}", "files, one per class"),
         ("--testbed fast", "bandwidth"),
+        ("--optimizer lion", "the optimizer needs to be one of sgd, adam, adamw, adagrad, rmsprop"),
+        ("--shard-optimizer --framework jax", "--shard-optimizer needs --framework torch"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_in_one_line(
@@ -43,6 +45,14 @@ def test_what_cannot_be_trained_is_refused_in_one_line(
     *before, said = capsys.readouterr().err.splitlines()
     assert match in said
     assert all(line.startswith("meshmend: loading") for line in before)  # it took a second
+
+
+def test_a_fault_in_a_part_that_only_shared_updates_have_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_line(["train", "--inject", "kill 0,0 at 3 in gather"]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "only jobs with --shard-optimizer have that part" in said
 
 
 def test_a_run_is_one_json_object_and_can_be_taken_up_with_another_learning_rate(

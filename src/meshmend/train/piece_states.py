@@ -53,8 +53,7 @@ def cut_state(states: Mapping[Piece, State], wanted: Piece) -> State:
         for piece in states
         if piece.number == wanted.number and piece.start < wanted.stop and wanted.start < piece.stop
     )
-    at, joined = wanted.start, dict[str, list[torch.Tensor]]()
-    whole: State = {}
+    at, joined = wanted.start, dict[str, Any]()
     for piece in parts:
         first, last = max(piece.start, at), min(piece.stop, wanted.stop)
         if first >= last:
@@ -64,10 +63,12 @@ def cut_state(states: Mapping[Piece, State], wanted: Piece) -> State:
             if is_by_element(value):
                 joined.setdefault(key, []).append(value[first - piece.start : last - piece.start])
             else:
-                whole[key] = value.clone() if isinstance(value, torch.Tensor) else value
+                joined[key] = value.clone() if isinstance(value, torch.Tensor) else value
         at = last
     assert at == wanted.stop, f"no state for elements from {at} of parameter {wanted.number}"
-    return {key: torch.cat(values) for key, values in joined.items()} | whole
+    return {
+        key: torch.cat(value) if isinstance(value, list) else value for key, value in joined.items()
+    }
 
 
 def merged_states(

@@ -266,7 +266,8 @@ def _settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     settings, first = [], 0
     for group in optimizer.param_groups:
         numbers = list(range(first, first + len(group["params"])))
-        settings.append({**group, "params": numbers})
+        named = {key: value for key, value in group.items() if key != "params"}
+        settings.append({**named, "params": numbers})
         first += len(numbers)
     return settings
 
