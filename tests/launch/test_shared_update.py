@@ -64,12 +64,14 @@ def test_a_board_dies_in_each_part_of_a_step(tmp_path: Path, moment: str) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["recovery", "refill"])
-def test_a_second_board_dies_while_the_first_loss_is_mended(tmp_path: Path, moment: str) -> None:
-    """The second board had mirrors of the first, and the third has mirrors of the second."""
+def test_a_second_chip_dies_while_the_loss_of_the_first_is_mended(
+    tmp_path: Path, moment: str
+) -> None:
+    """The two chips keep no share together: rank 4 mirrors rank 0, and rank 5 mirrors rank 1."""
     result = trained(
         tmp_path / "run",
         "kill 2,0 at 6 in update",
-        f"kill 0,0 at 7 in {moment}",
+        f"kill 0,1 at 7 in {moment}",
         "kill 1,1 at 12",
         mesh="6x2",
     )
