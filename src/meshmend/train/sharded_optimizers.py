@@ -48,6 +48,7 @@ class ShardedOptimizers:
         self._optimizers = dict(optimizers)
         for each in self._optimizers.values():
             check_elementwise(each)
+            refuse_hooks(each)
         self._lists = [
             [list(group["params"]) for group in each.param_groups]
             for each in self._optimizers.values()

@@ -10,6 +10,7 @@ lacks is sent to it. Nobody forgets anything before all chips have what they nee
 """
 
 import json
+import logging
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -36,6 +37,8 @@ from meshmend.train.update_shares import (
 )
 from meshmend.train.worker_environment import WorkerEnvironment
 
+_log = logging.getLogger(__name__)
+
 _BATCH_BYTES: Final = 64 << 20  # of parameters whose states move at the same time
 
 
@@ -46,6 +49,7 @@ class _Holding:
     name: StateName | None
     tried: StateName | None
     spans: Spans
+    board: tuple[int, ...]
 
     def of(self, counted: StateName) -> Spans:
         """Return the spans whose state is, or could be, the one that counts."""
@@ -102,7 +106,8 @@ class ShardedUpdate:
             state = exchange.spread(packed, go.holders)
             if not is_holder:
                 self._join(counted, state)
-        shares = UpdateShares(optimizers.flat.n_bytes, mirrors_of(self._domains(generation)))
+        domains = self._domains(generation, holdings[0].board)  # chips may be told of other boards
+        shares = UpdateShares(optimizers.flat.n_bytes, mirrors_of(domains))
         kept = [shares.kept(rank) for rank in range(shares.n_ranks)]
         moves = moves_to(kept, held)
         for batch in batches_of_moves(moves, _BATCH_BYTES):
@@ -116,11 +121,13 @@ class ShardedUpdate:
     def _holdings(self) -> list[_Holding]:
         """Tell all chips what this one holds; return what each holds, by rank."""
         mine = self._optimizers
-        text = json.dumps([mine.name, mine.tried, mine.held])
+        text = json.dumps([mine.name, mine.tried, mine.held, self._board])
         found = (json.loads(each) for each in gather_bytes(self._exchange, text.encode()))
         return [
-            _Holding(_pair(name), _pair(tried), tuple((low, high) for low, high in spans))
-            for name, tried, spans in found
+            _Holding(
+                _pair(name), _pair(tried), tuple((low, high) for low, high in spans), tuple(board)
+            )
+            for name, tried, spans, board in found
         ]
 
     def _check_complete(self, held: Sequence[Spans], go: Go) -> None:
@@ -129,10 +136,13 @@ class ShardedUpdate:
         if missing:
             self.has_lost_state = True
             n_missing = sum(high - low for low, high in missing)
-            raise StateLostError(
+            lost = StateLostError(
                 f"the optimizer's state of {n_missing / n_bytes:.0%} of the parameters after step "
                 f"{go.step} is lost: the chips that kept it and their mirrors are gone"
             )
+            if self._exchange.rank == 0:
+                _log.error("%s", lost)
+            raise lost
 
     def _join(self, counted: StateName, state: Bytes) -> None:
         """Be where the holders are: nothing can fail between the parts of this."""
@@ -144,7 +154,9 @@ class ShardedUpdate:
         self._replica.take_over(state)
         optimizers.name = counted
 
-    def _domains(self, generation: Generation) -> list[list[Hashable]]:
+    def _domains(
+        self, generation: Generation, board_shape: tuple[int, ...]
+    ) -> list[list[Hashable]]:
         """Return what each rank may fail together with: its host, if there are several; its board.
 
         Ranks are numbers of chips in row-major order, as seats are.
@@ -153,7 +165,7 @@ class ShardedUpdate:
         n_hosts = len(set(hosts.values()))
         result: list[list[Hashable]] = []
         for chip in self._exchange.mesh.live:
-            board = tuple(at // size for at, size in zip(chip, self._board, strict=True))
+            board = tuple(at // size for at, size in zip(chip, board_shape, strict=True))
             result.append([board, hosts[chip]] if n_hosts > 1 else [board])
         return result
 

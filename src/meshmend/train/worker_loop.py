@@ -310,7 +310,7 @@ class WorkerLoop:
             self._coordination.tell(self._status(is_ready=False))
             return False
         except StateLostError as error:
-            _log.error("chip %s: %s", self._chip, error)
+            _log.info("chip %s: %s", self._chip, error)
             self.state_version = FRESH  # so that the coordinator looks for a state to go back to
             self._coordination.tell(self._status(is_ready=False))
             return False
