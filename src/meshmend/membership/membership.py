@@ -196,7 +196,7 @@ class Membership:
             lost = f"no chip that is left holds the state after step {self.history.step}"
             waited = f"none came back within {self._timing.holder_timeout_s:g} s"
             return Decision(failed=f"{lost}, {waited}, and there is no complete checkpoint")
-        self._is_restoring = True
+        self._is_restoring, self.go = True, None  # the next one may have the same members
         self._changes.add("no worker holds the state any more; going on from a checkpoint", now)
         return None
 
