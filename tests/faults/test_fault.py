@@ -79,7 +79,10 @@ def test_the_words_of_a_fault_name_that_fault(fault: Fault) -> None:
         ("hang 1,1 at 3 for infs", "cannot read"),
         ("hang 1,1 at 3 for -5s", "cannot read"),
         ("hang 1,1 at 3 for 5s for 5s", "cannot read"),
-        ("kill 1,1 at 3 in sleep", "write one of forward, bucket, reduce, gather, update, recovery"),
+        (
+            "kill 1,1 at 3 in sleep",
+            "write one of forward, bucket, reduce, gather, update, recovery",
+        ),
         ("kill 1,1 at 3 in bucket", "needs a bucket's number in the moment bucket, and only there"),
         ("kill 1,1 at 3 in reduce 2", "needs a bucket's number in the moment bucket, and only"),
         ("kill 1,1 at 3 in bucket -1", "cannot read"),

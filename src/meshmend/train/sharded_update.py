@@ -28,6 +28,7 @@ from meshmend.train.sharding import ShardedReplica
 from meshmend.train.torch_learner import TorchLearner
 from meshmend.train.update_shares import (
     Move,
+    Span,
     Spans,
     UpdateShares,
     batches_of_moves,
@@ -44,16 +45,22 @@ _BATCH_BYTES: Final = 64 << 20  # of parameters whose states move at the same ti
 
 @dataclass(frozen=True)
 class _Holding:
-    """What a chip says in a new generation: which state it keeps, or could, and of which spans."""
+    """What a chip says in a new generation: which state it keeps, or could, and of which spans.
+
+    `initial` is its step if it has never trained: all such chips of a step have the same state of
+    the optimizer, whose holder may die before it has sent any of it.
+    """
 
     name: StateName | None
     tried: StateName | None
     spans: Spans
+    initial: int | None
     board: tuple[int, ...]
 
-    def of(self, counted: StateName) -> Spans:
-        """Return the spans whose state is, or could be, the one that counts."""
-        return self.spans if counted in (self.name, self.tried) else ()
+    def of(self, holder: "_Holding") -> Spans:
+        """Return the spans whose state is, or could be, the one of a holder."""
+        is_initial = self.initial is not None and self.initial == holder.initial
+        return self.spans if holder.name in (self.name, self.tried) or is_initial else ()
 
 
 class ShardedUpdate:
@@ -94,18 +101,18 @@ class ShardedUpdate:
         """
         optimizers, exchange = self._optimizers, self._exchange
         is_holder = self._chip in go.holders
+        initial = self._replica.step_number if optimizers.name is None else None
         if is_holder and optimizers.name is None:
             optimizers.name = (go.generation, go.step)
-        holdings = self._holdings()
-        counted = holdings[exchange.mesh.rank_of[go.holders[0]]].name
-        assert counted is not None, "a holder names its state"
-        held = [each.of(counted) for each in holdings]
+        holdings = self._holdings(initial)
+        holder = holdings[exchange.mesh.rank_of[go.holders[0]]]
+        held = [each.of(holder) for each in holdings]
         self._check_complete(held, go)
         if len(go.holders) < len(generation.seats):
             packed = self._replica.packed_state() if is_holder else None
             state = exchange.spread(packed, go.holders)
             if not is_holder:
-                self._join(counted, state)
+                self._join(holder, state, keeps=bool(held[exchange.rank]))
         domains = self._domains(generation, holdings[0].board)  # chips may be told of other boards
         shares = UpdateShares(optimizers.flat.n_bytes, mirrors_of(domains))
         kept = [shares.kept(rank) for rank in range(shares.n_ranks)]
@@ -118,16 +125,14 @@ class ShardedUpdate:
         optimizers.keep(shares.owned(exchange.rank), shares.mirrored(exchange.rank))
         self._shares, self.has_lost_state = shares, False
 
-    def _holdings(self) -> list[_Holding]:
+    def _holdings(self, initial: int | None) -> list[_Holding]:
         """Tell all chips what this one holds; return what each holds, by rank."""
         mine = self._optimizers
-        text = json.dumps([mine.name, mine.tried, mine.held, self._board])
+        text = json.dumps([mine.name, mine.tried, mine.held, initial, self._board])
         found = (json.loads(each) for each in gather_bytes(self._exchange, text.encode()))
         return [
-            _Holding(
-                _pair(name), _pair(tried), tuple((low, high) for low, high in spans), tuple(board)
-            )
-            for name, tried, spans, board in found
+            _Holding(_pair(name), _pair(tried), tuple(map(_span, spans)), initial, tuple(board))
+            for name, tried, spans, initial, board in found
         ]
 
     def _check_complete(self, held: Sequence[Spans], go: Go) -> None:
@@ -144,15 +149,15 @@ class ShardedUpdate:
                 _log.error("%s", lost)
             raise lost
 
-    def _join(self, counted: StateName, state: Bytes) -> None:
+    def _join(self, holder: _Holding, state: Bytes, *, keeps: bool) -> None:
         """Be where the holders are: nothing can fail between the parts of this."""
         optimizers = self._optimizers
-        if optimizers.tried == counted:
+        if optimizers.tried == holder.name:
             optimizers.step_late()
-        elif optimizers.name != counted:
+        elif not keeps:
             optimizers.drop()
         self._replica.take_over(state)
-        optimizers.name = counted
+        optimizers.name = holder.name
 
     def _domains(
         self, generation: Generation, board_shape: tuple[int, ...]
@@ -193,6 +198,11 @@ class ShardedUpdate:
     def _await_all(self) -> None:
         """Wait until every chip has received its states: only then may any chip forget others."""
         self._exchange.sum(np.zeros(8, dtype=np.uint8), 1, "int64")
+
+
+def _span(bounds: Iterable[int]) -> Span:
+    low, high = bounds
+    return low, high
 
 
 def _pair(name: Iterable[int] | None) -> StateName | None:
