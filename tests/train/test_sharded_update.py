@@ -18,7 +18,7 @@ def adamw(parameters: Any) -> Any:
     return torch.optim.AdamW(parameters, lr=0.01)
 
 
-N_CALLS = 10  # collectives of a generation without a death
+N_CALLS = 11  # collectives of a generation without a death
 WANTED = plain_weights(STEPS, adamw)
 
 
