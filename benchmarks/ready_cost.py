@@ -204,7 +204,5 @@ _KINDS = {"elastic": elastic, "static": static, "static-worker": static_worker}
 
 if __name__ == "__main__":
     if len(sys.argv) != 4 or sys.argv[1] not in _KINDS:
-        sys.exit(
-            "ready_cost needs elastic or static, STEPS and FOLDER; recovery.py --part cost runs both"
-        )
+        sys.exit("ready_cost needs elastic or static, STEPS, FOLDER; see recovery.py --part cost")
     sys.exit(_KINDS[sys.argv[1]](int(sys.argv[2]), Path(sys.argv[3])))
