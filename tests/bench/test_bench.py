@@ -212,6 +212,15 @@ def test_bench_on_loopback_has_no_limit_and_no_prediction() -> None:
             assert 0 < result["min_s"] <= result["median_s"] <= result["max_s"]
 
 
+def test_auto_on_loopback_is_what_a_process_group_takes_there() -> None:
+    question = Question(parse_mesh("2x3").without("0,1"), 1e6, FABRIC)
+    here = planned("auto", question, predicts=False, progress=no_progress)
+    on_a_testbed = planned("auto", question, predicts=True, progress=no_progress)
+
+    assert here.schedule.algorithm == "rank-ring"
+    assert on_a_testbed.schedule.algorithm != "rank-ring"
+
+
 def test_bench_on_a_testbed_stays_above_the_limit_and_near_the_simulator() -> None:
     require_testbed()
     request = BenchmarkRequest(

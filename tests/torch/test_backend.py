@@ -15,8 +15,13 @@ from waiting import HANG_S, until
 
 torch = pytest.importorskip("torch")
 
-from meshmend.planning.catalogue import default_slices  # noqa: E402
+from meshmend.planning.catalogue import (  # noqa: E402
+    Catalogue,
+    CollectiveCall,
+    default_slices,
+)
 from meshmend.planning.environment import settings_from  # noqa: E402
+from meshmend.planning.settings import Settings  # noqa: E402
 from meshmend.torch.completion import CompletionThreads  # noqa: E402
 from meshmend.torch.group_factory import check_world  # noqa: E402
 from meshmend.torch.progress_thread import Progress  # noqa: E402
@@ -271,3 +276,19 @@ def test_payloads_are_cut_by_their_size_and_by_the_shape_of_the_schedule() -> No
     assert default_slices(ring, 1 << 20) == 1
     assert default_slices(tree, 1 << 20) == 16
     assert default_slices(tree, 100) == 1
+
+
+def test_processes_of_one_host_sum_long_payloads_on_a_ring() -> None:
+    """Loopback has no slow link, and a ring has the fewest messages."""
+    mesh = parse_mesh("4x4").without("1,1")
+    here, elsewhere = Settings(mesh), Settings(mesh, bind="10.0.0.1")
+
+    def summed_by(settings: Settings, n_bytes: int, algorithm: str = "auto") -> str:
+        catalogue = Catalogue(mesh, algorithm, 0, 0, is_one_host=settings.is_one_host)
+        return catalogue.algorithm(CollectiveCall("allreduce"), n_bytes)
+
+    assert summed_by(here, 4 << 20) == "rank-ring"
+    assert summed_by(elsewhere, 4 << 20) == "trees"
+    assert summed_by(here, 4 << 20, "trees") == "trees"
+    assert summed_by(here, 1 << 17) == "trees"
+    assert summed_by(here, 1 << 10) == "one-tree"

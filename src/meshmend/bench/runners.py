@@ -11,12 +11,14 @@ from meshmend.bench.contenders import ITEM_BYTES, Buffer, Participant
 from meshmend.errors import InputError
 from meshmend.execute.rank_program import rank_program
 from meshmend.execute.transport import task_of
+from meshmend.planning.catalogue import ONE_HOST_RING, default_slices, is_one_host_ring
 from meshmend.planning.choose import choose, chosen_schedule
 from meshmend.planning.pricing import Question, price
 from meshmend.planning.progress import ProgressCallback
 from meshmend.planning.proof import prove
+from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.hazards import Hazards
-from meshmend.schedule.table import Schedule
+from meshmend.schedule.table import Collective, Schedule
 from meshmend.simulator.network_program import program_of
 from meshmend.simulator.rules import simulate
 
@@ -102,14 +104,19 @@ def planned(
 ) -> Planned:
     """Return the schedule of an algorithm, or of `auto`, with the fastest parameters in simulation.
 
-    With `predicts`, the final schedule is also simulated on the question's fabric.
+    With `predicts`, the final schedule is also simulated on the question's fabric. Without, the
+    ranks share a host: `auto` is then what a process group would take there.
 
     Raises:
         UnsupportedError: the algorithm does not support the mesh.
         InputError: no algorithm has this name.
         ProofError: the schedule is wrong.
     """
-    schedule, n_slices = _parameters(name, question, progress)
+    if name == AUTO and not predicts and _is_ring(question):
+        schedule = algorithm(ONE_HOST_RING).build(question.mesh, question.collective)
+        n_slices = default_slices(schedule, int(question.payload_bytes))
+    else:
+        schedule, n_slices = _parameters(name, question, progress)
     proved = prove(question.mesh, schedule)
     predicted_s = None
     if predicts:
@@ -120,6 +127,11 @@ def planned(
     n_elements = int(question.payload_bytes) // ITEM_BYTES
     is_sum = question.n_halves == 2
     return Planned(name, n_elements, schedule, proved.hazards, n_slices, predicted_s, is_sum)
+
+
+def _is_ring(question: Question) -> bool:
+    is_allreduce = question.collective is Collective.ALLREDUCE
+    return is_allreduce and is_one_host_ring(question.mesh.n_live, question.payload_bytes)
 
 
 def _parameters(name: str, question: Question, progress: ProgressCallback) -> tuple[Schedule, int]:

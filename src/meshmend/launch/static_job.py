@@ -73,7 +73,7 @@ def run_job(job: StaticJob) -> int:
     compute_in_one_thread()
     preload_modules((*_PRELOAD, *job.preload))
     mesh = job.settings.mesh
-    prepare(mesh, job.settings.algorithm)
+    prepare(mesh, job.settings.algorithm, is_one_host=job.settings.is_one_host)
     if not job.settings.secret:
         job = replace(job, settings=replace(job.settings, secret=secrets.token_hex(32)))
     workers = _Workers()

@@ -33,6 +33,11 @@ class Settings:
     secret: str = ""
     link_timeout_s: float = 0.0
 
+    @property
+    def is_one_host(self) -> bool:
+        """Whether all ranks are processes of one host: loopback cannot be reached from another."""
+        return self.transport == TRANSPORTS[0] and self.bind == LOOPBACK
+
     def __post_init__(self) -> None:
         if self.transport not in TRANSPORTS:
             raise InputError(
