@@ -1,14 +1,57 @@
-"""How inner loops are compiled."""
+"""How inner loops are compiled, and when compiled code on disk may be used again.
 
+The compiled code of a kernel contains the kernels that it calls and the constants that it uses.
+Numba itself forgets compiled code only when the file of the kernel changes. So after a change in
+another file it would run the old code there: an event loop that knows nothing of new kinds of moves
+waits for ever.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from types import CodeType
+from typing import Any, Final
+
+import numpy as np
 from numba import njit
+from numba.core.caching import FunctionCache
+from numba.core.types import Type
 
-# Compiled code is kept on disk and runs without the interpreter's lock. Nothing uses a C function
-# pointer of a kernel; making none saves a tenth of the time to compile.
-kernel = njit(cache=True, nogil=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]  # not in Numba's stubs
+_CONSTANTS: Final = (bool, int, float, complex, str, bytes, tuple, np.generic, Type)
+
+
+class _KernelCache(FunctionCache):
+    """Numba's files on disk, which also notice changes in what a kernel calls and uses."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Return compiled code from disk, or None; Numba then compiles, and saves here."""
+        self._cache_file._source_stamp = _stamp(self._py_func)
+        return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+
+
+def _kept_on_disk(**options: Any) -> Callable[[Any], Any]:
+    """Return a decorator that compiles a kernel without the interpreter's lock.
+
+    Nothing uses a C function pointer of a kernel; making none saves a tenth of the time to compile.
+    """
+    compiled: Any = njit(nogil=True, no_cfunc_wrapper=True, **options)  # type: ignore[call-overload]  # not in Numba's stubs
+
+    def decorate(function: Any) -> Any:
+        dispatcher = compiled(function)
+        if hasattr(dispatcher, "py_func"):  # else NUMBA_DISABLE_JIT is set
+            dispatcher._cache = _KernelCache(function)  # type: ignore[no-untyped-call]
+            _file_stamp(function.__code__.co_filename)  # now, while the file is what was imported
+        return dispatcher
+
+    return decorate
+
+
+kernel = _kept_on_disk()
 
 # For kernels that make no array and call no kernel that does. Numba then counts no references,
 # which would take four fifths of the time where many small kernels call each other.
-plain_kernel = njit(cache=True, nogil=True, no_cfunc_wrapper=True, _nrt=False)  # type: ignore[call-overload]  # not in Numba's stubs
+plain_kernel = _kept_on_disk(_nrt=False)
 
 # For small kernels that other kernels call many times: compiled into the caller, because passing
 # many arrays costs more than what a small kernel does with them.
@@ -16,6 +59,47 @@ inlined = njit(nogil=True, no_cfunc_wrapper=True, _nrt=False, forceinline=True) 
 
 # For kernels that only kernels call: no wrapper that unpacks Python objects is made. With arguments
 # of many arrays, making it takes longer than compiling the kernel.
-inner_kernel = njit(  # type: ignore[call-overload]  # not in Numba's stubs
-    cache=True, nogil=True, no_cfunc_wrapper=True, no_cpython_wrapper=True, _nrt=False
-)
+inner_kernel = _kept_on_disk(no_cpython_wrapper=True, _nrt=False)
+
+
+def _stamp(function: Any) -> tuple[str, ...]:
+    """Return a text for each file and each constant that the compiled code of a kernel contains."""
+    parts, seen, left = set[str](), {function}, [function]
+    while left:
+        caller = left.pop()
+        parts.add(_file_stamp(caller.__code__.co_filename))
+        for name in _names(caller.__code__):
+            used = caller.__globals__.get(name)
+            if (called := getattr(used, "py_func", None)) is not None:
+                if called not in seen:
+                    seen.add(called)
+                    left.append(called)
+            elif isinstance(used, _CONSTANTS):
+                parts.add(f"{caller.__module__} {name} {used!r}")
+            elif isinstance(used, np.ndarray):
+                parts.add(f"{caller.__module__} {name} {used.tolist()!r}")
+            elif (file := _file_of(used)) is not None:
+                parts.add(_file_stamp(file))
+    return tuple(sorted(parts))
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Yield the names that code uses, and that functions inside it use."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _file_of(used: object) -> str | None:
+    """Return the file of a class or an intrinsic of this package; None for what others made."""
+    name = getattr(used, "__module__", None)
+    if not isinstance(name, str) or name.partition(".")[0] != __name__.partition(".")[0]:
+        return None
+    return getattr(sys.modules.get(name), "__file__", None)
+
+
+@cache
+def _file_stamp(path: str) -> str:
+    stat = Path(path).stat()
+    return f"{path} {stat.st_mtime_ns} {stat.st_size}"

@@ -36,7 +36,7 @@ MACHINES = {
 }
 
 
-@kernel  # type: ignore[untyped-decorator]  # not in Numba's stubs
+@kernel
 def usable_after(own: Ints, changes: Ints, found: Ints) -> None:
     """Write down the usable chips after each change: hole h fails, or for -1 - h is repaired."""
     forget_box(own)

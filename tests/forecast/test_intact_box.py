@@ -111,7 +111,7 @@ def test_both_ways_find_the_box_that_trying_all_finds(seed: int) -> None:
             assert own[FOUND : FOUND + 6].tolist() == best
 
 
-@kernel  # type: ignore[untyped-decorator]  # not in Numba's stubs
+@kernel
 def boxes_of(own: Ints, changes: Ints, boxes: Ints) -> None:
     """Add or remove holes, begin again at -1, and write down the largest box where it is asked."""
     for at in range(len(changes)):

@@ -1,0 +1,71 @@
+"""Compiled code on disk is used again, but never after a change in what it contains."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FILES = {
+    "numbers_of_others.py": "STEP = 1\nTABLE = (10, 20)\n",
+    "inner.py": (
+        "from meshmend.kernels import plain_kernel\n"
+        "from numbers_of_others import STEP\n\n"
+        "@plain_kernel\ndef grow(number):\n    return number + STEP\n"
+    ),
+    "outer.py": (
+        "from meshmend.kernels import kernel\n"
+        "from numbers_of_others import TABLE\n"
+        "from inner import grow\n\n"
+        "@kernel\ndef answer(number):\n    return later(number) + TABLE[0]\n\n"
+        "@kernel\ndef later(number):\n    return grow(number)\n"
+    ),
+    "main.py": (
+        "from outer import answer\n"
+        "print(answer(100), 'compiled' if answer.stats.cache_misses else 'from disk')\n"
+    ),
+}
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def said(program: Path) -> str:
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(program / "cache")}
+    command = [sys.executable, str(program / "main.py")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or done.stderr
+
+
+def change(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
+def test_a_kernel_is_compiled_again_after_a_change_in_another_file(program: Path) -> None:
+    """A kernel that it calls, a constant of a kernel that it calls, and a constant of its own."""
+    assert said(program) == "111 compiled"
+    assert said(program) == "111 from disk"
+
+    change(program / "inner.py", "number + STEP", "number - STEP")
+    assert said(program) == "109 compiled"
+    change(program / "numbers_of_others.py", "STEP = 1", "STEP = 7")
+    assert said(program) == "103 compiled"
+    change(program / "numbers_of_others.py", "(10, 20)", "(50, 20)")
+    assert said(program) == "143 compiled"
+    assert said(program) == "143 from disk"
+
+
+def test_without_compilation_kernels_are_plain_functions(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(program / "main.py", "print(answer(100), ", "print(answer(100)) #")
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+
+    assert said(program) == "111"
