@@ -161,8 +161,8 @@ def test_the_same_over_messages_of_gloo(tmp_path: Path) -> None:
 TORUS = ("--mesh", "2x4", "--wrap", "all")
 
 
-def test_sums_of_processes_are_not_exchanged_through_scratch(tmp_path: Path) -> None:
-    """Exchanges never end there on full tori, so they are refused, and auto takes trees."""
+@pytest.mark.parametrize("algorithm", ["auto", "exchange"])
+def test_sums_on_a_full_torus_end(tmp_path: Path, algorithm: str) -> None:
     script = tmp_path / "sum.py"
     script.write_text(
         "import torch, torch.distributed as dist\n"
@@ -171,10 +171,26 @@ def test_sums_of_processes_are_not_exchanged_through_scratch(tmp_path: Path) -> 
         'print("summed")\ndist.destroy_process_group()\n'
     )
 
-    assert meshmend_run(*TORUS, script).stdout.count("summed") == 8
-    refused = meshmend_run(*TORUS, "--algorithm", "exchange", script)
-    assert refused.returncode != 0
-    assert "needs a schedule without scratch buffers, but exchange has" in refused.stderr
+    ended = meshmend_run(*TORUS, "--algorithm", algorithm, script)
+
+    assert ended.stdout.count("summed") == 8, ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["sockets", "gloo"])
+@pytest.mark.parametrize("algorithm", ["exchange", "exchange-1"])
+@pytest.mark.parametrize("hole", [(), ("--fail", "0,1")], ids=["full", "hole"])
+def test_the_same_with_sums_exchanged_through_scratch(
+    tmp_path: Path, hole: tuple[str, ...], algorithm: str, transport: str
+) -> None:
+    script = tmp_path / "checks.py"
+    script.write_text(CHECKS)
+
+    ended = meshmend_run(
+        *TORUS, *hole, "--algorithm", algorithm, script, MESHMEND_TRANSPORT=transport
+    )
+
+    assert ended.stdout.count("passed") == len(NAMES), ended.stderr
 
 
 MISMATCH = """

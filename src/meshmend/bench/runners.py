@@ -143,11 +143,7 @@ def _parameters(name: str, question: Question, progress: ProgressCallback) -> tu
             collective=question.collective,
             progress=progress,
         )
-        schedule = chosen_schedule(question.mesh, choice, question.collective)
-        if not schedule.has_scratch:
-            return schedule, choice.slices
-        name = "trees"
+        return chosen_schedule(question.mesh, choice, question.collective), choice.slices
     result = price(question, name, progress=progress)
     assert result is not None, "without a time to beat there is always a price"
-    result.simulation.schedule.refuse_scratch("a sum of processes")
     return result.simulation.schedule, result.simulation.slices

@@ -83,10 +83,6 @@ def _make(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) ->
         if class_bytes <= SHORT_BYTES and algorithm == AUTO:
             return _proved(mesh, tree_sum(mesh))
         made = plan(mesh, algorithm, payload=class_bytes)
-        if algorithm == AUTO and made.schedule.has_scratch:
-            made = plan(mesh, "trees", payload=class_bytes)
-        # Exchanges on full tori never end on real processes.
-        made.schedule.refuse_scratch("a sum of processes")
         return made.schedule, made.hazards
     collective = Collective(kind.name)
     target = Target(class_bytes)
