@@ -14,6 +14,7 @@ from meshmend.formats.msccl_xml import MOST_BLOCKS, MOST_COUNT, MOST_STEPS, mscc
 from meshmend.formats.xml_reading import xml_root
 from meshmend.planning.plan import planned
 from meshmend.planning.target import Target
+from meshmend.schedule.table import Collective
 from meshmend.topology.text import parse_mesh
 from msccl_interpreter import run_msccl
 
@@ -90,6 +91,35 @@ def test_a_ring_of_fused_steps_is_proved_on_a_mesh() -> None:
     assert found.proof.method == "exact"
 
 
+def gather(kinds: tuple[str, str, str] = ("s", "rcs", "r")) -> str:
+    """Return an all-gather over a ring of three ranks."""
+    lines = ["<algo name='ring' coll='allgather' ngpus='3' nchunksperloop='3' inplace='1'>"]
+    for rank in range(3):
+        lines.append(f"<gpu id='{rank}' i_chunks='0' o_chunks='3' s_chunks='0'>")
+        lines.append(f"<tb id='0' send='{(rank + 1) % 3}' recv='{(rank - 1) % 3}' chan='0'>")
+        for number, kind in enumerate(kinds):
+            chunk = (rank - number) % 3
+            where = f"srcbuf='o' srcoff='{chunk}' dstbuf='o' dstoff='{chunk}' cnt='1'"
+            lines.append(f"<step s='{number}' type='{kind}' {where} depid='-1' deps='-1'/>")
+        lines.append("</tb></gpu>")
+    return "".join([*lines, "</algo>"])
+
+
+def test_an_all_gather_is_proved_with_the_ranks_that_own_its_chunks() -> None:
+    found = planned(parse_mesh("1x3"), schedule_from_msccl(xml_root(gather())), Target())
+
+    assert found.schedule.collective is Collective.ALL_GATHER
+    assert found.schedule.owners.tolist() == [0, 1, 2]
+    assert found.proof.method == "exact"
+
+
+def test_an_all_gather_in_which_a_rank_misses_a_chunk_is_found_out() -> None:
+    text = gather(("s", "r", "nop"))
+
+    with pytest.raises(VerificationError):
+        planned(parse_mesh("1x3"), schedule_from_msccl(xml_root(text)), Target())
+
+
 def test_a_wrong_program_is_found_out(tmp_path: Path, capsys: Captured) -> None:
     with pytest.raises(VerificationError):
         planned(
@@ -107,7 +137,7 @@ def test_a_wrong_program_is_found_out(tmp_path: Path, capsys: Captured) -> None:
     ("old", "new", "said"),
     [
         ("<algo", "<algo<", "needs to be XML"),
-        ("allreduce", "alltoall", "needs <algo coll='allreduce'>"),
+        ("allreduce", "alltoall", "or <algo coll='allgather'>, but got <algo coll='alltoall'>"),
         ("ngpus='3'", "ngpus='many'", "needs a whole number ngpus, but got 'many'"),
         ("ngpus='3'", "", "needs a whole number ngpus, but got None"),
         ("ngpus='3'", "ngpus='2'", "needs ranks from 0 to 1"),

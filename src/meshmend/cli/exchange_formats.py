@@ -139,11 +139,12 @@ def import_command(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read an allreduce of another program, prove it on a mesh, and say what it costs there.
+    """Read a collective of another program, prove it on a mesh, and say what it costs there.
 
-    The file is MSCCL XML, whose rank n is the n-th live chip in row-major order, or holds the
-    spanning trees of ForestColl, whose nodes are named like chips, `(0, 3)`, or are ranks in their
-    order. Exit code 1 means that the program is wrong: a rank ends without the whole sum.
+    The file is MSCCL XML of an allreduce or an all-gather, whose rank n is the n-th live chip in
+    row-major order, or holds the spanning trees of ForestColl, whose nodes are named like chips,
+    `(0, 3)`, or are ranks in their order. Exit code 1 means that the program is wrong: a rank ends
+    without the whole sum.
 
     **Examples**
 

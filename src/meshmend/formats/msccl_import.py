@@ -1,4 +1,4 @@
-"""Reads MSCCL XML of an allreduce as a schedule, for our verifier and simulator.
+"""Reads MSCCL XML of an allreduce or all-gather as a schedule, for our verifier and simulator.
 
 The program is run step by step, as its thread blocks would, with a queue for each connection. Each
 received message is one row. The order of the rows keeps, for every chunk of every rank, the order
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from xml.etree import ElementTree
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshmend.errors import InputError
 from meshmend.formats.xml_reading import whole_number
@@ -23,6 +24,7 @@ _REDUCES = frozenset({"rrc", "rrs", "rrcs"})
 _RECEIVES = frozenset({"r", "rcs"}) | _REDUCES
 _KINDS = _SENDS | _RECEIVES | {"nop"}
 _MOST_RANKS, _MOST_CHUNKS = 1 << 16, 1 << 16
+_COLLECTIVES = {"allreduce": Collective.ALLREDUCE, "allgather": Collective.ALL_GATHER}
 
 
 @dataclass(frozen=True)
@@ -55,16 +57,17 @@ class _Row:
 
 
 def schedule_from_msccl(root: ElementTree.Element) -> Schedule:
-    """Return the schedule of an allreduce that MSCCL XML describes; it is not proved yet.
+    """Return the schedule of the collective that MSCCL XML describes; it is not proved yet.
 
     Raises:
         InputError: not such XML, another collective, a program that a table cannot hold, or one
             that never ends.
     """
-    if root.tag != "algo" or root.get("coll") != "allreduce":
+    collective = _COLLECTIVES.get(root.get("coll", "")) if root.tag == "algo" else None
+    if collective is None:
         raise InputError(
-            f"MSCCL XML needs <algo coll='allreduce'>, but got <{root.tag} "
-            f"coll={root.get('coll')!r}>"
+            f"MSCCL XML needs <algo coll='allreduce'> or <algo coll='allgather'>, but got "
+            f"<{root.tag} coll={root.get('coll')!r}>"
         )
     n_ranks, n_chunks = whole_number(root, "ngpus"), whole_number(root, "nchunksperloop")
     if not (1 <= n_ranks < _MOST_RANKS and 1 <= n_chunks < _MOST_CHUNKS):
@@ -76,20 +79,37 @@ def schedule_from_msccl(root: ElementTree.Element) -> Schedule:
     ]
     rows = _in_order(_Run(blocks).rows())
     name = (root.get("name") or "msccl").strip() or "msccl"
-    return _schedule(name, n_ranks, n_chunks, rows)
+    owners = _summing_ranks if collective is Collective.ALLREDUCE else _first_ranks
+    return _schedule(name, collective, n_ranks, owners(n_ranks, n_chunks, rows), rows)
 
 
-def _schedule(name: str, n_ranks: int, n_chunks: int, rows: list[_Row]) -> Schedule:
-    dtype = index_dtype(n_ranks, n_chunks)
+def _summing_ranks(_n_ranks: int, n_chunks: int, rows: list[_Row]) -> NDArray[np.int32]:
+    """Return the rank that adds up each chunk last: it holds the sum first."""
     owners = np.zeros(n_chunks, dtype=np.int32)
-    for row in rows:  # the rank that adds up a chunk last holds its sum first
+    for row in rows:
         if row.op == REDUCE:
             owners[row.lo : row.hi] = row.dst
+    return owners
+
+
+def _first_ranks(n_ranks: int, n_chunks: int, rows: list[_Row]) -> NDArray[np.int32]:
+    """Return the rank that never receives each chunk: it has it at the start."""
+    is_sent = np.zeros((n_ranks, n_chunks), dtype=np.bool_)
+    for row in rows:
+        is_sent[row.dst, row.lo : row.hi] = True
+    owners: NDArray[np.int32] = np.argmin(is_sent, axis=0).astype(np.int32)
+    return owners
+
+
+def _schedule(
+    name: str, collective: Collective, n_ranks: int, owners: NDArray[np.int32], rows: list[_Row]
+) -> Schedule:
+    dtype = index_dtype(n_ranks, len(owners))
     return Schedule(
         algorithm=name,
-        collective=Collective.ALLREDUCE,
+        collective=collective,
         n_ranks=n_ranks,
-        cuts=even_cuts(n_chunks),
+        cuts=even_cuts(len(owners)),
         owners=owners,
         src=np.array([row.src for row in rows], dtype=dtype),
         dst=np.array([row.dst for row in rows], dtype=dtype),

@@ -1,4 +1,4 @@
-"""Reads an allreduce of another program, whichever of the XML formats it is in."""
+"""Reads a collective of another program, whichever of the XML formats it is in."""
 
 from meshmend.formats.forestcoll_import import FORESTCOLL_TAG, schedule_from_forestcoll
 from meshmend.formats.msccl_import import schedule_from_msccl
@@ -8,7 +8,7 @@ from meshmend.topology.mesh import Mesh
 
 
 def schedule_from_xml(text: str, mesh: Mesh) -> Schedule:
-    """Return the allreduce of MSCCL XML or of ForestColl's trees for a mesh; it is not proved yet.
+    """Return the collective of MSCCL XML or of ForestColl's trees for a mesh; it is not proved yet.
 
     Raises:
         InputError: neither format, or what a table cannot hold.
