@@ -50,6 +50,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/look_inside.py
 	$(BIN)/python benchmarks/pods.py
+	$(BIN)/python benchmarks/side_by_side.py
 
 # PyTorch: what of the network, the data and the disk a step hides, next to DDP and Gloo; needs root.
 bench-torch: $(INSTALLED)

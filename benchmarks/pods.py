@@ -6,7 +6,8 @@ Each row is one question to `auto` in a process of its own, with an empty cache:
 larger of bandwidth and hops, beside the figure that was asked for, the ratio to the limit, the
 processor time and the most memory. Then the same question again, from the cache. `--large` adds
 128x128. Ratios are simulated and exact, but for trees of more than 16 million messages: their time
-is estimated from their first slices, to about 1 %. Times are of this machine.
+is estimated from their first slices, to about 1 %. Times are of this machine. The result file is
+written after every row, so that a run that is broken off leaves what it has measured.
 """
 
 import argparse
@@ -121,10 +122,15 @@ def measured(case: Case, payload: str, most: float | None) -> dict[str, Any]:
     return row | {"again_cpu_s": again["cpu_s"]}
 
 
+def is_missed(row: dict[str, Any]) -> bool:
+    """Whether a ratio is larger than asked."""
+    return row["asked"] is not None and row["ratio"] > row["asked"]
+
+
 def show(row: dict[str, Any]) -> None:
     goal = ""
     if row["asked"] is not None:
-        goal = f"(asked {row['asked']}{', missed' if row['ratio'] > row['asked'] else ''})"
+        goal = f"(asked {row['asked']}{', missed' if is_missed(row) else ''})"
     print(
         f"{row['mesh']:<34} {row['payload']:>6} {row['ratio']:6.3f} {goal:<22} "
         f"limit {row['ratio_to_limit']:.3f}  {row['cpu_s']:5.1f} s, again "
@@ -139,14 +145,30 @@ def main() -> None:
     parser.add_argument("--only", default="", help="meshes that begin like this")
     parser.add_argument("--large", action="store_true")
     arguments = parser.parse_args()
-    rows = []
+    writes = not arguments.no_write and not arguments.only
+    rows: list[dict[str, Any]] = []
     for case in (*CASES, *(LARGE if arguments.large else ())):
         if case[0].startswith(arguments.only):
             for payload, most in case[4]:
                 rows.append(measured(case, payload, most))
                 show(rows[-1])
-    if not arguments.no_write and not arguments.only:
-        record("pods", {"rows": rows})
+                if writes:
+                    record("pods", {"rows": rows})
+    summarise(rows)
+    if writes:
+        print(f"wrote {record('pods', {'rows': rows})}")
+
+
+def summarise(rows: list[dict[str, Any]]) -> None:
+    """Print how many ratios are as asked, and the worst ratio to the limit of each mesh."""
+    asked_for = [row for row in rows if row["asked"] is not None]
+    missed = [row for row in asked_for if is_missed(row)]
+    print(f"{len(asked_for) - len(missed)} of {len(asked_for)} ratios are as asked")
+    worst: dict[str, dict[str, Any]] = {}
+    for row in sorted(rows, key=lambda row: float(row["ratio_to_limit"])):
+        worst[row["mesh"]] = row
+    for mesh, row in worst.items():
+        print(f"{mesh:<34} limit {row['ratio_to_limit']:.3f} at most, at {row['payload']}")
 
 
 if __name__ == "__main__":
