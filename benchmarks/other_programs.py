@@ -55,7 +55,8 @@ def forestcoll_plan(folder: Path | None, mesh: Mesh, *, patience_s: float) -> Ot
         return OtherPlan(None, "no checkout; name it with --forestcoll DIR")
     if mesh.n_live > _MOST_CHIPS:
         return OtherPlan(None, f"would take hours for more than {_MOST_CHIPS} chips")
-    links = [(",".join(map(str, a)), ",".join(map(str, b))) for a, b in mesh.links]
+    names = [",".join(map(str, chip)) for chip in mesh.live]
+    links = [(names[a], names[b]) for a, b in mesh.links.tolist()]
     lines = "".join(f"{a} {b}\n{b} {a}\n" for a, b in links)
     began = time.perf_counter()
     try:

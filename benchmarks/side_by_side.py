@@ -7,17 +7,17 @@ star. What ForestColl and TACOS planned is read, proved and simulated like our o
 same fabric, in the number of slices that is fastest. Columns in brackets are formulas of papers:
 times of perfect implementations, see `published_formulas.py`. A contender that is not there, or has
 nothing for a mesh, is left out with a line that says why; `other_programs.py` says what `--tacos`
-needs. Ratios are exact and the same on every machine; planning times are of this one.
+needs. Ratios are exact and the same on every machine; planning times are of this one. The result
+file is written after every mesh, so that a run that is broken off leaves what it has.
 """
 
 import argparse
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from meshmend.cli.console import cache_dir
-from meshmend.planning.comparison import Comparison, compared
+from meshmend.planning.comparison import compared
 from meshmend.topology.fabric import fabric
 from meshmend.topology.text import parse_mesh
 from meshmend.units import parse_bytes
@@ -66,9 +66,7 @@ def rows_of(case: Case, others: dict[str, OtherPlan]) -> list[dict[str, Any]]:
     machine, rows = fabric(case.machine), []
     for payload in PAYLOADS:
         n_bytes = parse_bytes(payload)
-        began = time.perf_counter()
-        ours: Comparison = compared(mesh, machine, n_bytes, [OURS], cache_dir=cache_dir())
-        planning_s = time.perf_counter() - began
+        ours = compared(mesh, machine, n_bytes, [OURS], cache_dir=cache_dir())
         times_s = {OURS: ours.prices[0].time_s}
         for name, other in others.items():
             if other.plan is not None:
@@ -84,7 +82,6 @@ def rows_of(case: Case, others: dict[str, OtherPlan]) -> list[dict[str, Any]]:
                 "times_s": times_s,
                 "winner": min(times_s, key=lambda name: times_s[name]),
                 "auto": ours.prices[0].detail,
-                "auto_planning_s": planning_s,
             }
         )
     return rows
@@ -117,7 +114,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="meshes that begin like this")
     parser.add_argument("--no-write", action="store_true")
     arguments = parser.parse_args()
-    all_rows, planning = [], {}
+    writes = not arguments.no_write and not arguments.only
+    all_rows: list[dict[str, Any]] = []
+    planning: dict[str, dict[str, float | None]] = {}
     for case in CASES:
         if not case.words.startswith(arguments.only):
             continue
@@ -133,9 +132,11 @@ def main() -> None:
         show(case, rows, others)
         all_rows += rows
         planning[case.words] = {name: other.planning_s for name, other in others.items()}
+        if writes:
+            record("side_by_side", {"rows": all_rows, "planning_s": planning})
     won = sum(row["winner"] == OURS for row in all_rows)
     print(f"\nauto is the fastest in {won} of {len(all_rows)} cases")
-    if not arguments.no_write and not arguments.only:
+    if writes:
         print(f"wrote {record('side_by_side', {'rows': all_rows, 'planning_s': planning})}")
 
 
