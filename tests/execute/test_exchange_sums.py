@@ -6,12 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from local_ranks import connected, programs_of, run_all, task_for, together
-from meshmend.errors import UnsupportedError
+from meshmend.errors import TransportError, UnsupportedError
 from meshmend.execute import reference
 from meshmend.execute.transport import task_of
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.topology.text import parse_mesh
+from waiting import until
 
 
 def exchange_on(shape: str, name: str) -> Schedule:
@@ -119,3 +120,23 @@ def test_several_exchanges_are_in_flight_at_once() -> None:
         assert together(run, 16) == [None] * 16
 
     assert all((array == 120).all() for mine in arrays for array in mine)
+
+
+def test_a_chip_that_dies_in_the_middle_of_an_exchange_stops_every_other() -> None:
+    programs = programs_of(exchange_on("3x4", "exchange"))
+    arrays = [np.ones(100_000, dtype=np.float32) for _ in programs]
+
+    with connected(programs, reports_failures=True) as made:
+
+        def run(rank: int) -> None:
+            if rank == 5:
+                until(lambda: all(each.sent_bytes() for each in made[:5]))
+                made[5].close()
+                return
+            task = task_for(programs[rank], arrays[rank], n_slices=3)
+            made[rank].run(task, arrays[rank].view(np.uint8))
+
+        outcome = together(run, 12)
+
+    assert all(isinstance(error, TransportError) for error in outcome[:5] + outcome[6:])
+    assert all("rank 5 hung up on rank" in str(error) for error in outcome[:5] + outcome[6:])
