@@ -299,12 +299,13 @@ def test_processes_of_one_host_sum_long_payloads_on_a_ring() -> None:
     mesh = parse_mesh("4x4").without("1,1")
     here, elsewhere = Settings(mesh), Settings(mesh, bind="10.0.0.1")
 
-    def summed_by(settings: Settings, n_bytes: int, algorithm: str = "auto") -> str:
-        catalogue = Catalogue(mesh, algorithm, 0, 0, is_one_host=settings.is_one_host)
+    def summed_by(settings: Settings, n_bytes: int) -> str:
+        catalogue = Catalogue(settings.mesh, settings.planned_algorithm, 0, 0)
         return catalogue.algorithm(CollectiveCall("allreduce"), n_bytes)
 
     assert summed_by(here, 4 << 20) == "rank-ring"
     assert summed_by(elsewhere, 4 << 20) == "trees"
-    assert summed_by(here, 4 << 20, "trees") == "trees"
+    assert summed_by(Settings(mesh, algorithm="trees"), 4 << 20) == "trees"
+    assert summed_by(Settings(mesh.without("link:0,0-0,1")), 4 << 20) == "trees"
     assert summed_by(here, 1 << 17) == "trees"
     assert summed_by(here, 1 << 10) == "one-tree"

@@ -131,7 +131,7 @@ def planned(
 
 def _is_ring(question: Question) -> bool:
     is_allreduce = question.collective is Collective.ALLREDUCE
-    return is_allreduce and is_one_host_ring(question.mesh.n_live, question.payload_bytes)
+    return is_allreduce and is_one_host_ring(question.mesh, question.payload_bytes)
 
 
 def _parameters(name: str, question: Question, progress: ProgressCallback) -> tuple[Schedule, int]:

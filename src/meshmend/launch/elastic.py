@@ -67,9 +67,11 @@ def run_elastic(job: ElasticJob) -> Outcome:
     settings = job.settings
     if not settings.secret:
         settings = replace(settings, secret=secrets.token_hex(32))
+    if job.address_of is not None:
+        settings = replace(settings, bind=job.address_of(settings.mesh.live[0]))
     job = replace(job, settings=settings, board=job.board or board_shape(len(settings.mesh.shape)))
     if job.sums:
-        request = PlanRequest(settings.mesh, job.board, settings.algorithm, tuple(job.sums))
+        request = PlanRequest(settings.mesh, job.board, settings.planned_algorithm, tuple(job.sums))
         plan_losses(request, for_s=_FIRST_PLANS_S)
     launcher = _Launcher(job)
     try:

@@ -70,7 +70,10 @@ def run_script(run: ElasticScript, show: Callable[[TimedEvent], None]) -> Script
     with _folder(run.run_dir) as folder:
         keep_jax_programs(folder / "compiled")
         preload_training(run.preload)
-        prepare(run.settings.mesh, run.settings.algorithm)
+        if run.testbed_bytes_per_s is None:
+            prepare(run.settings.mesh, run.settings.planned_algorithm)
+        else:
+            prepare(run.settings.mesh, run.settings.algorithm)
         with run_log(folder / "events.jsonl") as log:
 
             def on_event(event: TimedEvent) -> None:

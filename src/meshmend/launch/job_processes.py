@@ -115,7 +115,7 @@ class JobProcesses:
         whole = replace(job.settings.mesh, failed=frozenset(), failed_links=frozenset())
         dead = set(whole.live) - set(formed.chips)
         mesh = replace(whole, failed=frozenset(dead)).without(*formed.cut)
-        request = PlanRequest(mesh, job.board, job.settings.algorithm, tuple(sums))
+        request = PlanRequest(mesh, job.board, job.settings.planned_algorithm, tuple(sums))
         try:
             process = AheadProcess(PlanTask(str(job.run_dir / "plans"), request))
         except OSError as error:

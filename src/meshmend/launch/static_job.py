@@ -73,7 +73,9 @@ def run_job(job: StaticJob) -> int:
     compute_in_one_thread()
     preload_modules((*_PRELOAD, *job.preload))
     mesh = job.settings.mesh
-    prepare(mesh, job.settings.algorithm, is_one_host=job.settings.is_one_host)
+    if job.address_of is not None:
+        job = replace(job, settings=replace(job.settings, bind=job.address_of(mesh.live[0])))
+    prepare(mesh, job.settings.planned_algorithm)
     if not job.settings.secret:
         job = replace(job, settings=replace(job.settings, secret=secrets.token_hex(32)))
     workers = _Workers()

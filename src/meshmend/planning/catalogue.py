@@ -5,7 +5,8 @@ rank i owns part i of the payload. A ring does that, and trees hung from every r
 order; a formula says which is faster.
 
 Where all ranks are processes of one host, no link is slow: processors copy. Every algorithm copies
-the same bytes, and a ring does it in the fewest messages, so `auto` takes it for long payloads.
+the same bytes, and a ring does it in the fewest messages, so `AUTO_ON_ONE_HOST` takes it for long
+payloads.
 """
 
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ SHORT_BYTES = 1 << 15  # up to here one tree is faster than schedules that cut t
 RING_MESSAGE_BYTES = 1 << 18
 TREE_MESSAGE_BYTES = 1 << 13
 MOST_SLICES = 16
+AUTO_ON_ONE_HOST = "auto-on-one-host"  # `auto` where all ranks share a host; not a name for users
 ONE_HOST_RING = "rank-ring"
 ONE_HOST_CHUNK_BYTES = 1 << 15  # with shorter chunks trees are faster, measured on 4 to 16 ranks
 # Processes copy every byte that they get, and here a chip gets the sums of all others of its lines
@@ -83,6 +85,8 @@ def _make(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) ->
     if kind.name == "broadcast":
         return _proved(mesh, broadcast(mesh, kind.root))
     if kind.name == "allreduce":
+        if algorithm == AUTO_ON_ONE_HOST:
+            algorithm = ONE_HOST_RING if is_one_host_ring(mesh, class_bytes) else AUTO
         if class_bytes <= SHORT_BYTES and algorithm == AUTO:
             return _proved(mesh, tree_sum(mesh))
         made = plan(mesh, algorithm, payload=class_bytes)
@@ -117,31 +121,34 @@ def _proved(mesh: Mesh, schedule: Schedule) -> Proved:
     return schedule, prove(mesh, schedule).hazards
 
 
-def prepare(mesh: Mesh, algorithm: str, *, is_one_host: bool = False) -> None:
+def prepare(mesh: Mesh, algorithm: str) -> None:
     """Plan what most jobs need and load compiled code, so that forked workers inherit both."""
-    catalogue = Catalogue(mesh, algorithm, 0, 0, is_one_host=is_one_host)
-    for name in ("broadcast", "all-gather", "reduce-scatter", "allreduce"):
+    proved_schedule(mesh, algorithm, CollectiveCall("broadcast"), SHORT_BYTES)
+    for name in ("all-gather", "reduce-scatter", "allreduce"):
         for n_bytes in (1, *_USUAL_BYTES):
-            catalogue.proved(CollectiveCall(name), n_bytes)
+            kind = CollectiveCall(name)
+            proved_schedule(mesh, algorithm, kind, payload_class(kind, n_bytes))
     load_event_loop()
 
 
-def is_one_host_ring(n_ranks: int, payload_bytes: float) -> bool:
-    """Whether processes of one host sum this payload fastest on a ring."""
-    return n_ranks > 1 and payload_bytes >= 2 * n_ranks * ONE_HOST_CHUNK_BYTES
+def is_one_host_ring(mesh: Mesh, payload_bytes: float) -> bool:
+    """Whether processes of one host sum this payload fastest on a ring in rank order.
+
+    Such a ring may join any two ranks. With a link cut that is not right: two processes that lost
+    each other must not be joined again.
+    """
+    is_long = payload_bytes >= 2 * mesh.n_live * ONE_HOST_CHUNK_BYTES
+    return is_long and mesh.n_live > 1 and not mesh.failed_links
 
 
 class Catalogue:
-    """The tasks of one rank of a mesh; `is_one_host` says that all ranks share a host."""
+    """The tasks of one rank of a mesh."""
 
-    def __init__(
-        self, mesh: Mesh, algorithm: str, n_slices: int, rank: int, *, is_one_host: bool = False
-    ) -> None:
+    def __init__(self, mesh: Mesh, algorithm: str, n_slices: int, rank: int) -> None:
         self._mesh = mesh
         self._algorithm = algorithm
         self._n_slices = n_slices
         self._rank = rank
-        self._is_one_host = is_one_host
         self._programs: dict[tuple[CollectiveCall, int], RankProgram] = {}
         self._tasks: dict[tuple[CollectiveCall, int, str, str], Task] = {}
 
@@ -156,18 +163,11 @@ class Catalogue:
         """Return the name of the algorithm that a collective on so many bytes runs."""
         return self._program(kind, n_bytes).schedule.algorithm
 
-    def proved(self, kind: CollectiveCall, n_bytes: int) -> Proved:
-        """Return the proved schedule that a collective on so many bytes runs."""
-        name, class_bytes = self._algorithm, payload_class(kind, n_bytes)
-        is_free = kind.name == "allreduce" and name == AUTO and self._is_one_host
-        if is_free and is_one_host_ring(self._mesh.n_live, class_bytes):
-            name = ONE_HOST_RING
-        return proved_schedule(self._mesh, name, kind, class_bytes)
-
     def _program(self, kind: CollectiveCall, n_bytes: int) -> RankProgram:
         key = (kind, payload_class(kind, n_bytes))
         if key not in self._programs:
-            self._programs[key] = rank_program(*self.proved(kind, n_bytes), self._rank)
+            schedule, hazards = proved_schedule(self._mesh, self._algorithm, *key)
+            self._programs[key] = rank_program(schedule, hazards, self._rank)
         return self._programs[key]
 
     def _make(self, kind: CollectiveCall, n_elements: int, dtype: str, op: str) -> Task:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from meshmend.errors import InputError
 from meshmend.execute.sockets import WINDOW_BYTES
 from meshmend.net.secret import check_secret
+from meshmend.planning.catalogue import AUTO_ON_ONE_HOST
 from meshmend.planning.plan import AUTO
 from meshmend.topology.mesh import Mesh
 from meshmend.variables import ALGORITHM, BIND, SECRET, SLICES, TRANSPORT, WINDOW
@@ -34,9 +35,13 @@ class Settings:
     link_timeout_s: float = 0.0
 
     @property
-    def is_one_host(self) -> bool:
-        """Whether all ranks are processes of one host: loopback cannot be reached from another."""
-        return self.transport == TRANSPORTS[0] and self.bind == LOOPBACK
+    def planned_algorithm(self) -> str:
+        """The algorithm, or what `auto` is if all ranks share a host.
+
+        Who listens on loopback cannot be reached from another host.
+        """
+        is_one_host = self.transport == TRANSPORTS[0] and self.bind == LOOPBACK
+        return AUTO_ON_ONE_HOST if is_one_host and self.algorithm == AUTO else self.algorithm
 
     def __post_init__(self) -> None:
         if self.transport not in TRANSPORTS:

@@ -74,9 +74,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
             group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         self._n_submitted = 0
         self._transport = transport_of(options, settings, chips)
-        self._catalogue = Catalogue(
-            mesh, settings.algorithm, settings.n_slices, rank, is_one_host=settings.is_one_host
-        )
+        self._catalogue = Catalogue(mesh, settings.planned_algorithm, settings.n_slices, rank)
         self._progress = Progress(f"meshmend-rank-{rank}")
 
     def getBackendName(self) -> str:  # noqa: N802  # c10d's name

@@ -100,14 +100,14 @@ def _exchange_settings(environment: Environment, settings: Settings) -> Exchange
     if environment.plans_ahead:
         plan_ahead = PlanAheadSettings(
             plans or scratch_plan_folder(environment.job, secret),
-            settings.algorithm,
+            settings.planned_algorithm,
             environment.board or board_shape(len(settings.mesh.shape)),
             is_scratch=plans is None,
         )
     return ExchangeSettings(
         secret,
         bind=settings.bind,
-        algorithm=settings.algorithm,
+        algorithm=settings.planned_algorithm,
         window_bytes=settings.window_bytes,
         link_timeout_s=environment.link_timeout_s,
         plans=plans,
