@@ -139,7 +139,7 @@ class ThreadChip:
         self.chip, self.step_number, self.version = chip, 0, FRESH
         self.sharded = ShardedOptimizers({"": make(self.parameters)})
         self.exchange = ThreadExchange(whole, chip)
-        environment = WorkerEnvironment(chip=chip, board=board)
+        environment = WorkerEnvironment(whole=whole, chip=chip, board=board)
         exchange: Any = self.exchange
         self.update = ShardedUpdate(self, self, exchange, environment)  # type: ignore[arg-type]  # a learner of its own
         self.has_lost = False

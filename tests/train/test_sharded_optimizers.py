@@ -9,8 +9,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from meshmend.errors import InputError  # noqa: E402  # after the check that torch is there
+from meshmend.train.layerwise import LAMB, LARS  # noqa: E402
+from meshmend.train.mirror_placement import mirrors_of  # noqa: E402
+from meshmend.train.optimizers import SteppedOptimizers  # noqa: E402
 from meshmend.train.sharded_optimizers import ShardedOptimizers  # noqa: E402
-from meshmend.train.update_shares import UpdateShares, mirrors_of, moves_to  # noqa: E402
+from meshmend.train.update_shares import UpdateShares, moves_to  # noqa: E402
 
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -34,11 +37,22 @@ SHAPES = [(97, 33), (), (5,), (1000,), (64, 64), (1,), (3, 7, 11)]
 class Ranks:
     """The optimizers of several ranks in one process, which gather and move as chips do."""
 
-    def __init__(self, parameters: Sequence[Any], make: Callable[[Any], Any], n: int) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[Any],
+        make: Callable[[Any], Any],
+        n: int,
+        *,
+        has_masters: bool = False,
+    ) -> None:
         self.parameters = [copy.deepcopy(list(parameters)) for _ in range(n)]
-        self.sharded = [ShardedOptimizers({"": make(each)}) for each in self.parameters]
+        self._has_masters = has_masters
+        self.sharded = [self._sharded(make(each)) for each in self.parameters]
         self.generation = 0
         self.arrange(n)
+
+    def _sharded(self, optimizer: Any) -> Any:
+        return ShardedOptimizers({"": optimizer}, has_masters=self._has_masters)
 
     def arrange(self, n: int) -> None:
         """Cut the shares anew for the first n ranks, of which some may be new."""
@@ -57,6 +71,11 @@ class Ranks:
         for parameters in self.parameters:
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = None if gradient is None else gradient.clone()
+        squares = [each.squared_norms() for each in self.sharded]
+        if squares[0] is not None:
+            total = sum(squares)
+            for each in squares:
+                each[:] = total
         payloads = [each.trial((self.generation, 1), self.shares) for each in self.sharded]
         for rank in range(len(payloads)):
             low, high = self.shares.owned(rank)
@@ -82,7 +101,7 @@ class Ranks:
     def add(self, make: Callable[[Any], Any]) -> None:
         """Add a rank that has nothing, and cut the shares anew."""
         self.parameters.append(copy.deepcopy(self.parameters[0]))
-        new = ShardedOptimizers({"": make(self.parameters[-1])})
+        new = self._sharded(make(self.parameters[-1]))
         new.drop()
         new.load_state_dict(self.sharded[0].state_dict())
         self.sharded.append(new)
@@ -125,6 +144,100 @@ def test_every_elementwise_optimizer_gives_the_bits_of_an_unsharded_one_through_
             ranks.add(make)
 
 
+LAYERWISE: dict[str, Callable[[Any], Any]] = {
+    "lars": lambda p: LARS(groups_of(p), lr=2.0, weight_decay=0.01),
+    "lamb": lambda p: LAMB(groups_of(p), lr=0.02),
+}
+
+
+def groups_of(parameters: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return two groups as `layerwise_groups` makes them of a model."""
+    return [
+        {"params": [each for each in parameters if each.dim() >= 2]},
+        {"params": [each for each in parameters if each.dim() < 2], "adapts": False},
+    ]
+
+
+@pytest.mark.parametrize("name", LAYERWISE)
+def test_lars_and_lamb_have_norms_of_whole_tensors_and_the_same_bits_on_all_ranks(
+    name: str,
+) -> None:
+    make, parameters = LAYERWISE[name], new_parameters()
+    plain = copy.deepcopy(parameters)
+    optimizer = make(plain)
+    ranks = Ranks(parameters, make, 6)
+
+    for step in range(8):
+        gradients = gradients_at(step)
+        for parameter, gradient in zip(plain, gradients, strict=True):
+            parameter.grad = None if gradient is None else gradient.clone()
+        optimizer.step()
+        ranks.step(gradients, late=step % 3)
+        first = ranks.parameters[0]
+        assert all(torch.allclose(*pair, rtol=1e-6) for pair in zip(first, plain, strict=True))
+        for mine in ranks.parameters:
+            assert all(torch.equal(*pair) for pair in zip(mine, first, strict=True))
+        check_mirrors(ranks)
+        if step == 2:
+            ranks.lose({2, 3})
+        if step == 4:
+            ranks.add(make)
+            ranks.add(make)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["momentum", "adamw", "lamb"])
+def test_masters_are_sharded_and_give_the_bits_of_masters_that_are_not(
+    name: str, dtype: str
+) -> None:
+    make = (OPTIMIZERS | LAYERWISE)[name]
+    parameters = [
+        torch.nn.Parameter(each.detach().to(getattr(torch, dtype))) for each in new_parameters()
+    ]
+    parameters[1] = torch.nn.Parameter(parameters[1].detach().float())  # one that needs no master
+    plain = copy.deepcopy(parameters)
+    stepped = SteppedOptimizers({"": make(plain)}, has_masters=True)
+    ranks = Ranks(parameters, make, 6, has_masters=True)
+
+    for step in range(6):
+        gradients = [
+            None if gradient is None else (1e-3 * gradient).to(parameter.dtype)
+            for parameter, gradient in zip(plain, gradients_at(step), strict=True)
+        ]
+        for parameter, gradient in zip(plain, gradients, strict=True):
+            parameter.grad = None if gradient is None else gradient.clone()
+        stepped.step(None)
+        ranks.step(gradients, late=step % 3)
+        for mine in ranks.parameters:
+            for one, other in zip(mine, plain, strict=True):
+                assert one.dtype == other.dtype
+                assert torch.equal(one, other)
+        check_mirrors(ranks)
+        if step == 2:
+            ranks.lose({2, 3})
+    ranks.sharded[0].squared_norms()
+    payload = ranks.sharded[0].trial((9, 9), ranks.shares)
+    assert len(payload) < sum(each.nbytes for each in plain) + 256 * len(plain) * 4
+
+
+def check_mirrors(ranks: Ranks) -> None:
+    """Check that owner and mirror of each share keep the same bits."""
+    for owner, mirror in enumerate(ranks.shares.mirror_of):
+        span = ranks.shares.owned(owner)
+        one, other = (ranks.sharded[rank].packed_span(span) for rank in (owner, mirror))
+        assert one.tobytes() == other.tobytes()
+
+
+def test_masters_keep_changes_that_16_bits_would_lose() -> None:
+    weight = torch.nn.Parameter(torch.ones(64, dtype=torch.bfloat16))
+    ranks = Ranks([weight], OPTIMIZERS["sgd"], 2, has_masters=True)
+
+    for _ in range(10):
+        ranks.step([torch.full((64,), 0.01, dtype=torch.bfloat16)])
+
+    assert torch.equal(ranks.parameters[0][0], torch.full((64,), 0.99, dtype=torch.bfloat16))
+
+
 def test_a_trial_changes_nothing_until_the_step_counts() -> None:
     ranks = Ranks(new_parameters(), OPTIMIZERS["adamw"], 4)
     ranks.step(gradients_at(0))
@@ -144,10 +257,7 @@ def test_owner_and_mirror_keep_the_same_bits_and_two_shares_of_the_state() -> No
         torch.manual_seed(step)
         ranks.step([torch.randn_like(each) for each in parameters])
 
-    for owner, mirror in enumerate(ranks.shares.mirror_of):
-        span = ranks.shares.owned(owner)
-        one, other = (ranks.sharded[rank].packed_span(span) for rank in (owner, mirror))
-        assert one.tobytes() == other.tobytes()
+    check_mirrors(ranks)
     whole = 2 * sum(each.nbytes for each in parameters)
     assert max(each.n_state_bytes() for each in ranks.sharded) <= 2.2 / 16 * whole
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
+from meshmend.train.layerwise import LAMB  # noqa: E402  # it needs torch
 from sharded_chips import Death, ThreadJob, plain_weights  # noqa: E402  # it needs torch
 
 STEPS = 3
@@ -18,8 +19,13 @@ def adamw(parameters: Any) -> Any:
     return torch.optim.AdamW(parameters, lr=0.01)
 
 
+def lamb(parameters: Any) -> Any:
+    return LAMB(parameters, lr=0.01)
+
+
 N_CALLS = 11  # collectives of a generation without a death
 WANTED = plain_weights(STEPS, adamw)
+WANTED_OF_LAMB = plain_weights(STEPS, lamb)
 
 
 def check(job: ThreadJob) -> None:
@@ -27,6 +33,21 @@ def check(job: ThreadJob) -> None:
     for each in job.chips.values():
         assert each.step_number == STEPS
         assert all(torch.equal(*pair) for pair in zip(each.parameters, WANTED, strict=True))
+    check_mirrors(job)
+
+
+def check_lamb(job: ThreadJob) -> None:
+    """Check that all chips have the same bits, near those of a run without chips."""
+    first = next(iter(job.chips.values())).parameters
+    for each in job.chips.values():
+        assert each.step_number == STEPS
+        assert all(torch.equal(*pair) for pair in zip(each.parameters, first, strict=True))
+    assert all(torch.allclose(*pair, rtol=1e-6) for pair in zip(first, WANTED_OF_LAMB, strict=True))
+    check_mirrors(job)
+
+
+def check_mirrors(job: ThreadJob) -> None:
+    """Check that owner and mirror of each share keep the same bits, on different boards."""
     ranks = [job.chips[chip] for chip in sorted(job.chips)]
     shares = ranks[0].update._shares
     for owner, mirror in enumerate(shares.mirror_of):
@@ -73,6 +94,20 @@ def die_and_come_back(death: Death) -> None:
 def test_a_board_may_die_in_any_collective_and_come_back() -> None:
     for death in deaths(N_CALLS, BOARDS[1])[2::4]:
         die_and_come_back(death)
+
+
+def test_a_board_may_die_in_the_sum_of_norms_and_in_any_other_collective_of_lamb() -> None:
+    job = ThreadJob(3, lamb)
+    n_calls = job.run(STEPS)
+    assert n_calls == N_CALLS + STEPS
+    check_lamb(job)
+    for death in deaths(n_calls, BOARDS[1])[1::4]:
+        job = ThreadJob(3, lamb)
+        job.run(STEPS, death)
+        job.run(STEPS - 1)
+        job.repair()
+        job.run(STEPS)
+        check_lamb(job)
 
 
 @pytest.mark.slow

@@ -12,9 +12,11 @@ torch = pytest.importorskip("torch")
 from meshmend.errors import CheckpointDamageError, InputError  # noqa: E402  # after the check
 from meshmend.train.checkpoint import Saving  # noqa: E402
 from meshmend.train.job import Job  # noqa: E402
+from meshmend.train.layerwise import LAMB  # noqa: E402
+from meshmend.train.mirror_placement import mirrors_of  # noqa: E402
 from meshmend.train.sharded_optimizers import ShardedOptimizers  # noqa: E402
 from meshmend.train.torch_shards import merged, packed, shard_of, unpacked  # noqa: E402
-from meshmend.train.update_shares import UpdateShares, mirrors_of  # noqa: E402
+from meshmend.train.update_shares import UpdateShares  # noqa: E402
 from same_bits import is_same  # noqa: E402
 
 SHAPES = [(97, 33), (), (5,), (1000,), (64, 64)]
@@ -23,6 +25,7 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
     "adagrad": lambda p: torch.optim.Adagrad(p),
+    "lamb": lambda p: LAMB(p, lr=0.01),
 }
 
 
@@ -72,15 +75,22 @@ def test_a_piece_that_is_missing_is_damage() -> None:
         merged(shards)
 
 
-def train(folder: Path, make: Callable[[Any], Any], steps: int, **options: Any) -> Any:
+def train(
+    folder: Path,
+    make: Callable[[Any], Any],
+    steps: int,
+    *,
+    dtype: Any = torch.float32,
+    **options: Any,
+) -> Any:
     """Train alone, and return the model; it saves every second step."""
     torch.manual_seed(1)
-    model = torch.nn.Linear(8, 1)
+    model = torch.nn.Linear(8, 1).to(dtype)
     optimizer = make(model.parameters())
     saving = Saving(folder, every=2)
     job = Job(model, optimizer, DATA, batch=8, steps=steps, saving=saving, **options)
     for inputs, targets in job:
-        loss = torch.nn.functional.mse_loss(model(inputs), targets)
+        loss = torch.nn.functional.mse_loss(model(inputs.to(dtype)), targets.to(dtype))
         loss.backward()
         job.clip_grad_norm(0.5)
         job.step(loss)
@@ -98,6 +108,40 @@ def test_a_job_resumes_from_a_checkpoint_of_either_kind_with_the_same_bits(
     model = train(tmp_path / "second", make, 8, shard_optimizer=second, resume=tmp_path / "first")
 
     assert torch.equal(model.weight, wanted.weight)
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("second", [False, True])
+@pytest.mark.parametrize("name", ["adamw", "sgd", "lamb"])
+def test_masters_of_either_kind_resume_each_other_with_the_same_bits(
+    tmp_path: Path, name: str, first: bool, second: bool
+) -> None:
+    make = MAKERS[name]
+    options = {"dtype": torch.bfloat16, "master_weights": True}
+    wanted = train(tmp_path / "plain", make, 8, **options)
+    train(tmp_path / "first", make, 4, shard_optimizer=first, **options)
+    model = train(
+        tmp_path / "second",
+        make,
+        8,
+        shard_optimizer=second,
+        resume=tmp_path / "first",
+        **options,
+    )
+
+    assert torch.equal(model.weight, wanted.weight)
+    assert model.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_job_without_masters_refuses_a_checkpoint_that_has_some(
+    tmp_path: Path, is_shared: bool
+) -> None:
+    make, dtype = MAKERS["adamw"], torch.bfloat16
+    train(tmp_path, make, 2, dtype=dtype, master_weights=True, shard_optimizer=is_shared)
+
+    with pytest.raises(InputError, match="make the job with master_weights=True"):
+        train(tmp_path / "again", make, 4, dtype=dtype, resume=tmp_path, shard_optimizer=is_shared)
 
 
 def test_another_optimizer_than_the_checkpoints_is_refused(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ OptimizerOption = Annotated[
     typer.Option(
         "--optimizer",
         metavar="NAME",
-        help="sgd, adam, adamw, adagrad or rmsprop; else one that suits the model.",
+        help="sgd, adam, adamw, adagrad, rmsprop, lars or lamb; else one that suits the model.",
     ),
 ]
 ShardOptimizerOption = Annotated[
@@ -99,6 +99,16 @@ ShardOptimizerOption = Annotated[
     typer.Option(
         "--shard-optimizer",
         help="Keep the optimizer's state of each share of the parameters on two chips only.",
+    ),
+]
+MirrorDomainOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--mirror-domain",
+        metavar="DOMAIN",
+        help="What never holds a share and its mirror, with --shard-optimizer: board, host, row, "
+        "column, or blocks such as 4x2; repeat for more, the most important first. Else board "
+        "and host.",
     ),
 ]
 SeedOption = Annotated[
@@ -154,6 +164,7 @@ def train_command(
     lr: RateOption = None,
     optimizer: OptimizerOption = None,
     shard_optimizer: ShardOptimizerOption = False,
+    mirror_domain: MirrorDomainOption = None,
     seed: SeedOption = 0,
     inject: InjectOption = None,
     algorithm: AlgorithmOption = "auto",
@@ -184,6 +195,8 @@ def train_command(
 
     - meshmend train --shard-optimizer --optimizer adamw --inject "kill 2x2@0,2 at 30"
 
+    - meshmend train --shard-optimizer --mirror-domain board --mirror-domain row
+
     - meshmend train --framework jax --mesh 2x2 --inject "kill 0,1 at 20"
 
     - meshmend train --testbed 50Mbit --inject "cut link:0,1-0,2 at 20"
@@ -213,6 +226,7 @@ def train_command(
     check_algorithms([algorithm], "auto")
     faults = tuple(parse_fault(text, begin) for text in inject or ())
     _check_moments(faults, is_sharded=shard_optimizer)
+    domains = _mirror_domains(mirror_domain, begin, is_sharded=shard_optimizer)
     bandwidth = parse_bandwidth(testbed) if testbed else None
     checkpoints = _checkpoints(resume)
     page = page_request(explore, allow_faults)
@@ -250,6 +264,7 @@ def train_command(
         checks=check_every_step,
         page=page,
         shard_optimizer=shard_optimizer,
+        mirror_domains=domains,
         timing=Timing(
             heartbeat_timeout_s=heartbeat_timeout,
             straggler_timeout_s=straggler_timeout,
@@ -293,6 +308,22 @@ def _check_moments(faults: "tuple[Fault, ...]", *, is_sharded: bool) -> None:
                 f"--inject cannot hit 'in {fault.moment}' in this job; only jobs with "
                 "--shard-optimizer have that part"
             )
+
+
+def _mirror_domains(names: list[str] | None, mesh: "Mesh", *, is_sharded: bool) -> tuple[str, ...]:
+    """Return the domains that keep owners and mirrors apart.
+
+    Raises:
+        InputError: they are unknown, or no mirrors can be placed so.
+    """
+    from meshmend.topology.failures import board_shape
+    from meshmend.train.mirror_placement import DEFAULT_DOMAINS, check_domains
+
+    if names and not is_sharded:
+        raise InputError("--mirror-domain needs --shard-optimizer: other jobs have no mirrors")
+    domains = tuple(names or DEFAULT_DOMAINS)
+    check_domains(domains, mesh, board_shape(len(mesh.shape)))
+    return domains
 
 
 def _torch_workload(

@@ -39,6 +39,7 @@ from meshmend.topology.text import mesh_words
 from meshmend.train.checkpoint import Saving
 from meshmend.train.history_check import Audit
 from meshmend.train.ledger import audit
+from meshmend.train.mirror_placement import DEFAULT_DOMAINS
 from meshmend.train.resume import resumable
 from meshmend.workloads.trainable import Trainable, TrainingArguments
 
@@ -69,6 +70,7 @@ class Training:
     checks: bool = False
     page: PageRequest | None = None
     shard_optimizer: bool = False
+    mirror_domains: tuple[str, ...] = DEFAULT_DOMAINS
     timing: Timing = field(default_factory=Timing)
 
     def arguments(self) -> TrainingArguments:
@@ -83,6 +85,7 @@ class Training:
             saving=Saving(folder, self.save_every) if self.save_every else None,
             resume=self.resume,
             shard_optimizer=self.shard_optimizer,
+            mirror_domains=self.mirror_domains,
         )
 
 

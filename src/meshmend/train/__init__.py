@@ -16,16 +16,23 @@ if TYPE_CHECKING:
     from meshmend.train.checkpoint import Saving
     from meshmend.train.jax_job import JaxJob
     from meshmend.train.job import Job
+    from meshmend.train.layerwise import LAMB, LARS, layerwise_groups
 
-__all__ = ["JaxJob", "Job", "Saving"]
+__all__ = ["LAMB", "LARS", "JaxJob", "Job", "Saving", "layerwise_groups"]
 
 _MODULE_OF = {
+    "LAMB": "meshmend.train.layerwise",
+    "LARS": "meshmend.train.layerwise",
     "JaxJob": "meshmend.train.jax_job",
     "Job": "meshmend.train.job",
     "Saving": "meshmend.train.checkpoint",
+    "layerwise_groups": "meshmend.train.layerwise",
 }
 # The extra that holds the packages a name needs, and these packages.
-_NEEDS = {"JaxJob": ("jax", ("jax", "optax")), "Job": ("torch", ("torch",))}
+_NEEDS = {
+    "JaxJob": ("jax", ("jax", "optax")),
+    **dict.fromkeys(("Job", "LAMB", "LARS", "layerwise_groups"), ("torch", ("torch",))),
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,10 +1,11 @@
-"""Which optimizers can be sharded: those that update each element by itself."""
+"""Which optimizers can be sharded: those that update each element by itself, LARS and LAMB."""
 
 from typing import Any, Final
 
 import torch
 
 from meshmend.errors import InputError
+from meshmend.train.layerwise import LAYERWISE
 
 ELEMENTWISE: Final = (
     torch.optim.SGD,
@@ -24,15 +25,17 @@ ELEMENTWISE: Final = (
 def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
     """Raise InputError if an optimizer may need more than one element to update an element.
 
-    An optimizer that we do not know says that it does not with an attribute.
+    LARS and LAMB do, but say what they need. An optimizer that we do not know says that it does not
+    with an attribute.
     """
-    if type(optimizer) in ELEMENTWISE or getattr(optimizer, "is_elementwise", False):
+    known = (*ELEMENTWISE, *LAYERWISE)
+    if type(optimizer) in known or getattr(optimizer, "is_elementwise", False):
         return
     name = type(optimizer).__name__
     raise InputError(
         "shard_optimizer needs an optimizer that updates each element by itself, such as SGD, "
-        f"Adam or AdamW, but got {name}; train with shard_optimizer=False, or set "
-        f"{name}.is_elementwise = True if it does"
+        f"Adam or AdamW, or LARS or LAMB of meshmend.train, but got {name}; train with "
+        f"shard_optimizer=False, or set {name}.is_elementwise = True if it does"
     )
 
 

@@ -27,6 +27,7 @@ from meshmend.train.evaluation import batches_of, evaluating
 from meshmend.train.exchange import Exchange
 from meshmend.train.job_core import JobCore
 from meshmend.train.job_settings import JobSettings
+from meshmend.train.mirror_placement import DEFAULT_DOMAINS
 from meshmend.train.non_finite import RAISE
 from meshmend.train.optimizers import Optimizers
 from meshmend.train.random_seed import seed_torch
@@ -50,7 +51,9 @@ class Job(ChipJob):
     folder of checkpoints: the job begins with the newest one that is complete and undamaged.
     `non_finite` says what becomes of a step whose gradients are not finite: "raise" or "skip".
     Gradients are summed in buckets of up to `bucket_bytes`. With `shard_optimizer`, each chip keeps
-    the optimizer's state of its share of the parameters, and of one share that it mirrors.
+    the optimizer's state of its share of the parameters, and of one share that it mirrors; the two
+    are never in one of the `mirror_domains`: board, host, row, column, or blocks such as 4x2. With
+    `master_weights`, the optimizer steps on float32 copies of the parameters that have 16 bits.
     """
 
     def __init__(
@@ -71,6 +74,8 @@ class Job(ChipJob):
         non_finite: str = RAISE,
         bucket_bytes: int | None = None,
         shard_optimizer: bool = False,
+        mirror_domains: Sequence[str] = DEFAULT_DOMAINS,
+        master_weights: bool = False,
     ) -> None:
         data = JobData(dataset, collate)
         settings = JobSettings(
@@ -84,6 +89,7 @@ class Job(ChipJob):
             non_finite,
         )
         self.model, self.optimizer, self.steps = model, optimizer, steps
+        self._mirror_domains = tuple(mirror_domains)
         self._collate, self._source = data.collate, data.source(settings.order())
         self._learner: TorchLearner = TorchLearner(
             model,
@@ -92,12 +98,18 @@ class Job(ChipJob):
             scaler=scaler,
             bucket_bytes=bucket_bytes,
             shard_optimizer=shard_optimizer,
+            master_weights=master_weights,
         )
         self._core = JobCore(
             self._learner,
             settings,
             lambda: fingerprint_of(
-                one_module(model), optimizer, self._source, settings, is_sharded=shard_optimizer
+                one_module(model),
+                optimizer,
+                self._source,
+                settings,
+                mirror_domains=self._mirror_domains if shard_optimizer else (),
+                has_masters=master_weights,
             ),
             self._make_sharding if shard_optimizer else None,
         )
@@ -108,7 +120,9 @@ class Job(ChipJob):
         return self._learner.n_state_bytes()
 
     def _make_sharding(self, replica: ShardedReplica, exchange: Exchange) -> Sharding:
-        return ShardedUpdate(self._learner, replica, exchange, worker_environment())
+        return ShardedUpdate(
+            self._learner, replica, exchange, worker_environment(), self._mirror_domains
+        )
 
     @property
     def grad_norm(self) -> float | None:

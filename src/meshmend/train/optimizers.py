@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from meshmend.errors import InputError
+from meshmend.train.master_weights import MasterWeights, check_no_masters
 from meshmend.train.piece_states import n_bytes_of
 
 Optimizers = (
@@ -21,6 +22,8 @@ Optimizers = (
 class SteppedOptimizers:
     """Optimizers by name, in the order in which they step; a single one is called ''.
 
+    With `has_masters`, they step on float32 copies of parameters of 16 bits.
+
     Raises:
         InputError: one of them needs a closure, or the scaler cannot scale its gradients.
     """
@@ -29,6 +32,8 @@ class SteppedOptimizers:
         self,
         optimizers: Mapping[str, torch.optim.Optimizer],
         scaler: torch.amp.GradScaler | None = None,
+        *,
+        has_masters: bool = False,
     ) -> None:
         self._optimizers = dict(optimizers)
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
@@ -39,6 +44,12 @@ class SteppedOptimizers:
                 "a GradScaler needs parameters of float32, but some are float16; keep the model in "
                 "float32 and compute within torch.autocast"
             )
+        self._trained = self._parameters()
+        self._masters = (
+            {name: MasterWeights(each) for name, each in self._optimizers.items()}
+            if has_masters
+            else {}
+        )
 
     @property
     def skips_non_finite(self) -> bool:
@@ -54,7 +65,9 @@ class SteppedOptimizers:
                 self._scaler.unscale_(optimizer)
         norm = None
         if max_norm is not None:
-            norm = float(torch.nn.utils.clip_grad_norm_(self._parameters(), max_norm))
+            norm = float(torch.nn.utils.clip_grad_norm_(self._trained, max_norm))
+        for masters in self._masters.values():
+            masters.take_gradients()
         if self._scaler is None:
             for optimizer in self._optimizers.values():
                 optimizer.step()
@@ -62,24 +75,34 @@ class SteppedOptimizers:
             for optimizer in with_gradients:
                 self._scaler.step(optimizer)
             self._scaler.update()
+        for masters in self._masters.values():
+            masters.give_weights()
         return norm
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the only optimizer, or those of several by their names."""
-        if list(self._optimizers) == [""]:
-            return self._optimizers[""].state_dict()
-        return {name: optimizer.state_dict() for name, optimizer in self._optimizers.items()}
+        states = {
+            name: self._masters.get(name, optimizer).state_dict()
+            for name, optimizer in self._optimizers.items()
+        }
+        return states[""] if list(states) == [""] else states
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace the states by those that `state_dict` returned."""
+        """Replace the states by those that `state_dict` returned.
+
+        Raises:
+            InputError: they have masters, and this job has none.
+        """
         states = {"": state} if list(self._optimizers) == [""] else state
         for name, optimizer in self._optimizers.items():
-            optimizer.load_state_dict(states[name])
+            if name not in self._masters:
+                check_no_masters(states[name]["state"].values())
+            self._masters.get(name, optimizer).load_state_dict(states[name])
 
     def n_state_bytes(self) -> int:
         """Return the bytes of the tensors of all states."""
         states = (state for each in self._optimizers.values() for state in each.state.values())
-        return n_bytes_of(states)
+        return n_bytes_of(states) + sum(each.n_bytes for each in self._masters.values())
 
     def _parameters(self) -> list[torch.Tensor]:
         """Return all parameters, each once."""

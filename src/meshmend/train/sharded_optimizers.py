@@ -5,6 +5,9 @@ be gathered from all owners while nothing has changed yet. When all of them are 
 counts: the optimizers step in place on what this chip keeps, its own share and those that it
 mirrors. Both give the same bits, and so does the mirror. If the gather fails, the gradients are
 still there, and the step is done in place later, or never.
+
+An optimizer that needs norms of whole tensors gets them before the trial: every chip adds up the
+squares of its own share, and the chips sum these.
 """
 
 from collections import defaultdict
@@ -16,6 +19,7 @@ import torch
 from meshmend.errors import InputError
 from meshmend.train.elementwise import check_elementwise, check_parameters, refuse_hooks
 from meshmend.train.flat_parameters import FlatParameters, Piece
+from meshmend.train.master_weights import MASTER, check_no_masters, needs_master
 from meshmend.train.optimizer_pieces import OptimizerPieces
 from meshmend.train.piece_states import (
     State,
@@ -25,11 +29,11 @@ from meshmend.train.piece_states import (
     n_bytes_of,
     whole_state,
 )
+from meshmend.train.piece_steps import PieceSteps, PieceWork, SquaredNorms
 from meshmend.train.torch_state import packed, unpacked
 from meshmend.train.update_shares import Span, Spans, UpdateShares, without
 
 StateName = tuple[int, int]  # of the last update: the generation in which it was made, its step
-_Work = tuple[Piece, torch.Tensor, State]
 
 _TRIED_PARTS: Final = 8  # a trial copies the state of about an eighth of the share at a time
 _SHARDED: Final = "sharded"
@@ -38,28 +42,31 @@ _SHARDED: Final = "sharded"
 class ShardedOptimizers:
     """Optimizers by name whose state is sharded; a single one is called ''.
 
+    With `has_masters`, the state of parameters of 16 bits has their weights in float32.
+
     Raises:
         InputError: one cannot be sharded.
     """
 
     skips_non_finite = False
 
-    def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
+    def __init__(
+        self, optimizers: Mapping[str, torch.optim.Optimizer], *, has_masters: bool = False
+    ) -> None:
         self._optimizers = dict(optimizers)
         for each in self._optimizers.values():
             check_elementwise(each)
             refuse_hooks(each)
-        self._lists = [
-            [list(group["params"]) for group in each.param_groups]
-            for each in self._optimizers.values()
-        ]
-        parameters = [each for groups in self._lists for group in groups for each in group]
+        self._steps = PieceSteps(self._optimizers)
+        parameters = [each for groups in self._steps.lists for group in groups for each in group]
         check_parameters(parameters)
         self.flat = FlatParameters(parameters)
+        self._has_masters = has_masters
         self.held: Spans = ()
         self._own: Span = (0, 0)
         self._states: dict[Piece, State] = {}
         self._new_weights: torch.Tensor | None = None
+        self._norms: SquaredNorms | None = None  # of the step in flight, over all chips
         self.name: StateName | None = None  # None before this chip has been in a generation
         self.tried: StateName | None = None  # a step that was tried, and neither counts nor is void
         self._adopt([dict(each.state) for each in self._optimizers.values()])
@@ -70,11 +77,11 @@ class ShardedOptimizers:
         """Return the bytes of the state that this chip keeps now."""
         return n_bytes_of(self._states.values())
 
-    # A step: `begin`, `clip`, `trial`, a gather of what that returns, `step`.
+    # A step: `begin`, `clip`, `squared_norms`, `trial`, a gather of what that returns, `step`.
 
     def begin(self) -> None:
         """Forget the last step, if it did not count; its gradients go now."""
-        self.tried, self._new_weights = None, None
+        self.tried, self._new_weights, self._norms = None, None, None
 
     def clip(self, max_norm: float | None) -> float | None:
         """Clip the summed gradients to a norm, and return what it was; None: do not."""
@@ -83,21 +90,32 @@ class ShardedOptimizers:
         return float(torch.nn.utils.clip_grad_norm_(self.flat.parameters, max_norm))
 
     @torch.no_grad()
+    def squared_norms(self) -> SquaredNorms | None:
+        """Return this chip's part of the squared norms of all parameters, for a sum in place.
+
+        None if no optimizer needs them.
+        """
+        if not self._steps.needs_norms:
+            return None
+        self._norms = self._steps.squared_norms(self._kept(self.flat.pieces(self._own)), self.flat)
+        return self._norms
+
+    @torch.no_grad()
     def trial(self, name: StateName, shares: UpdateShares) -> torch.Tensor:
         """Return a payload to gather: this chip's share of the new weights is in its place.
 
         Raises:
             InputError: the optimizers have changed since the job was made, or have hooks.
         """
-        self._check_unchanged()
+        self._steps.check_unchanged()
         payload = torch.empty(shares.share_bytes * shares.n_ranks, dtype=torch.uint8)
         payload[self._own[0] : self._own[1]] = 0  # padding between parameters
         for pieces in self._batches(self.flat.pieces(self._own), shares.share_bytes):
             work = [
-                (piece, self.flat.values(piece).clone(), copied(self._states[piece]))
+                PieceWork(piece, self.flat.values(piece).clone(), copied(self._states[piece]))
                 for piece in pieces
             ]
-            self._step_on(work, with_hooks=False)
+            self._steps.step(work, self.flat, self._norms, with_hooks=False)
             for piece, values, _ in work:
                 self.flat.bytes_in(payload, piece).copy_(values)
         self.tried, self._new_weights = name, payload
@@ -111,6 +129,8 @@ class ShardedOptimizers:
                 for piece in self.flat.pieces(span):
                     new = self.flat.bytes_in(self._new_weights, piece)
                     self.flat.values(piece).copy_(new)
+        elif self._norms is None:
+            self.squared_norms()  # this chip trains alone
         self._step_in_place(with_hooks=True)
 
     @torch.no_grad()
@@ -122,35 +142,13 @@ class ShardedOptimizers:
         self._step_in_place(with_hooks=False)
 
     def _step_in_place(self, *, with_hooks: bool) -> None:
-        self._step_on(
-            [(piece, self.flat.values(piece), state) for piece, state in self._states.items()],
-            with_hooks=with_hooks,
-        )
+        self._steps.step(self._kept(self._states), self.flat, self._norms, with_hooks=with_hooks)
         self.name = self.tried or self.name
         self.begin()
 
-    def _step_on(self, work: Sequence[_Work], *, with_hooks: bool) -> None:
-        """Let the optimizers step on tensors with the states and gradients of pieces."""
-        for piece, values, _ in work:
-            values.grad = self.flat.gradient(piece)
-        first = 0
-        for optimizer, lists in zip(self._optimizers.values(), self._lists, strict=True):
-            kept, optimizer.state = optimizer.state, defaultdict(dict)
-            try:
-                for group, parameters in zip(optimizer.param_groups, lists, strict=True):
-                    last = first + len(parameters)
-                    mine = [each for each in work if first <= each[0].number < last]
-                    group["params"] = [values for _, values, _ in mine]
-                    optimizer.state.update((values, state) for _, values, state in mine)
-                    first = last
-                if with_hooks:
-                    optimizer.step()
-                else:
-                    _plain_step(optimizer)
-            finally:
-                optimizer.state = kept
-                for group, parameters in zip(optimizer.param_groups, lists, strict=True):
-                    group["params"] = parameters
+    def _kept(self, pieces: Iterable[Piece]) -> list[PieceWork]:
+        """Return pieces that this chip keeps, to step on in place."""
+        return [PieceWork(each, self.flat.values(each), self._states[each]) for each in pieces]
 
     def _batches(self, pieces: Sequence[Piece], share_bytes: int) -> Iterator[list[Piece]]:
         batch: list[Piece] = []
@@ -163,16 +161,6 @@ class ShardedOptimizers:
                 batch, n_bytes = [], 0
         if batch:
             yield batch
-
-    def _check_unchanged(self) -> None:
-        for optimizer, lists in zip(self._optimizers.values(), self._lists, strict=True):
-            refuse_hooks(optimizer)
-            now = [group["params"] for group in optimizer.param_groups]
-            if [list(map(id, each)) for each in now] != [list(map(id, each)) for each in lists]:
-                raise InputError(
-                    "shard_optimizer needs the parameters that the optimizer had when the job was "
-                    "made, but its groups have changed; make the job after the last add_param_group"
-                )
 
     # What this chip keeps.
 
@@ -214,7 +202,7 @@ class ShardedOptimizers:
         """Return the settings, and the state of this chip's own share, for a checkpoint."""
         own = {piece: cut_state(self._states, piece) for piece in self.flat.pieces(self._own)}
         states, first = [], 0
-        for lists in self._lists:
+        for lists in self._steps.lists:
             numbers = range(first, first + sum(map(len, lists)))
             shapes = [tuple(self.flat.parameters[number].shape) for number in numbers]
             pieces = [
@@ -233,6 +221,8 @@ class ShardedOptimizers:
             for group, saved in zip(optimizer.param_groups, loaded["param_groups"], strict=True):
                 group.update({key: value for key, value in saved.items() if key != "params"})
         if not any(_SHARDED in each for each in states):
+            if not self._has_masters:
+                check_no_masters(held for each in states for held in each["state"].values())
             self._adopt(
                 [_by_parameter(each, self._optimizers, at) for at, each in enumerate(states)]
             )
@@ -250,16 +240,13 @@ class ShardedOptimizers:
         given = {parameter: state for each in states for parameter, state in each.items()}
         for piece in self.flat.pieces(everything):
             parameter = self.flat.parameters[piece.number]
-            self._states[piece] = whole_state(given.get(parameter, {}), parameter)
+            state = whole_state(given.get(parameter, {}), parameter)
+            if self._has_masters and needs_master(parameter) and MASTER not in state:
+                state[MASTER] = self.flat.values(piece).float()
+            self._states[piece] = state
         for optimizer in self._optimizers.values():
             optimizer.state = defaultdict(dict)
         self.held, self._own, self.name = (everything,), everything, None
-
-
-def _plain_step(optimizer: torch.optim.Optimizer) -> None:
-    """Step without hooks: they are called when the step counts."""
-    step: Any = type(optimizer).step
-    getattr(step, "__wrapped__", step)(optimizer)
 
 
 def _settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """How the chips of a job share out the update: new weights are gathered, states are moved.
 
-In a step every chip has the sums of all gradients. Each owner tries the update of its share, and
-all gather the new weights. Whoever has finished that counts the step. It had to hear of all
+In a step every chip has the sums of all gradients. If the optimizer needs norms of whole tensors,
+the owners sum the squares of their shares. Each owner tries the update of its share, and all gather
+the new weights. Whoever has finished that counts the step. It had to hear of all
 chips, so all of them have the sums and have tried the step: one that did not finish can still
 update what it keeps, by itself, and takes the rest from a chip that did.
 
@@ -11,7 +12,7 @@ lacks is sent to it. Nobody forgets anything before all chips have what they nee
 
 import json
 import logging
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,6 +24,14 @@ from meshmend.membership.generation import Generation
 from meshmend.membership.messages import Go
 from meshmend.train.byte_gather import gather_bytes
 from meshmend.train.exchange import Bytes, Exchange
+from meshmend.train.mirror_placement import (
+    DEFAULT_DOMAINS,
+    check_domains,
+    counted_domains,
+    domains_of,
+    kept_apart,
+    mirrors_of,
+)
 from meshmend.train.sharded_optimizers import StateName
 from meshmend.train.sharding import ShardedReplica
 from meshmend.train.torch_learner import TorchLearner
@@ -32,7 +41,6 @@ from meshmend.train.update_shares import (
     Spans,
     UpdateShares,
     batches_of_moves,
-    mirrors_of,
     moves_to,
     without,
 )
@@ -72,10 +80,14 @@ class ShardedUpdate:
         replica: ShardedReplica,
         exchange: Exchange,
         environment: WorkerEnvironment,
+        mirror_domains: Sequence[str] = DEFAULT_DOMAINS,
     ) -> None:
+        check_domains(mirror_domains, environment.whole, environment.board)
         assert learner.sharded is not None, "its optimizers are not sharded"
         self._learner, self._optimizers = learner, learner.sharded
         self._chip, self._board = environment.chip, environment.board
+        self._domain_names = tuple(mirror_domains)
+        self._n_apart: int | None = None  # how many domains mirrors keep apart
         self._replica, self._exchange = replica, exchange
         self._shares = UpdateShares(self._optimizers.flat.n_bytes, (0,))
         self.has_lost_state = False  # so that a checkpoint of this very step must be read
@@ -87,6 +99,9 @@ class ShardedUpdate:
             TransportError: the mesh has changed.
         """
         self._learner.prepare_update()
+        squares = self._optimizers.squared_norms()
+        if squares is not None:
+            self._exchange.sum(squares.reshape(-1).view(np.uint8), squares.size, "float64")
         name = self._exchange.generation_number, self._replica.step_number + 1
         payload = self._optimizers.trial(name, self._shares)
         self._replica.inject(Moment.GATHER)
@@ -113,8 +128,9 @@ class ShardedUpdate:
             state = exchange.spread(packed, go.holders)
             if not is_holder:
                 self._join(holder, state, keeps=bool(held[exchange.rank]))
-        domains = self._domains(generation, holdings[0].board)  # chips may be told of other boards
-        shares = UpdateShares(optimizers.flat.n_bytes, mirrors_of(domains))
+        # Chips may be told of other boards: those of the first count.
+        mirror_of = self._mirrors(generation, holdings[0].board)
+        shares = UpdateShares(optimizers.flat.n_bytes, mirror_of)
         kept = [shares.kept(rank) for rank in range(shares.n_ranks)]
         moves = moves_to(kept, held)
         for batch in batches_of_moves(moves, _BATCH_BYTES):
@@ -160,20 +176,24 @@ class ShardedUpdate:
         self._replica.take_over(state)
         optimizers.name = holder.name
 
-    def _domains(
-        self, generation: Generation, board_shape: tuple[int, ...]
-    ) -> list[list[Hashable]]:
-        """Return what each rank may fail together with: its host, if there are several; its board.
+    def _mirrors(self, generation: Generation, board: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the mirror of each rank; say so if fewer domains are kept apart than before.
 
         Ranks are numbers of chips in row-major order, as seats are.
         """
         hosts = {seat.chip: seat.address[0] for seat in generation.seats}
-        n_hosts = len(set(hosts.values()))
-        result: list[list[Hashable]] = []
-        for chip in self._exchange.mesh.live:
-            board = tuple(at // size for at, size in zip(chip, board_shape, strict=True))
-            result.append([board, hosts[chip]] if n_hosts > 1 else [board])
-        return result
+        names = counted_domains(self._domain_names, hosts)
+        domains = domains_of(names, self._exchange.mesh.live, hosts, board)
+        n_apart = kept_apart(domains)
+        if self._n_apart is not None and n_apart < self._n_apart and self._exchange.rank == 0:
+            _log.warning(
+                "on %d live chips, mirrors and their owners cannot be kept on another %s each: "
+                "one failure may take both",
+                len(domains),
+                " and another ".join(names[n_apart:]),
+            )
+        self._n_apart = n_apart
+        return mirrors_of(domains)
 
     def _move(self, moves: Sequence[Move]) -> None:
         """Send and receive the states of some spans."""

@@ -1,5 +1,6 @@
 """What a PyTorch job must have in common on all workers, as its fingerprint."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,10 +18,16 @@ def fingerprint_of(
     dataset: Any,
     settings: JobSettings,
     *,
-    is_sharded: bool = False,
+    mirror_domains: Sequence[str] = (),
+    has_masters: bool = False,
 ) -> JobFingerprint:
-    """Return what must be equal on all workers of a job; reads a few samples, each twice."""
+    """Return what must be equal on all workers of a job; reads a few samples, each twice.
+
+    A sharded optimizer has domains of mirrors.
+    """
     words = ", ".join(_optimizer_words(each) for each in optimizers_of(optimizer).values())
+    sharded = f"sharded by {', '.join(mirror_domains)}: " if mirror_domains else ""
+    kinds = sharded + "master weights of " * has_masters
     parameters = {
         name: (str(each.dtype), tuple(each.shape)) for name, each in model.named_parameters()
     }
@@ -28,7 +35,7 @@ def fingerprint_of(
         settings,
         framework="torch",
         model=parameter_words(parameters),
-        optimizer=f"sharded {words}" if is_sharded else words,
+        optimizer=kinds + words,
         samples=sample_words(_Seeded(dataset), packed),
     )
 

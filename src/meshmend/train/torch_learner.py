@@ -34,6 +34,7 @@ class TorchLearner:
     """Models, their optimizers, and further objects with a state, as a `Learner`.
 
     With `scaler`, the sums are divided by its scale, and it decides whether the optimizers step.
+    With `master_weights`, the optimizers step on float32 copies of parameters of 16 bits.
     If the optimizers are to be sharded, `prepare_update` comes between the sums and `update`.
     """
 
@@ -48,16 +49,19 @@ class TorchLearner:
         scaler: torch.amp.GradScaler | None = None,
         bucket_bytes: int | None = None,
         shard_optimizer: bool = False,
+        master_weights: bool = False,
     ) -> None:
         if any(isinstance(each, torch.amp.GradScaler) for each in also):
             raise InputError("a job needs its GradScaler as scaler=, but got it in also")
         self._model = one_module(model)
         self.sharded: ShardedOptimizers | None = None
+        named = optimizers_of(optimizer)
+        if shard_optimizer or master_weights:
+            _refuse_scaler(scaler, "shard_optimizer" if shard_optimizer else "master_weights")
         if shard_optimizer:
-            _refuse_scaler(scaler)
-            self.sharded = ShardedOptimizers(optimizers_of(optimizer))
+            self.sharded = ShardedOptimizers(named, has_masters=master_weights)
         else:
-            self._stepped = SteppedOptimizers(optimizers_of(optimizer), scaler)
+            self._stepped = SteppedOptimizers(named, scaler, has_masters=master_weights)
         self._optimizers = self.sharded or self._stepped
         self._also = (*also, *([scaler] if scaler else []))
         self._gradients = Gradients(self._model, bucket_bytes)
@@ -213,11 +217,11 @@ class TorchLearner:
         return digest(tensors_of([state["model"], state["optimizer"], state["also"]]))
 
 
-def _refuse_scaler(scaler: torch.amp.GradScaler | None) -> None:
+def _refuse_scaler(scaler: torch.amp.GradScaler | None, option: str) -> None:
     if scaler is not None and scaler.is_enabled():
         raise InputError(
-            "shard_optimizer cannot step with a GradScaler; compute in bfloat16, which needs none, "
-            "or train with shard_optimizer=False"
+            f"{option} cannot step with a GradScaler; compute in bfloat16, which needs none, or "
+            f"train with {option}=False"
         )
 
 

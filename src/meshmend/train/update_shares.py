@@ -1,4 +1,4 @@
-"""Which chip updates which part of the parameters, which chip mirrors it, and what has to move.
+"""Which chip updates which part of the parameters, which part it mirrors, and what has to move.
 
 Parameters lie end to end in a row of bytes. Each rank **owns** an equal share of the row: the
 optimizer's state of the share is there, and on the rank that **mirrors** it. A **span** is a part
@@ -7,7 +7,7 @@ of the row, from its first byte to before its last. Knows ranks and bytes, but n
 All functions give the same result on all chips, so nothing has to be agreed on.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -65,46 +65,6 @@ class Move:
 def aligned(n_bytes: int) -> int:
     """Return the next multiple of the alignment."""
     return -(-n_bytes // ALIGN_BYTES) * ALIGN_BYTES
-
-
-def mirrors_of(domains: Sequence[Iterable[Hashable]]) -> tuple[int, ...]:
-    """Return the rank that mirrors each rank's share.
-
-    `domains[rank]` names what a rank may fail together with, such as its board and its host. A
-    mirror shares no domain with its owner, unless all ranks are joined by their domains: then
-    only the first domain of each rank counts, and if that is the same for all, none. Every rank
-    mirrors one share, unless one group of ranks is larger than all others together.
-    """
-    named = [list(each) for each in domains]
-    choices = (named, [each[:1] for each in named], [[rank] for rank in range(len(named))])
-    groups = next((found for each in choices if len(found := _groups(each)) > 1), None)
-    if groups is None:
-        return tuple(range(len(named)))
-    groups.sort(key=lambda group: (-len(group), group))
-    row = [rank for group in groups for rank in group]
-    n_first = len(groups[0])
-    first, others = row[:n_first], row[n_first:]
-    if n_first <= len(others):
-        after = row[n_first:] + row[:n_first]
-        mirror = dict(zip(row, after, strict=True))
-    else:
-        mirror = {rank: others[at % len(others)] for at, rank in enumerate(first)}
-        mirror |= dict(zip(others, first, strict=False))
-    return tuple(mirror[rank] for rank in range(len(named)))
-
-
-def _groups(domains: Sequence[Sequence[Hashable]]) -> list[list[int]]:
-    """Return groups of ranks; two ranks that share a domain are in one group."""
-    group_of = list(range(len(domains)))
-    first_of: dict[Hashable, int] = {}
-    for rank, names in enumerate(domains):
-        for name in names:
-            old, new = group_of[rank], group_of[first_of.setdefault(name, rank)]
-            group_of = [new if each == old else each for each in group_of]
-    return [
-        [rank for rank, each in enumerate(group_of) if each == number]
-        for number in sorted(set(group_of))
-    ]
 
 
 def without(spans: Iterable[Span], removed: Iterable[Span]) -> Spans:

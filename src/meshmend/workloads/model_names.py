@@ -9,7 +9,7 @@ FRAMEWORKS = ("torch", "jax")
 MODELS = ("resnet", "bert")
 SIZES = ("tiny", "full")
 NORMS = ("batch", "group")
-OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad", "rmsprop")
+OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad", "rmsprop", "lars", "lamb")
 
 
 def check_model_names(model: str, size: str, norm: str) -> None:

@@ -1,21 +1,22 @@
 """The optimizers that `meshmend train --optimizer` offers, by name, with usual learning rates."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
 import torch
 
+from meshmend.train.layerwise import LAMB, LARS, layerwise_groups
 from meshmend.workloads.workload import Workload
 
-Parameters = Iterable[torch.nn.Parameter]
-
-_MAKERS: Final[dict[str, Callable[[Parameters], torch.optim.Optimizer]]] = {
-    "sgd": lambda each: torch.optim.SGD(each, lr=0.05, momentum=0.9),
-    "adam": lambda each: torch.optim.Adam(each, lr=1e-3),
-    "adamw": lambda each: torch.optim.AdamW(each, lr=1e-3),
-    "adagrad": lambda each: torch.optim.Adagrad(each, lr=1e-2),
-    "rmsprop": lambda each: torch.optim.RMSprop(each, lr=1e-3),
+_MAKERS: Final[dict[str, Callable[[torch.nn.Module], torch.optim.Optimizer]]] = {
+    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+    "adam": lambda model: torch.optim.Adam(model.parameters(), lr=1e-3),
+    "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3),
+    "adagrad": lambda model: torch.optim.Adagrad(model.parameters(), lr=1e-2),
+    "rmsprop": lambda model: torch.optim.RMSprop(model.parameters(), lr=1e-3),
+    "lars": lambda model: LARS(layerwise_groups(model), lr=1.0),
+    "lamb": lambda model: LAMB(layerwise_groups(model), lr=1e-2),
 }
 
 
@@ -26,6 +27,6 @@ def with_optimizer(workload: Workload, name: str) -> Workload:
     def optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
         mine: Any = own(model)
         is_own = type(mine).__name__.lower() == name
-        return mine if is_own else _MAKERS[name](model.parameters())
+        return mine if is_own else _MAKERS[name](model)
 
     return replace(workload, optimizer=optimizer)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from meshmend.train.checkpoint import Saving
+from meshmend.train.mirror_placement import DEFAULT_DOMAINS
 from meshmend.train.shard_format import ShardFormat, State
 from meshmend.train.worker_loop import SumSizes
 
@@ -30,6 +31,7 @@ class TrainingArguments:
     saving: Saving | None = None
     resume: Path | None = None
     shard_optimizer: bool = False
+    mirror_domains: tuple[str, ...] = DEFAULT_DOMAINS
 
 
 class Trainable(Protocol):

@@ -112,6 +112,7 @@ class Workload:
             saving=arguments.saving,
             resume=arguments.resume,
             shard_optimizer=arguments.shard_optimizer,
+            mirror_domains=arguments.mirror_domains,
         )
         if arguments.rate is not None:
             for group in optimizer.param_groups:
