@@ -7,7 +7,8 @@ events have come in this order, where a number asks for so many chips; the steps
 So a test does not depend on how fast steps are. With `"framework": "jax"` it is a `JaxJob`. With
 `"data"` the samples have random noise, and come from a data set (`"augmented"`) or a stream
 (`"stream alone"`), or from a `DataLoader` of either (`"loader"`, `"stream"`). With
-`"shard_optimizer"` the chips share the optimizer's state.
+`"shard_optimizer"` the chips share the optimizer's state. `"optimizer"` is adamw, lars or lamb.
+With `"masters"` the model is of bfloat16, and the optimizer has its weights in float32.
 
 Prints one JSON object: how it ended, the events, and what the ledgers say.
 """
@@ -65,7 +66,9 @@ def torch_job(folder: Path, options: dict[str, Any], gate: "Gate") -> Training:
     model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 10))
     if options.get("batch_norm"):
         model.insert(1, torch.nn.BatchNorm1d(64))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    if options.get("masters"):
+        model, inputs = model.to(torch.bfloat16), inputs.to(torch.bfloat16)
+    optimizer = named_optimizer(model, options.get("optimizer", "adamw"))
     bucket_bytes = options.get("bucket_bytes")
 
     def body() -> int:
@@ -73,6 +76,9 @@ def torch_job(folder: Path, options: dict[str, Any], gate: "Gate") -> Training:
         dataset = noisy_samples(samples, options["data"]) if "data" in options else samples
         more = arguments(folder, options)
         more["shard_optimizer"] = bool(options.get("shard_optimizer"))
+        more["master_weights"] = bool(options.get("masters"))
+        if "mirror_domains" in options:
+            more["mirror_domains"] = options["mirror_domains"]
         job = Job(model, optimizer, dataset, bucket_bytes=bucket_bytes, **more)
         for features, classes in job:
             loss = cross_entropy(model(features), classes)
@@ -83,6 +89,19 @@ def torch_job(folder: Path, options: dict[str, Any], gate: "Gate") -> Training:
         return 0
 
     return body, Gradients(model, bucket_bytes).sizes()
+
+
+def named_optimizer(model: Any, name: str) -> Any:
+    """Return an optimizer of a model."""
+    import torch
+
+    from meshmend.train.layerwise import LAMB, LARS, layerwise_groups
+
+    if name == "lars":
+        return LARS(layerwise_groups(model), lr=1.0)
+    if name == "lamb":
+        return LAMB(layerwise_groups(model), lr=1e-2)
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
 def noisy_samples(samples: list[Any], kind: str) -> Any:

@@ -49,6 +49,58 @@ def test_a_board_dies_in_the_gather_and_comes_back(tmp_path: Path) -> None:
     assert result["chips"] == [8, 4, 8]
 
 
+@pytest.mark.parametrize("name", ["lars", "lamb"])
+def test_lars_and_lamb_have_the_loss_curve_of_a_job_that_is_not_shared(
+    tmp_path: Path, name: str
+) -> None:
+    shared = trained(tmp_path / "shared", mesh="2x2", steps=8, optimizer=name)
+    plain = trained(tmp_path / "plain", mesh="2x2", steps=8, optimizer=name, shard_optimizer=False)
+
+    assert losses(shared) == pytest.approx(losses(plain), rel=1e-6)
+    assert shared["audit"]["split"] == plain["audit"]["split"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["reduce", "gather", "update"])
+@pytest.mark.parametrize(
+    "options", [{"optimizer": "lamb"}, {"optimizer": "lars"}, {"masters": True}]
+)
+def test_a_board_dies_and_comes_back_with_norms_and_with_masters(
+    tmp_path: Path, moment: str, options: dict[str, Any]
+) -> None:
+    result = trained(
+        tmp_path / "run",
+        f"kill 2x2@0,2 at 6 in {moment}",
+        "repair 2x2@0,2 at 10",
+        gate=(16, [("generation", 4), *[("arrived", None)] * 4]),
+        **options,
+    )
+    plain = losses(trained(tmp_path / "plain", shard_optimizer=False, **options))
+
+    check(result)
+    assert result["chips"] == [8, 4, 8]
+    found = losses(result)
+    near = 1e-5 if "optimizer" in options else 5e-3  # bfloat16 has eight bits
+    assert found == pytest.approx({step: plain[step] for step in found}, rel=near)
+
+
+def test_masters_are_shared_and_resume_without_sharing(tmp_path: Path) -> None:
+    plain = losses(trained(tmp_path / "plain", mesh="2x2", masters=True, shard_optimizer=False))
+    first = tmp_path / "first"
+    trained(first, mesh="2x2", masters=True, steps=12, save_every=6)
+    again = trained(
+        tmp_path / "again",
+        mesh="2x2",
+        masters=True,
+        shard_optimizer=False,
+        resume=str(first / "checkpoints"),
+    )
+
+    found = losses(again)
+    assert max(found) == STEPS
+    assert found == {step: plain[step] for step in found}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["forward", "reduce", "gather", "update"])
 def test_a_board_dies_in_each_part_of_a_step(tmp_path: Path, moment: str) -> None:

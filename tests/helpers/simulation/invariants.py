@@ -25,6 +25,11 @@ from simulation.event_loop import EventLoop
 Contribution = tuple[int, int, int, int]  # first sample, one past the last, batch, digest before
 
 
+def digest_after(before: State, number: int, parts: Sequence[Contribution]) -> int:
+    """Return the digest of what a step in a generation makes of a state."""
+    return hash((before.digest, number, *parts))
+
+
 class ProtocolError(AssertionError):
     """Something happened that never may."""
 
@@ -55,7 +60,7 @@ class Invariants:
     def formed(self, generation: Generation) -> None:
         """Take in that the coordinator asks for a generation."""
         known = self._formed.setdefault(generation.number, generation)
-        self._check(known == generation or self.is_forgiving, "a number of two generations")
+        self.check(known == generation or self.is_forgiving, "a number of two generations")
 
     def observe(self, clock: float, event: Event) -> None:
         """Take in what the coordinator tells those who watch."""
@@ -65,7 +70,7 @@ class Invariants:
             case StateLost():
                 self._lost_told_at = clock
             case StateRestored(step=step):
-                self._check(self._lost_told_at is not None, "restored without a word of a loss")
+                self.check(self._lost_told_at is not None, "restored without a word of a loss")
                 self._lost_told_at = None
                 self._given_up = self.settled[step + 1 :]
                 del self.settled[step + 1 :]
@@ -76,32 +81,30 @@ class Invariants:
                 if step > len(self.settled):  # the restore took no step, and a holder came back
                     self.settled += self._given_up
                 top = self.settled[-1].step
-                self._check(step >= top, f"generation {number} goes back to {step} from {top}")
-                self._check(step <= top + 1, f"generation {number} skips from {top} to {step}")
+                self.check(step >= top, f"generation {number} goes back to {step} from {top}")
+                self.check(step <= top + 1, f"generation {number} skips from {top} to {step}")
             case JobFailed(why=why):
                 self.failure = why
 
     def attempts(self, chip: Chip, number: int, state: State) -> None:
         """Take in that a worker begins a step in a generation."""
-        self._check(
-            number in self._begun, f"{chip} steps in generation {number}, which never began"
-        )
+        self.check(number in self._begun, f"{chip} steps in generation {number}, which never began")
         generation = self._formed[number]
-        self._check(chip in generation.chips, f"{chip} is no member of generation {number}")
-        self._check(state.step >= self._begun[number], f"{chip} is behind its generation")
+        self.check(chip in generation.chips, f"{chip} is no member of generation {number}")
+        self.check(state.step >= self._begun[number], f"{chip} is behind its generation")
 
     def finishes(
         self, chip: Chip, number: int, before: State, parts: Sequence[Contribution]
     ) -> State:
         """Take in that a worker finished a step; return what it holds then."""
         batch = parts[0][2]
-        self._check({part[3] for part in parts} == {before.digest}, "a sum over different replicas")
+        self.check({part[3] for part in parts} == {before.digest}, "a sum over different replicas")
         self._check_samples(before.position, batch, parts)
         step = before.step + 1
-        digest = hash((before.digest, number, *parts))
+        digest = digest_after(before, number, parts)
         state = State(step, before.position + batch, digest)
         known = self._results.setdefault((number, step), state)
-        self._check(known == state, f"{chip} ends step {step} with bits of its own")
+        self.check(known == state, f"{chip} ends step {step} with bits of its own")
         self._before[digest] = before
         if number < max(self._begun):
             return state  # the others went on without it, and it will hear so
@@ -115,7 +118,7 @@ class Invariants:
 
     def check_over(self, chip: Chip, state: State, n_steps: int) -> None:
         """Check that a worker has done all steps of the job when it hears that all is over."""
-        self._check(state.step == n_steps, f"all is over for {chip} at step {state.step}")
+        self.check(state.step == n_steps, f"all is over for {chip} at step {state.step}")
         self._check_goes_on(chip, state)
 
     def _settle(self, state: State) -> None:
@@ -129,17 +132,18 @@ class Invariants:
         while before.step > top.step:
             before = self._before[before.digest]
         is_again = state.step <= top.step and state != self.settled[state.step]
-        self._check(not is_again, f"{chip} does step {state.step} again, {top.step} was settled")
-        self._check(state.step < top.step or before == top, f"{chip} forks after step {top.step}")
+        self.check(not is_again, f"{chip} does step {state.step} again, {top.step} was settled")
+        self.check(state.step < top.step or before == top, f"{chip} forks after step {top.step}")
 
     def _check_samples(self, start: int, batch: int, parts: Sequence[Contribution]) -> None:
         shares = sorted(Share(*part[:3]).start for part in parts)
         at = start
         for first, stop, _, _ in sorted(parts):
-            self._check(first == at, f"samples from {at} to {first} of {shares} are missing")
+            self.check(first == at, f"samples from {at} to {first} of {shares} are missing")
             at = stop
-        self._check(at == start + batch, f"samples from {at} on are missing or used twice")
+        self.check(at == start + batch, f"samples from {at} on are missing or used twice")
 
-    def _check(self, is_right: bool, what: str) -> None:
+    def check(self, is_right: bool, what: str) -> None:
+        """Raise ProtocolError unless something is right."""
         if not is_right and not self.is_forgiving:
             raise ProtocolError(what)

@@ -49,6 +49,11 @@ class SimulatedPeers:
         return f"host-{self._process.host}", self._port
 
     @property
+    def generation(self) -> Generation:
+        """The generation that was entered last."""
+        return self._generation
+
+    @property
     def generation_number(self) -> int:
         """The generation that was entered last."""
         return self._generation.number

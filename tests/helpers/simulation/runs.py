@@ -29,11 +29,11 @@ class Run:
     trace: tuple[str, ...] = ()
 
 
-def simulate(seed: int, *, traces: bool = False) -> Run:
-    """Run the job of a seed until it has ended."""
+def simulate(seed: int, *, traces: bool = False, is_sharded: bool = False) -> Run:
+    """Run the job of a seed until it has ended; the chips may share the optimizer's state."""
     events = EventLoop(seed, traces=traces)
     scenario = Scenario.of(seed)
-    world = World(events, scenario)
+    world = World(events, scenario, is_sharded=is_sharded)
     problem = ""
     try:
         with _quiet():
@@ -58,9 +58,10 @@ def simulate(seed: int, *, traces: bool = False) -> Run:
     )
 
 
-def first_problem(seeds: range) -> Run | None:
+def first_problem(seeds: range, *, is_sharded: bool = False) -> Run | None:
     """Return the first run of some seeds that went wrong."""
-    return next((run for run in map(simulate, seeds) if run.problem), None)
+    runs = (simulate(seed, is_sharded=is_sharded) for seed in seeds)
+    return next((run for run in runs if run.problem), None)
 
 
 @contextmanager

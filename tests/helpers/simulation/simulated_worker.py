@@ -1,8 +1,10 @@
 """A worker that trains: the loop of `train.job` over a replica that is no more than a digest."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from meshmend.errors import CheckpointDamageError, InputError, JobFailedError, RefusedError
+from meshmend.faults.fault import Moment
 from meshmend.faults.self_injection import SelfInjection
 from meshmend.membership.client import WorkerIdentity
 from meshmend.membership.events import WorkerStepped
@@ -10,14 +12,19 @@ from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.train.samples import batch_of, share_of
+from meshmend.train.worker_environment import WorkerEnvironment
 from meshmend.train.worker_loop import SumSizes, WorkerLoop
 from simulation.coordination import SimulatedCoordination
 from simulation.disk import Disk, State
 from simulation.event_loop import EventLoop
-from simulation.invariants import Contribution, Invariants
+from simulation.invariants import Contribution, Invariants, digest_after
 from simulation.network import Network
 from simulation.peers import SimulatedPeers
 from simulation.worker_process import WorkerProcess
+
+if TYPE_CHECKING:
+    from meshmend.train.sharded_update import ShardedUpdate
+    from simulation.shards import SimulatedShards
 
 BATCH = 12
 SAVE_EVERY = 4
@@ -32,6 +39,7 @@ class SimulatedReplica:
         self._n_steps = n_steps
         self._unreadable: set[int] = set()
         self.state = State(0, 0, 0)
+        self.shards: SimulatedShards | None = None  # of a sharded optimizer
 
     @property
     def step_number(self) -> int:
@@ -55,6 +63,9 @@ class SimulatedReplica:
         """Be where another worker is."""
         self.state = state
 
+    def inject(self, moment: Moment) -> None:
+        """Inject nothing: faults come at any time."""
+
     def newest_checkpoint(self) -> int | None:
         """Return the step of the newest whole checkpoint that this worker can read."""
         steps = self._disk.complete_steps()
@@ -70,6 +81,8 @@ class SimulatedReplica:
             self._unreadable.add(step)
             raise CheckpointDamageError(f"the checkpoint of step {step} cannot be read")
         self.state = state
+        if self.shards is not None:
+            self.shards.adopt(state.digest)
 
 
 class SimulatedWorker:
@@ -90,6 +103,7 @@ class SimulatedWorker:
         batch: int,
         on_switch: Callable[[WorkerProcess], None],
         on_end: Callable[["SimulatedWorker"], None],
+        board: tuple[int, ...] | None = None,
     ) -> None:
         host = 1 + whole.live.index(chip)
         self.process = WorkerProcess(events, host, chip, port, on_switch=on_switch)
@@ -101,8 +115,14 @@ class SimulatedWorker:
         self.coordination = SimulatedCoordination(
             self.process, network, identity, _fingerprint(n_steps, batch, policy)
         )
+        self._sharding = self._new_sharding(whole, board) if board else None
         self.loop = WorkerLoop(
-            chip, self.replica, self.coordination, self.peers, SelfInjection(chip, ())
+            chip,
+            self.replica,
+            self.coordination,
+            self.peers,
+            SelfInjection(chip, ()),
+            catch_up=self._sharding.catch_up if self._sharding else None,
         )
         self._reported = 0
         self._on_end = on_end
@@ -110,6 +130,13 @@ class SimulatedWorker:
         self.is_over = False
         self.refusal = ""
         self.process.start(self._main)
+
+    def _new_sharding(self, whole: Mesh, board: tuple[int, ...]) -> "ShardedUpdate":
+        from simulation.shards import SimulatedShards, sharded_update  # they need torch
+
+        self.replica.shards = SimulatedShards(self._rules.check)
+        environment = WorkerEnvironment(whole=whole, chip=self.process.chip, board=board)
+        return sharded_update(self.replica.shards, self.replica, self.peers, environment)
 
     def _main(self) -> None:
         try:
@@ -139,9 +166,11 @@ class SimulatedWorker:
         self._rules.attempts(process.chip, number, before)
         process.sleep(0.03 + 0.05 * self._events.random.random())
         parts: list[Contribution] = [(share.start, share.stop, share.batch, before.digest)]
-        if not self.loop.try_sum([(parts, 1, "float32")]):
+        if not self.loop.attempt(lambda: self._sum(parts, before, number)):
             self.loop.recover(after=number)
             return
+        if self.replica.shards is not None:
+            self.replica.shards.step()
         self.replica.state = self._rules.finishes(process.chip, number, before, parts)
         self._events.tell(
             process.name, "finished step %d in generation %d", before.step + 1, number
@@ -151,6 +180,16 @@ class SimulatedWorker:
             self._report(number, batch, leads=rank == 0)
         if self.replica.state.step % SAVE_EVERY == 0:
             self._save(rank, n_members)
+
+    def _sum(self, parts: list[Contribution], before: State, number: int) -> None:
+        """Sum what all put into a step; with a sharded optimizer, gather the new weights."""
+        shards = self.replica.shards
+        if shards is not None:
+            shards.check_kept(before.digest)
+        self.peers.sum(parts, 1, "float32")
+        if shards is not None and self._sharding is not None:
+            shards.begin(before.digest, digest_after(before, number, parts))
+            self._sharding.gather()
 
     def _report(self, number: int, batch: int, *, leads: bool) -> None:
         is_first, self._reported = self._reported != number, number

@@ -60,9 +60,10 @@ class Scenario:
 class World:
     """A job, and the hands that break it. A fault that makes no sense now does nothing."""
 
-    def __init__(self, events: EventLoop, scenario: Scenario) -> None:
+    def __init__(self, events: EventLoop, scenario: Scenario, *, is_sharded: bool = False) -> None:
         self.events = events
         self.scenario = scenario
+        self._is_sharded = is_sharded
         self.mesh = MESHES[scenario.mesh]
         self.rules = Invariants(events)
         self.network = Network(events, LINK_TIMEOUT_S)
@@ -117,6 +118,7 @@ class World:
             batch=batch,
             on_switch=self._at_switch_point,
             on_end=self._worker_ended,
+            board=self.scenario.board if self._is_sharded else None,
         )
 
     def kill_worker(self, chip: Chip, *, how: str = "kill") -> None:

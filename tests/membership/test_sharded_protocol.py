@@ -1,0 +1,102 @@
+"""The protocol with a shared optimizer under one simulated clock; its mutants are caught.
+
+A seed that fails is replayed, with all that happened, by
+`python tests/helpers/simulate_protocol.py --sharded --seed SEED --trace`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from meshmend.train import sharded_update  # after the check that torch is there
+from meshmend.train.sharded_update import ShardedUpdate
+from simulation.runs import first_problem, simulate
+
+N_SEEDS = 200  # in `make test`; `make slow` does 250 times as many
+N_PARTS = 4
+
+Patch = pytest.MonkeyPatch
+
+
+def parts_of(first: int, n_seeds: int, n_parts: int) -> list[range]:
+    """Split seeds into parts that several processes can share."""
+    size = n_seeds // n_parts
+    return [range(start, start + size) for start in range(first, first + n_seeds, size)]
+
+
+@pytest.mark.parametrize("seeds", parts_of(0, N_SEEDS, N_PARTS), ids=str)
+def test_whatever_breaks_no_chip_steps_with_a_state_of_another_history(seeds: range) -> None:
+    assert first_problem(seeds, is_sharded=True) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", parts_of(N_SEEDS, 50_000, 50), ids=str)
+def test_fifty_thousand_seeds(seeds: range) -> None:
+    assert first_problem(seeds, is_sharded=True) is None
+
+
+def test_the_seeds_see_states_that_only_a_shared_optimizer_loses() -> None:
+    """Otherwise the faults would be too mild to prove anything."""
+    plain, shared = (
+        sum(simulate(seed, is_sharded=is_sharded).n_restores for seed in range(20))
+        for is_sharded in (False, True)
+    )
+
+    assert shared > plain
+
+
+def forget_before_all_have_theirs(patch: Patch) -> None:
+    """A chip forgets a state while others still wait to receive theirs."""
+    patch.setattr(ShardedUpdate, "_await_all", lambda update: None)
+
+
+def believe_any_name(patch: Patch) -> None:
+    """A state of an earlier step, or of a step that did not count, is taken for that of now."""
+    patch.setattr(sharded_update._Holding, "of", lambda holding, holder: holding.spans)
+
+
+def never_step_late(patch: Patch) -> None:
+    """A chip whose gather failed leaves its state as it was, though the step counts."""
+
+    def join(update: Any, holder: Any, state: Any, *, keeps: bool) -> None:
+        update._replica.take_over(state)
+        update._optimizers.name = holder.name
+
+    patch.setattr(ShardedUpdate, "_join", join)
+
+
+def miss_no_part(patch: Patch) -> None:
+    """A part of the state that is nowhere is not missed."""
+    patch.setattr(ShardedUpdate, "_check_complete", lambda update, held, go: None)
+
+
+def count_before_all_have_gathered(patch: Patch) -> None:
+    """A step counts though the new weights of others have not come."""
+
+    def gather(update: Any) -> None:
+        name = update._exchange.generation_number, update._replica.step_number + 1
+        update._optimizers.trial(name, update._shares)
+
+    patch.setattr(ShardedUpdate, "gather", gather)
+
+
+MUTANTS: tuple[Callable[[Patch], None], ...] = (
+    forget_before_all_have_theirs,
+    believe_any_name,
+    never_step_late,
+    miss_no_part,
+    count_before_all_have_gathered,
+)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_shared_update_with_a_flaw_is_caught(
+    mutant: Callable[[Patch], None], monkeypatch: Patch
+) -> None:
+    """The test of the test: the seeds pass without the flaw, and one of them fails with it."""
+    mutant(monkeypatch)
+
+    assert first_problem(range(5 * N_SEEDS), is_sharded=True) is not None
