@@ -59,7 +59,8 @@ NormOption = Annotated[
     typer.Option(
         "--norm",
         metavar="KIND",
-        help="The normalisation of ResNet: batch or group; else batch, and group in JAX.",
+        help="The normalisation of ResNet: batch, or group (with SiLU for ReLU); else batch, and "
+        "group in JAX.",
     ),
 ]
 DataOption = Annotated[
