@@ -108,3 +108,33 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     told = capsys.readouterr().err
     assert message in told
     assert told.count("\n") == 1
+
+
+def test_plan_says_what_mirrors_cost(capsys: Captured) -> None:
+    asked = ["plan", "--mesh", "4x4", "--collective", "sharded-update", "--payload", "4202496B"]
+    mirrors = printed_json(capsys, *asked, "--update-rate", "1GB/s")["mirrors"]
+
+    assert mirrors["sent_bytes_per_step"] == 0
+    assert mirrors["state_and_mirror_bytes"] == 2 * mirrors["state_bytes"] == 4 * 262_656
+    assert mirrors["unsharded_state_bytes"] == 2 * 4_202_496
+    assert mirrors["update_s"] == pytest.approx(262_656 / 1e9)
+    assert mirrors["domains"] == ["board"]
+    assert run_line([*asked, "--mirror-domain", "row"]) == 0
+    assert "mirrors      0 B a step sent, 1.05 MB of AdamW's state" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--collective", "sharded-update", "--mirror-domain", "4x4"], "shares no 4x4 with"),
+        (["--collective", "sharded-update", "--mirror-domain", "rack"], "but got 'rack'"),
+        (["--mirror-domain", "row"], "needs --collective sharded-update, but got allreduce"),
+    ],
+)
+def test_domains_that_no_mirrors_can_have_are_refused(
+    capsys: Captured, arguments: list[str], words: str
+) -> None:
+    assert run_line(["plan", "--mesh", "4x4", *arguments]) == 2
+    told = capsys.readouterr().err
+    assert words in told
+    assert told.count("\n") == 1

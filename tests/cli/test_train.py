@@ -35,6 +35,8 @@ from meshmend.planning.compile_once import compile_once
         ("--testbed fast", "bandwidth"),
         ("--optimizer lion", "the optimizer needs to be one of sgd, adam, adamw, adagrad, rmsprop"),
         ("--shard-optimizer --framework jax", "--shard-optimizer needs --framework torch"),
+        ("--mirror-domain row", "--mirror-domain needs --shard-optimizer"),
+        ("--shard-optimizer --mesh 1x4 --mirror-domain row", "shares no row with their owner"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_in_one_line(

@@ -9,7 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from meshmend.errors import InputError  # noqa: E402  # after the check that torch is there
+from meshmend.topology.text import parse_mesh  # noqa: E402
 from meshmend.train.layerwise import LAMB, LARS  # noqa: E402
+from meshmend.train.mirror_cost import mirror_cost  # noqa: E402
 from meshmend.train.mirror_placement import mirrors_of  # noqa: E402
 from meshmend.train.optimizers import SteppedOptimizers  # noqa: E402
 from meshmend.train.sharded_optimizers import ShardedOptimizers  # noqa: E402
@@ -259,7 +261,10 @@ def test_owner_and_mirror_keep_the_same_bits_and_two_shares_of_the_state() -> No
 
     check_mirrors(ranks)
     whole = 2 * sum(each.nbytes for each in parameters)
-    assert max(each.n_state_bytes() for each in ranks.sharded) <= 2.2 / 16 * whole
+    most = max(each.n_state_bytes() for each in ranks.sharded)
+    assert most <= 2.2 / 16 * whole
+    predicted = mirror_cost(parse_mesh("4x4"), ranks.sharded[0].flat.n_bytes)
+    assert most == pytest.approx(predicted.state_and_mirror_bytes, rel=1e-3)
 
 
 def test_hooks_after_the_step_see_new_weights_and_change_settings_once() -> None:

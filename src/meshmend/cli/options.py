@@ -183,6 +183,16 @@ UpdateRateOption = Annotated[
         help="Of a sharded update: weights that a chip updates; else unlimited.",
     ),
 ]
+MirrorDomainOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--mirror-domain",
+        metavar="DOMAIN",
+        help="Of a shared optimizer: what never holds a share and its mirror: board, host, row, "
+        "column, or blocks such as 4x2; repeat for more, the most important first. Else board "
+        "and host.",
+    ),
+]
 CollectiveOption = Annotated[
     str,
     typer.Option(

@@ -19,6 +19,7 @@ from meshmend.cli.options import (
     FailOption,
     JsonOption,
     MeshOption,
+    MirrorDomainOption,
     PayloadOption,
     UpdateRateOption,
     WrapOption,
@@ -27,7 +28,7 @@ from meshmend.cli.options import (
     mesh_of,
     with_update_rate,
 )
-from meshmend.cli.plan_text import named_plan, plan_facts, print_plan
+from meshmend.cli.plan_text import mirror_facts, named_plan, plan_facts, print_plan
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def plan_command(
     payload: PayloadOption = "100MB",
     fabric: FabricOption = "reference",
     update_rate: UpdateRateOption = None,
+    mirror_domain: MirrorDomainOption = None,
     lower: Annotated[
         str | None,
         typer.Option(
@@ -83,7 +85,8 @@ def plan_command(
 
     With --collective sharded-update each chip sums up its equal share of the gradients, updates
     that share of the weights, and sends it to all. The plan is then also proved to use no weight
-    before its owner has updated it.
+    before its owner has updated it. It also says what it costs to mirror the optimizer's state, as
+    'meshmend train --shard-optimizer' does.
 
     **Examples**
 
@@ -94,6 +97,8 @@ def plan_command(
     - meshmend plan --mesh 8x8 --fail 2x2@2,2 --collective reduce-scatter --json
 
     - meshmend plan --mesh 8x8 --fail 2x2@2,2 --collective sharded-update --update-rate 500GB/s
+
+    - meshmend plan --mesh 8x8 --collective sharded-update --mirror-domain board --mirror-domain row
 
     - meshmend plan --mesh 8x8 --fail 2x2@2,2 --lower jax --slices 8 --json
     """
@@ -106,6 +111,7 @@ def plan_command(
     wanted = collective_named(collective)
     machine = with_update_rate(fabric_named(fabric), update_rate, wanted)
     target = Target().with_(payload, machine)
+    _check_mirrors(mirror_domain, wanted, broken)
     if lower and wanted == "sharded-update":
         raise InputError("--lower jax needs an allreduce, reduce-scatter or all-gather")
     check_writable(output)
@@ -114,6 +120,8 @@ def plan_command(
         result, low = _planned(broken, algorithm, wanted, target, lower, slices, bar)
         bar("simulating")
         facts = plan_facts(result, algorithm, low)
+        if wanted == "sharded-update":
+            facts |= {"mirrors": mirror_facts(result, mirror_domain)}
     if output is not None:
         result.save(output)
     _print_facts(result, facts, as_json=as_json)
@@ -192,6 +200,20 @@ def _check_lowering(lower: str | None, slices: int | None) -> None:
         raise InputError("--slices needs --lower jax: a plan itself has no slices")
     if slices is not None and slices < 1:
         raise InputError(f"--slices needs 1 or more, but got {slices}")
+
+
+def _check_mirrors(domains: list[str] | None, collective: str, mesh: "Mesh") -> None:
+    """Raise InputError if domains of mirrors are given that make no sense for this plan."""
+    from meshmend.topology.failures import board_shape
+    from meshmend.train.mirror_placement import check_domains
+
+    if domains and collective != "sharded-update":
+        raise InputError(
+            f"--mirror-domain needs --collective sharded-update, but got {collective}, which has "
+            "no mirrors"
+        )
+    if domains:
+        check_domains(domains, mesh, board_shape(len(mesh.shape)))
 
 
 def _planned(

@@ -58,6 +58,27 @@ def plan_facts(plan: "Plan", algorithm: str = "", low: "Lowered | None" = None) 
     return facts
 
 
+def mirror_facts(plan: "Plan", domains: list[str] | None) -> dict[str, Any]:
+    """Return what it costs a training job to mirror the optimizer's state, as a JSON value.
+
+    Raises:
+        InputError: no mirrors can be placed so.
+    """
+    from dataclasses import asdict
+
+    from meshmend.train.mirror_cost import mirror_cost
+    from meshmend.train.mirror_placement import DEFAULT_DOMAINS
+
+    target = plan.target
+    cost = mirror_cost(
+        plan.mesh,
+        int(target.payload_bytes),
+        target.fabric.update_bytes_per_s,
+        domains=domains or DEFAULT_DOMAINS,
+    )
+    return asdict(cost)
+
+
 def _predicted_s(plan: "Plan", algorithm: str) -> float | None:
     from meshmend.planning.comparison import AUTO, compared
     from meshmend.schedule.table import Collective
@@ -99,6 +120,7 @@ def print_plan(plan: "Plan", facts: dict[str, Any]) -> None:
         "link load": f"at most {facts['max_link_load']:.4g} of the payload per directed link",
         "pipeline": f"{counted(slices, 'slice')}, skew {facts['skew']:.3g}" if slices else "",
         "predicted": _prediction(facts),
+        "mirrors": _mirror_words(facts["mirrors"]) if "mirrors" in facts else "",
         "took": ", ".join(f"{step} {format_time(took)}" for step, took in seconds.items()),
     }
     for name, text in lines.items():
@@ -106,6 +128,22 @@ def print_plan(plan: "Plan", facts: dict[str, Any]) -> None:
             print(f"{name:<12} {text}")
     if "lowered" in facts:
         _print_lowering(facts["lowered"])
+
+
+def _mirror_words(facts: dict[str, Any]) -> str:
+    from meshmend.units import format_bytes, format_time
+
+    kept, alone, whole = (
+        format_bytes(facts[key])
+        for key in ("state_and_mirror_bytes", "state_bytes", "unsharded_state_bytes")
+    )
+    words = (
+        f"{format_bytes(facts['sent_bytes_per_step'])} a step sent, {kept} of AdamW's state a chip "
+        f"({alone} without, {whole} unsharded)"
+    )
+    if facts["update_s"] is not None:
+        words += f", {format_time(facts['update_s'])} a step to update"
+    return words
 
 
 def _counted(n: int, noun: str) -> str:

@@ -19,6 +19,7 @@ from meshmend.cli.options import (
     JsonOption,
     LinkTimeoutOption,
     MeshOption,
+    MirrorDomainOption,
     StragglerTimeoutOption,
     WrapOption,
     check_algorithms,
@@ -100,16 +101,6 @@ ShardOptimizerOption = Annotated[
     typer.Option(
         "--shard-optimizer",
         help="Keep the optimizer's state of each share of the parameters on two chips only.",
-    ),
-]
-MirrorDomainOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--mirror-domain",
-        metavar="DOMAIN",
-        help="What never holds a share and its mirror, with --shard-optimizer: board, host, row, "
-        "column, or blocks such as 4x2; repeat for more, the most important first. Else board "
-        "and host.",
     ),
 ]
 SeedOption = Annotated[

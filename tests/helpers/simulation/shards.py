@@ -37,6 +37,9 @@ class SimulatedShards:
         self._check = check
         self._new_weights: Bytes | None = None
         self._before = self._after = 0  # digests of the step in flight
+        self.held: Spans = ()
+        self._own: Span = (0, 0)
+        self._cells: dict[int, int] = {}
         self.name: tuple[int, int] | None = None
         self.tried: tuple[int, int] | None = None
         self.adopt(0)
@@ -102,9 +105,7 @@ class SimulatedShards:
 
     def drop(self) -> None:
         """Forget all states."""
-        self.held: Spans = ()
-        self._cells: dict[int, int] = {}
-        self._own: Span = (0, 0)
+        self.held, self._cells, self._own = (), {}, (0, 0)
         self.tried, self._new_weights = None, None
 
     def keep(self, own: Span, mirrored: Iterable[Span]) -> None:
