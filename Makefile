@@ -72,6 +72,7 @@ MINUTES ?= 10
 SEED ?= 1
 soak: $(INSTALLED)
 	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) --seed $(SEED)
+	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) --seed $(SEED) --shard-optimizer
 
 # The documentation as a site in site/: offline, every link checked. Open site/index.html.
 docs: $(INSTALLED)
