@@ -55,6 +55,8 @@ from record import record
 from soak_disturbances import Disturbance, full_disk, one_way_drop, possible, unmount, wrong_workers
 
 STALL_S = 15.0  # this and the next two: seconds with a processor to be had
+_SAVE_EVERY = 200
+_SAVE_EVERY_SHARED = 5  # two boards that die at once take a part of a shared optimizer with them
 _HOLDER_S = 8.0  # longer than any chip hangs
 _FIRST_STEP_S = 60.0  # sixteen workers on a busy machine
 _END_S = 60.0  # after the time that was asked for
@@ -275,7 +277,7 @@ def _soak(
             steps=10**9,
             batch=options.batch,
             faults=faults,
-            save_every=200,
+            save_every=_SAVE_EVERY_SHARED if options.shard_optimizer else _SAVE_EVERY,
             checks=True,
             for_s=for_s,
             timing=Timing(holder_timeout_s=_HOLDER_S),
