@@ -81,7 +81,7 @@ def torch_job(folder: Path, options: dict[str, Any], gate: "Gate") -> Training:
             more["mirror_domains"] = options["mirror_domains"]
         job = Job(model, optimizer, dataset, bucket_bytes=bucket_bytes, **more)
         for features, classes in job:
-            loss = cross_entropy(model(features), classes)
+            loss = cross_entropy(model(features).float(), classes)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]  # torch's stubs
             gate.wait(job.step_number)
