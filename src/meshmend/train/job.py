@@ -89,7 +89,8 @@ class Job(ChipJob):
             non_finite,
         )
         self.model, self.optimizer, self.steps = model, optimizer, steps
-        self._mirror_domains = tuple(mirror_domains)
+        is_one = isinstance(mirror_domains, str)
+        self._mirror_domains = (str(mirror_domains),) if is_one else tuple(mirror_domains)
         self._collate, self._source = data.collate, data.source(settings.order())
         self._learner: TorchLearner = TorchLearner(
             model,
