@@ -32,6 +32,14 @@ def test_whatever_breaks_no_chip_steps_with_a_state_of_another_history(seeds: ra
     assert first_problem(seeds, is_sharded=True) is None
 
 
+@pytest.mark.parametrize("seed", [1383, 1539])
+def test_a_member_that_lacks_a_part_makes_room_for_a_chip_that_waits_with_the_state(
+    seed: int,
+) -> None:
+    """The job stood still: the state counted on a chip that was no member, and nothing changed."""
+    assert simulate(seed, is_sharded=True).problem == ""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", parts_of(N_SEEDS, 50_000, 50), ids=str)
 def test_fifty_thousand_seeds(seeds: range) -> None:

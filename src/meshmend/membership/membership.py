@@ -109,9 +109,12 @@ class Membership:
         self.history.update((chip, worker.address), status)
         if self.generation is None or status.generation != self.generation.number:
             return
-        if self.go and self.go.restores and chip in self.go.holders and not status.ready:
-            self.go = None
-            self._changes.add(f"chip {chip} cannot read the checkpoint", now)
+        if self.go and chip in self.go.holders and not status.ready:
+            if self.go.restores:
+                self.go = None
+                self._changes.add(f"chip {chip} cannot read the checkpoint", now)
+            elif status.state_version == FRESH:  # a chip that waits may have it
+                self._changes.add(f"chip {chip} lacks a part of the state", now)
         for peer in status.lost:
             self._changes.doubt_link(Link.between(chip, peer), now)
 
@@ -326,8 +329,7 @@ class Membership:
             failed=self._mesh.failed | dead,
             failed_links=self._mesh.failed_links | self._cut,
         )
-        parts: tuple[tuple[Chip, ...], ...] = components(mesh)
-        with_state = [part for part in parts if self._can_continue(part)]
+        with_state = [part for part in components(mesh) if self._can_continue(part)]
         largest: tuple[Chip, ...] = max(with_state, key=len, default=())
         return frozenset(largest)
 
@@ -344,10 +346,8 @@ class Membership:
         return max((state for state in found if state is not None), default=None)
 
     def _has_witness(self, part: Iterable[Chip]) -> bool:
-        workers = [self.workers[chip] for chip in part]
-        return self.history.has_witness(
-            ((worker.chip, worker.address), worker.status) for worker in workers
-        )
+        found = (self.workers[chip] for chip in part)
+        return self.history.has_witness(((each.chip, each.address), each.status) for each in found)
 
     def _is_member(self, chip: Chip) -> bool:
         """Whether a chip's worker is connected and a member of the latest generation."""
