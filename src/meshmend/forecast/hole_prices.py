@@ -24,6 +24,7 @@ from meshmend.forecast.scenario import Scenario
 from meshmend.forecast.walk_arrays import Floats
 from meshmend.limits.limit import limit
 from meshmend.planning.comparison import AUTO, compared
+from meshmend.planning.kept_json import keep_json
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
 from meshmend.schedule.algorithms import algorithm
 from meshmend.topology.failures import Failure, Link
@@ -206,7 +207,7 @@ class _PriceBook:
         )
         time_s = result.prices[0].time_s
         if path is not None:
-            _write(path, {"mesh": str(mesh), "algorithm": job.algorithm, "time_s": time_s})
+            keep_json(path, {"mesh": str(mesh), "algorithm": job.algorithm, "time_s": time_s})
         return time_s
 
     def _path(self, mesh: Mesh) -> Path | None:
@@ -216,13 +217,3 @@ class _PriceBook:
         figures = {k: v for k, v in asdict(job.fabric).items() if k not in ("source", "usual_mesh")}
         text = json.dumps([_VERSION, str(mesh), figures, job.payload_bytes, job.algorithm])
         return self._cache_dir / "holes" / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
-
-
-def _write(path: Path, document: dict[str, object]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(".part")
-        draft.write_text(json.dumps(document), encoding="utf-8")
-        draft.replace(path)
-    except OSError:
-        pass  # without a cache the next forecast takes longer, but says the same

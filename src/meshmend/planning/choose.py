@@ -15,7 +15,8 @@ import numpy as np
 
 from meshmend.errors import InputError, TopologyError
 from meshmend.overlay.tree_packing import TreePacking
-from meshmend.planning.exchange_prices import SCATTERED_AXES
+from meshmend.planning.exchange_prices import EXPRESS, SCATTERED_AXES
+from meshmend.planning.kept_json import keep_json
 from meshmend.planning.packed_trees import Trees, TreeShape, trees_of
 from meshmend.planning.pricing import TREES, Price, Question, names_to_try, price
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
@@ -33,7 +34,7 @@ from meshmend.topology.mesh import Mesh
 # answer is at most that much slower than the payload's own.
 _CLASSES_PER_OCTAVE = 24
 _SHORT = 4  # a payload is short if the hops of a tree take this many times as long as its bytes
-_VERSION = 8  # of the search; answers on disk of other versions are not read
+_VERSION = 9  # of the search; answers on disk of other versions are not read
 
 _known: dict[tuple[Mesh, Fabric, float, Collective], "Choice"] = {}
 
@@ -150,7 +151,7 @@ def _search(question: Question, progress: ProgressCallback) -> Choice:
 
 
 def _in_order(question: Question) -> list[str]:
-    """Return the algorithms to try: exchanges first where hops take much longer than bytes.
+    """Return the algorithms to try: where hops take much longer than bytes, those of few messages.
 
     They are quickly built, and once one is known no trees have to be searched for.
     """
@@ -159,7 +160,8 @@ def _in_order(question: Question) -> list[str]:
     share = (mesh.n_live - 1) / max(1, len(mesh.links))
     bytes_s = share * question.payload_bytes / fabric.link_bandwidth_bytes_per_s
     short = _SHORT * bytes_s < 2 * mesh_figures(mesh).radius * fabric.hop_latency_s
-    return sorted(names, key=lambda name: name not in SCATTERED_AXES) if short else names
+    first = {*SCATTERED_AXES, EXPRESS} if short else set()
+    return sorted(names, key=lambda name: name not in first)
 
 
 def _choice_of(mesh: Mesh, best: Price) -> Choice:
@@ -221,14 +223,8 @@ def _from_disk(path: Path | None, mesh: Mesh) -> Choice | None:
 def _to_disk(path: Path | None, choice: Choice) -> None:
     if path is None:
         return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(".part")
-        document = asdict(replace(choice, packing=None))
-        if choice.packing is not None:
-            parents, weights = choice.packing.parents, choice.packing.weights
-            document["packing"] = {"parents": parents.tolist(), "weights": weights.tolist()}
-        draft.write_text(json.dumps(document), encoding="utf-8")
-        draft.replace(path)
-    except OSError:
-        pass  # without a cache the next search takes longer, but gives the same answer
+    document = asdict(replace(choice, packing=None))
+    if choice.packing is not None:
+        parents, weights = choice.packing.parents, choice.packing.weights
+        document["packing"] = {"parents": parents.tolist(), "weights": weights.tolist()}
+    keep_json(path, document)

@@ -15,6 +15,7 @@ from meshmend.limits.exits import Exit
 from meshmend.limits.limit import Limit
 from meshmend.limits.packing_number import PackingNumber
 from meshmend.planning.choose import question_key
+from meshmend.planning.kept_json import keep_json
 from meshmend.planning.pricing import Question
 
 _FEW_CHIPS = 256  # up to here it is computed as fast as it is read
@@ -66,10 +67,4 @@ def _keep_limit(path: Path, limit: Limit) -> None:
             "update_s": limit.update_s,
         },
     }
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(".part")
-        draft.write_text(json.dumps(document), encoding="utf-8")
-        draft.replace(path)
-    except OSError:
-        pass  # without it the next question takes longer, but gets the same answer
+    keep_json(path, document)

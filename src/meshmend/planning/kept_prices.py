@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from meshmend.planning.choose import question_key
+from meshmend.planning.kept_json import keep_json
 from meshmend.planning.packed_trees import TreeShape
 from meshmend.planning.pricing import Price, PriceFigures, Question
 from meshmend.planning.tree_formula import Pipeline
@@ -68,13 +69,7 @@ def _keep_price(path: Path, price: Price) -> None:
         "detail": price.detail,
         "shape": None if price.shape is None else asdict(price.shape),
     }
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(".part")
-        draft.write_text(json.dumps(document), encoding="utf-8")
-        draft.replace(path)
-    except OSError:
-        pass  # without it the next question takes longer, but gets the same answer
+    keep_json(path, document)
 
 
 def _key(asked: NamedQuestion) -> str:

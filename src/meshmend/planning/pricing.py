@@ -9,18 +9,19 @@ from dataclasses import dataclass
 from meshmend.errors import UnsupportedError
 from meshmend.overlay.tree_packing import TreePacking
 from meshmend.planning.exchange_prices import (
+    EXPRESS,
     SCATTERED_AXES,
     Delays,
     exchange_skew,
-    least_exchange_s,
     n_exchange_rows,
     skewed_delays,
 )
+from meshmend.planning.least_times import hoped_tree_time, least_time
 from meshmend.planning.owner_search import OwnerTrees, best_owner_trees
 from meshmend.planning.packed_trees import Trees, TreeShape, trees_of
 from meshmend.planning.progress import ProgressCallback, no_progress
-from meshmend.planning.tree_finalists import hoped_s
-from meshmend.planning.tree_formula import Pipeline, PipelineRequest
+from meshmend.planning.question import Question as Question
+from meshmend.planning.tree_formula import Pipeline
 from meshmend.planning.tree_search import MOST_MESSAGES_WHOLE, best_trees, simulated_trees
 from meshmend.schedule.algorithm_names import check_algorithm_name
 from meshmend.schedule.algorithms import ALGORITHMS, algorithm
@@ -31,8 +32,6 @@ from meshmend.simulator.baselines import program_on_part
 from meshmend.simulator.network_program import Program, program_of
 from meshmend.simulator.rules import PhaseTime, Progress, Simulation, simulate
 from meshmend.simulator.slices import best_slices
-from meshmend.topology.fabric import Fabric
-from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.submesh import IntactPart, largest_box, without_lines
 
@@ -53,9 +52,6 @@ _LARGE_ROWS, _MESSAGES_OF_LARGE_RINGS = 1_000_000, 4_000_000
 _MOST_EXCHANGE_ROWS = 1 << 23  # `auto` tries no exchange of more: 128x128 would take gigabytes
 _FEW_CHIPS = 36  # up to here `auto` tries every algorithm for an allreduce
 _FEW_OWNERS = 256  # and up to here for a sharded update; for a half always
-_FORMULA_ERROR = 0.85  # the formula of trees is off by up to 15 %,
-_FORMULA_ERROR_OF_FEW = 0.75  # on few chips by 25 %: 4x4x4 less 2x2x1 at 1 MB
-_NO_GAIN = 0.002  # nothing is searched for to gain less than this
 
 
 @dataclass(frozen=True)
@@ -73,22 +69,6 @@ def figures_of(simulation: Simulation) -> PriceFigures:
     return PriceFigures(
         simulation.time_s, simulation.slices, simulation.max_link_utilisation, simulation.phases
     )
-
-
-@dataclass(frozen=True)
-class Question:
-    """What does a collective of this payload cost on this connected mesh and fabric?"""
-
-    mesh: Mesh
-    payload_bytes: float
-    fabric: Fabric
-    collective: Collective = Collective.ALLREDUCE
-
-    @property
-    def n_halves(self) -> int:
-        """How many halves of an allreduce the collective consists of: 1 or 2."""
-        halves = (Collective.REDUCE_SCATTER, Collective.ALL_GATHER)
-        return 1 if self.collective in halves else 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,13 +115,13 @@ def price(
         InputError: there is no such name.
     """
     if name == TREES:
-        if below_s is not None and _hoped_tree_time(question) > below_s:
+        if below_s is not None and hoped_tree_time(question) > below_s:
             return None
         if question.collective is Collective.ALLREDUCE:
-            return _price_of_trees(question, slices, progress)
+            return _price_of_trees(question, slices, progress, may_estimate=may_estimate)
         return _price_of_owner_trees(question, slices, progress, may_estimate=may_estimate)
     mesh = question.mesh
-    if below_s is not None and _least_ring_time(question, name) > below_s:
+    if below_s is not None and least_time(question, name) > below_s:
         algorithm(name).check(mesh)
         return None
     progress(f"{name}: building")
@@ -165,7 +145,8 @@ def supported_names(mesh: Mesh, collective: Collective = Collective.ALLREDUCE) -
     """Yield the algorithms that support a connected mesh, trees first."""
     yield TREES
     for name in ALGORITHMS:
-        if name == TREES or (name in SCATTERED_AXES and collective is not Collective.ALLREDUCE):
+        is_half = collective is not Collective.ALLREDUCE
+        if name == TREES or (is_half and name in {*SCATTERED_AXES, EXPRESS}):
             continue
         try:
             algorithm(name).check(mesh)
@@ -180,12 +161,16 @@ def names_to_try(mesh: Mesh, collective: Collective = Collective.ALLREDUCE) -> I
     `rings-nd` is first where lines are rings and nothing failed. Elsewhere only small meshes try
     it: on larger ones trees were faster in every case that was measured. In a half of an allreduce
     trees do not overlap up and down, so rings are as near to the limit there. An exchange comes
-    before trees where rings are: it is quickly built, and trees are searched for.
+    before trees where rings are: it is quickly built, and trees are searched for. Where an axis
+    wraps around, an exchange takes half of the hops of `express`.
     """
-    has_rings = any(
+    wraps_around = any(
         wraps and size > 2 for size, wraps in zip(mesh.shape, mesh.wrap, strict=True)
-    ) and not (mesh.failed or mesh.failed_links)
+    )
+    has_rings = wraps_around and not (mesh.failed or mesh.failed_links)
     names = list(supported_names(mesh, collective))
+    if wraps_around:
+        names = [name for name in names if name != EXPRESS]
     if n_exchange_rows(mesh) > _MOST_EXCHANGE_ROWS:
         names = [name for name in names if name not in SCATTERED_AXES]
     if has_rings:
@@ -209,11 +194,26 @@ def checked_names(names: Iterable[str]) -> list[str]:
     return checked
 
 
-def _price_of_trees(question: Question, slices: int | None, progress: ProgressCallback) -> Price:
+def _price_of_trees(
+    question: Question, slices: int | None, progress: ProgressCallback, *, may_estimate: bool
+) -> Price:
+    mesh, fabric, payload_bytes = question.mesh, question.fabric, question.payload_bytes
     found = best_trees(
-        question.mesh, question.fabric, question.payload_bytes, slices=slices, progress=progress
+        mesh, fabric, payload_bytes, slices=slices, may_estimate=may_estimate, progress=progress
     )
-    return price_of_trees(question, found.trees, found.pipeline, found.simulation)
+    trees, pipeline = found.trees, found.pipeline
+    if found.simulation is not None:
+        return price_of_trees(question, trees, pipeline, found.simulation)
+    figures = PriceFigures(found.time_s, pipeline.slices, 0.0, ())
+    return Price(
+        TREES,
+        figures,
+        lambda: simulated_trees(trees, fabric, payload_bytes, pipeline),
+        mesh.n_live,
+        pipeline,
+        _words_of(trees, pipeline),
+        trees.shape,
+    )
 
 
 def price_of_trees(
@@ -222,12 +222,17 @@ def price_of_trees(
     """Return what given trees cost, pipelined in a given way."""
     if simulation is None:
         simulation = simulated_trees(trees, question.fabric, question.payload_bytes, pipeline)
+    known, n_chips, words = simulation, question.mesh.n_live, _words_of(trees, pipeline)
+    return Price(TREES, figures_of(known), lambda: known, n_chips, pipeline, words, trees.shape)
+
+
+def _words_of(trees: Trees, pipeline: Pipeline) -> str:
+    """Return what is said of trees beside their time."""
     figures = trees.figures
     words = f"{figures.n_trees} tree{'s' if figures.n_trees > 1 else ''} of depth {figures.depth}"
     if trees.n_rows * pipeline.slices > MOST_MESSAGES_WHOLE:
         words += ", estimated from its first slices"
-    known, n_chips = simulation, question.mesh.n_live
-    return Price(TREES, figures_of(known), lambda: known, n_chips, pipeline, words, trees.shape)
+    return words
 
 
 def price_of_choice(
@@ -331,60 +336,6 @@ def _simulated(
         delay_slices=delays,
         progress=progress,
     )
-
-
-def _hoped_tree_time(question: Question) -> float:
-    """Return a time that no trees were seen to beat by more than `_NO_GAIN`.
-
-    No tree takes fewer hops than up and down the radius, and none moves less than all links
-    together have to. What the formula adds to that may be 15 % too much.
-    """
-    mesh, fabric = question.mesh, question.fabric
-    if question.collective is not Collective.ALLREDUCE:
-        return _hoped_time_of_owner_trees(question)
-    hopes_s = hoped_s(mesh, PipelineRequest(fabric, question.payload_bytes))
-    bytes_s = question.payload_bytes / fabric.link_bandwidth_bytes_per_s
-    all_links_s = bytes_s * (mesh.n_live - 1) / max(1, len(mesh.links))
-    hop_s = fabric.hop_latency_s + fabric.message_overhead_s
-    hops_s = 2 * mesh_figures(mesh).radius * hop_s
-    error = _FORMULA_ERROR if mesh.n_live > _FEW_OWNERS else _FORMULA_ERROR_OF_FEW
-    likely_s = all_links_s + error * max(0.0, hopes_s - all_links_s)
-    return max(likely_s, (1 + _NO_GAIN) * max(all_links_s, hops_s))
-
-
-def _hoped_time_of_owner_trees(question: Question) -> float:
-    """Return a time that trees hung from owners do not beat: that of their busiest links and hops.
-
-    Each chunk goes over one link of every other rank and way.
-    """
-    mesh, fabric = question.mesh, question.fabric
-    n_channels = 2 * max(1, len(mesh.links))
-    share = question.n_halves * (mesh.n_live - 1) / n_channels
-    share = max(share, (1 - 1 / mesh.n_live) / max(1, mesh_figures(mesh).min_degree))
-    hop_s = fabric.hop_latency_s + fabric.message_overhead_s
-    bytes_s = share * question.payload_bytes / fabric.link_bandwidth_bytes_per_s
-    return max(bytes_s, question.n_halves * mesh_figures(mesh).diameter * hop_s)
-
-
-def _least_ring_time(question: Question, name: str) -> float:
-    """Return a time that an algorithm of long rings cannot beat, known without building it.
-
-    One ring through all chips takes n - 1 steps in each half. In one slice every step waits for a
-    hop; in more, every step pays overhead twice or more. Rings over pairs of lines carry half of
-    the payload each way in each half.
-    """
-    n, fabric, halves = question.mesh.n_live, question.fabric, question.n_halves
-    half_s = halves * question.payload_bytes / 2 / fabric.link_bandwidth_bytes_per_s
-    if name in SCATTERED_AXES:
-        return least_exchange_s(question.mesh, fabric, question.payload_bytes, name)
-    if name in {"row-pair", "ft-two-d"}:
-        length = 2 * min(question.mesh.shape)
-        return (length - 1) / length * half_s
-    if name not in {"ring-1d", "rank-ring"}:
-        return 0.0
-    steps, overhead_s = halves * (n - 1), fabric.message_overhead_s
-    busy_s = (n - 1) / n * half_s + steps * min(fabric.hop_latency_s + overhead_s, 2 * overhead_s)
-    return max(steps * (fabric.hop_latency_s + overhead_s), busy_s)
 
 
 def _is_slower(question: Question, program: Program, below_s: float) -> bool:

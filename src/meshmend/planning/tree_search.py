@@ -10,6 +10,7 @@ bounded number of messages.
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from meshmend.overlay.tree_counts import MOST_TREES
 from meshmend.planning.packed_trees import Trees, TreeShape
 from meshmend.planning.tree_finalists import finalists
 from meshmend.planning.tree_formula import MOST_SLICES, Pipeline, PipelineRequest, TreeFormula
@@ -19,17 +20,22 @@ from meshmend.topology.mesh import Mesh
 
 MAX_MESSAGES = 6_000_000  # simulated by the search; those of the answer come on top
 # Above this the answer is not simulated completely but from as many slices as fill the pipeline:
-# 16x16x16 less a board at 100 MB has 20 million messages, which take half a minute.
-MOST_MESSAGES_WHOLE = 16_000_000
+# 16x16x16 less a board at 100 MB has 14 million messages, which take a quarter of a minute.
+MOST_MESSAGES_WHOLE = 8_000_000
 # Later slices take this many times as long as the formula says: 1.015 on 16x16x16 less a board at
 # 100 MB, 1.012 on 32x32 less 4x2 at 1 GB.
 _LATER_SLICES = 1.0135
 
 # Found by trying. Losses and gains are what `benchmarks/tune_trees.py` finds on small meshes.
 #
+# More trees than usual fill the links with fewer slices: 16x16x16 less 2x2x1 at 100 MB takes 1.5 %
+# less time with this part of the formula's number.
+_SLICES_OF_MANY_TREES = 0.7
 _LEAST_FINALISTS = 2  # even if their first simulations take more than half of the messages
 _MESSAGES_SIMULATED_WHOLE = 120_000  # up to here all slices are simulated, not estimated
 _SLICES_BEYOND_FULL = 8  # simulated after as many as fill the pipeline
+# On large tables fewer: 16x16x16 less 2x2x1 at 100 MB differs by 0.2 %, and takes 2/3 of the time.
+_LARGE_ROWS, _SLICES_BEYOND_FULL_IF_LARGE = 400_000, 3
 # From the best number of slices so far to the next: first coarse, then fine, each up to three
 # times in its direction. Without them schedules are up to 3.3 % slower.
 _SLICE_FACTORS = (1.1, 0.91, 1.04, 0.96)
@@ -45,11 +51,16 @@ _OTHER_DELAYS_IF_ESTIMATED = (1.0, 1.6)
 
 @dataclass(frozen=True, eq=False)
 class FastestTrees:
-    """The fastest trees that the search found, their pipeline, and its simulation."""
+    """The fastest trees that the search found, and their pipeline.
+
+    `simulation` is None if the search may estimate and their table is very large; then `time_s` is
+    that of the formula.
+    """
 
     trees: Trees
     pipeline: Pipeline
-    simulation: Simulation
+    simulation: Simulation | None
+    time_s: float
 
 
 def best_trees(
@@ -58,9 +69,13 @@ def best_trees(
     payload_bytes: float,
     *,
     slices: int | None = None,
+    may_estimate: bool = False,
     progress: Callable[[str], None] = lambda step: None,
 ) -> FastestTrees:
-    """Return the fastest trees found for a payload; with `slices` given, for that number."""
+    """Return the fastest trees found for a payload; with `slices` given, for that number.
+
+    If it `may_estimate`, the answer is not simulated where the search left its table out too.
+    """
     request = PipelineRequest(fabric, payload_bytes, slices)
     progress("trees: packing")
     candidates = finalists(mesh, request)
@@ -69,13 +84,17 @@ def best_trees(
     n_messages = search.n_messages(candidates[0])
     if n_messages > MAX_MESSAGES // 2:  # nothing left to compare it with
         trees, pipeline = candidates[0], search.first_pipeline(candidates[0])
+        if may_estimate and trees.n_rows * pipeline.slices > MOST_MESSAGES_WHOLE:
+            likely_s = request.formula(trees.figures).time_s(pipeline.slices)
+            return FastestTrees(trees, pipeline, None, likely_s)
     else:
         n_tries = max(_LEAST_FINALISTS, MAX_MESSAGES // 2 // max(1, n_messages))
         tries = [search.first_try(trees) for trees in candidates[:n_tries]]
         tries.sort(key=lambda attempt: attempt[0])
         improved = [search.improved(*attempt) for attempt in tries]
         _, trees, pipeline = min(improved, key=lambda attempt: attempt[0])
-    return FastestTrees(trees, pipeline, search.simulated_whole(trees, pipeline))
+    simulation = search.simulated_whole(trees, pipeline)
+    return FastestTrees(trees, pipeline, simulation, simulation.time_s)
 
 
 def best_pipeline(trees: Trees, fabric: Fabric, payload_bytes: float) -> Pipeline:
@@ -104,6 +123,8 @@ class _PipelineSearch:
         formula, slices = self._formula(trees), self.request.slices
         if slices is None and trees.shape.window is not None:
             slices = formula.slices_within(trees.shape.window)
+        elif slices is None and trees.figures.n_trees > MOST_TREES:
+            slices = max(1, round(_SLICES_OF_MANY_TREES * formula.best_slices()))
         return formula.pipeline(slices or formula.best_slices(), USUAL_DELAY_HOPS_PER_HOP)
 
     def first_try(self, trees: Trees) -> tuple[float, Trees, Pipeline]:
@@ -189,4 +210,6 @@ class _PipelineSearch:
         """Return how many slices an estimate simulates."""
         n_cheap = _MESSAGES_SIMULATED_WHOLE // max(1, trees.n_rows)
         n_full = self._formula(trees).slices_in_flight(pipeline.slices)
-        return min(pipeline.slices, max(n_cheap, _SLICES_BEYOND_FULL + n_full))
+        is_large = trees.n_rows > _LARGE_ROWS
+        n_beyond = _SLICES_BEYOND_FULL_IF_LARGE if is_large else _SLICES_BEYOND_FULL
+        return min(pipeline.slices, max(n_cheap, n_beyond + n_full))

@@ -13,6 +13,7 @@ from meshmend.schedule.exchange_nd import (
     exchange_1,
     exchange_2,
 )
+from meshmend.schedule.express import express
 from meshmend.schedule.ft_two_d import ft_two_d
 from meshmend.schedule.ring_builders import rank_ring, ring_1d, row_pair, two_d
 from meshmend.schedule.rings_nd import rings_nd
@@ -119,6 +120,15 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
                 "three axes or more, one of which wraps around; any failures",
                 "rings-nd along two axes, exchange along the others: for payloads up to a few "
                 "megabytes on 3-D tori",
+            ),
+            Algorithm(
+                "express",
+                express,
+                lambda mesh: None,
+                "",
+                "any connected mesh or torus, any failures",
+                "a tree for each axis whose messages pass chips without stopping: for payloads up "
+                "to some hundred kilobytes on meshes",
             ),
             Algorithm(
                 "rank-ring",

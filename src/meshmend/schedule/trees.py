@@ -7,6 +7,7 @@ first.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshmend.overlay.tree_counts import MOST_TREES, least_load, tree_counts
 from meshmend.overlay.tree_packing import TreePacking, tree_packing
@@ -41,15 +42,25 @@ def usual_tree_count(mesh: Mesh) -> int:
 
 
 def tree_schedule(
-    packing: TreePacking, collective: Collective, *, algorithm: str = "trees"
+    packing: TreePacking,
+    collective: Collective,
+    *,
+    algorithm: str = "trees",
+    takers: NDArray[np.int32] | None = None,
 ) -> Schedule:
-    """Return the schedule over the trees of a packing; a tree's root owns its chunk."""
-    depth, height = packing.hops, packing.heights
+    """Return the schedule over the trees of a packing; a tree's root owns its chunk.
+
+    `takers` (trees, ranks) says to whom of the ranks above it a rank sends its sum, and from whom
+    it gets the result; by default that is its parent.
+    """
+    depth = packing.hops
     tree, child = np.nonzero(packing.parents >= 0)
-    parent = packing.parents[tree, child]
-    # Up: a parent comes after its children. Down: a child comes after its parent.
+    parent = (packing.parents if takers is None else takers)[tree, child]
+    # Up: a taker comes after all that send to it. Down: what has farthest to go is sent first.
     up = np.argsort(-depth[tree, child], kind="stable")
-    down = np.argsort(-height[tree, child], kind="stable")
+    height = packing.heights if takers is None else _hops_below(depth, takers)
+    way = depth[tree, child] - depth[tree, parent] + height[tree, child]
+    down = np.argsort(-way, kind="stable")
     reduce_up: list[NamedRows] = [
         ("reduce up", Rows(child[up], parent[up], tree[up], tree[up] + 1, REDUCE))
     ]
@@ -66,3 +77,14 @@ def tree_schedule(
         n_ranks=packing.n_ranks,
         cuts=np.minimum(cuts, 1.0),
     )
+
+
+def _hops_below(depth: NDArray[np.int32], takers: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return for each tree and rank the hops of the longest chain of messages that follow it."""
+    below = np.zeros_like(depth)
+    for level in range(int(depth.max(initial=0)), 0, -1):
+        tree, rank = np.nonzero(depth == level)
+        taker = takers[tree, rank]
+        hops = level - depth[tree, taker] + below[tree, rank]
+        np.maximum.at(below, (tree, taker), hops)
+    return below
