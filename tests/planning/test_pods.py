@@ -4,11 +4,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from meshmend.overlay.tree_packing import tree_packing
+from meshmend.planning import tree_search
 from meshmend.planning.comparison import compared
 from meshmend.planning.exchange_prices import SCATTERED_AXES, least_exchange_s
 from meshmend.planning.pricing import Question, names_to_try, price, supported_names
+from meshmend.planning.tree_finalists import balanced_shapes
 from meshmend.planning.tree_search import best_trees
 from meshmend.topology.fabric import fabric
+from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
 
@@ -99,6 +103,48 @@ def test_no_exchange_on_a_full_torus_beats_the_bound_that_rules_it_out(
 def test_no_exchange_is_tried_where_its_table_would_be_too_large() -> None:
     assert "exchange" in set(names_to_try(Mesh((32, 32), (True, True))))
     assert "exchange" not in set(names_to_try(Mesh((128, 128), (True, True))))
+
+
+def trees_tried(mesh: Mesh) -> set[int]:
+    return {shape.n_trees for shape, _ in balanced_shapes(mesh_figures(mesh))}
+
+
+def test_many_trees_are_tried_on_tori_of_three_axes_with_failures_and_there_only() -> None:
+    torus = parse_mesh("4x4x4", wrap="all")
+
+    assert {62, 92} <= trees_tried(torus.without("0,0,0"))
+    assert max(trees_tried(torus)) <= 32
+    assert max(trees_tried(Mesh((4, 4, 4)).without("0,0,0"))) <= 32
+    assert max(trees_tried(parse_mesh("6x6", wrap="all", fail=["0,0"]))) <= 32
+
+
+def test_many_trees_share_the_links_more_evenly_around_a_hole() -> None:
+    mesh = parse_mesh("4x4x4", wrap="all", fail=["2x2x1@0,0,0"])
+    loads = {n_trees: tree_packing(mesh, n_trees=n_trees).max_load for n_trees in (8, 92)}
+
+    assert loads[92] < loads[8]
+    assert loads[92] < 1.05 * (mesh.n_live - 1) / len(mesh.links)
+
+
+def test_a_very_large_table_is_priced_by_formula_where_an_estimate_will_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tree_search, "MAX_MESSAGES", 1)
+    monkeypatch.setattr(tree_search, "MOST_MESSAGES_WHOLE", 1)
+    mesh = parse_mesh("4x4x4", wrap="all", fail=["2x2x1@2,2,2"])
+    found = best_trees(mesh, V4, 1e9, may_estimate=True)
+
+    assert found.known is None
+    assert found.time_s == pytest.approx(best_trees(mesh, V4, 1e9).time_s, rel=0.15)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("payload_bytes", "most"), [(1e8, 1.15), (1e9, 1.06)])
+def test_a_pod_less_a_host_comes_near_the_limit(payload_bytes: float, most: float) -> None:
+    mesh = parse_mesh("16x16x16", wrap="all", fail=["2x2x1@4,4,4"])
+    result = compared(mesh, V4, payload_bytes, ["auto"])
+
+    assert result.earlier_ratio(result.prices[0]) <= most
 
 
 @pytest.mark.slow

@@ -202,8 +202,8 @@ def _price_of_trees(
         mesh, fabric, payload_bytes, slices=slices, may_estimate=may_estimate, progress=progress
     )
     trees, pipeline = found.trees, found.pipeline
-    if found.simulation is not None:
-        return price_of_trees(question, trees, pipeline, found.simulation)
+    if found.known is not None:
+        return price_of_trees(question, trees, pipeline, found.known)
     figures = PriceFigures(found.time_s, pipeline.slices, 0.0, ())
     return Price(
         TREES,

@@ -51,16 +51,22 @@ _OTHER_DELAYS_IF_ESTIMATED = (1.0, 1.6)
 
 @dataclass(frozen=True, eq=False)
 class FastestTrees:
-    """The fastest trees that the search found, and their pipeline.
+    """The fastest trees that the search found, their pipeline, and its time.
 
-    `simulation` is None if the search may estimate and their table is very large; then `time_s` is
-    that of the formula.
+    `known` is None if the search may estimate and their table is very large; then the time is that
+    of the formula.
     """
 
     trees: Trees
     pipeline: Pipeline
-    simulation: Simulation | None
     time_s: float
+    known: Simulation | None
+
+    @property
+    def simulation(self) -> Simulation:
+        """The simulation, of a search that may not estimate."""
+        assert self.known is not None, "whoever allows an estimate must not need a simulation"
+        return self.known
 
 
 def best_trees(
@@ -86,7 +92,7 @@ def best_trees(
         trees, pipeline = candidates[0], search.first_pipeline(candidates[0])
         if may_estimate and trees.n_rows * pipeline.slices > MOST_MESSAGES_WHOLE:
             likely_s = request.formula(trees.figures).time_s(pipeline.slices)
-            return FastestTrees(trees, pipeline, None, likely_s)
+            return FastestTrees(trees, pipeline, likely_s, None)
     else:
         n_tries = max(_LEAST_FINALISTS, MAX_MESSAGES // 2 // max(1, n_messages))
         tries = [search.first_try(trees) for trees in candidates[:n_tries]]
@@ -94,7 +100,7 @@ def best_trees(
         improved = [search.improved(*attempt) for attempt in tries]
         _, trees, pipeline = min(improved, key=lambda attempt: attempt[0])
     simulation = search.simulated_whole(trees, pipeline)
-    return FastestTrees(trees, pipeline, simulation, simulation.time_s)
+    return FastestTrees(trees, pipeline, simulation.time_s, simulation)
 
 
 def best_pipeline(trees: Trees, fabric: Fabric, payload_bytes: float) -> Pipeline:
