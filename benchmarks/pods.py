@@ -5,7 +5,7 @@
 Each row is one question to `auto` in a process of its own, with an empty cache: the ratio to the
 larger of bandwidth and hops, beside the figure that was asked for, the ratio to the limit, the
 processor time and the most memory. Then the same question again, from the cache. `--large` adds
-128x128. Ratios are simulated and exact, but for trees of more than 16 million messages: their time
+128x128. Ratios are simulated and exact, but for trees of more than 8 million messages: their time
 is estimated from their first slices, to about 1 %. Times are of this machine. The result file is
 written after every row, so that a run that is broken off leaves what it has measured.
 """
