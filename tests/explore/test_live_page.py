@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from browsing import Browsed, browsed, browser, explorer, fetch, live_job
+from browsing import Browsed, browsed, explorer, fetch, live_job
 from meshmend.cli.main import run_line
 from meshmend.explore.live_feed import LiveFeed
 from meshmend.launch.status_client import StatusQuestion
@@ -117,13 +117,12 @@ def test_a_fault_of_several_lines_is_refused() -> None:
     assert injected == ["kill 0,0"]
 
 
+# Runs in the page: what a browser does when its tab is hidden, or seen again.
+HIDE = """(hidden) => {
+  Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
 ENDLESS = ("--steps", "1000000", "--save-every", "0")
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with browser() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +186,21 @@ def test_a_link_that_is_cut_by_a_click_is_planned_around_while_all_chips_train(
     before = step_of(scripted)
     until(lambda: step_of(scripted) > before + 5)
     repair(scripted, 0, 1.5)
+
+
+def test_a_hidden_page_takes_nothing_from_the_job_and_catches_up_when_it_is_seen(
+    scripted: Browsed,
+) -> None:
+    page = scripted.page
+    with page.expect_event("requestfailed", lambda request: request.url.endswith("/live")):
+        page.evaluate(HIDE, True)
+    before = step_of(scripted)
+
+    with page.expect_request("**/live"):
+        page.evaluate(HIDE, False)
+
+    until(lambda: step_of(scripted) > before)
+    assert "chip (0, 0) is gone" in scripted.text("#job-events")  # the past is told again
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from browsing import Browsed, browsed, browser, explorer, fetch
+from browsing import Browsed, browsed, explorer, fetch
 from meshmend import load_plan
 
 # Runs in the page: the controls that have no name for a screen reader.
@@ -17,12 +17,6 @@ UNNAMED = """() => [...document.querySelectorAll("button, input, select, canvas,
   .filter((each) => !(each.getAttribute("aria-label") || each.textContent.trim()
     || each.labels?.[0]?.textContent.trim()) || (each instanceof HTMLInputElement
     && !each.labels.length)).map((each) => each.outerHTML)"""
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with browser() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from browsing import Browsed, browsed, browser, explorer
+from browsing import Browsed, browsed, explorer
 
 KEPT = Path(__file__).parent / "page_structure.json"
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -59,24 +59,23 @@ OVERLAPS = """() => {
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with browser() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory, chromium: Any) -> Iterator[str]:
     with explorer(tmp_path_factory.mktemp("cache")) as found:
         yield found
 
 
-def picture_structure(page: Browsed, folder: Path) -> dict[str, Any]:
-    """Return what the picture consists of: its names, and how many marks of each kind are where."""
+def saved_picture(page: Browsed, folder: Path) -> ElementTree.Element:
+    """Return the root of the SVG file that the page saves."""
     with page.page.expect_download() as waiting:
         page.page.click("#get-svg")
     path = folder / "picture.svg"
     waiting.value.save_as(path)
-    root = ElementTree.parse(path).getroot()
+    return ElementTree.parse(path).getroot()
+
+
+def picture_structure(page: Browsed, folder: Path) -> dict[str, Any]:
+    """Return what the picture consists of: its names, and how many marks of each kind are where."""
+    root = saved_picture(page, folder)
     marks: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for each in root.iter("{http://www.w3.org/2000/svg}path"):
         # Loads are lines, with a colour for each shade; other marks are filled.
@@ -115,3 +114,25 @@ def test_the_page_has_the_kept_structure(
     file.write_text(json.dumps({**kept, setting: found}, indent=1) + "\n", encoding="utf-8")
     assert overlaps == []
     assert found == kept.get(setting), f"if this is meant, copy {file} to {KEPT}"
+
+
+@pytest.mark.parametrize("wrap", ["none", "0", "1", "all"])
+def test_names_of_rows_and_columns_stand_clear_of_links_that_wrap_around(
+    wrap: str, address: str, chromium: Any, tmp_path: Path
+) -> None:
+    with browsed(chromium, f"{address}#mesh=4x12&wrap={wrap}&payload=1MB&algorithm=trees") as page:
+        page.answered()
+        root = saved_picture(page, tmp_path)
+
+    points = [
+        (float(x), float(y))
+        for path in root.iter("{http://www.w3.org/2000/svg}path")
+        for x, y in re.findall(r"[ML](-?[\d.]+) (-?[\d.]+)", path.get("d", ""))
+    ]
+    left, top = (min(axis) for axis in zip(*points, strict=True))
+    names = list(root.iter("{http://www.w3.org/2000/svg}text"))
+    rows = [each for each in names if each.get("text-anchor") == "end"]
+    assert (len(names), len(rows)) == (16, 4)
+    assert all(5 < float(each.get("x", "nan")) < left for each in rows)
+    columns = [each for each in names if each not in rows]
+    assert all(5 < float(each.get("y", "nan")) < top for each in columns)

@@ -1,11 +1,6 @@
 """A running explorer, and a page of it in a real browser."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -16,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from served_page import served_page
 from waiting import HANG_S, until
 
 CHROMIUM = Path("/usr/bin/chromium")  # Debian's
@@ -55,50 +51,23 @@ QUESTION = {
 @contextmanager
 def explorer(cache: Path, *options: str, **environment: str) -> Iterator[str]:
     """Yield the address of an explorer that has loaded its planner."""
-    pytest.importorskip("starlette", reason="the explorer needs: pip install 'meshmend[explore]'")
-    pytest.importorskip("uvicorn", reason="the explorer needs: pip install 'meshmend[explore]'")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "meshmend", "explore", *options],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "XDG_CACHE_HOME": str(cache), **environment},
-    )
-    assert process.stdout is not None
-    try:
-        words = process.stdout.readline().split()
-        assert words[:1] == ["explorer"], words
-        address = words[1]
-        fetch(address + "warm")
-        yield address
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(timeout=HANG_S)
-        process.stdout.close()
+    _need_web_server()
+    with served_page("explore", *options, XDG_CACHE_HOME=str(cache), **environment) as page:
+        fetch(page.address + "warm")
+        yield page.address
 
 
 @contextmanager
 def live_job(folder: Path, *command: str) -> Iterator[str]:
     """Yield the address of the live page of a job that runs until the end of the block."""
-    pytest.importorskip("uvicorn", reason="the page needs: pip install 'meshmend[explore]'")
-    lines: list[str] = []
-    process = subprocess.Popen(
-        [sys.executable, "-m", "meshmend", *command],
-        cwd=folder,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-    )
-    assert process.stderr is not None
-    reader = threading.Thread(target=lambda: lines.extend(process.stderr or ()), daemon=True)
-    reader.start()
-    try:
-        until(lambda: any("live page" in line for line in lines), why=lambda: "".join(lines))
-        yield next(line.split()[-1] for line in lines if "live page" in line)
-    finally:
-        process.terminate()  # SIGINT is ignored where these tests run in the background
-        process.wait(timeout=HANG_S)
-        reader.join(HANG_S)
-        process.stderr.close()
+    _need_web_server()
+    with served_page(*command, folder=folder) as page:
+        yield page.address
+
+
+def _need_web_server() -> None:
+    for package in ("starlette", "uvicorn"):
+        pytest.importorskip(package, reason="the page needs: pip install 'meshmend[explore]'")
 
 
 def fetch(address: str, **headers: str) -> tuple[int, bytes]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from meshmend.cli import main
 from meshmend.launch.one_thread import end_openmp_threads
+from process_tree import with_descendants
 from waiting import until
 
 _PRINT_STACKS = signal.SIGRTMAX - 1  # a command and its workers then print what they do
@@ -65,7 +66,7 @@ class Command:
 
     def _what_it_does(self) -> str:
         """Return all that it has printed, and the stacks of its processes at last."""
-        for pid in _with_descendants(self.pid):
+        for pid in with_descendants(self.pid):
             os.kill(pid, _PRINT_STACKS)
             time.sleep(0.5)  # one stack after another
         return f"{self.name} did not end: {self.out}\n{self.err}"
@@ -102,15 +103,6 @@ def meshmend_run(*arguments: str | Path, **environment: str) -> Ended:
     with tempfile.TemporaryDirectory() as folder, commands(Path(folder)) as start:
         ran = start("run", "run", *arguments, **environment)
         return Ended(ran.end(), ran.out, ran.err)
-
-
-def _with_descendants(pid: int) -> list[int]:
-    """Return a process, and all that it or its children have started."""
-    found = [pid]
-    for each in found:
-        for task in Path(f"/proc/{each}/task").glob("*/children"):
-            found.extend(int(child) for child in task.read_text().split())
-    return found
 
 
 def _import_all() -> None:

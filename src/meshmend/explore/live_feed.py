@@ -1,9 +1,9 @@
 """Follows a running job for the page: events as they happen, steps and status every two seconds.
 
 It is an observer of the coordinator, as the launcher is, and asks for the status as `meshmend
-status` does, while a page is open. Training needs neither. Steps may come by the hundred a second,
-and each line would wake the browser, so they are told together. So a page costs a job next to
-nothing.
+status` does, while a page is open. Training needs neither. Steps may come by the hundred a second.
+Each message would wake this process, and each line the browser, on cores that may be the job's: so
+messages are read a few times a second, and steps are told with the status, in one piece.
 """
 
 import asyncio
@@ -36,6 +36,8 @@ from meshmend.report.event_words import event_words
 _STATUS_EVERY_S: Final = 2.0
 _STATUS_AT_LEAST_EVERY_S: Final = 0.1  # after an event that changes who trains
 _RETRY_S: Final = 0.25
+_READ_EVERY_S: Final = 0.1  # an event is on the page within 0.3 s
+_READ_UNWATCHED_S: Final = 1.0  # while no page is open
 _CONNECT_S: Final = 1.0
 _MOST_KEPT: Final = 400  # events that a page is told when it opens
 _MOST_STEPS: Final = 2000  # of the loss curve
@@ -75,7 +77,10 @@ class LiveFeed:
             if self._status:
                 yield self._status
             while True:
-                yield await page.get()
+                lines = [await page.get()]
+                while not page.empty():
+                    lines.append(page.get_nowait())
+                yield b"".join(lines)
         finally:
             self._pages.discard(page)
             if not self._pages:
@@ -96,33 +101,33 @@ class LiveFeed:
             raise InputError(f"a fault needs one line of words, but got {words!r}")
         self.inject_words(words)
 
-    def _tell(self, document: dict[str, Any]) -> None:
-        self._loop.call_soon_threadsafe(self._spread, document)
+    def _tell(self, *documents: dict[str, Any]) -> None:
+        self._loop.call_soon_threadsafe(self._spread, documents)
 
-    def _spread(self, document: dict[str, Any]) -> None:
-        line = _line(document)
-        match document["kind"]:
-            case "event":
-                self._kept.append(line)
-            case "steps":
-                self._past_steps.extend(document["steps"])
-            case _:
-                self._status = line
+    def _spread(self, documents: tuple[dict[str, Any], ...]) -> None:
+        lines = [_line(document) for document in documents]
+        for document, line in zip(documents, lines, strict=True):
+            match document["kind"]:
+                case "event":
+                    self._kept.append(line)
+                case "steps":
+                    self._past_steps.extend(document["steps"])
+                case _:
+                    self._status = line
         for page in self._pages:
-            page.put_nowait(line)
+            page.put_nowait(b"".join(lines))
 
     def _follow_status(self) -> None:
         question = self.question
         while True:
             asked = time.monotonic()
             self._changed.clear()
-            self._tell_steps()
             try:
                 status = ask_job(question)
             except MeshmendError as error:
-                self._tell({"kind": "silence", "why": str(error)})
+                self._tell(self._steps_since(), {"kind": "silence", "why": str(error)})
             else:
-                self._tell(status_document(status))
+                self._tell(self._steps_since(), status_document(status))
                 if status.phase in (JobPhase.OVER, JobPhase.FAILED):
                     return
                 addresses = tuple(each.address for each in status.workers if each.address[1])
@@ -131,10 +136,9 @@ class LiveFeed:
             self._changed.wait(max(0.0, asked + _STATUS_EVERY_S - time.monotonic()))
             self._is_watched.wait()
 
-    def _tell_steps(self) -> None:
-        steps = [self._new_steps.popleft() for _ in range(len(self._new_steps))]
-        if steps:
-            self._tell(_steps_document(steps))
+    def _steps_since(self) -> dict[str, Any]:
+        """Return the steps that no page was told of yet."""
+        return _steps_document([self._new_steps.popleft() for _ in range(len(self._new_steps))])
 
     def _follow_events(self) -> None:
         job = self.question.job
@@ -166,9 +170,12 @@ class LiveFeed:
             poll.register(channel.fileno(), select.POLLIN)
             while True:
                 poll.poll()
-                for message in channel.receive():
-                    if isinstance(message, Observed):
-                        self._take(message.event)
+                while poll.poll(0):
+                    for message in channel.receive():
+                        if isinstance(message, Observed):
+                            self._take(message.event)
+                time.sleep(_READ_EVERY_S)
+                self._is_watched.wait(_READ_UNWATCHED_S - _READ_EVERY_S)
         except (ChannelError, MessageError):
             return
         finally:

@@ -15,7 +15,8 @@ export class Geometry {
     this.rows = shape.length > 1 ? shape.at(-2) : 1;
     this.nLayers = this.nChips / (this.columns * this.rows);
     // Between layers there is room for their names, larger where there are more of them.
-    this.gap = this.nLayers > 1 ? Math.max(2.8, 1 + 0.2 * this.rows) : 2.2;
+    // Links that wrap around take some of the room at the border.
+    this.gap = this.nLayers > 1 ? Math.max(2.8, 1 + 0.2 * this.rows) : wrap.includes(true) ? 2.8 : 2.2;
     this.layersPerRow = Math.ceil(Math.sqrt(this.nLayers * this.rows / this.columns));
     this.layerWidth = (this.columns - 1 + this.gap) * PITCH;
     this.layerHeight = (this.rows - 1 + this.gap) * PITCH;

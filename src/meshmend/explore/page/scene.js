@@ -59,14 +59,15 @@ function names(geometry) {
     return items;
   }
   const every = Math.max(1, Math.ceil(Math.max(geometry.rows, geometry.columns) / 32));
+  // Links that wrap around are stubs beyond the border: names stand clear of them.
+  const clear = (axis) => (geometry.wrap.at(axis) ? 13.5 : 9.5);
   for (let column = 0; column < geometry.columns; column += every) {
     const [x, y] = geometry.centre(column);
-    items.push({ text: `${column}`, x, y: y - 11, size: 7, fill: colours.soft, anchor: "middle" });
+    items.push({ text: `${column}`, x, y: y - clear(-2), size: 7, fill: colours.soft, anchor: "middle" });
   }
   for (let row = 0; geometry.shape.length > 1 && row < geometry.rows; row += every) {
     const [x, y] = geometry.centre(row * geometry.columns);
-    items.push({ text: `${row}`, x: x - 11, y: y + 2.5, size: 7, fill: colours.soft,
-      anchor: "middle" });
+    items.push({ text: `${row}`, x: x - clear(-1), y: y + 2.5, size: 7, fill: colours.soft, anchor: "end" });
   }
   return items;
 }
@@ -143,7 +144,7 @@ export function paint(ctx, items, least = 0) {
     if (item.text) {
       ctx.fillStyle = item.fill;
       ctx.font = `${item.size}px Helvetica, Arial, sans-serif`;
-      ctx.textAlign = item.anchor === "middle" ? "center" : "start";
+      ctx.textAlign = item.anchor === "middle" ? "center" : item.anchor;
       ctx.fillText(item.text, item.x, item.y);
       continue;
     }

@@ -23,6 +23,9 @@ export function element(name, attributes = {}, ...children) {
   return made;
 }
 
+// Changes a text only if it is another one: an equal one would be laid out and painted too.
+export function setText(where, words) { if (where.textContent !== words) where.textContent = words; }
+
 export function figure(name, value, note = "", kind = "") {
   return element("div", {}, element("span", {}, name),
     element("b", kind ? { class: kind } : {}, value), element("span", {}, note));
