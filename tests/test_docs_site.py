@@ -2,18 +2,13 @@
 
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from browsing import browsed, browser
+from served_folder import served_folder
 
 ROOT = Path(__file__).parent.parent
 
@@ -53,27 +48,8 @@ def test_no_page_loads_anything_from_the_network(site: Path) -> None:
         assert '<link href="http' not in text, page
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        pass
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """Yield the address of the site on a server, where its search works too."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 def test_pages_are_legible_in_both_schemes_and_fit_a_narrow_window(site: Path) -> None:
-    with browser() as chromium, served(site) as address:
+    with browser() as chromium, served_folder(site) as address:
         for name in ("index", "tutorial", "reference-cli"):
             for scheme in ("light", "dark"):
                 options = {"color_scheme": scheme, "viewport": {"width": 600, "height": 900}}
@@ -87,7 +63,7 @@ def test_pages_are_legible_in_both_schemes_and_fit_a_narrow_window(site: Path) -
 def test_a_reader_can_switch_to_the_dark_scheme(site: Path) -> None:
     with (
         browser() as chromium,
-        served(site) as address,
+        served_folder(site) as address,
         browsed(chromium, f"{address}/index.html", color_scheme="light") as page,
     ):
         page.page.click("#theme-menu")
