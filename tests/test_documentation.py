@@ -11,11 +11,13 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 
 import pytest
 
 from documented_commands import DocumentedCommand, documented_commands
 from meshmend.cli.main import commands_by_name
+from testbeds import why_not
 from waiting import HANG_S
 
 ROOT = Path(__file__).parent.parent
@@ -33,14 +35,13 @@ NOT_RUN = {
     "export ": "sets a variable to what the reader chooses",
     "torchrun ": "needs several machines; tests/launch/test_torchrun.py starts workers so",
     "sbatch ": "needs Slurm; tests/engines/test_slurm.py submits jobs to a real one",
-    "meshmend bench": "needs root and OpenMPI, and minutes; tests/cli/test_bench.py runs it",
-    "meshmend testbed": "needs root; tests/cli/test_testbed.py runs it",
     "meshmend explore": "serves until it is interrupted; tests/explore/test_page.py opens it",
     "* --explore": "serves a page; tests/explore/test_live_page.py opens it",
     "*10.0.0.1:": "needs several machines; tests/launch/test_separate_hosts.py has such",
 }
-# These train, which takes more than a few seconds.
-SLOW = ("meshmend train", "meshmend run", "meshmend checkpoint", "meshmend forecast")
+NETWORKS = ("meshmend bench", "meshmend testbed")  # need a kernel that grants network namespaces
+# These train or measure, which takes more than a few seconds.
+SLOW = ("meshmend train", "meshmend run", "meshmend checkpoint", "meshmend forecast", *NETWORKS)
 # What `--preload` and `--framework` need beyond the extras of `make test`.
 NEEDED = {"--preload lightning": "lightning", "--preload transformers": "transformers"}
 NAMED = sorted(
@@ -75,11 +76,20 @@ QUICK_PAGES = sorted({command.page for command in RUN if not is_slow(command)})
 SLOW_PAGES = sorted({command.page for command in RUN if is_slow(command)})
 
 
+def is_possible(command: DocumentedCommand) -> bool:
+    """Whether this machine has what a command needs."""
+    packages = (package for option, package in NEEDED.items() if option in command.line)
+    if not all(map(find_spec, packages)):
+        return False
+    if "openmpi" in command.line and which("mpirun") is None:
+        return False
+    return not command.line.startswith(NETWORKS) or why_not() is None
+
+
 def run_in(folder: Path, command: DocumentedCommand) -> None:
     """Run a command as a reader would type it, and compare what it prints with the page."""
-    for option, package in NEEDED.items():
-        if option in command.line and find_spec(package) is None:
-            return
+    if not is_possible(command):
+        return
     program = folder / "bin" / "meshmend"
     if not program.exists():
         program.parent.mkdir()
@@ -91,7 +101,12 @@ def run_in(folder: Path, command: DocumentedCommand) -> None:
     ended = subprocess.run(
         ["bash", "-c", command.line],
         cwd=folder,
-        env={**os.environ, "PATH": path, "COLUMNS": "200"},
+        env={
+            **os.environ,
+            "PATH": path,
+            "COLUMNS": "200",
+            "MESHMEND_TESTBED_DIR": str(folder / "testbeds"),
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

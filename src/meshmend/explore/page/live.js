@@ -8,6 +8,7 @@ const MOST_EVENTS = 200;
 const MOST_LOSSES = 2000;
 const MOST_POINTS = 300; // of the loss curve, which is about as many pixels wide
 const [WIDTH, HEIGHT] = [420, 90]; // of its picture
+const CURVE_EVERY_MS = 5000; // it is the largest part of the page that changes with every step
 const SVG = "http://www.w3.org/2000/svg";
 
 export class Job {
@@ -53,7 +54,7 @@ export class Job {
     if (news.kind === "status") {
       this.status = news;
       this.showStatus(news);
-      this.showLoss();
+      if (!(performance.now() - this.curveAt < CURVE_EVERY_MS)) this.showLoss();
       this.onStatus(news);
     } else if (news.kind === "silence") {
       setText(byId("job-title"), `The job does not answer: ${news.why}`);
@@ -100,6 +101,7 @@ export class Job {
     const every = Math.ceil(numbers.length / MOST_POINTS), last = numbers.length - 1;
     const known = numbers.filter((_, place) => (last - place) % every === 0);
     if (known.length < 2) return;
+    this.curveAt = performance.now();
     const values = known.map(([, loss]) => loss);
     const [low, high] = [Math.min(...values), Math.max(...values)];
     const [first, final] = [known[0][0], known.at(-1)[0]];
