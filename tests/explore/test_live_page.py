@@ -5,6 +5,7 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from browsing import Browsed, browsed, explorer, fetch, live_job
 from meshmend.cli.main import run_line
 from meshmend.explore.live_feed import LiveFeed
 from meshmend.launch.status_client import StatusQuestion
+from ports import free_port
 from served_coordinator import served_coordinator
 from training_script import training_script
 from waiting import HANG_S, until
@@ -231,6 +233,37 @@ def test_a_page_that_opens_late_shows_what_happened_before(
         until(lambda: "chip (1, 0) is gone" in late.text("#job-events"))
         until(lambda: late.page.locator("#job-loss polyline").count())
         until(lambda: chips_that_train(late) == "6")
+
+
+@pytest.mark.slow
+def test_a_page_says_that_its_server_is_away_and_that_another_took_its_place(
+    tmp_path: Path, chromium: Any
+) -> None:
+    with served_coordinator("2x3", SECRET.encode()) as (host, port), ExitStack() as pages:
+        options = ["--coordinator", f"{host}:{port}", "--port", str(free_port())]
+        with explorer(tmp_path, *options, MESHMEND_SECRET=SECRET) as address:
+            page = pages.enter_context(browsed(chromium, address))
+            until(lambda: "gathering" in page.text("#job-title"))
+
+        until(lambda: "server is away" in page.text("#job-title"))
+        with explorer(tmp_path, *options, MESHMEND_SECRET=SECRET):
+            until(lambda: "started anew" in page.text("#job-title"))
+        page.problems.clear()  # a browser logs every request that is refused
+
+
+@pytest.mark.slow
+def test_two_pages_of_one_job_show_the_same_fault(scripted: Browsed, chromium: Any) -> None:
+    with browsed(chromium, scripted.page.url) as other:
+        until(lambda: chips_that_train(other) == "6")
+        other.page.check("input[name=tool][value=chip]")
+        other.page.select_option("#fault", "kill")
+
+        other.click_chip((2, 3), 0, 2)
+
+        for page in (scripted, other):
+            until(lambda page=page: page.page.input_value("#fail") == "0,2")  # type: ignore[misc]
+        repair(other, 0, 2)
+        until(lambda: chips_that_train(scripted) == "6")
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 
 from browsing import Browsed, browsed, explorer, fetch
 from meshmend import load_plan
+from waiting import until
 
 # Runs in the page: the controls that have no name for a screen reader.
 UNNAMED = """() => [...document.querySelectorAll("button, input, select, canvas, [tabindex]")]
@@ -155,6 +156,42 @@ def test_bad_input_is_one_sentence_and_the_page_goes_on(page: Browsed) -> None:
 
     page.answered()
     assert not page.page.is_visible("#problem")
+
+
+@pytest.mark.parametrize(
+    ("link", "why"),
+    [
+        ("mesh=banana", "A mesh is written 16x32, but got “banana”."),
+        ("mesh=99999999999x9&payload=-5", "at most 4096 chips"),
+        ("mesh=4x4&wrap=7", "Wrap is none, all, or axes from 0 to 1, but got “7”."),
+        ("mesh=4x4&fail=<img src=x onerror=alert(1)>", "The mesh has no chip “<img"),
+        ("mesh=2x2&fail=2x2@0,0", "at least one live chip"),
+        ("mesh=4x4&payload=-5", "-5"),
+    ],
+)
+def test_a_link_with_nonsense_is_one_sentence_and_the_page_goes_on(
+    address: str, chromium: Any, link: str, why: str
+) -> None:
+    with browsed(chromium, f"{address}#{link}&show=nothing") as page:
+        page.wait_for("#problem:not([hidden])")
+        assert why in page.text("#problem")
+        assert page.page.input_value("#show") == "load"
+        until(lambda: page.text("#status") == "No answer.")
+        page.page.select_option("#show", "schedule")
+        page.page.press("#canvas", "ArrowDown")
+        page.click_mesh(0.5, 0.5)
+
+        changes = {"mesh": "2x3", "wrap": "none", "payload": "1MB", "fail": ""}
+        page.page.evaluate(
+            "(changes) => { for (const [name, value] of Object.entries(changes)) "
+            "document.getElementById(name).value = value; }",
+            changes,
+        )
+        page.page.press("#mesh", "Enter")
+
+        page.wait_until("document.querySelector('#canvas').ariaLabel.startsWith('Mesh 2x3,')")
+        page.answered()
+        assert not page.page.is_visible("#problem")
 
 
 def test_an_algorithm_that_does_not_support_the_hole_says_why(page: Browsed) -> None:

@@ -80,7 +80,7 @@ def first_plan(question: ExplorerQuestion) -> PricedPlan:
 def _quick(mesh: Mesh, target: Target) -> PricedPlan:
     quick: QuickPlan = quick_plan(mesh, target)
     assert quick.plan.pipeline is not None, "a quick plan has one"
-    note = "estimated from its first slices" if quick.is_estimate else ""
+    note = "Estimated from its first slices" if quick.is_estimate else ""
     return PricedPlan(quick.plan, quick.time_s, quick.plan.pipeline.slices, note)
 
 

@@ -25,18 +25,20 @@ export class Job {
     for (;;) {
       await untilVisible();
       this.closing = new AbortController();
+      let why = "the explorer's server is away";
       try {
-        await this.read(await fetch("live", { signal: this.closing.signal }));
+        const response = await fetch("live", { signal: this.closing.signal });
+        if (response.ok) await this.read(response);
+        else why = "the explorer was started anew; open the address that it printed";
       } catch { /* the server is away: try again */ }
       if (this.closing.signal.aborted) continue;
-      setText(byId("job-title"), "The job: the explorer's server is away");
+      setText(byId("job-title"), `The job: ${why}`);
       await new Promise((resolve) => setTimeout(resolve, 1000));
     }
   }
 
   // The server tells the past first, so what was shown before is dropped.
   async read(response) {
-    if (!response.ok) throw new Error(`The server answers ${response.status}.`);
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     byId("job-events").replaceChildren();
     this.losses = [];

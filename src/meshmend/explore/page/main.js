@@ -105,6 +105,7 @@ function apply() {
   } catch (error) {
     asking?.abort();
     setProblem(error.message);
+    setStatus("No answer.");
     draw();
     return;
   }
@@ -241,7 +242,7 @@ function drawSchedule() {
 function drawCursor() { view.showOverlay(cursorScene(model.geometry, cursor)); }
 
 async function loadTimeline() {
-  if (!model.plan) return;
+  if (!model?.plan) return;
   const asked = number, slice = player.slice();
   try {
     const answer = await askOnce("timeline", { ...state.question, stage: model.plan.stage, slice },
@@ -251,6 +252,7 @@ async function loadTimeline() {
 }
 
 async function loadHops() {
+  if (!model) return;
   const chip = cursor, asked = number;
   if (chip < 0 || model.failed.chips.has(chip)) { hops = null; draw(); return; }
   try {
@@ -294,15 +296,18 @@ async function injectAt(tool, chip, link) {
   else setStatus(`Asked for: ${verb} ${what}.`);
 }
 
+// A page that was opened with a mesh that there is not has no chips.
+function chipAt(x, y) { return model ? model.geometry.chipNear(x, y) : -1; }
+
 function click(x, y) {
-  const chip = model.geometry.chipNear(x, y);
+  const chip = chipAt(x, y);
   if (chip < 0) return;
   cursor = chip;
   act(chip, model.geometry.linkNear(x, y));
 }
 
 function hover(x, y) {
-  const chip = model.geometry.chipNear(x, y);
+  const chip = chipAt(x, y);
   if (chip >= 0 && document.activeElement !== byId("canvas")) describe(chip);
 }
 
@@ -327,6 +332,7 @@ function describe(chip) {
 }
 
 function keyed(event) {
+  if (!model) return;
   const { geometry } = model, layer = geometry.rows * geometry.columns;
   const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -geometry.columns, ArrowDown: geometry.columns,
     PageUp: -layer, PageDown: layer };
@@ -412,19 +418,22 @@ function keptFailures(changes) {
 }
 
 function listenToDownloads() {
-  const name = () => `meshmend-${state.question.mesh}-${model.plan?.algorithm ?? "mesh"}`;
+  const name = () => `meshmend-${state.question.mesh}-${model?.plan?.algorithm ?? "mesh"}`;
   byId("get-plan").addEventListener("click", async () => {
-    if (!model.plan) return;
+    if (!model?.plan) return;
     try {
       const answer = await askOnce("plan-file", { ...state.question, stage: model.plan.stage }, "plan-file");
       download(`${name()}.json`, "application/json", [`${JSON.stringify(answer.document)}\n`]);
     } catch (error) { setProblem(error.message); }
   });
-  byId("get-svg").addEventListener("click", () => download(`${name()}.svg`, "image/svg+xml",
-    [svgText([...scene, ...view.overlay], model.geometry, byId("canvas").getAttribute("aria-label"))]));
+  byId("get-svg").addEventListener("click", () => {
+    if (model) download(`${name()}.svg`, "image/svg+xml",
+      [svgText([...scene, ...view.overlay], model.geometry, byId("canvas").getAttribute("aria-label"))]);
+  });
   byId("get-png").addEventListener("click", () => byId("canvas").toBlob((blob) =>
     download(`${name()}.png`, "image/png", [blob])));
   byId("get-csv").addEventListener("click", () => {
+    if (!model) return;
     const { geometry, plan } = model, lines = [["from", "to", "times the payload"]];
     plan?.loads.forEach((load, channel) => {
       const chip = Math.floor(channel / geometry.nPorts);
@@ -435,7 +444,7 @@ function listenToDownloads() {
   });
   byId("get-table").addEventListener("click", () => download(`${name()}-algorithms.csv`, "text/csv",
     [csv([["algorithm", "time_s", "limit_s", "slices", "chips", "detail"], ...rows.map((row) =>
-      [row.name, row.time_s ?? "", model.plan?.limit_s ?? "", row.slices ?? "", row.chips ?? "",
+      [row.name, row.time_s ?? "", model?.plan?.limit_s ?? "", row.slices ?? "", row.chips ?? "",
         row.detail ?? row.why])])]));
   byId("get-hops").addEventListener("click", () => { if (hops) download(`${name()}-next-hops.csv`, "text/csv",
     [csv([["to", "leaves", "by chip", "hops", "virtual channel"], ...hopRows(hops, model.geometry)])]); });

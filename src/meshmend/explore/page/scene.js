@@ -61,13 +61,14 @@ function names(geometry) {
   const every = Math.max(1, Math.ceil(Math.max(geometry.rows, geometry.columns) / 32));
   // Links that wrap around are stubs beyond the border: names stand clear of them.
   const clear = (axis) => (geometry.wrap.at(axis) ? 13.5 : 9.5);
+  const size = every > 1 && geometry.rows < 100 ? 10 : 7; // the fewer, the larger
   for (let column = 0; column < geometry.columns; column += every) {
     const [x, y] = geometry.centre(column);
-    items.push({ text: `${column}`, x, y: y - clear(-2), size: 7, fill: colours.soft, anchor: "middle" });
+    items.push({ text: `${column}`, x, y: y - clear(-2), size, fill: colours.soft, anchor: "middle" });
   }
   for (let row = 0; geometry.shape.length > 1 && row < geometry.rows; row += every) {
     const [x, y] = geometry.centre(row * geometry.columns);
-    items.push({ text: `${row}`, x: x - clear(-1), y: y + 2.5, size: 7, fill: colours.soft, anchor: "end" });
+    items.push({ text: `${row}`, x: x - clear(-1), y: y + 2.5, size, fill: colours.soft, anchor: "end" });
   }
   return items;
 }

@@ -1,6 +1,7 @@
 // The question that the page asks, its history, and the address that restores it.
 
 const TEXTS = ["mesh", "wrap", "payload", "fabric", "algorithm"];
+const SHOWN = ["load", "flows", "schedule", "hops"];
 
 export class State {
   constructor(question) {
@@ -45,7 +46,7 @@ export class State {
     const changes = {};
     TEXTS.forEach((name) => { if (words.has(name)) changes[name] = words.get(name); });
     if ([...words.keys()].length) changes.fail = words.getAll("fail");
-    if (words.has("show")) this.view.show = words.get("show");
+    if (SHOWN.includes(words.get("show"))) this.view.show = words.get("show");
     return this.change(changes);
   }
 }
