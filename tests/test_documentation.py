@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
@@ -125,12 +126,36 @@ def test_the_quick_commands_of_a_page_print_what_it_shows(page: str, tmp_path: P
             run_in(tmp_path, command)
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A reader's folder, whose testbeds are taken down at last."""
+    yield tmp_path
+    if (tmp_path / "testbeds").exists():
+        run_in(tmp_path, DocumentedCommand("", "meshmend testbed down --all"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", SLOW_PAGES)
-def test_all_commands_of_a_page_print_what_it_shows(page: str, tmp_path: Path) -> None:
+def test_all_commands_of_a_page_print_what_it_shows(page: str, folder: Path) -> None:
     for command in RUN:
         if command.page == page:
-            run_in(tmp_path, command)
+            run_in(folder, command)
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_readmes_table_end_well(folder: Path) -> None:
+    """Those that stand there whole; a reader has a `plan.json` already."""
+    run_in(folder, DocumentedCommand("", "meshmend plan --mesh 4x4 -o plan.json"))
+    cells = re.findall(r"^\| (`meshmend [^|]*) \|", PAGES[0].read_text(encoding="utf-8"), re.M)
+    lines = [line for cell in cells for line in re.findall(r"`([^`]+)`", cell) if " " in line]
+    partial = re.compile(r"\.\.\.|HOST|RUN|script\.py|meshmend (coordinator|worker|agent)$")
+    elsewhere = {command.line for command in COMMANDS}  # tested above
+    whole = [line for line in lines if not partial.search(line) and line not in elsewhere]
+    assert len(whole) > 12
+
+    for command in (DocumentedCommand("README.md", line) for line in whole):
+        if not why_not_run(command):
+            run_in(folder, command)
 
 
 @pytest.mark.parametrize("key", NOT_RUN)
