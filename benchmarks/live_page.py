@@ -224,7 +224,10 @@ def _open_page(
     with ExitStack() as stack:
         with _on_cores(placement.job):
             served = served_page(
-                "explore", "--coordinator", job.coordinator, MESHMEND_SECRET=job.secret
+                "explore",
+                "--coordinator",
+                job.coordinator,
+                environment={"MESHMEND_SECRET": job.secret},
             )
             server = stack.enter_context(served)
         page = browser.new_page(viewport={"width": 1200, "height": 900})

@@ -52,7 +52,8 @@ QUESTION = {
 def explorer(cache: Path, *options: str, **environment: str) -> Iterator[str]:
     """Yield the address of an explorer that has loaded its planner."""
     _need_web_server()
-    with served_page("explore", *options, XDG_CACHE_HOME=str(cache), **environment) as page:
+    variables = {"XDG_CACHE_HOME": str(cache), **environment}
+    with served_page("explore", *options, environment=variables) as page:
         fetch(page.address + "warm")
         yield page.address
 

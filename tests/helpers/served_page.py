@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ class ServedPage:
 
 @contextmanager
 def served_page(
-    *command: str, folder: Path | None = None, **environment: str
+    *command: str, folder: Path | None = None, environment: Mapping[str, str] | None = None
 ) -> Iterator[ServedPage]:
     """Yield the page of a `meshmend` command once its address is printed; then end the command."""
     lines: list[str] = []
@@ -32,7 +32,7 @@ def served_page(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, **environment},
+        env={**os.environ, **(environment or {})},
     )
     reader = threading.Thread(target=lambda: lines.extend(process.stdout or ()), daemon=True)
     reader.start()
