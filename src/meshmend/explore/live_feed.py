@@ -1,9 +1,10 @@
-"""Follows a running job for the page: events as they happen, steps and status every two seconds.
+"""Follows a running job for the page: events as they happen, steps every two seconds, the status.
 
 It is an observer of the coordinator, as the launcher is, and asks for the status as `meshmend
 status` does, while a page is open. Training needs neither. Steps may come by the hundred a second.
 Each message would wake this process, and each line the browser, on cores that may be the job's: so
-messages are read a few times a second, and steps are told with the status, in one piece.
+messages are read a few times a second, steps are told together, and the status is asked for when
+events or a lack of steps say that it changed.
 """
 
 import asyncio
@@ -33,8 +34,9 @@ from meshmend.net.channel import Channel
 from meshmend.net.handshake import ConnectRequest, Deadline, dial
 from meshmend.report.event_words import event_words
 
-_STATUS_EVERY_S: Final = 2.0
-_STATUS_AT_LEAST_EVERY_S: Final = 0.1  # after an event that changes who trains
+_STEPS_EVERY_S: Final = 2.0
+_STATUS_EVERY_S: Final = 6.0  # while steps come: without any, somebody waits, and it is asked for
+_AT_LEAST_S: Final = 0.1  # between two questions after events that change who trains
 _RETRY_S: Final = 0.25
 _READ_EVERY_S: Final = 0.1  # an event is on the page within 0.3 s
 _READ_UNWATCHED_S: Final = 1.0  # while no page is open
@@ -118,22 +120,28 @@ class LiveFeed:
             page.put_nowait(b"".join(lines))
 
     def _follow_status(self) -> None:
-        question = self.question
+        """Tell steps, and the status where events or a lack of steps say that it changed."""
+        question, due = self.question, 0.0
         while True:
-            asked = time.monotonic()
-            self._changed.clear()
-            try:
-                status = ask_job(question)
-            except MeshmendError as error:
-                self._tell(self._steps_since(), {"kind": "silence", "why": str(error)})
+            began = time.monotonic()
+            if self._new_steps and began < due and not self._changed.is_set():
+                self._tell(self._steps_since())
             else:
-                self._tell(self._steps_since(), status_document(status))
-                if status.phase in (JobPhase.OVER, JobPhase.FAILED):
-                    return
-                addresses = tuple(each.address for each in status.workers if each.address[1])
-                question = replace(question, workers=addresses or question.workers)
-            time.sleep(max(0.0, asked + _STATUS_AT_LEAST_EVERY_S - time.monotonic()))
-            self._changed.wait(max(0.0, asked + _STATUS_EVERY_S - time.monotonic()))
+                due = began + _STATUS_EVERY_S
+                self._changed.clear()
+                try:
+                    status = ask_job(question)
+                except MeshmendError as error:
+                    self._tell(self._steps_since(), {"kind": "silence", "why": str(error)})
+                    due = began
+                else:
+                    self._tell(self._steps_since(), status_document(status))
+                    if status.phase in (JobPhase.OVER, JobPhase.FAILED):
+                        return
+                    addresses = tuple(each.address for each in status.workers if each.address[1])
+                    question = replace(question, workers=addresses or question.workers)
+            time.sleep(max(0.0, began + _AT_LEAST_S - time.monotonic()))
+            self._changed.wait(max(0.0, began + _STEPS_EVERY_S - time.monotonic()))
             self._is_watched.wait()
 
     def _steps_since(self) -> dict[str, Any]:

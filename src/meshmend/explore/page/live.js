@@ -55,16 +55,21 @@ export class Job {
   take(news) {
     if (news.kind === "status") {
       this.status = news;
-      this.showStatus(news);
-      if (!(performance.now() - this.curveAt < CURVE_EVERY_MS)) this.showLoss();
+      this.show();
       this.onStatus(news);
     } else if (news.kind === "silence") {
       setText(byId("job-title"), `The job does not answer: ${news.why}`);
     } else if (news.kind === "steps") {
       this.losses.push(...news.steps);
       this.losses.splice(0, this.losses.length - MOST_LOSSES);
-      this.step = this.losses.at(-1)?.[0]; // drawn with the status, which follows: one picture less
+      this.step = this.losses.at(-1)?.[0];
+      if (this.status) this.show();
     } else this.addEvent(news);
+  }
+
+  show() {
+    this.showStatus(this.status);
+    if (!(performance.now() - this.curveAt < CURVE_EVERY_MS)) this.showLoss();
   }
 
   addEvent(news) {
