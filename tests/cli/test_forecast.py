@@ -115,6 +115,17 @@ def test_a_machine_that_never_fails_and_repairs_of_no_time_have_a_page_too(tmp_p
         assert forecast(*words, *more.split(), "-o", page) == 0
 
 
+@pytest.mark.parametrize(
+    "words", ["--repair 30years", "--repair 1e20years --automatic-repair 1e20years --burst 0.5"]
+)
+def test_repairs_that_outlast_every_year_are_forecast(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = printed_json(capsys, *SMALL, *words.split(), "--payload", "1MB", "--years", "2")
+
+    assert document["answers"][0]["lost"]["waiting"] > 0.9
+
+
 def test_break_evens_say_where_the_best_answer_changes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

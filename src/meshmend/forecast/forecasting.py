@@ -89,7 +89,7 @@ CAUSES = (
 )  # in the order of the places in `totals`, after the useful time
 _NS = 1e9
 _WARM_UP_REPAIRS = 20.0  # mean repair times; three times as many where repairs queue
-_LEAST_WARM_UP_S = 2 * 86400.0
+_LEAST_WARM_UP_S, _MOST_WARM_UP_S = 2 * 86400.0, 100 * YEAR_S  # 64 bits hold 292 years in ns
 _MOST_YEARS = 1_000_000
 _LONGEST_S = 100 * YEAR_S  # between failures
 
@@ -259,7 +259,7 @@ def year_runner(
         _own_array(machine, prices, n_log),
         np.concatenate([step * _NS, np.zeros(3 * n_log)]),
         np.array([*figures, failures.burst_window_s * _NS, *machine.lives]),
-        round(max(_LEAST_WARM_UP_S, warm_up_s) * _NS),
+        round(min(max(_LEAST_WARM_UP_S, warm_up_s), _MOST_WARM_UP_S) * _NS),
         round(year_s * _NS),
     )
 

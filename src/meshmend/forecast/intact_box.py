@@ -35,7 +35,7 @@ from meshmend.forecast.walk_arrays import (
 from meshmend.kernels import inlined, inner_kernel, plain_kernel
 
 _RING = -1  # the start of a range that is a whole axis with the link from its end to its beginning
-_PART = 7  # numbers of a part: three starts, three lengths, the holes that may reach into it
+_PART = 7  # numbers of a part: three starts, three lengths, the first hole not yet looked at
 
 
 @plain_kernel
@@ -106,61 +106,59 @@ def _cut_up(own: Ints) -> None:
     """Put the largest box in the first part that waits into FOUND, if it is better than that.
 
     The first place of CUT_PARTS is for the part in hand, behind it is a stack of those that wait.
+    A part is cut at its first obstacle: to look for a better one takes longer than it saves.
     """
-    part = own[CUT_PARTS]
+    part, n_holes = own[CUT_PARTS], own[N_HOLES]
     top = part + 2 * _PART
-    own[top - 1] = (1 << own[N_HOLES]) - 1
+    own[top - 1] = 0
+    least = max(1, _n_chips(own, FOUND))
     while top > part + _PART:
         top -= _PART
-        for place in range(_PART):
-            own[part + place] = own[top + place]
-        least = max(1, _n_chips(own, FOUND))
-        if _n_chips(own, part) < least:
+        if _n_chips(own, top) < least:
             continue
-        at = _obstacle_to_cut_at(own, part, least)
-        if own[part + 6] == 0:
+        hole, is_cut = own[top + 6], False
+        while hole < n_holes and not is_cut:
+            box_at = own[HOLE_BOXES] + 6 * own[own[HOLES] + hole]
+            hole += 1
+            first0, last0 = _relative(own, 0, top, box_at)
+            first1, last1 = _relative(own, 1, top, box_at)
+            first2, last2 = _relative(own, 2, top, box_at)
+            is_cut = (  # no `and`: one branch, for it is hard to predict
+                _is_within(own, 0, top, first0, last0)
+                & _is_within(own, 1, top, first1, last1)
+                & _is_within(own, 2, top, first2, last2)
+            )
+        if not is_cut:
             for axis in range(3):
-                own[part + axis] = max(0, own[part + axis])
-            _offer(own, part)
-        else:
-            top = _cut(own, part, at, top, least)
-
-
-@inner_kernel
-def _obstacle_to_cut_at(own: Ints, part: int, least: int) -> int:
-    """Return where the obstacle to cut a part at stands, and leave the bits of those in the part.
-
-    It is the one whose cut leaves the least to look at.
-    """
-    best, fewest, among = 0, 6 * _n_chips(own, part) + 1, 0
-    left, i = own[part + 6], 0
-    while left and fewest:
-        if left & 1:
-            box_at = own[HOLE_BOXES] + 6 * own[own[HOLES] + i]
-            n_left = _n_left(own, part, box_at, least)
-            among |= 1 << i if n_left >= 0 else 0
-            if 0 <= n_left < fewest:
-                best, fewest = box_at, n_left
-        left >>= 1
-        i += 1
-    own[part + 6] = among
-    return best
+                own[top + axis] = max(0, own[top + axis])
+            _offer(own, top)
+            least = _n_chips(own, FOUND)
+            continue
+        for place in range(6):
+            own[part + place] = own[top + place]
+        own[part + 6] = hole
+        wide0, wide1, wide2 = own[part + 3], own[part + 4], own[part + 5]
+        top = _cut(own, 0, box_at, first0, last0, top, least, wide1 * wide2)
+        top = _cut(own, 1, box_at, first1, last1, top, least, wide0 * wide2)
+        top = _cut(own, 2, box_at, first2, last2, top, least, wide0 * wide1)
 
 
 @inlined
-def _n_left(own: Ints, part: int, box_at: int, least: int) -> int:
-    """Return the chips that a cut leaves in parts that are large enough; -1 if there is no cut."""
-    n = 0
-    for axis in range(3):
-        before, start, behind = _beside(own, part, axis, box_at)
-        if before < 0:
-            return -1
-        across = _n_across(own, part, axis)
-        if before * across >= least and _is_new(own, axis, own[part + axis], before):
-            n += before * across
-        if behind * across >= least and _is_new(own, axis, start, behind):
-            n += behind * across
-    return n
+def _relative(own: Ints, axis: int, part: int, box_at: int) -> tuple[int, int]:
+    """Return the places of an obstacle from the start of a part; a ring starts behind it."""
+    start = own[part + axis]
+    around = 2 * own[SHAPE + axis] if own[WRAP + axis] else 0
+    first, last = own[box_at + 2 * axis], own[box_at + 2 * axis + 1]
+    start = (last >> 1) + 1 if start == _RING else start
+    first, last = first - 2 * start, last - 2 * start
+    around = around if last < 0 else 0
+    return first + around, last + around
+
+
+@inlined
+def _is_within(own: Ints, axis: int, part: int, first: int, last: int) -> bool:
+    """Whether an obstacle at these places from the start of a part reaches into it."""
+    return (own[part + axis] == _RING) | ((last >= 0) & (first <= 2 * own[part + 3 + axis] - 2))
 
 
 @inlined
@@ -171,52 +169,39 @@ def _is_new(own: Ints, axis: int, start: int, length: int) -> bool:
 
 
 @inlined
-def _n_across(own: Ints, part: int, axis: int) -> int:
-    """Return the chips of a part that lie side by side across an axis."""
-    if axis == 0:
-        return own[part + 4] * own[part + 5]
-    return own[part + 3] * (own[part + 5] if axis == 1 else own[part + 4])
+def _cut(
+    own: Ints, axis: int, box_at: int, first: int, last: int, top: int, least: int, across: int
+) -> int:
+    """Put what a cut leaves of a part on the stack if the best box may be in it; return its end.
+
+    `first` and `last` are places from the start of the part; `across` chips lie side by side.
+    """
+    part, extent = own[CUT_PARTS], own[SHAPE + axis]
+    start, end = own[part + axis], own[part + 3 + axis]
+    if start == _RING:
+        start = (own[box_at + 2 * axis + 1] >> 1) + 1
+        start -= extent if start == extent else 0
+    before, behind = (first + 1) >> 1, (last >> 1) + 1
+    if before * across >= least and _is_new(own, axis, start, before):
+        top = _push(own, axis, start, before, top)
+    if own[WRAP + axis] and first < 0:  # it lies across the start, and so perhaps before the end
+        end = min(end, (first + 2 * extent + 1) >> 1)
+    if (end - behind) * across >= least:
+        start += behind
+        start -= extent if start >= extent else 0
+        if _is_new(own, axis, start, end - behind):
+            top = _push(own, axis, start, end - behind, top)
+    return top
 
 
 @inlined
-def _beside(own: Ints, part: int, axis: int, box_at: int) -> tuple[int, int, int]:
-    """Return how many chips of an axis are before an obstacle, the first behind it, and how many.
-
-    The first figure is -1 if the obstacle does not reach into the part on this axis.
-    """
-    extent, start, end = own[SHAPE + axis], own[part + axis], own[part + 3 + axis]
-    first, last = own[box_at + 2 * axis], own[box_at + 2 * axis + 1]
-    around = 2 * extent if own[WRAP + axis] else 0
-    if start == _RING:  # all but the obstacle is one range
-        start, before, end = 0, 0, (first + around + 1) >> 1
-    else:
-        first, last = first - 2 * start, last - 2 * start
-        if around and last < 0:
-            first, last = first + around, last + around
-        if last < 0 or first > 2 * end - 2:
-            return -1, 0, 0
-        if around and first < 0:  # it lies across the start, and so perhaps before the end too
-            end = min(end, (first + around + 1) >> 1)
-        before = max(0, (first + 1) >> 1)
-    behind = (last >> 1) + 1
-    start += behind
-    return before, start - extent if around and start >= extent else start, max(0, end - behind)
-
-
-@inner_kernel
-def _cut(own: Ints, part: int, box_at: int, top: int, least: int) -> int:
-    """Put what a cut leaves of a part on the stack if the best box may be in it; return its end."""
-    for axis in range(3):
-        before, start, behind = _beside(own, part, axis, box_at)
-        for side in range(2):
-            at, length = (start, behind) if side else (own[part + axis], before)
-            size = length * _n_across(own, part, axis)
-            if size >= least and _is_new(own, axis, at, length):
-                for place in range(_PART):
-                    own[top + place] = own[part + place]
-                own[top + axis], own[top + 3 + axis] = at, length
-                top += _PART
-    return top
+def _push(own: Ints, axis: int, start: int, length: int, top: int) -> int:
+    """Put these chips of the part in hand on the stack; return its end."""
+    part = own[CUT_PARTS]
+    for place in range(_PART):
+        own[top + place] = own[part + place]
+    own[top + axis], own[top + 3 + axis] = start, length
+    return top + _PART
 
 
 @inner_kernel

@@ -130,14 +130,15 @@ def _fail(own: Ints, fig: Floats, domain: int, now: int, key: np.uint64, horizon
         victim = first + int(uniform(key, at + _VICTIM) * n_others)
         victim += 1 if victim >= domain and n_others > 0 else 0
         wait = weibull(key, at + _BURST_WAIT, fig[BURST_NS], 1.0)
-        when = now + 1 + np.int64(wait)
+        when = now + 1 + np.int64(min(wait, _LONGEST_NS))
         if when < own[own[_NEXT_FAIL] + victim] and own[own[_NEXT_FAIL] + victim] != _DOWN:
             _fail_at(own, fig, victim, now + 1, wait, horizon_ns)
     if fig[AUTO_NS] > 0.0:
         mean, spread = fig[AUTO_NS], int(fig[SPREAD])
         time = duration(key, at + _AUTOMATIC, mean, spread, fig[SIGMA])
         well = uniform(key, at + _SUCCESS) < fig[AUTO_SUCCESS]
-        _push(own, now + np.int64(time), domain, _UP if well else _TO_MANUAL)
+        when = now + np.int64(min(time, _LONGEST_NS))
+        _push(own, when, domain, _UP if well else _TO_MANUAL)
 
 
 @inner_kernel
