@@ -53,7 +53,7 @@ MUTANTS = {
     "a box that was hit is kept": ("own[FOUND_IS] = HIT", "own[FOUND_IS] = own[FOUND_IS]"),
     "a box is never larger again": ("min(own[FOUND_IS], INTACT)", "own[FOUND_IS]"),
     "what came back is in no box": ("hole if own[FOUND_IS] == LARGEST else -1", "0"),
-    "nothing lies behind a hole": ("max(0, end - behind)", "0"),
+    "nothing lies behind a hole": ("if (end - behind) * across >= least:", "if False:"),
     "spares are free": ("(own[SWITCH_IN_NS] if was_switched else 0)", "-own[RESTART_NS]"),
     "spares come too early": ("own[N_HOLES] > own[HOLES_BEFORE_SPARES]:", "own[N_HOLES] > 0:"),
     "idle spares never fail": ("own[N_IDLE] -= 1\n            return", "return"),
