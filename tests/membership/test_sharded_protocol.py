@@ -56,11 +56,6 @@ def test_the_seeds_see_states_that_only_a_shared_optimizer_loses() -> None:
     assert shared > plain
 
 
-def forget_before_all_have_theirs(patch: Patch) -> None:
-    """A chip forgets a state while others still wait to receive theirs."""
-    patch.setattr(ShardedUpdate, "_await_all", lambda update: None)
-
-
 def believe_any_name(patch: Patch) -> None:
     """A state of an earlier step, or of a step that did not count, is taken for that of now."""
     patch.setattr(sharded_update._Holding, "of", lambda holding, holder: holding.spans)
@@ -91,8 +86,10 @@ def count_before_all_have_gathered(patch: Patch) -> None:
     patch.setattr(ShardedUpdate, "gather", gather)
 
 
+# A chip that forgets a state while others still wait for theirs is not among them: the state is then
+# lost and read from a checkpoint, which the rules allow. `tests/train/test_sharded_update.py` finds
+# that flaw: there a board dies in each collective of a recovery, and nothing may be lost.
 MUTANTS: tuple[Callable[[Patch], None], ...] = (
-    forget_before_all_have_theirs,
     believe_any_name,
     never_step_late,
     miss_no_part,
