@@ -49,7 +49,7 @@ def test_a_board_dies_in_the_gather_and_comes_back(tmp_path: Path) -> None:
     assert result["chips"] == [8, 4, 8]
 
 
-@pytest.mark.parametrize("name", ["lars", "lamb"])
+@pytest.mark.parametrize("name", [pytest.param("lars", marks=pytest.mark.slow), "lamb"])
 def test_lars_and_lamb_have_the_loss_curve_of_a_job_that_is_not_shared(
     tmp_path: Path, name: str
 ) -> None:

@@ -86,9 +86,9 @@ def count_before_all_have_gathered(patch: Patch) -> None:
     patch.setattr(ShardedUpdate, "gather", gather)
 
 
-# A chip that forgets a state while others still wait for theirs is not among them: the state is then
-# lost and read from a checkpoint, which the rules allow. `tests/train/test_sharded_update.py` finds
-# that flaw: there a board dies in each collective of a recovery, and nothing may be lost.
+# A chip that forgets a state while others still wait for theirs is not among them: the state is
+# then lost and read from a checkpoint, which the rules allow. `tests/train/test_sharded_update.py`
+# finds that flaw: there a board dies in each collective of a recovery, and nothing may be lost.
 MUTANTS: tuple[Callable[[Patch], None], ...] = (
     believe_any_name,
     never_step_late,
