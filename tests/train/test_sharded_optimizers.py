@@ -1,7 +1,7 @@
 """Sharded optimizers give the bits of unsharded ones, on any number of ranks, also after moves."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -122,28 +122,33 @@ def new_parameters() -> list[Any]:
     return [torch.nn.Parameter(torch.randn(shape)) for shape in SHAPES]
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_elementwise_optimizer_gives_the_bits_of_an_unsharded_one_through_losses(
-    name: str,
-) -> None:
-    make, parameters = OPTIMIZERS[name], new_parameters()
+def steps_beside(make: Callable[[Any], Any]) -> Iterator[tuple[Ranks, list[Any]]]:
+    """Step ranks that share an optimizer beside one that is not shared, through losses."""
+    parameters = new_parameters()
     plain = copy.deepcopy(parameters)
     optimizer = make(plain)
     ranks = Ranks(parameters, make, 6)
-
     for step in range(8):
         gradients = gradients_at(step)
         for parameter, gradient in zip(plain, gradients, strict=True):
             parameter.grad = None if gradient is None else gradient.clone()
         optimizer.step()
         ranks.step(gradients, late=step % 3)
-        for mine in ranks.parameters:
-            assert all(torch.equal(*pair) for pair in zip(mine, plain, strict=True))
+        yield ranks, plain
         if step == 2:
             ranks.lose({2, 3})
         if step == 4:
             ranks.add(make)
             ranks.add(make)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_elementwise_optimizer_gives_the_bits_of_an_unsharded_one_through_losses(
+    name: str,
+) -> None:
+    for ranks, plain in steps_beside(OPTIMIZERS[name]):
+        for mine in ranks.parameters:
+            assert all(torch.equal(*pair) for pair in zip(mine, plain, strict=True))
 
 
 LAYERWISE: dict[str, Callable[[Any], Any]] = {
@@ -164,27 +169,12 @@ def groups_of(parameters: Sequence[Any]) -> list[dict[str, Any]]:
 def test_lars_and_lamb_have_norms_of_whole_tensors_and_the_same_bits_on_all_ranks(
     name: str,
 ) -> None:
-    make, parameters = LAYERWISE[name], new_parameters()
-    plain = copy.deepcopy(parameters)
-    optimizer = make(plain)
-    ranks = Ranks(parameters, make, 6)
-
-    for step in range(8):
-        gradients = gradients_at(step)
-        for parameter, gradient in zip(plain, gradients, strict=True):
-            parameter.grad = None if gradient is None else gradient.clone()
-        optimizer.step()
-        ranks.step(gradients, late=step % 3)
+    for ranks, plain in steps_beside(LAYERWISE[name]):
         first = ranks.parameters[0]
         assert all(torch.allclose(*pair, rtol=1e-6) for pair in zip(first, plain, strict=True))
         for mine in ranks.parameters:
             assert all(torch.equal(*pair) for pair in zip(mine, first, strict=True))
         check_mirrors(ranks)
-        if step == 2:
-            ranks.lose({2, 3})
-        if step == 4:
-            ranks.add(make)
-            ranks.add(make)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -70,10 +70,8 @@ def run_script(run: ElasticScript, show: Callable[[TimedEvent], None]) -> Script
     with _folder(run.run_dir) as folder:
         keep_jax_programs(folder / "compiled")
         preload_training(run.preload)
-        if run.testbed_bytes_per_s is None:
-            prepare(run.settings.mesh, run.settings.planned_algorithm)
-        else:
-            prepare(run.settings.mesh, run.settings.algorithm)
+        settings, is_testbed = run.settings, run.testbed_bytes_per_s is not None
+        prepare(settings.mesh, settings.algorithm if is_testbed else settings.planned_algorithm)
         with run_log(folder / "events.jsonl") as log:
 
             def on_event(event: TimedEvent) -> None:
