@@ -59,7 +59,7 @@ RECORDS = Codec("a coordinator's record", {"coordinator": CoordinatorRecord})
 class History:
     """What the coordinator knows about the state that counts.
 
-    `is_unknown`: an earlier coordinator's record exists but cannot be read. `is_restarted`: no
+    `is_unknown`: an earlier coordinator's record cannot be read, or is lost. `is_restarted`: no
     worker of the recorded run is left, so that nobody waits for one; without a checkpoint the
     job begins again.
     """
@@ -116,6 +116,8 @@ class History:
             self.record = replace(self.record, begun=begun, highest=highest)
         elif begun and _proves_no_step(process, status, begun[-1]):
             self.record = replace(self.record, begun=begun[:-1])
+        if self.is_new and status.generation > self.record.highest and status.step > 0:
+            self.is_unknown = True  # it has trained, and lacks a part of its state
         if self.is_holder(status) and status.state_version != FRESH:
             self.update_step(status.step)
 

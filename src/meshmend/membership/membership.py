@@ -83,7 +83,7 @@ class Membership:
         self.history.update((chip, address), status)
         if self.generation is None and self._gather_until is None:
             self._gather_until = now + self._timing.gather_s
-        self.workers[chip] = ConnectedWorker(chip, address, status, connected_at=now)
+        self.workers[chip] = ConnectedWorker(chip, address, status, now, recalls=memory is not None)
         self._absent.discard(chip)
         self.note_contact(chip, now)
         self._changes.add(f"chip {chip} is ready", now)
@@ -133,8 +133,9 @@ class Membership:
             self._changes.add(f"{link} is cut", now)
             return
         for chip in (link.first, link.second):
-            if self._is_member(chip) and self.generation is not None:
-                self.workers[chip].since = self.generation.number + 1
+            worker = self.workers.get(chip)
+            if worker and worker.since and self.generation is not None:
+                worker.since = self.generation.number + 1
         self._changes.add(f"chips {link.first} and {link.second} lost their connection", now)
 
     def settled_at(self) -> float | None:
@@ -163,7 +164,7 @@ class Membership:
         if (found := self._look_for_holder(now)) is not None:
             return found
         was_restoring, lost_step = self._is_restoring, self.history.step
-        if (go := self._begin_when_ready()) is not None:
+        if (go := self._begin_when_ready(now)) is not None:
             return Decision(go=go, lost_step=lost_step if was_restoring else None)
         return Decision(is_over=self._notice_end())
 
@@ -267,7 +268,8 @@ class Membership:
         members = [self.workers.get(chip) for chip in self.generation.chips]
         self._changes.reasons.clear()
         if number >= self.history.latest and all(
-            each and each.status.ready and each.status.state_version == number for each in members
+            each and each.recalls and each.status.ready and each.status.state_version == number
+            for each in members
         ):
             self.go = Go(number, 0, self.generation.chips)
         # This handles workers that waited for the previous coordinator's go, or were not members.
@@ -349,15 +351,11 @@ class Membership:
         found = (self.workers[chip] for chip in part)
         return self.history.has_witness(((each.chip, each.address), each.status) for each in found)
 
-    def _is_member(self, chip: Chip) -> bool:
-        """Whether a chip's worker is connected and a member of the latest generation."""
-        return chip in self.workers and self.workers[chip].since > 0
-
     def _state_of(self, chip: Chip) -> tuple[int, int]:
         status = self.workers[chip].status
         return status.state_version, status.step
 
-    def _begin_when_ready(self) -> Go | None:
+    def _begin_when_ready(self, now: float) -> Go | None:
         """Return the go message once every member is ready, else None."""
         # A generation of an earlier coordinator may have begun already, with other holders.
         if self.generation is None or self.go is not None or self._n_skipped:
@@ -372,6 +370,8 @@ class Membership:
         best = max(self._state_of(chip) for chip in self.generation.chips)
         holders = tuple(chip for chip in self.generation.chips if self._state_of(chip) == best)
         if not self.history.is_holder(self.workers[holders[0]].status):
+            if not self._has_witness(self.generation.chips) and not self._changes.reasons:
+                self._changes.add("a chip that waits holds the state", now)
             return None
         # New workers may differ in their initial weights: one sends its state to the others.
         self.go = Go(number, best[1], holders if best[0] != FRESH else holders[:1])

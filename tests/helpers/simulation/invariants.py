@@ -107,6 +107,8 @@ class Invariants:
         self.check(known == state, f"{chip} ends step {step} with bits of its own")
         self._before[digest] = before
         if number < max(self._begun):
+            if self._is_newest_try(number, before.step):
+                self._settle(before)  # the others may still go on from what it holds
             return state  # the others went on without it, and it will hear so
         self._check_goes_on(chip, state)
         self._settle(before)  # all members put it into this sum
@@ -120,6 +122,12 @@ class Invariants:
         """Check that a worker has done all steps of the job when it hears that all is over."""
         self.check(state.step == n_steps, f"all is over for {chip} at step {state.step}")
         self._check_goes_on(chip, state)
+
+    def _is_newest_try(self, number: int, step: int) -> bool:
+        """Whether no later generation has taken a step or begun with an earlier one."""
+        later = [each for each in self._begun if each > number]
+        stepped = {generation for generation, _ in self._results}
+        return stepped.isdisjoint(later) and all(self._begun[each] >= step for each in later)
 
     def _settle(self, state: State) -> None:
         if state.step == len(self.settled):
