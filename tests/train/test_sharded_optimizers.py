@@ -220,6 +220,20 @@ def check_mirrors(ranks: Ranks) -> None:
         assert one.tobytes() == other.tobytes()
 
 
+def test_masters_of_a_chip_that_began_with_other_weights_follow_the_weights_it_is_sent() -> None:
+    weight = torch.nn.Parameter(torch.ones(64, dtype=torch.bfloat16))
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    sharded = ShardedOptimizers({"": optimizer}, has_masters=True)
+    with torch.no_grad():
+        weight.fill_(3.0)
+
+    sharded.renew_masters()
+    weight.grad = torch.full_like(weight, 2.0)
+    sharded.step()
+
+    assert torch.equal(weight, torch.full_like(weight, 2.0))
+
+
 def test_masters_keep_changes_that_16_bits_would_lose() -> None:
     weight = torch.nn.Parameter(torch.ones(64, dtype=torch.bfloat16))
     ranks = Ranks([weight], OPTIMIZERS["sgd"], 2, has_masters=True)

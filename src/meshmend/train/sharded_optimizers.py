@@ -185,6 +185,12 @@ class ShardedOptimizers:
         self.held, self._states, self._own = (), {}, (0, 0)
         self.begin()
 
+    def renew_masters(self) -> None:
+        """Take the master weights from the weights, which have come from another chip."""
+        for piece, state in self._states.items():
+            if MASTER in state:
+                state[MASTER] = self.flat.values(piece).float()
+
     def keep(self, own: Span, mirrored: Iterable[Span]) -> None:
         """Keep the states of these spans and forget the others; all of them are held."""
         spans = tuple(span for span in (own, *mirrored) if span[0] < span[1])

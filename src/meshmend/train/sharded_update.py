@@ -55,8 +55,8 @@ _BATCH_BYTES: Final = 64 << 20  # of parameters whose states move at the same ti
 class _Holding:
     """What a chip says in a new generation: which state it keeps, or could, and of which spans.
 
-    `initial` is its step if it has never trained: all such chips of a step have the same state of
-    the optimizer, whose holder may die before it has sent any of it.
+    `initial` is its step if its state has never been updated: all such chips of a step have the
+    same state of the optimizer, whose holder may die before it has sent any of it.
     """
 
     name: StateName | None
@@ -88,6 +88,7 @@ class ShardedUpdate:
         self._chip, self._board = environment.chip, environment.board
         self._domain_names = tuple(mirror_domains)
         self._n_apart: int | None = None  # how many domains mirrors keep apart
+        self._initial_name: StateName | None = None  # of the state before any update
         self._replica, self._exchange = replica, exchange
         self._shares = UpdateShares(self._optimizers.flat.n_bytes, (0,))
         self.has_lost_state = False  # so that a checkpoint of this very step must be read
@@ -116,12 +117,14 @@ class ShardedUpdate:
         """
         optimizers, exchange = self._optimizers, self._exchange
         is_holder = self._chip in go.holders
-        initial = self._replica.step_number if optimizers.name is None else None
+        is_initial = optimizers.name in (None, self._initial_name)
+        initial = self._replica.step_number if is_initial else None
         if is_holder and optimizers.name is None:
-            optimizers.name = (go.generation, go.step)
+            optimizers.name = self._initial_name = (go.generation, go.step)
         holdings = self._holdings(initial)
         holder = holdings[exchange.mesh.rank_of[go.holders[0]]]
         held = [each.of(holder) for each in holdings]
+        self._initial_name = holder.name if holder.initial is not None else None
         self._check_complete(held, go)
         if len(go.holders) < len(generation.seats):
             packed = self._replica.packed_state() if is_holder else None
@@ -174,6 +177,8 @@ class ShardedUpdate:
         elif not keeps:
             optimizers.drop()
         self._replica.take_over(state)
+        if holder.initial == 0:
+            optimizers.renew_masters()  # chips may begin with different weights
         optimizers.name = holder.name
 
     def _mirrors(self, generation: Generation, board: tuple[int, ...]) -> tuple[int, ...]:

@@ -80,6 +80,7 @@ class Invariants:
                 self._begun[number] = step
                 if step > len(self.settled):  # the restore took no step, and a holder came back
                     self.settled += self._given_up
+                self._settle_before(step)
                 top = self.settled[-1].step
                 self.check(step >= top, f"generation {number} goes back to {step} from {top}")
                 self.check(step <= top + 1, f"generation {number} skips from {top} to {step}")
@@ -107,8 +108,6 @@ class Invariants:
         self.check(known == state, f"{chip} ends step {step} with bits of its own")
         self._before[digest] = before
         if number < max(self._begun):
-            if self._is_newest_try(number, before.step):
-                self._settle(before)  # the others may still go on from what it holds
             return state  # the others went on without it, and it will hear so
         self._check_goes_on(chip, state)
         self._settle(before)  # all members put it into this sum
@@ -123,11 +122,19 @@ class Invariants:
         self.check(state.step == n_steps, f"all is over for {chip} at step {state.step}")
         self._check_goes_on(chip, state)
 
-    def _is_newest_try(self, number: int, step: int) -> bool:
-        """Whether no later generation has taken a step or begun with an earlier one."""
-        later = [each for each in self._begun if each > number]
-        stepped = {generation for generation, _ in self._results}
-        return stepped.isdisjoint(later) and all(self._begun[each] >= step for each in later)
+    def _settle_before(self, step: int) -> None:
+        """Settle what the newest generation that finished a step has put into it.
+
+        It may have finished steps while others began without it, and came back before those did.
+        """
+        found = [number for number, finished in self._results if finished == step]
+        state = self._results[max(found), step] if found else self.settled[-1]
+        earlier: list[State] = []
+        while state.step > len(self.settled):
+            state = self._before[state.digest]
+            earlier.insert(0, state)
+        if earlier and self._before[state.digest] == self.settled[-1]:
+            self.settled += earlier
 
     def _settle(self, state: State) -> None:
         if state.step == len(self.settled):

@@ -108,6 +108,9 @@ class SimulatedShards:
         self.held, self._cells, self._own = (), {}, (0, 0)
         self.tried, self._new_weights = None, None
 
+    def renew_masters(self) -> None:
+        """Do nothing: a digest has no masters."""
+
     def keep(self, own: Span, mirrored: Iterable[Span]) -> None:
         """Keep the states of these spans and forget the others."""
         spans = tuple(span for span in (own, *mirrored) if span[0] < span[1])
