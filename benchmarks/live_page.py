@@ -1,14 +1,18 @@
 """What the live page costs a job of 4x4 chips, and how soon an event is on it, in Chromium.
 
-    python benchmarks/live_page.py [--pairs 12] [--seconds 10] [own] [shared]
+    python benchmarks/live_page.py [--pairs 30] [--seconds 4.6] [chips] [cores]
 
-`own` gives the browser a core of its own, as an operator's laptop does; the job and the page's
-server share the other cores. `shared` lets all run on all cores, as on a machine where one tries a
-job out. A pair is a span in which nobody watches and no server runs, and one with a server and an
-open page, in turn. It needs the extra `explore`, Playwright and Debian's Chromium.
+`chips` is a job whose steps compute on accelerators: its workers sleep for 0.15 s in each step, and
+the page may take what the sums leave of the cores. `cores` trains a ResNet on the cores that server
+and browser use too, as on a machine where one tries a job out.
 
-What else runs on the machine disturbs single spans, so a figure comes with its standard error.
-Processor time bears a busy machine better than step times do, so it is compared as well.
+In one job the page is shown and hidden in turn, after a pause in which it opens. While it is hidden
+its server is stopped (SIGSTOP), so that neither takes anything. Two neighbouring spans are a pair,
+and every other pair begins with the page shown. So whatever else changes slowly on the machine
+changes both spans of a pair. The figure is the mean over the pairs, with its standard error. It is
+`reached` if the mean and two errors are within 1 %, `missed` if the mean less two errors is not,
+else `not resolved`. The default takes under six minutes. It needs the extra `explore`, Playwright
+and Debian's Chromium.
 """
 
 import argparse
@@ -20,8 +24,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -32,16 +36,25 @@ from record import record
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "helpers"))  # they start pages too
 from process_tree import with_descendants
-from served_page import ServedPage, served_page
+from served_page import served_page
+from training_script import training_script
 from waiting import until
 
 _CHROMIUM: Final = "/usr/bin/chromium"
-_SETTLE_S: Final = 3.0  # what opening costs is not what watching costs
+_MOST: Final = 0.01  # what a page may add to a step
+_SETTLE_S: Final = 0.6  # what opening costs is not what watching costs
 _KILLS: Final = 3
-_TRAIN: Final = ["train", "--mesh", "4x4", "--steps", "1000000", "--save-every", "0", "--explore"]
+_BETWEEN_KILLS_S: Final = 3.0
+_COMPUTE_S: Final = 0.15
+_ON_4X4: Final = ["--mesh", "4x4", "--explore"]
 
-# Runs in the page: remembers by the clock when one more chip is shown to have left.
-_WATCH = """() => {
+# Run in the page: what a browser does when its tab is hidden, or seen again.
+_HIDE: Final = """(hidden) => {
+  Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
+# It remembers by the clock when one more chip is shown to have left.
+_WATCH: Final = """() => {
   const left = () => document.querySelectorAll("#job-events [data-event=left]").length;
   const before = left();
   delete window.shownAt;
@@ -54,212 +67,216 @@ _WATCH = """() => {
 
 
 @dataclass(frozen=True)
-class Placement:
-    """On which cores the job and the page's server run, and on which the browser."""
-
-    job: tuple[int, ...]
-    browser: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Span:
-    """The mean step of some seconds, and the processor time that each part took for a step."""
+    """Seconds in which the page was shown or hidden: which bytes of the log they wrote.
 
-    step_s: float
-    job_s: float
-    server_s: float = 0.0
-    browser_s: float = 0.0
+    The processor time is that of the job, of the page's server and of the browser.
+    """
+
+    is_shown: bool
+    log_bytes: tuple[int, int]
+    wall_s: float
+    cpu_s: tuple[float, float, float]
 
 
 @dataclass(frozen=True)
-class RunningJob:
-    """A job: its launcher, the log of its steps, and what a page needs to follow it."""
+class Pair:
+    """The mean step, and the processor time of a second, in two neighbouring spans."""
 
-    launcher: int
-    events: Path
-    coordinator: str
-    secret: str
+    hidden_step_s: float
+    shown_step_s: float
+    hidden_cpu: tuple[float, ...]
+    shown_cpu: tuple[float, ...]
 
-    def step_times(self) -> list[float]:
-        lines = self.events.read_text(encoding="utf-8").splitlines()[:-1]
-        return [each["t"] for each in map(json.loads, lines) if each["event"] == "step"]
+    @property
+    def added(self) -> float:
+        """The part that the page adds to a step."""
+        return self.shown_step_s / self.hidden_step_s - 1
 
-    def span(self, seconds: float, server: ServedPage | None = None) -> Span:
-        """Return the figures of the next seconds."""
-        groups = [with_descendants(self.launcher)]
-        if server is not None:
-            groups.append(with_descendants(server.pid))
-            known = {os.getpid(), *groups[0], *groups[1]}
-            groups.append([pid for pid in with_descendants(os.getpid()) if pid not in known])
-        n_before, used_before = len(self.step_times()), [_used_s(pids) for pids in groups]
+
+class WatchedJob:
+    """A job, the server of its page, and the page in a browser; the page is shown at first."""
+
+    def __init__(self, launcher: int, log: Path, page: Any) -> None:
+        self.launcher, self._log, self.page = launcher, log, page
+        (server,) = (pid for pid in _children(launcher) if "\0explore\0" in _read(pid, "cmdline"))
+        self._server = with_descendants(server)
+        job = [pid for pid in with_descendants(launcher) if pid not in self._server]
+        known = {os.getpid(), *job, *self._server}
+        browser = [pid for pid in with_descendants(os.getpid()) if pid not in known]
+        self._groups = (job, self._server, browser)
+        self._used_s: dict[int, float] = {}  # by process; of one that has ended, all that it took
+
+    def show(self, is_shown: bool) -> None:
+        """Show the page, or hide it and stop its server."""
+        if is_shown:
+            self._signal_server(signal.SIGCONT)
+        self.page.evaluate(_HIDE, not is_shown)
+        if not is_shown:
+            self._signal_server(signal.SIGSTOP)
+
+    def span(self, is_shown: bool, seconds: float) -> Span:
+        """Return what happens in the next seconds."""
+        began, before, cpu = time.monotonic(), self._log.stat().st_size, self._cpu_s()
         time.sleep(seconds)
-        used_s = [_used_s(pids) - before for pids, before in zip(groups, used_before, strict=True)]
-        times = self.step_times()[n_before:]
-        n_steps = len(times) - 1
-        return Span((times[-1] - times[0]) / n_steps, *(each / n_steps for each in used_s))
+        used = tuple(now - then for now, then in zip(self._cpu_s(), cpu, strict=True))
+        written = before, self._log.stat().st_size
+        return Span(is_shown, written, time.monotonic() - began, (used[0], used[1], used[2]))
+
+    def step_s(self, span: Span) -> float:
+        """Return the mean step of a span."""
+        with self._log.open("rb") as log:
+            log.seek(span.log_bytes[0])
+            text = log.read(span.log_bytes[1] - span.log_bytes[0])
+        events = map(json.loads, text.decode().splitlines())
+        times = [each["t"] for each in events if each["event"] == "step"]
+        return float(times[-1] - times[0]) / (len(times) - 1)
+
+    def _cpu_s(self) -> list[float]:
+        for pid in (pid for group in self._groups for pid in group):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                self._used_s[pid] = _used_s(pid)
+        return [sum(self._used_s.get(pid, 0.0) for pid in group) for group in self._groups]
+
+    def _signal_server(self, number: int) -> None:
+        for pid in self._server:
+            os.kill(pid, number)
 
 
 def main() -> None:
-    """Measure what the arguments name, print a line for each figure, and record them."""
+    """Measure the jobs that the arguments name, print a line for each figure, and record them."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("placements", nargs="*", default=["own", "shared"])
-    parser.add_argument("--pairs", type=int, default=12)
-    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("jobs", nargs="*", default=["chips"], choices=[*_JOBS])
+    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--seconds", type=float, default=4.6)
     wanted = parser.parse_args()
-    cores = tuple(sorted(os.sched_getaffinity(0)))
-    placements = {"own": Placement(cores[:-1], cores[-1:]), "shared": Placement(cores, cores)}
-    print(f"load of this machine: {os.getloadavg()[0]:.1f} on {len(cores)} cores", flush=True)
-    figures = {
-        name: _measured(placements[name], wanted.pairs, wanted.seconds)
-        for name in wanted.placements
-    }
+    print(f"load of this machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
+    figures = {name: _measured(name, wanted.pairs, wanted.seconds) for name in wanted.jobs}
     print(record("live_page", figures))
 
 
-def _measured(placement: Placement, n_pairs: int, seconds: float) -> dict[str, Any]:
+def _measured(name: str, n_pairs: int, seconds: float) -> dict[str, Any]:
     """Return the figures of a job that is watched, after printing them."""
-    print(f"job on cores {placement.job}, browser on {placement.browser}", flush=True)
-    with (
-        _on_cores(placement.browser),  # what this process starts inherits them
-        sync_playwright() as driver,
-        tempfile.TemporaryDirectory() as folder,
-    ):
-        browser = driver.chromium.launch(executable_path=_CHROMIUM, args=["--no-sandbox"])
-        with _running_job(Path(folder), placement) as job:
-            pairs = []
-            for number in range(n_pairs):
-                spans = {}
-                for is_watched in (False, True) if number % 2 else (True, False):
-                    with ExitStack() as stack:
-                        server = None
-                        if is_watched:
-                            opened = _open_page(browser, job, placement)
-                            _, server = stack.enter_context(opened)
-                        spans[is_watched] = job.span(seconds, server)
-                pairs.append((spans[False], spans[True]))
-                print(f"  pair {number + 1}: {_percent(_step_ratio(*pairs[-1]))}", flush=True)
-            with _open_page(browser, job, placement) as (page, _):
-                delays = [_kill_shown_s(page, job.launcher) for _ in range(_KILLS)]
-        browser.close()
-    return _summary(placement, pairs, delays)
+    print(f"{name}: {n_pairs} pairs of spans of {seconds:g} s", flush=True)
+    with _watched_job(_JOBS[name]) as job:
+        pairs = []
+        for number in range(n_pairs):
+            spans = [
+                _span_of(job, is_shown, seconds)
+                for is_shown in ((False, True) if number % 2 else (True, False))
+            ]
+            pairs.append(_pair(job, *sorted(spans, key=lambda span: span.is_shown)))
+            print(f"  pair {number + 1}: {_percent(pairs[-1].added)}", flush=True)
+        job.show(True)
+        delays = [_kill_shown_s(job) for _ in range(_KILLS)]
+    return _summary(pairs, delays)
 
 
-def _step_ratio(alone: Span, watched: Span) -> float:
-    return watched.step_s / alone.step_s
+def _span_of(job: WatchedJob, is_shown: bool, seconds: float) -> Span:
+    job.show(is_shown)
+    time.sleep(_SETTLE_S)
+    return job.span(is_shown, seconds)
 
 
-def _cpu_ratio(alone: Span, watched: Span) -> float:
-    return (watched.job_s + watched.server_s) / alone.job_s
+def _pair(job: WatchedJob, hidden: Span, shown: Span) -> Pair:
+    def per_second(span: Span) -> tuple[float, ...]:
+        return tuple(used / span.wall_s for used in span.cpu_s)
+
+    return Pair(job.step_s(hidden), job.step_s(shown), per_second(hidden), per_second(shown))
 
 
-def _summary(
-    placement: Placement, pairs: list[tuple[Span, Span]], delays: list[float]
-) -> dict[str, Any]:
+def _summary(pairs: list[Pair], delays: list[float]) -> dict[str, Any]:
     """Print and return what was found."""
-    steps, cpu = ([ratio(*pair) for pair in pairs] for ratio in (_step_ratio, _cpu_ratio))
-    print(f"  an open page makes a step {_estimate(steps)} longer (at most 1 %)")
+    added = [pair.added for pair in pairs]
+    mean, error = statistics.mean(added), _standard_error(added)
+    step_s = statistics.median(pair.hidden_step_s for pair in pairs)
+    found = _verdict(mean, error)
     print(
-        f"  job and server take {_estimate(cpu)} more processor time for a step than the job alone"
+        f"  an open page adds {_percent(mean)} ± {100 * error:.2f} % (median "
+        f"{_percent(statistics.median(added))}) to a step of {step_s:.3f} s; at most 1 %: {found}"
     )
-    for who in ("server_s", "browser_s"):
-        part = statistics.median(getattr(watched, who) / alone.job_s for alone, watched in pairs)
-        print(f"  {who.removesuffix('_s')}: {100 * part:.2f} % of the job's processor time")
+    for place, who in enumerate(("job", "server", "browser")):
+        hidden, shown = (
+            1e3 * statistics.mean(cpu[place] for cpu in each)
+            for each in ([p.hidden_cpu for p in pairs], [p.shown_cpu for p in pairs])
+        )
+        print(f"  {who}: {hidden:.1f} ms of processor time a second, {shown:.1f} with the page")
     print(f"  a kill is on the page after {max(delays):.2f} s (at most 0.3 s)", flush=True)
     return {
-        "placement": asdict(placement),
-        "step_ratio": statistics.mean(steps),
-        "step_ratio_error": _error(steps),
-        "cpu_ratio": statistics.mean(cpu),
-        "cpu_ratio_error": _error(cpu),
-        "pairs": [[asdict(span) for span in pair] for pair in pairs],
+        "added": mean,
+        "standard_error": error,
+        "verdict": found,
+        "step_s": step_s,
+        "pairs": [asdict(pair) for pair in pairs],
         "kill_on_page_s": delays,
     }
 
 
-def _estimate(ratios: list[float]) -> str:
-    """Return the mean of ratios with its standard error, and their median."""
-    return (
-        f"{_percent(statistics.mean(ratios))} ± {100 * _error(ratios):.2f} % "
-        f"(median {_percent(statistics.median(ratios))})"
-    )
+def _verdict(mean: float, error: float) -> str:
+    if mean + 2 * error <= _MOST:
+        return "reached"
+    return "missed" if mean - 2 * error > _MOST else "not resolved"
 
 
-def _error(ratios: list[float]) -> float:
-    return statistics.stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else math.nan
+def _standard_error(values: list[float]) -> float:
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
 
 
-def _percent(ratio: float) -> str:
-    return f"{100 * (ratio - 1):+.2f} %"
+def _percent(part: float) -> str:
+    return f"{100 * part:+.2f} %"
 
 
-@contextmanager
-def _running_job(folder: Path, placement: Placement) -> Iterator[RunningJob]:
-    """Yield a job that nobody watches: the server that it came with is ended."""
-    with ExitStack() as stack:
-        with _on_cores(placement.job):
-            served = served_page(*_TRAIN, "--run-dir", str(folder / "run"), folder=folder)
-            launcher = stack.enter_context(served).pid
-        (server,) = _servers(launcher)
-        words = _read(server, "cmdline").split("\0")
-        variables = dict(
-            each.split("=", 1) for each in _read(server, "environ").split("\0") if each
-        )
-        job = RunningJob(
-            launcher,
-            folder / "run" / "events.jsonl",
-            words[words.index("--coordinator") + 1],
-            variables["MESHMEND_SECRET"],
-        )
-        until(lambda: job.events.exists() and len(job.step_times()) > 20)
-        os.kill(server, signal.SIGTERM)
-        until(lambda: not _servers(launcher))
-        yield job
+def _chips_job(folder: Path) -> list[str]:
+    script = folder / "script.py"
+    compute = f"time.sleep({_COMPUTE_S})"
+    script.write_text(training_script("batch=64, steps=1000000", compute), encoding="utf-8")
+    return ["run", "--elastic", *_ON_4X4, "--run-dir", str(folder / "run"), str(script)]
+
+
+def _cores_job(folder: Path) -> list[str]:
+    endless = ["--steps", "1000000", "--save-every", "0"]
+    return ["train", *_ON_4X4, *endless, "--run-dir", str(folder / "run")]
+
+
+_JOBS: Final[dict[str, Callable[[Path], list[str]]]] = {"chips": _chips_job, "cores": _cores_job}
 
 
 @contextmanager
-def _open_page(
-    browser: Any, job: RunningJob, placement: Placement
-) -> Iterator[tuple[Any, ServedPage]]:
-    """Yield a page of a job that has been open for a while, and the server behind it."""
-    with ExitStack() as stack:
-        with _on_cores(placement.job):
-            served = served_page(
-                "explore",
-                "--coordinator",
-                job.coordinator,
-                environment={"MESHMEND_SECRET": job.secret},
-            )
-            server = stack.enter_context(served)
-        page = browser.new_page(viewport={"width": 1200, "height": 900})
-        page.goto(server.address)
-        until(lambda: "training" in page.inner_text("#job-title"))
-        # On cores that the job fills, the plan of the page takes its time: planners give way.
-        with suppress(AssertionError):
-            until(lambda: page.get_attribute("#answer", "data-stage") != "none", timeout_s=20)
-        time.sleep(_SETTLE_S)
-        yield page, server
-        page.close()
+def _watched_job(command: Callable[[Path], list[str]]) -> Iterator[WatchedJob]:
+    """Yield a job that has begun, and whose page has its first plan."""
+    with sync_playwright() as driver, tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        browser = driver.chromium.launch(executable_path=_CHROMIUM, args=["--no-sandbox"])
+        with served_page(*command(folder), folder=folder) as served:
+            page = browser.new_page(viewport={"width": 1200, "height": 900})
+            page.goto(served.address)
+            until(lambda: "training" in page.inner_text("#job-title"))
+            # On cores that the job fills, the plan of the page takes its time: planners give way.
+            with suppress(AssertionError):
+                until(lambda: page.get_attribute("#answer", "data-stage") != "none", timeout_s=20)
+            job = WatchedJob(served.pid, folder / "run" / "events.jsonl", page)
+            try:
+                yield job
+            finally:
+                job.show(True)  # a server that is stopped could not end
+        browser.close()
 
 
-@contextmanager
-def _on_cores(cores: tuple[int, ...]) -> Iterator[None]:
-    """Let this process, and those that it starts, run on these cores until the end of the block."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
+def _kill_shown_s(job: WatchedJob) -> float:
+    """Kill a worker; return the seconds until the page shows that it has left."""
+    job.page.evaluate(_WATCH)
+    own = _read(job.launcher, "cmdline")  # a worker is a fork of the launcher
+    worker = max(child for child in _children(job.launcher) if _read(child, "cmdline") == own)
+    killed_at = time.time()
+    os.kill(worker, signal.SIGKILL)
+    until(lambda: job.page.evaluate("window.shownAt !== undefined"))
+    time.sleep(_BETWEEN_KILLS_S)
+    return float(job.page.evaluate("shownAt")) - killed_at
 
 
-def _used_s(pids: list[int]) -> float:
-    fields = [_read(pid, "stat").rpartition(")")[2].split() for pid in pids]
-    return sum(int(each[11]) + int(each[12]) for each in fields) / os.sysconf("SC_CLK_TCK")
-
-
-def _servers(launcher: int) -> list[int]:
-    """Return the process that serves the page of a launcher, if there is one."""
-    return [pid for pid in _children(launcher) if "\0explore\0" in _read(pid, "cmdline")]
+def _used_s(pid: int) -> float:
+    fields = _read(pid, "stat").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _children(pid: int) -> list[int]:
@@ -268,18 +285,6 @@ def _children(pid: int) -> list[int]:
 
 def _read(pid: int, name: str) -> str:
     return Path(f"/proc/{pid}/{name}").read_text()
-
-
-def _kill_shown_s(page: Any, launcher: int) -> float:
-    """Kill a worker; return the seconds until the page shows that it has left."""
-    page.evaluate(_WATCH)
-    own = _read(launcher, "cmdline")  # a worker is a fork of the launcher
-    worker = max(child for child in _children(launcher) if _read(child, "cmdline") == own)
-    killed_at = time.time()
-    os.kill(worker, signal.SIGKILL)
-    until(lambda: page.evaluate("window.shownAt !== undefined"))
-    time.sleep(_SETTLE_S)
-    return float(page.evaluate("shownAt")) - killed_at
 
 
 if __name__ == "__main__":

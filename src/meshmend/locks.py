@@ -12,12 +12,16 @@ _RETRY_S: Final = 0.005
 
 @contextmanager
 def folder_lock(
-    folder: Path, *, timeout_s: float, is_needless: Callable[[], bool] = lambda: False
+    folder: Path,
+    *,
+    timeout_s: float,
+    is_needless: Callable[[], bool] = lambda: False,
+    check: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
     """Hold the lock of a folder; continue without it after `timeout_s` or if it is needless.
 
     The process that holds it may hang, so nobody waits for ever. The kernel releases the lock of a
-    process that dies.
+    process that dies. `check` is called while this process waits, and may raise what ends the wait.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -31,6 +35,7 @@ def folder_lock(
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
+                check()
                 time.sleep(_RETRY_S)
             except OSError:  # a file system without locks
                 break

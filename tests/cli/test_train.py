@@ -35,6 +35,7 @@ from meshmend.planning.compile_once import compile_once
         ("--testbed fast", "bandwidth"),
         ("--optimizer lion", "the optimizer needs to be one of sgd, adam, adamw, adagrad, rmsprop"),
         ("--shard-optimizer --framework jax", "--shard-optimizer needs --framework torch"),
+        ("--master-weights --framework jax", "--master-weights needs --framework torch"),
         ("--mirror-domain row", "--mirror-domain needs --shard-optimizer"),
         ("--shard-optimizer --mesh 1x4 --mirror-domain row", "shares no row with their owner"),
     ],
@@ -55,6 +56,28 @@ def test_a_fault_in_a_part_that_only_shared_updates_have_is_refused(
     assert run_line(["train", "--inject", "kill 0,0 at 3 in gather"]) == 2
     (said,) = capsys.readouterr().err.splitlines()
     assert "only jobs with --shard-optimizer have that part" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", [[], ["--shard-optimizer"]])
+def test_master_weights_are_saved_and_taken_up_again(tmp_path: Path, shard: list[str]) -> None:
+    first, masters = tmp_path / "first", (*shard, "--master-weights")
+    common = ("train", "--norm", "group", "--mesh", "1x2", "--batch", "8", "--json")
+    with commands(tmp_path) as start:
+        save = ("--steps", "4", "--save-every", "4", "--run-dir", first)
+        ran = start("one", *common, *masters, *save)
+        assert ran.end() == 0, ran.err
+        resume = (*common, "--steps", "6", "--resume", first, "--run-dir")
+        again = start("two", *resume, tmp_path / "second", *masters)
+        assert again.end() == 0, again.err
+        without = start("three", *resume, tmp_path / "third", *shard)
+        assert without.end() == 2
+        said = without.err.splitlines()[-1]
+        assert said.endswith("the checkpoint has master weights; add --master-weights")
+
+    assert json.loads(ran.out)["replicas_equal"]
+    assert json.loads(again.out)["steps"] == 6
+    assert "in bfloat16" in (first / "events.jsonl").read_text()
 
 
 def test_a_run_is_one_json_object_and_can_be_taken_up_with_another_learning_rate(

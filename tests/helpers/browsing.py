@@ -51,7 +51,7 @@ QUESTION = {
 @contextmanager
 def explorer(cache: Path, *options: str, **environment: str) -> Iterator[str]:
     """Yield the address of an explorer that has loaded its planner."""
-    _need_web_server()
+    need_web_server()
     variables = {"XDG_CACHE_HOME": str(cache), **environment}
     with served_page("explore", *options, environment=variables) as page:
         fetch(page.address + "warm")
@@ -61,12 +61,12 @@ def explorer(cache: Path, *options: str, **environment: str) -> Iterator[str]:
 @contextmanager
 def live_job(folder: Path, *command: str) -> Iterator[str]:
     """Yield the address of the live page of a job that runs until the end of the block."""
-    _need_web_server()
+    need_web_server()
     with served_page(*command, folder=folder) as page:
         yield page.address
 
 
-def _need_web_server() -> None:
+def need_web_server() -> None:
     for package in ("starlette", "uvicorn"):
         pytest.importorskip(package, reason="the page needs: pip install 'meshmend[explore]'")
 

@@ -49,9 +49,10 @@ def test_a_launcher_that_prepares_a_jax_workload_does_not_compute_with_it() -> N
         "from meshmend.workloads.jax_registry import jax_workload\n"
         "from meshmend.workloads.trainable import TrainingArguments\n"
         "work = jax_workload('resnet')\n"
-        "work.preload(TrainingArguments(batch=64, steps=10), 4)\n"
+        "arguments = TrainingArguments(batch=64, steps=10)\n"
+        "work.preload(arguments, 4)\n"
         "state = work.fresh_state()\n"
-        "print(work.n_parameters, work.sum_sizes(), len(state['optimizer']))\n"
+        "print(work.n_parameters, work.sum_sizes(arguments, 4), len(state['optimizer']))\n"
         "preload_modules([])  # raises if JAX has computed\n"
         "print('torch' in sys.modules)\n"
     )

@@ -15,11 +15,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from meshmend.errors import StoppedError
 from meshmend.planning import catalogue, plan_cache
 from meshmend.planning.catalogue import CollectiveCall, is_remembered, proved_schedule
 from meshmend.planning.files import plan_document, read_plan, write_plan
 from meshmend.planning.plan_cache import board_losses, load_or_make_plans, load_plans, plan_ahead
-from meshmend.planning.plan_request import PlanRequest
+from meshmend.planning.plan_request import GATHER, PlanRequest
 from meshmend.schedule.algorithms import ALGORITHMS
 from meshmend.schedule.table import Collective
 from meshmend.topology.graph import largest_part
@@ -130,6 +131,61 @@ def test_a_process_that_waits_for_a_hung_one_makes_the_plan_itself(
         load_or_make_plans(tmp_path, SQUARE, "auto", SUMS)
 
     assert is_remembered(SQUARE, "auto", SUM, CLASS)
+
+
+def test_a_process_stops_waiting_for_a_plan_when_there_is_a_newer_generation(
+    tmp_path: Path,
+) -> None:
+    def newer() -> None:
+        raise StoppedError("there is a newer generation")
+
+    with (tmp_path / ".lock").open("wb") as stopped:
+        fcntl.flock(stopped, fcntl.LOCK_EX)
+
+        with pytest.raises(StoppedError, match="newer"):
+            load_or_make_plans(tmp_path, SQUARE, "auto", SUMS, check=newer)
+
+
+def test_gathers_are_planned_ahead_in_rank_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sums = (*SUMS, (1 << 20, GATHER))
+    plan_ahead(tmp_path, PlanRequest(SQUARE, (1, 1), "auto", sums))
+    assert len(plans_in(tmp_path)) == 10
+    monkeypatch.setattr(catalogue, "_remembered", {})
+    monkeypatch.setattr(catalogue, "_make", cannot_plan)
+
+    left = SQUARE.without("0,1")
+    load_plans(tmp_path, left, "auto", sums)
+
+    gather = CollectiveCall(GATHER)
+    schedule, _ = proved_schedule(left, "auto", gather, catalogue.payload_class(gather, sums[1][0]))
+    assert schedule.collective is Collective.ALL_GATHER
+    assert sorted(schedule.owners) == list(schedule.owners)
+
+
+def _be_in_another_order(plan: dict[str, Any]) -> None:
+    """Right by itself, but rank 0 would find the part of rank 3 in its place."""
+    plan["owners"] = plan["owners"][::-1]
+    last = len(plan["owners"])
+    plan["lo"], plan["hi"] = ([last - cut for cut in plan[name]] for name in ("hi", "lo"))
+
+
+def test_a_gather_that_is_not_in_rank_order_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sums = ((1 << 10, GATHER),)
+    plan_ahead(tmp_path, PlanRequest(SQUARE, (2, 2), "auto", sums))
+    (path,) = plans_in(tmp_path)
+    plan = json.loads(path.read_text())
+    _be_in_another_order(plan)
+    path.write_text(json.dumps(plan))
+    assert read_plan(path).schedule.n_ranks == 4
+    monkeypatch.setattr(catalogue, "_remembered", {})
+
+    load_plans(tmp_path, SQUARE, "auto", sums)
+
+    assert not is_remembered(SQUARE, "auto", CollectiveCall(GATHER), CLASS)
 
 
 def test_a_folder_that_cannot_be_written_does_no_harm(tmp_path: Path) -> None:

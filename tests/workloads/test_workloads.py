@@ -10,7 +10,9 @@ import torch
 from PIL import Image
 
 from meshmend.errors import InputError
+from meshmend.planning.plan_request import GATHER
 from meshmend.workloads.registry import workload
+from meshmend.workloads.trainable import TrainingArguments
 from meshmend.workloads.workload import Workload, batch_of, preload
 
 
@@ -63,6 +65,34 @@ def test_a_tiny_resnet_learns_the_digits(norm: str) -> None:
 
     scores = work.evaluate(train(work, n_steps=100, batch=64))
     assert scores["accuracy"] > 0.9
+
+
+@pytest.mark.parametrize("model", ["resnet", "bert"])
+def test_a_model_in_bfloat16_has_norms_in_float32_and_nearly_the_same_loss(model: str) -> None:
+    exact, short = workload(model), workload(model, in_bfloat16=True)
+    chosen = list(range(16))
+
+    losses = [
+        work.loss(work.model(), batch_of(work.dataset, chosen)).item() for work in (exact, short)
+    ]
+
+    types = {parameter.dtype for parameter in short.model().parameters()}
+    assert types == {torch.bfloat16, torch.float32}
+    assert losses[1] != losses[0]
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
+
+
+def test_a_launcher_knows_what_a_shared_update_gathers() -> None:
+    work = workload("resnet")
+    arguments = TrainingArguments(batch=64, steps=1, shard_optimizer=True)
+
+    alone = work.sum_sizes(TrainingArguments(batch=64, steps=1), 16)
+    *sums, (n_bytes, gathers) = work.sum_sizes(arguments, 16)
+
+    assert sums == [*alone, (1, "int64")]
+    assert gathers == GATHER
+    assert n_bytes % 16 == 0
+    assert 4 * work.n_parameters <= n_bytes < 8 * work.n_parameters
 
 
 def test_a_tiny_bert_learns_words() -> None:

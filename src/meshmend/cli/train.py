@@ -103,6 +103,13 @@ ShardOptimizerOption = Annotated[
         help="Keep the optimizer's state of each share of the parameters on two chips only.",
     ),
 ]
+MasterWeightsOption = Annotated[
+    bool,
+    typer.Option(
+        "--master-weights",
+        help="Give the model weights in bfloat16; the optimizer steps on float32 copies of them.",
+    ),
+]
 SeedOption = Annotated[
     int, typer.Option("--seed", help="The seed of the model and of the order of samples.")
 ]
@@ -157,6 +164,7 @@ def train_command(
     optimizer: OptimizerOption = None,
     shard_optimizer: ShardOptimizerOption = False,
     mirror_domain: MirrorDomainOption = None,
+    master_weights: MasterWeightsOption = False,
     seed: SeedOption = 0,
     inject: InjectOption = None,
     algorithm: AlgorithmOption = "auto",
@@ -210,7 +218,7 @@ def train_command(
     norm = norm or default_norm(framework)
     check_model_names(model, size, norm)
     check_framework(framework, size, norm)
-    check_optimizer(framework, optimizer, is_sharded=shard_optimizer)
+    check_optimizer(framework, optimizer, is_sharded=shard_optimizer, has_masters=master_weights)
     if lr is not None and not 0 < lr < math.inf:
         raise InputError(f"--lr needs a number above 0, but got {lr}")
     begin = mesh_of(mesh, wrap, fail)
@@ -237,7 +245,7 @@ def train_command(
         workload = (
             _jax_workload(model, data, seed)
             if framework == "jax"
-            else _torch_workload(model, size, data, norm, seed, optimizer)
+            else _torch_workload(model, size, data, norm, seed, optimizer, master_weights)
         )
     training = Training(
         workload=workload,
@@ -257,6 +265,7 @@ def train_command(
         page=page,
         shard_optimizer=shard_optimizer,
         mirror_domains=domains,
+        master_weights=master_weights,
         timing=Timing(
             heartbeat_timeout_s=heartbeat_timeout,
             straggler_timeout_s=straggler_timeout,
@@ -319,11 +328,25 @@ def _mirror_domains(names: list[str] | None, mesh: "Mesh", *, is_sharded: bool) 
 
 
 def _torch_workload(
-    model: str, size: str, data: Path | None, norm: str, seed: int, optimizer: str | None
+    model: str,
+    size: str,
+    data: Path | None,
+    norm: str,
+    seed: int,
+    optimizer: str | None,
+    in_bfloat16: bool,
 ) -> "Trainable":
     from meshmend.workloads.registry import workload
 
-    return workload(model, size, data=data, norm=norm, seed=seed, optimizer=optimizer)
+    return workload(
+        model,
+        size,
+        data=data,
+        norm=norm,
+        seed=seed,
+        optimizer=optimizer,
+        in_bfloat16=in_bfloat16,
+    )
 
 
 def _jax_workload(model: str, data: Path | None, seed: int) -> "Trainable":

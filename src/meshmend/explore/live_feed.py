@@ -26,7 +26,15 @@ from meshmend.errors import (
     TransportError,
 )
 from meshmend.launch.status_client import StatusQuestion, ask_job
-from meshmend.membership.events import EVENTS, Event, WorkerStepped
+from meshmend.membership.events import (
+    EVENTS,
+    CoordinatorChanged,
+    CoordinatorState,
+    Event,
+    JobFailed,
+    JobFinished,
+    WorkerStepped,
+)
 from meshmend.membership.job_status import BEHIND_S, JobPhase, JobStatus
 from meshmend.membership.message_channel import MessageChannel
 from meshmend.membership.messages import COORDINATOR, OBSERVER, Observe, Observed
@@ -61,6 +69,8 @@ class LiveFeed:
     _pages: set["asyncio.Queue[bytes]"] = field(default_factory=set)
     _changed: threading.Event = field(default_factory=threading.Event)
     _is_watched: threading.Event = field(default_factory=threading.Event)
+    _end: str = ""  # how the job has ended; its coordinator may be gone before it is asked
+    _has_lost: bool = False  # the coordinator; its workers may still train
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
         """Follow the job in threads that end with the process; news go to the loop."""
@@ -132,7 +142,11 @@ class LiveFeed:
                 try:
                     status = ask_job(question)
                 except MeshmendError as error:
-                    self._tell(self._steps_since(), {"kind": "silence", "why": str(error)})
+                    why = self._end or str(error)
+                    kind = "ended" if self._end else "silence"
+                    self._tell(self._steps_since(), {"kind": kind, "why": why})
+                    if self._end:
+                        return
                     due = began
                 else:
                     self._tell(self._steps_since(), status_document(status))
@@ -174,6 +188,10 @@ class LiveFeed:
         channel = MessageChannel(Channel(connection))
         try:
             channel.send(Observe(job))
+            if self._has_lost:
+                self._has_lost = False
+                back = CoordinatorChanged(CoordinatorState.BACK)
+                self._tell_event(back, "the coordinator answers again")
             poll = select.poll()
             poll.register(channel.fileno(), select.POLLIN)
             while True:
@@ -188,6 +206,10 @@ class LiveFeed:
             return
         finally:
             channel.close()
+            if not self._end:
+                self._has_lost = True
+                lost = CoordinatorChanged(CoordinatorState.LOST)
+                self._tell_event(lost, "the coordinator does not answer any more")
 
     def _take(self, event: Event) -> None:
         if isinstance(event, WorkerStepped):
@@ -195,15 +217,15 @@ class LiveFeed:
                 is_number = event.loss is not None and math.isfinite(event.loss)
                 self._new_steps.append((event.step, event.loss if is_number else None))
             return
+        if isinstance(event, JobFinished | JobFailed):
+            self._end = event_words(event)
+        self._tell_event(event, event_words(event))
+
+    def _tell_event(self, event: Event, words: str) -> None:
+        """Tell an event now, and ask for the status: it has changed."""
         self._changed.set()
-        self._tell(
-            {
-                "kind": "event",
-                "at": time.time(),
-                "words": event_words(event),
-                "event": EVENTS.encode(event),
-            }
-        )
+        encoded = EVENTS.encode(event)
+        self._tell({"kind": "event", "at": time.time(), "words": words, "event": encoded})
 
 
 def _line(document: dict[str, Any]) -> bytes:

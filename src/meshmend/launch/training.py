@@ -47,6 +47,7 @@ _log = logging.getLogger(__name__)
 
 _EVENTS = "events.jsonl"
 _EVALUATION = "evaluation.json"
+_MASTER = "master"  # in the state of a parameter; a module that knows it would import torch
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Training:
     page: PageRequest | None = None
     shard_optimizer: bool = False
     mirror_domains: tuple[str, ...] = DEFAULT_DOMAINS
+    master_weights: bool = False
     timing: Timing = field(default_factory=Timing)
 
     def arguments(self) -> TrainingArguments:
@@ -86,6 +88,7 @@ class Training:
             resume=self.resume,
             shard_optimizer=self.shard_optimizer,
             mirror_domains=self.mirror_domains,
+            master_weights=self.master_weights,
         )
 
 
@@ -150,7 +153,12 @@ def _check_resume(training: Training, folder: Path) -> None:
     def warn(path: Path, why: str) -> None:
         _log.warning("checkpoint %s is not used: %s", path, why)
 
-    resumable(folder, fresh, workload.shards, steps=training.steps, on_damage=warn)
+    found = resumable(folder, fresh, workload.shards, steps=training.steps, on_damage=warn)
+    states = found.state["optimizer"].get("state", {}).values()  # by parameter, in PyTorch
+    has_masters = any(_MASTER in each for each in states)
+    if has_masters != training.master_weights:
+        has, do = ("has", "add") if has_masters else ("has no", "leave out")
+        raise InputError(f"the checkpoint {has} master weights; {do} --master-weights")
 
 
 def _report(run: TrainingRun, path: Path) -> str | None:
@@ -205,7 +213,7 @@ def _run(training: Training, on_event: Callable[[TimedEvent], None]) -> Outcome:
         on_event=on_event,
         faults=training.faults,
         timing=training.timing,
-        sums=training.workload.sum_sizes(),
+        sums=training.workload.sum_sizes(training.arguments(), training.settings.mesh.n_live),
         for_s=training.for_s,
         checks=training.checks,
         page=training.page,

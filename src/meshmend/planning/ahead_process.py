@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -59,6 +60,9 @@ class AheadProcess:
             self._errors.close()
             raise
         self.pid = self._process.pid
+        # From its first moment on: it starts while workers recover.
+        with suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, self.pid, _LOWEST_PRIORITY)
 
     def kill(self) -> None:
         """Kill the process if it still runs; `wait` must still be called."""
@@ -80,12 +84,11 @@ class AheadProcess:
 
 def main() -> None:
     """Make the plans of the task on standard input; end early if the parent process ends."""
-    os.nice(_LOWEST_PRIORITY)
     die_with_parent(int(sys.argv[1]))
     threading.Thread(target=_keep_compiler_out_of_memory, daemon=True).start()
     # Numba loads SciPy, where it is installed, for linear algebra that no plan needs: 13 MB.
     sys.modules["scipy"] = None  # type: ignore[assignment]  # how Python marks an absent module
-    from meshmend.planning.plan_cache import plan_ahead  # takes a second, so not before `nice`
+    from meshmend.planning.plan_cache import plan_ahead
 
     task = decode_task(sys.stdin.buffer.read())
     plan_ahead(task.path, task.request, begin=task.begin)

@@ -7,7 +7,7 @@ that needs a plan looks into the folder first, and makes the plan itself if ther
 import hashlib
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,13 +26,17 @@ from meshmend.planning.catalogue import (
     remember,
 )
 from meshmend.planning.files import read_plan, write_plan
-from meshmend.planning.plan_request import PlanRequest, SumSizes
+from meshmend.planning.plan_request import GATHER, PlanRequest, SumSizes
+from meshmend.schedule.rank_order import in_rank_order
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 
+PlannedCall = tuple[CollectiveCall, int]  # and the bytes that it is planned for
+
 _ALLREDUCE: Final = CollectiveCall("allreduce")
-_LOCK_TIMEOUT_S: Final = 2.0
+_ALL_GATHER: Final = CollectiveCall(GATHER)
+_LOCK_TIMEOUT_S: Final = 60.0
 
 
 def board_losses(mesh: Mesh, board: tuple[int, ...]) -> Iterator[Mesh]:
@@ -64,9 +68,9 @@ def plan_losses(request: PlanRequest, *, for_s: float) -> int:
     for mesh in (request.mesh, *board_losses(request.mesh, request.board)):
         if n_planned and time.monotonic() > deadline:
             break
-        for class_bytes in payload_classes(request.sums):
+        for call, class_bytes in planned_calls(request.sums):
             if mesh.n_live > 1:
-                proved_schedule(mesh, request.algorithm, _ALLREDUCE, class_bytes)
+                proved_schedule(mesh, request.algorithm, call, class_bytes)
         n_planned += 1
     return n_planned
 
@@ -87,24 +91,32 @@ def plan_ahead(folder: Path, request: PlanRequest, *, begin: float = 0.0) -> Non
 
 def store_plans(folder: Path, mesh: Mesh, algorithm: str, sums: SumSizes) -> None:
     """Plan sums for a mesh and put the plans into the folder, unless they exist."""
-    for class_bytes in payload_classes(sums):
-        path = _path(folder, mesh, algorithm, class_bytes)
+    for call, class_bytes in planned_calls(sums):
+        path = _path(folder, mesh, algorithm, (call, class_bytes))
         if mesh.n_live > 1 and not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            write_plan(path, mesh, proved_schedule(mesh, algorithm, _ALLREDUCE, class_bytes)[0])
+            write_plan(path, mesh, proved_schedule(mesh, algorithm, call, class_bytes)[0])
 
 
-def load_or_make_plans(folder: Path, mesh: Mesh, algorithm: str, sums: SumSizes) -> None:
+def load_or_make_plans(
+    folder: Path,
+    mesh: Mesh,
+    algorithm: str,
+    sums: SumSizes,
+    *,
+    check: Callable[[], None] = lambda: None,
+) -> None:
     """Load the plans for a mesh into memory; make those that are not in the folder.
 
     One of the processes that need a plan makes it; the others wait and read it. If all made the
-    same plan at once, they would compete for the cores. That process may hang, so the others wait
-    two seconds at most.
+    same plan at once, they would compete for the cores. If that process dies, another one makes
+    the plan. If it hangs, the coordinator forms a generation without it: `check` is called while
+    this process waits, and raises what ends the wait.
     """
     load_plans(folder, mesh, algorithm, sums)
-    if all(is_remembered(mesh, algorithm, _ALLREDUCE, size) for size in payload_classes(sums)):
+    if all(is_remembered(mesh, algorithm, *call) for call in planned_calls(sums)):
         return
-    with folder_lock(folder, timeout_s=_LOCK_TIMEOUT_S):
+    with folder_lock(folder, timeout_s=_LOCK_TIMEOUT_S, check=check):
         load_plans(folder, mesh, algorithm, sums)
         with suppress(MeshmendError, OSError):  # the sum that needs the plan raises it again
             store_plans(folder, mesh, algorithm, sums)
@@ -112,29 +124,36 @@ def load_or_make_plans(folder: Path, mesh: Mesh, algorithm: str, sums: SumSizes)
 
 def load_plans(folder: Path, mesh: Mesh, algorithm: str, sums: SumSizes) -> None:
     """Load the plans for a mesh from the folder: those that can be read and are proved right."""
-    for class_bytes in payload_classes(sums):
-        if is_remembered(mesh, algorithm, _ALLREDUCE, class_bytes):
+    for call, class_bytes in planned_calls(sums):
+        if is_remembered(mesh, algorithm, call, class_bytes):
             continue
         try:
-            found = read_plan(_path(folder, mesh, algorithm, class_bytes))
-            if found.mesh == mesh and _is_allreduce(found.schedule, mesh):
-                remember(mesh, algorithm, _ALLREDUCE, class_bytes, found.schedule)
+            found = read_plan(_path(folder, mesh, algorithm, (call, class_bytes)))
+            if found.mesh == mesh and _is_for(found.schedule, call, mesh):
+                remember(mesh, algorithm, call, class_bytes, found.schedule)
         except MeshmendError:
             continue
 
 
-def payload_classes(sums: SumSizes) -> list[int]:
-    """Return the sizes in bytes that sums are planned for, each once."""
-    sizes = (n_elements * ITEMSIZES.get(dtype, 2) for n_elements, dtype in sums)
-    return list(dict.fromkeys(payload_class(_ALLREDUCE, n_bytes) for n_bytes in sizes))
+def planned_calls(sums: SumSizes) -> list[PlannedCall]:
+    """Return what is planned for these sums and gathers, each once."""
+    found = []
+    for n_elements, dtype in sums:
+        call = _ALL_GATHER if dtype == GATHER else _ALLREDUCE
+        n_bytes = n_elements * (1 if dtype == GATHER else ITEMSIZES.get(dtype, 2))
+        found.append((call, payload_class(call, n_bytes)))
+    return list(dict.fromkeys(found))
 
 
-def _is_allreduce(schedule: Schedule, mesh: Mesh) -> bool:
-    return schedule.collective is Collective.ALLREDUCE and schedule.n_ranks == mesh.n_live
+def _is_for(schedule: Schedule, call: CollectiveCall, mesh: Mesh) -> bool:
+    """Whether a schedule does what a call asks of a mesh; gathered parts are in rank order."""
+    if schedule.collective is not Collective(call.name) or schedule.n_ranks != mesh.n_live:
+        return False
+    return call == _ALLREDUCE or in_rank_order(schedule) is schedule
 
 
-def _path(folder: Path, mesh: Mesh, algorithm: str, class_bytes: int) -> Path:
+def _path(folder: Path, mesh: Mesh, algorithm: str, call: PlannedCall) -> Path:
     # All chips must run the same plan, so a plan that another version made is not read.
-    key = f"{mesh} {algorithm} {class_bytes} {__version__}"
+    key = f"{mesh} {algorithm} {call[0].name} {call[1]} {__version__}"
     name = hashlib.blake2b(key.encode(), digest_size=12)
     return folder / f"{name.hexdigest()}.json"

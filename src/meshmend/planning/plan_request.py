@@ -14,12 +14,14 @@ from meshmend.net.codec import Codec, Count, Within
 from meshmend.topology.failures import Link, parse_failure
 from meshmend.topology.mesh import Mesh
 
-SumSizes = Sequence[tuple[int, str]]  # of each sum: its number of elements, and their type
+# Of each sum the number of elements, and their type; of each gather the bytes, and GATHER.
+SumSizes = Sequence[tuple[int, str]]
+GATHER: Final = "all-gather"
 
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """Sums that may be needed next: on what is left of a mesh when one of its boards fails."""
+    """Sums and gathers that may be needed next: on what is left when a board of a mesh fails."""
 
     mesh: Mesh
     board: tuple[int, ...]

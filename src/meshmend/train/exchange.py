@@ -21,7 +21,7 @@ from meshmend.net.liveness import DEFAULT_LINK_TIMEOUT_S
 from meshmend.planning.catalogue import Catalogue, CollectiveCall
 from meshmend.planning.plan import AUTO
 from meshmend.planning.plan_cache import load_or_make_plans
-from meshmend.planning.plan_request import SumSizes
+from meshmend.planning.plan_request import GATHER, SumSizes
 from meshmend.planning.proof import prove
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.point_to_point import Ends, point_to_point
@@ -34,7 +34,7 @@ from meshmend.train.pending_sum import FinishedSum, PendingSum
 Bytes = NDArray[np.uint8]
 
 _SUM = CollectiveCall("allreduce")
-_ALL_GATHER = CollectiveCall("all-gather")
+_ALL_GATHER = CollectiveCall(GATHER)
 _SPREAD_MESSAGE_BYTES = 1 << 18
 _SIZE_BYTES = 8
 _CONNECT_S = 10.0
@@ -136,13 +136,21 @@ class Exchange:
         self.transport.drop(self._seats.values())
 
     def plan(self, sums: SumSizes) -> None:
-        """Plan sums of these sizes."""
+        """Plan sums and gathers of these sizes.
+
+        Raises:
+            StoppedError: there is a newer generation.
+        """
         if self.mesh.n_live == 1:
             return
         if self._plans is not None:
-            load_or_make_plans(self._plans, self.mesh, self._settings.algorithm, sums)
-        for n_elements, dtype in sums:
-            self._sum_task(n_elements, dtype)
+            check, algorithm = self.transport.check, self._settings.algorithm
+            load_or_make_plans(self._plans, self.mesh, algorithm, sums, check=check)
+        for size, dtype in sums:
+            if dtype == GATHER:
+                self._gather_task(size)
+            else:
+                self._sum_task(size, dtype)
 
     def plan_ahead(self, sums: SumSizes) -> None:
         """Plan sums for the failures that may come next, if this job's workers plan ahead."""
@@ -197,12 +205,7 @@ class Exchange:
         if self.mesh.n_live == 1:
             self.transport.check()
             return
-        key = (len(payload), _ALL_GATHER.name)
-        if key not in self._tasks:
-            assert self._catalogue is not None, "no generation was entered"
-            task = self._catalogue.task(_ALL_GATHER, len(payload), "uint8")
-            self._tasks[key] = replace(task, program=self._with_seats(task.program))
-        self._run(self._tasks[key], payload)
+        self._run(self._gather_task(len(payload)), payload)
 
     def send_parts(self, payload: Bytes, cuts: Sequence[int], ends: Sequence[Ends]) -> None:
         """Send each part of a payload from one rank to another, over a connection of their own.
@@ -221,10 +224,15 @@ class Exchange:
             self._planner.close()
 
     def _sum_task(self, n_elements: int, dtype: str) -> Task:
-        key = (n_elements, dtype)
+        return self._task((n_elements, dtype), _SUM, dtype)
+
+    def _gather_task(self, n_bytes: int) -> Task:
+        return self._task((n_bytes, GATHER), _ALL_GATHER, "uint8")
+
+    def _task(self, key: tuple[int, str], call: CollectiveCall, dtype: str) -> Task:
         if key not in self._tasks:
             assert self._catalogue is not None, "no generation was entered"
-            task = self._catalogue.task(_SUM, n_elements, dtype)
+            task = self._catalogue.task(call, key[0], dtype)
             self._tasks[key] = replace(task, program=self._with_seats(task.program))
         return self._tasks[key]
 

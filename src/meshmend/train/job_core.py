@@ -273,7 +273,7 @@ class JobCore:
                 rank=self.rank,
                 loss=self.loss,
                 batch=batch,
-                sums=self._learner.sum_sizes(),
+                sums=self.sum_sizes(),
             )
         self._saving.save(
             lambda: self._with_progress(self._learner.saved_state()),
@@ -331,8 +331,9 @@ class JobCore:
         return self._is_stopped or self.step_number >= self._settings.steps
 
     def sum_sizes(self) -> SumSizes:
-        """Return the number of elements and their type, for each sum of one step."""
-        return self._learner.sum_sizes()
+        """Return the sizes of all sums and gathers of one step."""
+        shared = self._sharding.sum_sizes() if self._sharding else ()
+        return (*self._learner.sum_sizes(), *shared)
 
     def packed_state(self) -> Bytes:
         """Return the training state at this step, as bytes."""

@@ -54,6 +54,11 @@ class PieceSteps:
         """Whether an optimizer needs norms of whole tensors."""
         return any(isinstance(each, LAYERWISE) for each in self._optimizers)
 
+    @property
+    def n_norms(self) -> int:
+        """How many squared norms there are: two for each parameter."""
+        return 2 * self._n_parameters
+
     def squared_norms(self, work: Sequence[PieceWork], flat: FlatParameters) -> SquaredNorms:
         """Return what these pieces contribute to the squared norms of all parameters."""
         found = np.zeros((self._n_parameters, 2))

@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 
 from meshmend.errors import InputError
+from meshmend.planning.plan_request import GATHER, SumSizes
 from meshmend.train.elementwise import check_elementwise, check_parameters, refuse_hooks
 from meshmend.train.flat_parameters import FlatParameters, Piece
 from meshmend.train.master_weights import MASTER, check_no_masters, needs_master
@@ -77,6 +78,15 @@ class ShardedOptimizers:
         """Return the bytes of the state that this chip keeps now."""
         return n_bytes_of(self._states.values())
 
+    def sum_sizes(self, n_ranks: int) -> SumSizes:
+        """Return the sizes of the sums and gathers of an update that so many ranks share.
+
+        The first is for what chips tell each other in a new generation.
+        """
+        norms = [(self._steps.n_norms, "float64")] if self._steps.needs_norms else []
+        gathered = UpdateShares(self.flat.n_bytes, (0,) * n_ranks).gathered_bytes
+        return ((1, "int64"), *norms, (gathered, GATHER))
+
     # A step: `begin`, `clip`, `squared_norms`, `trial`, a gather of what that returns, `step`.
 
     def begin(self) -> None:
@@ -108,7 +118,7 @@ class ShardedOptimizers:
             InputError: the optimizers have changed since the job was made, or have hooks.
         """
         self._steps.check_unchanged()
-        payload = torch.empty(shares.share_bytes * shares.n_ranks, dtype=torch.uint8)
+        payload = torch.empty(shares.gathered_bytes, dtype=torch.uint8)
         payload[self._own[0] : self._own[1]] = 0  # padding between parameters
         for pieces in self._batches(self.flat.pieces(self._own), shares.share_bytes):
             work = [

@@ -22,6 +22,7 @@ from meshmend.errors import StateLostError
 from meshmend.faults.fault import Moment
 from meshmend.membership.generation import Generation
 from meshmend.membership.messages import Go
+from meshmend.planning.plan_request import SumSizes
 from meshmend.train.byte_gather import gather_bytes
 from meshmend.train.exchange import Bytes, Exchange
 from meshmend.train.mirror_placement import (
@@ -92,6 +93,10 @@ class ShardedUpdate:
         self._replica, self._exchange = replica, exchange
         self._shares = UpdateShares(self._optimizers.flat.n_bytes, (0,))
         self.has_lost_state = False  # so that a checkpoint of this very step must be read
+
+    def sum_sizes(self) -> SumSizes:
+        """Return the sizes of the sums and gathers of an update on the chips that train now."""
+        return self._optimizers.sum_sizes(self._exchange.mesh.n_live)
 
     def gather(self) -> None:
         """Try the update of this chip's share, and gather the new weights of all.

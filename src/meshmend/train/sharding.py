@@ -6,6 +6,7 @@ from typing import Protocol
 from meshmend.faults.fault import Moment
 from meshmend.membership.generation import Generation
 from meshmend.membership.messages import Go
+from meshmend.planning.plan_request import SumSizes
 from meshmend.train.exchange import Bytes, Exchange
 
 
@@ -32,6 +33,9 @@ class Sharding(Protocol):
     @property
     def has_lost_state(self) -> bool:
         """Whether a part of the state is lost, so that this chip must read a checkpoint."""
+
+    def sum_sizes(self) -> SumSizes:
+        """Return the sizes of the sums and gathers of an update on the chips that train now."""
 
     def gather(self) -> None:
         """Compute this chip's share of the new weights, and gather those of all chips."""

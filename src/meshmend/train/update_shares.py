@@ -38,6 +38,11 @@ class UpdateShares:
         """The bytes of each share; the last ones may be shorter, or empty."""
         return max(ALIGN_BYTES, aligned(-(-self.n_bytes // self.n_ranks)))
 
+    @property
+    def gathered_bytes(self) -> int:
+        """The bytes of all shares, with what fills up the last ones."""
+        return self.share_bytes * self.n_ranks
+
     def owned(self, rank: int) -> Span:
         """Return what a rank owns."""
         begin, end = rank * self.share_bytes, (rank + 1) * self.share_bytes

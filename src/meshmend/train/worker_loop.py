@@ -31,7 +31,7 @@ from meshmend.net.listener import Address
 from meshmend.topology.failures import Chip
 
 Bytes = Any  # a flat array of bytes; NumPy's in a job
-SumSizes = Sequence[tuple[int, str]]  # how many elements of which type
+SumSizes = Sequence[tuple[int, str]]  # how many elements of which type, or bytes to gather
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Replica(Protocol):
         """Whether all steps are done."""
 
     def sum_sizes(self) -> SumSizes:
-        """Return the number of elements and their type, for each sum of one step."""
+        """Return the sizes of all sums and gathers of one step."""
 
     def packed_state(self) -> Bytes:
         """Return the training state at this step."""
@@ -126,7 +126,7 @@ class Peers(Protocol):
         """Begin a generation."""
 
     def plan(self, sums: SumSizes) -> None:
-        """Plan sums of these sizes."""
+        """Plan sums and gathers of these sizes."""
 
     def plan_ahead(self, sums: SumSizes) -> None:
         """Plan sums for the failures that may come next."""

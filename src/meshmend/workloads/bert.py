@@ -91,6 +91,7 @@ def _scores(model: torch.nn.Module, batch: Batch) -> Scores:
     heads = model.get_submodule("cls")
     at_masked = masked.unsqueeze(2).expand(-1, -1, body.last_hidden_state.shape[2])
     guesses, order = heads(body.last_hidden_state.gather(1, at_masked), body.pooler_output)
+    guesses, order = guesses.float(), order.float()  # also of a model in bfloat16
     words = functional.cross_entropy(guesses.flatten(0, 1), originals.flatten())
     return {
         "loss": words + functional.cross_entropy(order, is_random_next),

@@ -69,7 +69,7 @@ class JaxWorkload:
         micro_batch = default_micro_batch(arguments.batch, n_chips)
         program.trace(self.params, stacked([self.dataset[0]]), micro_batch)
 
-    def sum_sizes(self) -> SumSizes:
+    def sum_sizes(self, arguments: TrainingArguments, n_chips: int) -> SumSizes:
         """Return the number of elements and the type of each sum of a step."""
         return FlatTree.of(self.params).sizes()
 

@@ -37,14 +37,21 @@ def check_framework(framework: str, size: str, norm: str) -> None:
         )
 
 
-def check_optimizer(framework: str, optimizer: str | None, *, is_sharded: bool) -> None:
-    """Raise InputError unless the optimizer is known, and the framework can use and shard it."""
+def check_optimizer(
+    framework: str, optimizer: str | None, *, is_sharded: bool, has_masters: bool
+) -> None:
+    """Raise InputError unless the optimizer is known, and the framework has what is asked of it."""
     if optimizer is not None and optimizer not in OPTIMIZERS:
         known = ", ".join(OPTIMIZERS)
         raise InputError(f"the optimizer needs to be one of {known}, but got {optimizer!r}")
-    if framework == "jax" and (is_sharded or optimizer is not None):
-        option = "--shard-optimizer" if is_sharded else "--optimizer"
-        raise InputError(f"{option} needs --framework torch, but got jax")
+    asked = {
+        "--shard-optimizer": is_sharded,
+        "--master-weights": has_masters,
+        "--optimizer": optimizer is not None,
+    }
+    for option in (option for option, is_asked in asked.items() if is_asked):
+        if framework == "jax":
+            raise InputError(f"{option} needs --framework torch, but got jax")
 
 
 def default_norm(framework: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from meshmend.errors import InputError
 from meshmend.workloads.bert import full_bert, tiny_bert
+from meshmend.workloads.bfloat16 import with_bfloat16
 from meshmend.workloads.model_names import check_model_names
 from meshmend.workloads.named_optimizer import with_optimizer
 from meshmend.workloads.resnet import full_resnet, tiny_resnet
@@ -21,12 +22,14 @@ def workload(
     norm: str = "batch",
     seed: int = 0,
     optimizer: str | None = None,
+    in_bfloat16: bool = False,
 ) -> Workload:
     """Return a workload; without `data` it trains on data that comes with Python packages.
 
     `data` is a folder of images with one folder per class, or a folder of text files. `norm` is
     for ResNet only: with `group`, the loss of a batch does not depend on how chips share it.
-    Without the name of an `optimizer` it has one that suits the model.
+    Without the name of an `optimizer` it has one that suits the model. With `in_bfloat16` the
+    model has weights of 16 bits.
 
     Raises:
         InputError: a name is unknown, the data cannot be used, or a package is missing.
@@ -42,4 +45,5 @@ def workload(
             f"the workload {model} needs {error.name}, but it is not installed; install it with "
             "pip install 'meshmend[train]'"
         ) from None
-    return with_optimizer(made, optimizer) if optimizer else made
+    made = with_optimizer(made, optimizer) if optimizer else made
+    return with_bfloat16(made) if in_bfloat16 else made

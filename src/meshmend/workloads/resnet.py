@@ -80,7 +80,7 @@ def _resnet(
 
 def _scores(model: torch.nn.Module, batch: Batch) -> Scores:
     images, labels = batch
-    logits = model(pixel_values=images).logits
+    logits = model(pixel_values=images).logits.float()  # also of a model in bfloat16
     return {
         "loss": functional.cross_entropy(logits, labels),
         "accuracy": (logits.detach().argmax(1) == labels).float().mean(),

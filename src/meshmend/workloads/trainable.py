@@ -32,6 +32,7 @@ class TrainingArguments:
     resume: Path | None = None
     shard_optimizer: bool = False
     mirror_domains: tuple[str, ...] = DEFAULT_DOMAINS
+    master_weights: bool = False
 
 
 class Trainable(Protocol):
@@ -60,8 +61,8 @@ class Trainable(Protocol):
     def preload(self, arguments: TrainingArguments, n_chips: int) -> None:
         """Import and prepare all that the workers of so many chips need."""
 
-    def sum_sizes(self) -> SumSizes:
-        """Return the number of elements and the type of each sum of a step."""
+    def sum_sizes(self, arguments: TrainingArguments, n_chips: int) -> SumSizes:
+        """Return the sizes of the sums and gathers of a step of so many chips."""
 
     def fresh_state(self) -> State:
         """Return the training state before the first step, without its progress."""

@@ -15,6 +15,7 @@ from torch.utils.data import default_collate
 from meshmend.train.gradients import Gradients
 from meshmend.train.job import Job
 from meshmend.train.shard_format import ShardFormat
+from meshmend.train.sharded_optimizers import ShardedOptimizers
 from meshmend.train.torch_learner import TorchLearner
 from meshmend.train.torch_shards import TORCH_SHARDS
 from meshmend.train.worker_loop import SumSizes
@@ -85,9 +86,13 @@ class Workload:
         """Import all that workers need."""
         preload()
 
-    def sum_sizes(self) -> SumSizes:
-        """Return the number of elements and the type of each sum of a step."""
-        return Gradients(self._inherited).sizes()
+    def sum_sizes(self, arguments: TrainingArguments, n_chips: int) -> SumSizes:
+        """Return the sizes of the sums and gathers of a step of so many chips."""
+        sums = Gradients(self._inherited).sizes()
+        if not arguments.shard_optimizer:
+            return sums
+        shared = ShardedOptimizers({"": self.optimizer(self._inherited)})
+        return (*sums, *shared.sum_sizes(n_chips))
 
     def fresh_state(self) -> dict[str, Any]:
         """Return the training state before the first step, without its progress."""
@@ -113,6 +118,7 @@ class Workload:
             resume=arguments.resume,
             shard_optimizer=arguments.shard_optimizer,
             mirror_domains=arguments.mirror_domains,
+            master_weights=arguments.master_weights,
         )
         if arguments.rate is not None:
             for group in optimizer.param_groups:

@@ -16,6 +16,7 @@ export class Job {
     this.onStatus = onStatus;
     this.losses = [];
     this.status = null;
+    this.end = null; // how the job has ended, in words
     byId("live").hidden = false;
     document.addEventListener("visibilitychange", () => { if (document.hidden) this.closing?.abort(); });
     this.follow();
@@ -25,13 +26,14 @@ export class Job {
     for (;;) {
       await untilVisible();
       this.closing = new AbortController();
-      let why = "the explorer's server is away";
+      let why = "the explorer's server is away: it was stopped, or the job has ended with it";
       try {
         const response = await fetch("live", { signal: this.closing.signal });
         if (response.ok) await this.read(response);
         else why = "the explorer was started anew; open the address that it printed";
       } catch { /* the server is away: try again */ }
       if (this.closing.signal.aborted) continue;
+      if (this.end) { this.showEnd("; its explorer is closed"); return; }
       setText(byId("job-title"), `The job: ${why}`);
       await new Promise((resolve) => setTimeout(resolve, 1000));
     }
@@ -58,7 +60,10 @@ export class Job {
       this.show();
       this.onStatus(news);
     } else if (news.kind === "silence") {
-      setText(byId("job-title"), `The job does not answer: ${news.why}`);
+      setText(byId("job-title"), `The job does not answer, and is asked again: ${news.why}`);
+    } else if (news.kind === "ended") {
+      this.end = news.why;
+      this.showEnd();
     } else if (news.kind === "steps") {
       this.losses.push(...news.steps);
       this.losses.splice(0, this.losses.length - MOST_LOSSES);
@@ -77,13 +82,16 @@ export class Job {
     line.append(element("time", {}, new Date(1000 * news.at).toLocaleTimeString("en-GB")), news.words);
     list.prepend(line);
     while (list.children.length > MOST_EVENTS) list.lastChild.remove();
+    if (["finished", "failed"].includes(news.event.event)) this.end = news.words;
   }
+
+  showEnd(more = "") { setText(byId("job-title"), `${this.end[0].toUpperCase()}${this.end.slice(1)}${more}`); }
 
   showStatus(status) {
     const step = Math.max(status.step, this.step ?? 0), last = status.changes.at(-1);
     const recoveries = status.changes.filter((each) => each.cause === "left");
     setText(byId("job-title"), `Job ${status.job}: ${status.phase}`
-      + (status.answered_by ? ` (says chip ${status.answered_by}; the coordinator is away)` : "")
+      + (status.answered_by ? `; the coordinator is away, and chip ${status.answered_by} answers for it` : "")
       + (status.failure ? `: ${status.failure}` : ""));
     const loss = this.losses.at(-1)?.[1];
     showFigures([
