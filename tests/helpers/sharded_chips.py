@@ -125,9 +125,11 @@ class ThreadExchange:
             if target == self.rank:
                 payload[cuts[at] : cuts[at + 1]] = found[source][cuts[at] : cuts[at + 1]]
 
-    def spread(self, payload: Any, holders: Sequence[Chip]) -> Any:
+    def spread(self, payload: Any, holders: Sequence[Chip], *, n_bytes: int) -> Any:
         """Return the payload of a holder."""
-        return self._call(payload)[self.mesh.rank_of[holders[0]]]
+        found = self._call(payload)[self.mesh.rank_of[holders[0]]]
+        assert len(found) == n_bytes
+        return found
 
 
 class ThreadChip:

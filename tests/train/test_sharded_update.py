@@ -23,7 +23,7 @@ def lamb(parameters: Any) -> Any:
     return LAMB(parameters, lr=0.01)
 
 
-N_CALLS = 11  # collectives of a generation without a death
+N_CALLS = 10  # collectives of a generation without a death
 WANTED = plain_weights(STEPS, adamw)
 WANTED_OF_LAMB = plain_weights(STEPS, lamb)
 

@@ -76,8 +76,7 @@ def work(body: Callable[[], int], place: Place, pipes: Pipes, parent: int) -> No
     code = 1
     try:
         tie_to_parent(parent)
-        # The parent's finalizers, such as those of its temporary folders, must not run here.
-        weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # not in the stubs
+        _forget_finalizers()
         _redirect(pipes)
         os.environ.update(place.environment)
         compute_in_threads(place.n_threads)
@@ -99,6 +98,19 @@ def work(body: Callable[[], int], place: Place, pipes: Pipes, parent: int) -> No
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code)
+
+
+_of_parent: list[Any] = []
+
+
+def _forget_finalizers() -> None:
+    """Make sure that finalizers of the parent, as of its temporary folders, do not run here.
+
+    They are kept, not freed: to free them would copy the memory pages of all that they hold.
+    """
+    finalize: Any = weakref.finalize  # the stubs lack its registry
+    _of_parent.append(finalize._registry)
+    finalize._registry = {}
 
 
 def tie_to_parent(parent: int) -> None:

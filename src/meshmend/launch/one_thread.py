@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import sys
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -61,10 +61,19 @@ def end_openmp_threads() -> None:
     """
     if len(list(_TASKS.iterdir())) == 1:
         return
-    for library in sorted(set(_GNU_OPENMP.findall(_MAPS.read_text(encoding="utf-8")))):
+    for library in _gnu_openmps(len(sys.modules)):
         pause = getattr(ctypes.CDLL(library), "omp_pause_resource_all", None)
         if pause is None or pause(_PAUSE_HARD) != 0:
             _warn_once(library)
+
+
+@lru_cache(maxsize=1)
+def _gnu_openmps(n_modules: int) -> list[str]:
+    """Return the paths of the OpenMP libraries that came with the modules imported so far.
+
+    The map of a process that has imported torch takes 10 ms to read, for each of its forks.
+    """
+    return sorted(set(_GNU_OPENMP.findall(_MAPS.read_text(encoding="utf-8"))))
 
 
 @cache

@@ -24,7 +24,7 @@ from meshmend.planning.target import Target
 from meshmend.schedule.algorithms import algorithm as algorithm_named
 from meshmend.schedule.hazards import Hazards
 from meshmend.schedule.rank_order import in_rank_order
-from meshmend.schedule.spanning import broadcast, tree_sum
+from meshmend.schedule.spanning import broadcast, spread, tree_sum
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.topology.mesh import Mesh
 
@@ -103,6 +103,13 @@ def _make(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) ->
 def _half(mesh: Mesh, name: str, collective: Collective) -> Proved:
     """Return half of an allreduce in rank order."""
     return _proved(mesh, in_rank_order(algorithm_named(name).build(mesh, collective)))
+
+
+@lru_cache(maxsize=64)  # one for the return of each board
+def proved_spread(mesh: Mesh, holders: tuple[int, ...]) -> Proved:
+    """Return a proved schedule that sends what these ranks hold to all others, and its hazards."""
+    schedule = spread(mesh, holders)
+    return schedule, prove(mesh, schedule, replicas=holders).hazards
 
 
 def payload_class(kind: CollectiveCall, n_bytes: int) -> int:

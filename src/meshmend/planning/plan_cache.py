@@ -23,6 +23,7 @@ from meshmend.planning.catalogue import (
     is_remembered,
     payload_class,
     proved_schedule,
+    proved_spread,
     remember,
 )
 from meshmend.planning.files import read_plan, write_plan
@@ -58,7 +59,7 @@ def board_losses(mesh: Mesh, board: tuple[int, ...]) -> Iterator[Mesh]:
 
 
 def plan_losses(request: PlanRequest, *, for_s: float) -> int:
-    """Plan for a mesh, then for the loss of each of its boards while there is time.
+    """Plan for a mesh, then for the loss and return of each of its boards while there is time.
 
     It returns how many meshes have plans now, in the memory of this process.
     """
@@ -71,6 +72,8 @@ def plan_losses(request: PlanRequest, *, for_s: float) -> int:
         for call, class_bytes in planned_calls(request.sums):
             if mesh.n_live > 1:
                 proved_schedule(mesh, request.algorithm, call, class_bytes)
+        if mesh != request.mesh:
+            proved_spread(request.mesh, tuple(request.mesh.rank_of[chip] for chip in mesh.live))
         n_planned += 1
     return n_planned
 

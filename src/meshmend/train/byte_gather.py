@@ -1,6 +1,7 @@
-"""Every chip gets the bytes of all chips: two sums, of the lengths and of the bytes.
+"""Every chip gets the bytes of all chips: by one sum if they are few, else by two.
 
-A sum of disjoint parts is their concatenation. So a gather needs no plans but those of sums.
+A sum of disjoint parts is their concatenation. So a gather needs no plans but those of sums. The
+first sum has the lengths, and as many bytes of each chip as its slot has room for.
 """
 
 from typing import Final
@@ -15,6 +16,8 @@ _SMALL_PIECE: Final = 1 << 15  # bytes; up to here a sum needs no search for a p
 _LARGE_PIECE: Final = 1 << 21
 _MOST_SMALL_PIECES: Final = 16
 _LEAST_BYTES: Final = 1 << 10
+_MOST_SLOT_BYTES: Final = 512  # of each chip, in the first sum
+_LENGTH_BYTES: Final = 8
 
 
 def gather_bytes(exchange: Exchange, data: bytes) -> list[bytes]:
@@ -23,9 +26,17 @@ def gather_bytes(exchange: Exchange, data: bytes) -> list[bytes]:
     Raises:
         TransportError: the mesh has changed.
     """
-    lengths = np.zeros(exchange.mesh.n_live, dtype=np.int64)
-    lengths[exchange.rank] = len(data)
-    exchange.sum(lengths.view(np.uint8), len(lengths), "int64")
+    n_chips, rank = exchange.mesh.n_live, exchange.rank
+    slot_bytes = max(_LENGTH_BYTES, min(_MOST_SLOT_BYTES, _SMALL_PIECE // n_chips))
+    slots = np.zeros((n_chips, slot_bytes - slot_bytes % _LENGTH_BYTES), dtype=np.uint8)
+    room = slots[:, _LENGTH_BYTES:]
+    slots[rank, :_LENGTH_BYTES] = np.frombuffer(np.int64(len(data)).tobytes(), dtype=np.uint8)
+    if len(data) <= room.shape[1]:
+        room[rank, : len(data)] = np.frombuffer(data, dtype=np.uint8)
+    exchange.sum(slots.reshape(-1), slots.size, "uint8")
+    lengths = np.ascontiguousarray(slots[:, :_LENGTH_BYTES]).view(np.int64)[:, 0]
+    if lengths.max() <= room.shape[1]:
+        return [each[:length].tobytes() for each, length in zip(room, lengths, strict=True)]
     ends = np.cumsum(lengths)
     total = int(ends[-1])
     is_small = total <= _MOST_SMALL_PIECES * _SMALL_PIECE

@@ -18,14 +18,12 @@ from meshmend.execute.transport import Task, task_of
 from meshmend.membership.generation import Generation
 from meshmend.net.listener import Address
 from meshmend.net.liveness import DEFAULT_LINK_TIMEOUT_S
-from meshmend.planning.catalogue import Catalogue, CollectiveCall
+from meshmend.planning.catalogue import Catalogue, CollectiveCall, proved_spread
 from meshmend.planning.plan import AUTO
 from meshmend.planning.plan_cache import load_or_make_plans
 from meshmend.planning.plan_request import GATHER, SumSizes
-from meshmend.planning.proof import prove
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.point_to_point import Ends, point_to_point
-from meshmend.schedule.spanning import spread
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.train.host_planner import HostPlanner, PlanAheadSettings
@@ -182,20 +180,23 @@ class Exchange:
         self._connect_to(task)
         return self.transport.start(task, payload, timeout_s=self._settings.sum_timeout_s)
 
-    def spread(self, payload: Bytes | None, holders: Sequence[Chip]) -> Bytes:
+    def spread(
+        self, payload: Bytes | None, holders: Sequence[Chip], *, n_bytes: int | None = None
+    ) -> Bytes:
         """Return the holders' payload on every chip; chips that are no holders pass None.
 
-        Each chip gets it from its nearest holder: first the length, then the bytes. All
-        connections are used at the same time.
+        Each chip gets it from its nearest holder: first the length, unless all chips know it, then
+        the bytes. All connections are used at the same time.
         """
-        ranks = [self.mesh.rank_of[chip] for chip in holders]
-        schedule = spread(self.mesh, ranks)
-        hazards = prove(self.mesh, schedule, replicas=ranks).hazards
+        ranks = tuple(self.mesh.rank_of[chip] for chip in holders)
+        schedule, hazards = proved_spread(self.mesh, ranks)
         program = self._with_seats(rank_program(schedule, hazards, self.rank))
-        size = np.array([0 if payload is None else len(payload)], dtype=np.int64)
-        self._run(task_of(program, _SIZE_BYTES, dtype="uint8"), size.view(np.uint8))
+        if n_bytes is None:
+            size = np.array([0 if payload is None else len(payload)], dtype=np.int64)
+            self._run(task_of(program, _SIZE_BYTES, dtype="uint8"), size.view(np.uint8))
+            n_bytes = int(size[0])
         if payload is None:
-            payload = np.empty(int(size[0]), dtype=np.uint8)
+            payload = np.empty(n_bytes, dtype=np.uint8)
         n_slices = max(1, len(payload) // _SPREAD_MESSAGE_BYTES)
         self._run(task_of(program, len(payload), dtype="uint8", n_slices=n_slices), payload)
         return payload

@@ -65,6 +65,7 @@ class _Holding:
     spans: Spans
     initial: int | None
     board: tuple[int, ...]
+    packed_bytes: int  # of the state that all chips have, if this chip sends it
 
     def of(self, holder: "_Holding") -> Spans:
         """Return the spans whose state is, or could be, the one of a holder."""
@@ -126,14 +127,15 @@ class ShardedUpdate:
         initial = self._replica.step_number if is_initial else None
         if is_holder and optimizers.name is None:
             optimizers.name = self._initial_name = (go.generation, go.step)
-        holdings = self._holdings(initial)
+        lacks_state = len(go.holders) < len(generation.seats)
+        packed = self._replica.packed_state() if lacks_state and is_holder else None
+        holdings = self._holdings(initial, 0 if packed is None else len(packed))
         holder = holdings[exchange.mesh.rank_of[go.holders[0]]]
         held = [each.of(holder) for each in holdings]
         self._initial_name = holder.name if holder.initial is not None else None
         self._check_complete(held, go)
-        if len(go.holders) < len(generation.seats):
-            packed = self._replica.packed_state() if is_holder else None
-            state = exchange.spread(packed, go.holders)
+        if lacks_state:
+            state = exchange.spread(packed, go.holders, n_bytes=holder.packed_bytes)
             if not is_holder:
                 self._join(holder, state, keeps=bool(held[exchange.rank]))
         # Chips may be told of other boards: those of the first count.
@@ -150,14 +152,17 @@ class ShardedUpdate:
         optimizers.keep(shares.owned(exchange.rank), shares.mirrored(exchange.rank))
         self._shares, self.has_lost_state = shares, False
 
-    def _holdings(self, initial: int | None) -> list[_Holding]:
+    def _holdings(self, initial: int | None, packed_bytes: int) -> list[_Holding]:
         """Tell all chips what this one holds; return what each holds, by rank."""
         mine = self._optimizers
-        text = json.dumps([mine.name, mine.tried, mine.held, initial, self._board])
+        words = [mine.name, mine.tried, mine.held, initial, self._board, packed_bytes]
+        text = json.dumps(words, separators=(",", ":"))
         found = (json.loads(each) for each in gather_bytes(self._exchange, text.encode()))
         return [
-            _Holding(_pair(name), _pair(tried), tuple(map(_span, spans)), initial, tuple(board))
-            for name, tried, spans, initial, board in found
+            _Holding(
+                _pair(name), _pair(tried), tuple(map(_span, spans)), initial, tuple(board), size
+            )
+            for name, tried, spans, initial, board, size in found
         ]
 
     def _check_complete(self, held: Sequence[Spans], go: Go) -> None:

@@ -3,6 +3,7 @@
 Knows nothing about chips. `torch.utils.data.default_collate` turns samples into a batch.
 """
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +28,7 @@ Scores = Mapping[str, torch.Tensor]
 
 MAX_EVALUATED = 1024  # held-out samples; enough for the figures at the end of a run
 _EVALUATION_BATCH = 64
+_MOST_PRELOADED = 2_000_000  # parameters of a model whose first step a launcher computes
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,19 @@ class Workload:
         return TORCH_SHARDS
 
     def preload(self, arguments: TrainingArguments, n_chips: int) -> None:
-        """Import all that workers need."""
+        """Import all that workers need; compute the first step of a small model.
+
+        What PyTorch makes at its first use takes longer than a step; workers inherit it. A PyTorch
+        that knows accelerators starts threads in a backward pass, which no fork inherits.
+        """
         preload()
+        has_threads = any((torch.version.cuda, torch.version.hip, torch.version.xpu))
+        if self.n_parameters > _MOST_PRELOADED or has_threads:
+            return
+        model = copy.deepcopy(self._inherited)
+        samples = range(min(self.n_samples, -(-arguments.batch // n_chips)))
+        torch.autograd.backward(self.loss(model, batch_of(self.dataset, samples)))
+        self.optimizer(model).step()
 
     def sum_sizes(self, arguments: TrainingArguments, n_chips: int) -> SumSizes:
         """Return the sizes of the sums and gathers of a step of so many chips."""
