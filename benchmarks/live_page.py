@@ -46,6 +46,7 @@ _SETTLE_S: Final = 0.6  # what opening costs is not what watching costs
 _KILLS: Final = 3
 _BETWEEN_KILLS_S: Final = 3.0
 _COMPUTE_S: Final = 0.15
+_IDLE_S: Final = 0.05  # of processor time: a server that plans takes more in a second
 _ON_4X4: Final = ["--mesh", "4x4", "--explore"]
 
 # Run in the page: what a browser does when its tab is hidden, or seen again.
@@ -146,12 +147,14 @@ class WatchedJob:
 def main() -> None:
     """Measure the jobs that the arguments name, print a line for each figure, and record them."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("jobs", nargs="*", default=["chips"], choices=[*_JOBS])
+    parser.add_argument("jobs", nargs="*", choices=[*_JOBS, []])
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--seconds", type=float, default=4.6)
     wanted = parser.parse_args()
     print(f"load of this machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
-    figures = {name: _measured(name, wanted.pairs, wanted.seconds) for name in wanted.jobs}
+    figures = {
+        name: _measured(name, wanted.pairs, wanted.seconds) for name in wanted.jobs or ["chips"]
+    }
     print(record("live_page", figures))
 
 
@@ -252,9 +255,9 @@ def _watched_job(command: Callable[[Path], list[str]]) -> Iterator[WatchedJob]:
             page.goto(served.address)
             until(lambda: "training" in page.inner_text("#job-title"))
             # On cores that the job fills, the plan of the page takes its time: planners give way.
-            with suppress(AssertionError):
-                until(lambda: page.get_attribute("#answer", "data-stage") != "none", timeout_s=20)
+            until(lambda: page.get_attribute("#answer", "data-stage") != "none")
             job = WatchedJob(served.pid, folder / "run" / "events.jsonl", page)
+            until(lambda: job.span(True, 1.0).cpu_s[1] < _IDLE_S)  # its planners have ended
             try:
                 yield job
             finally:
