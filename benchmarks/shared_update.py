@@ -46,8 +46,10 @@ for features, targets in job:
     if job.step(loss) and job.is_leader:
         print(f"step {time.monotonic() - began:.6f}")
         began = time.monotonic()
+    # Now, because connections that are closed are not counted to their end.
+    sent = sum(job._core._exchange.sent_bytes().values())
 print(f"bytes {job.optimizer_bytes}")
-print(f"sent {sum(job._core._exchange.sent_bytes().values())}")
+print(f"sent {sent}")
 """
 N_WEIGHT_BYTES = 4 * 4 * (512 * 512 + 512)
 KINDS = ("whole", "without mirrors", "shared")
