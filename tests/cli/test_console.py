@@ -99,6 +99,24 @@ def test_a_command_that_asks_for_it_says_its_step_once_where_there_is_no_termina
         time.sleep(0.05)
 
     assert terminal.getvalue() in {
-        "meshmend: loading the model ...\n",
+        "meshmend: loading the model ... 50%\n",
         "meshmend: starting ...\n",  # on a busy machine
     }
+
+
+def test_long_work_says_its_step_again_and_again_where_there_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = _terminal(monkeypatch, patience_s=0.01)
+    monkeypatch.setattr(terminal, "isatty", lambda: False)
+    monkeypatch.setattr(console, "_LINE_EVERY_S", 0.01)
+
+    with progress(or_line=True) as bar:
+        bar("simulating years", 0.25)
+        _wait_for(terminal, "meshmend: simulating years ... 25%\n" * 2)
+        bar("simulating years", 0.75)
+        _wait_for(terminal, "meshmend: simulating years ... 75%\n")
+
+    n_lines = terminal.getvalue().count("\n")
+    time.sleep(0.05)
+    assert terminal.getvalue().count("\n") == n_lines

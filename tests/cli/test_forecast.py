@@ -1,6 +1,9 @@
 """`meshmend forecast` as a user types it."""
 
 import json
+import signal
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ import pytest
 
 from meshmend.cli.main import run_line
 from meshmend.forecast.presets import PRESETS
+from waiting import HANG_S, until
 
 # Small, so that pricing a hole takes no time.
 SMALL = ["--mesh", "4x4", "--host", "2x2", "--failures-per-1000-host-days", "6.5"]
@@ -66,7 +70,20 @@ def test_the_table_names_every_cause_and_the_price_of_a_step(
     for word in ("detection", "restart", "lost work", "waiting", "saving", "cost/step"):
         assert word in out
     assert "best         spares+fault-tolerant" in out
+    assert "*" in out
     assert "- restart 20min: AIReSim's default" in out
+
+
+def test_the_table_fits_sixty_columns_with_any_number_of_answers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    names = ["fire-fighter", "sub-mesh", "spares", "fault-tolerant", "fault-tolerant:12+spares"]
+    assert forecast(*QUICK, "--price", "2", *(f"--answer={name}" for name in names)) == 0
+
+    table = capsys.readouterr().out.split("\n\n")[1:-1]
+    assert len(table) == 2  # four answers side by side, and one below
+    assert "".join(table).count("*") == 1
+    assert max(len(line) for block in table for line in block.splitlines()) <= 60
 
 
 def test_a_file_presets_and_options_add_up_and_options_win(
@@ -145,9 +162,24 @@ def test_a_trace_is_replayed_and_fitted(tmp_path: Path, capsys: pytest.CaptureFi
     replayed = printed_json(capsys, *QUICK, "--trace", str(path))
     fit = printed_json(capsys, "--trace", str(path), "--fit")
 
+    assert (replayed["days"], "years" in replayed) == (4, False)
     waiting = replayed["answers"][0]["lost"]["waiting"]
     assert waiting == pytest.approx((86400 + 7200 + 86400) / 345600, abs=0.02)
     assert (fit["nodes"], fit["outages"]) == (2, 3)
+
+
+def test_the_table_of_a_trace_speaks_of_its_days(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "outages.csv"
+    path.write_text("node,down,up\na,0,86400\nb,172800,180000\na,259200,345600\n")
+
+    assert forecast(*QUICK, "--trace", str(path)) == 0
+
+    out = capsys.readouterr().out
+    assert "replayed     4 days, the same failures for each answer" in out
+    assert "P10 day" in out
+    assert "year" not in out.partition("assumed")[0]
 
 
 def test_the_page_needs_no_network_and_has_every_picture(
@@ -171,6 +203,30 @@ def test_the_page_needs_no_network_and_has_every_picture(
         assert words in text
     for reference in ("http://", "https://", "src=", "url("):
         assert reference not in text.replace("http://www.w3.org/2000/svg", "")
+
+
+# A process whose parent ignores Ctrl-C would ignore it too.
+INTERRUPTIBLE = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from meshmend.cli.main import main; main()"
+)
+
+
+def test_a_long_forecast_says_what_it_does_and_ends_with_ctrl_c_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "err"
+    words = [sys.executable, "-c", INTERRUPTIBLE, "forecast", *QUICK, "--years", "1000000"]
+    with path.open("w") as err, subprocess.Popen(words, stdout=subprocess.PIPE, stderr=err) as run:
+        try:
+            until(lambda: "meshmend: simulating years" in path.read_text(), why=path.read_text)
+            run.send_signal(signal.SIGINT)
+            out, _ = run.communicate(timeout=HANG_S)
+        finally:
+            run.kill()
+
+    assert (run.returncode, out) == (130, b"")
+    *others, last = path.read_text().splitlines()
+    assert last == "meshmend: interrupted"
+    assert all(line.startswith("meshmend: ") for line in others)
 
 
 @pytest.mark.parametrize(
@@ -199,6 +255,8 @@ def test_the_page_needs_no_network_and_has_every_picture(
         ("--failures-per-1000-host-days 1 --repair 1h --config no.toml", "cannot read no.toml"),
         ("--failures-per-1000-host-days 1 --repair 1h --trace no.csv", "cannot read no.csv"),
         ("--fit", "--fit needs a trace"),
+        ("--failures-per-1000-host-days 1 --repair 1h --spares 1000000", "--spares needs at most"),
+        ("--failures-per-1000-chip-days 1e6 --repair 1s", "at most 2000000 failures a year"),
         ("--failures-per-1000-host-days 1 --repair 1h -o /dev/null/x.html", "cannot write"),
         ("--failures-per-1000-host-days 1 --repair 1h -o page.svg", "-o writes HTML"),
     ],

@@ -9,7 +9,7 @@ from meshmend.forecast.holes import add_hole, remove_hole, usable_chips
 from meshmend.forecast.intact_box import forget_box
 from meshmend.forecast.machine import machine_of
 from meshmend.forecast.scenario import RepairModel, Scenario
-from meshmend.forecast.walk_arrays import Ints
+from meshmend.forecast.walk_arrays import GO_ON, ON_HOLES, Ints
 from meshmend.kernels import kernel
 from meshmend.topology.graph import largest_part
 
@@ -56,6 +56,7 @@ def test_the_chips_that_go_on_are_the_largest_part_of_the_mesh(name: str) -> Non
     n_cut = 0
     for _ in range(12):
         runner = year_runner(machine_of(asked), prices_of(asked))
+        runner.own[ON_HOLES] = GO_ON
         holes = [domain.failure for domain in runner.machine.domains]
         down: list[int] = []
         changes, expected = [], []

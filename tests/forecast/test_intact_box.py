@@ -8,23 +8,31 @@ import pytest
 from meshmend.forecast.holes import add_hole, remove_hole
 from meshmend.forecast.intact_box import by_cuts, by_sweep, forget_box, largest_box
 from meshmend.forecast.walk_arrays import (
+    CAME_BACK,
+    CUT_HOLES,
     CUT_PARTS,
+    CUT_TABLES,
     DEAD,
     FOUND,
-    FOUND_IS,
     GRID,
-    HIT,
     HOLE_AT,
     HOLE_BOXES,
     HOLE_CHIPS,
     HOLE_FIRST,
     HOLES,
+    IN_LARGEST_BOX,
+    IS_HIT,
     LINE,
     LINK_OF,
+    MOST_CUT,
+    N_CHIPS,
     N_CUT_PARTS,
     N_HOLES,
+    NONE_OF,
+    ON_HOLES,
     PLANE,
     SHAPE,
+    TABLE_SIZE,
     WRAP,
     Ints,
     packed,
@@ -40,8 +48,10 @@ def array_of(shape: Box, wrap: Box, obstacles: list[list[int]]) -> Ints:
     singles = {SHAPE + i: extent for i, extent in enumerate(shape)}
     singles |= {WRAP + i: on for i, on in enumerate(wrap)}
     singles |= {FOUND + 3 + i: extent for i, extent in enumerate(shape)}
-    singles |= {N_HOLES: n, FOUND_IS: HIT}
+    singles |= {N_HOLES: n, IS_HIT: 1, NONE_OF: n_chips + 1, CAME_BACK: -1}
+    singles |= {N_CHIPS: n_chips, ON_HOLES: IN_LARGEST_BOX, TABLE_SIZE: max(shape) + 1}
     sizes = {CUT_PARTS: N_CUT_PARTS, GRID: 8 * n_chips, PLANE: 4 * shape[1] * shape[2]}
+    sizes |= {CUT_HOLES: 6 * MOST_CUT, CUT_TABLES: 6 * (max(shape) + 1)}
     sizes |= {LINE: 2 * shape[2], HOLE_AT: n, HOLE_FIRST: n + 1, HOLE_CHIPS: 0, DEAD: n_chips}
     return packed(
         singles,
@@ -105,17 +115,21 @@ def test_both_ways_find_the_box_that_trying_all_finds(seed: int) -> None:
         shape, wrap, obstacles = random_case(rng)
         best = best_of_all(shape, wrap, obstacles)
 
-        for find in (by_cuts, by_sweep):
-            own = array_of(shape, wrap, obstacles)
-            find(own)
+        cut, swept = (array_of(shape, wrap, obstacles) for _ in range(2))
+        by_cuts(cut, 1)
+        by_sweep(swept)
+        for own in (cut, swept):
             assert own[FOUND : FOUND + 6].tolist() == best
 
 
 @kernel
 def boxes_of(own: Ints, changes: Ints, boxes: Ints) -> None:
-    """Add or remove holes, begin again at -1, and write down the largest box where it is asked."""
+    """Add or remove holes, begin again at -1, and write down the largest box where it is asked.
+
+    A box of less chips than are asked for is written as zeros.
+    """
     for at in range(len(changes)):
-        hole, is_up, is_asked = changes[at]
+        hole, is_up, least = changes[at]
         if hole < 0:
             own[N_HOLES] = 0
             forget_box(own)
@@ -123,8 +137,7 @@ def boxes_of(own: Ints, changes: Ints, boxes: Ints) -> None:
             remove_hole(own, hole)
         else:
             add_hole(own, hole)
-        if is_asked:
-            largest_box(own)
+        if least > 0 and largest_box(own, least) >= least:
             boxes[at] = own[FOUND : FOUND + 6]
 
 
@@ -138,7 +151,8 @@ def test_the_box_is_found_again_after_failures_and_repairs(seed: int) -> None:
         changes, states = [(-1, 0, 1)], [[*down]]
         for _ in range(25):
             hole = int(rng.integers(0, len(obstacles)))
-            changes.append((hole, int(hole in down), int(rng.random() < 0.7)))
+            least = int(rng.choice([0, 1, 1, rng.integers(1, np.prod(shape) + 1)]))
+            changes.append((hole, int(hole in down), least))
             down ^= {hole}
             states.append([*down])
         boxes = np.zeros((len(changes), 6), dtype=np.int64)
@@ -146,6 +160,7 @@ def test_the_box_is_found_again_after_failures_and_repairs(seed: int) -> None:
 
         boxes_of(own, np.array(changes), boxes)
 
-        for (_, _, is_asked), state, box in zip(changes, states, boxes, strict=True):
-            if is_asked:
-                assert box.tolist() == best_of_all(shape, wrap, [obstacles[i] for i in state])
+        for (_, _, least), state, box in zip(changes, states, boxes, strict=True):
+            if least:
+                best = best_of_all(shape, wrap, [obstacles[i] for i in state])
+                assert box.tolist() == (best if np.prod(best[3:]) >= least else [0] * 6)

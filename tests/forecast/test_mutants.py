@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from forecasts import DAY_S, WALK_CASES, prices_of
-from meshmend.forecast import holes, intact_box, job_time, walk
+from meshmend.forecast import box_cuts, holes, intact_box, job_time, walk
 from meshmend.forecast.answers import FOUR, answer_named
 from meshmend.forecast.forecasting import YearRunner, outages_of_year, year_runner
 from meshmend.forecast.machine import machine_of
@@ -24,7 +24,7 @@ from slow_forecast import slow_totals
 
 pytestmark = pytest.mark.slow  # each mutant compiles the walk anew
 
-MODULES: tuple[ModuleType, ...] = (intact_box, job_time, holes, walk)
+MODULES: tuple[ModuleType, ...] = (box_cuts, intact_box, job_time, holes, walk)
 ANSWERS = (*FOUR, answer_named("fault-tolerant:1+spares"))
 MUTANTS = {
     "lost work is kept": ("own[USEFUL] -= own[UNSAVED_NS]", "own[USEFUL] -= 0"),
@@ -50,13 +50,19 @@ MUTANTS = {
         "if own[CONFIG] != IN_BOX:\n        return took_any",
         "return own[CONFIG] != IN_BOX and took_any",
     ),
-    "a box that was hit is kept": ("own[FOUND_IS] = HIT", "own[FOUND_IS] = own[FOUND_IS]"),
-    "a box is never larger again": ("min(own[FOUND_IS], INTACT)", "own[FOUND_IS]"),
-    "what came back is in no box": ("hole if own[FOUND_IS] == LARGEST else -1", "0"),
-    "nothing lies behind a hole": ("if (end - behind) * across >= least:", "if False:"),
+    "a box that was hit is kept": (
+        "own[IS_HIT], own[NONE_OF] = 1,",
+        "own[IS_HIT], own[NONE_OF] = 0,",
+    ),
+    "a box is never larger again": ("    own[CAME_BACK] = hole\n", "    pass\n"),
+    "what came back is in no box": ("own[CAME_BACK] if own[NONE_OF] <=", "0 if own[NONE_OF] <="),
+    "of two repairs one counts": ("own[NONE_OF] = own[N_CHIPS] + 1", "pass"),
+    "nothing lies behind a hole": ("if rest * across >= least and", "if False and"),
+    "nothing lies around the end": ("if length * across >= least:", "if False:"),
+    "a cut leaves too little to later axes": ("min(latest, last)", "min(latest, last - 1)"),
     "spares are free": ("(own[SWITCH_IN_NS] if was_switched else 0)", "-own[RESTART_NS]"),
     "spares come too early": ("own[N_HOLES] > own[HOLES_BEFORE_SPARES]:", "own[N_HOLES] > 0:"),
-    "idle spares never fail": ("own[N_IDLE] -= 1\n            return", "return"),
+    "idle spares never fail": ("_add_idle(own, unit, -1)\n            return", "return"),
     "one hole is priced": ("extra += own[own[HOLE_EXTRA_NS]", "extra = own[own[HOLE_EXTRA_NS]"),
     "the batch shrinks": ("elif own[KEEPS_BATCH]:", "elif not own[KEEPS_BATCH]:"),
     "cut meshes go on whole": ("return _largest_part(own)", "return n_live"),

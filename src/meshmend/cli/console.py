@@ -16,6 +16,7 @@ from typing import Any
 from meshmend.errors import InputError
 
 _SHOW_BAR_AFTER_S = 1.0
+_LINE_EVERY_S = 30.0  # where there is no terminal
 # How many loops a plan compiles on a new machine, measured.
 _ABOUT_N_LOOPS = 90
 _COMPILING = "compiling for the first use on this machine; this takes some seconds, once ..."
@@ -110,7 +111,7 @@ class Bar:
 
     Call it with the current step and, if known, the share of all work that is done. It shows
     nothing in a quiet command. If standard error is not a terminal, it shows nothing or, with
-    `or_line`, prints the step of that moment as one line.
+    `or_line`, prints the step of that moment as one line, and again every half minute.
     """
 
     def __init__(self, *, quiet: bool, or_line: bool = False) -> None:
@@ -119,10 +120,9 @@ class Bar:
         self._shown: Any = None
         self._closed = False
         self._lock = threading.Lock()
-        self._timer = threading.Timer(_SHOW_BAR_AFTER_S, self._show)
-        self._timer.daemon = True
+        self._timer: threading.Timer | None = None
         if not quiet and (or_line or sys.stderr.isatty()):
-            self._timer.start()
+            self._show_after(_SHOW_BAR_AFTER_S)
 
     def __call__(self, step: str, part: float | None = None, /) -> None:
         with self._lock:
@@ -144,17 +144,25 @@ class Bar:
 
     def close(self) -> None:
         """Remove the bar."""
-        self._timer.cancel()
         with self._lock:
             self._closed = True
+            if self._timer is not None:
+                self._timer.cancel()
             if self._shown is not None:
                 self._shown.stop()
+
+    def _show_after(self, time_s: float) -> None:
+        self._timer = threading.Timer(time_s, self._show)
+        self._timer.daemon = True
+        self._timer.start()
 
     def _show(self) -> None:
         if not sys.stderr.isatty():
             with self._lock:
                 if not self._closed:
-                    note(f"meshmend: {self._step} ...")
+                    part = f" {self._part:.0%}" if self._part else ""
+                    note(f"meshmend: {self._step} ...{part}")
+                    self._show_after(_LINE_EVERY_S)
             return
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
@@ -188,7 +196,7 @@ class Bar:
 def progress(*, quiet: bool = False, or_line: bool = False) -> Iterator[Bar]:
     """Yield a bar that shows progress on a terminal; call it at each step.
 
-    With `or_line`, work of more than a second prints one line where there is no terminal.
+    With `or_line`, work of more than a second prints a line now and then where there is none.
     """
     bar = Bar(quiet=quiet, or_line=or_line)
     _bars.append(bar)

@@ -256,23 +256,27 @@ def _forecast(
     quiet: bool,
 ) -> "Forecast":
     from meshmend.forecast.answers import FOUR, answers_named
+    from meshmend.forecast.failure_trace import hosts_for, read_trace, replayed
     from meshmend.forecast.forecasting import check_run, forecast
     from meshmend.forecast.hole_prices import step_prices
-    from meshmend.forecast.machine import machine_of
+    from meshmend.forecast.machine import check_failures, machine_of
     from meshmend.planning.progress import ProgressShares
 
     n_years, seed = run
     answers = answers_named(names) if names else FOUR
     check_run(n_years, seed)
     scenario = question.scenario
-    with progress(quiet=quiet) as bar:
+    outages = read_trace(trace) if trace is not None else None
+    with progress(quiet=quiet, or_line=True) as bar:
         shares = ProgressShares(bar, 2).in_turn()
         machine = machine_of(scenario)
+        if outages is None:  # before holes are priced, which takes long
+            check_failures(machine)
+        else:
+            hosts_for(outages, machine)
         prices = step_prices(machine, cache_dir=cache_dir(), progress=next(shares))
-        if trace is not None:
-            from meshmend.forecast.failure_trace import read_trace, replayed
-
-            return replayed(read_trace(trace), machine, prices, answers)
+        if outages is not None:
+            return replayed(outages, machine, prices, answers)
         return forecast(
             scenario, prices, answers, n_years=n_years, seed=seed, progress=next(shares)
         )
@@ -282,7 +286,7 @@ def _changes(result: "Forecast", seed: int, *, quiet: bool) -> list[str]:
     from meshmend.forecast.sweeps import Sweeper, change_lines
     from meshmend.planning.progress import ProgressShares
 
-    with progress(quiet=quiet) as bar:
+    with progress(quiet=quiet, or_line=True) as bar:
         sweeper, shares = Sweeper(result, seed), ProgressShares(bar, 3).in_turn()
         repairs = sweeper.repair_curve(next(shares))
         failures = sweeper.failure_curve(next(shares))
@@ -300,7 +304,7 @@ def _write_page(
 ) -> None:
     from meshmend.forecast.forecast_page import forecast_page
 
-    with progress(quiet=quiet) as bar:
+    with progress(quiet=quiet, or_line=True) as bar:
         text = forecast_page(question, result, price=price, seed=seed, progress=bar)
     write_text(path, text)
     if not quiet:

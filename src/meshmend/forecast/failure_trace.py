@@ -152,6 +152,21 @@ def _merged(outages: Sequence[Outage]) -> list[Outage]:
     return sorted([*done, *last.values()], key=lambda each: (each.down_s, each.node))
 
 
+def hosts_for(trace: FailureTrace, machine: Machine) -> list[int]:
+    """Return the domains that are hosts; there is one or more for each node of the trace.
+
+    Raises:
+        InputError: there are fewer.
+    """
+    hosts = [i for i, domain in enumerate(machine.domains) if domain.kind == "host"]
+    if len(trace.nodes) > len(hosts):
+        raise InputError(
+            f"--trace has {len(trace.nodes)} nodes that failed, but the mesh has {len(hosts)} "
+            "hosts that can; give a larger mesh or smaller hosts"
+        )
+    return hosts
+
+
 def replayed(
     trace: FailureTrace, machine: Machine, prices: StepPrices, answers: Sequence[Answer]
 ) -> Forecast:
@@ -163,12 +178,7 @@ def replayed(
         InputError: hosts do not fail in this scenario, or the trace has more nodes than the mesh
             has hosts.
     """
-    hosts = [i for i, domain in enumerate(machine.domains) if domain.kind == "host"]
-    if len(trace.nodes) > len(hosts):
-        raise InputError(
-            f"--trace has {len(trace.nodes)} nodes that failed, but the mesh has {len(hosts)} "
-            "hosts that can; give a larger mesh or smaller hosts"
-        )
+    hosts = hosts_for(trace, machine)
     host_of = dict(zip(trace.nodes, hosts, strict=False))
     moments: list[tuple[int, int, int]] = []
     for outage in trace.outages:
@@ -179,9 +189,10 @@ def replayed(
         ]
     events: Ints = np.array(sorted(moments, key=lambda m: (m[0], -m[2], m[1])), dtype=np.int64)
     length_s = trace.end_s - trace.start_s
-    part_s = YEAR_S if length_s > 2 * YEAR_S else DAY_S
+    period = "year" if length_s > 2 * YEAR_S else "day"
+    part_s = {"year": YEAR_S, "day": DAY_S}[period]
     cuts = [round(k * part_s * 1e9) for k in range(max(1, int(length_s // part_s)))]
     cuts.append(round(max(length_s, 1e-3) * 1e9))
     runner = year_runner(machine, prices)
     results = replay(runner, answers, events.ravel(), list(pairwise(cuts)))
-    return Forecast(machine.scenario, prices, len(cuts) - 1, results, "traced")
+    return Forecast(machine.scenario, prices, len(cuts) - 1, results, period, is_traced=True)

@@ -58,12 +58,14 @@ def forecast_page(
 
 def _what(result: Forecast) -> str:
     scenario = result.scenario
+    of_model = " in the model" if result.is_traced else ""
+    done = "of a trace replayed" if result.is_traced else "simulated"
     return (
-        f"{scenario.mesh.n_chips} chips, {result.n_failures_per_day:.3g} failures a day, mean "
-        f"repair {format_duration(scenario.repair.mean_s)}, "
+        f"{scenario.mesh.n_chips} chips, {result.n_failures_per_day:.3g} failures a day{of_model}, "
+        f"mean repair {format_duration(scenario.repair.mean_s)}, "
         f"{counted(scenario.spares.n_units, 'spare')}; "
-        f"{counted(result.n_years, 'year')} simulated, the same failures for each answer. Goodput "
-        "is the training done over what the full machine would do if nothing failed."
+        f"{counted(result.n_periods, result.period)} {done}, the same failures for each answer. "
+        "Goodput is the training done over what the full machine would do if nothing failed."
     )
 
 
@@ -81,8 +83,16 @@ def _figures(result: Forecast) -> str:
 
 
 def _table(result: Forecast, price: float | None) -> str:
-    heads = ["", "goodput", "±", "bad year (P10)", "good year (P90)", "days lost a year"]
-    heads += ["chips bought", "training per chip bought"] + (["cost per step"] if price else [])
+    heads = [
+        "",
+        "goodput",
+        "±",
+        f"bad {result.period} (P10)",
+        f"good {result.period} (P90)",
+        "days lost a year",
+    ]
+    heads += ["chips bought", "training per chip bought"]
+    heads += ["cost per step"] if price else []
     rows = []
     for each in result.answers:
         bought = chips_bought(result.scenario, each)

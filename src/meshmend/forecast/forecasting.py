@@ -15,7 +15,15 @@ import numpy as np
 from meshmend.errors import InputError
 from meshmend.forecast.answers import FOUR, Answer
 from meshmend.forecast.hole_prices import StepPrices
-from meshmend.forecast.machine import Machine, hole_arrays, machine_of, neighbors, padded
+from meshmend.forecast.machine import (
+    Machine,
+    check_failures,
+    hole_arrays,
+    machine_of,
+    neighbors,
+    padded,
+    warm_up_s,
+)
 from meshmend.forecast.outages import TOO_MANY, OutageArrays, fill_outages, outage_arrays
 from meshmend.forecast.scenario import DALY, SPREADS, YEAR_S, YOUNG, Scenario
 from meshmend.forecast.walk import walk_year
@@ -23,7 +31,9 @@ from meshmend.forecast.walk_arrays import (
     ANY_HOLES,
     BETWEEN_FAILURES_NS,
     CHAINS,
+    CUT_HOLES,
     CUT_PARTS,
+    CUT_TABLES,
     DEAD,
     DETECTION_NS,
     DOMAIN_UNITS,
@@ -38,10 +48,12 @@ from meshmend.forecast.walk_arrays import (
     HOLE_FLAGS,
     HOLES,
     HOLES_BEFORE_SPARES,
+    IDLE,
     INTERVAL_NS,
     KEEPS_BATCH,
     LINE,
     LINK_OF,
+    MOST_CUT,
     MOST_LOG,
     N_ALL_HOLES,
     N_CAUSES,
@@ -64,6 +76,7 @@ from meshmend.forecast.walk_arrays import (
     SUPPORT,
     SUPPORTED,
     SWITCH_IN_NS,
+    TABLE_SIZE,
     UNIT_DOWN,
     UNIT_FIRST,
     UNIT_SLOT,
@@ -88,8 +101,6 @@ CAUSES = (
     "checkpoints",
 )  # in the order of the places in `totals`, after the useful time
 _NS = 1e9
-_WARM_UP_REPAIRS = 20.0  # mean repair times; three times as many where repairs queue
-_LEAST_WARM_UP_S, _MOST_WARM_UP_S = 2 * 86400.0, 100 * YEAR_S  # 64 bits hold 292 years in ns
 _MOST_YEARS = 1_000_000
 _LONGEST_S = 100 * YEAR_S  # between failures
 
@@ -152,9 +163,10 @@ class Forecast:
 
     scenario: Scenario
     prices: StepPrices
-    n_years: int
+    n_periods: int
     answers: tuple[AnswerForecast, ...]
-    how: str = "simulated"  # or `traced`: the periods are those of a trace
+    period: str = "year"  # or `day`
+    is_traced: bool = False  # the periods are those of a trace
 
     @property
     def best(self) -> AnswerForecast:
@@ -218,9 +230,9 @@ class YearRunner:
         machine = self.machine
         n_domains = len(machine.kind_of) if with_spares else len(machine.domains)
         if n_most is None:
-            share = n_domains / max(1, len(machine.domains))
-            expected = 2 * machine.failures_per_s * share * (self.warm_up_ns + self.year_ns) / _NS
-            n_most = int(1.2 * expected + 12 * math.sqrt(expected) + 100)
+            time_s = (self.warm_up_ns + self.year_ns) / _NS
+            expected = machine.n_failures(time_s, with_spares=with_spares)
+            n_most = int(2.4 * expected + 24 * math.sqrt(expected) + 100)
         return outage_arrays(self.outage_figures, machine.kind_of[:n_domains], n_most)
 
     def walk(self, rules: Ints, events: Ints, n_events: int, start_ns: int, end_ns: int) -> Ints:
@@ -252,14 +264,13 @@ def year_runner(
     repair, failures = machine.scenario.repair, machine.scenario.failures
     figures = [repair.automatic_s * _NS, repair.automatic_success, repair.manual_s * _NS]
     figures += [SPREADS.index(repair.spread), repair.sigma, repair.crews, failures.burst]
-    warm_up_s = _WARM_UP_REPAIRS * repair.mean_s * (3.0 if repair.crews else 1.0)
     step = np.array([1e-9, 1e-9, prices.compute_s, prices.full_s, *prices.box_s])
     return YearRunner(
         machine,
         _own_array(machine, prices, n_log),
         np.concatenate([step * _NS, np.zeros(3 * n_log)]),
         np.array([*figures, failures.burst_window_s * _NS, *machine.lives]),
-        round(min(max(_LEAST_WARM_UP_S, warm_up_s), _MOST_WARM_UP_S) * _NS),
+        round(warm_up_s(repair) * _NS),
         round(year_s * _NS),
     )
 
@@ -276,6 +287,7 @@ def _own_array(machine: Machine, prices: StepPrices, n_log: int) -> Ints:
     singles |= {WRAP + axis: wrap for axis, wrap in enumerate(wraps)}
     singles |= {N_CHIPS: n_chips, N_ALL_HOLES: n_holes, N_MESH_DOMAINS: n_holes - n_slots}
     singles |= {N_UNITS: machine.n_units, N_SLOTS: n_slots, MOST_LOG: n_log}
+    singles |= {TABLE_SIZE: max(shape) + 1}
     parts: dict[int, Sequence[int] | Ints] = {
         HOLE_BOXES: holes.boxes.ravel(),
         HOLE_FIRST: holes.first,
@@ -287,6 +299,8 @@ def _own_array(machine: Machine, prices: StepPrices, n_log: int) -> Ints:
         DOMAIN_UNITS: machine.domain_units,
         CHAINS: np.zeros(2 * n_holes, dtype=np.int64),
         CUT_PARTS: np.zeros(N_CUT_PARTS, dtype=np.int64),
+        CUT_HOLES: np.zeros(6 * MOST_CUT, dtype=np.int64),
+        CUT_TABLES: np.zeros(6 * (max(shape) + 1), dtype=np.int64),
         GRID: np.zeros(8 * n_chips, dtype=np.int64),
         PLANE: np.zeros(4 * shape[1] * shape[2], dtype=np.int64),
         LINE: np.zeros(2 * shape[2], dtype=np.int64),
@@ -296,7 +310,8 @@ def _own_array(machine: Machine, prices: StepPrices, n_log: int) -> Ints:
     }
     parts |= {part: np.zeros(n_holes, dtype=np.int64) for part in (HOLE_AT, HOLES)}
     parts |= {part: np.zeros(n_chips, dtype=np.int64) for part in (DEAD, PART, QUEUE)}
-    parts |= {part: np.zeros(machine.n_units, dtype=np.int64) for part in (UNIT_DOWN, UNIT_SLOT)}
+    of_units = (UNIT_DOWN, UNIT_SLOT, IDLE)  # a bit for each would do for the last
+    parts |= {part: np.zeros(machine.n_units + 1, dtype=np.int64) for part in of_units}
     return packed(singles, parts)
 
 
@@ -321,10 +336,12 @@ def forecast(
     """Return what each answer gives over so many years; the same seed gives the same bits.
 
     Raises:
-        InputError: less than one year, or a negative seed.
+        InputError: less than one year, a negative seed, or far too many failures.
     """
     check_run(n_years, seed)
-    runner = year_runner(machine_of(scenario), prices, year_s=year_s)
+    machine = machine_of(scenario)
+    check_failures(machine, year_s=year_s)
+    runner = year_runner(machine, prices, year_s=year_s)
     rules = [runner.rules_of(answer) for answer in answers]
     results = np.zeros((len(answers), n_years, 1 + len(CAUSES)), dtype=np.int64)
     start_ns, end_ns = runner.warm_up_ns, runner.warm_up_ns + runner.year_ns

@@ -1,18 +1,15 @@
 """The holes of a mesh at one moment: adding and removing them, and what can run around them."""
 
-from meshmend.forecast.intact_box import is_in, reaches_into
+from meshmend.forecast.intact_box import note_failure, note_repair, reaches_into
 from meshmend.forecast.walk_arrays import (
     AT_BORDER,
     BOX,
-    CAME_BACK,
     CHAINS,
     CONFIG,
     CUTS,
     DEAD,
     DOWN_LINKS,
-    FOUND,
-    FOUND_IS,
-    HIT,
+    GO_ON,
     HOLE_AT,
     HOLE_BOXES,
     HOLE_CHIPS,
@@ -20,8 +17,6 @@ from meshmend.forecast.walk_arrays import (
     HOLE_FLAGS,
     HOLES,
     IN_BOX,
-    INTACT,
-    LARGEST,
     LINK_OF,
     N_ALL_HOLES,
     N_CHIPS,
@@ -29,12 +24,14 @@ from meshmend.forecast.walk_arrays import (
     N_HOLES,
     N_TOUCHING,
     NEIGHBORS,
+    ON_HOLES,
     PAIRED_HOLES,
     PART,
     QUEUE,
     SHAPE,
     SUPPORT,
     SUPPORTED,
+    WAIT,
     WRAP,
     Ints,
 )
@@ -43,13 +40,26 @@ from meshmend.kernels import inner_kernel
 
 @inner_kernel
 def add_hole(own: Ints, hole: int) -> bool:
-    """Add a hole; return whether it took away anything that was alive."""
-    own[N_TOUCHING] += _n_touching(own, hole)
+    """Add a hole; return whether it took away anything that was alive.
+
+    An answer that waits need not know where its holes are, and only one that goes on around them
+    which chips are alive; both may take a hole for one that took something.
+    """
+    took_any = True
+    if own[ON_HOLES] == GO_ON:
+        own[N_TOUCHING] += _n_touching(own, hole)
+        took_any = _kill(own, hole)
     own[own[HOLE_AT] + hole] = own[N_HOLES]
     own[own[HOLES] + own[N_HOLES]] = hole
     own[N_HOLES] += 1
-    if is_in(own, FOUND, own[HOLE_BOXES] + 6 * hole):
-        own[FOUND_IS] = HIT
+    if own[ON_HOLES] != WAIT:
+        note_failure(own, hole)
+    return took_any
+
+
+@inner_kernel
+def _kill(own: Ints, hole: int) -> bool:
+    """Count a hole for its chips and its link; return whether any was alive."""
     newly_dead = 0
     for at in range(own[own[HOLE_FIRST] + hole], own[own[HOLE_FIRST] + hole + 1]):
         dead = own[DEAD] + own[own[HOLE_CHIPS] + at]
@@ -70,9 +80,11 @@ def remove_hole(own: Ints, hole: int) -> None:
     own[own[HOLES] + gap] = last
     own[own[HOLE_AT] + last] = gap
     own[own[HOLE_AT] + hole] = -1
+    if own[ON_HOLES] != WAIT:
+        note_repair(own, hole)
+    if own[ON_HOLES] != GO_ON:
+        return
     own[N_TOUCHING] -= _n_touching(own, hole)
-    own[CAME_BACK] = hole if own[FOUND_IS] == LARGEST else -1
-    own[FOUND_IS] = min(own[FOUND_IS], INTACT)
     for at in range(own[own[HOLE_FIRST] + hole], own[own[HOLE_FIRST] + hole + 1]):
         dead = own[DEAD] + own[own[HOLE_CHIPS] + at]
         own[dead] -= 1

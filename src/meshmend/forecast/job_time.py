@@ -54,17 +54,14 @@ def advance(own: Ints, fig: Floats, to_ns: int) -> None:
 
 
 @inner_kernel
-def _trained(own: Ints, cycle_ns: int) -> int:
-    """Return how much of the time since a checkpoint finished was training."""
-    whole = own[INTERVAL_NS] + own[WRITE_NS]
-    return cycle_ns // whole * own[INTERVAL_NS] + min(cycle_ns % whole, own[INTERVAL_NS])
-
-
-@inner_kernel
 def _train(own: Ints, fig: Floats, passed: int) -> None:
-    before = own[CYCLE_NS]
-    after = before + passed
-    training = _trained(own, after) - _trained(own, before)
+    interval, before = own[INTERVAL_NS], own[CYCLE_NS]
+    whole, since = interval + own[WRITE_NS], before + passed  # since a checkpoint finished
+    n_saved = 0
+    if since >= whole:
+        n_saved = since // whole
+        since -= n_saved * whole
+    training = n_saved * interval + min(since, interval) - min(before, interval)
     # A rate may be above 1 by the last bit of its division.
     with_chips = min(training, np.int64(np.rint(training * fig[CHIP_RATE])))
     useful = min(with_chips, np.int64(np.rint(training * fig[RATE])))
@@ -72,11 +69,9 @@ def _train(own: Ints, fig: Floats, passed: int) -> None:
     own[MISSING_CHIPS] += training - with_chips
     own[SLOW_DOWN] += with_chips - useful
     own[USEFUL] += useful
-    whole = own[INTERVAL_NS] + own[WRITE_NS]
-    own[CYCLE_NS] = after % whole
-    if after >= whole:
-        since = min(after % whole, own[INTERVAL_NS])
-        own[UNSAVED_NS] = min(useful, np.int64(np.rint(since * fig[RATE])))
+    own[CYCLE_NS] = since
+    if n_saved:
+        own[UNSAVED_NS] = min(useful, np.int64(np.rint(min(since, interval) * fig[RATE])))
     else:
         own[UNSAVED_NS] += useful
 

@@ -12,9 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.forecast.scenario import KINDS, Scenario, Shape
+from meshmend.errors import InputError
+from meshmend.forecast.scenario import DAY_S, KINDS, YEAR_S, RepairModel, Scenario, Shape
 from meshmend.forecast.walk_arrays import AT_BORDER, CUTS, SUPPORTED, Ints
 from meshmend.topology.failures import Block, Chip, Failure, Link
+
+_WARM_UP_REPAIRS = 20.0  # mean repair times; three times as many where repairs queue
+_LEAST_WARM_UP_S, _MOST_WARM_UP_S = 2 * DAY_S, 100 * YEAR_S  # 64 bits hold 292 years in ns
+_MOST_FAILURES = 2_000_000  # of one year: half a gigabyte, and seconds for each answer
 
 
 @dataclass(frozen=True)
@@ -59,10 +64,34 @@ class Machine:
         rates = [1.0 / failures.mean_up_s(d.kind) / (1.0 - failures.burst) for d in self.domains]
         return math.fsum(rates)
 
+    def n_failures(self, time_s: float, *, with_spares: bool) -> float:
+        """Return about how many failures to expect in a time; what is down does not fail."""
+        repair_s, rates = self.scenario.repair.mean_s, self.scenario.failures.per_1000_days
+        kinds = self.kind_of if with_spares else self.kind_of[: len(self.domains)]
+        counts = zip(_failing(self.scenario), np.bincount(kinds), strict=False)
+        return math.fsum(n * time_s / (1000 * DAY_S / rates[kind] + repair_s) for kind, n in counts)
+
+
+def warm_up_s(repair: RepairModel) -> float:
+    """Return for how long a machine runs before a year begins, so that it is as one of old."""
+    repairs_s = _WARM_UP_REPAIRS * repair.mean_s * (3.0 if repair.crews else 1.0)
+    return min(max(_LEAST_WARM_UP_S, repairs_s), _MOST_WARM_UP_S)
+
+
+def check_failures(machine: Machine, *, year_s: float = YEAR_S) -> None:
+    """Raise InputError if a year and its warm-up have more failures than can be simulated."""
+    time_s = year_s + warm_up_s(machine.scenario.repair)
+    expected = machine.n_failures(time_s, with_spares=True)
+    if expected > _MOST_FAILURES:
+        raise InputError(
+            f"forecast simulates at most {_MOST_FAILURES} failures a year, but these rates give "
+            f"about {expected:.2g} with the warm-up; give lower rates or a smaller mesh"
+        )
+
 
 def machine_of(scenario: Scenario) -> Machine:
     """Return the machine of a scenario; kinds of domains that never fail are left out."""
-    failing = [kind for kind in KINDS if scenario.failures.per_1000_days.get(kind, 0.0) > 0]
+    failing = _failing(scenario)
     by_kind = {kind: list(_domains(scenario, kind)) for kind in failing}
     domains = [domain for kind in failing for domain in by_kind[kind]]
     slots = tuple(_tiles(scenario.mesh.shape, scenario.spares.unit))
@@ -83,6 +112,10 @@ def machine_of(scenario: Scenario) -> Machine:
         first,
         np.array([unit for of in units for unit in of], dtype=np.int64),
     )
+
+
+def _failing(scenario: Scenario) -> list[str]:
+    return [kind for kind in KINDS if scenario.failures.per_1000_days.get(kind, 0.0) > 0]
 
 
 def _lives(scenario: Scenario, by_kind: Mapping[str, Sequence[Domain]]) -> Iterator[float]:

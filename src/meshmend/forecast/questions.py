@@ -22,6 +22,7 @@ from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
 
 _SPARE_SHARE = 0.02
+_FEW_SPARES = 1000  # which any machine may have
 
 
 @dataclass(frozen=True)
@@ -47,17 +48,12 @@ def question_of(inputs: Inputs) -> ForecastQuestion:
     board = values["board"] or board_shape(n_axes, "board")
     rack = values["rack"] or mesh.shape
     unit = _unit(values["spare-unit"], mesh, {"host": host, "board": board, "rack": rack})
-    assumptions = list(inputs.assumptions)
-    n_spares = values["spares"]
-    if n_spares is None:
-        n_units = mesh.n_chips / math.prod(unit)
-        n_spares = max(1, math.ceil(_SPARE_SHARE * n_units))
-        assumptions = [
-            f"spares {n_spares}: 2 % of the units, at least one"
-            if each.startswith("spares:")
-            else each
-            for each in assumptions
-        ]
+    n_units = mesh.n_chips / math.prod(unit)
+    n_spares = _n_spares(values["spares"], n_units)
+    assumptions = [
+        f"spares {n_spares}: 2 % of the units, at least one" if each.startswith("spares:") else each
+        for each in inputs.assumptions
+    ]
     scenario = Scenario(
         mesh,
         _failures(values),
@@ -69,6 +65,18 @@ def question_of(inputs: Inputs) -> ForecastQuestion:
         rack,
     )
     return ForecastQuestion(scenario, (*assumptions, *_of_the_model()))
+
+
+def _n_spares(given: int | None, n_units: float) -> int:
+    """Return the number of spares, or the default share; more than ten machines are refused."""
+    if given is None:
+        return max(1, math.ceil(_SPARE_SHARE * n_units))
+    most = max(_FEW_SPARES, round(10 * n_units))
+    if given > most:
+        raise InputError(
+            f"--spares needs at most {most} for the {n_units:g} units of this mesh, but got {given}"
+        )
+    return given
 
 
 def _of_the_model() -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from meshmend.forecast.walk_arrays import (
     HOLE_EXTRA_NS,
     HOLES,
     HOLES_BEFORE_SPARES,
+    IDLE,
     IN_BOX,
     KEEPS_BATCH,
     N_ALL_HOLES,
@@ -66,6 +67,8 @@ from meshmend.forecast.walk_arrays import (
     Ints,
 )
 from meshmend.kernels import inner_kernel, plain_kernel
+
+_WORD = 32  # units whose idleness one number holds as bits
 
 
 @plain_kernel
@@ -110,7 +113,10 @@ def _reset(own: Ints, fig: Floats) -> None:
         own[own[UNIT_SLOT] + unit] = unit if unit < own[N_SLOTS] else -1
     for slot in range(own[N_SLOTS]):
         own[own[SLOT_UNIT] + slot] = slot
-    own[N_IDLE] = own[N_UNITS] - own[N_SLOTS]
+    own[N_IDLE] = 0
+    own[own[IDLE] : own[IDLE] + own[N_UNITS] // _WORD + 1] = 0
+    for unit in range(own[N_SLOTS], own[N_UNITS]):
+        _add_idle(own, unit, 1)
     forget_box(own)
     _choose_place(own, fig)
     begin(own, fig, RUN, -1)
@@ -152,17 +158,36 @@ def _take_unit(own: Ints, fig: Floats, unit: int, up: int) -> None:
         if unit < own[N_SLOTS] and own[own[SLOT_UNIT] + unit] < 0:
             _fill(own, unit, unit)
         else:
-            own[N_IDLE] += 1
+            _add_idle(own, unit, 1)
         _note_repair(own, fig)
     elif not up and own[own[UNIT_DOWN] + unit] == 1:
         slot = own[own[UNIT_SLOT] + unit]
         if slot < 0:
-            own[N_IDLE] -= 1
+            _add_idle(own, unit, -1)
             return
         own[own[UNIT_SLOT] + unit] = -1
         own[own[SLOT_UNIT] + slot] = -1
         hole = own[N_MESH_DOMAINS] + slot
         _note_hole(own, fig, hole, add_hole(own, hole))
+
+
+@inner_kernel
+def _add_idle(own: Ints, unit: int, n: int) -> None:
+    """Add a unit to those that are up and in no slot, or with -1 take it out."""
+    own[N_IDLE] += n
+    own[own[IDLE] + unit // _WORD] ^= 1 << unit % _WORD
+
+
+@inner_kernel
+def _first_idle(own: Ints) -> int:
+    """Return the lowest unit that is idle; there is one."""
+    word = 0
+    while own[own[IDLE] + word] == 0:
+        word += 1
+    unit = 0
+    while (own[own[IDLE] + word] >> unit) & 1 == 0:
+        unit += 1
+    return word * _WORD + unit
 
 
 @inner_kernel
@@ -218,15 +243,14 @@ def _react(own: Ints, fig: Floats) -> None:
 @inner_kernel
 def _switch_in(own: Ints) -> bool:
     """Fill empty slots with idle units, as far as they go; return whether any was filled."""
-    was_filled, unit = False, 0
+    was_filled = False
     while own[N_IDLE] > 0 and own[N_HOLES] > 0:
         hole = own[own[HOLES]]
         for i in range(own[N_HOLES]):
             hole = min(hole, own[own[HOLES] + i])
-        while own[own[UNIT_DOWN] + unit] > 0 or own[own[UNIT_SLOT] + unit] >= 0:
-            unit += 1
+        unit = _first_idle(own)
+        _add_idle(own, unit, -1)
         _fill(own, hole - own[N_MESH_DOMAINS], unit)
-        own[N_IDLE] -= 1
         was_filled = True
     return was_filled
 
@@ -241,12 +265,16 @@ def _after_repair(own: Ints, fig: Floats) -> None:
         _choose_place(own, fig)
         begin(own, fig, RECOVER, own[RECOVERY_NS])
         return
+    pause_ns = own[WRITE_NS] + own[RESTART_NS] + (own[SWITCH_IN_NS] if fills else 0)
+    if pause_ns >= own[BETWEEN_FAILURES_NS]:
+        return
     usable = own[N_CHIPS]
     if not fills:
         usable = usable_chips(own) if own[ON_HOLES] == GO_ON else 0
-        usable = usable if usable > 0 else largest_box(own)
-    pause_ns = own[WRITE_NS] + own[RESTART_NS] + (own[SWITCH_IN_NS] if fills else 0)
-    if (1.0 - own[CHIPS] / usable) * own[BETWEEN_FAILURES_NS] > pause_ns:
+        # A box has to have so many chips, but for rounding, to be worth the pause.
+        least = own[CHIPS] / (1.0 - pause_ns / own[BETWEEN_FAILURES_NS])
+        usable = usable if usable > 0 else largest_box(own, int(least) - 1)
+    if (1.0 - own[CHIPS] / max(1, usable)) * own[BETWEEN_FAILURES_NS] > pause_ns:
         if fills:
             _switch_in(own)
         save(own)
@@ -266,7 +294,7 @@ def _choose_place(own: Ints, fig: Floats) -> None:
         if usable > 0:
             _set_place(own, fig, ON_MESH, usable)
             return
-    chips = largest_box(own)
+    chips = largest_box(own, 1)
     for place in range(6):
         own[BOX + place] = own[FOUND + place]
     _set_place(own, fig, IN_BOX if chips else NOWHERE, chips)

@@ -36,9 +36,10 @@ N_CAUSES = 8
     CHIPS,
     N_LOG,
     N_TOUCHING,
-    FOUND_IS,
+    IS_HIT,
     CAME_BACK,
-) = range(8, 23)
+    NONE_OF,
+) = range(8, 24)
 
 # What an answer does, and the times of the job in ns.
 (
@@ -54,18 +55,18 @@ N_CAUSES = 8
     BETWEEN_FAILURES_NS,
     KEEPS_BATCH,
     SUPPORT,
-) = range(23, 35)
+) = range(24, 36)
 FIRST_RULE, N_RULES = ON_HOLES, 12
 
 # The extents of the mesh on three axes, which of them wrap, the box in which the job runs and the
 # one that was found last: three starts, three lengths.
-SHAPE, WRAP, BOX, FOUND = 35, 38, 41, 47
-N_CHIPS, N_ALL_HOLES, N_MESH_DOMAINS, N_UNITS, N_SLOTS, MOST_LOG = range(53, 59)
+SHAPE, WRAP, BOX, FOUND = 36, 39, 42, 48
+N_CHIPS, N_ALL_HOLES, N_MESH_DOMAINS, N_UNITS, N_SLOTS, MOST_LOG, TABLE_SIZE = range(54, 61)
 
 # Where the parts begin. Of each hole: its box as `intact_box` wants it, where its chips begin among
 # all, what it adds to a sum, flags, the number of its link or -1, and where it stands among those
 # there are now or -1. Of each domain: where its units begin. Of each chip: how many holes cover it,
-# and scratch. Of each unit: how many of its domains are down, its slot or -1.
+# and scratch. Of each unit: how many of its domains are down, its slot or -1, a bit if it is idle.
 (
     HOLE_BOXES,
     HOLE_FIRST,
@@ -86,14 +87,17 @@ N_CHIPS, N_ALL_HOLES, N_MESH_DOMAINS, N_UNITS, N_SLOTS, MOST_LOG = range(53, 59)
     UNIT_DOWN,
     UNIT_SLOT,
     SLOT_UNIT,
+    IDLE,
     CUT_PARTS,
+    CUT_HOLES,
+    CUT_TABLES,
     GRID,
     PLANE,
     LINE,
-) = range(59, 82)
-PARTS_BEGIN = 82
-MOST_CUT = 50  # holes up to which the largest box is found by cutting
-N_CUT_PARTS = 7 * (6 * MOST_CUT + 2)  # numbers on its stack
+) = range(61, 87)
+PARTS_BEGIN = 87
+MOST_CUT = 50  # holes up to which the largest box is found by cutting; less than the bits of a word
+N_CUT_PARTS = 13 * (6 * MOST_CUT + 2)  # numbers on its stack
 
 # Places in the second array: the rates with missing chips alone and with the slower sum as well;
 # compute, the sum on the full mesh, the sum in a box for each set of axes that it spans; and then
@@ -107,8 +111,6 @@ ANY_HOLES, PAIRED_HOLES = 0, 1
 # What a job is doing, and where it runs: nowhere, on the full mesh, in a box, on all live chips.
 RUN, DETECT, START, RECOVER, STOPPED = range(5)
 NOWHERE, FULL, IN_BOX, ON_MESH = range(4)
-# What has become of the box that was found last.
-HIT, INTACT, LARGEST = range(3)
 # Bits of the flags of a hole.
 SUPPORTED, CUTS, AT_BORDER = 1, 2, 4
 
