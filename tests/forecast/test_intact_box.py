@@ -8,6 +8,7 @@ import pytest
 from meshmend.forecast.holes import add_hole, remove_hole
 from meshmend.forecast.intact_box import by_cuts, by_sweep, forget_box, largest_box
 from meshmend.forecast.walk_arrays import (
+    BIT_OF,
     CAME_BACK,
     CUT_HOLES,
     CUT_PARTS,
@@ -24,8 +25,9 @@ from meshmend.forecast.walk_arrays import (
     IS_HIT,
     LINE,
     LINK_OF,
-    MOST_CUT,
+    N_ALL_HOLES,
     N_CHIPS,
+    N_CUT_HOLES,
     N_CUT_PARTS,
     N_HOLES,
     NONE_OF,
@@ -49,10 +51,16 @@ def array_of(shape: Box, wrap: Box, obstacles: list[list[int]]) -> Ints:
     singles |= {WRAP + i: on for i, on in enumerate(wrap)}
     singles |= {FOUND + 3 + i: extent for i, extent in enumerate(shape)}
     singles |= {N_HOLES: n, IS_HIT: 1, NONE_OF: n_chips + 1, CAME_BACK: -1}
-    singles |= {N_CHIPS: n_chips, ON_HOLES: IN_LARGEST_BOX, TABLE_SIZE: max(shape) + 1}
+    singles |= {
+        N_CHIPS: n_chips,
+        N_ALL_HOLES: n,
+        ON_HOLES: IN_LARGEST_BOX,
+        TABLE_SIZE: max(shape) + 1,
+    }
     sizes = {CUT_PARTS: N_CUT_PARTS, GRID: 8 * n_chips, PLANE: 4 * shape[1] * shape[2]}
-    sizes |= {CUT_HOLES: 6 * MOST_CUT, CUT_TABLES: 6 * (max(shape) + 1)}
+    sizes |= {CUT_HOLES: N_CUT_HOLES, CUT_TABLES: 6 * (max(shape) + 1)}
     sizes |= {LINE: 2 * shape[2], HOLE_AT: n, HOLE_FIRST: n + 1, HOLE_CHIPS: 0, DEAD: n_chips}
+    sizes |= {BIT_OF: n}
     return packed(
         singles,
         {

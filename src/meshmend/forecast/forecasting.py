@@ -30,6 +30,7 @@ from meshmend.forecast.walk import walk_year
 from meshmend.forecast.walk_arrays import (
     ANY_HOLES,
     BETWEEN_FAILURES_NS,
+    BIT_OF,
     CHAINS,
     CUT_HOLES,
     CUT_PARTS,
@@ -53,11 +54,11 @@ from meshmend.forecast.walk_arrays import (
     KEEPS_BATCH,
     LINE,
     LINK_OF,
-    MOST_CUT,
     MOST_LOG,
     N_ALL_HOLES,
     N_CAUSES,
     N_CHIPS,
+    N_CUT_HOLES,
     N_CUT_PARTS,
     N_MESH_DOMAINS,
     N_RULES,
@@ -299,7 +300,7 @@ def _own_array(machine: Machine, prices: StepPrices, n_log: int) -> Ints:
         DOMAIN_UNITS: machine.domain_units,
         CHAINS: np.zeros(2 * n_holes, dtype=np.int64),
         CUT_PARTS: np.zeros(N_CUT_PARTS, dtype=np.int64),
-        CUT_HOLES: np.zeros(6 * MOST_CUT, dtype=np.int64),
+        CUT_HOLES: np.zeros(N_CUT_HOLES, dtype=np.int64),
         CUT_TABLES: np.zeros(6 * (max(shape) + 1), dtype=np.int64),
         GRID: np.zeros(8 * n_chips, dtype=np.int64),
         PLANE: np.zeros(4 * shape[1] * shape[2], dtype=np.int64),
@@ -308,7 +309,7 @@ def _own_array(machine: Machine, prices: StepPrices, n_log: int) -> Ints:
         DOWN_LINKS: np.zeros(3 * n_chips, dtype=np.int64),
         SLOT_UNIT: np.zeros(n_slots, dtype=np.int64),
     }
-    parts |= {part: np.zeros(n_holes, dtype=np.int64) for part in (HOLE_AT, HOLES)}
+    parts |= {part: np.zeros(n_holes, dtype=np.int64) for part in (HOLE_AT, HOLES, BIT_OF)}
     parts |= {part: np.zeros(n_chips, dtype=np.int64) for part in (DEAD, PART, QUEUE)}
     of_units = (UNIT_DOWN, UNIT_SLOT, IDLE)  # a bit for each would do for the last
     parts |= {part: np.zeros(machine.n_units + 1, dtype=np.int64) for part in of_units}

@@ -13,8 +13,17 @@ chips: no intact box has as many, but for FOUND and for those that reach into th
 which was repaired.
 """
 
-from meshmend.forecast.box_cuts import chips_of, cut_found, cut_mesh, offer_box, tabulate_holes
+from meshmend.forecast.box_cuts import (
+    chips_of,
+    cut_found,
+    cut_mesh,
+    offer_box,
+    release_bit,
+    tabulate_holes,
+)
 from meshmend.forecast.walk_arrays import (
+    BIT_OF,
+    BITS_USED,
     CAME_BACK,
     CUT_PARTS,
     FOUND,
@@ -24,6 +33,7 @@ from meshmend.forecast.walk_arrays import (
     IS_HIT,
     LINE,
     MOST_CUT,
+    N_ALL_HOLES,
     N_CHIPS,
     N_HOLES,
     NONE_OF,
@@ -57,6 +67,8 @@ def forget_box(own: Ints) -> None:
     for axis in range(3):
         own[FOUND + axis], own[FOUND + 3 + axis] = 0, own[SHAPE + axis]
     own[IS_HIT], own[CAME_BACK], own[NONE_OF] = 0, -1, own[N_CHIPS]
+    own[BITS_USED] = 0
+    own[own[BIT_OF] : own[BIT_OF] + own[N_ALL_HOLES]] = 0
 
 
 @inner_kernel
@@ -73,6 +85,7 @@ def note_repair(own: Ints, hole: int) -> None:
     if own[CAME_BACK] >= 0:  # boxes may be larger by two holes: too much to remember
         own[NONE_OF] = own[N_CHIPS] + 1
     own[CAME_BACK] = hole
+    release_bit(own, hole)
 
 
 @inner_kernel

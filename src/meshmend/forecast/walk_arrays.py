@@ -39,7 +39,8 @@ N_CAUSES = 8
     IS_HIT,
     CAME_BACK,
     NONE_OF,
-) = range(8, 24)
+    BITS_USED,
+) = range(8, 25)
 
 # What an answer does, and the times of the job in ns.
 (
@@ -55,18 +56,19 @@ N_CAUSES = 8
     BETWEEN_FAILURES_NS,
     KEEPS_BATCH,
     SUPPORT,
-) = range(24, 36)
+) = range(25, 37)
 FIRST_RULE, N_RULES = ON_HOLES, 12
 
 # The extents of the mesh on three axes, which of them wrap, the box in which the job runs and the
 # one that was found last: three starts, three lengths.
-SHAPE, WRAP, BOX, FOUND = 36, 39, 42, 48
-N_CHIPS, N_ALL_HOLES, N_MESH_DOMAINS, N_UNITS, N_SLOTS, MOST_LOG, TABLE_SIZE = range(54, 61)
+SHAPE, WRAP, BOX, FOUND = 37, 40, 43, 49
+N_CHIPS, N_ALL_HOLES, N_MESH_DOMAINS, N_UNITS, N_SLOTS, MOST_LOG, TABLE_SIZE = range(55, 62)
 
 # Where the parts begin. Of each hole: its box as `intact_box` wants it, where its chips begin among
-# all, what it adds to a sum, flags, the number of its link or -1, and where it stands among those
-# there are now or -1. Of each domain: where its units begin. Of each chip: how many holes cover it,
-# and scratch. Of each unit: how many of its domains are down, its slot or -1, a bit if it is idle.
+# all, what it adds to a sum, flags, the number of its link or -1, where it stands among those there
+# are now or -1, its bit in `box_cuts` or 0. Of each domain: where its units begin. Of each chip:
+# how many holes cover it, and scratch. Of each unit: how many of its domains are down, its slot or
+# -1, and a bit if it is idle.
 (
     HOLE_BOXES,
     HOLE_FIRST,
@@ -76,6 +78,7 @@ N_CHIPS, N_ALL_HOLES, N_MESH_DOMAINS, N_UNITS, N_SLOTS, MOST_LOG, TABLE_SIZE = r
     LINK_OF,
     HOLE_AT,
     HOLES,
+    BIT_OF,
     CHAINS,
     UNIT_FIRST,
     DOMAIN_UNITS,
@@ -94,10 +97,11 @@ N_CHIPS, N_ALL_HOLES, N_MESH_DOMAINS, N_UNITS, N_SLOTS, MOST_LOG, TABLE_SIZE = r
     GRID,
     PLANE,
     LINE,
-) = range(61, 87)
-PARTS_BEGIN = 87
+) = range(62, 89)
+PARTS_BEGIN = 89
 MOST_CUT = 50  # holes up to which the largest box is found by cutting; less than the bits of a word
-N_CUT_PARTS = 13 * (6 * MOST_CUT + 2)  # numbers on its stack
+N_CUT_HOLES = 6 * 68  # numbers of their places, and of one box
+N_CUT_PARTS = 4 * (6 * MOST_CUT + 7)  # numbers on its stack
 
 # Places in the second array: the rates with missing chips alone and with the slower sum as well;
 # compute, the sum on the full mesh, the sum in a box for each set of axes that it spans; and then
