@@ -82,7 +82,7 @@ def test_a_replayed_trace_costs_exactly_its_outages() -> None:
 
     found = replayed(trace, machine_of(asked), prices_of(asked), [FIRE_FIGHTER, FAULT_TOLERANT])
 
-    assert found.n_years == 4  # days
+    assert (found.n_periods, found.period) == (4, "day")
     assert found.of("fire-fighter").goodput == pytest.approx(0.25, abs=1e-4)
     assert found.of("fault-tolerant").goodput == pytest.approx(1 - 3 / 4 / 8, abs=1e-4)
 

@@ -268,6 +268,7 @@ def _forecast(
     scenario = question.scenario
     outages = read_trace(trace) if trace is not None else None
     with progress(quiet=quiet, or_line=True) as bar:
+        bar("loading the simulator")
         shares = ProgressShares(bar, 2).in_turn()
         machine = machine_of(scenario)
         if outages is None:  # before holes are priced, which takes long

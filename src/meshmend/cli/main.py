@@ -49,6 +49,7 @@ _COMMANDS: Final = (
     ("completion", "completion", "completion_command"),
     ("slurm-job", "submit_slurm", "slurm_job_command"),
 )
+_INTERRUPTED: Final = 130  # the exit code, by convention
 _HIDDEN: Final = frozenset({"slurm-job"})  # users do not type it
 
 
@@ -121,6 +122,8 @@ def run_line(arguments: list[str]) -> int:
         app = _app(arguments[0] if arguments and not asked_by_shell else "")
         result = app(args=arguments or ["--help"], prog_name="meshmend", standalone_mode=False)
         sys.stdout.flush()
+        if result == _INTERRUPTED:  # so typer tells of a KeyboardInterrupt
+            raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
     except TyperException as error:
         if "--log-json" in arguments:  # it may not have come to this option
@@ -136,7 +139,7 @@ def run_line(arguments: list[str]) -> int:
     except OSError as error:  # a full disk, a closed terminal
         return _failed(str(error), 1)
     except (KeyboardInterrupt, typer.Abort):
-        return _failed("interrupted", 130)
+        return _failed("interrupted", _INTERRUPTED)
     finally:
         finish_json_log()
 
