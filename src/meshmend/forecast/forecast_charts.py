@@ -33,7 +33,7 @@ _CAUSE_COLOURS = {
     "detection": "#8a6d00",
     "restart": "#d55e00",
     "lost_work": "#a6457c",
-    "slow_down": "#3a9bd9",
+    "slow_down": "#00a3a3",
     "missing_chips": "#0064a8",
     "waiting": RED,
     "checkpoints": "#8c9bab",
@@ -52,7 +52,7 @@ def answer_colours(names: Sequence[str]) -> dict[str, str]:
 def causes_svg(result: Forecast) -> str:
     """Return a bar for each answer: the time lost, by cause; the longest bar fills the width."""
     longest = max(1e-9, *(1.0 - each.goodput for each in result.answers))
-    marks, y = _legend(), 44.0
+    marks, y = _legend(), 70.0
     for each in result.answers:
         marks.append(label((0, y + 13), each.answer.name, size=13))
         x = _LEFT
@@ -78,12 +78,15 @@ def _bar(x: float, y: float, width: float, height: float, colour: str, words: st
 
 
 def _legend() -> list[str]:
+    """Return the causes and their colours in two rows, with room for the text of a narrow page."""
     marks, x, y = [], 0.0, 6.0
-    for cause, colour in _CAUSE_COLOURS.items():
+    for at, (cause, colour) in enumerate(_CAUSE_COLOURS.items()):
+        if at == (len(_CAUSE_COLOURS) + 1) // 2:
+            x, y = 0.0, 32.0
         words = CAUSE_WORDS[cause]
         marks.append(mark("rect", {"x": x, "y": y - 5, "width": 11, "height": 11, "fill": colour}))
         marks.append(label((x + 16, y), words, size=12, colour=SOFT_INK))
-        x += 34 + text_width(words, 12)
+        x += 34 + text_width(words, 17)
     return marks
 
 

@@ -18,6 +18,9 @@ _STYLE = """
 td { white-space: nowrap; }
 .figures .value { white-space: normal; overflow-wrap: anywhere; }
 li { margin: 3px 0; max-width: 100ch; }
+@media (max-width: 720px) { /* nine columns side by side */
+  th, td { font-size: 12.5px; padding: 4px 5px; } td:first-child { white-space: normal; }
+}
 """
 
 
