@@ -102,8 +102,15 @@ def steps_of(events: Sequence[Event]) -> list[tuple[float, int]]:
 
 
 def full_step_s(steps: Sequence[tuple[float, int]]) -> float:
-    """Return the mean time of a step on all chips."""
-    return mean(b[0] - a[0] for a, b in pairwise(steps) if a[1] == b[1] == 8)
+    """Return the mean time of a step on all chips.
+
+    Raises:
+        BenchmarkError: there is none.
+    """
+    times = [b[0] - a[0] for a, b in pairwise(steps) if a[1] == b[1] == 8]
+    if not times:
+        raise BenchmarkError("no two steps in a row were on all chips; give more --seconds")
+    return mean(times)
 
 
 def pause_of(events: Sequence[Event]) -> float:
