@@ -109,13 +109,23 @@ def trees_tried(mesh: Mesh) -> set[int]:
     return {shape.n_trees for shape, _ in balanced_shapes(mesh_figures(mesh))}
 
 
-def test_many_trees_are_tried_on_tori_of_three_axes_with_failures_and_there_only() -> None:
+def test_many_trees_are_tried_on_large_tori_with_failures_and_there_only() -> None:
     torus = parse_mesh("4x4x4", wrap="all")
 
     assert {62, 92} <= trees_tried(torus.without("0,0,0"))
+    assert {61, 91, 107} <= trees_tried(parse_mesh("12x12", wrap="all", fail=["0,0"]))
     assert max(trees_tried(torus)) <= 32
-    assert max(trees_tried(Mesh((4, 4, 4)).without("0,0,0"))) <= 32
+    assert max(trees_tried(parse_mesh("12x12", wrap="all"))) <= 32
     assert max(trees_tried(parse_mesh("6x6", wrap="all", fail=["0,0"]))) <= 32
+    assert max(trees_tried(Mesh((4, 4, 4)).without("0,0,0"))) <= 32
+    assert max(trees_tried(Mesh((12, 12)).without("0,0"))) <= 32
+
+
+def test_many_trees_fill_the_links_of_a_flat_torus_with_a_hole() -> None:
+    mesh = parse_mesh("16x16", wrap="all", fail=["4x2@6,6"])
+    result = compared(mesh, fabric("tpu-v5e"), 1e7, ["auto"])
+
+    assert result.earlier_ratio(result.prices[0]) <= 1.35
 
 
 def test_many_trees_share_the_links_more_evenly_around_a_hole() -> None:

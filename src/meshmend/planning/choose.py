@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from meshmend.errors import InputError, TopologyError
+from meshmend.overlay.tree_counts import MOST_TREES
 from meshmend.overlay.tree_packing import TreePacking
 from meshmend.planning.exchange_prices import EXPRESS, SCATTERED_AXES
 from meshmend.planning.kept_json import keep_json
@@ -34,7 +35,8 @@ from meshmend.topology.mesh import Mesh
 # answer is at most that much slower than the payload's own.
 _CLASSES_PER_OCTAVE = 24
 _SHORT = 4  # a payload is short if the hops of a tree take this many times as long as its bytes
-_VERSION = 9  # of the search; answers on disk of other versions are not read
+_MOST_RANKS_TIMES_TREES = 30_000  # of many trees whose pipeline is searched for in a second or two
+_VERSION = 10  # of the search; answers on disk of other versions are not read
 
 _known: dict[tuple[Mesh, Fabric, float, Collective], "Choice"] = {}
 
@@ -73,15 +75,27 @@ def choose(
     """
     typical = payload_class_bytes(payload_bytes)
     choice = _choice_for_class(Question(mesh, typical, fabric, collective), cache_dir, progress)
-    if choice.shape is None or choice.shape.window is None or payload_bytes == typical:
+    if payload_bytes == typical or not _has_own_pipeline(mesh, choice.shape):
         return choice
-    # Disjoint trees avoid delaying each other for one payload, not for its whole class.
     question = (mesh, fabric, payload_bytes, collective)
     if question not in _known:
         trees = Trees(mesh, choice.shape, choice.packing or trees_of(mesh, choice.shape).packing)
         pipeline = best_pipeline(trees, fabric, payload_bytes)
         _known[question] = replace(choice, pipeline=pipeline)
     return _known[question]
+
+
+def _has_own_pipeline(mesh: Mesh, shape: TreeShape | None) -> bool:
+    """Whether each payload of a class gets a pipeline of its own.
+
+    Disjoint trees avoid delaying each other for one payload, not for its whole class. Many trees
+    have few slices, whose times depend on the payload: 16x16 less 4x2 as a torus at 10 MB takes
+    0.5 % less time. On large meshes that is not worth the time of the search.
+    """
+    if shape is None:
+        return False
+    is_quick = shape.n_trees * mesh.n_live <= _MOST_RANKS_TIMES_TREES
+    return shape.is_disjoint or (shape.n_trees > MOST_TREES and is_quick)
 
 
 def choose_trees(

@@ -25,12 +25,12 @@ _FEW_TREES = (1, 2, 4, 8)
 # Many trees are packed in a moment: 16x16x16 at 1 MB takes 10 % less time with 32 than with 3.
 _MANY_TREES = (16, 32)
 _FEWEST_COUNTED = 8  # a mesh whose own numbers of trees end below this gets those as well
-# With failures a torus of three axes has no even packing of few trees, but ever evener ones of ever
-# more, whose roots are everywhere: links are busy both ways from the start. 16x16x16 less 2x2x1 at
-# 100 MB takes 1.22, 1.17, 1.14 times the limit with 32, 62, 92 trees. More take longer to simulate.
-_MOST_TREES_ON_TORI = (62, 92)
+# With failures a torus has no even packing of few trees, but ever evener ones of ever more, whose
+# roots are everywhere: links are busy both ways from the start. 16x16x16 less 2x2x1 at 100 MB takes
+# 1.22, 1.17, 1.14 times the limit with 32, 62, 92 trees, 16x16 less 4x2 at 10 MB 1.46, 1.36, 1.35
+# with 31, 61, 91. More take longer to simulate. By the number of axes that wrap around.
+_MOST_TREES_ON_TORI = {2: (61, 91, 107), 3: (62, 92)}
 _MOST_RANKS_TIMES_TREES_ON_TORI = 600_000
-_RINGS_FOR_MANY_TREES = 3
 # Trees that come out this many times as slow as the formula hoped for trees of any depth are too
 # crowded around the middle: then the latter are packed too. A slit in 32x32: 1.97 times the limit
 # without, 1.26 with.
@@ -91,11 +91,12 @@ def balanced_shapes(figures: MeshFigures) -> Iterator[tuple[TreeShape, TreeFigur
 
 
 def _many_on_tori(figures: MeshFigures) -> Iterator[int]:
-    """Yield numbers of trees that only tori of three axes or more with failures gain from."""
+    """Yield numbers of trees that only tori with failures gain from; small flat ones do not."""
     mesh = figures.mesh
     n_rings = sum(wraps and size > 2 for size, wraps in zip(mesh.shape, mesh.wrap, strict=True))
-    if n_rings >= _RINGS_FOR_MANY_TREES and (mesh.failed or mesh.failed_links):
-        for n_trees in _MOST_TREES_ON_TORI:
+    is_large = n_rings > 2 or mesh.n_live > _SMALL_RANKS
+    if is_large and (mesh.failed or mesh.failed_links):
+        for n_trees in _MOST_TREES_ON_TORI.get(min(n_rings, 3), ()):
             if n_trees * mesh.n_live <= _MOST_RANKS_TIMES_TREES_ON_TORI:
                 yield n_trees
 

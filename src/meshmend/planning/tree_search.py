@@ -45,7 +45,7 @@ _MOST_STEPS_PER_FACTOR = 3
 USUAL_DELAY_HOPS_PER_HOP = 1.25
 # Delays to try after that one. Without delay a long pipeline drifts apart, which its first slices
 # do not show: so none below 1 where only those are simulated. Trying none loses up to 1.4 %.
-_OTHER_DELAYS_HOPS_PER_HOP = (1.0, 1.6, 0.5, 0.0)
+_OTHER_DELAYS_HOPS_PER_HOP = (1.0, 1.4, 1.6, 2.0, 0.5, 0.0)
 _OTHER_DELAYS_IF_ESTIMATED = (1.0, 1.6)
 
 
