@@ -22,7 +22,7 @@ SCATTERED_AXES: Final = {"exchange": 0, "exchange-1": 1, "exchange-2": 2}
 # 4x2 at 1 MB takes 42.6 us, with a skew of 0.5, 1, 2 and 4 it takes 38.2, 37.6, 36.7 and 36.7.
 SKEW: Final = 4.0
 
-EXPRESS: Final = "express"
+EXPRESS: Final = ("express", "express-apart")
 # 32x32 less 4x2 at 100 KB in 3 slices takes 45.7 us without delays, 38.2 us with a skew of 1.
 EXPRESS_SKEW: Final = 1.0
 
@@ -32,7 +32,7 @@ _BUSIER: Final = 1.15
 
 def exchange_skew(mesh: Mesh, name: str) -> float:
     """Return the skew of an algorithm of one schedule: exchanges around holes, and `express`."""
-    if name == EXPRESS:
+    if name in EXPRESS:
         return EXPRESS_SKEW
     is_broken = bool(mesh.failed or mesh.failed_links)
     return SKEW if name in SCATTERED_AXES and is_broken else 0.0

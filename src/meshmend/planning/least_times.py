@@ -62,7 +62,7 @@ def least_time(question: Question, name: str) -> float:
     half_s = halves * question.payload_bytes / 2 / fabric.link_bandwidth_bytes_per_s
     if name in SCATTERED_AXES:
         return least_exchange_s(question.mesh, fabric, question.payload_bytes, name)
-    if name == EXPRESS:
+    if name in EXPRESS:
         return least_express_s(question.mesh, fabric, question.payload_bytes)
     if name in {"row-pair", "ft-two-d"}:
         length = 2 * min(question.mesh.shape)

@@ -146,7 +146,7 @@ def supported_names(mesh: Mesh, collective: Collective = Collective.ALLREDUCE) -
     yield TREES
     for name in ALGORITHMS:
         is_half = collective is not Collective.ALLREDUCE
-        if name == TREES or (is_half and name in {*SCATTERED_AXES, EXPRESS}):
+        if name == TREES or (is_half and name in {*SCATTERED_AXES, *EXPRESS}):
             continue
         try:
             algorithm(name).check(mesh)
@@ -170,7 +170,7 @@ def names_to_try(mesh: Mesh, collective: Collective = Collective.ALLREDUCE) -> I
     has_rings = wraps_around and not (mesh.failed or mesh.failed_links)
     names = list(supported_names(mesh, collective))
     if wraps_around:
-        names = [name for name in names if name != EXPRESS]
+        names = [name for name in names if name not in EXPRESS]
     if n_exchange_rows(mesh) > _MOST_EXCHANGE_ROWS:
         names = [name for name in names if name not in SCATTERED_AXES]
     if has_rings:
