@@ -100,6 +100,8 @@ print(json.dumps({
 def asked(case: Case, payload: str, cache: str) -> dict[str, Any]:
     """Return the figures of one question, asked in a process of its own."""
     environment = os.environ | {"XDG_CACHE_HOME": cache}
+    # An installed package has its bytecode on disk. Without it each question compiles all modules.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run(
         [sys.executable, "-c", ASK, *case[:4], payload],
         env=environment,

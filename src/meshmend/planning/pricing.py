@@ -162,14 +162,14 @@ def names_to_try(mesh: Mesh, collective: Collective = Collective.ALLREDUCE) -> I
     it: on larger ones trees were faster in every case that was measured. In a half of an allreduce
     trees do not overlap up and down, so rings are as near to the limit there. An exchange comes
     before trees where rings are: it is quickly built, and trees are searched for. Where an axis
-    wraps around, an exchange takes half of the hops of `express`.
+    wraps around, an exchange takes half of the hops of `express`, unless failures cut all rings.
     """
     wraps_around = any(
         wraps and size > 2 for size, wraps in zip(mesh.shape, mesh.wrap, strict=True)
     )
     has_rings = wraps_around and not (mesh.failed or mesh.failed_links)
     names = list(supported_names(mesh, collective))
-    if wraps_around:
+    if wraps_around and (has_rings or mesh.n_live > _FEW_CHIPS):
         names = [name for name in names if name not in EXPRESS]
     if n_exchange_rows(mesh) > _MOST_EXCHANGE_ROWS:
         names = [name for name in names if name not in SCATTERED_AXES]
