@@ -75,25 +75,24 @@ def choose(
     """
     typical = payload_class_bytes(payload_bytes)
     choice = _choice_for_class(Question(mesh, typical, fabric, collective), cache_dir, progress)
-    if payload_bytes == typical or not _has_own_pipeline(mesh, choice.shape):
+    shape = choice.shape
+    if shape is None or payload_bytes == typical or not _has_own_pipeline(mesh, shape):
         return choice
     question = (mesh, fabric, payload_bytes, collective)
     if question not in _known:
-        trees = Trees(mesh, choice.shape, choice.packing or trees_of(mesh, choice.shape).packing)
+        trees = Trees(mesh, shape, choice.packing or trees_of(mesh, shape).packing)
         pipeline = best_pipeline(trees, fabric, payload_bytes)
         _known[question] = replace(choice, pipeline=pipeline)
     return _known[question]
 
 
-def _has_own_pipeline(mesh: Mesh, shape: TreeShape | None) -> bool:
+def _has_own_pipeline(mesh: Mesh, shape: TreeShape) -> bool:
     """Whether each payload of a class gets a pipeline of its own.
 
     Disjoint trees avoid delaying each other for one payload, not for its whole class. Many trees
     have few slices, whose times depend on the payload: 16x16 less 4x2 as a torus at 10 MB takes
     0.5 % less time. On large meshes that is not worth the time of the search.
     """
-    if shape is None:
-        return False
     is_quick = shape.n_trees * mesh.n_live <= _MOST_RANKS_TIMES_TREES
     return shape.is_disjoint or (shape.n_trees > MOST_TREES and is_quick)
 
