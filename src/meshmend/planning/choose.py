@@ -75,8 +75,10 @@ def choose(
     """
     typical = payload_class_bytes(payload_bytes)
     choice = _choice_for_class(Question(mesh, typical, fabric, collective), cache_dir, progress)
-    shape = choice.shape
-    if shape is None or payload_bytes == typical or not _has_own_pipeline(mesh, shape):
+    shape, has_owners = choice.shape, collective is not Collective.ALLREDUCE
+    if shape is None or has_owners or payload_bytes == typical:
+        return choice
+    if not _has_own_pipeline(mesh, shape):
         return choice
     question = (mesh, fabric, payload_bytes, collective)
     if question not in _known:
