@@ -20,6 +20,7 @@ from meshmend.draw.mesh_picture import MAX_DRAWN_CHIPS, mesh_svg
 from meshmend.draw.overlays import layout_svg, rings_svg, routes_svg
 from meshmend.draw.svg import Point, text_width
 from meshmend.draw.tree_picture import trees_svg
+from meshmend.draw.two_root_picture import two_roots_svg
 from meshmend.errors import InputError
 from meshmend.overlay.pairs import fault_tolerant_layout, row_pair_layout
 from meshmend.overlay.rings import hamiltonian_ring, line_rings
@@ -155,6 +156,17 @@ def test_trees_and_loads_are_drawn_on_any_connected_mesh(mesh: Mesh, seed: int) 
         check_picture(svg)
         assert len(elements(svg, "root")) == 3
     check_picture(link_load_svg(part, load.reshape(-1)))
+
+
+def test_trees_with_two_roots_are_drawn_up_across_and_down() -> None:
+    """For each of two chunks: two roots and two gates, and a way from each root to each gate."""
+    mesh = Mesh((8, 8)).without("1x6@3,1")
+    svg = two_roots_svg(mesh)
+
+    check_picture(svg)
+    assert len(elements(svg, "chip live")) == 2 * 3 * mesh.n_live
+    assert len(elements(svg, "root")) == 2 * (2 + 2)
+    assert len(elements(svg, "route")) == 2 * 2 * 2
 
 
 @pytest.mark.parametrize("mesh", [FULL, HOLED, FULL.without("4x2@2,4"), Mesh((2, 2))], ids=str)

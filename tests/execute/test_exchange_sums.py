@@ -1,4 +1,4 @@
-"""Sums that are exchanged through scratch buffers, by real connections on full tori."""
+"""Sums that are exchanged, or meet on their way, by real connections on tori and around slits."""
 
 import numpy as np
 import pytest
@@ -17,6 +17,22 @@ from waiting import until
 
 def exchange_on(shape: str, name: str) -> Schedule:
     return algorithm(name).build(parse_mesh(shape, wrap="all"), Collective.ALLREDUCE)
+
+
+def check_bitwise(schedule: Schedule, n_slices: int) -> None:
+    """All ranks end with the same bits; in one slice, with those of the reference."""
+    programs = programs_of(schedule)
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(20_011).astype(np.float32) for _ in programs]
+
+    with connected(programs) as made:
+        results = run_all(made, programs, arrays, n_slices=n_slices)
+
+    if n_slices == 1:
+        np.testing.assert_array_equal(results[0], reference.run(schedule, arrays)[0])
+    for result in results:
+        np.testing.assert_array_equal(result, results[0])
+    np.testing.assert_allclose(results[0], np.sum(arrays, axis=0), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("n_slices", [1, 3])
@@ -39,19 +55,7 @@ def exchange_on(shape: str, name: str) -> Schedule:
 def test_sums_on_a_full_torus_are_bitwise_the_references(
     shape: str, name: str, n_slices: int
 ) -> None:
-    schedule = exchange_on(shape, name)
-    programs = programs_of(schedule)
-    rng = np.random.default_rng(0)
-    arrays = [rng.standard_normal(20_011).astype(np.float32) for _ in programs]
-
-    with connected(programs) as made:
-        results = run_all(made, programs, arrays, n_slices=n_slices)
-
-    if n_slices == 1:
-        np.testing.assert_array_equal(results[0], reference.run(schedule, arrays)[0])
-    for result in results:
-        np.testing.assert_array_equal(result, results[0])
-    np.testing.assert_allclose(results[0], np.sum(arrays, axis=0), rtol=1e-3, atol=1e-3)
+    check_bitwise(exchange_on(shape, name), n_slices)
 
 
 @pytest.mark.parametrize("shape", ["2x2", "1x2"])
@@ -140,3 +144,13 @@ def test_a_chip_that_dies_in_the_middle_of_an_exchange_stops_every_other() -> No
 
     assert all(isinstance(error, TransportError) for error in outcome[:5] + outcome[6:])
     assert all("rank 5 hung up on rank" in str(error) for error in outcome[:5] + outcome[6:])
+
+
+@pytest.mark.parametrize("n_slices", [1, 3])
+@pytest.mark.parametrize(("shape", "hole"), [("4x5", "1x3@1,1"), ("5x4", "3x1@1,2"), ("2x2", "")])
+def test_sums_that_meet_in_the_gaps_of_a_slit_are_bitwise_the_references(
+    shape: str, hole: str, n_slices: int
+) -> None:
+    mesh = parse_mesh(shape, fail=hole.split())
+    schedule = algorithm("two-roots").build(mesh, Collective.ALLREDUCE)
+    check_bitwise(schedule, n_slices)

@@ -8,6 +8,7 @@ from meshmend.draw.axis_picture import axis_lines_svg
 from meshmend.draw.load_picture import link_load_svg
 from meshmend.draw.overlays import layout_svg, rings_svg
 from meshmend.draw.tree_picture import trees_svg
+from meshmend.draw.two_root_picture import two_roots_svg
 from meshmend.overlay.pairs import AXIS_NAMES, fault_tolerant_layout, row_pair_layout
 from meshmend.overlay.rings import hamiltonian_ring, line_rings
 from meshmend.planning.plan import Plan
@@ -40,6 +41,7 @@ _PICTURES: dict[str, Callable[[Mesh], str]] = {
     "row-pair": lambda mesh: layout_svg(mesh, row_pair_layout(mesh)),
     "rings-nd": axis_lines_svg,
     "ft-two-d": lambda mesh: layout_svg(mesh, fault_tolerant_layout(mesh)),
+    "two-roots": two_roots_svg,
 }
 
 

@@ -53,11 +53,18 @@ def trees_svg(
     )
 
 
-def tree_marks(grid: Grid, parents: NDArray[np.int32], *, first_colour: int) -> list[str]:
-    """Return the marks of trees on one mesh: `tree` lines in lanes, and a `root` dot each."""
+def tree_marks(
+    grid: Grid, parents: NDArray[np.int32], *, first_colour: int, downwards: bool = False
+) -> list[str]:
+    """Return the marks of trees on one mesh: `tree` lines in lanes, and a dot for each `root`.
+
+    Arrows lead up to the roots, or with `downwards` from them.
+    """
     mesh, depths = grid.mesh, _depths(grid.mesh, parents)
     tree, child = np.nonzero(parents >= 0)
     edges = [(mesh.live[c], mesh.live[parents[t, c]]) for t, c in zip(tree, child, strict=True)]
+    if downwards:
+        edges = [(parent, child) for child, parent in edges]
     deepest = max(1, int(depths.max(initial=0)))
     shade = (depths[tree, child] - 1) * _SHADES // deepest
     by_shade: dict[tuple[int, int], list[LanePath]] = defaultdict(list)

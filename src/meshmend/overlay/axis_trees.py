@@ -8,6 +8,8 @@ along one axis, then along the next, and a tree is taken apart into its longest 
 Knows shapes only, neither bytes nor time.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,7 +35,7 @@ def axis_tree_packing(mesh: Mesh) -> TreePacking:
     """
     tried, trees, used = _possible_roots(mesh, 0), list[Ranks](), set[int]()
     for order in _axis_orders(mesh):
-        possible = {root: _tree(mesh, root, order) for root in tried}
+        possible = {root: axis_tree(mesh, root, order) for root in tried}
         stops = {root: _most_stops(mesh, tree) for root, tree in possible.items()}
         root = min(tried, key=lambda root: (stops[root], root in used))
         trees.append(possible[root])
@@ -87,10 +89,17 @@ def _packing_of(trees: list[Ranks]) -> TreePacking:
     return TreePacking(np.argmin(parents, axis=1).astype(np.int32), parents, weights)
 
 
-def _tree(mesh: Mesh, root: int, order: list[int]) -> Ranks:
+def axis_tree(mesh: Mesh, root: int, order: Sequence[int]) -> Ranks:
     """Return the parents of a shortest-path tree that goes along the axes in this order."""
-    near, beside = distances_from(mesh, root), mesh.neighbor_ranks
-    parents = np.full(mesh.n_live, -1, dtype=np.int32)
+    return nearer_neighbors(mesh, distances_from(mesh, root), order)
+
+
+def nearer_neighbors(mesh: Mesh, near: NDArray[np.integer], order: Sequence[int]) -> Ranks:
+    """Return for each rank a neighbour with a smaller `near`, -1 if there is none.
+
+    Of several it is the one along the axis that comes first in the order.
+    """
+    parents, beside = np.full(mesh.n_live, -1, dtype=np.int32), mesh.neighbor_ranks
     for axis in reversed(order):
         for port in (2 * axis, 2 * axis + 1):
             is_nearer = (beside[:, port] >= 0) & (near[beside[:, port]] < near)
@@ -99,9 +108,9 @@ def _tree(mesh: Mesh, root: int, order: list[int]) -> Ranks:
 
 
 def _turned_before_holes(mesh: Mesh, root: int, order: list[int]) -> Ranks:
-    """Return the tree of `_tree`, but ranks one hop from the end of a line at a hole turn there."""
-    parents, beside = _tree(mesh, root, order), mesh.neighbor_ranks
-    turned = _tree(mesh, root, order[1:] + order[:1])
+    """Return the tree of `axis_tree`, whose lines turn a hop early where they end at a hole."""
+    parents, beside = axis_tree(mesh, root, order), mesh.neighbor_ranks
+    turned = axis_tree(mesh, root, order[1:] + order[:1])
     for port in (2 * order[0], 2 * order[0] + 1):
         ahead = beside[:, port]
         beyond = mesh.coordinates[:, order[0]] + (4 * (port % 2) - 2)

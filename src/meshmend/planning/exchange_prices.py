@@ -26,14 +26,19 @@ EXPRESS: Final = ("express", "express-apart")
 # 32x32 less 4x2 at 100 KB in 3 slices takes 45.7 us without delays, 38.2 us with a skew of 1.
 EXPRESS_SKEW: Final = 1.0
 
+TWO_ROOTS: Final = "two-roots"
+# 32x32 at 1 MB takes 1.782, 1.642 and 1.629 times the limit with a skew of 1, 2 and 4, or 8.
+TWO_ROOTS_SKEW: Final = 4.0
+ALLREDUCE_ONLY: Final = frozenset({*SCATTERED_AXES, *EXPRESS, TWO_ROOTS})
+
 # 4x4x4, 8x8x8 and 16x16x16, 6x6, 8x8 and 16x16 less a chip, a link or a board: 1.15 to 1.6.
 _BUSIER: Final = 1.15
 
 
 def exchange_skew(mesh: Mesh, name: str) -> float:
-    """Return the skew of an algorithm of one schedule: exchanges around holes, and `express`."""
-    if name in EXPRESS:
-        return EXPRESS_SKEW
+    """Return the skew of an algorithm of one schedule; without holes exchanges have none."""
+    if name in EXPRESS or name == TWO_ROOTS:
+        return TWO_ROOTS_SKEW if name == TWO_ROOTS else EXPRESS_SKEW
     is_broken = bool(mesh.failed or mesh.failed_links)
     return SKEW if name in SCATTERED_AXES and is_broken else 0.0
 

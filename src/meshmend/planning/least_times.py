@@ -3,12 +3,14 @@
 from meshmend.planning.exchange_prices import (
     EXPRESS,
     SCATTERED_AXES,
+    TWO_ROOTS,
     least_exchange_s,
     least_express_s,
 )
 from meshmend.planning.question import Question
 from meshmend.planning.tree_finalists import hoped_s
 from meshmend.planning.tree_formula import PipelineRequest
+from meshmend.planning.two_root_prices import hoped_two_roots_s
 from meshmend.schedule.table import Collective
 from meshmend.topology.figures import mesh_figures
 
@@ -64,6 +66,8 @@ def least_time(question: Question, name: str) -> float:
         return least_exchange_s(question.mesh, fabric, question.payload_bytes, name)
     if name in EXPRESS:
         return least_express_s(question.mesh, fabric, question.payload_bytes)
+    if name == TWO_ROOTS:
+        return hoped_two_roots_s(question.mesh, fabric, question.payload_bytes)
     if name in {"row-pair", "ft-two-d"}:
         length = 2 * min(question.mesh.shape)
         return (length - 1) / length * half_s

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from meshmend.errors import UnsupportedError
 from meshmend.overlay.tree_packing import TreePacking
 from meshmend.planning.exchange_prices import (
+    ALLREDUCE_ONLY,
     EXPRESS,
     SCATTERED_AXES,
+    TWO_ROOTS,
     Delays,
     exchange_skew,
     n_exchange_rows,
@@ -23,6 +25,7 @@ from meshmend.planning.progress import ProgressCallback, no_progress
 from meshmend.planning.question import Question as Question
 from meshmend.planning.tree_formula import Pipeline
 from meshmend.planning.tree_search import MOST_MESSAGES_WHOLE, best_trees, simulated_trees
+from meshmend.planning.two_root_prices import fastest_two_roots
 from meshmend.schedule.algorithm_names import check_algorithm_name
 from meshmend.schedule.algorithms import ALGORITHMS, algorithm
 from meshmend.schedule.hazards import hazards_of
@@ -146,7 +149,7 @@ def supported_names(mesh: Mesh, collective: Collective = Collective.ALLREDUCE) -
     yield TREES
     for name in ALGORITHMS:
         is_half = collective is not Collective.ALLREDUCE
-        if name == TREES or (is_half and name in {*SCATTERED_AXES, *EXPRESS}):
+        if name == TREES or (is_half and name in ALLREDUCE_ONLY):
             continue
         try:
             algorithm(name).check(mesh)
@@ -316,6 +319,8 @@ def _simulated(
     delays: Delays | None,
     progress: Progress,
 ) -> Simulation:
+    if slices is None and program.schedule.algorithm == TWO_ROOTS:
+        return fastest_two_roots(program, question, delays)
     if slices is not None:
         return simulate(
             program,

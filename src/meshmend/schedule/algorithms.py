@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from meshmend.overlay.pairs import fault_tolerant_layout, row_pair_layout
 from meshmend.overlay.rings import hamiltonian_ring, line_rings
+from meshmend.overlay.slit import likely_slits
 from meshmend.schedule.algorithm_names import check_algorithm_name
 from meshmend.schedule.exchange_nd import (
     check_exchange,
@@ -19,6 +20,7 @@ from meshmend.schedule.ring_builders import rank_ring, ring_1d, row_pair, two_d
 from meshmend.schedule.rings_nd import rings_nd
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.schedule.trees import trees
+from meshmend.schedule.two_roots import two_roots
 from meshmend.topology.mesh import Mesh
 
 Builder = Callable[[Mesh, Collective], Schedule]
@@ -138,6 +140,15 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
                 "failures that make the trees of `express` share links next to their roots",
                 "express with trees that share none: for payloads around a hundred kilobytes on "
                 "meshes with a hole in the middle",
+            ),
+            Algorithm(
+                "two-roots",
+                two_roots,
+                likely_slits,
+                "",
+                "2-D without wrap-around; a straight cut that leaves two connected sides",
+                "each side of the cut sums on its own, and the sums meet at both ends of its slit: "
+                "for payloads of about a megabyte",
             ),
             Algorithm(
                 "rank-ring",
