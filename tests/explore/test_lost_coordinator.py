@@ -52,6 +52,7 @@ def step_of(found: Browsed) -> int:
     return int(found.text("#job-figures").split("step", 1)[1].split()[0])
 
 
+@pytest.mark.slow
 def test_a_page_says_that_nobody_answers_until_the_coordinator_is_back(
     tmp_path: Path, chromium: Any
 ) -> None:

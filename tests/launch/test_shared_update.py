@@ -49,7 +49,8 @@ def test_a_board_dies_in_the_gather_and_comes_back(tmp_path: Path) -> None:
     assert result["chips"] == [8, 4, 8]
 
 
-@pytest.mark.parametrize("name", [pytest.param("lars", marks=pytest.mark.slow), "lamb"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lars", "lamb"])
 def test_lars_and_lamb_have_the_loss_curve_of_a_job_that_is_not_shared(
     tmp_path: Path, name: str
 ) -> None:
@@ -84,6 +85,7 @@ def test_a_board_dies_and_comes_back_with_norms_and_with_masters(
     assert found == pytest.approx({step: plain[step] for step in found}, rel=near)
 
 
+@pytest.mark.slow
 def test_masters_are_shared_and_resume_without_sharing(tmp_path: Path) -> None:
     plain = losses(trained(tmp_path / "plain", mesh="2x2", masters=True, shard_optimizer=False))
     first = tmp_path / "first"

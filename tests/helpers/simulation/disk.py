@@ -13,6 +13,10 @@ class State:
     position: int
     digest: int
 
+    def __len__(self) -> int:
+        """Return how many bytes it takes to send this, were it more than a digest."""
+        return 1
+
 
 @dataclass
 class Disk:

@@ -166,7 +166,7 @@ class SimulatedExchange:
                 part = found[source][cuts[at] : cuts[at + 1]]
                 payload[cuts[at] : cuts[at + 1]] = np.frombuffer(part, dtype=np.uint8)
 
-    def spread(self, payload: Any, holders: Sequence[Chip]) -> Any:
+    def spread(self, payload: Any, holders: Sequence[Chip], *, n_bytes: int) -> Any:
         """Return the payload of a holder."""
         return self._peers.spread(payload, holders)
 
