@@ -162,7 +162,7 @@ def _separate(
             n_late = _list_late(ways, state, depths, windows, goal, late)
             if n_late == 0:
                 return True
-        v, k = _pick(ways, state, random, late, n_late)
+        v, k = pick_move(ways, state, random, late, n_late)
         p, o = state[v, k, PORT], random_below(random, ways.shape[1])
         if p < 0 or o == p or not may_move(ways, state, v, k, o, caps[k]):
             continue
@@ -192,7 +192,7 @@ def _list_late(
 
 
 @plain_kernel
-def _pick(ways: Ints, state: Ints, random: Words, late: Ints, n_late: int) -> tuple[int, int]:
+def pick_move(ways: Ints, state: Ints, random: Words, late: Ints, n_late: int) -> tuple[int, int]:
     """Return a rank and a tree to move, mostly at a late channel or on the longest branch below it.
 
     A move that shortens a branch makes room for moves further up.

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.kernels import kernel, plain_kernel
+from meshmend.overlay.tree_disjoint import pick_move
 from meshmend.overlay.tree_forest import (
     DEPTH,
     HEIGHT,
@@ -40,8 +41,6 @@ REST: Final = 2
 _MOVES_PER_LOOK: Final = 64
 _RANKS_PER_MOVE: Final = 8
 _TEMPERATURE_HOPS: Final = 1.0  # a move that makes channels later by this is made with 1/e
-_PICKS_PER_ANYWHERE: Final = 4  # one pick of so many is anywhere, the others at a late channel
-_MOST_STEPS_DOWN: Final = 4  # below the rank that was picked, exclusive
 _RANDOM_ONE: Final = 1 << 20  # random numbers below this stand for 0 to 1
 
 
@@ -90,7 +89,7 @@ def _separate(
             n_late = _list_late(ways, state, side, times, late)
             if n_late == 0:
                 return True
-        v, k = _pick(ways, state, random, late, n_late)
+        v, k = pick_move(ways, state, random, late, n_late)
         p, o = state[v, k, PORT], random_below(random, ways.shape[1])
         if p < 0 or o == p or not _may_move(ways, state, side, v, k, o, caps):
             continue
@@ -126,29 +125,6 @@ def _list_late(ways, state, side, times, late):  # type: ignore[no-untyped-def]
                 late[n_late, 0], late[n_late, 1] = v, p
                 n_late += 1
     return n_late
-
-
-@plain_kernel
-def _pick(ways, state, random, late, n_late):  # type: ignore[no-untyped-def]
-    """Return a rank and a layer to move, mostly at a late channel or on a longest branch below."""
-    k = random_below(random, state.shape[1])
-    v = random_below(random, len(ways))
-    if random_below(random, _PICKS_PER_ANYWHERE) > 0:
-        which = random_below(random, n_late)
-        top, p = late[which, 0], late[which, 1]
-        w = ways[top, p, NEIGHBOR]
-        for _ in range(state.shape[1]):
-            if state[top, k, PORT] == p or state[w, k, PORT] == p ^ 1:
-                v = top if state[top, k, PORT] == p else w
-                break
-            k = (k + 1) % state.shape[1]
-    for _ in range(random_below(random, 2 * _MOST_STEPS_DOWN) - _MOST_STEPS_DOWN):
-        for o in range(ways.shape[1]):
-            w, height = ways[v, o, NEIGHBOR], state[v, k, HEIGHT]
-            if w >= 0 and state[w, k, PORT] == o ^ 1 and state[w, k, HEIGHT] == height - 1:
-                v = w
-                break
-    return v, k
 
 
 @plain_kernel
