@@ -8,7 +8,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from meshmend.errors import UnsupportedError
-from meshmend.execute import reference
 from meshmend.planning.proof import prove
 from meshmend.schedule.exchange_nd import check_exchange, exchange_nd
 from meshmend.schedule.hazards import hazards_of
@@ -23,6 +22,7 @@ from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
 from meshmend.verify.contributions import check_contributions
 from meshmend.verify.scratch_cells import check_scratch
+from reference_sums import check_sums
 from strategies import connected_meshes
 
 TORI = ["4x4", "6x4", "5x5", "3x4x5", "4x4x4", "8", "1x6"]
@@ -38,17 +38,6 @@ def is_supported(mesh: Mesh, n_scattered: int) -> bool:
     except UnsupportedError:
         return False
     return True
-
-
-def check_sums(schedule: Schedule) -> None:
-    """Every rank ends with the sum of all, and with the same bits."""
-    random = np.random.default_rng(0)
-    arrays = [random.normal(size=97).astype(np.float32) for _ in range(schedule.n_ranks)]
-    results = reference.run(schedule, arrays)
-
-    for result in results:
-        assert result.tobytes() == results[0].tobytes()
-    np.testing.assert_allclose(results[0], np.sum(arrays, axis=0), rtol=1e-4, atol=1e-4)
 
 
 @settings(max_examples=100, deadline=None)

@@ -8,7 +8,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from meshmend.errors import UnsupportedError, VerificationError
-from meshmend.execute import reference
 from meshmend.overlay.slit import likely_slits
 from meshmend.overlay.two_root_trees import two_root_figures, two_root_trees
 from meshmend.planning.comparison import compared
@@ -27,6 +26,7 @@ from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
 from meshmend.verify.contributions import check_contributions
+from reference_sums import check_sums
 from strategies import connected_meshes
 
 REFERENCE = fabric("reference")
@@ -57,17 +57,6 @@ def is_supported(mesh: Mesh) -> bool:
     except UnsupportedError:
         return False
     return True
-
-
-def check_sums(schedule: Schedule) -> None:
-    """Every rank ends with the sum of all, and with the same bits."""
-    random = np.random.default_rng(0)
-    arrays = [random.normal(size=97).astype(np.float32) for _ in range(schedule.n_ranks)]
-    results = reference.run(schedule, arrays)
-
-    for result in results:
-        assert result.tobytes() == results[0].tobytes()
-    np.testing.assert_allclose(results[0], np.sum(arrays, axis=0), rtol=1e-4, atol=1e-4)
 
 
 @settings(max_examples=40, deadline=None)
