@@ -107,7 +107,7 @@ def compare_no_arguments(patch: Patch) -> None:
 def begin_before_all_are_ready(patch: Patch) -> None:
     """The word to begin is given as soon as a generation is made."""
 
-    def begin_when_ready(membership: Membership) -> Go | None:
+    def begin_when_ready(membership: Membership, now: float) -> Go | None:
         generation = membership.generation
         if generation is None or membership.go is not None:
             return None
@@ -177,29 +177,36 @@ def believe_every_denial(patch: Patch) -> None:
     )
 
 
-MUTANTS: tuple[Callable[[Patch], None], ...] = (
-    let_anyone_begin,
-    never_miss_a_link,
-    never_miss_a_worker,
-    accept_two_hellos,
-    believe_every_number,
-    compare_no_arguments,
-    begin_before_all_are_ready,
-    accept_stale_workers,
-    keep_no_record,
-    forget_who_is_turned_away,
-    restore_any_state,
-    use_numbers_again,
-    believe_no_denial,
-    believe_every_denial,
+# Each with a seed that caught it, which is tried first; after a change of the protocol it may be
+# another one.
+MUTANTS: dict[Callable[[Patch], None], int] = {
+    let_anyone_begin: 6,
+    never_miss_a_link: 45,
+    never_miss_a_worker: 5,
+    accept_two_hellos: 85,
+    believe_every_number: 85,
+    compare_no_arguments: 6,
+    begin_before_all_are_ready: 4,
+    accept_stale_workers: 7,
+    keep_no_record: 96,
+    forget_who_is_turned_away: 392,
+    restore_any_state: 838,
+    use_numbers_again: 0,
+    believe_no_denial: 10,
+    believe_every_denial: 42,
+}
+
+
+@pytest.mark.parametrize(
+    ("mutant", "seed"), MUTANTS.items(), ids=[each.__name__ for each in MUTANTS]
 )
-
-
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_protocol_with_a_flaw_is_caught(
-    mutant: Callable[[Patch], None], monkeypatch: Patch
+    mutant: Callable[[Patch], None], seed: int, monkeypatch: Patch
 ) -> None:
     """The test of the test: the seeds pass without the flaw, and one of them fails with it."""
     mutant(monkeypatch)
 
-    assert first_problem(range(N_SEEDS)) is not None
+    caught = first_problem([*range(seed, N_SEEDS), *range(seed)])
+
+    assert caught is not None
+    assert not caught.problem.startswith("TypeError"), "the mutant no longer fits the protocol"

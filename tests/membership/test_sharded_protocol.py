@@ -104,4 +104,7 @@ def test_a_shared_update_with_a_flaw_is_caught(
     """The test of the test: the seeds pass without the flaw, and one of them fails with it."""
     mutant(monkeypatch)
 
-    assert first_problem(range(5 * N_SEEDS), is_sharded=True) is not None
+    caught = first_problem(range(5 * N_SEEDS), is_sharded=True)
+
+    assert caught is not None
+    assert not caught.problem.startswith("TypeError"), "the mutant no longer fits the protocol"

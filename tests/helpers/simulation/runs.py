@@ -1,7 +1,7 @@
 """Runs: one seed, one job from its start to its end, and what is to be said of it."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -58,7 +58,7 @@ def simulate(seed: int, *, traces: bool = False, is_sharded: bool = False) -> Ru
     )
 
 
-def first_problem(seeds: range, *, is_sharded: bool = False) -> Run | None:
+def first_problem(seeds: Iterable[int], *, is_sharded: bool = False) -> Run | None:
     """Return the first run of some seeds that went wrong."""
     runs = (simulate(seed, is_sharded=is_sharded) for seed in seeds)
     return next((run for run in runs if run.problem), None)
