@@ -21,9 +21,13 @@ Checks = Mapping[str, Callable[[], object]]
 
 
 def environment(n_devices: int, **more: str) -> dict[str, str]:
-    """Return the environment of a process with so many virtual devices."""
-    flag = f"--xla_force_host_platform_device_count={n_devices}"
-    return {**os.environ, "XLA_FLAGS": flag, "JAX_PLATFORMS": "cpu", **more}
+    """Return the environment of a process with so many virtual devices.
+
+    LLVM optimizes nothing: these programs run once, and compiling them takes most of the time.
+    """
+    devices = f"--xla_force_host_platform_device_count={n_devices}"
+    flags = f"{devices} --xla_backend_optimization_level=0"
+    return {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", **more}
 
 
 def outcomes(script: Path, n_devices: int, *names: str) -> dict[str, str]:

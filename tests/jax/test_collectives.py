@@ -44,7 +44,7 @@ LARGE = [
 
 @pytest.fixture(scope="module")
 def ended() -> dict[str, str]:
-    return outcomes(SCRIPT, 60, *SMALL, *OTHERS)
+    return outcomes(SCRIPT, 24, *SMALL, *OTHERS)
 
 
 @pytest.mark.parametrize("check", SMALL)
@@ -55,6 +55,11 @@ def test_sums_are_exact_and_follow_links(check: str, ended: dict[str, str]) -> N
 @pytest.mark.parametrize("check", OTHERS)
 def test_collectives_agree_with_those_of_jax(check: str, ended: dict[str, str]) -> None:
     assert ended[check] == "ok"
+
+
+@pytest.mark.slow
+def test_parts_agree_with_those_of_jax_in_other_numbers_of_slices() -> None:
+    assert outcomes(SCRIPT, 24, "more parts") == {"more parts": "ok"}
 
 
 @pytest.mark.slow
