@@ -7,7 +7,9 @@ import torch
 
 def bits(tensor: torch.Tensor) -> bytes:
     flat = tensor.detach().reshape(-1).clone(memory_format=torch.contiguous_format)
-    return bytes(flat.untyped_storage())
+    # Through NumPy: torch makes a Python object of each byte of a storage.
+    data: bytes = flat.view(torch.uint8).numpy().tobytes()
+    return data
 
 
 def is_same(one: Any, other: Any) -> bool:
