@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install check test slow engines torch-suite bench bench-torch bench-recovery train soak docs figures clean
+.PHONY: install check kernels test slow engines torch-suite bench bench-torch bench-recovery train soak docs figures clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -20,8 +20,14 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# What the tests would compile, twice where both of their processes need it at the same time.
+kernels: $(INSTALLED)
+	$(BIN)/python tests/helpers/compile_kernels.py
+
+# Checks and kernels take about a minute of one core each, so they run side by side.
 # Where Slurm is installed, also a job under its real daemons; `make engines` tests more.
-test: check
+test: $(INSTALLED)
+	$(MAKE) --jobs 2 --output-sync --no-print-directory check kernels
 	$(BIN)/pytest --numprocesses 2
 	$(BIN)/pytest -m engines -rs tests/engines/test_slurm.py -k '2x2-1x1 or accepts'
 
