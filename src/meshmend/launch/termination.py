@@ -1,5 +1,8 @@
 """Ends a process cleanly on SIGTERM, and within two seconds even if it is in compiled code.
 
+An exception of a signal handler is lost if Python runs the handler inside the callback of a weak
+reference, of the garbage collector or of an object that is deleted. Then the signal is sent again.
+
 Python runs signal handlers only between two of its own instructions. A process that waits for
 other chips in compiled code may never reach the next one. So a second thread gives it two seconds
 to end, and then exits the process.
@@ -7,7 +10,9 @@ to end, and then exits the process.
 
 import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -18,16 +23,32 @@ from meshmend.errors import TerminatedError
 TERMINATED: Final = 128 + signal.SIGTERM  # the exit code of a terminated process
 
 _GRACE_S: Final = 2.0
+_AGAIN_S: Final = 0.01  # by then the callback is over
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
     """Raise TerminatedError in the `with` block when the process gets SIGTERM."""
-    before = signal.signal(signal.SIGTERM, _raise_terminated)
+    before, told_before = signal.signal(signal.SIGTERM, _raise_terminated), sys.unraisablehook
+
+    def tell(lost: "sys.UnraisableHookArgs") -> None:
+        if lost.exc_type is TerminatedError:
+            threading.Thread(target=_send_again, daemon=True).start()
+        else:
+            told_before(lost)
+
+    sys.unraisablehook = tell
     try:
         yield
     finally:
+        sys.unraisablehook = told_before
         signal.signal(signal.SIGTERM, before)
+
+
+def _send_again() -> None:
+    time.sleep(_AGAIN_S)
+    if signal.getsignal(signal.SIGTERM) is _raise_terminated:  # the block still runs
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager
