@@ -24,11 +24,13 @@ check: $(INSTALLED)
 kernels: $(INSTALLED)
 	$(BIN)/python tests/helpers/compile_kernels.py
 
-# Checks and kernels take about a minute of one core each, so they run side by side.
+# Checks and kernels take about a minute of one core each, so they run side by side. A file of tests
+# stays in one process: what its tests share is made once, and both processes end at about the same
+# time.
 # Where Slurm is installed, also a job under its real daemons; `make engines` tests more.
 test: $(INSTALLED)
 	$(MAKE) --jobs 2 --output-sync --no-print-directory check kernels
-	$(BIN)/pytest --numprocesses 2
+	$(BIN)/pytest --numprocesses 2 --dist loadfile
 	$(BIN)/pytest -m engines -rs tests/engines/test_slurm.py -k '2x2-1x1 or accepts'
 
 slow: $(INSTALLED)
