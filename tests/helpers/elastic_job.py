@@ -22,6 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from forked_script import run_forked
 from waiting import HANG_S
 
 Training = tuple[Callable[[], int], Sequence[tuple[int, str]]]
@@ -29,8 +30,12 @@ Training = tuple[Callable[[], int], Sequence[tuple[int, str]]]
 
 def elastic(folder: Path, **options: Any) -> dict[str, Any]:
     """Run a job in a process of its own and return what it printed."""
-    command = [sys.executable, __file__, str(folder), json.dumps(options)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
+    line = [__file__, str(folder), json.dumps(options)]
+    if options.get("framework") == "jax":
+        command = [sys.executable, *line]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
+    else:
+        done = run_forked(*line)
     assert done.returncode == 0, done.stderr[-4000:]
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     result["stderr"] = done.stderr

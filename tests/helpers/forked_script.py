@@ -1,0 +1,91 @@
+"""Runs scripts in forks of a process that has imported torch: that takes longer than most jobs.
+
+    python forked_script.py
+
+is that process. It reads what to run from standard input, one JSON object a line, and prints each
+exit status. It is started at first use and does nothing else: forks need a quiet parent.
+"""
+
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from meshmend.processes import die_with_parent
+from waiting import HANG_S
+
+# Every optimizer imports the first of them when it is made.
+_IMPORTED = ("torch._dynamo", "meshmend.launch.elastic", "meshmend.train.job")
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A script with its arguments, where it runs, and the files that get what it prints."""
+
+    line: list[str]
+    environment: dict[str, str]
+    cwd: str
+    out: str
+    err: str
+
+
+def run_forked(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Return how a script ended that needs torch, and what it printed, as `subprocess.run` does."""
+    line, parent = [script, *arguments], _parent()
+    assert parent.stdin is not None
+    assert parent.stdout is not None
+    with TemporaryDirectory() as folder:
+        out, err = Path(folder, "out"), Path(folder, "err")
+        request = _Request(line, dict(os.environ), str(Path.cwd()), str(out), str(err))
+        print(json.dumps(asdict(request)), file=parent.stdin, flush=True)
+        code = int(parent.stdout.readline())
+        return subprocess.CompletedProcess(line, code, out.read_text(), err.read_text())
+
+
+@cache
+def _parent() -> subprocess.Popen[str]:
+    """Start the process that forks; it ends with its standard input, or when this one dies."""
+    return subprocess.Popen(
+        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def _serve() -> _Request | None:
+    """Fork for each request; return the request in the fork, and None at the end of all."""
+    parent = os.getpid()
+    for text in sys.stdin:
+        request = _Request(**json.loads(text))
+        if (pid := os.fork()) == 0:
+            die_with_parent(parent)
+            return request
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    return None
+
+
+def _run(request: _Request) -> None:
+    """Run a script as in a process that was started for it alone."""
+    signal.alarm(int(HANG_S))
+    os.chdir(request.cwd)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number, file in ((1, request.out), (2, request.err)):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
+    sys.argv = request.line
+    sys.path[0] = str(Path(request.line[0]).parent)
+    runpy.run_path(request.line[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    die_with_parent(os.getppid())
+    for name in _IMPORTED:
+        import_module(name)
+    if (request := _serve()) is not None:
+        _run(request)
