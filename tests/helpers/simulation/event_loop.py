@@ -51,7 +51,18 @@ class Process:
         self.host = host
         self.name = name
         self.is_alive = True
-        self.frozen_until = 0.0
+        self._frozen_until = 0.0
+        self._held: list[Action] = []  # what it does when it wakes
+
+    def freeze(self, seconds: float) -> None:
+        """Stop for a while, or for longer if it is stopped already."""
+        self._frozen_until = max(self._frozen_until, self.events.now + seconds)
+        self.events.at(self._frozen_until, self._wake_up)
+
+    def thaw(self) -> None:
+        """Wake now, and do what was held back."""
+        self._frozen_until = self.events.now
+        self._wake_up()
 
     def soon(self, action: Action, delay_s: float | None = None) -> None:
         """Do something a little later if this process lives, or when it wakes if it is frozen."""
@@ -60,9 +71,16 @@ class Process:
         self.events.after(delay_s, lambda: self._do(action))
 
     def _do(self, action: Action) -> None:
-        if not self.is_alive:
-            return
-        if self.frozen_until > self.events.now:
-            self.events.at(self.frozen_until, lambda: self._do(action))
-        else:
+        if self.is_alive and self._is_frozen:
+            self._held.append(action)
+        elif self.is_alive:
             action()
+
+    @property
+    def _is_frozen(self) -> bool:
+        return self._frozen_until > self.events.now
+
+    def _wake_up(self) -> None:
+        held, self._held = self._held, []
+        for action in held:
+            self._do(action)  # the first of them may stop it again

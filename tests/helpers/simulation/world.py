@@ -148,7 +148,7 @@ class World:
     def freeze(self, process: Process, seconds: float) -> None:
         """Stop a process for a while; its kernel answers, it does not."""
         self.disturb(f"freeze of {process.name} for {seconds:.2f} s")
-        process.frozen_until = self.events.now + seconds
+        process.freeze(seconds)
 
     def stick(self, chip: Chip, seconds: float) -> None:
         """Stop only the main thread of a worker for a while."""
@@ -193,11 +193,11 @@ class World:
         self.network.unblock_all()
         self.network.slow_until = 0.0
         self.disk.is_full = self.disk.is_slow = False
-        self.coordinator.frozen_until = self.events.now
+        self.coordinator.thaw()
         for worker in self.workers.values():
             worker.process.stuck_until = self.events.now
             if worker.process not in self.frozen_for_good:
-                worker.process.frozen_until = self.events.now
+                worker.process.thaw()
         self.start_coordinator()
         for chip in self.mesh.live:
             self.start_worker(chip)
