@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from meshmend.membership.history import CoordinatorRecord
+from meshmend.membership.history import BegunGeneration, CoordinatorRecord, VoidGeneration
+from meshmend.membership.messages import FRESH
 from meshmend.membership.record_file import RecordSaver, load_history, save_record
 from small_disks import small_disk
 
@@ -40,3 +41,13 @@ def test_a_saved_record_is_not_written_again() -> None:
     saver.retry()
 
     assert written == [CoordinatorRecord("job")]
+
+
+def test_a_record_names_the_generations_that_took_no_step(tmp_path: Path) -> None:
+    begun = (BegunGeneration(1, (), is_confirmed=True), BegunGeneration(6, (), base=1, step=4))
+    void = (VoidGeneration(4, FRESH), VoidGeneration(5, 1))
+    record = CoordinatorRecord("job", begun, step=4, highest=6, void=void)
+
+    save_record(tmp_path / "record", record)
+
+    assert load_history(tmp_path / "record", "job").record == record

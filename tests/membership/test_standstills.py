@@ -1,5 +1,7 @@
 """Histories in which a job stood still, by hand: each had its cause in one decision."""
 
+from dataclasses import replace
+
 from meshmend.membership.decision import Decision
 from meshmend.membership.generation import Generation, Seat
 from meshmend.membership.history import BegunGeneration, CoordinatorRecord, History
@@ -32,6 +34,19 @@ def decisions(membership: Membership, now: float) -> list[Decision]:
 
 def generations(made: list[Decision]) -> list[Generation]:
     return [each.generation for each in made if each.generation is not None]
+
+
+def be_ready(membership: Membership, generation: Generation, now: float) -> None:
+    """Have all members of a generation say that they are ready for it."""
+    for chip in generation.chips:
+        status = membership.workers[chip].status
+        ready = replace(status, generation=generation.number, ready=True)
+        membership.update_status(chip, ready, now)
+
+
+def begins(made: list[Decision]) -> list[tuple[int, bool]]:
+    """With which steps generations begin, and whether these are read from a checkpoint."""
+    return [(each.go.step, each.go.restores) for each in made if each.go is not None]
 
 
 def test_chips_that_trained_before_the_record_was_lost_do_not_begin_anew_with_half_a_state() -> (
@@ -86,3 +101,89 @@ def test_a_generation_without_the_state_makes_room_for_a_chip_that_waits_with_it
     membership.update_status((0, 0), left, 60.0)
 
     assert generations(decisions(membership, 60.0))[-1].chips == ((0, 2),)
+
+
+def test_a_restored_state_counts_no_more_once_the_lost_one_was_back() -> None:
+    """The restore takes no step, a holder comes back, and then its state is lost for good."""
+    everyone = tuple((chip, address(chip)) for chip in ((0, 0), (0, 1), (0, 2)))
+    begun = (
+        BegunGeneration(1, everyone, is_confirmed=True),
+        BegunGeneration(4, everyone, base=1, step=4, is_restored=True),
+    )
+    membership = job("1x3", History(CoordinatorRecord("job", begun, step=4, highest=4)))
+    membership.stop_awaiting((0, 0))
+    lacking = Status(generation=4, ready=False, state_version=FRESH, step=4, checkpoint=4)
+    arrive(membership, (0, 1), lacking)
+    arrive(membership, (0, 2), Status(generation=1, ready=False, state_version=1, step=6))
+    (formed,) = generations(decisions(membership, 0.0))
+    be_ready(membership, formed, 1.0)
+    assert begins(decisions(membership, 1.0)) == [(6, False)]
+    for chip in formed.chips:
+        lost = replace(lacking, generation=formed.number, step=membership.workers[chip].status.step)
+        membership.update_status(chip, lost, 61.0)
+
+    arrive(membership, (0, 0), replace(lacking, state_version=4))
+    made = decisions(membership, 61.0) + decisions(membership, 121.0)
+    be_ready(membership, generations(made)[-1], 181.0)
+
+    assert [each.lost_step for each in made if each.lost_step is not None] == [6]
+    assert begins(decisions(membership, 181.0)) == [(4, True)]
+
+
+def test_a_restored_state_counts_while_the_lost_one_is_not_back() -> None:
+    """Also after a second restore that takes no step; the lost one then counts no more."""
+    chips = ((0, 0), (0, 1))
+    everyone = tuple((chip, address(chip)) for chip in chips)
+    begun = (
+        BegunGeneration(1, everyone, is_confirmed=True),
+        BegunGeneration(4, everyone, base=1, step=4, is_restored=True),
+    )
+    history = History(CoordinatorRecord("job", begun, step=4, highest=4))
+    lacking = Status(generation=4, ready=False, state_version=FRESH, step=4, checkpoint=4)
+    restored = replace(lacking, state_version=4)
+    lost = Status(generation=1, state_version=1, step=6)
+
+    history.update(everyone[0], lacking)
+    assert history.is_holder(restored)
+    assert history.is_holder(lost)
+
+    history.update(everyone[1], restored)
+    seats = tuple(Seat(chip, address(chip), 1) for chip in chips)
+    history.begin(Generation(5, seats), version=FRESH, step=2)
+    history.update(everyone[0], replace(lacking, generation=5))
+    assert history.is_holder(restored)
+    assert not history.is_holder(lost)
+
+
+def test_a_chip_of_a_generation_without_a_step_holds_what_that_one_began_with() -> None:
+    """A second generation begins with a later step of the same state, and takes no step either."""
+    everyone = tuple((chip, address(chip)) for chip in ((0, 0), (0, 1)))
+    begun = (
+        BegunGeneration(1, everyone, is_confirmed=True),
+        BegunGeneration(4, everyone, base=1, step=6),
+    )
+    history = History(CoordinatorRecord("job", begun, step=6, highest=4))
+    history.update(everyone[0], Status(generation=4, state_version=1, step=6))
+
+    assert history.version_of(Status(generation=4, state_version=4, step=6)) == 1
+
+
+def test_a_job_whose_first_state_lacks_a_part_fails_and_does_not_stand_still() -> None:
+    """The first generation takes no step, but its members have shared their states out already."""
+    everyone = tuple((chip, address(chip)) for chip in ((0, 0), (0, 1)))
+    history = History(CoordinatorRecord("job", (BegunGeneration(1, everyone),), highest=1))
+    membership = job("1x2", history)
+    arrive(membership, (0, 1), Status(generation=1, ready=False, state_version=FRESH, step=0))
+    arrive(membership, (0, 0), Status(generation=1, ready=False, state_version=1, step=0))
+    membership.leave((0, 1), "chip (0, 1) is gone", 0.0)
+    membership.stop_awaiting((0, 1))
+    (formed,) = generations(decisions(membership, 0.0))
+    be_ready(membership, formed, 60.0)
+    assert begins(decisions(membership, 60.0)) == [(0, False)]
+
+    lacking = Status(generation=formed.number, ready=False, state_version=FRESH, step=0)
+    membership.update_status((0, 0), lacking, 120.0)
+    made = decisions(membership, 120.0) + decisions(membership, 180.0)
+
+    assert any(each.lost_step == 0 for each in made)
+    assert any("no complete checkpoint" in each.failed for each in made)

@@ -26,7 +26,8 @@ class BegunGeneration:
     """A generation that got its go message, and the processes that were its members.
 
     `is_confirmed`: a worker was up to date in it, and the next generation continued from its state.
-    It began with the state that generation `base` had after `step`.
+    It began with the state that generation `base` had after `step`; `is_restored`: it was read from
+    a checkpoint.
     """
 
     number: GenerationNumber
@@ -34,6 +35,19 @@ class BegunGeneration:
     is_confirmed: bool = False
     base: StateVersion = FRESH
     step: Count = 0
+    is_restored: bool = False
+
+
+@dataclass(frozen=True)
+class VoidGeneration:
+    """A generation that took no step: whoever was up to date in it holds what it began with.
+
+    That state counts as `version`. One that was read from a checkpoint counts as that of its own
+    generation, until a generation begins with another state; from then on it is FRESH.
+    """
+
+    number: GenerationNumber
+    version: StateVersion
 
 
 @dataclass(frozen=True)
@@ -41,8 +55,9 @@ class CoordinatorRecord:
     """What a coordinator saves for the next coordinator of its job.
 
     `begun` holds at most two generations: last, the latest to begin, if it may have taken steps;
-    before it, the one whose state it began with. `step` is the highest step that a worker reported.
-    `highest` is the highest generation number in use. All workers have the same `fingerprint`.
+    before it, the one whose state it began with. `void` holds the generations since then that took
+    no step. `step` is the highest step that a worker reported. `highest` is the highest generation
+    number in use. All workers have the same `fingerprint`.
     """
 
     job: str
@@ -50,6 +65,7 @@ class CoordinatorRecord:
     step: Count = 0
     highest: GenerationNumber = 0
     fingerprint: JobFingerprint | None = None
+    void: tuple[VoidGeneration, ...] = ()
 
 
 RECORDS = Codec("a coordinator's record", {"coordinator": CoordinatorRecord})
@@ -87,8 +103,11 @@ class History:
         """Record that a generation gets its go message, with this state version and step.
 
         FRESH means a new start, or a start from a checkpoint. If that generation takes no step, the
-        state that was lost before it counts again.
+        state that was lost before it counts again; once a generation begins with that one, the
+        state from the checkpoint counts no more.
         """
+        is_restored = version == FRESH and not self.is_new
+        void = tuple(map(_superseded, self._void_except(version)))
         if version == FRESH:
             version = self.latest  # a checkpoint holds an earlier state of the latest generation
         known = {begun.number: begun for begun in self.record.begun}
@@ -96,9 +115,12 @@ class History:
         members = tuple((seat.chip, seat.address) for seat in generation.seats)
         begun = (
             *(replace(each, is_confirmed=True) for each in before),
-            BegunGeneration(generation.number, members, base=version, step=step),
+            BegunGeneration(
+                generation.number, members, base=version, step=step, is_restored=is_restored
+            ),
         )
-        self.record = replace(self.record, begun=begun, step=step)
+        void = tuple(each for each in void if each.number > begun[0].base)  # others never count
+        self.record = replace(self.record, begun=begun, void=void, step=step)
         self.use_number(generation.number)
         self.is_unknown = self.is_restarted = False
 
@@ -108,17 +130,20 @@ class History:
 
     def update(self, process: Process, status: Status) -> None:
         """Record a worker's status; it may prove that the latest generation took no step."""
-        begun = self.record.begun
-        if status.state_version > self.latest:
+        begun, version = self.record.begun, self.version_of(status)
+        if version > self.latest:
             # It is up to date in a generation whose begin this coordinator does not know of.
-            begun = (BegunGeneration(status.state_version, (), is_confirmed=True),)
-            highest = max(self.record.highest, status.state_version)
-            self.record = replace(self.record, begun=begun, highest=highest)
+            begun = (BegunGeneration(version, (), is_confirmed=True),)
+            highest, void = max(self.record.highest, version), self._void_except(version)
+            self.record = replace(self.record, begun=begun, highest=highest, void=void)
         elif begun and _proves_no_step(process, status, begun[-1]):
-            self.record = replace(self.record, begun=begun[:-1])
+            void = self.record.void
+            if begun[-1].base != FRESH:  # else there is no other state that could count
+                void = (*void, _void(begun[-1]))
+            self.record = replace(self.record, begun=begun[:-1], void=void)
         if self.is_new and status.generation > self.record.highest and status.step > 0:
             self.is_unknown = True  # it has trained, and lacks a part of its state
-        if self.is_holder(status) and status.state_version != FRESH:
+        if self.is_holder(status) and self.version_of(status) != FRESH:
             self.update_step(status.step)
 
     def update_step(self, step: int) -> None:
@@ -126,11 +151,18 @@ class History:
         if step > self.record.step:
             self.record = replace(self.record, step=step)
 
+    def version_of(self, status: Status) -> int:
+        """Return the state version that a worker's state counts as."""
+        counts_as = {each.number: each.version for each in self.record.void}
+        return counts_as.get(status.state_version, status.state_version)
+
+    def _void_except(self, version: int) -> tuple[VoidGeneration, ...]:
+        return tuple(each for each in self.record.void if each.number != version)
+
     def is_holder(self, status: Status) -> bool:
         """Whether a worker's state is the one that counts."""
-        if self.is_unknown:
-            return status.state_version != FRESH
-        return status.state_version >= self.latest
+        version = self.version_of(status)
+        return version != FRESH if self.is_unknown else version >= self.latest
 
     def wait_s(self, timeout_s: float) -> float:
         """Return how long to wait for a holder: not at all if no worker of the run is left."""
@@ -144,12 +176,13 @@ class History:
         A worker that the others went on without holds an earlier state of the job only up to the
         step that they went on from. What it did after that step, they did again.
         """
+        version = self.version_of(status)
         is_earlier = any(
-            status.state_version == begun.base != FRESH and status.step <= begun.step
+            version == begun.base != FRESH and status.step <= begun.step
             for begun in self.record.begun
         )
-        is_held = status.state_version != FRESH and (is_earlier or self.is_holder(status))
-        held = (status.step, status.state_version) if is_held else None
+        is_held = version != FRESH and (is_earlier or self.is_holder(status))
+        held = (status.step, version) if is_held else None
         saved = (status.checkpoint, FRESH) if status.checkpoint is not None else None
         is_beginning = self.is_restarted and status.state_version == FRESH
         initial = (status.step, FRESH) if is_beginning else None
@@ -166,6 +199,16 @@ class History:
     def has_witness(self, workers: Iterable[tuple[Process, Status]]) -> bool:
         """Whether one of the workers holds the state that counts, or can prove which state does."""
         return any(self.is_holder(status) or self.is_witness(who) for who, status in workers)
+
+
+def _void(begun: BegunGeneration) -> VoidGeneration:
+    """Return a generation that took no step."""
+    return VoidGeneration(begun.number, begun.number if begun.is_restored else begun.base)
+
+
+def _superseded(void: VoidGeneration) -> VoidGeneration:
+    """Return a generation that took no step after another one has begun with another state."""
+    return replace(void, version=FRESH) if void.version == void.number else void
 
 
 def _proves_no_step(process: Process, status: Status, begun: BegunGeneration) -> bool:

@@ -353,7 +353,7 @@ class Membership:
 
     def _state_of(self, chip: Chip) -> tuple[int, int]:
         status = self.workers[chip].status
-        return status.state_version, status.step
+        return self.history.version_of(status), status.step
 
     def _begin_when_ready(self, now: float) -> Go | None:
         """Return the go message once every member is ready, else None."""
