@@ -33,6 +33,7 @@ from meshmend.errors import (
     TransportError,
 )
 from meshmend.execute import reference
+from meshmend.execute.peer_connections import has_ended
 from meshmend.execute.rank_program import RankProgram
 from meshmend.execute.sockets import SocketTransport
 from meshmend.schedule.algorithms import algorithm
@@ -166,8 +167,8 @@ def test_a_dialler_with_the_wrong_secret_is_refused_and_logged(
     [
         (b"GET / HTTP/1.1\r\nHost: example\r\n\r\n" + bytes(60), "not a meshmend handshake"),
         (b"x", "closed the connection during the handshake"),
-        (b"meshmend/2" + bytes(12) + bytes(32), "wants rank 0, but this is rank 1"),
-        (b"meshmend/2" + bytes(4) + bytes([0, 0, 0, 1]) + bytes(68), "does not know the secret"),
+        (b"meshmend/3" + bytes(16) + bytes(32), "wants rank 0, but this is rank 1"),
+        (b"meshmend/3" + bytes(4) + bytes([0, 0, 0, 1]) + bytes(72), "does not know the secret"),
     ],
 )
 def test_garbage_on_the_port_is_refused_and_a_peer_still_gets_in(
@@ -319,6 +320,56 @@ def test_a_rank_that_hung_up_and_called_again_in_the_same_epoch_gets_its_new_con
         low.drop([1])
         meet(0)
         assert together(meet, 2) == [None, None]
+
+        low._sockets[1].sendall(b"x")
+        high._sockets[0].setblocking(True)
+        assert high._sockets[0].recv(1) == b"x"
+
+
+def test_a_rank_that_calls_again_after_the_other_chose_the_old_connection_finds_out() -> None:
+    """Else it waits for ever for what the other end has sent over the old one."""
+    with transports(2) as (low, high):
+        both = (low, high)
+
+        def meet(rank: int) -> None:
+            peer = both[1 - rank]
+            both[rank].connect({peer.rank: peer.address}, epochs={peer.rank: 7}, timeout_s=HANG_S)
+
+        def renew_and_meet(rank: int) -> None:
+            both[rank].renew(3)
+            meet(rank)
+
+        assert together(meet, 2) == [None, None]
+        low.renew(2)
+        high.renew(2)
+        meet(1)
+        low.drop([1])
+        meet(0)
+
+        until(lambda: has_ended(low._sockets[1]))
+        until(lambda: has_ended(high._sockets[0]))
+        assert together(renew_and_meet, 2) == [None, None]
+        low._sockets[1].sendall(b"x")
+        high._sockets[0].setblocking(True)
+        assert high._sockets[0].recv(1) == b"x"
+
+
+def test_a_call_of_a_later_generation_is_kept_for_that_one() -> None:
+    with transports(2) as (low, high):
+        both = (low, high)
+
+        def meet(rank: int) -> None:
+            peer = both[1 - rank]
+            both[rank].connect({peer.rank: peer.address}, epochs={peer.rank: 7}, timeout_s=HANG_S)
+
+        low.renew(2)
+        high.renew(2)
+        assert together(meet, 2) == [None, None]
+        low.drop([1])
+        low.renew(3)
+        meet(0)
+        high.renew(3)
+        meet(1)
 
         low._sockets[1].sendall(b"x")
         high._sockets[0].setblocking(True)

@@ -131,8 +131,8 @@ def test_a_flood_of_refusals_is_logged_in_few_lines(caplog: pytest.LogCaptureFix
 @given(st.lists(st.integers(1, 40), min_size=1))
 def test_bytes_may_come_in_any_pieces(sizes: list[int]) -> None:
     listening_end = ListenerHandshake(SECRET, ME)
-    request = ConnectRequest(3, ME, 5)
-    hello = handshake._HELLO.pack(handshake._MAGIC, 3, ME, 5, b"n" * 32)
+    request = ConnectRequest(3, ME, 5, 8)
+    hello = handshake._HELLO.pack(handshake._MAGIC, 3, ME, 5, 8, b"n" * 32)
 
     answer = fed(listening_end, hello, sizes)
     assert (len(answer), listening_end.request) == (64, None)

@@ -116,10 +116,11 @@ class SocketTransport:
         missing = [peer for peer in addresses if not self._is_linked(peer)]
         try:
             for peer in sorted(missing, reverse=True):  # dials first, then waits for calls
+                epoch = wanted[peer]
                 connection = self._peer_connections.connection(
-                    peer, addresses[peer], deadline, epoch=wanted[peer]
+                    peer, addresses[peer], deadline, epoch=epoch, generation=self.generation
                 )
-                self._link(peer, connection, wanted[peer])
+                self._link(peer, connection, epoch)
         except StoppedError:
             if not in_use:  # else the runs in flight have to see it too, until `renew`
                 clear(self._stop_fd)
@@ -239,7 +240,9 @@ class SocketTransport:
         connection = self._sockets.get(peer)
         if connection is None or self._epochs.get(peer) != epoch:
             return False
-        return not self._peer_connections.has_new_call(peer, epoch) and not has_ended(connection)
+        if has_ended(connection):
+            return False
+        return self._peer_connections.choose_old(peer, epoch, self.generation)
 
     def _is_linked(self, peer: int) -> bool:
         return bool(self._links[peer, frames.FD] >= 0)

@@ -4,7 +4,8 @@ Challenge and response with HMAC-SHA256: the secret itself never crosses the wir
 it, so a stranger is refused whether it dials or listens. Every message has a fixed length; nothing
 is unpickled.
 
-    dialler    magic, its rank, the rank it wants, the epoch of the connection, 32 random bytes
+    dialler    magic, its rank, the rank it wants, the epoch of the connection, the generation in
+               which it calls, 32 random bytes
     listener   32 random bytes, proof over all of that
     dialler    proof over all of that
     listener   one byte: welcome
@@ -26,8 +27,8 @@ from meshmend.net.liveness import limit_unacknowledged
 # The rank that a caller wants if it does not know whom it calls: whoever listens may answer.
 ANYONE: Final = 0xFFFFFFFC
 
-_MAGIC: Final = b"meshmend/2"
-_HELLO: Final = struct.Struct(">10sIII32s")
+_MAGIC: Final = b"meshmend/3"
+_HELLO: Final = struct.Struct(">10sIIII32s")
 _NONCE_BYTES: Final = 32
 _PROOF_BYTES: Final = 32
 _WELCOME: Final = b"\x01"
@@ -35,11 +36,15 @@ _WELCOME: Final = b"\x01"
 
 @dataclass(frozen=True)
 class ConnectRequest:
-    """Who calls whom, and in which epoch: both ends must mean the same connection."""
+    """Who calls whom, and in which epoch: both ends must mean the same connection.
+
+    `generation` is the one that the caller has begun; 0 if it knows none.
+    """
 
     caller: int
     wanted: int
     epoch: int = 0
+    generation: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,9 +101,8 @@ def dial(
             deadline.for_connecting().wait(connection, select.POLLOUT)
         if code := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             raise PeerLostError(f"cannot connect to {address[0]}:{address[1]}: {os.strerror(code)}")
-        hello = _HELLO.pack(
-            _MAGIC, request.caller, request.wanted, request.epoch, os.urandom(_NONCE_BYTES)
-        )
+        numbers = request.caller, request.wanted, request.epoch, request.generation
+        hello = _HELLO.pack(_MAGIC, *numbers, os.urandom(_NONCE_BYTES))
         connection.sendall(hello)
         answer = _read(connection, _NONCE_BYTES + _PROOF_BYTES, deadline)
         nonce, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
@@ -159,7 +163,7 @@ class ListenerHandshake:
         )
 
     def _answer_hello(self, hello: bytes) -> bytes:
-        magic, caller, wanted, epoch, _ = _HELLO.unpack(hello)
+        magic, caller, wanted, epoch, generation, _ = _HELLO.unpack(hello)
         if magic != _MAGIC:
             raise HandshakeError(
                 f"this is not a meshmend handshake: its first bytes are {hello[:10]!r}"
@@ -169,7 +173,7 @@ class ListenerHandshake:
                 f"rank {caller} wants rank {wanted}, but this is rank {self._rank}"
             )
         nonce = os.urandom(_NONCE_BYTES)
-        self._hello = ConnectRequest(caller, wanted, epoch)
+        self._hello = ConnectRequest(caller, wanted, epoch, generation)
         self._expected = _proof(self._secret, b"dialler", hello, nonce)
         return nonce + _proof(self._secret, b"listener", hello, nonce)
 

@@ -40,6 +40,7 @@ class SimulatedPeers:
         self._is_stopped = False
         self._links: dict[Chip, tuple[int, End]] = {}
         self._arrived: dict[Chip, tuple[int, End]] = {}
+        self._chosen_in: dict[Chip, int] = {}  # the last generation with a connection
         self._parked: dict[Chip, Frame] = {}
         network.listen(process, port, self._admit)
 
@@ -106,6 +107,8 @@ class SimulatedPeers:
             is_called = self._arrived.get(chip, (-1, None))[0] == epoch
             if chip in self._links and (self._links[chip][0] != epoch or is_called):
                 self._drop(chip)
+            elif chip in self._links:
+                self._chosen_in[chip] = self._generation.number
         until = self._process.events.now + _CONNECT_S
         for chip in sorted(set(wanted) - set(self._links), reverse=True):
             end = self._connection(chip, wanted[chip], until)
@@ -209,7 +212,7 @@ class SimulatedPeers:
         self._network.dial(
             self._process,
             (int(host.removeprefix("host-")), port),
-            (self._chip, epoch),
+            (self._chip, epoch, self._generation.number),
             on_ready=self._process.wake,
             on_result=answered,
         )
@@ -230,13 +233,14 @@ class SimulatedPeers:
             if self._process.events.now >= until:
                 raise PeerLostError(f"chip {chip} did not connect in time", self._seats[chip])
             self._process.block(until)
+        self._chosen_in[chip] = self._generation.number
         return self._arrived.pop(chip)[1]
 
-    def _admit(self, end: End, request: tuple[Chip, int]) -> None:
-        chip, epoch = request
+    def _admit(self, end: End, request: tuple[Chip, int, int]) -> None:
+        chip, epoch, generation = request
         before, old = self._arrived.get(chip, (-1, None))
-        if epoch < before:
-            end.close()
+        if epoch < before or generation <= self._chosen_in.get(chip, -1):
+            end.close()  # the caller finds out when it needs this connection
             return
         if old is not None:
             old.close()
