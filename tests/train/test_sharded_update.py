@@ -177,3 +177,25 @@ def test_the_loss_of_owner_and_mirror_is_told_and_changes_no_weights() -> None:
     assert all(each.has_lost and each.update.has_lost_state for each in job.chips.values())
     after = job.chips[0, 0].parameters
     assert all(torch.equal(*pair) for pair in zip(weights, after, strict=True))
+
+
+def test_a_first_state_is_complete_on_a_new_chip_if_its_owner_and_mirror_are_gone() -> None:
+    """Nothing was trained yet, so nothing is lost: a new chip has the same first state."""
+    job = ThreadJob(3, adamw)
+    job.run(0)
+    job.chips = {chip: each for chip, each in job.chips.items() if chip[0] == 0}
+    job.repair()
+    job.run(STEPS)
+
+    assert not any(each.has_lost for each in job.chips.values())
+    check(job)
+
+
+def test_a_first_state_completes_nothing_after_a_step() -> None:
+    job = ThreadJob(3, adamw)
+    job.run(1)
+    job.chips = {chip: each for chip, each in job.chips.items() if chip[0] == 0}
+    job.repair()
+    job.run(STEPS)
+
+    assert all(each.has_lost for each in job.chips.values())
