@@ -2,7 +2,11 @@
 
 from functools import partial
 
+import pytest
+
+from meshmend.membership.coordinator import Coordinator
 from simulation.event_loop import EventLoop, Process
+from simulation.runs import simulate
 
 
 def test_a_second_shorter_freeze_does_not_wake_half_of_a_process() -> None:
@@ -47,3 +51,15 @@ def test_a_process_that_is_stopped_while_it_wakes_holds_back_the_rest() -> None:
     events.run(5.0, lambda: False)
 
     assert done == [2.0]
+
+
+def test_a_trace_of_a_job_that_stands_still_ends_with_where_each_worker_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Coordinator, "tick", lambda coordinator, now: None)
+
+    run = simulate(0, traces=True)
+
+    assert "stands still" in run.problem
+    assert "waits in" in run.trace[-1]
+    assert "await_news" in run.trace[-1]

@@ -45,6 +45,8 @@ def simulate(seed: int, *, traces: bool = False, is_sharded: bool = False) -> Ru
         if not isinstance(error, ProtocolError):
             problem += _where(error)
     finally:
+        if problem:
+            _tell_where_all_wait(world)
         world.close()
     return Run(
         seed,
@@ -74,6 +76,13 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+def _tell_where_all_wait(world: World) -> None:
+    """Write down in which call each worker waits: the last lines of a trace."""
+    for process in (worker.process for worker in world.workers.values()):
+        if process.is_alive:
+            world.events.tell(process.name, "waits in %s", " > ".join(process.stack()))
 
 
 def _problem_at_the_end(world: World) -> str:

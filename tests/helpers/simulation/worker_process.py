@@ -4,6 +4,8 @@ Knows time and its own death; what it trains and whom it talks to are given by `
 """
 
 from collections.abc import Callable
+from pathlib import Path
+from traceback import extract_stack
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
@@ -63,6 +65,12 @@ class WorkerProcess(Process):
         """End the main thread of a process that was killed."""
         if self._greenlet is not None and not self._greenlet.dead:
             self._greenlet.throw(GreenletExit)
+
+    def stack(self) -> list[str]:
+        """Return where the main thread waits, the innermost call last; nothing if it has ended."""
+        frame = self._greenlet.gr_frame if self._greenlet is not None else None
+        found = [] if frame is None else extract_stack(frame)
+        return [f"{Path(each.filename).stem}:{each.lineno} {each.name}" for each in found]
 
     def _resume(self) -> None:
         if self.stuck_until > self.events.now:
