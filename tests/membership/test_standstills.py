@@ -187,3 +187,43 @@ def test_a_job_whose_first_state_lacks_a_part_fails_and_does_not_stand_still() -
 
     assert any(each.lost_step == 0 for each in made)
     assert any("no complete checkpoint" in each.failed for each in made)
+
+
+def test_a_job_fails_if_the_state_to_go_back_to_turns_out_to_be_of_another_history() -> None:
+    """A chip has finished a step in flight, which the others did again, and says so only now."""
+    everyone = tuple((chip, address(chip)) for chip in ((0, 0), (0, 1)))
+    begun = (
+        BegunGeneration(1, everyone, is_confirmed=True),
+        BegunGeneration(2, everyone[:1], base=1, step=0),
+    )
+    membership = job("1x2", History(CoordinatorRecord("job", begun, highest=2)))
+    membership.stop_awaiting((0, 0))
+    arrive(membership, (0, 1), Status(generation=1, ready=False, state_version=1, step=0))
+    made = decisions(membership, 0.0) + decisions(membership, 60.0)
+    (formed,) = generations(made)
+
+    ready = Status(generation=formed.number, ready=True, state_version=1, step=1)
+    membership.update_status((0, 1), ready, 120.0)
+    made = decisions(membership, 120.0) + decisions(membership, 180.0)
+
+    assert begins(made) == []
+    assert any("no complete checkpoint" in each.failed for each in made)
+
+
+def test_a_chip_that_can_read_the_checkpoint_is_waited_for_if_it_leaves() -> None:
+    history = History(CoordinatorRecord("job", (BegunGeneration(2, ()),), step=6, highest=2))
+    membership = job("1x2", history)
+    reader = Status(generation=0, ready=False, state_version=FRESH, step=0, checkpoint=4)
+    arrive(membership, (0, 0), reader)
+    arrive(membership, (0, 1), replace(reader, checkpoint=None))
+    made = decisions(membership, 0.0) + decisions(membership, 60.0)
+    assert len(generations(made)) == 1
+
+    membership.leave((0, 0), "chip (0, 0) is gone", 120.0)
+    made = decisions(membership, 120.0)
+    membership.arrive((0, 0), address((0, 0)), status=reader, memory=None, now=180.0)
+    made += decisions(membership, 180.0)
+    be_ready(membership, generations(made)[-1], 240.0)
+
+    assert not any(each.failed for each in made)
+    assert begins(decisions(membership, 240.0)) == [(4, True)]

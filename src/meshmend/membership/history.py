@@ -168,6 +168,11 @@ class History:
         """Return how long to wait for a holder: not at all if no worker of the run is left."""
         return 0.0 if self.is_restarted else timeout_s
 
+    def why_lost(self, timeout_s: float) -> str:
+        """Return why the job fails after it has waited for a holder."""
+        lost = f"no chip that is left holds the state after step {self.step}"
+        return f"{lost}, none came back within {timeout_s:g} s, and there is no complete checkpoint"
+
     def restorable(self, status: Status) -> tuple[int, int] | None:
         """Return the newest step that a worker can go back to, and its state version.
 

@@ -191,15 +191,16 @@ class Membership:
                 self._holder_deadline, self._is_restoring = None, False
                 self._changes.add("a chip that holds the state is back", now)
             return None
+        later = now + self.history.wait_s(self._timing.holder_timeout_s)
         if self._holder_deadline is None:
-            self._holder_deadline = now + self.history.wait_s(self._timing.holder_timeout_s)
+            self._holder_deadline = later
             return Decision(lost_step=self.history.step)
+        if self._is_restoring and not self._restorable(self.workers):  # who had it left, or stepped
+            self._is_restoring, self._holder_deadline = False, later
         if now < self._holder_deadline or self._is_restoring:
             return None
-        if self._restorable(self.workers) is None:
-            lost = f"no chip that is left holds the state after step {self.history.step}"
-            waited = f"none came back within {self._timing.holder_timeout_s:g} s"
-            return Decision(failed=f"{lost}, {waited}, and there is no complete checkpoint")
+        if not self._restorable(self.workers):
+            return Decision(failed=self.history.why_lost(self._timing.holder_timeout_s))
         self._is_restoring, self.go = True, None  # the next one may have the same members
         self._changes.add("no worker holds the state any more; going on from a checkpoint", now)
         return None
