@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from meshmend.errors import InputError
 from meshmend.explore.flows import whole_channels
 from meshmend.planning.plan import Plan
-from meshmend.schedule.priority import delay_slices, remaining_hops
+from meshmend.planning.tree_formula import Pipeline
+from meshmend.schedule.priority import remaining_hops
 from meshmend.simulator.network_program import program_of
 from meshmend.simulator.rules import Simulation, Trace, simulate
 
@@ -58,14 +59,14 @@ def timeline_of(plan: Plan, *, slice_number: int | None = None) -> Timeline:
 
 def _traced(plan: Plan, n_slices: int) -> Simulation:
     routes, target = plan.placement.routes, plan.target
-    skew = plan.pipeline.skew if plan.pipeline else 0.0
+    pipeline = plan.pipeline or Pipeline(n_slices)
     remaining = remaining_hops(plan.schedule, plan.hazards, routes)
     return simulate(
         program_of(plan.schedule, plan.hazards, routes),
         target.fabric,
         payload_bytes=target.payload_bytes,
         slices=n_slices,
-        delay_slices=delay_slices(remaining, skew),
+        delay_slices=pipeline.delays(plan.schedule, remaining),
         trace=True,
     )
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshmend.overlay.tree_counts import least_load
+from meshmend.overlay.tree_counts import least_load, pace
 from meshmend.overlay.tree_exchange import balance_loads
 from meshmend.overlay.tree_forest import Forest, Ints, empty_forest, grow_all
+from meshmend.overlay.tree_gaps import fill_gaps
 from meshmend.topology.figures import MeshFigures
 
 # Found by trying. Losses and gains are what `benchmarks/tune_trees.py` finds on small meshes.
@@ -35,6 +36,8 @@ _TREES_PER_HOPELESS_LOAD = 2
 _RADIUS_PER_FIRST_SLACK_HOP = 16
 _RADIUS_PER_LAST_SLACK_HOP = 2
 _MORE_SLACK_HOPS = 4
+# From this gap on a hop less is worth a search for it: 0.3 % of the time of 32x32 at 10 MB.
+_LONG_GAP = 0.3
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,29 @@ def evenest_forest(figures: MeshFigures, n_trees: int, search: SearchEffort) -> 
                 if not excess_load:
                     return forest
         load += 1
+
+
+def gap_filling_forest(
+    figures: MeshFigures, n_trees: int, depth_slack: int, gap: float, seed: int
+) -> Forest:
+    """Return a forest whose leaves fill gaps, no deeper than the radius and the slack.
+
+    If the gap is long, half of the trees are a hop shallower, if possible. They come last in each
+    slice, and their last slice has the shorter way.
+    """
+    random, cap = np.random.default_rng(seed), figures.radius + depth_slack
+    n_deep = n_trees // 2 if depth_slack and gap >= _LONG_GAP else n_trees
+    shallow = np.arange(n_trees) >= n_deep
+    roots = np.resize(random.permutation(figures.ranks_within(cap)), n_trees)
+    central = random.permutation(figures.ranks_within(cap - 1)) if depth_slack else roots
+    roots = np.where(shallow, np.resize(central, n_trees), roots)
+    forest = empty_forest(figures.mesh, n_trees, seed)
+    grow_all(forest.ways, forest.state, forest.load, forest.random, roots)
+    goal = pace(figures, n_trees, gap)
+    for caps in (cap - shallow, np.full(n_trees, cap)):
+        if fill_gaps(forest, goal=goal, caps=caps.astype(np.int32), gap=gap) <= goal:
+            break
+    return forest
 
 
 def _grown(

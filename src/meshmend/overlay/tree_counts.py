@@ -10,6 +10,7 @@ from meshmend.topology.figures import MeshFigures
 # More trees than this lower the least load of no mesh in `benchmarks/trees.py` by 1 % (32x32 with
 # a hole: 14/27 = 0.5185 for 27 trees, 0.5173 for any number), and the time to plan grows with them.
 MOST_TREES = 32
+_FILLED = 0.4  # of each gap; with a half the search finds no such trees on 32x32 at 200 MB
 
 
 def least_load(figures: MeshFigures, n_trees: int) -> int:
@@ -23,6 +24,18 @@ def least_load(figures: MeshFigures, n_trees: int) -> int:
         return 0
     n_uses = n_trees * (mesh.n_live - 1)
     return max(-(-n_uses // len(mesh.links)), -(-n_trees // figures.min_degree))
+
+
+def pace(figures: MeshFigures, n_trees: int, gap: float) -> int:
+    """Return the pace of trees whose leaves fill gaps (`tree_gaps`), as a number of trees.
+
+    A gap is a part of the time, and each channel has two. A rank with few links has all its trees
+    on these.
+    """
+    mesh = figures.mesh
+    on_average = n_trees * (mesh.n_live - 1) / len(mesh.links)
+    at_the_pace = on_average * (1 + (1 - _FILLED) * gap) / (1 + gap)
+    return max(math.ceil(at_the_pace), -(-n_trees // figures.min_degree))
 
 
 def tree_counts(figures: MeshFigures, most: int) -> tuple[int, ...]:

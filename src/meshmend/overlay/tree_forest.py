@@ -221,24 +221,27 @@ def hang(ways: Ints, state: Ints, a: int, p: int, top: int, k: int) -> None:
 
 
 @plain_kernel
+def reroot(ways: Ints, state: Ints, k: int, root: int, near: Ints, order: Ints) -> None:
+    """Make a rank the root of tree k; `order` then holds all ranks, parents before children."""
+    top = root
+    while state[top, k, PORT] >= 0:
+        top = ways[top, state[top, k, PORT], NEIGHBOR]
+    hang(ways, state, root, -1, top, k)
+    walk(ways, state, k, root, -1, near, order)
+    for rank in range(len(near)):
+        state[rank, k, DEPTH] = near[rank]
+    fill_heights(ways, state, k, order)
+
+
+@plain_kernel
 def root_at_center(ways: Ints, state: Ints, k: int, near: Ints, order: Ints) -> None:
     """Root tree k in the middle of its longest path, which makes it as shallow as it can be."""
     walk(ways, state, k, 0, -1, near, order)
-    v = order[-1]
-    for half in range(2):
-        root = v
-        if half == 1:
-            for _ in range(state[v, k, DEPTH] // 2):
-                root = ways[root, state[root, k, PORT], NEIGHBOR]
-        top = root
-        while state[top, k, PORT] >= 0:
-            top = ways[top, state[top, k, PORT], NEIGHBOR]
-        hang(ways, state, root, -1, top, k)
-        walk(ways, state, k, root, -1, near, order)
-        for rank in range(len(near)):
-            state[rank, k, DEPTH] = near[rank]
-        v = order[-1]
-    fill_heights(ways, state, k, order)
+    reroot(ways, state, k, order[-1], near, order)
+    root = order[-1]
+    for _ in range(state[root, k, DEPTH] // 2):
+        root = ways[root, state[root, k, PORT], NEIGHBOR]
+    reroot(ways, state, k, root, near, order)
 
 
 @kernel

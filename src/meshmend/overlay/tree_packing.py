@@ -18,7 +18,12 @@ from numpy.typing import NDArray
 from meshmend.errors import TopologyError
 from meshmend.kernels import kernel
 from meshmend.overlay.forest_invariants import check_forest, check_spanning_trees
-from meshmend.overlay.tree_balanced import SearchEffort, evenest_forest, forest_within
+from meshmend.overlay.tree_balanced import (
+    SearchEffort,
+    evenest_forest,
+    forest_within,
+    gap_filling_forest,
+)
 from meshmend.overlay.tree_disjoint import disjoint_forest
 from meshmend.overlay.tree_forest import NEIGHBOR, PORT, Forest, root_all
 from meshmend.topology.figures import MeshFigures, mesh_figures
@@ -116,6 +121,20 @@ class TreePacking:
         channel = child.astype(np.int64) * self.n_ranks + self.parents[tree, child]
         return int(np.unique(channel, return_counts=True)[1].max(initial=0))
 
+    def needed_pace(self, goal: int, gap: float) -> float:
+        """Return the pace that the most crowded link needs, the goal at least (`tree_gaps`)."""
+        tree, child = np.nonzero(self.parents >= 0)
+        parent, is_leaf = self.parents[tree, child], self.heights[tree, child] == 0
+        ways = np.array([child, parent], dtype=np.int64) * self.n_ranks + [parent, child]
+        used, which = np.unique(ways, return_inverse=True)
+        up, down = which.reshape(2, -1)
+        needed = np.zeros(len(used))
+        for way in (up, down):
+            n_trees = np.bincount(way, minlength=len(used))
+            room = np.maximum(0.0, gap * (goal - n_trees))
+            needed += n_trees - np.minimum(room, np.bincount(way, is_leaf, len(used)))
+        return max(float(goal), float(needed.max(initial=0.0)))
+
     def _number(self, one: NDArray[np.integer], other: NDArray[np.integer]) -> NDArray[np.int64]:
         """Return a number for each pair of ranks that sorts as the pairs do."""
         low, high = np.minimum(one, other).astype(np.int64), np.maximum(one, other)
@@ -187,6 +206,30 @@ def tree_packing(
         forest = forest_within(figures, n_trees, depth_slack, search)
     root_all(forest.ways, forest.state)
     check_forest(forest, cap=None if depth_slack is None else figures.radius + depth_slack)
+    return _packing(forest, np.full(n_trees, 1 / n_trees))
+
+
+def gap_packing(
+    mesh: Mesh, *, n_trees: int, depth_slack: int, gap: float, seed: int = 0
+) -> TreePacking:
+    """Return spanning trees of equal weight whose leaves fill the gaps of the channels.
+
+    No tree is deeper than the mesh's radius plus the slack. The `gap` is the time of the longest
+    way up and down, as a part of the time in which the payload passes the busiest link.
+    `tree_gaps` says what gaps are. Such trees need a pipeline that serves leaves last.
+    Deterministic for a seed.
+
+    Raises:
+        TopologyError: the mesh is not connected, or a figure is out of range.
+    """
+    if n_trees < 1 or depth_slack < 0 or not gap >= 0:
+        raise TopologyError(
+            f"gap_packing needs at least one tree, a slack and a gap from 0 on, but got {n_trees} "
+            f"trees, slack {depth_slack} and gap {gap}"
+        )
+    figures = _connected_figures(mesh, "gap_packing")
+    forest = gap_filling_forest(figures, n_trees, depth_slack, gap, seed)
+    check_forest(forest, cap=figures.radius + depth_slack)
     return _packing(forest, np.full(n_trees, 1 / n_trees))
 
 

@@ -36,7 +36,7 @@ from meshmend.topology.mesh import Mesh
 _CLASSES_PER_OCTAVE = 24
 _SHORT = 4  # a payload is short if the hops of a tree take this many times as long as its bytes
 _MOST_RANKS_TIMES_TREES = 30_000  # of many trees whose pipeline is searched for in a second or two
-_VERSION = 10  # of the search; answers on disk of other versions are not read
+_VERSION = 11  # of the search; answers on disk of other versions are not read
 
 _known: dict[tuple[Mesh, Fabric, float, Collective], "Choice"] = {}
 
@@ -227,6 +227,7 @@ def _from_disk(path: Path | None, mesh: Mesh) -> Choice | None:
                 int(document["pipeline"]["slices"]),
                 float(document["pipeline"]["skew"]),
                 float(document["pipeline"]["stagger"]),
+                bool(document["pipeline"]["leaves_last"]),
             ),
             None if shape is None else TreeShape(**shape),
             None if shape is None else _packing(mesh, document["packing"]),

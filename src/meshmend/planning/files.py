@@ -142,7 +142,10 @@ def _pipeline(document: dict[str, Any]) -> Pipeline | None:
     stagger = entry.get("stagger", 0.0)  # files from before there were owners have none
     if type(stagger) not in {int, float} or not 0 <= stagger <= 1:
         raise ValueError(f"the pipeline needs a stagger from 0 to 1, but got {entry!r}")
-    return Pipeline(slices, float(skew), float(stagger))
+    leaves_last = entry.get("leaves_last", False)  # files from before gaps were filled have none
+    if type(leaves_last) is not bool:
+        raise ValueError(f"the pipeline needs leaves_last as true or false, but got {entry!r}")
+    return Pipeline(slices, float(skew), float(stagger), leaves_last)
 
 
 def _target(document: dict[str, Any]) -> Target:

@@ -22,7 +22,7 @@ from meshmend.planning.tree_formula import MOST_SLICES, Pipeline
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.owner_trees import owner_tree_counts, owner_tree_schedule
 from meshmend.schedule.placement import placed
-from meshmend.schedule.priority import delay_slices, remaining_hops
+from meshmend.schedule.priority import remaining_hops
 from meshmend.schedule.table import Collective
 from meshmend.simulator.network_program import Program, program_of
 from meshmend.simulator.rules import Progress, Simulation, simulate
@@ -69,16 +69,12 @@ class OwnerTrees:
     ) -> Simulation:
         """Return the simulation of the trees in a pipeline."""
         program, remaining = self._program_and_remaining_hops
-        schedule = program.schedule
-        starts = schedule.cuts[schedule.lo]
         return simulate(
             program,
             fabric,
             payload_bytes=payload_bytes,
             slices=pipeline.slices,
-            delay_slices=delay_slices(
-                remaining, pipeline.skew, starts=starts, stagger=pipeline.stagger
-            ),
+            delay_slices=pipeline.delays(program.schedule, remaining),
             progress=progress,
         )
 

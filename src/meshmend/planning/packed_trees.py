@@ -4,22 +4,38 @@ A `TreeShape` is small enough for a file and, with the mesh, gives the same tree
 """
 
 from dataclasses import dataclass
+from enum import Enum, auto
 from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.overlay.tree_packing import TreePacking, disjoint_packing, tree_packing
+from meshmend.overlay.tree_counts import pace
+from meshmend.overlay.tree_packing import (
+    TreePacking,
+    disjoint_packing,
+    gap_packing,
+    tree_packing,
+)
 from meshmend.planning.tree_formula import Pipeline, TreeFigures
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
-from meshmend.schedule.priority import delay_slices, remaining_hops
+from meshmend.schedule.priority import remaining_hops
 from meshmend.schedule.table import Collective
 from meshmend.schedule.trees import tree_schedule
 from meshmend.simulator.network_program import Program, program_of
 from meshmend.simulator.rules import Simulation, simulate
 from meshmend.topology.fabric import Fabric
+from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
+
+
+class TreeKind(Enum):
+    """How the trees of a packing share the links."""
+
+    BALANCED = auto()
+    DISJOINT = auto()
+    GAP_FILLING = auto()
 
 
 @dataclass(frozen=True)
@@ -29,7 +45,8 @@ class TreeShape:
     `depth_slack` is how many hops deeper than the radius the trees may be; with None they are as
     deep as even loads need. More `effort` means a longer search. With a `window` there are as many
     channel-disjoint trees as possible instead. All slices then pass a channel within the time of
-    `window` hops. Trees that hang from owners carry `chunks_each` chunks of each rank.
+    `window` hops. With a `gap` the leaves of the trees fill the gaps of the channels. Trees that
+    hang from owners carry `chunks_each` chunks of each rank.
     """
 
     n_trees: int
@@ -37,11 +54,19 @@ class TreeShape:
     effort: int = 1
     window: int | None = None
     chunks_each: int = 1
+    gap: float | None = None
 
     @property
     def is_disjoint(self) -> bool:
-        """Whether the shape asks for channel-disjoint trees, not balanced ones."""
+        """Whether the shape asks for channel-disjoint trees."""
         return self.window is not None
+
+    @property
+    def kind(self) -> TreeKind:
+        """What the trees are good at: the formula's error is alike for trees of one kind."""
+        if self.is_disjoint:
+            return TreeKind.DISJOINT
+        return TreeKind.BALANCED if self.gap is None else TreeKind.GAP_FILLING
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,10 +79,17 @@ class Trees:
 
     @cached_property
     def figures(self) -> TreeFigures:
-        """The depth, and the load of both directions together; for disjoint trees only upwards."""
+        """The depth, and the load of both directions together.
+
+        For disjoint trees it is the load upwards only, for trees that fill gaps the pace.
+        """
         packing = self.packing
-        both_ways = round(packing.max_load * packing.n_trees)
-        load = packing.most_trees_up if self.shape.is_disjoint else both_ways
+        load: float = round(packing.max_load * packing.n_trees)
+        if self.shape.is_disjoint:
+            load = packing.most_trees_up
+        elif self.shape.gap is not None:
+            goal = pace(mesh_figures(self.mesh), packing.n_trees, self.shape.gap)
+            load = packing.needed_pace(goal, self.shape.gap)
         return TreeFigures(packing.n_trees, packing.depth, load)
 
     @cached_property
@@ -74,7 +106,7 @@ class Trees:
             fabric,
             payload_bytes=payload_bytes,
             slices=pipeline.slices,
-            delay_slices=delay_slices(remaining, pipeline.skew),
+            delay_slices=pipeline.delays(program.schedule, remaining),
         )
 
     @property
@@ -92,6 +124,10 @@ def trees_of(mesh: Mesh, shape: TreeShape) -> Trees:
     packing = None
     if shape.window is not None:
         packing = disjoint_packing(mesh, window=shape.window)
+    if shape.gap is not None and shape.depth_slack is not None:
+        packing = gap_packing(
+            mesh, n_trees=shape.n_trees, depth_slack=shape.depth_slack, gap=shape.gap
+        )
     if packing is None:
         packing = tree_packing(
             mesh, n_trees=shape.n_trees, depth_slack=shape.depth_slack, effort=shape.effort

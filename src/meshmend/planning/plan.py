@@ -27,7 +27,7 @@ from meshmend.routing.stretch import stretch_of
 from meshmend.schedule.algorithms import ALGORITHMS, algorithm
 from meshmend.schedule.hazards import Hazards
 from meshmend.schedule.placement import Placement, channel_loads
-from meshmend.schedule.priority import delay_slices, remaining_hops
+from meshmend.schedule.priority import remaining_hops
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.simulator.network_program import program_of
 from meshmend.simulator.rules import Simulation, simulate
@@ -132,12 +132,7 @@ class Plan:
             target.fabric,
             payload_bytes=target.payload_bytes,
             slices=pipeline.slices,
-            delay_slices=delay_slices(
-                remaining,
-                pipeline.skew,
-                starts=self.schedule.cuts[self.schedule.lo],
-                stagger=pipeline.stagger,
-            ),
+            delay_slices=pipeline.delays(self.schedule, remaining),
         )
 
     @cached_property

@@ -13,7 +13,7 @@ from meshmend.planning.plan import Plan, planned
 from meshmend.planning.target import Target
 from meshmend.planning.tree_formula import Pipeline, TreeFormula
 from meshmend.planning.tree_search import USUAL_DELAY_HOPS_PER_HOP
-from meshmend.schedule.priority import delay_slices, remaining_hops
+from meshmend.schedule.priority import remaining_hops
 from meshmend.schedule.table import Collective
 from meshmend.schedule.trees import tree_schedule, usual_tree_count
 from meshmend.simulator.network_program import program_of
@@ -78,5 +78,5 @@ def _time_of_slices(plan: Plan, n_slices: int, pipeline: Pipeline) -> float:
         target.fabric,
         payload_bytes=target.payload_bytes * n_slices / pipeline.slices,
         slices=n_slices,
-        delay_slices=delay_slices(remaining, pipeline.skew),
+        delay_slices=pipeline.delays(plan.schedule, remaining),
     ).time_s

@@ -6,11 +6,11 @@ simulated here.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from meshmend.overlay.tree_counts import MOST_TREES, least_load, tree_counts
-from meshmend.planning.packed_trees import Trees, TreeShape, trees_of
+from meshmend.overlay.tree_counts import MOST_TREES, least_load, pace, tree_counts
+from meshmend.planning.packed_trees import TreeKind, Trees, TreeShape, trees_of
 from meshmend.planning.tree_formula import PipelineRequest, TreeFigures
 from meshmend.topology.figures import MeshFigures, mesh_figures
 from meshmend.topology.mesh import Mesh
@@ -47,9 +47,21 @@ _WINDOWS_PER_PAYLOAD = 3  # one loses up to 1.5 %, six gain nothing
 # data up long after other data comes down. One loses up to 14 %, six gain nothing.
 _LONGEST_WINDOW_RADII = 3
 _MOST_DISJOINT_FOUND = 4
+# Trees that fill gaps: for payloads whose gap is between these parts of the time. So many of them
+# fit into the gap of a link of a corner; with fewer the leaves of one tree do not fit. 32x32 less
+# 4x2 takes 1.94, 1.18 and 1.06 times the limit at 10 MB, 100 MB and 1 GB, with 18, 28 and 80.
+_SHORTEST_GAP, _LONGEST_GAP = 0.02, 1.0
+_TREES_PER_GAP = 1.4
+_FEWEST_WITH_GAPS, _MANY_WITH_GAPS, _MOST_WITH_GAPS = 16, 60, 74
+# How many numbers of trees to try: their times differ by a percent, for no reason that shows before
+# they are simulated. Trees for long gaps are packed and simulated soon, many trees late.
+_MOST_TRIED, LONG_GAP = 6, 0.3
+_LEAST_RANKS_WITH_GAPS = 32
+_SHORT_RADIUS_HOPS = 12  # up to here a slack of two hops is slower than one, above faster
 # Packing takes time that grows with the mesh. So its size limits how many balanced packings are
 # tried, and with how much effort.
 _SMALL_RANKS, _HUGE_RANKS = 128, 2048
+_RANKS_OF_ONE_KIND = 512
 _PACKINGS_IF_SMALL, _PACKINGS_USUALLY, _PACKINGS_IF_HUGE = 25, 5, 2
 _MOST_EFFORT = 4
 _RANKS_TIMES_TREES_PER_EFFORT = 3_700  # smaller forests get more attempts anyway
@@ -68,7 +80,7 @@ def finalists(mesh: Mesh, request: PipelineRequest) -> list[Trees]:
         packed[shape] = request.likely_s(trees_of(mesh, shape).figures)
     order = sorted(packed, key=lambda shape: packed[shape])
     near = [shape for shape in order if not _is_far_behind(packed[shape], shape, packed)]
-    best_of_each_kind = {shape.is_disjoint: shape for shape in reversed(near)}.values()
+    best_of_each_kind = {shape.kind: shape for shape in reversed(near)}.values()
     near.sort(key=lambda shape: shape not in best_of_each_kind)
     return [trees_of(mesh, shape) for shape in near[:MOST_FINALISTS]]
 
@@ -122,18 +134,52 @@ def disjoint_shapes(
             yield TreeShape(n_trees, window=hops), likely
 
 
+def gap_filling_shapes(
+    figures: MeshFigures, request: PipelineRequest
+) -> Iterator[tuple[TreeShape, TreeFigures]]:
+    """Yield trees whose leaves fill gaps; none if the gaps are too short or the mesh is a torus.
+
+    A torus has no corner, so that its even loads are the least anyway. There must be so many trees
+    that one of them fits into a gap.
+    """
+    mesh, degree = figures.mesh, figures.min_degree
+    if not _LEAST_RANKS_WITH_GAPS <= mesh.n_live <= _HUGE_RANKS or any(mesh.wrap) or degree < 2:
+        return
+    slack = 1 if figures.radius <= _SHORT_RADIUS_HOPS else 2
+    depth = figures.radius + slack
+    formula = request.formula(TreeFigures(degree * degree, depth, degree))
+    slices = request.slices or formula.best_slices()
+    gap = formula.gap(slices) if request.payload_bytes else math.inf
+    if _SHORTEST_GAP <= gap <= _LONGEST_GAP:
+        gap = math.floor(100 * gap) / 100  # payloads not far apart share their trees
+        n_least = min(max(degree / gap * _TREES_PER_GAP, _FEWEST_WITH_GAPS), _MOST_WITH_GAPS)
+        n_tried = 1 if n_least > _MANY_WITH_GAPS else 2 if gap < LONG_GAP else _MOST_TRIED
+        counts = range(math.ceil(n_least), math.ceil(n_least) + degree * _MOST_TRIED)
+        by_pace = sorted(counts, key=lambda n_trees: pace(figures, n_trees, gap) / n_trees)
+        for n_trees in by_pace[:n_tried]:
+            likely = TreeFigures(n_trees, depth, pace(figures, n_trees, gap))
+            yield TreeShape(n_trees, slack, gap=gap), likely
+
+
+def _balanced(shapes: Iterable[TreeShape]) -> list[TreeShape]:
+    return [shape for shape in shapes if shape.kind is TreeKind.BALANCED]
+
+
 def _packed_by_formula(figures: MeshFigures, request: PipelineRequest) -> dict[TreeShape, float]:
     """Pack shapes until no other of their kind can win; return the formula's time of each."""
     mesh = figures.mesh
+    gap_filling = list(gap_filling_shapes(figures, request))
     shapes = [*balanced_shapes(figures), *disjoint_shapes(figures, request)]
     untried = {shape: request.likely_s(likely) for shape, likely in shapes}
-    packed: dict[TreeShape, float] = {}
-    while untried and sum(not shape.is_disjoint for shape in packed) < _most_packings(mesh):
+    packed = {shape: request.likely_s(trees_of(mesh, shape).figures) for shape, _ in gap_filling}
+    if packed and min(packed.values()) < min(untried.values()) and mesh.n_live > _RANKS_OF_ONE_KIND:
+        return packed
+    while untried and len(_balanced(packed)) < _most_packings(mesh):
         shape = min(untried, key=lambda shape: (untried[shape], shape.n_trees))
         if not _is_far_behind(untried.pop(shape), shape, packed):
             packed[shape] = request.likely_s(trees_of(mesh, shape).figures)
-    deep = [shape for shape in untried if shape.depth_slack is None and not shape.is_disjoint]
-    best_s = min(packed[shape] for shape in packed if not shape.is_disjoint)
+    deep = [shape for shape in _balanced(untried) if shape.depth_slack is None]
+    best_s = min(packed[shape] for shape in _balanced(packed))
     if deep and _CROWDED * min(untried[shape] for shape in deep) < best_s:
         shape = min(deep, key=lambda shape: untried[shape])
         packed[shape] = request.likely_s(trees_of(mesh, shape).figures)
@@ -154,10 +200,10 @@ def hoped_s(mesh: Mesh, request: PipelineRequest) -> float:
 def _is_far_behind(time_s: float, shape: TreeShape, packed: dict[TreeShape, float]) -> bool:
     """Whether a shape is too slow, compared with the best of its kind, to win.
 
-    The formula's error is largest on small meshes and differs between disjoint and balanced trees,
-    so shapes are compared with their own kind, and with a margin.
+    The formula's error is largest on small meshes and differs between kinds of trees, so shapes are
+    compared with their own kind, and with a margin.
     """
-    of_its_kind = (packed[other] for other in packed if other.is_disjoint == shape.is_disjoint)
+    of_its_kind = (packed[other] for other in packed if other.kind is shape.kind)
     return time_s > _FAR_BEHIND * min(of_its_kind, default=math.inf)
 
 
@@ -176,8 +222,7 @@ def _shallower_shapes(
     long_bytes = _LONG_PAYLOAD_RADII * radius_s * request.fabric.link_bandwidth_bytes_per_s
     if request.payload_bytes > long_bytes:
         return []
-    balanced = [shape for shape in packed if not shape.is_disjoint]
-    best = sorted(balanced, key=lambda shape: packed[shape])
+    best = sorted(_balanced(packed), key=lambda shape: packed[shape])
     n_tried = 1 if figures.mesh.n_live > _SMALL_RANKS else MOST_FINALISTS
     shallower = (_shallower(figures, shape) for shape in best[:n_tried])
     return [shape for shape in shallower if shape is not None and shape not in packed]

@@ -8,9 +8,15 @@ so the simulator decides. It knows no mesh and no packing.
 import math
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.schedule.priority import delay_slices
+from meshmend.schedule.table import Schedule
 from meshmend.topology.fabric import Fabric
 
 MOST_SLICES = 1024  # the most that `benchmarks/trees.py` has used is 652
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -18,12 +24,12 @@ class TreeFigures:
     """What the formula needs to know of a packing: depth, and trees on the busiest link.
 
     For disjoint trees, `load` counts only those that go up the busiest channel: data comes down
-    later.
+    later. For trees whose leaves fill gaps it is the pace that they need.
     """
 
     n_trees: int
     depth: int
-    load: int
+    load: float
 
 
 @dataclass(frozen=True)
@@ -32,12 +38,24 @@ class Pipeline:
 
     A row's delay is `skew` slices for each hop by which it is nearer to the end of its chain than
     the farthest row (`schedule/priority.py`). With a `stagger` of 1, chunks of a slice follow
-    one another, the last one slice after the first.
+    one another, the last one slice after the first. With `leaves_last`, rows that nothing
+    follows go when nothing else waits.
     """
 
     slices: int
     skew: float = 0.0
     stagger: float = 0.0
+    leaves_last: bool = False
+
+    def delays(self, schedule: Schedule, remaining: NDArray[np.int32]) -> NDArray[np.float64]:
+        """Return the delay of each row of a schedule, from the hops that must follow it."""
+        return delay_slices(
+            remaining,
+            self.skew,
+            starts=schedule.cuts[schedule.lo],
+            stagger=self.stagger,
+            leaves_last=self.leaves_last,
+        )
 
 
 @dataclass(frozen=True)
@@ -67,6 +85,23 @@ class TreeFormula:
         best = math.sqrt(2 * self.figures.depth * tree_s / overhead_s)
         return max(1, min(MOST_SLICES, round(best)))
 
+    def aligned_slices(self, slices: int) -> int:
+        """Return the largest number of slices with as many messages in a hop's latency as these.
+
+        A message then arrives when the channel of its next hop is about to be free. One slice more,
+        and it arrives just after the channel began with another one.
+        """
+        fabric, tree_bytes = self.fabric, self.payload_bytes / self.figures.n_trees
+        hold_s = self._hop_and_interval_s(slices)[0] - fabric.hop_latency_s
+        n_meanwhile = math.ceil(fabric.hop_latency_s / hold_s - _ROUNDING) if hold_s else 0
+        if n_meanwhile == 0:
+            return slices
+        bytes_s = fabric.hop_latency_s / n_meanwhile - fabric.message_overhead_s
+        if bytes_s <= 0:
+            return slices
+        most = tree_bytes / fabric.link_bandwidth_bytes_per_s / bytes_s
+        return max(slices, min(MOST_SLICES, math.floor(most + _ROUNDING)))
+
     def slices_within(self, window: int) -> int:
         """Return the largest number of slices, up to the best, that passes within a window.
 
@@ -82,6 +117,11 @@ class TreeFormula:
         """Return about how many slices are under way at once."""
         hop_s, interval_s = self._hop_and_interval_s(slices)
         return math.ceil(2 * self.figures.depth * hop_s / interval_s) if interval_s else slices
+
+    def gap(self, slices: int) -> float:
+        """Return how long the last slice's way takes, as a part of the time of all slices."""
+        hop_s, interval_s = self._hop_and_interval_s(slices)
+        return 2 * self.figures.depth * hop_s / (slices * interval_s) if interval_s else math.inf
 
     def slice_interval_s(self, slices: int) -> float:
         """Return the time between slices once the pipeline is full."""

@@ -11,17 +11,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from meshmend.overlay.tree_counts import MOST_TREES
-from meshmend.planning.packed_trees import Trees, TreeShape
-from meshmend.planning.tree_finalists import finalists
+from meshmend.planning.packed_trees import TreeKind, Trees, TreeShape
+from meshmend.planning.tree_finalists import LONG_GAP, finalists
 from meshmend.planning.tree_formula import MOST_SLICES, Pipeline, PipelineRequest, TreeFormula
 from meshmend.simulator.rules import Simulation
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.mesh import Mesh
 
 MAX_MESSAGES = 6_000_000  # simulated by the search; those of the answer come on top
+_MAX_MESSAGES_IF_GAPS_ARE_LONG = (
+    14_000_000  # six tries of 32x32 at 10 MB, where the first is 1 % slower
+)
 # Above this the answer is not simulated completely but from as many slices as fill the pipeline:
 # 16x16x16 less a board at 100 MB has 14 million messages, which take a quarter of a minute.
 MOST_MESSAGES_WHOLE = 8_000_000
+# The first slices do not show what leaves put off: those of 32x32 less 4x2 at 1 GB have 14 million.
+_MOST_MESSAGES_WHOLE_WITH_GAPS = 16_000_000
 # Later slices take this many times as long as the formula says: 1.015 on 16x16x16 less a board at
 # 100 MB, 1.012 on 32x32 less 4x2 at 1 GB.
 _LATER_SLICES = 1.0135
@@ -40,6 +45,8 @@ _LARGE_ROWS, _SLICES_BEYOND_FULL_IF_LARGE = 400_000, 3
 # times in its direction. Without them schedules are up to 3.3 % slower.
 _SLICE_FACTORS = (1.1, 0.91, 1.04, 0.96)
 _MOST_STEPS_PER_FACTOR = 3
+# Up to so many times the slices are tried so that messages and latency are aligned.
+_MOST_ALIGNED = 1.3
 # For each hop by which a row is nearer to the end of its chain than the farthest row, its delay is
 # longer by the time of this many hops. Zero loses up to 6 %; from 1.0 to 1.6 nothing changes.
 USUAL_DELAY_HOPS_PER_HOP = 1.25
@@ -94,7 +101,9 @@ def best_trees(
             likely_s = request.formula(trees.figures).time_s(pipeline.slices)
             return FastestTrees(trees, pipeline, likely_s, None)
     else:
-        n_tries = max(_LEAST_FINALISTS, MAX_MESSAGES // 2 // max(1, n_messages))
+        if (candidates[0].shape.gap or 0) >= LONG_GAP:
+            search.messages_left = _MAX_MESSAGES_IF_GAPS_ARE_LONG
+        n_tries = max(_LEAST_FINALISTS, search.messages_left // 2 // max(1, n_messages))
         tries = [search.first_try(trees) for trees in candidates[:n_tries]]
         tries.sort(key=lambda attempt: attempt[0])
         improved = [search.improved(*attempt) for attempt in tries]
@@ -116,6 +125,14 @@ def simulated_trees(
     return _PipelineSearch(PipelineRequest(fabric, payload_bytes)).simulated_whole(trees, pipeline)
 
 
+def _pipeline(trees: Trees, formula: TreeFormula, slices: int, delay: float) -> Pipeline:
+    """Return a pipeline that suits the kind of the trees."""
+    pipeline = formula.pipeline(slices, delay)
+    if trees.shape.kind is TreeKind.GAP_FILLING:
+        pipeline = replace(pipeline, stagger=1.0, leaves_last=True)
+    return pipeline
+
+
 @dataclass
 class _PipelineSearch:
     """One search: its request, the messages that may still be simulated, and the results."""
@@ -129,9 +146,13 @@ class _PipelineSearch:
         formula, slices = self._formula(trees), self.request.slices
         if slices is None and trees.shape.window is not None:
             slices = formula.slices_within(trees.shape.window)
+        elif slices is None and trees.shape.kind is TreeKind.GAP_FILLING:
+            best = formula.best_slices()
+            aligned = formula.aligned_slices(best)
+            slices = aligned if aligned <= _MOST_ALIGNED * best else best
         elif slices is None and trees.figures.n_trees > MOST_TREES:
             slices = max(1, round(_SLICES_OF_MANY_TREES * formula.best_slices()))
-        return formula.pipeline(slices or formula.best_slices(), USUAL_DELAY_HOPS_PER_HOP)
+        return _pipeline(trees, formula, slices or formula.best_slices(), USUAL_DELAY_HOPS_PER_HOP)
 
     def first_try(self, trees: Trees) -> tuple[float, Trees, Pipeline]:
         """Return the estimated time of trees in the pipeline of the formula."""
@@ -151,7 +172,7 @@ class _PipelineSearch:
             for _ in range(_MOST_STEPS_PER_FACTOR):
                 slices = round(pipeline.slices * factor)
                 slices += slices == pipeline.slices and (1 if factor > 1 else -1)
-                other = formula.pipeline(slices, USUAL_DELAY_HOPS_PER_HOP)
+                other = _pipeline(trees, formula, slices, USUAL_DELAY_HOPS_PER_HOP)
                 if not (1 <= slices <= MOST_SLICES and self._is_affordable(trees, other)):
                     break
                 other_s = self.estimated_s(trees, other)
@@ -160,7 +181,7 @@ class _PipelineSearch:
                 time_s, pipeline = other_s, other
         is_whole = self._n_simulated(trees, pipeline) == pipeline.slices
         for delay in _OTHER_DELAYS_HOPS_PER_HOP if is_whole else _OTHER_DELAYS_IF_ESTIMATED:
-            other = formula.pipeline(pipeline.slices, delay)
+            other = _pipeline(trees, formula, pipeline.slices, delay)
             if not self._is_affordable(trees, other):
                 continue
             if (other_s := self.estimated_s(trees, other)) < time_s:
@@ -172,7 +193,7 @@ class _PipelineSearch:
         n_simulated = self._n_simulated(trees, pipeline)
         part_bytes = self.request.payload_bytes * n_simulated / pipeline.slices
         result = trees.simulated(
-            self.request.fabric, part_bytes, Pipeline(n_simulated, pipeline.skew)
+            self.request.fabric, part_bytes, replace(pipeline, slices=n_simulated)
         )
         self.messages_left -= result.n_messages
         if n_simulated == pipeline.slices:
@@ -184,7 +205,10 @@ class _PipelineSearch:
         """Return the simulation of all slices; of a very large table, as its first ones show it."""
         if (trees.shape, pipeline) in self.known:
             return self.known[trees.shape, pipeline]
-        if trees.n_rows * pipeline.slices > MOST_MESSAGES_WHOLE:
+        most = MOST_MESSAGES_WHOLE
+        if trees.shape.kind is TreeKind.GAP_FILLING:
+            most = _MOST_MESSAGES_WHOLE_WITH_GAPS
+        if trees.n_rows * pipeline.slices > most:
             return self._extended(trees, pipeline)
         return trees.simulated(self.request.fabric, self.request.payload_bytes, pipeline)
 
@@ -193,7 +217,7 @@ class _PipelineSearch:
         n_simulated = self._n_simulated(trees, pipeline)
         part_bytes = self.request.payload_bytes * n_simulated / pipeline.slices
         first = trees.simulated(
-            self.request.fabric, part_bytes, Pipeline(n_simulated, pipeline.skew)
+            self.request.fabric, part_bytes, replace(pipeline, slices=n_simulated)
         )
         interval_s = _LATER_SLICES * self._formula(trees).slice_interval_s(pipeline.slices)
         later_s = (pipeline.slices - n_simulated) * interval_s

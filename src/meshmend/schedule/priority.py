@@ -4,7 +4,8 @@ Links serve earlier slices first. In a long pipeline a row near the end of its c
 wait a few slices for a row near the beginning. So each row has a **delay** in slices: the fewer
 hops must follow it, the longer. A pipeline is then two numbers: the slices, and the **skew**, which
 is the delay per hop in slices. Where every rank owns chunks, a third number, the **stagger**, lets
-the chunks of a slice follow one another like slices. Knows nothing of time.
+the chunks of a slice follow one another like slices. And **leaves last**: rows that nothing follows
+go when nothing else waits. Knows nothing of time.
 """
 
 import numpy as np
@@ -38,13 +39,17 @@ def delay_slices(
     *,
     starts: NDArray[np.float64] | None = None,
     stagger: float = 0.0,
+    leaves_last: bool = False,
 ) -> NDArray[np.float64]:
     """Return each row's delay: `skew` slices per hop that its chain is shorter than the longest.
 
     A row that starts at the fraction `starts` of the payload waits `stagger` times that in slices.
+    If `leaves_last`, a row of one hop that nothing follows waits for all other rows.
     """
     shorter_by: NDArray[np.int32] = remaining.max(initial=0) - remaining
     delays = np.minimum(np.multiply(shorter_by, skew, dtype=np.float64), _LONGEST_DELAY)
+    if leaves_last:
+        delays[remaining <= 1] += 2 * _LONGEST_DELAY
     return delays if starts is None or not stagger else delays + stagger * starts
 
 
