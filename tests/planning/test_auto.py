@@ -17,7 +17,7 @@ from meshmend.planning.pricing import Question, price, supported_names
 from meshmend.planning.tree_formula import Pipeline
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
-from meshmend.schedule.priority import delay_slices, remaining_hops
+from meshmend.schedule.priority import remaining_hops
 from meshmend.schedule.table import Collective
 from meshmend.simulator.network_program import program_of
 from meshmend.simulator.rules import simulate
@@ -59,12 +59,7 @@ def time_of(
         machine,
         payload_bytes=payload_bytes,
         slices=choice.pipeline.slices,
-        delay_slices=delay_slices(
-            remaining_hops(schedule, hazards, routes),
-            choice.pipeline.skew,
-            starts=schedule.cuts[schedule.lo],
-            stagger=choice.pipeline.stagger,
-        ),
+        delay_slices=choice.pipeline.delays(schedule, remaining_hops(schedule, hazards, routes)),
     ).time_s
 
 

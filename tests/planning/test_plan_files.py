@@ -310,7 +310,7 @@ def test_a_file_from_before_there_were_owners_is_read(tmp_path: Path) -> None:
     schedule = ALGORITHMS["ft-two-d"].build(HOLE, Collective.ALLREDUCE)
     write_plan(tmp_path / "plan.json", HOLE, schedule, Pipeline(7, 0.5), Target())
     earlier = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
-    del earlier["pipeline"]["stagger"]
+    del earlier["pipeline"]["stagger"], earlier["pipeline"]["leaves_last"]
     del earlier["target"]["fabric"]["update_bytes_per_s"]
 
     found = read_plan(write(tmp_path / "plan.json", earlier))
@@ -320,10 +320,18 @@ def test_a_file_from_before_there_were_owners_is_read(tmp_path: Path) -> None:
 
 def test_a_pipeline_is_kept_and_a_damaged_one_refused(tmp_path: Path) -> None:
     schedule = ALGORITHMS["ft-two-d"].build(HOLE, Collective.ALLREDUCE)
-    write_plan(tmp_path / "plan.json", HOLE, schedule, Pipeline(7, 0.5))
-
-    assert read_plan(tmp_path / "plan.json").pipeline == Pipeline(7, 0.5)
+    for pipeline in (Pipeline(7, 0.5), Pipeline(7, 0.5, 1.0, leaves_last=True)):
+        write_plan(tmp_path / "plan.json", HOLE, schedule, pipeline)
+        assert read_plan(tmp_path / "plan.json").pipeline == pipeline
     late = {"slices": 2, "skew": 0, "stagger": 2}
-    for damaged in (late, {"slices": 0, "skew": 0}, {"slices": 2, "skew": -1}, {"slices": 2}, 3):
+    words = {"slices": 2, "skew": 0, "leaves_last": "no"}
+    for damaged in (
+        late,
+        words,
+        {"slices": 0, "skew": 0},
+        {"slices": 2, "skew": -1},
+        {"slices": 2},
+        3,
+    ):
         with pytest.raises(PlanFileError, match="is damaged"):
             read_plan(write(tmp_path / "plan.json", document() | {"pipeline": damaged}))

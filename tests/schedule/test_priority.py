@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 
 from meshmend.overlay.tree_packing import tree_packing
+from meshmend.planning.tree_formula import MOST_SLICES
 from meshmend.schedule.hazards import Hazards, hazards_of
 from meshmend.schedule.placement import placed
 from meshmend.schedule.priority import delay_slices, remaining_hops
@@ -65,3 +66,15 @@ def test_in_trees_it_is_the_way_up_and_the_deepest_way_down() -> None:
     assert np.array_equal(remaining[up], expected)
     assert remaining.max() == 2 * packing.depth
     assert remaining[~up].min() == 1
+
+
+def test_rows_that_nothing_follows_come_after_all_slices_of_the_others() -> None:
+    remaining = np.array([4, 3, 1, 2, 1], dtype=np.int32)
+
+    usual = delay_slices(remaining, 0.5)
+    delays = delay_slices(remaining, 0.5, leaves_last=True)
+
+    is_leaf = remaining == 1
+    assert np.array_equal(delays[~is_leaf], usual[~is_leaf])
+    assert delays[is_leaf].min() > delays[~is_leaf].max() + MOST_SLICES
+    assert delays[2] == delays[4]

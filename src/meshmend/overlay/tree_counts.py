@@ -33,6 +33,8 @@ def pace(figures: MeshFigures, n_trees: int, gap: float) -> int:
     on these.
     """
     mesh = figures.mesh
+    if mesh.n_live == 1:
+        return 0
     on_average = n_trees * (mesh.n_live - 1) / len(mesh.links)
     at_the_pace = on_average * (1 + (1 - _FILLED) * gap) / (1 + gap)
     return max(math.ceil(at_the_pace), -(-n_trees // figures.min_degree))

@@ -6,7 +6,7 @@
 first command, they halve the wait on two cores: each process stores the loops that it compiled for
 the other. They leave out the loops that a command needs first, packing trees and deriving hazards,
 because both processes would compile them at the same time. `plans` compiles the packing of trees.
-`exchange` compiles hazards and what workers need to sum.
+`exchange` compiles hazards, what workers need to sum, and trees for larger meshes.
 """
 
 import sys
@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 
 from meshmend.execute.event_loop import load_event_loop
+from meshmend.overlay.tree_packing import gap_packing
 from meshmend.planning.plan import plan
 from meshmend.routing.deadlock import check_deadlock_free
 from meshmend.routing.stretch import stretch_of
@@ -71,9 +72,10 @@ def _one_after_another(n_rows: int) -> Hazards:
 
 
 def exchange() -> None:
-    """Derive hazards, and load the loop that sends and receives."""
+    """Derive hazards, load the loop that sends and receives, and let leaves fill gaps."""
     hazards_of(algorithm("ft-two-d").build(Mesh((4, 4)), Collective.ALLREDUCE))
     load_event_loop()
+    gap_packing(_MESH, n_trees=2, depth_slack=1, gap=0.5)
 
 
 def plans() -> None:
