@@ -178,7 +178,8 @@ def test_a_very_large_table_is_priced_by_formula_where_an_estimate_will_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tree_search, "MAX_MESSAGES", 1)
-    monkeypatch.setattr(tree_search, "MOST_MESSAGES_WHOLE", 1)
+    monkeypatch.setattr(tree_search, "_MOST_MESSAGES_WHOLE", 1)
+    monkeypatch.setattr(tree_search, "_MOST_MESSAGES_WHOLE_WITH_GAPS", 1)
     mesh = parse_mesh("4x4x4", wrap="all", fail=["2x2x1@2,2,2"])
     found = best_trees(mesh, V4, 1e9, may_estimate=True)
 

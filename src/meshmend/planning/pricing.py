@@ -24,7 +24,7 @@ from meshmend.planning.packed_trees import Trees, TreeShape, trees_of
 from meshmend.planning.progress import ProgressCallback, no_progress
 from meshmend.planning.question import Question as Question
 from meshmend.planning.tree_formula import Pipeline
-from meshmend.planning.tree_search import MOST_MESSAGES_WHOLE, best_trees, simulated_trees
+from meshmend.planning.tree_search import best_trees, is_simulated_whole, simulated_trees
 from meshmend.planning.two_root_prices import fastest_two_roots
 from meshmend.schedule.algorithm_names import check_algorithm_name
 from meshmend.schedule.algorithms import ALGORITHMS, algorithm
@@ -233,7 +233,7 @@ def _words_of(trees: Trees, pipeline: Pipeline) -> str:
     """Return what is said of trees beside their time."""
     figures = trees.figures
     words = f"{figures.n_trees} tree{'s' if figures.n_trees > 1 else ''} of depth {figures.depth}"
-    if trees.n_rows * pipeline.slices > MOST_MESSAGES_WHOLE:
+    if not is_simulated_whole(trees, pipeline):
         words += ", estimated from its first slices"
     return words
 

@@ -50,9 +50,9 @@ _MOST_DISJOINT_FOUND = 4
 # Trees that fill gaps: for payloads whose gap is between these parts of the time. So many of them
 # fit into the gap of a link of a corner; with fewer the leaves of one tree do not fit. 32x32 less
 # 4x2 takes 1.94, 1.18 and 1.06 times the limit at 10 MB, 100 MB and 1 GB, with 18, 28 and 80.
-_SHORTEST_GAP, _LONGEST_GAP = 0.02, 1.0
+_SHORTEST_GAP, _LONGEST_GAP = 0.02, 1.1
 _TREES_PER_GAP = 1.4
-_FEWEST_WITH_GAPS, _MANY_WITH_GAPS, _MOST_WITH_GAPS = 16, 60, 74
+_FEWEST_WITH_GAPS, _MANY_WITH_GAPS, _MOST_WITH_GAPS = 12, 60, 74
 # How many numbers of trees to try: their times differ by a percent, for no reason that shows before
 # they are simulated. Trees for long gaps are packed and simulated soon, many trees late.
 _MOST_TRIED, LONG_GAP = 6, 0.3

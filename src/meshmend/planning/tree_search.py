@@ -24,7 +24,7 @@ _MAX_MESSAGES_IF_GAPS_ARE_LONG = (
 )
 # Above this the answer is not simulated completely but from as many slices as fill the pipeline:
 # 16x16x16 less a board at 100 MB has 14 million messages, which take a quarter of a minute.
-MOST_MESSAGES_WHOLE = 8_000_000
+_MOST_MESSAGES_WHOLE = 8_000_000
 # The first slices do not show what leaves put off: those of 32x32 less 4x2 at 1 GB have 14 million.
 _MOST_MESSAGES_WHOLE_WITH_GAPS = 16_000_000
 # Later slices take this many times as long as the formula says: 1.015 on 16x16x16 less a board at
@@ -97,7 +97,7 @@ def best_trees(
     n_messages = search.n_messages(candidates[0])
     if n_messages > MAX_MESSAGES // 2:  # nothing left to compare it with
         trees, pipeline = candidates[0], search.first_pipeline(candidates[0])
-        if may_estimate and trees.n_rows * pipeline.slices > MOST_MESSAGES_WHOLE:
+        if may_estimate and not is_simulated_whole(trees, pipeline):
             likely_s = request.formula(trees.figures).time_s(pipeline.slices)
             return FastestTrees(trees, pipeline, likely_s, None)
     else:
@@ -110,6 +110,13 @@ def best_trees(
         _, trees, pipeline = min(improved, key=lambda attempt: attempt[0])
     simulation = search.simulated_whole(trees, pipeline)
     return FastestTrees(trees, pipeline, simulation.time_s, simulation)
+
+
+def is_simulated_whole(trees: Trees, pipeline: Pipeline) -> bool:
+    """Whether an answer is simulated with all its slices, not only with the first."""
+    fills_gaps = trees.shape.kind is TreeKind.GAP_FILLING
+    most = _MOST_MESSAGES_WHOLE_WITH_GAPS if fills_gaps else _MOST_MESSAGES_WHOLE
+    return trees.n_rows * pipeline.slices <= most
 
 
 def best_pipeline(trees: Trees, fabric: Fabric, payload_bytes: float) -> Pipeline:
@@ -205,10 +212,7 @@ class _PipelineSearch:
         """Return the simulation of all slices; of a very large table, as its first ones show it."""
         if (trees.shape, pipeline) in self.known:
             return self.known[trees.shape, pipeline]
-        most = MOST_MESSAGES_WHOLE
-        if trees.shape.kind is TreeKind.GAP_FILLING:
-            most = _MOST_MESSAGES_WHOLE_WITH_GAPS
-        if trees.n_rows * pipeline.slices > most:
+        if not is_simulated_whole(trees, pipeline):
             return self._extended(trees, pipeline)
         return trees.simulated(self.request.fabric, self.request.payload_bytes, pipeline)
 
