@@ -103,7 +103,7 @@ class Plan:
 
             >>> mended = plan(Mesh((8, 8)).without("2x2@2,2"), payload="10MB")
             >>> print(f"{mended.predicted().time_s / mended.limit().time_s:.2f} times the limit")
-            1.30 times the limit
+            1.24 times the limit
 
         Raises:
             InputError: the payload cannot be read, or the fabric is unknown.
