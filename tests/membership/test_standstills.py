@@ -1,12 +1,22 @@
 """Histories in which a job stood still, by hand: each had its cause in one decision."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
+from meshmend.membership.coordinator import Coordinator
 from meshmend.membership.decision import Decision
 from meshmend.membership.generation import Generation, Seat
 from meshmend.membership.history import BegunGeneration, CoordinatorRecord, History
+from meshmend.membership.job_spec import JobSpec
 from meshmend.membership.membership import Membership
-from meshmend.membership.messages import FRESH, Status
+from meshmend.membership.messages import (
+    FRESH,
+    Heartbeat,
+    Hello,
+    Message,
+    NewGeneration,
+    Status,
+    TurnedAway,
+)
 from meshmend.membership.timing import Timing
 from meshmend.net.listener import Address
 from meshmend.topology.failures import Chip
@@ -227,3 +237,83 @@ def test_a_chip_that_can_read_the_checkpoint_is_waited_for_if_it_leaves() -> Non
 
     assert not any(each.failed for each in made)
     assert begins(decisions(membership, 240.0)) == [(4, True)]
+
+
+@dataclass
+class Workers:
+    """Two workers that wait for what the coordinator says; one that is turned away comes back.
+
+    Both were in generation 1. The one that missed generation 2 has the state from before it, the
+    other was in generation 3 too and lacks a part of its state.
+    """
+
+    coordinator: Coordinator = field(init=False)
+    formed: list[Generation] = field(default_factory=list)
+    turned_away: list[Chip] = field(default_factory=list)
+    _chip_of: dict[int, Chip] = field(default_factory=dict)
+    _came_in: list[Chip] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        begun = BegunGeneration(2, (((0, 0), address((0, 0))),), True, base=1, step=1)
+        history = History(CoordinatorRecord("job", (begun,), step=2, highest=3))
+        timing = Timing(heartbeat_timeout_s=10.0, straggler_timeout_s=60.0, holder_timeout_s=60.0)
+        spec = JobSpec("job", parse_mesh("1x2"), (1, 1), timing)
+        self.coordinator = Coordinator(spec, self, history=history)
+        self._came_in = [(0, 0), (0, 1)]
+
+    def send(self, connection: int, message: Message) -> None:
+        """Take a message of the coordinator."""
+        if isinstance(message, NewGeneration) and message.generation not in self.formed:
+            self.formed.append(message.generation)
+        if isinstance(message, TurnedAway):
+            self.turned_away.append(self._chip_of[connection])
+
+    def hang_up(self, connection: int) -> None:
+        """Have the worker connect again."""
+        self._came_in.append(self._chip_of.pop(connection))
+
+    def wait(self, seconds: range, *, hung: Chip | None = None) -> None:
+        """Send heartbeats; the loop of a chip that is hung does not take up a new generation."""
+        for now in seconds:
+            for chip in self._came_in:
+                self._connect(chip, now)
+            self._came_in = []
+            for connection, chip in list(self._chip_of.items()):
+                position = (1, 2) if chip == (0, 1) else (3, 0)
+                if self.formed and chip != hung:
+                    position = (self.formed[-1].number, 0)
+                self.coordinator.received(connection, Heartbeat(*position), float(now))
+            self.coordinator.tick(float(now))
+
+    def _connect(self, chip: Chip, now: int) -> None:
+        first = Generation(1, tuple(Seat(each, address(each), 1) for each in ((0, 0), (0, 1))))
+        if chip == (0, 1):
+            status, memory = Status(generation=1, state_version=1, step=1), first
+        else:
+            status, memory = Status(generation=3, state_version=FRESH, step=2), None
+        connection = 2 * now + chip[1]
+        self._chip_of[connection] = chip
+        self.coordinator.opened(connection, "worker", float(now))
+        hello = Hello("job", (1, 2), chip, address(chip), status, memory)
+        self.coordinator.received(connection, hello, float(now))
+
+
+def test_no_chip_is_turned_away_as_a_straggler_while_the_job_waits_for_the_state() -> None:
+    """The one that had the state to go back to was turned away just before each next attempt."""
+    workers = Workers()
+
+    workers.wait(range(300))
+
+    assert workers.turned_away == []
+    assert [each.chips for each in workers.formed] == [((0, 0), (0, 1))]
+
+
+def test_a_chip_that_hangs_when_the_job_goes_back_to_an_earlier_state_is_turned_away() -> None:
+    """It is given its time from then on, however long the job has waited before."""
+    workers = Workers()
+
+    workers.wait(range(120), hung=(0, 0))
+    assert (len(workers.formed), workers.turned_away) == (1, [])
+    workers.wait(range(120, 130), hung=(0, 0))
+
+    assert workers.turned_away == [(0, 0)]

@@ -43,7 +43,7 @@ def test_who_does_not_take_up_a_new_generation_is_behind() -> None:
     assert stragglers.stuck([A, B], 11.0) == [(B, 11.0)]
 
 
-@pytest.mark.parametrize("event", ["moves", "goes", "is excused"])
+@pytest.mark.parametrize("event", ["moves", "goes", "is excused", "is no member"])
 def test_the_time_begins_anew_when_a_worker(event: str) -> None:
     stragglers = Stragglers(10.0)
     stragglers.note(A, (1, 9))
@@ -54,6 +54,8 @@ def test_the_time_begins_anew_when_a_worker(event: str) -> None:
         stragglers.note(B, (1, 6))
     elif event == "goes":
         stragglers.forget(B)
+    elif event == "is no member":
+        stragglers.stuck([A], 10.0)
     else:
         stragglers.restart_clocks()
 

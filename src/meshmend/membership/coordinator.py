@@ -278,10 +278,7 @@ class Coordinator:
                 self._turn_away(connection, connection.chip, f"it was silent for {silent_s:.1f} s")
 
     def _drop_stuck(self) -> None:
-        generation = self._membership.generation
-        if generation is None or self._membership.is_over:
-            return
-        for chip, behind_s in self._stragglers.stuck(generation.chips, self._now):
+        for chip, behind_s in self._stragglers.stuck(self._membership.active_members, self._now):
             if chip in self._worker_of:
                 why = f"its loop kept the others waiting for {behind_s:.1f} s"
                 self._turn_away(self._worker_of[chip], chip, why)

@@ -168,6 +168,11 @@ class History:
         """Return how long to wait for a holder: not at all if no worker of the run is left."""
         return 0.0 if self.is_restarted else timeout_s
 
+    def why_waiting(self, timeout_s: float) -> str:
+        """Return why a worker waits while no connected one is a holder."""
+        lost = f"no connected chip holds the state after step {self.step}"
+        return f"{lost}; waiting {timeout_s:g} s for one that does"
+
     def why_lost(self, timeout_s: float) -> str:
         """Return why the job fails after it has waited for a holder."""
         lost = f"no chip that is left holds the state after step {self.step}"

@@ -37,12 +37,7 @@ class Membership:
     """
 
     def __init__(
-        self,
-        mesh: Mesh,
-        timing: Timing,
-        *,
-        board: tuple[int, ...],
-        history: History | None = None,
+        self, mesh: Mesh, timing: Timing, *, board: tuple[int, ...], history: History | None = None
     ) -> None:
         self._mesh = replace(mesh, failed=frozenset(), failed_links=frozenset())
         self._timing = timing
@@ -174,6 +169,12 @@ class Membership:
         return self._holder_deadline is not None
 
     @property
+    def active_members(self) -> tuple[Chip, ...]:
+        """The members whose loops should move: none while all wait for a chip with the state."""
+        is_waiting = self.is_over or (self.is_state_lost and not self._is_restoring)
+        return () if self.generation is None or is_waiting else self.generation.chips
+
+    @property
     def awaited(self) -> tuple[Chip, ...]:
         """The chips that the job waits for before it begins, or goes on after a restart."""
         missing = self._awaited - self._absent - set(self.workers)
@@ -221,10 +222,7 @@ class Membership:
         if self.generation is None or self._gather_until is not None:
             return "the other workers have not connected yet"
         if self.is_state_lost:
-            return (
-                f"no connected chip holds the state after step {self.history.step}; waiting "
-                f"{self._timing.holder_timeout_s:g} s for one that does"
-            )
+            return self.history.why_waiting(self._timing.holder_timeout_s)
         if chip in self._largest_part(self._eligible()):
             return "the next generation is being formed"
         if missing := sorted(self._board_of(chip) - set(self.workers)):

@@ -47,15 +47,13 @@ class Stragglers:
         return None if since is None else max(0.0, now - since)
 
     def stuck(self, members: Iterable[Chip], now: float) -> list[tuple[Chip, float]]:
-        """Return the members that have been behind for too long, and for how many seconds."""
+        """Return the members that have been behind for too long, and for how many seconds.
+
+        Nobody waits for a worker that is no member, so its time begins anew when it is one again.
+        """
         known = {chip: self._positions[chip] for chip in members if chip in self._positions}
         furthest = max(known.values(), default=(0, 0))
-        found = []
-        for chip, position in known.items():
-            if position == furthest:
-                self._behind_since.pop(chip, None)
-                continue
-            behind_s = now - self._behind_since.setdefault(chip, now)
-            if 0 < self._timeout_s < behind_s:
-                found.append((chip, behind_s))
-        return found
+        behind = [chip for chip, position in known.items() if position != furthest]
+        self._behind_since = {chip: self._behind_since.get(chip, now) for chip in behind}
+        times = [(chip, now - since) for chip, since in self._behind_since.items()]
+        return [(chip, behind_s) for chip, behind_s in times if 0 < self._timeout_s < behind_s]
