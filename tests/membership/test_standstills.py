@@ -231,6 +231,7 @@ def test_a_chip_that_can_read_the_checkpoint_is_waited_for_if_it_leaves() -> Non
 
     membership.leave((0, 0), "chip (0, 0) is gone", 120.0)
     made = decisions(membership, 120.0)
+    assert [each.lost_step for each in made if each.lost_step is not None] == [6], "said again"
     membership.arrive((0, 0), address((0, 0)), status=reader, memory=None, now=180.0)
     made += decisions(membership, 180.0)
     be_ready(membership, generations(made)[-1], 240.0)

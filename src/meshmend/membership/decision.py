@@ -10,8 +10,8 @@ from meshmend.membership.messages import Go
 class Decision:
     """A new generation and why, a go message, the end of the job, or a failure; empty if nothing.
 
-    `lost_step` is the last step whose state no worker holds any more. It is set twice: when the
-    loss is noticed, and together with the `go` that restores an earlier state.
+    `lost_step` is the last step whose state no worker holds any more. It is set when the
+    job begins to wait for that state, and together with the `go` that restores an earlier one.
     """
 
     generation: Generation | None = None

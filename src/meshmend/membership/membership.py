@@ -192,12 +192,12 @@ class Membership:
                 self._holder_deadline, self._is_restoring = None, False
                 self._changes.add("a chip that holds the state is back", now)
             return None
-        later = now + self.history.wait_s(self._timing.holder_timeout_s)
-        if self._holder_deadline is None:
-            self._holder_deadline = later
+        # The one with the state to go back to may have left, or turn out to have done another step.
+        is_lost_again = self._is_restoring and not self._restorable(self.workers)
+        if self._holder_deadline is None or is_lost_again:
+            self._holder_deadline = now + self.history.wait_s(self._timing.holder_timeout_s)
+            self._is_restoring = False
             return Decision(lost_step=self.history.step)
-        if self._is_restoring and not self._restorable(self.workers):  # who had it left, or stepped
-            self._is_restoring, self._holder_deadline = False, later
         if now < self._holder_deadline or self._is_restoring:
             return None
         if not self._restorable(self.workers):
