@@ -18,7 +18,7 @@ A board of an 8x8 mesh has failed; 60 chips sum their gradients around it:
     >>> sums[59][:3].tolist()
     [60.0, 60.0, 60.0]
     >>> f"{mended.predicted().time_s * 1e6:.0f} us, at best {limit(mesh, '10MB').time_s * 1e6:.0f}"
-    '112 us, at best 86'
+    '107 us, at best 86'
 
 Each name is imported when it is first used, so that `import meshmend` costs nothing and has no
 effect.

@@ -59,7 +59,8 @@ def children() -> list[int]:
             text = (entry / "stat").read_text() if entry.name.isdigit() else ""
         except OSError:
             continue
-        if text and int(text.rpartition(")")[2].split()[1]) == os.getpid():
+        state, parent = text.rpartition(")")[2].split()[:2] if text else ("", "")
+        if parent == str(os.getpid()) and state != "Z":
             found.append(int(entry.name))
     return found
 

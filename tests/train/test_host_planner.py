@@ -40,6 +40,16 @@ def generation(mesh: Mesh, *hosts: str) -> Generation:
     return Generation(1, tuple(seats))
 
 
+def own_planners(n_expected: int) -> list[int]:
+    """The planners of this process; one that has just been started has no command line yet."""
+    until(
+        lambda: len(planners_of(os.getpid())) >= n_expected,
+        timeout_s=PLANNING_S,
+        why=lambda: f"{n_expected} planners do not run",
+    )
+    return planners_of(os.getpid())
+
+
 def plans_in(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.json"))
 
@@ -154,7 +164,7 @@ def test_only_the_first_chip_of_each_host_plans(planner_of: Callable[..., HostPl
 
     for chip, n_planners in [((0, 2), 0), ((5, 5), 0), ((0, 0), 1), ((0, 1), 2)]:
         planner_of(*chip).plan_ahead(now, LONG, LONG_SUMS)
-        assert len(planners_of(os.getpid())) == n_planners
+        assert len(own_planners(n_planners)) == n_planners
 
 
 def test_the_next_generation_ends_what_was_planned_for_the_last(
@@ -162,11 +172,11 @@ def test_the_next_generation_ends_what_was_planned_for_the_last(
 ) -> None:
     second = planner_of(0, 1)
     second.plan_ahead(generation(LONG.without("0,0"), "10.0.0.1"), LONG, LONG_SUMS)
-    (before,) = planners_of(os.getpid())
+    (before,) = own_planners(1)
     second.plan_ahead(generation(LONG.without("0,0"), "10.0.0.1"), LONG, LONG_SUMS)
 
     until(lambda: not is_running(before), timeout_s=PLANNING_S, why=lambda: "it still runs")
-    (after,) = planners_of(os.getpid())
+    (after,) = own_planners(1)
     second.plan_ahead(generation(LONG, "10.0.0.1"), LONG, LONG_SUMS)  # it is not the first now
     until(lambda: not is_running(after), timeout_s=PLANNING_S, why=lambda: "it still runs")
     assert not planners_of(os.getpid())

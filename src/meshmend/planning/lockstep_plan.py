@@ -17,7 +17,7 @@ from meshmend.planning.plan import AUTO, Plan, plan, planned
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
 from meshmend.planning.target import Payload, Target
 from meshmend.schedule.table import Collective
-from meshmend.schedule.trees import tree_schedule
+from meshmend.schedule.trees import tree_schedule, usual_tree_count
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.graph import largest_part
@@ -25,6 +25,7 @@ from meshmend.topology.mesh import Mesh
 
 MOST_TREES: Final = 64  # twice as many gain 1 % on 16x16, and tables grow with them
 _N_TRIED: Final = 4  # packings that are built and priced; the formula ranks all others behind
+_SHALLOW_SLACK: Final = 1  # of a packing that is tried beside those
 _USUAL_SLACK: Final = 2  # hops by which the trees of an even packing are deeper than the radius
 
 
@@ -71,15 +72,19 @@ def lockstep_plan(
     for place, n_trees in enumerate(counts):
         progress(f"{n_trees} trees in lockstep", place / len(counts))
         tried.append(_with_trees(usual, n_trees))
+    if has_choice:
+        # The usual plan may have trees whose leaves come last; in lockstep none can wait.
+        few = usual_tree_count(usual.placement.mesh)
+        tried.append(_with_trees(usual, few, depth_slack=_SHALLOW_SLACK))
     fastest = min(tried, key=lambda made: lowered_price_s(made, slices))
     # A price without packing is off by a few percent, so the usual plan is packed too.
     finalists = dict.fromkeys([usual, fastest])
     return min((lowered(made, slices=slices) for made in finalists), key=lambda low: low.time_s)
 
 
-def _with_trees(usual: Plan, n_trees: int) -> Plan:
+def _with_trees(usual: Plan, n_trees: int, *, depth_slack: int | None = None) -> Plan:
     """Return a proved plan of so many trees for the mesh and the target of another."""
-    packing = tree_packing(usual.placement.mesh, n_trees=n_trees)
+    packing = tree_packing(usual.placement.mesh, n_trees=n_trees, depth_slack=depth_slack)
     schedule = tree_schedule(packing, Collective.ALLREDUCE)
     return planned(usual.mesh, schedule, usual.target)
 

@@ -32,7 +32,7 @@ def simulate(
         >>> rings = simulate(plan(broken, "ft-two-d"), "10MB")
         >>> trees = simulate(broken, "10MB")
         >>> f"{rings.time_s * 1e6:.0f} us by rings, {trees.time_s * 1e6:.0f} us by trees"
-        '211 us by rings, 112 us by trees'
+        '211 us by rings, 107 us by trees'
 
     Raises:
         InputError: the payload cannot be read, or the collective or the fabric is unknown.
