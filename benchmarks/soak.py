@@ -54,7 +54,9 @@ from meshmend.workloads.registry import workload
 from record import record
 from soak_disturbances import Disturbance, full_disk, one_way_drop, possible, unmount, wrong_workers
 
-STALL_S = 15.0  # this and the next two: seconds with a processor to be had
+# This and the next ones: seconds with a processor to be had. A job that lost its state waits for
+# `_HOLDER_S`; if the coordinator dies meanwhile, the next one waits anew.
+STALL_S = 23.0
 _SAVE_EVERY = 200
 _SAVE_EVERY_SHARED = 5  # two boards that die at once take a part of a shared optimizer with them
 _HOLDER_S = 8.0  # longer than any chip hangs
