@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshmend.errors import TopologyError
+from meshmend.overlay import tree_gaps
 from meshmend.overlay.forest_invariants import check_forest
 from meshmend.overlay.tree_balanced import gap_filling_forest
 from meshmend.overlay.tree_counts import pace
@@ -65,6 +66,19 @@ def test_what_a_search_returns_is_what_its_trees_need(
     needed = fill_gaps(forest, goal=goal, caps=caps, gap=gap)
 
     assert needed == pytest.approx(needed_by_hand(mesh, forest, goal, gap))
+
+
+@pytest.mark.parametrize("gap", [0.1, 0.3, 1.0])
+def test_thousands_of_moves_leave_the_counts_of_branches_and_leaves_right(gap: float) -> None:
+    forest, caps = grown(WITH_A_HOLE, 20, 0), np.full(20, 9, dtype=np.int32)
+    uses, roots = tree_gaps._uses(forest), np.argmin(forest.state[:, :, PORT], axis=0)
+    arrays = (forest.ways, forest.state, forest.load, uses, roots.astype(np.int32), forest.random)
+    before = uses.copy()
+
+    tree_gaps._fill(*arrays, 9.0, caps, gap, 20_000, 0.1)  # a corner needs 10: it never ends early
+
+    assert not np.array_equal(uses, before)
+    assert np.array_equal(uses, tree_gaps._uses(forest))
 
 
 @given(connected_meshes(), st.integers(1, 5), st.floats(0, 1), st.integers(1, 4))
