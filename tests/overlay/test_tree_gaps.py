@@ -73,9 +73,10 @@ def test_thousands_of_moves_leave_the_counts_of_branches_and_leaves_right(gap: f
     forest, caps = grown(WITH_A_HOLE, 20, 0), np.full(20, 9, dtype=np.int32)
     uses, roots = tree_gaps._uses(forest), np.argmin(forest.state[:, :, PORT], axis=0)
     arrays = (forest.ways, forest.state, forest.load, uses, roots.astype(np.int32), forest.random)
-    before = uses.copy()
+    before, no_lines = uses.copy(), np.full((60, 20), -1, dtype=np.int32)
 
-    tree_gaps._fill(*arrays, 9.0, caps, gap, 20_000, 0.1)  # a corner needs 10: it never ends early
+    # A corner needs 10, so the search never ends early.
+    tree_gaps._fill(*arrays, no_lines, 9.0, caps, gap, 20_000, 0.1, 0.1, 0.0, 2)
 
     assert not np.array_equal(uses, before)
     assert np.array_equal(uses, tree_gaps._uses(forest))

@@ -24,8 +24,6 @@ from meshmend.planning.pricing import BASELINES, Price, Question, price, support
 from meshmend.planning.progress import ProgressCallback
 from meshmend.planning.quick_plan import QuickPlan, quick_plan
 from meshmend.planning.target import Target
-from meshmend.schedule.table import Collective
-from meshmend.schedule.trees import tree_schedule
 from meshmend.simulator.network_program import program_of
 from meshmend.simulator.slices import best_slices
 from meshmend.topology.graph import largest_part
@@ -105,8 +103,7 @@ def searched_plan(
             progress=progress,
         )
     elif found.shape is not None:
-        packing = trees_of(largest_part(mesh), found.shape).packing
-        made = planned(mesh, tree_schedule(packing, Collective.ALLREDUCE), target)
+        made = planned(mesh, trees_of(largest_part(mesh), found.shape).schedule, target)
         made = replace(made, pipeline=found.pipeline)
     else:
         made = plan(mesh, name, payload=target.payload_bytes, fabric=target.fabric)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from meshmend.errors import TopologyError
 from meshmend.kernels import kernel
 from meshmend.overlay.forest_invariants import check_forest, check_spanning_trees
+from meshmend.overlay.straight_trees import RootChoice, straight_forest
 from meshmend.overlay.tree_balanced import (
     SearchEffort,
     evenest_forest,
@@ -229,6 +230,31 @@ def gap_packing(
         )
     figures = _connected_figures(mesh, "gap_packing")
     forest = gap_filling_forest(figures, n_trees, depth_slack, gap, seed)
+    check_forest(forest, cap=figures.radius + depth_slack)
+    return _packing(forest, np.full(n_trees, 1 / n_trees))
+
+
+def straight_packing(
+    mesh: Mesh, *, n_trees: int, depth_slack: int, seed: int = 0
+) -> TreePacking | None:
+    """Return a few trees whose branches are straight lines where links are not crowded.
+
+    Their leaves fill gaps as long as the payload takes to pass (`straight_trees`). The seed draws
+    the roots, at most the slack farther from all than the middle. Returns None if some link would
+    need more than the pace: then other seeds may do. Deterministic for a seed.
+
+    Raises:
+        TopologyError: the mesh is not connected, or a figure is out of range.
+    """
+    if n_trees < 1 or depth_slack < 0 or seed < 0:
+        raise TopologyError(
+            f"straight_packing needs at least one tree, a slack and a seed from 0 on, but got "
+            f"{n_trees} trees, slack {depth_slack} and seed {seed}"
+        )
+    figures = _connected_figures(mesh, "straight_packing")
+    forest, too_much = straight_forest(figures, n_trees, RootChoice(depth_slack, seed))
+    if too_much:
+        return None
     check_forest(forest, cap=figures.radius + depth_slack)
     return _packing(forest, np.full(n_trees, 1 / n_trees))
 

@@ -26,7 +26,6 @@ from meshmend.planning.tree_search import best_pipeline
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.owner_trees import owner_tree_schedule
 from meshmend.schedule.table import Collective, Schedule
-from meshmend.schedule.trees import tree_schedule
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
@@ -36,7 +35,7 @@ from meshmend.topology.mesh import Mesh
 _CLASSES_PER_OCTAVE = 24
 _SHORT = 4  # a payload is short if the hops of a tree take this many times as long as its bytes
 _MOST_RANKS_TIMES_TREES = 30_000  # of many trees whose pipeline is searched for in a second or two
-_VERSION = 11  # of the search; answers on disk of other versions are not read
+_VERSION = 12  # of the search; answers on disk of other versions are not read
 
 _known: dict[tuple[Mesh, Fabric, float, Collective], "Choice"] = {}
 
@@ -141,7 +140,7 @@ def chosen_schedule(mesh: Mesh, choice: Choice, collective: Collective) -> Sched
         return algorithm(choice.algorithm).build(mesh, collective)
     packing = choice.packing or trees_of(mesh, choice.shape).packing
     if collective is Collective.ALLREDUCE:
-        return tree_schedule(packing, collective)
+        return Trees(mesh, choice.shape, packing).schedule
     return owner_tree_schedule(packing, collective, chunks_each=choice.shape.chunks_each)
 
 

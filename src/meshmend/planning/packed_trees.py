@@ -10,18 +10,21 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from meshmend.overlay.express_ends import express_ends
+from meshmend.overlay.straight_trees import GAP
 from meshmend.overlay.tree_counts import pace
 from meshmend.overlay.tree_packing import (
     TreePacking,
     disjoint_packing,
     gap_packing,
+    straight_packing,
     tree_packing,
 )
 from meshmend.planning.tree_formula import Pipeline, TreeFigures
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
 from meshmend.schedule.priority import remaining_hops
-from meshmend.schedule.table import Collective
+from meshmend.schedule.table import Collective, Schedule
 from meshmend.schedule.trees import tree_schedule
 from meshmend.simulator.network_program import Program, program_of
 from meshmend.simulator.rules import Simulation, simulate
@@ -36,6 +39,7 @@ class TreeKind(Enum):
     BALANCED = auto()
     DISJOINT = auto()
     GAP_FILLING = auto()
+    STRAIGHT = auto()
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,9 @@ class TreeShape:
     `depth_slack` is how many hops deeper than the radius the trees may be; with None they are as
     deep as even loads need. More `effort` means a longer search. With a `window` there are as many
     channel-disjoint trees as possible instead. All slices then pass a channel within the time of
-    `window` hops. With a `gap` the leaves of the trees fill the gaps of the channels. Trees that
-    hang from owners carry `chunks_each` chunks of each rank.
+    `window` hops. With a `gap` the leaves of the trees fill the gaps of the channels. With a seed
+    in `straight` the branches are straight lines, and with `express_ends` the last messages to the
+    farthest ranks pass chips. Trees that hang from owners carry `chunks_each` chunks of each rank.
     """
 
     n_trees: int
@@ -55,6 +60,8 @@ class TreeShape:
     window: int | None = None
     chunks_each: int = 1
     gap: float | None = None
+    straight: int | None = None
+    express_ends: bool = False
 
     @property
     def is_disjoint(self) -> bool:
@@ -66,6 +73,8 @@ class TreeShape:
         """What the trees are good at: the formula's error is alike for trees of one kind."""
         if self.is_disjoint:
             return TreeKind.DISJOINT
+        if self.straight is not None:
+            return TreeKind.STRAIGHT
         return TreeKind.BALANCED if self.gap is None else TreeKind.GAP_FILLING
 
 
@@ -85,16 +94,25 @@ class Trees:
         """
         packing = self.packing
         load: float = round(packing.max_load * packing.n_trees)
+        gap = GAP if self.shape.kind is TreeKind.STRAIGHT else self.shape.gap
         if self.shape.is_disjoint:
             load = packing.most_trees_up
-        elif self.shape.gap is not None:
-            goal = pace(mesh_figures(self.mesh), packing.n_trees, self.shape.gap)
-            load = packing.needed_pace(goal, self.shape.gap)
+        elif gap is not None:
+            goal = pace(mesh_figures(self.mesh), packing.n_trees, gap)
+            load = packing.needed_pace(goal, gap)
         return TreeFigures(packing.n_trees, packing.depth, load)
 
     @cached_property
+    def schedule(self) -> Schedule:
+        """The allreduce over the trees."""
+        packing = self.packing
+        if self.shape.express_ends:
+            packing = express_ends(self.mesh, packing)
+        return tree_schedule(packing, Collective.ALLREDUCE)
+
+    @cached_property
     def _program_and_remaining_hops(self) -> tuple[Program, NDArray[np.int32]]:
-        schedule = tree_schedule(self.packing, Collective.ALLREDUCE)
+        schedule = self.schedule
         hazards, routes = hazards_of(schedule), placed(self.mesh, schedule).routes
         return program_of(schedule, hazards, routes), remaining_hops(schedule, hazards, routes)
 
@@ -119,7 +137,8 @@ class Trees:
 def trees_of(mesh: Mesh, shape: TreeShape) -> Trees:
     """Return the trees of a shape; the last 16 are kept in memory.
 
-    If no disjoint trees are found, the trees are balanced instead, as their figures show.
+    If no disjoint or straight trees are found, the trees are balanced instead, as their figures
+    show.
     """
     packing = None
     if shape.window is not None:
@@ -127,6 +146,10 @@ def trees_of(mesh: Mesh, shape: TreeShape) -> Trees:
     if shape.gap is not None and shape.depth_slack is not None:
         packing = gap_packing(
             mesh, n_trees=shape.n_trees, depth_slack=shape.depth_slack, gap=shape.gap
+        )
+    if shape.straight is not None and shape.depth_slack is not None:
+        packing = straight_packing(
+            mesh, n_trees=shape.n_trees, depth_slack=shape.depth_slack, seed=shape.straight
         )
     if packing is None:
         packing = tree_packing(

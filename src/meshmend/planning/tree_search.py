@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from meshmend.overlay.tree_counts import MOST_TREES
 from meshmend.planning.packed_trees import TreeKind, Trees, TreeShape
+from meshmend.planning.straight_finalists import are_enough, straight_finalists
 from meshmend.planning.tree_finalists import LONG_GAP, finalists
 from meshmend.planning.tree_formula import MOST_SLICES, Pipeline, PipelineRequest, TreeFormula
 from meshmend.simulator.rules import Simulation
@@ -22,6 +23,7 @@ MAX_MESSAGES = 6_000_000  # simulated by the search; those of the answer come on
 _MAX_MESSAGES_IF_GAPS_ARE_LONG = (
     14_000_000  # six tries of 32x32 at 10 MB, where the first is 1 % slower
 )
+_MESSAGES_TO_IMPROVE_STRAIGHT = 5_000_000  # after their first tries, three to six
 # Above this the answer is not simulated completely but from as many slices as fill the pipeline:
 # 16x16x16 less a board at 100 MB has 14 million messages, which take a quarter of a minute.
 _MOST_MESSAGES_WHOLE = 8_000_000
@@ -31,11 +33,16 @@ _MOST_MESSAGES_WHOLE_WITH_GAPS = 16_000_000
 # 100 MB, 1.012 on 32x32 less 4x2 at 1 GB.
 _LATER_SLICES = 1.0135
 
+_FILL_GAPS = (TreeKind.GAP_FILLING, TreeKind.STRAIGHT)  # their leaves go last
+
 # Found by trying. Losses and gains are what `benchmarks/tune_trees.py` finds on small meshes.
 #
 # More trees than usual fill the links with fewer slices: 16x16x16 less 2x2x1 at 100 MB takes 1.5 %
 # less time with this part of the formula's number.
 _SLICES_OF_MANY_TREES = 0.7
+# Straight trees take fewer slices than the formula says where the gap is short, because leaves wait
+# for it, and where ends are express. So found on 32x32 less 4x2 from 2 to 14 MB.
+_STRAIGHT_SLICES, _STRAIGHT_SLICES_PER_GAP, _EXPRESS_SLICES = 0.55, 0.4, 0.87
 _LEAST_FINALISTS = 2  # even if their first simulations take more than half of the messages
 _MESSAGES_SIMULATED_WHOLE = 120_000  # up to here all slices are simulated, not estimated
 _SLICES_BEYOND_FULL = 8  # simulated after as many as fill the pipeline
@@ -91,8 +98,39 @@ def best_trees(
     """
     request = PipelineRequest(fabric, payload_bytes, slices)
     progress("trees: packing")
+    straight = straight_finalists(mesh, request)
+    best_straight = _best_straight(straight, request, progress)
+    if best_straight is not None and are_enough(straight, request):
+        return best_straight
+    progress("trees: packing")
     candidates = finalists(mesh, request)
     progress("trees: simulating")
+    best = _best_of(candidates, request, may_estimate=may_estimate)
+    if best_straight is not None and best_straight.time_s < best.time_s:
+        return best_straight
+    return best
+
+
+def _best_straight(
+    straight: list[Trees], request: PipelineRequest, progress: Callable[[str], None]
+) -> FastestTrees | None:
+    """Return the fastest of straight trees, if there are any."""
+    if not straight:
+        return None
+    progress("trees: simulating")
+    search = _PipelineSearch(request)
+    tries = sorted(map(search.first_try, straight), key=lambda attempt: attempt[0])
+    search.messages_left = _MESSAGES_TO_IMPROVE_STRAIGHT
+    improved = [search.improved(*attempt) for attempt in tries]
+    _, trees, pipeline = min(improved, key=lambda attempt: attempt[0])
+    simulation = search.simulated_whole(trees, pipeline)
+    return FastestTrees(trees, pipeline, simulation.time_s, simulation)
+
+
+def _best_of(
+    candidates: list[Trees], request: PipelineRequest, *, may_estimate: bool
+) -> FastestTrees:
+    """Return the fastest of other trees."""
     search = _PipelineSearch(request)
     n_messages = search.n_messages(candidates[0])
     if n_messages > MAX_MESSAGES // 2:  # nothing left to compare it with
@@ -112,9 +150,16 @@ def best_trees(
     return FastestTrees(trees, pipeline, simulation.time_s, simulation)
 
 
+def _straight_slices(shape: TreeShape, formula: TreeFormula) -> int:
+    """Return about how many slices straight trees need."""
+    best = formula.best_slices()
+    part = min(1.0, _STRAIGHT_SLICES + _STRAIGHT_SLICES_PER_GAP * formula.gap(best))
+    return max(1, round(part * best * (_EXPRESS_SLICES if shape.express_ends else 1.0)))
+
+
 def is_simulated_whole(trees: Trees, pipeline: Pipeline) -> bool:
     """Whether an answer is simulated with all its slices, not only with the first."""
-    fills_gaps = trees.shape.kind is TreeKind.GAP_FILLING
+    fills_gaps = trees.shape.kind in _FILL_GAPS
     most = _MOST_MESSAGES_WHOLE_WITH_GAPS if fills_gaps else _MOST_MESSAGES_WHOLE
     return trees.n_rows * pipeline.slices <= most
 
@@ -135,7 +180,7 @@ def simulated_trees(
 def _pipeline(trees: Trees, formula: TreeFormula, slices: int, delay: float) -> Pipeline:
     """Return a pipeline that suits the kind of the trees."""
     pipeline = formula.pipeline(slices, delay)
-    if trees.shape.kind is TreeKind.GAP_FILLING:
+    if trees.shape.kind in _FILL_GAPS:
         pipeline = replace(pipeline, stagger=1.0, leaves_last=True)
     return pipeline
 
@@ -157,6 +202,8 @@ class _PipelineSearch:
             best = formula.best_slices()
             aligned = formula.aligned_slices(best)
             slices = aligned if aligned <= _MOST_ALIGNED * best else best
+        elif slices is None and trees.shape.kind is TreeKind.STRAIGHT:
+            slices = _straight_slices(trees.shape, formula)
         elif slices is None and trees.figures.n_trees > MOST_TREES:
             slices = max(1, round(_SLICES_OF_MANY_TREES * formula.best_slices()))
         return _pipeline(trees, formula, slices or formula.best_slices(), USUAL_DELAY_HOPS_PER_HOP)
@@ -241,7 +288,9 @@ class _PipelineSearch:
         return self.messages_left >= trees.n_rows * self._n_simulated(trees, pipeline)
 
     def _n_simulated(self, trees: Trees, pipeline: Pipeline) -> int:
-        """Return how many slices an estimate simulates."""
+        """Return how many slices an estimate simulates: all, if the first do not show the rest."""
+        if trees.shape.kind is TreeKind.STRAIGHT:
+            return pipeline.slices
         n_cheap = _MESSAGES_SIMULATED_WHOLE // max(1, trees.n_rows)
         n_full = self._formula(trees).slices_in_flight(pipeline.slices)
         is_large = trees.n_rows > _LARGE_ROWS

@@ -1,0 +1,87 @@
+"""Finds the straight trees that are worth simulating for a payload (`overlay/straight_trees.py`).
+
+They suit payloads that take about as long to pass a link as to go up and down the mesh. Nothing is
+simulated here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from meshmend.overlay.straight_trees import GAP, root_choices
+from meshmend.overlay.tree_counts import pace
+from meshmend.planning.packed_trees import Trees, TreeShape, trees_of
+from meshmend.planning.tree_formula import PipelineRequest, TreeFigures, TreeFormula
+from meshmend.topology.figures import MeshFigures, mesh_figures
+from meshmend.topology.mesh import Mesh
+
+# Found by trying on 32x32 less 4x2@14,14, from 1 to 20 MB.
+#
+# Twice as many trees as a corner has links where the gap is at least this part of the time, else
+# three times as many. 3 MB take 1.39 times the limit with 4 and 1.42 with 6, 10 MB take 1.47 with 4
+# and 1.36 with 6. On small meshes both are tried.
+_FEW_TREES_GAP = 0.93
+_SHORTEST_GAP, _LONGEST_GAP = 0.42, 4.0
+# Between these other trees are slower, and searching for them takes seconds on large meshes.
+_SHORTEST_ENOUGH_GAP, _LONGEST_ENOUGH_GAP = 0.6, 1.2
+# Ends pass chips if the gap is long: links at the ends then carry a tree twice. If it is very
+# long, they always do.
+_EXPRESS_GAP, _ONLY_EXPRESS_GAP = 0.93, 1.2
+_MOST_BENT, _MOST_FOUND = 8, 3  # choices of roots to bend for long, and to simulate
+_LEAST_RANKS, _SMALL_RANKS, _HUGE_RANKS = 32, 256, 2048
+
+
+def straight_finalists(mesh: Mesh, request: PipelineRequest) -> list[Trees]:
+    """Return straight trees that may be fastest; none on tori and on huge meshes."""
+    figures = mesh_figures(mesh)
+    return [
+        trees_of(mesh, shape)
+        for n_trees, gap in _gaps(figures, request).items()
+        for found in _found(figures, n_trees)
+        for shape in _with_ends(found, gap)
+    ]
+
+
+def are_enough(found: list[Trees], request: PipelineRequest) -> bool:
+    """Whether no other trees need to be tried, because the mesh is large and the gap is right."""
+    if not found or found[0].mesh.n_live <= _SMALL_RANKS:
+        return False
+    gap = _gap(request.formula(found[0].figures), request)
+    return _SHORTEST_ENOUGH_GAP <= gap <= _LONGEST_ENOUGH_GAP
+
+
+def _gaps(figures: MeshFigures, request: PipelineRequest) -> dict[int, float]:
+    """Return the numbers of trees that suit a payload, and the gap that each has."""
+    mesh, degree = figures.mesh, figures.min_degree
+    if not _LEAST_RANKS <= mesh.n_live <= _HUGE_RANKS or any(mesh.wrap) or degree < 2:
+        return {}
+    gaps = {}
+    for n_trees in (2 * degree, 3 * degree):
+        likely = TreeFigures(n_trees, figures.radius + 1, pace(figures, n_trees, GAP))
+        gap = _gap(request.formula(likely), request) if request.payload_bytes else 0.0
+        is_right = (n_trees == 2 * degree) == (gap >= _FEW_TREES_GAP)
+        if _SHORTEST_GAP <= gap <= _LONGEST_GAP and (is_right or mesh.n_live <= _SMALL_RANKS):
+            gaps[n_trees] = gap
+    return gaps
+
+
+def _gap(formula: TreeFormula, request: PipelineRequest) -> float:
+    return formula.gap(request.slices or formula.best_slices())
+
+
+def _found(figures: MeshFigures, n_trees: int) -> list[TreeShape]:
+    """Return the first straight trees whose links need no more than the pace."""
+    found: list[TreeShape] = []
+    for choice in root_choices(figures, n_trees)[:_MOST_BENT]:
+        shape = TreeShape(n_trees, choice.slack, straight=choice.seed)
+        if trees_of(figures.mesh, shape).figures.load <= pace(figures, n_trees, GAP):
+            found.append(shape)
+        if len(found) == _MOST_FOUND:
+            break
+    return found
+
+
+def _with_ends(shape: TreeShape, gap: float) -> Iterator[TreeShape]:
+    if gap <= _ONLY_EXPRESS_GAP:
+        yield shape
+    if gap >= _EXPRESS_GAP:
+        yield replace(shape, express_ends=True)
