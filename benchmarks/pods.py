@@ -1,13 +1,14 @@
 """How near `auto` comes to the limit on the pods of today, and what a question costs.
 
-    python benchmarks/pods.py [--no-write] [--only 16x16x16] [--large]
+    python benchmarks/pods.py [--no-write] [--only 16x16x16] [--large] [--sweep]
 
 Each row is one question to `auto` in a process of its own, with an empty cache: the ratio to the
 larger of bandwidth and hops, beside the figure that was asked for, the ratio to the limit, the
 processor time and the most memory. Then the same question again, from the cache. `--large` adds
-128x128. Ratios are simulated and exact, but for trees of more than 8 million messages: their time
-is estimated from their first slices, to about 1 %. Times are of this machine. The result file is
-written after every row, so that a run that is broken off leaves what it has measured.
+128x128. `--sweep` asks for payloads between those of the table, against the limit alone. Ratios are
+simulated and exact, but for trees of more than 8 million messages: their time is estimated from
+their first slices, to about 1 %. Times are of this machine. The result file is written after every
+row, so that a run that is broken off leaves what it has measured.
 """
 
 import argparse
@@ -69,6 +70,32 @@ CASES: tuple[Case, ...] = (
     ("16x20x28", "all", "2x2x1@4,4,4", "tpu-v5p", (("100MB", 1.35),)),
 )
 LARGE: tuple[Case, ...] = (("128x128", "none", "", "reference", (("100MB", None),)),)
+
+# mesh, wrap, failures, fabric, (payloads, asked ratio to the limit) ...
+SWEEPS: tuple[tuple[str, str, str, str, tuple[tuple[str, float], ...]], ...] = (
+    (
+        "32x32",
+        "none",
+        "4x2@14,14",
+        "reference",
+        (
+            ("1KB 3KB 10KB 30KB 100KB 300KB 500KB 700KB 1MB 1.5MB 2MB 2.5MB 3MB 3.5MB 4MB", 1.40),
+            ("4.5MB 5MB 5.5MB 6MB 6.5MB 7MB 8MB 9MB 10MB 11MB 12MB 13MB 14MB 16MB 20MB", 1.40),
+            ("25MB 30MB 50MB 70MB 100MB 200MB 500MB 1GB", 1.40),
+        ),
+    ),
+    (
+        "16x16x16",
+        "all",
+        "",
+        "tpu-v4",
+        (
+            ("1KB 3KB 10KB 30KB", 1.5),
+            ("50KB 100KB 300KB 1MB 3MB 5MB 8MB", 2.0),
+            ("10MB 13MB 20MB 30MB 60MB 100MB 300MB 1GB", 1.5),
+        ),
+    ),
+)
 
 # Runs in the child: one question, and its figures as one line of JSON.
 ASK = """
@@ -146,7 +173,11 @@ def main() -> None:
     parser.add_argument("--no-write", action="store_true")
     parser.add_argument("--only", default="", help="meshes that begin like this")
     parser.add_argument("--large", action="store_true")
+    parser.add_argument("--sweep", action="store_true", help="many payloads against the limit")
     arguments = parser.parse_args()
+    if arguments.sweep:
+        sweep(arguments.only, writes=not arguments.no_write and not arguments.only)
+        return
     writes = not arguments.no_write and not arguments.only
     rows: list[dict[str, Any]] = []
     for case in (*CASES, *(LARGE if arguments.large else ())):
@@ -159,6 +190,23 @@ def main() -> None:
     summarise(rows)
     if writes:
         print(f"wrote {record('pods', {'rows': rows})}")
+
+
+def sweep(only: str, *, writes: bool) -> None:
+    """Ask for many payloads, and print which of them are farther from the limit than asked."""
+    rows: list[dict[str, Any]] = []
+    for shape, wrap, fail, machine, parts in SWEEPS:
+        for payloads, most in parts if shape.startswith(only) else ():
+            for payload in payloads.split():
+                row = measured((shape, wrap, fail, machine, ()), payload, None)
+                rows.append(row | {"asked_of_limit": most})
+                show(rows[-1])
+    missed = [row for row in rows if row["ratio_to_limit"] > row["asked_of_limit"]]
+    print(f"{len(rows) - len(missed)} of {len(rows)} payloads are as near to the limit as asked")
+    for row in missed:
+        print(f"{row['mesh']:<34} {row['payload']:>6} {row['ratio_to_limit']:.3f}")
+    if writes:
+        print(f"wrote {record('pods-sweep', {'rows': rows})}")
 
 
 def summarise(rows: list[dict[str, Any]]) -> None:

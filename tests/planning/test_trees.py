@@ -10,8 +10,16 @@ from hypothesis import strategies as st
 from meshmend.limits.limit import limit
 from meshmend.overlay.tree_packing import tree_packing
 from meshmend.planning.packed_trees import TreeKind, TreeShape, trees_of
-from meshmend.planning.tree_formula import MOST_SLICES, Pipeline, TreeFigures, TreeFormula
-from meshmend.planning.tree_search import USUAL_DELAY_HOPS_PER_HOP, best_trees
+from meshmend.planning.straight_finalists import straight_finalists
+from meshmend.planning.tree_finalists import finalists
+from meshmend.planning.tree_formula import (
+    MOST_SLICES,
+    Pipeline,
+    PipelineRequest,
+    TreeFigures,
+    TreeFormula,
+)
+from meshmend.planning.tree_search import USUAL_DELAY_HOPS_PER_HOP, best_pipeline, best_trees
 from meshmend.routing.deadlock import check_deadlock_free
 from meshmend.schedule.owner_trees import owner_tree_schedule
 from meshmend.schedule.placement import placed
@@ -28,6 +36,7 @@ REFERENCE = fabric("reference")
 SMALL = parse_mesh("8x8", fail=["2x2@2,2"])
 MEDIUM = parse_mesh("16x32", fail=["4x2@6,14"])
 LARGE = parse_mesh("32x32", fail=["4x2@14,14"])
+SQUARE = Mesh((16, 16))
 
 
 def ratio(mesh: Mesh, payload_bytes: float) -> float:
@@ -171,6 +180,49 @@ def test_trees_that_fill_gaps_are_faster_only_if_their_leaves_come_last() -> Non
     assert found.trees.shape.kind is TreeKind.GAP_FILLING
     assert found.pipeline.leaves_last
     assert found.trees.simulated(REFERENCE, 1e7, all_alike).time_s > 1.01 * found.time_s
+
+
+def test_a_payload_that_passes_in_the_time_of_the_way_gets_straight_trees_with_ends() -> None:
+    found = best_trees(SQUARE, REFERENCE, 1e6)
+    others = [
+        trees.simulated(REFERENCE, 1e6, best_pipeline(trees, REFERENCE, 1e6)).time_s
+        for trees in finalists(SQUARE, PipelineRequest(REFERENCE, 1e6))
+    ]
+
+    assert found.trees.shape.kind is TreeKind.STRAIGHT
+    assert found.trees.shape.express_ends
+    assert found.time_s < 0.99 * min(others)
+    placement = placed(SQUARE, found.trees.schedule)
+    assert placement.routes.hops.max() == 3  # on the way to the farthest chips two are passed
+    check_deadlock_free(SQUARE, placement.routes)
+    check_hops(found.trees.schedule, placement)
+
+
+def test_straight_trees_of_a_longer_payload_stop_at_every_chip() -> None:
+    found = best_trees(SQUARE, REFERENCE, 4e6)
+
+    assert found.trees.shape.kind is TreeKind.STRAIGHT
+    assert not found.trees.shape.express_ends
+    assert found.pipeline.leaves_last
+    assert found.simulation.slices == found.pipeline.slices  # none of its time is estimated
+
+
+@pytest.mark.parametrize(
+    ("mesh", "payload_bytes"),
+    [
+        (Mesh((16, 16), wrap=(True, True)), 1e6),  # has no corners
+        (Mesh((1, 40)), 1e6),  # one link at its ends
+        (Mesh((4, 4)), 1e5),  # so small that other trees are as good
+        (Mesh((50, 50)), 1e7),  # so large that bending takes too long
+        (SQUARE, 1e3),  # the gap is longer than all bytes
+        (SQUARE, 1e9),  # the gap is nothing beside the bytes
+        (SQUARE, 0.0),
+    ],
+)
+def test_where_straight_trees_cannot_be_the_fastest_none_are_searched(
+    mesh: Mesh, payload_bytes: float
+) -> None:
+    assert straight_finalists(mesh, PipelineRequest(REFERENCE, payload_bytes)) == []
 
 
 @given(st.integers(1, 400), st.floats(1e5, 1e9), st.integers(2, 80))

@@ -140,10 +140,10 @@ def _depths(mesh: Mesh, parents: NDArray[np.int32]) -> NDArray[np.int32]:
             f"trees_svg needs parents from -1 to {mesh.n_live - 1}, but got "
             f"{parents.min()} to {parents.max()}"
         )
-    depth = np.zeros(parents.shape, dtype=np.int32)
-    ancestor = parents
+    hops = _hops_to_parents(mesh, parents)
+    depth, ancestor = hops.copy(), parents
     for _ in range(mesh.n_live):
-        depth += ancestor >= 0
+        depth += np.where(ancestor >= 0, np.take_along_axis(hops, ancestor, axis=1), 0)
         ancestor = np.where(ancestor >= 0, np.take_along_axis(parents, ancestor, axis=1), -1)
         if (ancestor < 0).all():
             return depth
@@ -152,3 +152,12 @@ def _depths(mesh: Mesh, parents: NDArray[np.int32]) -> NDArray[np.int32]:
         f"trees_svg needs trees, but in tree {circling} rank "
         f"{int(np.argmax(ancestor[circling] >= 0))} is its own ancestor"
     )
+
+
+def _hops_to_parents(mesh: Mesh, parents: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return how far each rank's parent is: more than one hop if messages pass chips on a line."""
+    sizes = np.array(mesh.shape)
+    apart = np.abs(mesh.coordinates[parents] - mesh.coordinates[None])
+    apart = np.where(mesh.wrap, np.minimum(apart, sizes - apart), apart).sum(axis=2)
+    hops: NDArray[np.int32] = np.where(parents >= 0, apart, 0).astype(np.int32)
+    return hops

@@ -22,7 +22,7 @@ from meshmend.topology.mesh import Mesh
 _FEW_TREES_GAP = 0.93
 _SHORTEST_GAP, _LONGEST_GAP = 0.42, 4.0
 # Between these other trees are slower, and searching for them takes seconds on large meshes.
-_SHORTEST_ENOUGH_GAP, _LONGEST_ENOUGH_GAP = 0.6, 1.2
+_SHORTEST_ENOUGH_GAP, _LONGEST_ENOUGH_GAP = 0.5, 1.6
 # Ends pass chips if the gap is long: links at the ends then carry a tree twice. If it is very
 # long, they always do.
 _EXPRESS_GAP, _ONLY_EXPRESS_GAP = 0.93, 1.2
