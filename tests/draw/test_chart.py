@@ -60,6 +60,19 @@ def test_decades_are_ticks_and_are_written_by_the_caller() -> None:
         assert words in texts(svg)
 
 
+def test_the_ninth_curve_is_told_from_the_first_of_the_same_colour() -> None:
+    curves = [Series(f"curve {number}", [1, 2], [1, 2]) for number in range(9)]
+
+    parts = list(ET.fromstring(chart_svg(curves, x=LOG, y=LINEAR)).iter())
+
+    first, *_, ninth = [part for part in parts if part.get("class") == "curve"]
+    assert first.get("stroke") == ninth.get("stroke")
+    assert first.get("stroke-dasharray") is None
+    assert ninth.get("stroke-dasharray") is not None
+    *_, its_last_point = [part for part in parts if part.get("class") == "point"]
+    assert its_last_point.get("stroke") == ninth.get("stroke")
+
+
 def test_a_dashed_series_is_dashed_and_has_no_dots() -> None:
     svg = chart_svg([Series("limit", [1, 2], [1, 1], dashed=True)], x=LOG, y=LINEAR)
 

@@ -7,9 +7,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from meshmend.draw.colours import FAINT, LIMIT, LIVE_EDGE, series
+from meshmend.draw.colours import FAINT, LIMIT, LIVE_EDGE, SERIES, series
 from meshmend.draw.frame import framed
 from meshmend.draw.svg import (
+    BACKGROUND,
     SOFT_INK,
     Attributes,
     Panel,
@@ -105,7 +106,7 @@ def chart_svg(
             (left + across.at(a), top + _HEIGHT - down.at(b))
             for a, b in zip(curve.x, curve.y, strict=True)
         ]
-        marks += _curve(curve, points, curve.colour or series(index))
+        marks += _curve(curve, points, index)
     marks += _names(curves, across, down, (left, top))
     tall = top + max(_HEIGHT + bottom, _NAME_GAP * len(curves))
     panel = Panel(left + _WIDTH + names, tall, tuple(marks))
@@ -150,13 +151,19 @@ def _axes(across: _Scale, down: _Scale, corner: Point) -> list[str]:
     return [grid, *marks]
 
 
-def _curve(curve: Series, points: Sequence[Point], colour: str) -> list[str]:
+def _curve(curve: Series, points: Sequence[Point], index: int) -> list[str]:
+    """Draw a line with its points; a line whose colour was used before is dotted, points hollow."""
+    colour, is_again = curve.colour or series(index), not curve.colour and index >= len(SERIES)
     look: Attributes = {"stroke": colour, "stroke-width": 2.2, "fill": "none"}
     dash: Attributes = {"stroke-dasharray": "7 4"} if curve.dashed else {}
+    if is_again and not curve.dashed:
+        dash = {"stroke-dasharray": "2 3.5", "stroke-linecap": "round"}
     line: Attributes = {"class": "curve", "d": line_path(points), "stroke-linejoin": "round"}
     marks = [mark("path", {**line, **look, **dash})]
     if len(points) <= _MANY_POINTS and not curve.dashed:
         dots: Attributes = {"r": 2.6, "fill": colour}
+        if is_again:
+            dots = {"r": 2.6, "fill": BACKGROUND, "stroke": colour, "stroke-width": 1.4}
         marks += [mark("circle", {"class": "point", "cx": x, "cy": y, **dots}) for x, y in points]
     return marks
 
