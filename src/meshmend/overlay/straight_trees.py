@@ -32,7 +32,8 @@ GAP = 1.0
 # better. Twice as many moves to bend gain nothing.
 _CHOICES_BY_SLACK_HOPS = {0: 8, 1: 64}
 _MOVES_TO_LOOK, _MOVES_TO_BEND = 15, 600  # for each rank and tree
-_PROMISING_TREES = 3.0  # what links may need too much after the look
+# What links may need too much after the look: so little promises success, so much rules it out.
+_PROMISING_TREES, _HOPELESS_TREES = 3.0, 12.0
 _TREES_PER_HOP = 2.0  # what a hop less is worth: 5 MB take 1 % less if two of four trees have it
 
 
@@ -58,7 +59,7 @@ def root_choices(figures: MeshFigures, n_trees: int) -> tuple[RootChoice, ...]:
     """Return choices of roots to try, the most promising first: those whose links need least.
 
     A choice with shallower trees may need a bit more. Roots are in the middle if that seems
-    possible, else up to a hop from it.
+    possible, else up to a hop from it. There is none if all seem hopeless, as around a slit.
     """
     tried = []
     for slack, n_choices in _CHOICES_BY_SLACK_HOPS.items():
@@ -69,6 +70,7 @@ def root_choices(figures: MeshFigures, n_trees: int) -> tuple[RootChoice, ...]:
             tried.append((too_much + _TREES_PER_HOP * depth_in_all, too_much, choice))
         if min(too_much for _, too_much, _ in tried) <= _PROMISING_TREES:
             break
+    tried = [each for each in tried if each[1] <= _HOPELESS_TREES]
     return tuple(choice for _, _, choice in sorted(tried, key=lambda each: each[:2]))
 
 

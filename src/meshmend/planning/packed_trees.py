@@ -148,11 +148,21 @@ def trees_of(mesh: Mesh, shape: TreeShape) -> Trees:
             mesh, n_trees=shape.n_trees, depth_slack=shape.depth_slack, gap=shape.gap
         )
     if shape.straight is not None and shape.depth_slack is not None:
-        packing = straight_packing(
-            mesh, n_trees=shape.n_trees, depth_slack=shape.depth_slack, seed=shape.straight
-        )
+        packing = _straight(mesh, shape.n_trees, shape.depth_slack, shape.straight)
     if packing is None:
         packing = tree_packing(
             mesh, n_trees=shape.n_trees, depth_slack=shape.depth_slack, effort=shape.effort
         )
     return Trees(mesh, shape, packing)
+
+
+def is_straight(mesh: Mesh, shape: TreeShape) -> bool:
+    """Whether straight trees are found for a shape that asks for them."""
+    assert shape.straight is not None, "the shape asks for straight trees"
+    assert shape.depth_slack is not None, "roots are drawn within a slack"
+    return _straight(mesh, shape.n_trees, shape.depth_slack, shape.straight) is not None
+
+
+@lru_cache(maxsize=16)
+def _straight(mesh: Mesh, n_trees: int, depth_slack: int, seed: int) -> TreePacking | None:
+    return straight_packing(mesh, n_trees=n_trees, depth_slack=depth_slack, seed=seed)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from meshmend.overlay.straight_trees import GAP, root_choices
 from meshmend.overlay.tree_counts import pace
-from meshmend.planning.packed_trees import Trees, TreeShape, trees_of
+from meshmend.planning.packed_trees import Trees, TreeShape, is_straight, trees_of
 from meshmend.planning.tree_formula import PipelineRequest, TreeFigures, TreeFormula
 from meshmend.topology.figures import MeshFigures, mesh_figures
 from meshmend.topology.mesh import Mesh
@@ -77,7 +77,7 @@ def _found(figures: MeshFigures, n_trees: int) -> list[TreeShape]:
     n_wanted = _MOST_FOUND if has_failures else _MOST_FOUND_IF_FULL
     for choice in root_choices(figures, n_trees)[:_MOST_BENT]:
         shape = TreeShape(n_trees, choice.slack, straight=choice.seed)
-        if trees_of(figures.mesh, shape).figures.load <= pace(figures, n_trees, GAP):
+        if is_straight(figures.mesh, shape):
             found.append(shape)
         if len(found) == n_wanted:
             break

@@ -67,8 +67,8 @@ _OTHER_DELAYS_IF_ESTIMATED = (1.0, 1.6)
 class FastestTrees:
     """The fastest trees that the search found, their pipeline, and its time.
 
-    `known` is None if the search may estimate and their table is very large; then the time is that
-    of the formula.
+    `known` is None if the search may estimate and has more messages than it simulates; then the
+    time is estimated from the first slices, or is that of the formula.
     """
 
     trees: Trees
@@ -94,7 +94,7 @@ def best_trees(
 ) -> FastestTrees:
     """Return the fastest trees found for a payload; with `slices` given, for that number.
 
-    If it `may_estimate`, the answer is not simulated where the search left its table out too.
+    If it `may_estimate`, an answer of more messages than the search simulates is not simulated.
     """
     request = PipelineRequest(fabric, payload_bytes, slices)
     progress("trees: packing")
@@ -145,7 +145,9 @@ def _best_of(
         tries = [search.first_try(trees) for trees in candidates[:n_tries]]
         tries.sort(key=lambda attempt: attempt[0])
         improved = [search.improved(*attempt) for attempt in tries]
-        _, trees, pipeline = min(improved, key=lambda attempt: attempt[0])
+        time_s, trees, pipeline = min(improved, key=lambda attempt: attempt[0])
+        if may_estimate and trees.n_rows * pipeline.slices > MAX_MESSAGES:
+            return FastestTrees(trees, pipeline, time_s, None)
     simulation = search.simulated_whole(trees, pipeline)
     return FastestTrees(trees, pipeline, simulation.time_s, simulation)
 
