@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crowded_links import needed_by_links
 from meshmend.errors import TopologyError
 from meshmend.overlay import straight_trees
 from meshmend.overlay.express_ends import express_ends
@@ -30,18 +31,8 @@ SQUARE = Mesh((16, 16))
 
 
 def too_much_by_hand(mesh: Mesh, forest: Forest, goal: float) -> float:
-    """What all links together need above the goal, counted rank by rank and tree by tree."""
-    in_all = 0.0
-    ports = forest.state[:, :, PORT]
-    parents = np.where(ports >= 0, np.take_along_axis(mesh.neighbor_ranks, ports, axis=1), -1)
-    for a, b in mesh.links.tolist():
-        needed = 0.0
-        for child, parent in ((a, b), (b, a)):
-            trees = np.flatnonzero(parents[child] == parent)
-            leaves = [tree for tree in trees if not np.any(parents[:, tree] == child)]
-            needed += len(trees) - min(len(leaves), max(0.0, GAP * (goal - len(trees))))
-        in_all += max(0.0, needed - goal)
-    return in_all
+    """What all links together need above the goal."""
+    return sum(max(0.0, needed - goal) for needed in needed_by_links(mesh, forest, goal, GAP))
 
 
 def way_hops(mesh: Mesh, packing: TreePacking, tree: int, rank: int) -> int:

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crowded_links import needed_by_links
 from meshmend.errors import TopologyError
 from meshmend.overlay import tree_gaps
 from meshmend.overlay.forest_invariants import check_forest
@@ -29,18 +30,8 @@ def grown(mesh: Mesh, n_trees: int, seed: int) -> Forest:
 
 
 def needed_by_hand(mesh: Mesh, forest: Forest, goal: float, gap: float) -> float:
-    """The pace of the most crowded link, counted rank by rank and tree by tree."""
-    most = goal
-    ports = forest.state[:, :, PORT]
-    parents = np.where(ports >= 0, np.take_along_axis(mesh.neighbor_ranks, ports, axis=1), -1)
-    for a, b in mesh.links.tolist():
-        needed = 0.0
-        for child, parent in ((a, b), (b, a)):
-            trees = np.flatnonzero(parents[child] == parent)
-            leaves = [tree for tree in trees if not np.any(parents[:, tree] == child)]
-            needed += len(trees) - min(len(leaves), max(0.0, gap * (goal - len(trees))))
-        most = max(most, needed)
-    return most
+    """The pace of the most crowded link."""
+    return max([goal, *needed_by_links(mesh, forest, goal, gap)])
 
 
 @given(connected_meshes(), st.integers(1, 6), st.integers(0, 2), st.floats(0, 1), st.integers(0, 9))
