@@ -1,4 +1,4 @@
-"""The process that plans ahead: its task, its memory, and its end."""
+"""The process that plans ahead: its task and its end."""
 
 import os
 import shutil
@@ -20,7 +20,6 @@ from strategies import broken_meshes
 from waiting import until
 
 SUMS = ((10**6, "float32"),)
-MB = 10**6
 
 tasks = st.builds(
     PlanTask,
@@ -47,13 +46,6 @@ def test_what_is_no_task_is_refused(data: bytes) -> None:
         decode_task(data)
 
 
-def memory_bytes(pid: int) -> dict[str, int]:
-    """Return what the kernel counts for a process: VmHWM, VmRSS, RssAnon and others."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    words = [line.split() for line in lines if line.endswith(" kB")]
-    return {name.rstrip(":"): int(number) * 1024 for name, number, _ in words}
-
-
 def until_first_plan(task: PlanTask) -> AheadProcess:
     shutil.rmtree(task.path, ignore_errors=True)
     process = AheadProcess(task)
@@ -67,7 +59,7 @@ def until_first_plan(task: PlanTask) -> AheadProcess:
 
 @pytest.mark.slow  # the lowest priority waits for all other tests
 @pytest.mark.parametrize("side", [4, 8])
-def test_the_process_maps_no_torch_and_never_holds_130_mb(side: int, tmp_path: Path) -> None:
+def test_the_process_maps_no_torch(side: int, tmp_path: Path) -> None:
     request = PlanRequest(Mesh((side, side)), (2, 2), "auto", SUMS)
     task = PlanTask(str(tmp_path / "plans"), request)
     compiled = until_first_plan(task)  # so that the second finds all loops compiled
@@ -76,13 +68,12 @@ def test_the_process_maps_no_torch_and_never_holds_130_mb(side: int, tmp_path: P
 
     process = until_first_plan(task)
     os.kill(process.pid, signal.SIGSTOP)  # it is not to end while it is looked at
-    maps, memory = Path(f"/proc/{process.pid}/maps").read_text(), memory_bytes(process.pid)
+    maps = Path(f"/proc/{process.pid}/maps").read_text()
     process.kill()
 
     assert process.wait() == ""
     assert "libtorch" not in maps
     assert "/torch/" not in maps
-    assert memory["VmHWM"] < 130 * MB  # the most that was ever resident
 
 
 def test_importing_what_plans_imports_no_torch() -> None:

@@ -7,15 +7,11 @@ planning does not need. It dies with its parent. Training does not depend on it:
 the folder, a worker makes it when it needs it.
 """
 
-import ctypes
 import os
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 from meshmend.planning.plan_request import PlanTask, decode_task, encode_task
@@ -23,8 +19,6 @@ from meshmend.processes import die_with_parent
 
 MODULE: Final = "meshmend.planning.ahead_process"  # in the process itself, __name__ is __main__
 _LOWEST_PRIORITY: Final = 19
-_MADV_DONTNEED: Final = 4
-_DROP_EVERY_S: Final = 0.05
 _ONE_THREAD: Final = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -85,29 +79,12 @@ class AheadProcess:
 def main() -> None:
     """Make the plans of the task on standard input; end early if the parent process ends."""
     die_with_parent(int(sys.argv[1]))
-    threading.Thread(target=_keep_compiler_out_of_memory, daemon=True).start()
     # Numba loads SciPy, where it is installed, for linear algebra that no plan needs: 13 MB.
     sys.modules["scipy"] = None  # type: ignore[assignment]  # how Python marks an absent module
     from meshmend.planning.plan_cache import plan_ahead
 
     task = decode_task(sys.stdin.buffer.read())
     plan_ahead(task.path, task.request, begin=task.begin)
-
-
-def _keep_compiler_out_of_memory() -> None:
-    """Drop the compiler's code from this process's memory, 20 times a second.
-
-    Loading a compiled kernel runs through much of LLVM, once. Its code is 45 MB that would stay
-    resident for as long as this process lives; what is needed again comes from the page cache.
-    """
-    libc = ctypes.CDLL(None)
-    while True:
-        time.sleep(_DROP_EVERY_S)
-        for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
-            # Only pages of code, which are never written: written pages would be lost.
-            if "r-xp" in line and "libllvmlite" in line:
-                start, stop = (int(end, 16) for end in line.split()[0].split("-"))
-                libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _MADV_DONTNEED)
 
 
 if __name__ == "__main__":
