@@ -41,7 +41,8 @@ class Coordinator:
     """Coordinates one job until all its workers have finished; `on_event` gets what observers get.
 
     `keep` must save the record that outlives this coordinator. It is called before any worker acts
-    on the change. `history` is what the previous coordinator saved.
+    on the change. `history` is what the previous coordinator saved. `token` is a random number that
+    makes its term differ from that of any other coordinator.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Coordinator:
         connections: Connections,
         *,
         history: History | None = None,
+        token: int = 0,
         keep: Callable[[CoordinatorRecord], None] = lambda record: None,
         on_event: Callable[[float, Event], None] = lambda clock, event: None,
     ) -> None:
@@ -58,6 +60,8 @@ class Coordinator:
         self._on_event = on_event
         self._keep = keep
         self._history = history or History(CoordinatorRecord(spec.job))
+        self._token = token
+        self._history.take_term(0, token)
         self._membership = Membership(
             spec.mesh, spec.timing, board=spec.board, history=self._history
         )

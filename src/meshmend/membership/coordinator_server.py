@@ -2,6 +2,7 @@
 
 import os
 import queue
+import secrets
 import selectors
 import socket
 import time
@@ -72,6 +73,7 @@ class CoordinatorServer:
             spec,
             self,
             history=history,
+            token=secrets.randbits(32),
             keep=self._saver.save,
             on_event=on_event,
         )

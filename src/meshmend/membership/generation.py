@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 # Enough for one generation a second for thirty years. Frames and handshakes hold 32 bits.
 LARGEST_NUMBER: Final = 1 << 30
 GenerationNumber = Annotated[int, Within(0, LARGEST_NUMBER)]
+_TOKENS: Final = 1_000_000
+LARGEST_TERM: Final = 1 << 50
+Term = Annotated[int, Within(0, LARGEST_TERM)]
 
 
 @dataclass(frozen=True, order=True)
@@ -38,12 +41,15 @@ class Generation:
     """A numbered set of chips that train together.
 
     `mended` holds the links that were cut and repaired, each with the generation of the repair.
+    `term` is that of the coordinator that formed it: two coordinators of one job that do not know
+    of each other may use the same number, never the same term.
     """
 
     number: GenerationNumber
     seats: tuple[Seat, ...]
     cut: frozenset[Link] = frozenset()
     mended: tuple[tuple[Link, GenerationNumber], ...] = ()
+    term: Term = 0
 
     @cached_property
     def chips(self) -> tuple[Chip, ...]:
@@ -66,3 +72,12 @@ class Generation:
         link = min(one, other), max(one, other)
         mended = dict(self.mended).get(Link(*link), 0)
         return max(self.seat_of[one].since, self.seat_of[other].since, mended)
+
+
+def term_after(known: int, token: int) -> int:
+    """Return a term that is higher than all that are known; coordinators count them.
+
+    Its last six digits are the coordinator's `token`, a random number: two coordinators that count
+    alike, because neither knows of the other, have different terms all the same.
+    """
+    return (known // _TOKENS + 1) * _TOKENS + token % _TOKENS

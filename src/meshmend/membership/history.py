@@ -11,7 +11,7 @@ Knows statuses, not sockets or clocks. `CoordinatorRecord` is what a coordinator
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from meshmend.membership.generation import Generation, GenerationNumber
+from meshmend.membership.generation import Generation, GenerationNumber, Term, term_after
 from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.membership.messages import FRESH, StateVersion, Status
 from meshmend.net.codec import Codec, Count
@@ -57,7 +57,7 @@ class CoordinatorRecord:
     `begun` holds at most two generations: last, the latest to begin, if it may have taken steps;
     before it, the one whose state it began with. `void` holds the generations since then that took
     no step. `step` is the highest step that a worker reported. `highest` is the highest generation
-    number in use. All workers have the same `fingerprint`.
+    number in use. All workers have the same `fingerprint`. `term` is the coordinator's.
     """
 
     job: str
@@ -66,6 +66,7 @@ class CoordinatorRecord:
     highest: GenerationNumber = 0
     fingerprint: JobFingerprint | None = None
     void: tuple[VoidGeneration, ...] = ()
+    term: Term = 0
 
 
 RECORDS = Codec("a coordinator's record", {"coordinator": CoordinatorRecord})
@@ -123,6 +124,11 @@ class History:
         self.record = replace(self.record, begun=begun, void=void, step=step)
         self.use_number(generation.number)
         self.is_unknown = self.is_restarted = False
+
+    def take_term(self, known: int, token: int) -> None:
+        """Take a term that is higher than this one and than those of all earlier coordinators."""
+        term = term_after(max(known, self.record.term), token)
+        self.record = replace(self.record, term=term)
 
     def use_number(self, number: int) -> None:
         """Record that a generation is formed with this number, so that no other one gets it."""

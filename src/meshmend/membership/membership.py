@@ -300,9 +300,10 @@ class Membership:
             worker.since = (worker.since or number) if chip in chips else 0
             if worker.since:
                 seats.append(Seat(chip, worker.address, worker.since))
-        formed = Generation(number, tuple(seats), frozenset(self._cut), tuple(self._mended.items()))
+        cut, mended = frozenset(self._cut), tuple(self._mended.items())
+        formed = Generation(number, tuple(seats), cut, mended, self.history.record.term)
         before = self.generation
-        if before and self.go and formed == replace(before, number=number):
+        if before and self.go and formed == replace(before, number=number, term=formed.term):
             return None
         self._changes.doubts.clear()
         self._n_skipped = 0
