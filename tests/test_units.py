@@ -56,7 +56,7 @@ def test_bandwidths_are_read_in_bytes_and_bits(text: str, bytes_per_s: float) ->
 
 @pytest.mark.parametrize(
     ("text", "time_s"),
-    [("0.5us", 5e-7), ("50ns", 5e-8), ("1ms", 1e-3), ("2s", 2.0), ("3 µs", 3e-6), ("1e-6", 1e-6)],
+    [("0.5us", 5e-7), ("50ns", 5e-8), ("1ms", 1e-3), ("2s", 2.0), ("3 µs", 3e-6), ("0", 0)],
 )
 def test_times_are_read_from_nanoseconds_to_seconds(text: str, time_s: float) -> None:
     assert parse_time(text) == time_s
@@ -163,8 +163,36 @@ def test_a_unit_in_the_wrong_letters_gets_a_hint(text: str, meant: str) -> None:
 
 
 def test_a_bandwidth_without_a_unit_is_asked_for_one() -> None:
-    with pytest.raises(UnitError, match=r"a bandwidth needs one of .*, but got '70'; write 70GB/s"):
+    with pytest.raises(
+        UnitError, match=r"a bandwidth needs one of .*, but got '70'; write 70GB/s if"
+    ):
         parse_bandwidth("70")
+
+
+@pytest.mark.parametrize("text", ["5", "1e-6", "0.5"])
+def test_a_time_without_a_unit_is_asked_for_one(text: str) -> None:
+    with pytest.raises(
+        UnitError, match=f"a time needs one of .*, but got '{text}'; write {text}us"
+    ):
+        parse_time(text)
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "meant"),
+    [
+        (parse_bandwidth, "70Gb/s", "70Gb/s in bits is 8.75GB/s; write that, or 70GB/s if"),
+        (parse_bandwidth, "70gb/s", "70gb/s in bits is 8.75GB/s; write that, or 70GB/s if"),
+        (parse_bandwidth, "8Mb", "8Mb in bits is 1MB/s; write that, or 8MB/s if"),
+        (parse_bandwidth, "8Gib/s", "8Gib/s in bits is 1.07GB/s; write that, or 8GiB/s if"),
+        (parse_bandwidth, "70GBps", "did you mean 70GB/s?"),
+        (parse_bytes, "8Mb", "8Mb in bits is 1MB; write that, or 8MB if you mean bytes"),
+    ],
+)
+def test_bits_are_never_taken_for_bytes(
+    read: Callable[[str], float], text: str, meant: str
+) -> None:
+    with pytest.raises(UnitError, match=re.escape(f"; {meant}")):
+        read(text)
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,12 @@
 
 Knows units, not what is measured. Decimal units count in thousands (`KB`, `MB`),
 binary ones in 1024 (`KiB`, `MiB`), `bit` is an eighth of a byte. Upper and lower case matter
-where they would change the meaning: `Mb` is refused, because it may be read as bits or bytes.
+where they would change the meaning: `Mb` is refused, because it may be read as bits or bytes. A
+number alone is a size, never a time or a bandwidth: `5` could be 5 us or 5 s.
 
     102.4MB   64KiB   4 MiB   1e6                  bytes
     70GB/s    50Mbit/s   50Mbit   400Gbps          bytes a second; never without a unit
-    0.5us     50ns   1ms   2s   1e-6               seconds
+    0.5us     50ns   1ms   2s   0                  seconds; only zero needs no unit
     90s   20min   24h   2d   3weeks                seconds, of what takes longer
     1KB..1GB                                       payloads for a sweep: 1 KB, 10 KB, ..., 1 GB
     1KB..1GB:3                                     the same with three payloads a decade
@@ -22,6 +23,7 @@ from fractions import Fraction
 from meshmend.errors import UnitError
 
 _NUMBER_AND_UNIT = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\D*)", re.ASCII)
+_BITS_IN_LETTERS = re.compile(r"(?P<prefix>[kKmMgGtTpP]?)(?P<binary>i?)b(?:ps|/s)?")
 _MAX_EXPONENT = 30  # refuse 1e999999999 instead of computing it
 _MAX_PER_DECADE = 100
 _MAX_PAYLOADS = 1000
@@ -45,7 +47,6 @@ _BANDWIDTHS: Mapping[str, Fraction] = {
     **{f"{prefix}bps": Fraction(1000**power, 8) for power, prefix in enumerate("kMGT", 1)},
 }
 _TIMES: Mapping[str, Fraction] = {
-    "": Fraction(1),
     "s": Fraction(1),
     "ms": Fraction(1, 10**3),
     "us": Fraction(1, 10**6),
@@ -87,10 +88,10 @@ def parse_bandwidth(text: str) -> float:
 
 
 def parse_time(text: str) -> float:
-    """Return the seconds that `0.5us`, `50ns`, `1ms` or `2s` names.
+    """Return the seconds that `0.5us`, `50ns`, `1ms` or `2s` names; only zero needs no unit.
 
     Raises:
-        UnitError: no number, an unknown unit, or a negative one.
+        UnitError: no number, no unit or an unknown one, or a negative number.
     """
     return float(_quantity(text, _TIMES, "a time", "0.5us, 50ns or 2s"))
 
@@ -176,10 +177,14 @@ def _quantity(text: str, units: Mapping[str, Fraction], what: str, example: str)
     if match is None:
         raise UnitError(f"{what} needs a number and a unit, but got {text!r}; write {example}")
     number, unit = Decimal(match[1]), match[2].strip()
+    if not unit and number.is_zero() and units is _TIMES:
+        return Fraction(0)
     if unit not in units:
         known = ", ".join(unit for unit in units if unit)
-        hint = _hint(match[1], unit, units) if unit else f"; write {example}"
-        raise UnitError(f"{what} needs one of the units {known}, but got {text!r}{hint}")
+        hint = _hint(match[1], unit, units)
+        raise UnitError(
+            f"{what} needs one of the units {known}, but got {text!r}{hint or f'; write {example}'}"
+        )
     if number < 0 or abs(number.adjusted()) > _MAX_EXPONENT:
         raise UnitError(
             f"{what} needs a number from zero to 1e{_MAX_EXPONENT}, but got {text!r}; "
@@ -189,10 +194,31 @@ def _quantity(text: str, units: Mapping[str, Fraction], what: str, example: str)
 
 
 def _hint(number: str, unit: str, units: Mapping[str, Fraction]) -> str:
-    """Return what may have been meant: the same letters in other cases, or an unfinished unit."""
-    wanted = unit.lower()
+    """Return what may have been meant: the unit in other cases, finished, or a usual one.
+
+    Bits are never taken for bytes: whoever writes `70Gb/s` means 8.75 GB/s.
+    """
+    if not unit:
+        usual = "us" if units is _TIMES else "GB/s" if units is _BANDWIDTHS else ""
+        return f"; write {number}{usual} if you mean that" if usual else ""
+    bits = _BITS_IN_LETTERS.fullmatch(unit)
+    if bits is not None and (units is _BANDWIDTHS or bits["prefix"].isupper()):
+        return _bits_hint(number, bits, units)
+    wanted = unit.lower().replace("ps", "/s") if unit.endswith("Bps") else unit.lower()
     meant = [known for known in units if known and known.lower() in {wanted, f"{wanted}b"}]
     return f"; did you mean {' or '.join(number + known for known in meant)}?" if meant else ""
+
+
+def _bits_hint(number: str, bits: re.Match[str], units: Mapping[str, Fraction]) -> str:
+    prefix, is_binary = bits["prefix"], bool(bits["binary"])
+    power = " KMGTP".index(prefix.upper() or " ")
+    if abs(Decimal(number).adjusted()) > _MAX_EXPONENT:
+        return ""
+    n_bytes = float(Fraction(Decimal(number)) * (1024 if is_binary else 1000) ** power / 8)
+    shown = (format_bandwidth if units is _BANDWIDTHS else format_bytes)(n_bytes).replace(" ", "")
+    per_s = "/s" if units is _BANDWIDTHS else ""
+    whole = f"{number}{prefix.upper()}{'i' if is_binary else ''}B{per_s}"
+    return f"; {number}{bits.string} in bits is {shown}; write that, or {whole} if you mean bytes"
 
 
 def _steps_per_decade(word: str, text: str) -> int:

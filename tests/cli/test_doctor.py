@@ -26,7 +26,16 @@ def test_the_doctor_says_what_works_and_what_to_install(capsys: Captured) -> Non
     found = states(capsys)
 
     assert (found["system"], found["plan, simulate"]) == ("works", "works")
-    assert {"compiled loops", "JAX", "train", "Slurm", "OpenMPI", "browser", "load"} <= set(found)
+    assert {
+        "compiled loops",
+        "JAX",
+        "train",
+        "explore",
+        "Slurm",
+        "OpenMPI",
+        "browser",
+        "load",
+    } <= set(found)
     assert run_line(["doctor"]) == 0
     assert "ok  system" in capsys.readouterr().out
 

@@ -182,6 +182,9 @@ def test_verify_tells_a_wrong_plan_from_one_that_cannot_be_used(
         ("plan --mesh 4x4 --lower tpu", "--lower needs 'jax', but got 'tpu'"),
         ("plan --mesh 4x4 --slices 2", "--slices needs --lower jax: a plan itself has no slices"),
         ("plan --mesh 4x4 --lower jax --slices 0", "--slices needs 1 or more, but got 0"),
+        ("plan --mesh 4x4 --lower jax --slices 100000000", "needs at most 65536 slices, but got"),
+        ("simulate --mesh 4x4 --hop-latency 5", "but got '5'; write 5us if you mean that"),
+        ("simulate --mesh 4x4 --link-bandwidth 70Gb/s", "70Gb/s in bits is 8.75GB/s; write that"),
         ("plan --mesh 4x4 -o .", "cannot write .: Is a directory"),
         ("plan --mesh 4x4 -o /dev/null/p.json", "cannot write /dev/null/p.json"),
         ("reproduce -o /dev/null/p.html", "cannot write /dev/null/p.html"),  # at once

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from browsing import QUESTION
 from meshmend.errors import InputError
 from meshmend.explore.access import Access
-from meshmend.explore.explorer_answers import first_answers, searched_answers
+from meshmend.explore.explorer_answers import first_answers, hole_words, searched_answers
 from meshmend.explore.explorer_question import document_of, question_of
 from meshmend.explore.flows import flows_of, whole_channels
 from meshmend.explore.next_hops import next_hops
@@ -179,3 +179,19 @@ def test_only_the_own_page_with_the_token_is_let_in(
     path: str, host: str, origin: str | None, is_refused: bool
 ) -> None:
     assert bool(Access(80, "right").why_refused(path, host, origin)) == is_refused
+
+
+@pytest.mark.parametrize(
+    ("full_s", "time_s", "words", "reason"),
+    [
+        (1.0, 1.063, "+6.3 %", ""),
+        (1.0, 0.937, "nothing", "fewer chips sum, which takes 6.3 % less here"),
+        (1.0, 1.0, "nothing", "fewer chips sum, which takes as long here"),
+        (1.0, 0.99999, "nothing", "fewer chips sum, which takes as long here"),
+        (0.0, 0.0, "nothing", "fewer chips sum, which takes as long here"),
+    ],
+)
+def test_a_hole_never_costs_less_than_nothing(
+    full_s: float, time_s: float, words: str, reason: str
+) -> None:
+    assert hole_words(full_s, time_s) == (words, reason)

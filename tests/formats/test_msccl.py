@@ -1,5 +1,6 @@
 """MSCCL XML: what we write runs by MSCCL's rules, and what others write is proved or refused."""
 
+import tracemalloc
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -9,9 +10,8 @@ import pytest
 from meshmend import Mesh, plan
 from meshmend.cli.main import run_line
 from meshmend.errors import InputError, UnsupportedError, VerificationError
-from meshmend.formats.msccl_import import schedule_from_msccl
 from meshmend.formats.msccl_xml import MOST_BLOCKS, MOST_COUNT, MOST_STEPS, msccl_xml
-from meshmend.formats.xml_reading import xml_root
+from meshmend.formats.xml_import import schedule_from_xml
 from meshmend.planning.plan import planned
 from meshmend.planning.target import Target
 from meshmend.schedule.table import Collective
@@ -25,6 +25,7 @@ MESHES = [
     parse_mesh("2x2x2", fail=["0,0,0"]),
     parse_mesh("4x4", wrap="all", fail=["link:0,0-0,1"]),
 ]
+ROW = parse_mesh("1x3")
 Captured = pytest.CaptureFixture[str]
 
 
@@ -64,7 +65,7 @@ def test_the_rules_of_the_runtime_are_kept(mesh: Mesh) -> None:
 @pytest.mark.parametrize("algorithm", ["trees", "rank-ring"])
 def test_what_we_write_is_read_back_and_proved(mesh: Mesh, algorithm: str) -> None:
     made = plan(mesh, algorithm)
-    again = planned(mesh, schedule_from_msccl(xml_root(msccl_xml(made))), Target())
+    again = planned(mesh, schedule_from_xml(msccl_xml(made), mesh), Target())
 
     assert again.proof.method == "exact"
     assert again.channel_loads == pytest.approx(made.channel_loads)
@@ -85,7 +86,7 @@ def ring(kinds: tuple[str, str, str, str] = ("s", "rrcs", "rrcs", "rcs")) -> str
 
 
 def test_a_ring_of_fused_steps_is_proved_on_a_mesh() -> None:
-    found = planned(parse_mesh("1x3"), schedule_from_msccl(xml_root(ring())), Target())
+    found = planned(ROW, schedule_from_xml(ring(), ROW), Target())
 
     assert (found.schedule.algorithm, found.schedule.n_rows) == ("ring", 12)
     assert found.proof.method == "exact"
@@ -106,7 +107,7 @@ def gather(kinds: tuple[str, str, str] = ("s", "rcs", "r")) -> str:
 
 
 def test_an_all_gather_is_proved_with_the_ranks_that_own_its_chunks() -> None:
-    found = planned(parse_mesh("1x3"), schedule_from_msccl(xml_root(gather())), Target())
+    found = planned(ROW, schedule_from_xml(gather(), ROW), Target())
 
     assert found.schedule.collective is Collective.ALL_GATHER
     assert found.schedule.owners.tolist() == [0, 1, 2]
@@ -117,14 +118,14 @@ def test_an_all_gather_in_which_a_rank_misses_a_chunk_is_found_out() -> None:
     text = gather(("s", "r", "nop"))
 
     with pytest.raises(VerificationError):
-        planned(parse_mesh("1x3"), schedule_from_msccl(xml_root(text)), Target())
+        planned(ROW, schedule_from_xml(text, ROW), Target())
 
 
 def test_a_wrong_program_is_found_out(tmp_path: Path, capsys: Captured) -> None:
     with pytest.raises(VerificationError):
         planned(
-            parse_mesh("1x3"),
-            schedule_from_msccl(xml_root(ring(("s", "rcs", "rrcs", "rcs")))),
+            ROW,
+            schedule_from_xml(ring(("s", "rcs", "rrcs", "rcs")), ROW),
             Target(),
         )
     file = tmp_path / "wrong.xml"
@@ -140,7 +141,10 @@ def test_a_wrong_program_is_found_out(tmp_path: Path, capsys: Captured) -> None:
         ("allreduce", "alltoall", "or <algo coll='allgather'>, but got <algo coll='alltoall'>"),
         ("ngpus='3'", "ngpus='many'", "needs a whole number ngpus, but got 'many'"),
         ("ngpus='3'", "", "needs a whole number ngpus, but got None"),
-        ("ngpus='3'", "ngpus='2'", "needs ranks from 0 to 1"),
+        ("ngpus='3'", "ngpus='2'", "is for 2 ranks, but 1x3 has 3 connected live chips"),
+        ("<gpu id='2'", "<gpu id='3'", "needs ranks from 0 to 2"),
+        ("nchunksperloop='3'", "nchunksperloop='99999'", "needs from 1 to 65536 chunks, but got"),
+        ("nchunksperloop='3'", "nchunksperloop='0'", "needs from 1 to 65536 chunks, but got 0"),
         ("type='rcs'", "type='cpy'", "cannot hold the step 'cpy'"),
         ("srcbuf='i'", "srcbuf='s'", "without scratch buffers"),
         ("dstoff='0'", "dstoff='2'", "each chunk stays in its place"),
@@ -153,7 +157,38 @@ def test_a_wrong_program_is_found_out(tmp_path: Path, capsys: Captured) -> None:
 )
 def test_what_a_table_cannot_hold_is_refused(old: str, new: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        schedule_from_msccl(xml_root(ring().replace(old, new)))
+        schedule_from_xml(ring().replace(old, new), ROW)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "said"),
+    [
+        ("4x4", "MSCCL XML is for 65535 ranks, but 4x4 has 16 connected live chips"),
+        ("255x257", "MSCCL XML for 65535 ranks needs from 1 to 1024 chunks, but got 65535"),
+    ],
+)
+def test_a_file_of_one_line_gets_no_gigabytes(mesh: str, said: str) -> None:
+    line = "<algo coll='allgather' ngpus='65535' nchunksperloop='65535'/>"
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match=said):
+            schedule_from_xml(line, parse_mesh(mesh))
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert most_bytes < 1 << 27
+
+
+def test_steps_of_many_chunks_are_counted_before_they_are_run() -> None:
+    step = "<step s='0' type='s' srcbuf='i' srcoff='0' dstbuf='o' dstoff='0' cnt='65536'/>"
+    text = (
+        "<algo coll='allreduce' ngpus='2' nchunksperloop='65536'><gpu id='0'>"
+        f"<tb id='0' send='1' recv='1' chan='0'>{step * 200}</tb></gpu></algo>"
+    )
+
+    with pytest.raises(InputError, match="at most 8388608 chunks in all, but got 13107200"):
+        schedule_from_xml(text, parse_mesh("1x2"))
 
 
 def test_ranks_that_exchange_a_chunk_at_once_are_refused() -> None:
@@ -164,8 +199,9 @@ def test_ranks_that_exchange_a_chunk_at_once_are_refused() -> None:
         for rank in range(2)
     )
     with pytest.raises(InputError, match="exchange a chunk at the same time"):
-        schedule_from_msccl(
-            xml_root(f"<algo coll='allreduce' ngpus='2' nchunksperloop='1'>{steps}</algo>")
+        schedule_from_xml(
+            f"<algo coll='allreduce' ngpus='2' nchunksperloop='1'>{steps}</algo>",
+            parse_mesh("1x2"),
         )
 
 
@@ -185,6 +221,8 @@ def test_plans_that_the_runtime_cannot_hold_are_refused() -> None:
         ("export plan.json --to pdf", "--to needs one of msccl-xml, chakra-et, next-hop, csv"),
         ("export plan.json --to chakra-et", "--to chakra-et needs -o FOLDER"),
         ("export plan.json --to csv --slices 2", "--slices needs --to chakra-et"),
+        ("export plan.json --to chakra-et -o x --slices 100000000", "need from 1 to 65536 slices"),
+        ("export /dev/zero --to csv", "cannot read the plan /dev/zero: it is a device"),
         ("export plan.json --to csv --json", "--json needs -o"),
         ("import algo.xml --mesh 4x4", "is for 3 ranks, but 4x4 has 16 connected live chips"),
         ("import nowhere.xml --mesh 4x4", "cannot read the file nowhere.xml"),

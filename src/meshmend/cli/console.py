@@ -93,8 +93,10 @@ def _make_folder(path: Path) -> None:
 
 
 def check_readable(path: Path, what: str) -> None:
-    """Raise InputError if a file does not exist or may not be read."""
+    """Raise InputError if a file does not exist, may not be read, or never ends, as a device."""
     try:
+        if path.is_char_device():
+            raise InputError(f"cannot read {what} {path}: it is a device, not a file")
         path.open("rb").close()
     except OSError as error:
         raise InputError(f"cannot read {what} {path}: {error.strerror}") from None

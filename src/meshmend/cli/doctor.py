@@ -23,6 +23,7 @@ _EXTRAS: Final = (
     ("PyTorch backend, run", ("torch",), "torch"),
     ("train", ("torch", "scikit-learn", "pillow", "tensorboardX", "transformers"), "train"),
     ("JAX", ("jax", "optax"), "jax"),
+    ("explore", ("starlette", "uvicorn"), "explore"),
     ("Hugging Face Trainer", ("transformers", "accelerate", "torch"), "hf"),
     ("Lightning", ("lightning", "torch"), "lightning"),
     ("Ray", ("ray", "torch"), "ray"),

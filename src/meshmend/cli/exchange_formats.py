@@ -166,11 +166,6 @@ def import_command(
 
     part = largest_part(broken)
     schedule = schedule_from_xml(_read(file), part)
-    if schedule.n_ranks != part.n_live:
-        raise InputError(
-            f"{file} is for {schedule.n_ranks} ranks, but {broken} has {part.n_live} connected "
-            "live chips; name another mesh with --mesh and --fail"
-        )
     with progress(quiet=as_json) as bar:
         bar("proving")
         plan = planned(broken, schedule, target)

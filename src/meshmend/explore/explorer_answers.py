@@ -200,13 +200,25 @@ def _hole_answer(
     question: ExplorerQuestion, found: PricedPlan, full_s: float, stage: str
 ) -> Document:
     lost = question.full_mesh.n_chips - found.plan.schedule.n_ranks
+    words, reason = hole_words(full_s, found.time_s)
     return {
         "kind": "hole",
         "stage": stage,
         "full_s": full_s,
         "time_s": found.time_s,
         "lost_chips": lost,
+        "words": words,
+        "reason": reason,
     }
+
+
+def hole_words(full_s: float, time_s: float) -> tuple[str, str]:
+    """Return what a hole costs, and, where it costs nothing, why a broken mesh can be as fast."""
+    percent = f"{100 * (time_s / full_s - 1):.1f}" if full_s else "0.0"
+    if float(percent) > 0:
+        return f"+{percent} %", ""
+    faster = f"{percent.lstrip('-')} % less" if float(percent) < 0 else "as long"
+    return "nothing", f"fewer chips sum, which takes {faster} here"
 
 
 def plan_answer(found: PricedPlan, stage: str) -> Document:

@@ -9,8 +9,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from meshmend.errors import InputError
 from meshmend.planning.plan import Plan
 
+_MOST_MESSAGES: Final = 1 << 22  # rows x slices: about a gigabyte of files
 _VERSION: Final = "0.0.4"  # of the schema, as its own generator writes it
 _SEND_NODE, _RECV_NODE = 5, 6
 # Fields of a node: number and wire type.
@@ -26,8 +28,16 @@ def write_chakra_traces(plan: Plan, folder: Path, *, slices: int = 1) -> list[Pa
     of the payload that the plan was made for.
 
     Raises:
+        InputError: slices of less than a byte, or more than traces can hold.
         UnsupportedError: the plan needs scratch buffers, which traces do not have.
     """
+    n_rows, n_bytes = plan.schedule.n_rows, int(plan.target.payload_bytes)
+    most = max(1, min(n_bytes, _MOST_MESSAGES // max(1, n_rows)))
+    if not 1 <= slices <= most:
+        raise InputError(
+            f"Chakra traces of this plan, with {n_rows} rows and a payload of {n_bytes} bytes, "
+            f"need from 1 to {most} slices, but got {slices}"
+        )
     plan.schedule.refuse_scratch("a Chakra trace")
     folder.mkdir(parents=True, exist_ok=True)
     nodes = _nodes_by_rank(plan, slices)

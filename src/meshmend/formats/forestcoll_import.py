@@ -24,6 +24,7 @@ from meshmend.topology.mesh import Mesh
 
 FORESTCOLL_TAG: Final = "Algo"  # MSCCL's is `algo`
 _MOST_TREES: Final = 1 << 16
+_MOST_PARENTS: Final = 1 << 26  # trees x nodes: 4 bytes each
 _MOST_CHUNKS: Final = 1 << 30
 _MOST_NAME: Final = 200  # characters of the name of a node
 
@@ -42,6 +43,11 @@ def schedule_from_forestcoll(root: ElementTree.Element, mesh: Mesh) -> Schedule:
     per_node, trees = whole_number(root, "nchunkspernode"), root.findall("tree")
     if not 1 <= len(trees) < _MOST_TREES:
         raise InputError(f"ForestColl XML needs trees, but got {len(trees)} <tree>")
+    if len(trees) * mesh.n_live > _MOST_PARENTS:
+        raise InputError(
+            f"ForestColl XML for {mesh.n_live} nodes needs at most {_MOST_PARENTS // mesh.n_live} "
+            f"trees, but got {len(trees)}"
+        )
     rank_of = _ranks(trees, mesh)
     roots = np.array([_rank(tree, "root", rank_of) for tree in trees], dtype=np.int32)
     chunks = np.array([_n_chunks(tree) for tree in trees], dtype=np.int64)

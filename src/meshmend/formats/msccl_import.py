@@ -18,12 +18,15 @@ from numpy.typing import NDArray
 from meshmend.errors import InputError
 from meshmend.formats.xml_reading import whole_number
 from meshmend.schedule.table import COPY, REDUCE, Collective, Schedule, even_cuts, index_dtype
+from meshmend.topology.mesh import Mesh
 
 _SENDS = frozenset({"s", "rcs", "rrs", "rrcs"})
 _REDUCES = frozenset({"rrc", "rrs", "rrcs"})
 _RECEIVES = frozenset({"r", "rcs"}) | _REDUCES
 _KINDS = _SENDS | _RECEIVES | {"nop"}
-_MOST_RANKS, _MOST_CHUNKS = 1 << 16, 1 << 16
+_MOST_CHUNKS = 1 << 16
+_MOST_CELLS = 1 << 26  # ranks x chunks: a byte each
+_MOST_ACCESSES = 1 << 23  # chunks that all steps read or write: about 100 bytes each
 _COLLECTIVES = {"allreduce": Collective.ALLREDUCE, "allgather": Collective.ALL_GATHER}
 
 
@@ -56,12 +59,15 @@ class _Row:
     op: int
 
 
-def schedule_from_msccl(root: ElementTree.Element) -> Schedule:
+def schedule_from_msccl(root: ElementTree.Element, mesh: Mesh) -> Schedule:
     """Return the schedule of the collective that MSCCL XML describes; it is not proved yet.
 
+    Rank n is the n-th live chip of the mesh. What the file says of its size is held against the
+    mesh and against bounds before memory is taken for it.
+
     Raises:
-        InputError: not such XML, another collective, a program that a table cannot hold, or one
-            that never ends.
+        InputError: not such XML, another collective, for another number of ranks, a program that
+            is too large or that a table cannot hold, or one that never ends.
     """
     collective = _COLLECTIVES.get(root.get("coll", "")) if root.tag == "algo" else None
     if collective is None:
@@ -70,13 +76,26 @@ def schedule_from_msccl(root: ElementTree.Element) -> Schedule:
             f"<{root.tag} coll={root.get('coll')!r}>"
         )
     n_ranks, n_chunks = whole_number(root, "ngpus"), whole_number(root, "nchunksperloop")
-    if not (1 <= n_ranks < _MOST_RANKS and 1 <= n_chunks < _MOST_CHUNKS):
-        raise InputError(f"MSCCL XML needs ranks and chunks, but got {n_ranks} and {n_chunks}")
+    if n_ranks != mesh.n_live:
+        raise InputError(
+            f"MSCCL XML is for {n_ranks} ranks, but {mesh} has {mesh.n_live} connected live chips; "
+            "name another mesh with --mesh and --fail"
+        )
+    most = min(_MOST_CHUNKS, _MOST_CELLS // n_ranks)
+    if not 1 <= n_chunks <= most:
+        raise InputError(
+            f"MSCCL XML for {n_ranks} ranks needs from 1 to {most} chunks, but got {n_chunks}"
+        )
     blocks = [
         _block(gpu, element, n_ranks, n_chunks)
         for gpu in root.iter("gpu")
         for element in gpu.iter("tb")
     ]
+    n_accesses = sum(step.count for block in blocks for step in block.steps)
+    if n_accesses > _MOST_ACCESSES:
+        raise InputError(
+            f"MSCCL XML needs steps of at most {_MOST_ACCESSES} chunks in all, but got {n_accesses}"
+        )
     rows = _in_order(_Run(blocks).rows())
     name = (root.get("name") or "msccl").strip() or "msccl"
     owners = _summing_ranks if collective is Collective.ALLREDUCE else _first_ranks

@@ -16,4 +16,4 @@ def schedule_from_xml(text: str, mesh: Mesh) -> Schedule:
     root = xml_root(text)
     if root.tag == FORESTCOLL_TAG:
         return schedule_from_forestcoll(root, mesh)
-    return schedule_from_msccl(root)
+    return schedule_from_msccl(root, mesh)

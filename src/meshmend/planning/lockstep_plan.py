@@ -12,7 +12,13 @@ from typing import Final
 
 from meshmend.overlay.tree_counts import least_load
 from meshmend.overlay.tree_packing import tree_packing
-from meshmend.planning.lowering import Lowered, lowered, lowered_price_s, slices_to_try
+from meshmend.planning.lowering import (
+    Lowered,
+    check_slices,
+    lowered,
+    lowered_price_s,
+    slices_to_try,
+)
 from meshmend.planning.plan import AUTO, Plan, plan, planned
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
 from meshmend.planning.target import Payload, Target
@@ -50,9 +56,11 @@ def lockstep_plan(
         True
 
     Raises:
-        InputError: slices below one, a payload that cannot be read, or an unknown fabric.
+        InputError: slices that no program can have, a payload that cannot be read, or an unknown
+            fabric.
         UnsupportedError: the algorithm does not support the mesh.
     """
+    check_slices(slices)
     target = Target().with_(payload, fabric)
     shares = ProgressShares(progress, 2)
     usual = plan(

@@ -25,7 +25,9 @@ from meshmend.simulator.rules import simulate
 from meshmend.topology.fabric import Fabric
 
 MOST_SLICES: Final = 256
+_MOST_FIXED_SLICES: Final = 1 << 16
 _MOST_ROWS: Final = 1 << 20  # rows x slices: beyond this lowering takes seconds
+_MOST_FIXED_ROWS: Final = 1 << 24  # if the user fixed the slices: beyond this it takes gigabytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,15 +95,31 @@ def lowered(
     The payload is the plan's own unless given. `slices` fixes their number. Deterministic.
 
     Raises:
-        InputError: slices below one.
+        InputError: slices below one, or more than a program of this plan can have.
     """
-    if slices is not None and slices < 1:
-        raise InputError(f"lowering a plan needs one slice or more, but got {slices}")
+    check_slices(slices)
+    if slices is not None and slices * plan.schedule.n_rows > _MOST_FIXED_ROWS:
+        raise InputError(
+            f"lowering a plan needs rows x slices of at most {_MOST_FIXED_ROWS}, but this plan has "
+            f"{plan.schedule.n_rows} rows and {slices} slices; use "
+            f"{max(1, _MOST_FIXED_ROWS // plan.schedule.n_rows)} slices or fewer"
+        )
     payload_bytes = plan.target.payload_bytes if payload_bytes is None else float(payload_bytes)
     _, width, slices = _chosen(plan, payload_bytes, slices)
     program = _program(plan, width, slices)
     span_bytes = payload_bytes * width / program.n_cells
     return Lowered(plan, program, payload_bytes, _step_time(plan, span_bytes))
+
+
+def check_slices(slices: int | None) -> None:
+    """Raise InputError unless the number of slices is left open, or one that a program can have."""
+    if slices is not None and slices < 1:
+        raise InputError(f"lowering a plan needs one slice or more, but got {slices}")
+    if slices is not None and slices > _MOST_FIXED_SLICES:
+        raise InputError(
+            f"lowering a plan needs at most {_MOST_FIXED_SLICES} slices, but got {slices}; without "
+            "--slices the fastest number is found"
+        )
 
 
 def lowered_price_s(plan: Plan, slices: int | None = None) -> float:

@@ -51,6 +51,7 @@ Progress = Callable[[float], None]  # called with the part that is done, from 0 
 
 _TICKS_PER_DELAY = 2.0**44  # of the longest delay, as far as ...
 _TICKS_IN_ALL = 2.0**62  # ... all delays one after another stay below this
+_MOST_MESSAGES = 1 << 28  # a minute; of more nobody would see the end
 _MESSAGES_PER_REPORT = 1 << 19
 
 
@@ -114,13 +115,18 @@ def simulate(
     Takes time about linear in rows x slices. A trace costs 28 bytes a message and hop.
 
     Raises:
-        InputError: a payload that is negative or not finite, slices below one, or delays that are
-            negative or not one for each row.
+        InputError: a payload that is negative or not finite, slices below one or so many that it
+            would not end, or delays that are negative or not one for each row.
     """
     if not (math.isfinite(payload_bytes) and payload_bytes >= 0):
         raise InputError(f"simulate needs a payload of 0 bytes or more, but got {payload_bytes}")
     if slices < 1:
         raise InputError(f"simulate needs one slice or more, but got {slices}")
+    if slices > max(1, _MOST_MESSAGES // max(1, program.n_rows)):
+        raise InputError(
+            f"simulate needs at most {_MOST_MESSAGES} messages, rows x slices, but got "
+            f"{program.n_rows} rows and {slices} slices; use fewer slices"
+        )
     levels = _levels(program, delay_slices)
     delays, tick_s = _delays(program, fabric, payload_bytes, slices)
     state = _start_state(program, delays, slices, n_traced=program.n_hops * slices * trace)

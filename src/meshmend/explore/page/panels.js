@@ -15,9 +15,9 @@ export function showFigures(plan, hole, isLive) {
     figure("busiest link", `${plan.max_load.toFixed(3)}×`, "the payload, each way"),
   ];
   if (hole) {
-    const more = hole.full_s ? hole.time_s / hole.full_s - 1 : 0;
-    cards.splice(2, 0, figure("the hole costs", `${more >= 0 ? "+" : "−"}${Math.abs(100 * more).toFixed(1)} %`,
-      `${timeWords(hole.full_s)} without it; ${hole.lost_chips} chip${hole.lost_chips === 1 ? "" : "s"} lost`));
+    const lost = `${hole.lost_chips} chip${hole.lost_chips === 1 ? "" : "s"} lost`;
+    cards.splice(2, 0, figure("the hole costs", hole.words,
+      [`${timeWords(hole.full_s)} without it`, lost, hole.reason].filter(Boolean).join("; ")));
   }
   byId("figures").replaceChildren(...cards);
   const isFirst = plan.stage === "first";
