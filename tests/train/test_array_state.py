@@ -20,7 +20,7 @@ from meshmend.train.array_shards import (
     packed_shard,
     unpacked_shard,
 )
-from meshmend.train.array_state import digest_arrays, pack_arrays, unpack_arrays
+from meshmend.train.array_state import digest_array_parts, pack_arrays, unpack_arrays
 from meshmend.train.checkpoint import load, save_shard
 
 DTYPES = ("float32", "float64", "float16", "bool", "uint8", "int32", "int64", "complex64")
@@ -64,7 +64,7 @@ def test_half_precision_of_accelerators_is_kept() -> None:
 
 def test_one_bit_changes_the_digest() -> None:
     zeros = [np.array([value, 1.0]) for value in (0.0, 0.0, -0.0)]
-    first, same, other = (digest_arrays({"weight": array}) for array in zeros)
+    first, same, other = (digest_array_parts({"weight": array}) for array in zeros)
 
     assert first == same != other
 

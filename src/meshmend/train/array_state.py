@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 from meshmend.train.raw_state import (
     Bytes,
     RawArray,
-    digest_raw,
     map_state,
     pack_raw,
     raw_parts,
     unpack_raw,
 )
+from meshmend.train.state_digest import digests_of
 
 Array = NDArray[Any]
 
@@ -41,9 +41,9 @@ def unpack_arrays(data: Bytes) -> Any:
     return map_state(_array_leaf, unpack_raw(data))
 
 
-def digest_arrays(arrays: dict[str, Array]) -> str:
-    """Return a hash of the bits of arrays in their order; equal arrays have equal hashes."""
-    return digest_raw(_raw(array) for array in arrays.values())
+def digest_array_parts(state: Any) -> dict[str, str]:
+    """Return a hash of each array of a state by its name, and each plain value."""
+    return digests_of(map_state(raw_array_leaf, state))
 
 
 def _raw(array: Array) -> RawArray:

@@ -17,7 +17,7 @@ from meshmend.errors import InputError
 from meshmend.train.fingerprint import parameter_words
 from meshmend.train.raw_state import Bytes, map_state, unpack_raw
 from meshmend.train.torch_learner import Stateful
-from meshmend.train.torch_state import digest, packed, tensors_of, unpacked
+from meshmend.train.torch_state import digest, packed, unpacked
 
 # torch's stubs lack half of what c10d offers.
 dist: Any = torch.distributed
@@ -89,7 +89,7 @@ class GroupState:
             else each.state_dict()
             for each in self.objects
         ]
-        return digest(tensors_of(map_state(_plain_leaf, states)))
+        return digest(map_state(_plain_leaf, states))
 
     def use_default_group(self) -> None:
         """Make each `DistributedDataParallel` sum over the present default process group."""

@@ -12,13 +12,14 @@ import numpy as np
 
 from meshmend.errors import InputError
 from meshmend.train.array_shards import ARRAY_SHARDS
-from meshmend.train.array_state import Array, digest_arrays, pack_arrays, unpack_arrays
+from meshmend.train.array_state import Array, digest_array_parts, pack_arrays, unpack_arrays
 from meshmend.train.flat_tree import Tree
 from meshmend.train.jax_program import JaxProgram
 from meshmend.train.learner import Bytes
 from meshmend.train.sample_keys import places_of
 from meshmend.train.samples import Share
 from meshmend.train.shard_format import ShardFormat
+from meshmend.train.state_digest import total_of
 from meshmend.train.worker_loop import SumSizes
 
 _LOSS, _STOP = -2, -1  # where the two numbers of the first flat array are
@@ -142,9 +143,12 @@ class JaxLearner:
         return unpack_arrays(data)
 
     def digest(self) -> str:
-        """Return a hash of the bits of the state."""
-        state = self.state()
-        return digest_arrays({**state["model"], **_prefixed(state["optimizer"])})
+        """Return a hash of all of the state."""
+        return total_of(self.digest_parts())
+
+    def digest_parts(self) -> dict[str, str]:
+        """Return a hash of each array of the state by its name."""
+        return digest_array_parts(self.state())
 
 
 def named_arrays(tree: Tree) -> dict[str, Array]:
@@ -158,10 +162,6 @@ def _with_arrays(tree: Tree, arrays: dict[str, Array]) -> Tree:
     return jax.tree_util.tree_map_with_path(
         lambda path, _: jax.device_put(np.array(arrays[jax.tree_util.keystr(path)])), tree
     )
-
-
-def _prefixed(arrays: dict[str, Array]) -> dict[str, Array]:
-    return {f"optimizer{name}": array for name, array in arrays.items()}
 
 
 def _on_device(tree: Tree) -> Tree:

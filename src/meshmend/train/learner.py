@@ -75,4 +75,7 @@ class Learner(Protocol):
         """Return what `packed` wrote."""
 
     def digest(self) -> str:
-        """Return a hash of the bits of its state."""
+        """Return a hash of all of `state`: arrays and plain values, whatever their order."""
+
+    def digest_parts(self) -> dict[str, str]:
+        """Return a hash of each array of `state` by its name, and each plain value in words."""

@@ -6,10 +6,9 @@ Works on nested dicts, lists and tuples of `RawArray` and plain values. `torch_s
     length of the JSON (8 bytes), the JSON, padding to 64 bytes, the arrays one after another
 """
 
-import hashlib
 import json
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -77,14 +76,6 @@ def unpack_raw(data: Bytes) -> Any:
     description = json.loads(bytes(data[_LENGTH.size : _LENGTH.size + length]))
     start = _LENGTH.size + length
     return _restored(description, _Reader(data, start + -start % _ALIGN))
-
-
-def digest_raw(arrays: Iterator[RawArray]) -> str:
-    """Return a hash of the bits of arrays; equal arrays have equal hashes."""
-    result = hashlib.blake2b(digest_size=16)
-    for array in arrays:
-        result.update(array.data.data)
-    return result.hexdigest()
 
 
 def _padded(n_bytes: int) -> int:

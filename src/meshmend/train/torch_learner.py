@@ -13,8 +13,9 @@ from meshmend.train.optimizers import Optimizers, SteppedOptimizers, optimizers_
 from meshmend.train.samples import Share
 from meshmend.train.shard_format import ShardFormat
 from meshmend.train.sharded_optimizers import ShardedOptimizers
+from meshmend.train.state_digest import total_of
 from meshmend.train.torch_shards import TORCH_SHARDS
-from meshmend.train.torch_state import digest, packed, tensors_of, unpacked
+from meshmend.train.torch_state import digest_parts, packed, unpacked
 from meshmend.train.worker_loop import SumSizes
 
 Models = torch.nn.Module | Sequence[torch.nn.Module] | Mapping[str, torch.nn.Module]
@@ -182,6 +183,7 @@ class TorchLearner:
         """Return the state of the models, of the optimizers and of the objects in `also`."""
         return {
             "model": self._model.state_dict(),
+            "buffers": other_buffers(self._model),
             "optimizer": self._optimizers.state_dict(),
             "also": [part.state_dict() for part in self._also],
         }
@@ -194,6 +196,7 @@ class TorchLearner:
     def load(self, state: dict[str, Any]) -> None:
         """Replace these parts by those of another chip or of a checkpoint."""
         self._model.load_state_dict(state["model"])
+        load_other_buffers(self._model, state.get("buffers", {}))
         self._gradients.remember()
         self._optimizers.load_state_dict(state["optimizer"])
         for part, part_state in zip(self._also, state["also"], strict=True):
@@ -212,9 +215,33 @@ class TorchLearner:
         return unpacked(data)
 
     def digest(self) -> str:
-        """Return a hash of the bits of the state."""
-        state = self.state()
-        return digest(tensors_of([state["model"], state["optimizer"], state["also"]]))
+        """Return a hash of all of the state."""
+        return total_of(self.digest_parts())
+
+    def digest_parts(self) -> dict[str, str]:
+        """Return a hash of each tensor of the state by its name, and each plain value."""
+        return digest_parts(self.state())
+
+
+def other_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the buffers that `state_dict` leaves out, by name: those that are not persistent."""
+    return {
+        f"{prefix}.{name}" if prefix else name: buffer
+        for prefix, module in model.named_modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name in module._non_persistent_buffers_set
+    }
+
+
+@torch.no_grad()
+def load_other_buffers(model: torch.nn.Module, buffers: Mapping[str, torch.Tensor]) -> None:
+    """Replace the buffers that are not persistent by those of another chip or of a checkpoint.
+
+    One that a changed script makes with another shape stays as the script has made it.
+    """
+    for name, buffer in other_buffers(model).items():
+        if name in buffers and buffers[name].shape == buffer.shape:
+            buffer.copy_(buffers[name])
 
 
 def _refuse_scaler(scaler: torch.amp.GradScaler | None, option: str) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from meshmend.train.raw_state import Bytes, RawArray, digest_raw, map_state, pack_raw, unpack_raw
+from meshmend.train.raw_state import Bytes, RawArray, map_state, pack_raw, unpack_raw
+from meshmend.train.state_digest import digests_of, total_of
 
 
 def packed(state: Any) -> Bytes:
@@ -25,11 +26,6 @@ def unpacked(data: Bytes) -> Any:
     return map_state(_tensor_leaf, unpack_raw(data))
 
 
-def digest(tensors: Iterator[torch.Tensor]) -> str:
-    """Return a hash of the bits of tensors; equal tensors have equal hashes."""
-    return digest_raw(_raw(tensor) for tensor in tensors)
-
-
 def tensors_of(state: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors of a nested state in their order."""
     if isinstance(state, torch.Tensor):
@@ -40,6 +36,16 @@ def tensors_of(state: Any) -> Iterator[torch.Tensor]:
     elif isinstance(state, list | tuple):
         for value in state:
             yield from tensors_of(value)
+
+
+def digest(state: Any) -> str:
+    """Return a hash of all of a state: the bits of its tensors, and its plain values."""
+    return total_of(digest_parts(state))
+
+
+def digest_parts(state: Any) -> dict[str, str]:
+    """Return a hash of each tensor of a state by its name, and each plain value."""
+    return digests_of(map_state(raw_leaf, state))
 
 
 def _raw(tensor: torch.Tensor) -> RawArray:
