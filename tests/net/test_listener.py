@@ -175,3 +175,34 @@ def test_closing_twice_does_nothing_and_frees_the_port() -> None:
     listener.close()
 
     listening(*listener.address).close()
+
+
+def test_an_end_of_another_version_is_refused_in_one_line_at_both_ends(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admitted: list[ConnectRequest] = []
+    listener = Listener(
+        listening("127.0.0.1"), SECRET, ME, name="me", admit=lambda _, each: admitted.append(each)
+    )
+    hello = handshake._HELLO.pack(b"meshmend/9", 1, ME, 0, 0, bytes(32))
+    with caplog.at_level(logging.WARNING), socket.create_connection(listener.address) as caller:
+        caller.sendall(hello)
+        answer = caller.recv(64, socket.MSG_WAITALL)
+        assert caller.recv(1) == b""
+    listener.close()
+    assert "the other end speaks 'meshmend/9', this process 'meshmend/4'; install" in caplog.text
+    assert admitted == []
+
+    def answer_one(other: socket.socket) -> None:
+        connection, _ = other.accept()
+        with connection:
+            connection.sendall(answer)
+            connection.recv(1000)
+
+    monkeypatch.setattr(handshake, "_MAGIC", b"meshmend/5")
+    with listening("127.0.0.1") as other:
+        thread = threading.Thread(target=answer_one, args=(other,), daemon=True)
+        thread.start()
+        with pytest.raises(HandshakeError, match="other end speaks 'meshmend/4', this process"):
+            call(other.getsockname())
+        thread.join(HANG_S)

@@ -8,15 +8,18 @@ data. It knows file descriptors and bytes; connections are made elsewhere.
 
 import numpy as np
 
+from meshmend.execute.checksum import bind_checksum
 from meshmend.execute.combine import bind_combine
 from meshmend.execute.engine import Loop, end_if_done, engine_of, must_announce, next_run
 from meshmend.execute.frames import (
+    BAD_FRAME,
     BLOCK_BYTES,
     CALL,
     CLOSED,
     DONE,
     ENDED,
     EXPECTED,
+    FAULT,
     FD,
     FIRST_NEEDS,
     IN_PARKED,
@@ -66,6 +69,7 @@ def empty_loop(n_links: int) -> Loop:
 def load_event_loop() -> None:
     """Compile or load `progress` by running it with nothing to do."""
     bind_combine()
+    bind_checksum()
     progress(empty_loop(1), 0, 0, 0, np.full(2, -1, dtype=np.int64))
 
 
@@ -96,7 +100,8 @@ def progress(loop, number, scratch, timeout_ms, fds):  # type: ignore[no-untyped
             block = scratch + peer * BLOCK_BYTES
             if push(loop, peer, message, parts, block) == LOST:
                 status = pull(loop, peer, block)  # it may have sent a reason before it closed
-                return (status if status == PEER_FAILED else LOST), peer
+                has_reason = status in (PEER_FAILED, BAD_FRAME)
+                return (status if has_reason else LOST), peer
         if _has_ended(loop, number):
             return DONE, np.int64(-1)
         _enter_waits(loop, peers[:n_peers], fds, waits)
@@ -157,6 +162,8 @@ def _begin_on_link(loop, slot, peer):  # type: ignore[no-untyped-def]
     links[N_USERS] += 1
     links[N_TO_COME] += n_expected
     links[N_TO_SEND] += loop.ports[slot, peer, UNSENT]
+    if links[FAULT]:
+        return BAD_FRAME
     if links[CLOSED] and n_expected > 0:
         return LOST
     if links[IN_PARKED]:

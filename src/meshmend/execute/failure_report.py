@@ -2,26 +2,28 @@
 
 import select
 import socket
-import struct
 import time
 from collections.abc import Mapping
 from typing import Final
 
+import numpy as np
+
 from meshmend.execute import frames
+from meshmend.execute.checksum import header_checksum
 from meshmend.execute.rank_program import Numbers
 
 _REPORT_S: Final = 0.25  # for sending or reading the reason
-_LONGEST_TEXT: Final = 4096
 
 
 def report_failure(
     text: str, call: int, connections: Mapping[int, socket.socket], links: Numbers
 ) -> None:
     """Send every peer why this rank gives up; wait at most `_REPORT_S` for peers to read it."""
-    words = text.encode()[:_LONGEST_TEXT]
-    header = struct.pack("=qqqq", call, frames.GAVE_UP, len(words), 0)
+    words = text.encode()[: frames.LONGEST_TEXT]
+    header = np.array([call, frames.GAVE_UP, len(words), 0, 0, 0])
+    header[frames.CHECK_WORD] = header_checksum(header)
     unsent = {
-        connection.fileno(): (connection, _tail_of(links[peer]) + header + words)
+        connection.fileno(): (connection, _tail_of(links[peer]) + header.tobytes() + words)
         for peer, connection in connections.items()
         if not links[peer, frames.CLOSED]
     }
@@ -51,7 +53,7 @@ def _tail_of(link: Numbers) -> bytes:
     if link[frames.OUT_KEY] == frames.NONE:
         return b""
     done = int(link[frames.OUT_DONE])
-    words = link[frames.OUT_WORDS : frames.OUT_WORDS + 4]
+    words = link[frames.OUT_WORDS : frames.OUT_WORDS + frames.HEADER_WORDS]
     frame = frames.HEADER_BYTES + int(words[frames.LENGTH_WORD])
     header: bytes = words.tobytes()[done:]
     link[frames.OUT_KEY] = frames.NONE
@@ -60,11 +62,14 @@ def _tail_of(link: Numbers) -> bytes:
 
 def reported_reason(connection: socket.socket, link: Numbers) -> str:
     """Read and return the reason that a peer sent when it gave up; empty if it sent none."""
-    length = min(int(link[frames.IN_WORDS + frames.LENGTH_WORD]), _LONGEST_TEXT)
+    length = int(link[frames.IN_WORDS + frames.LENGTH_WORD])
     words = b""
+    deadline = time.monotonic() + _REPORT_S
     try:
-        connection.settimeout(_REPORT_S)
-        while len(words) < length and (part := connection.recv(length - len(words))):
+        while len(words) < length and (left_s := deadline - time.monotonic()) > 0:
+            connection.settimeout(left_s)
+            if not (part := connection.recv(length - len(words))):
+                break
             words += part
     except OSError:
         pass

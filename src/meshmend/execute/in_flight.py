@@ -320,8 +320,12 @@ class RunsInFlight:
                 before, still_since = state, now - interval_s
             if now - still_since >= timeout_s:
                 return status, peer
-            if self._link_timeout_s and (silent := self._silent_peer(watches, now)) is not None:
+            if not self._link_timeout_s:
+                continue
+            if (silent := self._silent_peer(watches, now)) is not None:
                 return frames.SILENT, silent
+            if now - still_since >= self._link_timeout_s and (ahead := self._peers_ahead()):
+                return frames.AHEAD, ahead[0]
 
     def _silent_peer(self, watches: dict[int, LinkWatch], now: float) -> int | None:
         for peer in np.flatnonzero(self.loop.links[:, frames.N_USERS]).tolist():
@@ -329,6 +333,17 @@ class RunsInFlight:
             if watch.is_dead(self._connections[peer], now):
                 return int(peer)
         return None
+
+    def _peers_ahead(self) -> list[int]:
+        """Return the peers in a later generation from which a run of this one waits for frames.
+
+        The others learn of a new generation soon after the first; who learns nothing of it for long
+        has been sent a frame that cannot be right, or has lost the coordinator.
+        """
+        links = self.loop.links
+        is_ahead = (links[:, frames.IN_PARKED] > 0) & (links[:, frames.N_TO_COME] > 0)
+        found: list[int] = np.flatnonzero(is_ahead).tolist()
+        return found
 
     def _patience_s(self) -> float:
         """Return how long nothing may move: the shortest time that a run in flight allows."""

@@ -3,17 +3,28 @@
 A frame of an older generation is read and dropped. A frame of a run that has not begun on this rank
 waits, and so does what the peer sends after it, until this rank begins that run. This cannot block
 this rank: the peer has sent it all frames of older runs before, see `next_run`.
+
+A header is believed only if it matches its checksum and every word of it is possible. What comes
+after one that does not is never read: it is unknown where the next frame begins.
 """
 
 import numpy as np
 
+from meshmend.execute.checksum import checksum_at, header_checksum, payload_checksum
 from meshmend.execute.combine import combine_at
 from meshmend.execute.engine import end_if_done, engine_of
 from meshmend.execute.frames import (
+    BAD_CALL,
     BAD_FRAME,
+    BAD_HEADER,
+    BAD_KEY,
+    BAD_LENGTH,
+    BAD_PAYLOAD,
     BEGUN,
     BLOCK_BYTES,
+    CALL,
     CALL_WORD,
+    CHECK_WORD,
     CLOSED,
     CODE,
     DIRECT_ADD,
@@ -21,6 +32,7 @@ from meshmend.execute.frames import (
     DONE,
     DROP,
     ENDED,
+    FAULT,
     FD,
     FINGERPRINT,
     FINGERPRINT_WORD,
@@ -29,6 +41,7 @@ from meshmend.execute.frames import (
     GENERATION,
     HEADER_BYTES,
     IN_AT,
+    IN_CHECKSUM,
     IN_DONE,
     IN_HEADER,
     IN_KEY,
@@ -39,6 +52,8 @@ from meshmend.execute.frames import (
     KIND,
     LAST_BEGUN,
     LENGTH_WORD,
+    LONGEST_FRAME,
+    LONGEST_TEXT,
     LOST,
     MISMATCH,
     MOST_RUNS,
@@ -47,8 +62,10 @@ from meshmend.execute.frames import (
     N_TO_SEND,
     NEEDS,
     NONE,
+    NOT_SUMMED,
     OLDEST,
     OUT_KEY,
+    PAYLOAD_WORD,
     PEER,
     PEER_FAILED,
     PEER_STARTED,
@@ -62,6 +79,7 @@ from meshmend.execute.frames import (
     START,
     STARTED,
     STATE,
+    SUMS_PAYLOADS,
     TURN,
 )
 from meshmend.execute.keys import address_of, apply_staged, finish
@@ -80,6 +98,8 @@ def pull(loop, peer, block):  # type: ignore[no-untyped-def]
     for _ in range(TURN):
         if links[peer, IN_PARKED]:
             return DONE
+        if links[peer, FAULT]:
+            return BAD_FRAME
         in_header = links[peer, IN_HEADER]
         if in_header < HEADER_BYTES:
             address = links[peer, IN_WORDS:].ctypes.data + in_header
@@ -94,11 +114,15 @@ def pull(loop, peer, block):  # type: ignore[no-untyped-def]
         if n_read <= 0:
             return _mark_closed(links, peer)
         if in_header == HEADER_BYTES:
-            _count_payload(loop, peer, n_read, block)
+            status = _count_payload(loop, peer, n_read, block)
+            if status != DONE:
+                return status
             continue
         links[peer, IN_HEADER] += n_read
         if links[peer, IN_HEADER] == HEADER_BYTES:
-            status = open_frame(loop, peer)
+            status = _check_header(loop, peer)
+            if status == DONE:
+                status = open_frame(loop, peer)
             if status != DONE:
                 return status
     return DONE
@@ -114,8 +138,41 @@ def _mark_closed(links, peer):  # type: ignore[no-untyped-def]
 
 
 @plain_kernel
+def _bad_frame(links, peer, fault):  # type: ignore[no-untyped-def]
+    """Read nothing more from a peer, because of a fault; return BAD_FRAME."""
+    links[peer, FAULT] = fault
+    links[peer, CLOSED] = 1
+    links[peer, IN_HEADER] = 0
+    return BAD_FRAME
+
+
+@plain_kernel
+def _check_header(loop, peer):  # type: ignore[no-untyped-def]
+    """Check what can be checked of a header without the run that it belongs to; return a status."""
+    links = loop.links
+    words = links[peer, IN_WORDS:]
+    if header_checksum(words) != words[CHECK_WORD]:
+        return _bad_frame(links, peer, BAD_HEADER)
+    shortest, longest = 1, LONGEST_FRAME
+    if words[ROW_WORD] == STARTED:
+        shortest, longest = 0, 0
+    elif words[ROW_WORD] == GAVE_UP:
+        shortest, longest = 0, LONGEST_TEXT
+    if not shortest <= words[LENGTH_WORD] <= longest:
+        return _bad_frame(links, peer, BAD_LENGTH)
+    if words[CALL_WORD] < 0:
+        return _bad_frame(links, peer, BAD_CALL)
+    is_data = words[ROW_WORD] != STARTED and words[ROW_WORD] != GAVE_UP
+    if is_data and words[ROW_WORD] < 0:
+        return _bad_frame(links, peer, BAD_KEY)
+    if is_data and loop.numbers[SUMS_PAYLOADS] and words[PAYLOAD_WORD] == 0:
+        return _bad_frame(links, peer, NOT_SUMMED)
+    return DONE
+
+
+@plain_kernel
 def open_frame(loop, peer):  # type: ignore[no-untyped-def]
-    """Decide from a complete header where its payload goes; return a status."""
+    """Decide from a complete header that was checked where its payload goes; return a status."""
     links = loop.links
     call, row_word = links[peer, IN_WORDS + CALL_WORD], links[peer, IN_WORDS + ROW_WORD]
     if row_word == STARTED:
@@ -125,7 +182,7 @@ def open_frame(loop, peer):  # type: ignore[no-untyped-def]
     generations_ahead = (call >> 32) - loop.numbers[GENERATION]
     if row_word == GAVE_UP and generations_ahead >= 0:
         return PEER_FAILED
-    links[peer, IN_DONE] = 0
+    links[peer, IN_DONE] = links[peer, IN_CHECKSUM] = 0
     if generations_ahead < 0:
         links[peer, IN_MODE] = DROP
         if links[peer, IN_WORDS + LENGTH_WORD] == 0:
@@ -138,7 +195,10 @@ def open_frame(loop, peer):  # type: ignore[no-untyped-def]
         return DONE if is_early else MISMATCH
     slot = number % MOST_RUNS
     if number < loop.numbers[OLDEST] or loop.runs[slot, ENDED]:
-        return BAD_FRAME
+        was_other = loop.runs[slot, FINGERPRINT] != links[peer, IN_WORDS + FINGERPRINT_WORD]
+        if loop.runs[slot, CALL] == call and was_other:
+            return MISMATCH
+        return _bad_frame(links, peer, BAD_CALL)
     links[peer, IN_SLOT] = slot
     return _open_key(engine_of(loop, slot), peer)
 
@@ -150,7 +210,7 @@ def _open_key(e, peer):  # type: ignore[no-untyped-def]
         return MISMATCH
     key = _key_of(e, peer)
     if key < 0:
-        return BAD_FRAME
+        return _bad_frame(e.links, peer, BAD_KEY)
     e.keys[STATE, key] = BEGUN
     e.links[peer, IN_KEY] = key
     if e.keys[NEEDS, key] > 0:
@@ -197,7 +257,11 @@ def _target(links, peer, block):  # type: ignore[no-untyped-def]
 
 @plain_kernel
 def _count_payload(loop, peer, n_read, block):  # type: ignore[no-untyped-def]
-    """Count payload bytes that were read; add a full block; finish the key of a complete frame."""
+    """Count payload bytes that were read; add a full block; finish the key of a complete frame.
+
+    Returns a status. The bytes of a payload that does not match its checksum may have been added
+    already; but its key is not finished, so the run fails before anybody uses them.
+    """
     links = loop.links
     mode, slot = links[peer, IN_MODE], links[peer, IN_SLOT]
     in_block = links[peer, IN_DONE] % BLOCK_BYTES + n_read
@@ -205,16 +269,24 @@ def _count_payload(loop, peer, n_read, block):  # type: ignore[no-untyped-def]
     links[peer, IN_DONE] = done
     is_complete = done == links[peer, IN_WORDS + LENGTH_WORD]
     if mode == DIRECT_ADD and (is_complete or in_block == BLOCK_BYTES):
-        place = links[peer, IN_AT] + done - in_block
-        combine_at(loop.runs[slot, CODE], place, block, in_block)
+        first = done - in_block
+        if links[peer, IN_WORDS + PAYLOAD_WORD]:
+            links[peer, IN_CHECKSUM] += checksum_at(block, in_block, first)
+        combine_at(loop.runs[slot, CODE], links[peer, IN_AT] + first, block, in_block)
     if not is_complete:
-        return
+        return DONE
     links[peer, IN_HEADER] = 0
     if mode == DROP:
-        return
+        return DONE
+    if links[peer, IN_WORDS + PAYLOAD_WORD]:
+        if mode != DIRECT_ADD:
+            links[peer, IN_CHECKSUM] = checksum_at(links[peer, IN_AT], done, np.int64(0))
+        if payload_checksum(links[peer, IN_CHECKSUM]) != links[peer, IN_WORDS + PAYLOAD_WORD]:
+            return _bad_frame(links, peer, BAD_PAYLOAD)
     links[peer, N_TO_COME] -= 1
     _finish_received(engine_of(loop, slot), links[peer, IN_KEY], mode)
     end_if_done(loop, slot)
+    return DONE
 
 
 @plain_kernel

@@ -1,5 +1,8 @@
 """Sends frames to one peer: of the oldest run that may send, the smallest ready key."""
 
+import numpy as np
+
+from meshmend.execute.checksum import checksum_at, header_checksum, payload_checksum
 from meshmend.execute.engine import end_if_done, engine_of, must_announce, next_run
 from meshmend.execute.frames import (
     ANNOUNCED,
@@ -7,6 +10,7 @@ from meshmend.execute.frames import (
     BLOCKED,
     CALL,
     CALL_WORD,
+    CHECK_WORD,
     CLOSED,
     DONE,
     FD,
@@ -23,11 +27,13 @@ from meshmend.execute.frames import (
     OUT_KEY,
     OUT_SLOT,
     OUT_WORDS,
+    PAYLOAD_WORD,
     ROW,
     ROW_WORD,
     SIZE,
     START,
     STARTED,
+    SUMS_PAYLOADS,
     TAIL,
     TO_ANNOUNCE,
     TURN,
@@ -88,6 +94,8 @@ def _begin_frame(loop, peer):  # type: ignore[no-untyped-def]
         links[peer, OUT_WORDS + CALL_WORD] = links[peer, TO_ANNOUNCE]
         links[peer, OUT_WORDS + ROW_WORD] = STARTED
         links[peer, OUT_WORDS + LENGTH_WORD] = 0
+        links[peer, OUT_WORDS + FINGERPRINT_WORD] = 0
+        links[peer, OUT_WORDS + PAYLOAD_WORD] = 0
         links[peer, OUT_KEY] = TAIL
     else:
         slot = next_run(loop, peer)
@@ -95,6 +103,11 @@ def _begin_frame(loop, peer):  # type: ignore[no-untyped-def]
             return False
         _begin_key(engine_of(loop, slot), peer)
         links[peer, OUT_SLOT] = slot
+        if loop.numbers[SUMS_PAYLOADS]:
+            length = links[peer, OUT_WORDS + LENGTH_WORD]
+            parts = checksum_at(links[peer, OUT_AT], length, np.int64(0))
+            links[peer, OUT_WORDS + PAYLOAD_WORD] = payload_checksum(parts)
+    links[peer, OUT_WORDS + CHECK_WORD] = header_checksum(links[peer, OUT_WORDS:])
     links[peer, OUT_DONE] = 0
     return True
 
@@ -109,5 +122,6 @@ def _begin_key(e, peer):  # type: ignore[no-untyped-def]
     e.links[peer, OUT_WORDS + ROW_WORD] = (key // e.numbers[N_MOVES]) << 32 | e.moves[ROW, move]
     e.links[peer, OUT_WORDS + LENGTH_WORD] = e.keys[SIZE, key]
     e.links[peer, OUT_WORDS + FINGERPRINT_WORD] = e.numbers[FINGERPRINT]
+    e.links[peer, OUT_WORDS + PAYLOAD_WORD] = 0
     e.links[peer, OUT_AT] = address_of(e, e.keys[START, key])
     e.links[peer, OUT_KEY] = key

@@ -23,6 +23,7 @@ from meshmend.errors import (
     TransportError,
 )
 from meshmend.execute import frames
+from meshmend.execute.checksum import bind_checksum
 from meshmend.execute.combine import bind_combine
 from meshmend.execute.failure_report import report_failure, reported_reason
 from meshmend.execute.in_flight import PendingRun, RunsInFlight
@@ -49,6 +50,9 @@ class SocketTransport:
     Otherwise it sends nothing, and can continue after `renew`. A peer on another address may send
     `window_bytes` ahead; with 0, and on loopback, the kernel decides. A peer is lost when its
     kernel answers nothing for `link_timeout_s`; a busy peer is not lost. With 0 none ever is.
+
+    A peer that sends a frame which cannot be right is lost too: every header has a checksum. With
+    `sums_payloads`, which all ranks must then have, every payload has one as well.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class SocketTransport:
         reports_failures: bool = False,
         window_bytes: int = WINDOW_BYTES,
         link_timeout_s: float = 0.0,
+        sums_payloads: bool = False,
     ) -> None:
         self.rank = rank
         self._link_timeout_s = link_timeout_s
@@ -80,6 +85,7 @@ class SocketTransport:
             link_timeout_s=link_timeout_s,
         )
         self._loop = self._runs.loop
+        self._loop.numbers[frames.SUMS_PAYLOADS] = sums_payloads
         self._links = self._loop.links
         self._drop(range(len(labels)))
         self._peer_connections = PeerConnections(
@@ -92,6 +98,7 @@ class SocketTransport:
         )
         self.address: Address = self._peer_connections.address
         bind_combine()
+        bind_checksum()
 
     def connect(
         self,
@@ -282,19 +289,51 @@ class SocketTransport:
                 peer,
             )
             self.sever(peer)
+        elif status == frames.AHEAD:
+            call = int(self._links[peer, frames.IN_WORDS + frames.CALL_WORD])
+            error = PeerLostError(
+                f"{self._labels[peer]} is in generation {call // _WORD}, of which {self._me} has "
+                f"heard nothing for {self._link_timeout_s:g} s",
+                peer,
+            )
         elif status == frames.PEER_FAILED:
-            reason = reported_reason(self._sockets[peer], self._links[peer])
-            error = TransportError(reason or f"{self._labels[peer]} gave up", peer)
+            error = self._peer_failed(peer)
+        elif status == frames.BAD_FRAME:
+            error = self._bad_frame(peer)
         else:
             error = self._mismatch(peer)
         if self._reports_failures:
             call = self.generation * _WORD + int(self._loop.numbers[frames.LAST_BEGUN])
             report_failure(str(error), call, self._sockets, self._links)
+        if status in (frames.PEER_FAILED, frames.BAD_FRAME, frames.AHEAD):
+            self._links[peer, frames.CLOSED] = 1  # so that `renew` drops it
+            self.sever(peer)
         return error
+
+    def _bad_frame(self, peer: int) -> PeerLostError:
+        self._links[peer, frames.CLOSED] = 0  # it can still be told why
+        fault = int(self._links[peer, frames.FAULT])
+        advice = ""
+        if fault == frames.NOT_SUMMED:
+            advice = "; set the same checksum of payloads on every rank"
+        return PeerLostError(
+            f"{self._labels[peer]} sent {self._me} {frames.FAULTS[fault]}{advice}", peer
+        )
+
+    def _peer_failed(self, peer: int) -> TransportError:
+        """Return the error for a peer that sent why it gave up.
+
+        Only ranks that report failures send that; from any other rank it cannot be right.
+        """
+        reason = reported_reason(self._sockets[peer], self._links[peer])
+        if self._reports_failures:
+            return TransportError(reason or f"{self._labels[peer]} gave up", peer)
+        return PeerLostError(f"{self._labels[peer]} gave up: {reason!r}", peer)
 
     def _mismatch(self, peer: int) -> MismatchError:
         """Return the error for a frame that belongs to no run as this rank runs it."""
-        call, _, _, theirs = self._links[peer, frames.IN_WORDS : frames.IN_WORDS + 4].tolist()
+        words = self._links[peer, frames.IN_WORDS :].tolist()
+        call, theirs = words[frames.CALL_WORD], words[frames.FINGERPRINT_WORD]
         oldest, last = self._loop.numbers[[frames.OLDEST, frames.LAST_BEGUN]].tolist()
         number = call % _WORD if oldest <= call % _WORD <= last else oldest
         ours = int(self._loop.runs[number % frames.MOST_RUNS, frames.FINGERPRINT])

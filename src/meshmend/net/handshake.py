@@ -9,6 +9,9 @@ is unpickled.
     listener   32 random bytes, proof over all of that
     dialler    proof over all of that
     listener   one byte: welcome
+
+The magic ends with the version of what the two ends will say: both must have the same. A listener
+of another version answers with its own magic and closes.
 """
 
 import hmac
@@ -27,7 +30,9 @@ from meshmend.net.liveness import limit_unacknowledged
 # The rank that a caller wants if it does not know whom it calls: whoever listens may answer.
 ANYONE: Final = 0xFFFFFFFC
 
-_MAGIC: Final = b"meshmend/3"
+_NAME: Final = b"meshmend/"
+# Another number whenever frames, control messages or this handshake change.
+_MAGIC: Final = _NAME + b"4"
 _HELLO: Final = struct.Struct(">10sIIII32s")
 _NONCE_BYTES: Final = 32
 _PROOF_BYTES: Final = 32
@@ -88,7 +93,7 @@ def dial(
     """Connect to an address and return the connection once both ends have proved the secret.
 
     Raises:
-        HandshakeError: the other end does not know the secret.
+        HandshakeError: the other end does not know the secret, or speaks another version.
         PeerLostError: nobody answers, or the other end closed the connection: it does so if it
             refuses this end.
     """
@@ -105,11 +110,14 @@ def dial(
         hello = _HELLO.pack(_MAGIC, *numbers, os.urandom(_NONCE_BYTES))
         connection.sendall(hello)
         answer = _read(connection, _NONCE_BYTES + _PROOF_BYTES, deadline)
+        if answer.startswith(_NAME):  # no random bytes do
+            raise HandshakeError(_other_version(answer[: len(_MAGIC)]))
         nonce, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
         if not hmac.compare_digest(proof, _proof(secret, b"listener", hello, nonce)):
             raise HandshakeError("the listener does not know the secret")
         connection.sendall(_proof(secret, b"dialler", hello, nonce))
-        _read(connection, len(_WELCOME), deadline)
+        if _read(connection, len(_WELCOME), deadline) != _WELCOME:
+            raise PeerLostError("the listener's welcome was damaged on its way")
         limit_unacknowledged(connection, 0.0)
     except OSError as error:
         connection.close()
@@ -133,6 +141,7 @@ class ListenerHandshake:
         self._secret = secret
         self._rank = rank
         self._received = b""
+        self.refusal = b""  # what to answer to a dialler of another version before closing
         self._expected: bytes | None = None  # the dialler's proof, once it has sent its hello
         self._hello: ConnectRequest | None = None
         self.request: ConnectRequest | None = None
@@ -164,6 +173,9 @@ class ListenerHandshake:
 
     def _answer_hello(self, hello: bytes) -> bytes:
         magic, caller, wanted, epoch, generation, _ = _HELLO.unpack(hello)
+        if magic != _MAGIC and magic.startswith(_NAME):
+            self.refusal = _MAGIC.ljust(_NONCE_BYTES + _PROOF_BYTES, b" ")
+            raise HandshakeError(_other_version(magic))
         if magic != _MAGIC:
             raise HandshakeError(
                 f"this is not a meshmend handshake: its first bytes are {hello[:10]!r}"
@@ -186,6 +198,14 @@ class ListenerHandshake:
             )
         self.request = self._hello
         return _WELCOME
+
+
+def _other_version(magic: bytes) -> str:
+    theirs = magic.decode("ascii", "replace")
+    return (
+        f"the other end speaks {theirs!r}, this process {_MAGIC.decode()!r}; install the same "
+        "version of meshmend in every process of the job"
+    )
 
 
 def _connect(connection: socket.socket, address: tuple[str, int]) -> int:

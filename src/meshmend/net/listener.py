@@ -19,6 +19,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from logging import getLogger
 from typing import Annotated, Final
@@ -201,6 +202,9 @@ class Listener:
     def _refuse(self, caller: _Caller, why: str) -> None:
         now = time.monotonic()
         self._refused_at.append(now)
+        if caller.handshake.refusal:
+            with suppress(OSError):
+                caller.connection.send(caller.handshake.refusal)
         if text := self._refusals.words(why, now):
             host, port = caller.address
             _log.warning("%s refused a connection from %s:%d: %s", self._name, host, port, text)
