@@ -5,6 +5,7 @@
 """
 
 import functools
+import inspect
 import logging
 import os
 import sys
@@ -12,6 +13,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from meshmend import __version__
 from meshmend.errors import InputError, PeerLostError, TransportError
@@ -60,6 +64,10 @@ class ElasticGroup:
         self._taken: Bytes | None = None  # the state for the objects that `build` will make
         self.step_number = 0  # steps done
         self._n_steps: int | None = None
+        self._is_checked = False  # whether the objects are known to hold all that steps change
+        self._has_stepped = False  # whether an optimizer has stepped in a step that counts
+        self._has_captured = False  # whether the state before the next step is kept
+        self._has_failed = False  # whether the last step was undone, and its code may still run
         self._n_stepped = 0  # optimizers that have stepped in this step
         self._is_equal = False  # whether the chips have agreed on their first state
         self._reported = 0  # the last generation in which this chip reported a step
@@ -115,8 +123,10 @@ class ElasticGroup:
             )
         self._n_steps = n_steps
         while not self.is_over:
+            self._forget_rest()
             self.keep_up()
             if self.step_number < n_steps:
+                self._capture()
                 yield self.step_number
             elif self._loop is None:
                 break
@@ -136,22 +146,33 @@ class ElasticGroup:
 
     def is_to_do(self, step: int) -> bool:
         """Whether this step is the next one, in the newest generation."""
+        self._forget_rest()
         self.keep_up()
         return self.step_number == step and not self.is_over
 
     def begin_step(self) -> None:
         """Prepare for a step that may fail."""
         self._n_stepped = 0
+        self._has_failed = False
         self._self_injection.at(Moment.FORWARD, self.step_number)
         if self._loop is not None:
-            self._state.remember()
+            if not self._is_checked:
+                self._state.check_comparable()
+                self._is_checked = True
+            if not self._has_captured:  # else since `steps` has yielded it
+                self._capture()
             coordinator_client().mark(self._loop.number, self.step_number + 1)
 
     def complete_step(self) -> None:
         """Count a step that has ended without an error."""
-        self.step_number += 1
         if self._loop is None:
+            self.step_number += 1
             return
+        self._refuse_half_step()
+        self._state.note_moving()
+        self._has_stepped = self._has_stepped or self._n_stepped > 0
+        self.step_number += 1
+        self._has_captured = False
         number = self._loop.number
         self._ledger.write_done(self.step_number, number, 0)
         if self._environment.checks:
@@ -176,7 +197,7 @@ class ElasticGroup:
     def handle_failure(self, error: BaseException) -> None:
         """Reconfigure after a step that failed because the mesh changed; else raise its error.
 
-        If the optimizer had stepped already, the step counts.
+        The state is what it was before the step, or that of a chip that has done the step.
         """
         loop = self._loop
         if loop is None:
@@ -184,28 +205,64 @@ class ElasticGroup:
         self._report_lost(loop)
         self._expect_change(error)
         _log.info("chip %s: step %d failed: %s", self._environment.chip, self.step_number, error)
-        if self._n_stepped == 0:
-            self._state.undo()
-        elif self._n_stepped == len(self._state.optimizers):
-            self.complete_step()
-        else:
-            raise InputError(
-                "a step needs the optimizers to step one after another, but a collective between "
-                "them failed; sum before the first of them steps"
-            ) from error
+        self._drop()  # so that nothing writes any more
+        self._state.before.restore()
         self._fail_over()
+        if not self.is_over:
+            self._capture()
+            self._has_failed = True
+
+    def _capture(self) -> None:
+        """Keep the state before a step: what fails from here on is undone."""
+        if self._loop is not None:
+            self._state.before.capture()
+            self._has_captured = True
+
+    def _forget_rest(self) -> None:
+        """Undo what the rest of the loop's body has changed after a step that failed."""
+        if self._has_failed:
+            self._state.before.restore()
+            self._has_failed = False
+
+    def _refuse_half_step(self) -> None:
+        """Raise InputError after a block that makes gradients but leaves the step to a later one.
+
+        They are in no other chip's state: a chip that dies takes its part of them along.
+        """
+        before = self._state.before
+        if (
+            self._n_stepped == 0
+            and self._state.optimizers
+            and before.has_new_gradients()
+            and not before.has_updated_scaler()
+        ):
+            raise InputError(
+                "retrying needs a whole step in its block, but got gradients without "
+                "optimizer.step(); put all backward passes of an accumulation into one block"
+            )
 
     def _adopt(self, objects: Sequence[Stateful]) -> None:
         """Make these the objects of the group, and watch when their optimizers step."""
         for hook in self._hooks:
             hook.remove()
         self._state = GroupState(objects)
-        self._hooks = []
+        self._hooks = [register_optimizer_step_pre_hook(self._check_update)]
+        self._has_captured = self._has_failed = self._is_checked = False
         for optimizer in self._state.optimizers:
             self._hooks += [
                 optimizer.register_step_pre_hook(self._before_update),
                 optimizer.register_step_post_hook(self._after_update),
             ]
+
+    def _check_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Refuse, before it steps, what changes the model but is not in the state."""
+        if self._loop is None or self._has_stepped:
+            return
+        self._state.check_optimizer(optimizer)
+        frame = inspect.currentframe()
+        while frame is not None:
+            self._state.check_scaler(frame.f_locals.get("self"))
+            frame = frame.f_back
 
     def _before_update(self, *_: object) -> None:
         self._self_injection.at(Moment.UPDATE, self.step_number)
@@ -281,6 +338,7 @@ class ElasticGroup:
         """Leave the present group, and join the next generation."""
         loop = self._loop
         assert loop is not None
+        self._has_captured = False
         self._drop()
         self._regroup(functools.partial(loop.recover, after=loop.number))
 

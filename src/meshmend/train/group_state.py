@@ -6,7 +6,7 @@ that this chip holds of it. Knows nothing of chips and generations.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from meshmend.errors import InputError
 from meshmend.train.fingerprint import parameter_words
+from meshmend.train.group_undo import StateBefore, is_scaler
 from meshmend.train.raw_state import Bytes, map_state, unpack_raw
 from meshmend.train.torch_learner import Stateful
 from meshmend.train.torch_state import digest, packed, unpacked
@@ -35,7 +36,8 @@ class GroupState:
                     "from step to step"
                 )
         self.objects = tuple(objects)
-        self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.before = StateBefore(self.objects)
+        self._moving: set[str] = set()  # buffers that steps change
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -54,7 +56,8 @@ class GroupState:
 
     def packed(self, step: int) -> Bytes:
         """Return the states of all objects, and the number of steps done, as bytes."""
-        return packed({"step": step, "objects": self._plain()})
+        state = [map_state(_plain_leaf, _state_of(each)) for each in self.objects]
+        return packed({"step": step, "objects": state, "moving": sorted(self._moving)})
 
     def load(self, data: Bytes) -> int:
         """Replace the states of all objects by those in the bytes; return the steps done.
@@ -66,22 +69,28 @@ class GroupState:
             return int(state["step"])
         for each, its_state in zip(self.objects, state["objects"], strict=True):
             if isinstance(each, torch.nn.Module):
-                like = each.state_dict()
-                each.load_state_dict({name: _as(like[name], its_state[name]) for name in its_state})
+                _load_module(each, its_state)
             elif isinstance(each, torch.optim.Optimizer):
-                each.load_state_dict(_as_optimizer(each, its_state))
+                _load_optimizer(each, its_state)
             else:
                 each.load_state_dict(its_state)
+        self._moving = set(state["moving"])
         return int(state["step"])
 
     def step_in(self, data: Bytes) -> int:
         """Return the number of steps done that the bytes name."""
         return int(unpack_raw(data)["step"])
 
-    def digest(self) -> str:
-        """Return a hash of the bits of all objects, but for the buffers of modules.
+    def note_moving(self) -> None:
+        """Note which buffers the step that ends now has changed."""
+        among = {name: each for name, each in self._buffers() if name not in self._moving}
+        if among:
+            self._moving |= self.before.changed_buffers(among)
 
-        `DistributedDataParallel` makes them equal when a step begins, not when it ends.
+    def digest(self) -> str:
+        """Return a hash of all objects, but for the buffers that steps change.
+
+        `DistributedDataParallel` makes those equal when a step begins, not when it ends.
         """
         states = [
             dict(each.named_parameters())
@@ -89,32 +98,126 @@ class GroupState:
             else each.state_dict()
             for each in self.objects
         ]
-        return digest(map_state(_plain_leaf, states))
+        buffers = {name: each for name, each in self._buffers() if name not in self._moving}
+        return digest(map_state(_plain_leaf, [states, buffers]))
 
     def use_default_group(self) -> None:
         """Make each `DistributedDataParallel` sum over the present default process group."""
-        for module in self._modules():
-            if isinstance(module, DistributedDataParallel):
-                _rebind(module)
+        for module in self._distributed():
+            _rebind(module)
 
-    @torch.no_grad()
-    def remember(self) -> None:
-        """Copy the buffers of all modules, such as running means, before a step changes them."""
-        self._buffers = [
-            (buffer, buffer.clone()) for module in self._modules() for buffer in module.buffers()
-        ]
+    def check_comparable(self) -> None:
+        """Raise InputError if a part of the training changes from step to step out of sight.
 
-    @torch.no_grad()
-    def undo(self) -> None:
-        """Reset the buffers to the last copy, because the step does not count."""
-        for buffer, before in self._buffers:
-            buffer.copy_(before)
+        Neither could a failed step be undone in it, nor would a chip that joins get it.
+        """
+        for module in self._distributed():
+            for hook, state in module._comm_hooks:
+                is_kept = any(state is each for each in self.objects)
+                if not (state is None or isinstance(state, dist.ProcessGroup) or is_kept):
+                    raise InputError(
+                        f"reconfigure needs communication hooks without a state, but "
+                        f"{getattr(hook, '__name__', hook)} has a {type(state).__name__}; use one "
+                        "such as fp16_compress_hook, or give the state a state_dict and pass it "
+                        "to reconfigure"
+                    )
+        kinds = torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler
+        others = [each for each in self.objects if not isinstance(each, kinds)]
+        for optimizer in self.optimizers:
+            if hasattr(optimizer.step, "_wrapped_by_lr_sched") and not others:
+                raise InputError(
+                    f"reconfigure needs the scheduler of {type(optimizer).__name__}, but did not "
+                    "get it; pass it too: reconfigure(model, optimizer, scheduler)"
+                )
+
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise InputError if an optimizer steps parameters of the objects but is none of them."""
+        if any(optimizer is each for each in self.optimizers):
+            return
+        mine = {id(each) for module in self._modules() for each in module.parameters()}
+        if any(id(each) in mine for group in optimizer.param_groups for each in group["params"]):
+            raise InputError(
+                f"reconfigure needs every optimizer, but a {type(optimizer).__name__} that it did "
+                "not get steps the model's parameters; pass it too"
+            )
+
+    def check_scaler(self, scaler: object) -> None:
+        """Raise InputError if a `GradScaler` is in use but none of the objects."""
+        if is_scaler(scaler) and not any(scaler is each for each in self.objects):
+            raise InputError(
+                "reconfigure needs the GradScaler, but did not get it; pass it too: "
+                "reconfigure(model, optimizer, scaler)"
+            )
 
     def _modules(self) -> list[torch.nn.Module]:
         return [each for each in self.objects if isinstance(each, torch.nn.Module)]
 
-    def _plain(self) -> list[Any]:
-        return [map_state(_plain_leaf, each.state_dict()) for each in self.objects]
+    def _distributed(self) -> list[Any]:
+        return [
+            each
+            for module in self._modules()
+            for each in module.modules()
+            if isinstance(each, DistributedDataParallel)
+        ]
+
+    def _buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for at, each in enumerate(self.objects):
+            if isinstance(each, torch.nn.Module):
+                yield from ((f"{at}.{name}", buffer) for name, buffer in each.named_buffers())
+
+
+def _state_of(each: Stateful) -> dict[str, Any]:
+    """Return the state of an object: of a module, also what its `state_dict` leaves out."""
+    if not isinstance(each, torch.nn.Module):
+        return each.state_dict()
+    state = each.state_dict()
+    buffers = dict(each.named_buffers())
+    return {
+        "state": state,
+        "kept": [name for name in buffers if name in state],
+        "others": {name: buffer for name, buffer in buffers.items() if name not in state},
+        "frozen": [name for name, value in each.named_parameters() if not value.requires_grad],
+        "resting": [name for name, module in each.named_modules() if not module.training],
+    }
+
+
+def _load_module(module: torch.nn.Module, packed_state: dict[str, Any]) -> None:
+    state = packed_state["state"]
+    for name in packed_state["kept"]:
+        _set_buffer(module, name, state[name], is_kept=True)
+    for name, value in packed_state["others"].items():
+        _set_buffer(module, name, value, is_kept=False)
+    like = module.state_dict()
+    module.load_state_dict({name: _as(like.get(name), state[name]) for name in state})
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name not in packed_state["frozen"])
+    for name, each in module.named_modules():
+        each.training = name not in packed_state["resting"]
+
+
+@torch.no_grad()
+def _set_buffer(module: torch.nn.Module, name: str, value: torch.Tensor, *, is_kept: bool) -> None:
+    """Give a buffer a value; steps may have made it, or made it anew in another shape."""
+    path, _, last = name.rpartition(".")
+    owner = module.get_submodule(path)
+    present = owner._buffers.get(last)
+    if present is not None and (present.shape, present.dtype) == (value.shape, value.dtype):
+        present.copy_(_as(present, value))
+    else:
+        owner._buffers[last] = value if present is None else value.to(present.device)
+        if not is_kept:
+            owner._non_persistent_buffers_set.add(last)
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Replace the state of an optimizer; its groups stay the same dicts, which others may hold."""
+    groups = optimizer.param_groups
+    optimizer.load_state_dict(_as_optimizer(optimizer, state))
+    for group, loaded in zip(groups, optimizer.param_groups, strict=True):
+        if group is not loaded:
+            group.clear()
+            group.update(loaded)
+    optimizer.param_groups = groups
 
 
 def _rebind(module: Any) -> None:
@@ -124,14 +227,26 @@ def _rebind(module: Any) -> None:
     buckets, whose order it learned in the old group: a chip that joins has them in another order,
     and gradients of different parameters would be added up.
     """
+    builtin, old_group = _builtin_hook(module), module.process_group
     kept = dict(module.__dict__)
     for name in ("process_group", "reducer", "logger"):
         del kept[name]
         delattr(module, name)  # a reducer that is gone takes its hooks off the parameters
     kept["_has_rebuilt_buckets"] = False
+    kept["_static_graph_delay_allreduce_enqueued"] = False  # the new reducer has learned no graph
     module.__setstate__(kept)
-    for hook, state in module._comm_hooks:
+    if builtin is not None:
+        module._register_builtin_comm_hook(builtin)
+    for at, (hook, state) in enumerate(module._comm_hooks):
+        if state is old_group:
+            module._comm_hooks[at] = hook, state = hook, module.process_group
         dist._register_comm_hook(module.reducer, state, hook)
+
+
+def _builtin_hook(module: Any) -> Any:
+    """Return the kind of a `DistributedDataParallel`'s built-in communication hook, or None."""
+    name = module._get_ddp_logging_data().get("comm_hook", "")
+    return dist.BuiltinCommHookType.__members__.get(name.rpartition(".")[2])
 
 
 def _is_dtensor(leaf: Any) -> bool:
