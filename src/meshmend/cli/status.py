@@ -11,6 +11,7 @@ import typer
 from meshmend.cli.console import cache_dir, note, print_json
 from meshmend.cli.coordinator import SecretOption
 from meshmend.cli.options import JsonOption
+from meshmend.files import write_whole
 
 if TYPE_CHECKING:
     from meshmend.launch.status_client import StatusQuestion
@@ -185,9 +186,7 @@ def _remember(endpoint: "Address | None", status: "JobStatus") -> None:
     file = _file_of(endpoint)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        draft = file.with_suffix(f".{os.getpid()}")
-        draft.write_text(json.dumps(addresses), encoding="utf-8")
-        draft.replace(file)
+        write_whole(file, json.dumps(addresses), is_durable=False)
     except OSError:
         pass  # then the workers cannot be found later; nothing else depends on it
 

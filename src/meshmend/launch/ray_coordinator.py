@@ -6,7 +6,6 @@ node what it must know, and finds the hosts, which have gone on without it.
 """
 
 import json
-import os
 import shutil
 import threading
 import time
@@ -18,6 +17,7 @@ from typing import Final
 import ray
 
 from meshmend.errors import InputError, MeshmendError
+from meshmend.files import write_whole
 from meshmend.launch.host_blocks import live_chips_of
 from meshmend.launch.output_lines import say
 from meshmend.launch.ray_host import HostSettings
@@ -224,13 +224,8 @@ class RayCoordinator:
     def _save(self, record: RayRecord) -> None:
         """Replace the record, here and on disk; a full disk must not stop a job that trains."""
         self._record = record
-        draft = self._file.with_suffix(".draft")
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with draft.open("w", encoding="utf-8") as stream:
-                json.dump(_RECORDS.encode(record), stream)
-                stream.flush()
-                os.fsync(stream.fileno())
-            draft.replace(self._file)
+            write_whole(self._file, json.dumps(_RECORDS.encode(record)))
         except OSError as error:
             say(f"the record of the job in {self._folder} cannot be written: {error.strerror}")

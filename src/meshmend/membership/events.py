@@ -173,11 +173,15 @@ class WorkerSaved(Event):
 
 @dataclass(frozen=True)
 class WriteFailed(Event):
-    """A worker cannot write `what`, such as its ledger; it trains on without it. Sent once."""
+    """A worker cannot write `what`, such as its ledger; it trains on without it.
+
+    Sent once until it can be written again; for each `step` whose checkpoint lacks a part.
+    """
 
     chip: ChipCoordinates
     what: str
     why: str
+    step: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -270,7 +274,8 @@ class RunEnded(Event):
 
     `redone` counts the steps that were lost and done again. `restores` lists the restores that
     caused this. `history_faults` are sentences about what the ledgers prove to be wrong,
-    `unchecked` about what they cannot prove.
+    `unchecked` about what they cannot prove. `missing_checkpoints` are the steps whose checkpoints
+    could not be written.
     """
 
     steps: Count
@@ -285,6 +290,7 @@ class RunEnded(Event):
     restores: tuple[StateRestored, ...] = ()
     history_faults: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
+    missing_checkpoints: tuple[Count, ...] = ()
 
 
 EVENTS: Final = Codec(

@@ -1,14 +1,13 @@
 """Saves and loads the coordinator's record: a small file that is replaced as a whole."""
 
 import json
-import os
 from collections.abc import Callable
 from logging import getLogger
 from pathlib import Path
 from typing import Final
-from uuid import uuid4
 
 from meshmend.errors import InputError, MessageError
+from meshmend.files import write_whole
 from meshmend.membership.history import RECORDS, CoordinatorRecord, History
 from meshmend.net.listener import Address
 
@@ -63,21 +62,13 @@ def record_text(record: CoordinatorRecord) -> str:
 
 
 def save_record(path: Path, record: CoordinatorRecord) -> None:
-    """Replace the record on disk.
+    """Replace the record on disk; it survives a power failure from then on.
 
     Raises:
         OSError: it could not be written; the record before it is still there.
     """
-    draft = path.with_name(f".{path.name}.{uuid4().hex}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with draft.open("w", encoding="utf-8") as stream:
-            stream.write(record_text(record))
-            stream.flush()
-            os.fsync(stream.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_whole(path, record_text(record))
 
 
 class RecordSaver:

@@ -5,7 +5,6 @@ values (hazards, routes, proofs) are not stored: they are computed again, so the
 """
 
 import json
-import secrets
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.errors import InputError, PlanFileError
+from meshmend.files import write_whole
 from meshmend.planning.target import Target
 from meshmend.planning.tree_formula import Pipeline
 from meshmend.schedule.table import Collective, Phase, Schedule, index_dtype
@@ -84,12 +84,7 @@ def write_plan(
             path.write_text(text, encoding="utf-8")
             return
         file = path.resolve()  # a link stays a link
-        draft = file.with_name(f"{file.name}.{secrets.token_hex(8)}.part")
-        try:
-            draft.write_text(text, encoding="utf-8")
-            draft.replace(file)
-        finally:
-            draft.unlink(missing_ok=True)
+        write_whole(file, text, is_durable=False)
     except OSError as error:
         raise PlanFileError(f"cannot write the plan to {path}: {error.strerror}") from None
 

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from meshmend.files import write_whole
+
 
 def keep_json(path: Path, document: object) -> None:
     """Write a file that readers see whole or not at all; do nothing where that is not possible.
@@ -11,8 +13,6 @@ def keep_json(path: Path, document: object) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(".part")
-        draft.write_text(json.dumps(document), encoding="utf-8")
-        draft.replace(path)
+        write_whole(path, json.dumps(document), is_durable=False)
     except OSError:
         pass

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
@@ -14,10 +15,11 @@ import numpy as np
 from meshmend.errors import CheckpointDamageError, InputError
 from meshmend.train.array_state import array_parts, unpack_arrays
 from meshmend.train.raw_state import cut_raw
-from meshmend.train.shard_format import ShardFormat, State
+from meshmend.train.shard_format import NO_ORIGIN, Origin, ShardFormat, State
 
 _FORMAT: Final = "meshmend-array-checkpoint"
-_VERSION: Final = 1
+_VERSION: Final = 2
+_WITHOUT_ORIGIN: Final = 1  # the version of a shard that does not say whose state it is of
 _SEAL_BYTES: Final = 32
 _SAMPLED_BYTES: Final = 1 << 16  # of the whole state, for its fingerprint
 
@@ -30,9 +32,12 @@ class ArrayShard(NamedTuple):
     n_shards: int
     fingerprint: str
     data: bytes | memoryview
+    origin: Origin = NO_ORIGIN
 
 
-def cut_shard(state: State, *, step: int, shard: int, n_shards: int) -> ArrayShard:
+def cut_shard(
+    state: State, *, step: int, shard: int, n_shards: int, origin: Origin = NO_ORIGIN
+) -> ArrayShard:
     """Return shard number `shard` of the state, a copy; the shards of all chips make up the state.
 
     Raises:
@@ -48,13 +53,17 @@ def cut_shard(state: State, *, step: int, shard: int, n_shards: int) -> ArraySha
     some = cut_raw(parts, 0, size, max(1, size // _SAMPLED_BYTES) | 1)
     fingerprint = hashlib.sha256(some.data).hexdigest()
     low, high = size * shard // n_shards, size * (shard + 1) // n_shards
-    return ArrayShard(step, shard, n_shards, fingerprint, cut_raw(parts, low, high).data)
+    return ArrayShard(step, shard, n_shards, fingerprint, cut_raw(parts, low, high).data, origin)
 
 
 def write_shard_bytes(shard: ArrayShard, stream: BinaryIO) -> None:
     """Write the shard to a stream: bytes that end with their checksum."""
     head = {"format": _FORMAT, "version": _VERSION, **shard._asdict()}
+    head["origin"] = asdict(shard.origin)
     del head["data"]
+    if shard.origin == NO_ORIGIN:  # so that earlier versions read it
+        del head["origin"]
+        head["version"] = _WITHOUT_ORIGIN
     line, seal = json.dumps(head).encode() + b"\n", hashlib.sha256()
     for part in (line, shard.data):
         seal.update(part)
@@ -83,9 +92,15 @@ def unpacked_shard(data: bytes) -> ArrayShard:
         )
     line, _, content = body.partition(b"\n")
     head = json.loads(line)
-    if (head.pop("format", None), head.pop("version", None)) != (_FORMAT, _VERSION):
+    if head.pop("format", None) != _FORMAT or head.pop("version", None) not in (
+        _VERSION,
+        _WITHOUT_ORIGIN,
+    ):
         raise CheckpointDamageError(f"it is not of version {_VERSION} of {_FORMAT}")
-    return ArrayShard(**head, data=content)
+    origin = head.pop("origin", {})
+    if "chip" in origin:
+        origin["chip"] = tuple(origin["chip"])  # JSON has no tuples
+    return ArrayShard(**head, data=content, origin=Origin(**origin))
 
 
 def merged_shards(shards: Sequence[ArrayShard]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from meshmend.errors import CheckpointDamageError, InputError
+from meshmend.files import write_whole
 from meshmend.train import checkpoint
 from meshmend.train.checkpoint import Loaded
 from meshmend.train.checkpoint_names import complete_sets, complete_steps, newest_complete
@@ -204,7 +205,7 @@ def _write_index(folder: Path, files: list[Path], groups: list[list[str]], n_byt
     }
     path = folder / INDEX_NAME
     try:
-        path.write_text(json.dumps(index, indent=2), encoding="utf-8")
+        write_whole(path, json.dumps(index, indent=2))
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}") from None
     return path

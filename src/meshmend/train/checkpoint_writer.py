@@ -1,4 +1,4 @@
-"""Writes this chip's part of each checkpoint in the background; a failure does not stop training.
+"""Writes this chip's part of each checkpoint in the background; no failure stops training.
 
 Between two steps the shard is copied; a thread writes the copy while training goes on. Only one is
 written at a time: the next one waits for it, so that all chips save the same steps.
@@ -7,13 +7,15 @@ written at a time: the next one waits for it, so that all chips save the same st
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from meshmend.errors import CheckpointDamageError, InputError
+from meshmend.files import why_unwritten
 from meshmend.train import checkpoint
-from meshmend.train.checkpoint import Loaded, Saving
+from meshmend.train.checkpoint import FolderOwner, Loaded, Saving
 from meshmend.train.checkpoint_names import newest_complete, why_not_shared
-from meshmend.train.shard_format import AnyShard, ShardFormat, State
+from meshmend.train.shard_format import NO_ORIGIN, AnyShard, Origin, ShardFormat, State
 from meshmend.train.write_failures import WriteFailures
 
 _PART, _WHOLE = "its part of a checkpoint", "a whole checkpoint"
@@ -64,12 +66,19 @@ class CheckpointWriter:
     """
 
     def __init__(
-        self, saving: Saving, shards: ShardFormat, failures: WriteFailures, on_saved: OnSaved
+        self,
+        saving: Saving,
+        shards: ShardFormat,
+        failures: WriteFailures,
+        on_saved: OnSaved,
+        owner: FolderOwner | None = None,
     ) -> None:
         self._saving = saving
         self._shards = shards
         self._failures = failures
         self._on_saved = on_saved
+        self._owner = owner
+        self.missing: list[int] = []  # steps whose shard this chip could not write
         self._writing: _Writing | None = None
         self._last: _Save | None = None  # begun last; None if that failed
         self._before: _Save | None = None  # the one before it, not checked yet
@@ -80,14 +89,22 @@ class CheckpointWriter:
         return self._saving.is_due(step)
 
     def begin(
-        self, state: Callable[[], State], *, step: int, generation: int, shard: int, n_shards: int
+        self,
+        state: Callable[[], State],
+        *,
+        step: int,
+        generation: int,
+        shard: int,
+        n_shards: int,
+        origin: Callable[[], Origin] = lambda: NO_ORIGIN,
     ) -> None:
         """Copy this chip's shard and begin to write it, once the one before is written."""
         self.wait()
+        place = {"step": step, "shard": shard, "n_shards": n_shards}
         try:
-            cut = self._shards.cut(state(), step=step, shard=shard, n_shards=n_shards)
+            cut = self._shards.cut(state(), **place, origin=origin())
         except InputError as error:
-            self._failures.report(_PART, str(error))
+            self._report(step, str(error))
             return
         self._before, self._last = self._last, _Save(step, generation, shard)
         self._writing = _Writing(self._last, lambda: self._write(cut))
@@ -95,9 +112,12 @@ class CheckpointWriter:
     def _write(self, shard: AnyShard) -> None:
         """Write a shard; the chip with shard 0 deletes old checkpoints. Runs in a thread."""
         folder = self._saving.folder
+        if self._owner is not None:
+            self._owner.claim(folder)
         checkpoint.write_shard(folder, shard, self._shards)
         if shard.number == 0:
-            checkpoint.prune(folder, keep=self._saving.keep)
+            with suppress(OSError):  # what could not be deleted now is deleted next time
+                checkpoint.prune(folder, keep=self._saving.keep, newest=shard.step)
 
     def note_step(self, step: int, generation: int) -> None:
         """Report what was written meanwhile; call it after each step, before `begin`."""
@@ -113,14 +133,18 @@ class CheckpointWriter:
         writing.wait()
         if writing.error is not None:
             self._last = None  # nobody needs to look for it
-        if isinstance(writing.error, InputError | OSError):
-            self._failures.report(_PART, str(writing.error))
-        elif writing.error is not None:
-            raise writing.error
+            is_known = isinstance(writing.error, InputError)
+            why = str(writing.error) if is_known else why_unwritten(writing.error)
+            self._report(writing.save.step, why)
         else:
             self._failures.clear(_PART)
             if writing.save.shard == 0 and not self._failures.has(_WHOLE):
                 self._on_saved(writing.save.step, writing.at)
+
+    def _report(self, step: int, why: str) -> None:
+        """Report that this chip's part of a step could not be written; training goes on."""
+        self.missing.append(step)
+        self._failures.report(_PART, why, step=step)
 
     def _check_before(self, step: int, generation: int) -> None:
         """Report if this chip does not see all shards of the checkpoint before the last one.

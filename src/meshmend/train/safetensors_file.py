@@ -6,14 +6,13 @@ See https://huggingface.co/docs/safetensors. Larger elements come first, so each
 """
 
 import json
-import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
-from uuid import uuid4
+from typing import Any, BinaryIO, Final
 
 from meshmend.errors import InputError
+from meshmend.files import write_whole
 from meshmend.train.raw_state import RawArray
 
 _ALIGN: Final = 8
@@ -54,18 +53,14 @@ def write_safetensors(
         at = stop
     text = json.dumps(head).encode()
     text += b" " * (-len(text) % _ALIGN)
-    draft = file.with_name(f".{file.name}.{uuid4().hex}.part")
+
+    def write(stream: BinaryIO) -> None:
+        stream.write(struct.pack("<Q", len(text)) + text)
+        for name in order:
+            stream.write(arrays[name].data.data)
+
     try:
-        try:
-            with draft.open("xb") as stream:
-                stream.write(struct.pack("<Q", len(text)) + text)
-                for name in order:
-                    stream.write(arrays[name].data.data)
-                stream.flush()
-                os.fsync(stream.fileno())
-            draft.replace(file)
-        finally:
-            draft.unlink(missing_ok=True)
+        write_whole(file, write)
     except OSError as error:
         raise InputError(f"cannot write {file}: {error.strerror}") from None
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from meshmend.membership.events import WorkerSaved
-from meshmend.train.checkpoint import Loaded, Saving
+from meshmend.train.checkpoint import FolderOwner, Loaded, Saving
 from meshmend.train.checkpoint_writer import CheckpointWriter
-from meshmend.train.shard_format import ShardFormat, State
+from meshmend.train.shard_format import Origin, ShardFormat, State
 from meshmend.train.worker_environment import WorkerEnvironment, coordinator_client
 from meshmend.train.write_failures import WriteFailures
 
@@ -19,14 +19,22 @@ class StepSaving:
         shards: ShardFormat,
         failures: WriteFailures,
         environment: WorkerEnvironment,
+        owner: FolderOwner | None = None,
     ) -> None:
         self._saving, self._environment = saving, environment
         self._writer = (
-            CheckpointWriter(saving, shards, failures, self._announce) if saving else None
+            CheckpointWriter(saving, shards, failures, self._announce, owner) if saving else None
         )
 
     def save(
-        self, state: Callable[[], State], *, step: int, generation: int, shard: int, n_shards: int
+        self,
+        state: Callable[[], State],
+        *,
+        step: int,
+        generation: int,
+        shard: int,
+        n_shards: int,
+        origin: Callable[[], Origin],
     ) -> None:
         """Begin to write this chip's shard of a checkpoint, if one is due after this step."""
         if self._writer is None:
@@ -34,13 +42,23 @@ class StepSaving:
         self._writer.note_step(step, generation)
         if self._writer.is_due(step):
             self._writer.begin(
-                state, step=step, generation=generation, shard=shard, n_shards=n_shards
+                state,
+                step=step,
+                generation=generation,
+                shard=shard,
+                n_shards=n_shards,
+                origin=origin,
             )
 
     def finish(self) -> None:
         """Wait until the checkpoint that is being written is on disk."""
         if self._writer is not None:
             self._writer.wait()
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The steps whose checkpoints lack this chip's part, because it could not be written."""
+        return tuple(self._writer.missing) if self._writer else ()
 
     def newest(self) -> int | None:
         """Return the step of the newest complete checkpoint not known to be damaged, or None."""

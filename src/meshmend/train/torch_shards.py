@@ -12,17 +12,19 @@ import hashlib
 import io
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, BinaryIO, NamedTuple, cast
 
 import torch
 
 from meshmend.errors import CheckpointDamageError, InputError
 from meshmend.train.optimizer_pieces import SavedPiece, put_pieces, take_pieces
-from meshmend.train.shard_format import ShardFormat, State
+from meshmend.train.shard_format import NO_ORIGIN, Origin, ShardFormat, State
 
 FORMAT = "meshmend-checkpoint"
 VERSION = 1
 _WITH_PIECES = 2  # the version of a shard with pieces of an optimizer's state
+_WITH_ORIGIN = 3  # the version of a shard that says whose state it was cut from
 
 _PLAIN = (type(None), bool, int, float, complex, str)
 _SEAL = b"meshmend sha256 "
@@ -47,9 +49,12 @@ class Shard(NamedTuple):
     pieces: list[tuple[int, int, torch.Tensor]]
     tree: Any
     of_optimizers: list[SavedPiece] | None = None
+    origin: Origin = NO_ORIGIN
 
 
-def shard_of(state: State, *, step: int, shard: int, n_shards: int) -> Shard:
+def shard_of(
+    state: State, *, step: int, shard: int, n_shards: int, origin: Origin = NO_ORIGIN
+) -> Shard:
     """Return shard number `shard` of the state; the shards of all chips make up the state.
 
     The sizes of shards differ by at most two elements. A tensor with two names is stored once.
@@ -74,16 +79,20 @@ def shard_of(state: State, *, step: int, shard: int, n_shards: int) -> Shard:
         list(_pieces(tensors, shard, n_shards)),
         tree if shard == 0 else None,
         of_optimizers,
+        origin,
     )
 
 
 def write(shard: Shard, stream: BinaryIO) -> None:
     """Write the shard to a stream, as a zip archive that ends with its own checksum."""
     sealing = _Sealing(stream)
-    document = shard._asdict()
+    document = shard._asdict() | {"origin": asdict(shard.origin)}
+    version = _WITH_ORIGIN
+    if shard.origin == NO_ORIGIN:  # so that earlier versions read it
+        del document["origin"]
+        version = VERSION if shard.of_optimizers is None else _WITH_PIECES
     if shard.of_optimizers is None:
-        del document["of_optimizers"]  # so that earlier versions read it
-    version = VERSION if shard.of_optimizers is None else _WITH_PIECES
+        del document["of_optimizers"]
     torch.save({"format": FORMAT, "version": version, **document}, cast(Any, sealing))
     sealing.finish()
 
@@ -144,9 +153,10 @@ def unpacked(data: bytes) -> Shard:
     if hashlib.sha256(body).hexdigest().encode() != seal.removeprefix(_SEAL):
         raise CheckpointDamageError("its checksum is wrong: some bytes have changed")
     document = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    if document.pop("format") != FORMAT or document.pop("version") not in (VERSION, _WITH_PIECES):
+    known = (VERSION, _WITH_PIECES, _WITH_ORIGIN)
+    if document.pop("format") != FORMAT or document.pop("version") not in known:
         raise CheckpointDamageError(f"it is of no known version of {FORMAT}")
-    return Shard(**document)
+    return Shard(**document | {"origin": Origin(**document.get("origin", {}))})
 
 
 def merged(shards: Sequence[Shard]) -> dict[str, Any]:

@@ -15,15 +15,17 @@ class WriteFailures:
         self._environment = environment
         self._reported: set[str] = set()
 
-    def report(self, what: str, why: str) -> None:
-        """Log and report that something cannot be written, unless that was done already."""
-        if what in self._reported:
-            return
+    def report(self, what: str, why: str, *, step: int | None = None) -> None:
+        """Log and report that something cannot be written, unless that was done already.
+
+        What is missing of a certain step is always reported, but logged once.
+        """
+        is_new, chip = what not in self._reported, self._environment.chip
         self._reported.add(what)
-        chip = self._environment.chip
-        _log.warning("chip %s cannot write %s: %s", chip, what, why)
-        if self._environment.identity is not None:
-            coordinator_client().report(WriteFailed(chip, what, why))
+        if is_new:
+            _log.warning("chip %s cannot write %s: %s", chip, what, why)
+        if self._environment.identity is not None and (is_new or step is not None):
+            coordinator_client().report(WriteFailed(chip, what, why, step))
 
     def clear(self, what: str) -> None:
         """Note that something can be written again; its next failure is reported again."""
