@@ -1,11 +1,11 @@
-"""A lock that the processes of a host share: one of them does the work, the others wait for it."""
+"""Locks that the processes of a host share; the kernel releases those of a process that dies."""
 
 import fcntl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 _RETRY_S: Final = 0.005
 
@@ -42,3 +42,23 @@ def folder_lock(
             else:
                 break
         yield
+
+
+def held_lock(file: Path) -> BinaryIO | None:
+    """Lock a file, which is made if it is missing; return None if another process holds the lock.
+
+    The lock is held until the stream is closed, and by processes that were forked meanwhile. A file
+    system without locks has none to hold.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+    stream = file.open("ab")
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        stream.close()
+        return None
+    except OSError:  # a file system without locks
+        pass
+    return stream

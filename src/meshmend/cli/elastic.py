@@ -50,11 +50,23 @@ def run_elastic_script(run: "ElasticScript") -> int:
     note(f"meshmend: {_summary(result)}")
     for words in (*result.audit.faults, *result.audit.unchecked):
         note(f"meshmend: {words}")
-    return 1 if result.audit.is_wrong else 0
+    if result.missing:
+        steps = ", ".join(map(str, result.missing))
+        note(f"meshmend: checkpoints that could not be written: of steps {steps}")
+    if result.audit.without_ledger:
+        note("meshmend: the script finished, but what it did could not be checked")
+    return 1 if result.audit.is_wrong or result.audit.without_ledger else 0
 
 
 def _summary(result: "ScriptResult") -> str:
     found = result.audit
+    if found.steps == 0 and result.n_done:
+        return f"{result.n_done} steps; samples not checked; replicas not compared"
+    if found.steps == 0 and found.resumed:
+        return (
+            f"finished: {found.resumed} of {found.resumed} steps were done before this run, which "
+            "had nothing left to do; set steps higher to go on"
+        )
     if found.steps == 0:
         return (
             "the script ended without a step; --elastic is for a loop over meshmend.train.Job or "

@@ -135,7 +135,11 @@ SaveEveryOption = Annotated[
 ]
 ResumeOption = Annotated[
     Path | None,
-    typer.Option("--resume", metavar="FOLDER", help="Go on from an earlier run's checkpoint."),
+    typer.Option(
+        "--resume",
+        metavar="FOLDER|auto",
+        help="Go on from an earlier run's checkpoint; auto: from that in --run-dir, if it has one.",
+    ),
 ]
 CheckEveryStepOption = Annotated[
     bool,
@@ -204,6 +208,8 @@ def train_command(
     - meshmend train --steps 1000 --explore --allow-faults
 
     - meshmend train --steps 200 --resume runs/train-20261115-120000
+
+    - meshmend train --steps 200 --run-dir runs/one --resume auto
     """
     from meshmend.faults.fault import parse_fault
     from meshmend.train.samples import batch_of
@@ -228,14 +234,14 @@ def train_command(
     _check_moments(faults, is_sharded=shard_optimizer)
     domains = _mirror_domains(mirror_domain, begin, is_sharded=shard_optimizer)
     bandwidth = parse_bandwidth(testbed) if testbed else None
-    checkpoints = _checkpoints(resume)
+    checkpoints = _checkpoints(resume, run_dir, save_every)
     page = page_request(explore, allow_faults)
     _check_installed(framework)
     compile_for_workers()
     from meshmend.launch.one_thread import compute_in_one_thread
 
     compute_in_one_thread()  # before torch is imported, below
-    from meshmend.launch.training import Training, new_run_dir, train
+    from meshmend.launch.training import Training, finished_step, new_run_dir, train
     from meshmend.membership.timing import Timing
     from meshmend.planning.settings import Settings
     from meshmend.report.training_summary import train_summary
@@ -273,6 +279,13 @@ def train_command(
             holder_timeout_s=holder_timeout,
         ),
     )
+    if (done := finished_step(training)) is not None:
+        words = f"finished: {done} of {steps} steps"
+        if json:
+            print_json({"steps": done, "finished": True, "run_dir": str(training.run_dir)})
+        else:
+            print(f"{words}; nothing is left to do; ask for more with --steps")
+        return 0
     with _shown(training, begin) as show:
         result = train(training, show)
     if json:
@@ -355,14 +368,22 @@ def _jax_workload(model: str, data: Path | None, seed: int) -> "Trainable":
     return jax_workload(model, data=data, seed=seed)
 
 
-def _checkpoints(run: Path | None) -> Path | None:
-    """Return the folder of checkpoints, given that folder or the run that contains it.
+def _checkpoints(run: Path | None, run_dir: Path | None, save_every: int) -> Path | str | None:
+    """Return the folder of checkpoints, given that folder or the run that contains it, or "auto".
 
     Raises:
-        InputError: there is no complete checkpoint.
+        InputError: there is no complete checkpoint, or "auto" could never find one.
     """
     if run is None:
         return None
+    if str(run) == "auto":
+        if run_dir is None:
+            raise InputError(
+                "--resume auto needs the folder to start in or to go on in; name it with --run-dir"
+            )
+        if not save_every:
+            raise InputError("--resume auto needs checkpoints; set --save-every above 0")
+        return "auto"
     from meshmend.train.checkpoint_names import complete_steps
 
     if not run.is_dir():

@@ -19,7 +19,14 @@ from meshmend.launch.job_page import PageRequest
 from meshmend.launch.one_thread import compute_in_one_thread
 from meshmend.launch.preloading import keep_jax_programs, preload_training
 from meshmend.launch.run_log import run_log
-from meshmend.membership.events import TimedEvent
+from meshmend.membership.events import (
+    Event,
+    GenerationBegan,
+    StepFinished,
+    TimedEvent,
+    WriteFailed,
+    missing_checkpoints,
+)
 from meshmend.membership.timing import Timing
 from meshmend.planning.catalogue import prepare
 from meshmend.planning.settings import Settings
@@ -50,10 +57,16 @@ class ElasticScript:
 
 @dataclass(frozen=True)
 class ScriptResult:
-    """The result of a run: how the job ended, and what the check of its ledgers found."""
+    """The result of a run: how the job ended, and what the check of its ledgers found.
+
+    `n_done` is the last step by the events; `missing` are the steps whose checkpoints could not be
+    written.
+    """
 
     outcome: Outcome
     audit: Audit
+    n_done: int = 0
+    missing: tuple[int, ...] = ()
 
 
 def run_script(run: ElasticScript, show: Callable[[TimedEvent], None]) -> ScriptResult:
@@ -73,13 +86,21 @@ def run_script(run: ElasticScript, show: Callable[[TimedEvent], None]) -> Script
         settings, is_testbed = run.settings, run.testbed_bytes_per_s is not None
         prepare(settings.mesh, settings.algorithm if is_testbed else settings.planned_algorithm)
         with run_log(folder / "events.jsonl") as log:
+            kept: list[Event] = []
 
             def on_event(event: TimedEvent) -> None:
                 log.add(event)
                 show(event)
+                if isinstance(event.event, GenerationBegan | StepFinished | WriteFailed):
+                    kept.append(event.event)
 
             outcome = _run(run, folder, on_event)
-        return ScriptResult(outcome, audit(folder / "ledger"))
+        return ScriptResult(
+            outcome,
+            audit(folder / "ledger", kept),
+            max((each.step for each in kept if isinstance(each, StepFinished)), default=0),
+            missing_checkpoints(kept),
+        )
 
 
 def _run(run: ElasticScript, folder: Path, on_event: Callable[[TimedEvent], None]) -> Outcome:

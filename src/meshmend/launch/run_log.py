@@ -1,11 +1,14 @@
 """Writes the events of a run to a file as they happen; a full disk never stops the run.
 
-Events that cannot be written are kept in memory, so that the run's summary has all of them.
+Events that cannot be written are kept in memory, so that the run's summary has all of them, also if
+the file is deleted meanwhile. A run that goes on in its folder goes on in its file.
 """
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Protocol
 
@@ -28,17 +31,20 @@ class RunLog:
     """Writes events to a file and to a second sink.
 
     When one of the two fails, that is logged once, and nothing more is written to it.
-
-    Raises:
-        OSError: the file cannot be made.
     """
 
     def __init__(self, path: Path, sink: EventSink | None = None) -> None:
         self._path, self._sink = path, sink
+        self._stream: FileIO | None = None
         self._size = 0  # bytes of the lines that are completely on disk
-        self._stream = path.open("wb", buffering=0)
         self._in_memory: list[str] = []
         self._is_full = False
+        try:
+            self._stream = path.open("ab+", buffering=0)
+            self._size = _whole_lines(self._stream)
+            self._stream.truncate(self._size)  # a run that was killed may have left half a line
+        except OSError as error:
+            self._give_up(error.strerror or str(error))
 
     def add(self, timed: TimedEvent) -> None:
         """Write an event to the file and the sink; keep it in memory if the disk is full."""
@@ -55,17 +61,26 @@ class RunLog:
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of all events: those on disk, then those in memory."""
-        left = self._size
-        with self._path.open("rb") as stream:
-            while left > 0:
-                line = stream.readline()
-                left -= len(line)
-                yield line.decode()
+        if self._size:
+            yield from self._lines_on_disk()
         yield from self._in_memory
 
+    def _lines_on_disk(self) -> Iterator[str]:
+        is_open = self._stream is not None and not self._stream.closed
+        file = os.dup(self._stream.fileno()) if self._stream and is_open else self._path
+        with open(file, "rb") as stream:
+            stream.seek(0)
+            left = self._size
+            while left > 0 and (line := stream.readline()):
+                left -= len(line)
+                yield line.decode()
+
     def close(self) -> None:
-        """Close the file and the sink."""
-        self._stream.close()
+        """Close the file and the sink; keep the lines in memory if the file was deleted."""
+        if not self._path.exists():
+            self._in_memory, self._size = list(self.lines()), 0
+        if self._stream is not None:
+            self._stream.close()
         if self._sink is not None:
             try:
                 self._sink.close()
@@ -74,6 +89,7 @@ class RunLog:
 
     def _append(self, line: str) -> None:
         data = line.encode()
+        assert self._stream is not None, "lines are kept in memory without a file"
         try:
             n_written = self._stream.write(data)
             if n_written == len(data):
@@ -82,8 +98,11 @@ class RunLog:
             why = "No space left on device"
         except OSError as error:
             why = error.strerror or str(error)
-        self._is_full = True
         self._in_memory.append(line)
+        self._give_up(why)
+
+    def _give_up(self, why: str) -> None:
+        self._is_full = True
         _log.error("cannot write to %s any more: %s; training goes on", self._path, why)
 
     def _drop_sink(self, error: OSError) -> None:
@@ -92,6 +111,12 @@ class RunLog:
         _log.error(
             "cannot write to %s any more: %s; training goes on", name, error.strerror or error
         )
+
+
+def _whole_lines(stream: FileIO) -> int:
+    """Return how many bytes of a file belong to whole lines."""
+    stream.seek(0)
+    return stream.read().rfind(b"\n") + 1
 
 
 @contextmanager

@@ -4,11 +4,12 @@ The run's folder holds all its files: `events.jsonl`, the ledgers, checkpoints, 
 and at the end `report.html`.
 """
 
+import itertools
 import json
 import logging
-import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,17 +17,22 @@ from typing import Any
 
 from meshmend.errors import InputError
 from meshmend.faults.fault import Fault
+from meshmend.files import why_unwritten, write_whole
 from meshmend.launch.elastic import run_elastic
 from meshmend.launch.elastic_job import ElasticJob, Outcome
 from meshmend.launch.job_page import PageRequest
 from meshmend.launch.one_thread import compute_in_one_thread
 from meshmend.launch.run_log import run_log
+from meshmend.locks import held_lock
 from meshmend.membership.events import (
     EVENTS,
+    Event,
+    GenerationBegan,
     RunEnded,
     RunStarted,
     SampleCounts,
     StateRestored,
+    StepFinished,
     TimedEvent,
 )
 from meshmend.membership.timing import Timing
@@ -37,10 +43,11 @@ from meshmend.report.training_run import TrainingRun, training_run
 from meshmend.testbed.bed import Testbed
 from meshmend.topology.text import mesh_words
 from meshmend.train.checkpoint import Saving
+from meshmend.train.checkpoint_names import newest_complete
 from meshmend.train.history_check import Audit
 from meshmend.train.ledger import audit
 from meshmend.train.mirror_placement import DEFAULT_DOMAINS
-from meshmend.train.resume import resumable
+from meshmend.train.resume import AUTO, Resume, folder_to_resume, resumable
 from meshmend.workloads.trainable import Trainable, TrainingArguments
 
 _log = logging.getLogger(__name__)
@@ -65,7 +72,7 @@ class Training:
     policy: str = "constant"
     faults: tuple[Fault, ...] = ()
     save_every: int = 0
-    resume: Path | None = None
+    resume: Resume = None
     for_s: float | None = None
     testbed_bytes_per_s: float | None = None
     checks: bool = False
@@ -114,26 +121,27 @@ def train(training: Training, show: Callable[[TimedEvent], None]) -> TrainingRes
     """
     compute_in_one_thread()
     training.workload.preload(training.arguments(), training.settings.mesh.n_live)
-    if training.resume is not None:
-        _check_resume(training, training.resume)
+    resume = folder_to_resume(training.resume, training.arguments().saving)
+    if resume is not None:
+        _check_resume(training, resume)
     folder = training.run_dir
-    try:
-        (folder / "ledger").mkdir(parents=True)
-    except OSError as error:
-        raise InputError(
-            f"a run needs a new folder, but {folder} cannot be made: {error.strerror}; name "
-            "another with --run-dir"
-        ) from None
-    with run_log(folder / _EVENTS, TensorBoardLog(folder / "tensorboard")) as log:
+    with (
+        _in_use(folder, is_new=training.resume != AUTO),
+        run_log(folder / _EVENTS, TensorBoardLog(folder / "tensorboard")) as log,
+    ):
+        members: list[Event] = []  # of this run; an earlier one in this file has other ledgers
 
         def on_event(event: TimedEvent) -> None:
             log.add(event)
             show(event)
+            if isinstance(event.event, GenerationBegan | StepFinished):
+                members.append(event.event)
 
         on_event(TimedEvent(0.0, _start_event(training)))
         outcome = _run(training, on_event)
-        found = audit(folder / "ledger")
-        ended = _end_event(outcome, found, training_run(log.lines()), folder)
+        so_far = training_run(log.lines())
+        found = audit(folder / "ledger", members)
+        ended = _end_event(outcome, found, so_far, folder)
         on_event(ended)
     run = training_run(log.lines())
     summary = EVENTS.encode(ended.event)
@@ -144,8 +152,55 @@ def train(training: Training, show: Callable[[TimedEvent], None]) -> TrainingRes
     return TrainingResult(summary, run, why, outcome.is_finished)
 
 
-def _check_resume(training: Training, folder: Path) -> None:
-    """Refuse a checkpoint that the workers could not resume, before they are started."""
+def finished_step(training: Training) -> int | None:
+    """Return the last step if the checkpoint to resume from is that of it, else None.
+
+    Raises:
+        InputError: the checkpoint cannot be resumed.
+    """
+    resume = folder_to_resume(training.resume, training.arguments().saving)
+    if resume is None or newest_complete(resume) != training.steps:
+        return None
+    step = _check_resume(training, resume)
+    return step if step == training.steps else None
+
+
+@contextmanager
+def _in_use(folder: Path, *, is_new: bool) -> Iterator[None]:
+    """Make the folder of a run, or take it up again if it need not be new, while no other does.
+
+    The ledgers of an earlier run in it are kept beside those of this one.
+
+    Raises:
+        InputError: it cannot be made, or another run uses it.
+    """
+    ledger = folder / "ledger"
+    with ExitStack() as stack:
+        try:
+            if is_new:
+                ledger.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = held_lock(folder / ".lock")
+            if lock is None:
+                raise InputError(
+                    f"a run needs a folder of its own, but another run uses {folder} now; wait for "
+                    "its end, or name another with --run-dir"
+                )
+            stack.enter_context(lock)
+            if not is_new and ledger.exists():
+                earlier = (folder / f"ledger-{number}" for number in itertools.count(1))
+                ledger.rename(next(each for each in earlier if not each.exists()))
+            ledger.mkdir(exist_ok=is_new)
+        except OSError as error:
+            raise InputError(
+                f"a run needs a new folder, but {folder} cannot be made: {error.strerror}; name "
+                "another with --run-dir"
+            ) from None
+        yield
+
+
+def _check_resume(training: Training, folder: Path) -> int:
+    """Refuse a checkpoint that the workers could not resume, before they start; return its step."""
     workload = training.workload
     progress = {"seed": training.seed, "n_samples": workload.n_samples}
     fresh = {**workload.fresh_state(), "progress": progress}
@@ -159,14 +214,14 @@ def _check_resume(training: Training, folder: Path) -> None:
     if has_masters != training.master_weights:
         has, do = ("has", "add") if has_masters else ("has no", "leave out")
         raise InputError(f"the checkpoint {has} master weights; {do} --master-weights")
+    return found.step
 
 
 def _report(run: TrainingRun, path: Path) -> str | None:
     """Write the report and return its path; if it cannot be written, log why and return None."""
     try:
-        path.write_text(training_page(run), encoding="utf-8")
+        write_whole(path, training_page(run), is_durable=False)
     except OSError as error:
-        path.unlink(missing_ok=True)
         _log.error("the report cannot be written to %s: %s", path, error.strerror)
         return None
     return str(path)
@@ -175,14 +230,15 @@ def _report(run: TrainingRun, path: Path) -> str | None:
 def _why_untrusted(found: Audit, *, is_asked: bool) -> str:
     """Return why a finished run cannot be trusted, or an empty text.
 
-    Its history is wrong, or the user asked for checks that were not possible.
+    Its history is wrong, a member left no ledger, or the user asked for checks that were not
+    possible.
     """
     if found.is_wrong:
         samples = f"{found.lost} samples lost, {found.repeated} repeated"
         split = f"replicas differ after step {found.split[0]}" if found.split else ""
         wrong = [samples if found.lost or found.repeated else "", split, *found.faults[:1]]
         return f"the history of this run is wrong: {'; '.join(words for words in wrong if words)}"
-    if is_asked and found.unchecked:
+    if found.unchecked and (is_asked or found.without_ledger):
         return f"this run could not be checked: {found.unchecked[0]}"
     return ""
 
@@ -235,13 +291,19 @@ def _work(training: Training) -> int:
 
 def _write_evaluation(path: Path, evaluation: Mapping[str, float]) -> None:
     """Write the evaluation of the model in one piece; if the disk is full, log that and go on."""
-    draft = path.with_suffix(f".{os.getpid()}")
     try:
-        draft.write_text(json.dumps(evaluation), encoding="utf-8")
-        draft.replace(path)
+        write_whole(path, json.dumps(evaluation), is_durable=False)
     except OSError as error:
-        draft.unlink(missing_ok=True)
-        _log.error("the evaluation cannot be written to %s: %s", path, error.strerror)
+        _log.error("the evaluation cannot be written to %s: %s", path, why_unwritten(error))
+
+
+def _read_evaluation(path: Path) -> dict[str, float]:
+    """Return the evaluation of the model; nothing if it could not be written or read."""
+    try:
+        found: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found
 
 
 def _end_event(outcome: Outcome, found: Audit, so_far: TrainingRun, folder: Path) -> TimedEvent:
@@ -249,7 +311,6 @@ def _end_event(outcome: Outcome, found: Audit, so_far: TrainingRun, folder: Path
     chips = [
         count for at, count in enumerate(outcome.chips) if at == 0 or count != outcome.chips[at - 1]
     ]
-    evaluation = folder / _EVALUATION
     event = RunEnded(
         steps=so_far.n_done,
         first_loss=so_far.first_loss,
@@ -258,11 +319,12 @@ def _end_event(outcome: Outcome, found: Audit, so_far: TrainingRun, folder: Path
         samples=_sample_counts(found),
         chips=tuple(chips),
         faults=tuple(recovery.event() for recovery in outcome.recoveries),
-        evaluation=json.loads(evaluation.read_text()) if evaluation.exists() else {},
+        evaluation=_read_evaluation(folder / _EVALUATION),
         redone=found.redone,
         restores=tuple(StateRestored(each.step, each.lost) for each in found.restores),
         history_faults=found.faults,
         unchecked=found.unchecked,
+        missing_checkpoints=so_far.missing_checkpoints,
     )
     return TimedEvent(so_far.duration_s, event)
 

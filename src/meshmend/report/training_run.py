@@ -23,6 +23,7 @@ from meshmend.membership.events import (
     StateRestored,
     StepFinished,
     TimedEvent,
+    missing_checkpoints,
     read_events,
 )
 from meshmend.report.training_parts import Floats, RunFault, RunGeneration, Steps
@@ -89,6 +90,11 @@ class TrainingRun:
     def unchecked(self) -> tuple[str, ...]:
         """What the ledgers could not prove, as sentences."""
         return self.end.unchecked if self.end else ()
+
+    @property
+    def missing_checkpoints(self) -> tuple[int, ...]:
+        """The steps whose checkpoints could not be written."""
+        return missing_checkpoints(timed.event for timed in self.other_events)
 
     @property
     def samples(self) -> SampleCounts:

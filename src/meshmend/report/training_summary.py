@@ -39,6 +39,9 @@ def train_summary(run: TrainingRun) -> str:
     lines += [f"{'redone':<10}{restore_words(restore)}" for restore in run.restores]
     lines += [f"{'WRONG':<10}{words}" for words in run.history_faults]
     lines += [f"{'unchecked':<10}{words}" for words in run.unchecked[:_MAX_ROWS]]
+    if run.missing_checkpoints:
+        steps = ", ".join(map(str, run.missing_checkpoints))
+        lines.append(f"{'MISSING':<10}checkpoints that could not be written: of steps {steps}")
     return "\n".join([*lines, *_table(run.faults)])
 
 

@@ -10,17 +10,21 @@ The proof goes like this:
   state from a checkpoint or from a chip's memory.
 
 A step counts unless a later generation began with that step or an earlier one. Steps whose lines
-could not be written are reported as not checked; nothing is guessed.
+could not be written are reported as not checked; nothing is guessed. Who was a member is asked of
+the events of the job, not of the files: a member of a generation that finished a step, and that has
+no ledger of it, is reported, because the ledgers of the others do not prove what it did.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshmend.membership.events import Event, GenerationBegan, StepFinished
+from meshmend.topology.failures import Chip
 from meshmend.train.ledger_lines import (
     FILE,
     FOR_EVER,
@@ -50,6 +54,26 @@ class Restore(NamedTuple):
     lost: int
 
 
+class Members(NamedTuple):
+    """The members of a generation, the step after which it began, and the last that it did."""
+
+    chips: tuple[Chip, ...]
+    begin: int
+    last: int
+
+
+def members_of(events: Iterable[Event]) -> dict[int, Members]:
+    """Return the members of all generations that the events of a job tell of, by number."""
+    found: dict[int, Members] = {}
+    for event in events:
+        if isinstance(event, GenerationBegan):
+            found[event.number] = Members(event.chips, event.step, event.step)
+        elif isinstance(event, StepFinished) and event.generation in found:
+            before = found[event.generation]
+            found[event.generation] = before._replace(last=max(before.last, event.step))
+    return found
+
+
 @dataclass(frozen=True)
 class Audit:
     """What the ledgers of a job prove.
@@ -63,6 +87,8 @@ class Audit:
     faults: sentences, one for each contradiction to a single history.
     unchecked: sentences, one for each gap in a ledger.
     is_incomplete: whether the last lines of a ledger are missing.
+    without_ledger: the chips that were members, but have no ledger of it.
+    resumed: the step of the checkpoint that the job began with; 0 if there was none.
     """
 
     steps: int
@@ -76,6 +102,8 @@ class Audit:
     faults: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
     is_incomplete: bool = False
+    without_ledger: tuple[Chip, ...] = ()
+    resumed: int = 0
 
     @property
     def replicas_equal(self) -> bool | None:
@@ -108,9 +136,12 @@ class _Span(NamedTuple):
         return self.generation << STEP_BITS | self.last
 
 
-def check_history(lines: LedgerLines) -> Audit:
-    """Return what the lines of all ledgers prove."""
-    gaps = gaps_in(lines)
+def check_history(lines: LedgerLines, members: Mapping[int, Members] | None = None) -> Audit:
+    """Return what the lines of all ledgers prove; `members` are those of each generation."""
+    members = members or {}
+    written = gaps_in(lines)
+    absent = _without_ledger(lines, members, written)
+    gaps = written + absent
     spans = _spans(lines.dones)
     restores, faults = _generations(spans, lines, gaps)
     faults += _chips_that_went_back(lines)
@@ -129,9 +160,50 @@ def check_history(lines: LedgerLines) -> Audit:
         redone=sum(restore.lost - restore.step for restore in restores),
         restores=tuple(restores),
         faults=tuple(faults[:_MOST_FAULTS]),
-        unchecked=tuple(_gap_words(gap) for gap in gaps),
-        is_incomplete=any(gap.last == FOR_EVER for gap in gaps),
+        unchecked=(*_absence_words(absent, members), *(_gap_words(gap) for gap in written)),
+        is_incomplete=bool(absent) or any(gap.last == FOR_EVER for gap in written),
+        without_ledger=tuple(sorted({gap.chip for gap in absent})),
+        resumed=max(lines.resumes[STEP].tolist(), default=0),
     )
+
+
+def _without_ledger(
+    lines: LedgerLines, members: Mapping[int, Members], gaps: Sequence[Gap]
+) -> list[Gap]:
+    """Return a gap for each member of a generation that did steps and that has no line of it.
+
+    A sum needs every member. A job writes a line before each sum, so one step is enough to miss
+    one. A loop without samples writes it after the step: only the next step shows that all have
+    done it. A ledger that says itself that lines are missing is no reason for a second sentence.
+    """
+    n_needed = 1 if lines.tries.shape[1] else 2
+    found: set[tuple[Chip, int]] = set()
+    for table in (lines.tries, lines.dones):
+        pairs = np.unique(table[[FILE, GENERATION]], axis=1).T.tolist()
+        found |= {(lines.files[file].chip, number) for file, number in pairs}
+    result = []
+    for number, each in sorted(members.items()):
+        if each.last - each.begin < n_needed:
+            continue
+        first, last = number << STEP_BITS, number << STEP_BITS | STEP_MASK
+        for chip in each.chips:
+            known = [gap for gap in gaps if gap.chip == chip]
+            if (chip, number) not in found and not is_gap_between(known, first, last):
+                result.append(Gap(chip, first, last, 0))
+    return result
+
+
+def _absence_words(absent: Sequence[Gap], members: Mapping[int, Members]) -> list[str]:
+    """Return a sentence for each generation of which members have no ledger."""
+    chips: dict[int, list[Chip]] = {}
+    for gap in absent:
+        chips.setdefault(gap.first >> STEP_BITS, []).append(gap.chip)
+    return [
+        f"no ledger tells what chip {', '.join(map(str, each))} did in steps "
+        f"{members[number].begin + 1} to {members[number].last}, as a member of generation "
+        f"{number}: it could not be made, or is gone; these steps are not checked"
+        for number, each in chips.items()
+    ]
 
 
 def _spans(dones: Numbers) -> list[_Span]:

@@ -11,7 +11,6 @@ If the mesh changed meanwhile, the step does not count, and the new share of the
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -29,6 +28,7 @@ from meshmend.train.jax_program import Loss, jax_program
 from meshmend.train.job_core import JobCore
 from meshmend.train.job_settings import JobSettings
 from meshmend.train.raw_state import map_state
+from meshmend.train.resume import Resume
 from meshmend.train.worker_environment import worker_environment
 
 
@@ -45,7 +45,8 @@ class JaxJob(ChipJob):
     over all chips together; with `policy="shrink"`, fewer while chips are missing. With
     `random_keys`, `loss(params, batch, keys)` gets one random key per sample. Gradients are
     computed `micro_batch` samples at a time. `resume` is a folder of checkpoints: the job begins
-    with the newest one that is complete and undamaged.
+    with the newest one that is complete and undamaged; with "auto", with that of the folder of
+    `saving`, or anew if there is none.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class JaxJob(ChipJob):
         random_keys: bool = False,
         collate: Callable[[Sequence[Any]], Tree] = stacked,
         saving: Saving | None = None,
-        resume: Path | None = None,
+        resume: Resume = None,
     ) -> None:
         samples = ArraySamples(dataset) if isinstance(dataset, tuple | dict) else dataset
         settings = JobSettings(len(samples), batch, steps, seed, policy, saving, resume)

@@ -15,7 +15,6 @@ joins the new generation, and hands out its new share of the same step. The sums
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from meshmend.train.mirror_placement import DEFAULT_DOMAINS
 from meshmend.train.non_finite import RAISE
 from meshmend.train.optimizers import Optimizers
 from meshmend.train.random_seed import seed_torch
+from meshmend.train.resume import Resume
 from meshmend.train.sample_source import JobData
 from meshmend.train.sharded_update import ShardedUpdate
 from meshmend.train.sharding import ShardedReplica, Sharding
@@ -48,7 +48,8 @@ class Job(ChipJob):
     chips together, by default the loader's; with `policy="shrink"`, fewer while chips are missing.
     `model` and `optimizer` may each be several, in a list or a dict. `also` are further objects
     with a state, such as schedulers; a `scaler` scales the loss of all chips alike. `resume` is a
-    folder of checkpoints: the job begins with the newest one that is complete and undamaged.
+    folder of checkpoints: the job begins with the newest one that is complete and undamaged; with
+    "auto", with that of the folder of `saving`, or anew if there is none.
     `non_finite` says what becomes of a step whose gradients are not finite: "raise" or "skip".
     Gradients are summed in buckets of up to `bucket_bytes`. With `shard_optimizer`, each chip keeps
     the optimizer's state of its share of the parameters, and of one share that it mirrors; the two
@@ -70,7 +71,7 @@ class Job(ChipJob):
         also: Sequence[Stateful] = (),
         scaler: torch.amp.GradScaler | None = None,
         saving: Saving | None = None,
-        resume: Path | None = None,
+        resume: Resume = None,
         non_finite: str = RAISE,
         bucket_bytes: int | None = None,
         shard_optimizer: bool = False,

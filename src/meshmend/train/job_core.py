@@ -16,14 +16,16 @@ from meshmend.faults.self_injection import SelfInjection
 from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.membership.messages import FRESH
 from meshmend.topology.failures import Chip
+from meshmend.train.checkpoint import FolderOwner, Saving, new_owner
 from meshmend.train.exchange import Exchange
 from meshmend.train.job_settings import JobSettings
 from meshmend.train.learner import Learner
 from meshmend.train.ledger import Ledger
 from meshmend.train.non_finite import NonFinite
 from meshmend.train.one_job import claim_process
-from meshmend.train.resume import resumable
+from meshmend.train.resume import folder_to_resume, is_same_folder, resumable
 from meshmend.train.samples import Indices, Share, batch_of, share_of
+from meshmend.train.shard_format import Origin
 from meshmend.train.sharding import MakeSharding, Sharding
 from meshmend.train.shared_calls import SharedCalls
 from meshmend.train.step_reports import StepReports
@@ -58,7 +60,11 @@ class JobCore:
         self._learner, self._settings = learner, settings
         self._order = settings.order()
         failures = WriteFailures(self._environment)
-        self._saving = StepSaving(settings.saving, learner.shards, failures, self._environment)
+        resume = folder_to_resume(settings.resume, settings.saving)
+        self._owner = _owner(settings.saving, resume, self._environment)
+        self._saving = StepSaving(
+            settings.saving, learner.shards, failures, self._environment, self._owner
+        )
         self._ledger = Ledger(
             self._environment.run_dir / "ledger" if self._environment.run_dir else None,
             self._environment.chip,
@@ -81,8 +87,8 @@ class JobCore:
         self._loop: WorkerLoop | None = None
         self._sharding: Sharding | None = None
         self.calls: SharedCalls | None = None  # None if this chip trains alone
-        if settings.resume is not None:
-            self._resume(settings.resume)
+        if resume is not None:
+            self._resume(resume)
         if self._environment.identity is not None:
             claim_process()
             coordinator_client().set_fingerprint(fingerprint())
@@ -281,6 +287,17 @@ class JobCore:
             generation=self._generation_number,
             shard=self.rank,
             n_shards=self.world_size,
+            origin=self._origin,
+        )
+
+    def _origin(self) -> Origin:
+        generation = self._loop.generation if self._loop else None
+        return Origin(
+            run=self._owner.run if self._owner else "",
+            term=generation.term if generation else 0,
+            generation=generation.number if generation else 0,
+            chip=self._environment.chip,
+            digest=self._learner.digest(),
         )
 
     def _write_state_hash(self) -> None:
@@ -295,6 +312,14 @@ class JobCore:
         self._load(loaded.state)
         self._is_stopped = False  # who resumes a job wants it to go on
         self._ledger.write_resume(self.step_number, self._position)
+        if self.is_finished and self._environment.identity is None:
+            _log.warning(
+                "finished: %d of %d steps; the checkpoint in %s is that of the last step, so "
+                "nothing is left to do; set steps higher to go on",
+                self.step_number,
+                steps,
+                folder,
+            )
 
     def state(self) -> dict[str, Any]:
         """Return the training state at this step: model, optimizer, `also`, and progress."""
@@ -385,7 +410,24 @@ class JobCore:
     def _close(self) -> None:
         if self._loop is None or self._loop.state_version != FRESH:
             self._write_state_hash()
+        if self._saving.missing and self._environment.identity is None:
+            steps = ", ".join(map(str, self._saving.missing))
+            _log.warning("checkpoints that could not be written: of steps %s", steps)
         self._ledger.close()
         if self._exchange is not None:
             coordinator_client().close()
             self._exchange.close()
+
+
+def _owner(
+    saving: Saving | None, resume: Path | None, environment: WorkerEnvironment
+) -> FolderOwner | None:
+    """Return whose checkpoints this job writes; None if it writes none.
+
+    Raises:
+        InputError: the folder has checkpoints of another run, and the job does not resume from it.
+    """
+    if saving is None:
+        return None
+    resumes = resume is not None and is_same_folder(resume, saving.folder)
+    return new_owner(saving.folder, environment.run_id(), resumes=resumes)

@@ -1,11 +1,11 @@
 """The arguments of a job that no framework changes."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from meshmend.errors import InputError
 from meshmend.train.checkpoint import Saving
 from meshmend.train.non_finite import RAISE, check_policy
+from meshmend.train.resume import Resume
 from meshmend.train.samples import Order, StreamOrder, batch_of
 
 
@@ -15,7 +15,8 @@ class JobSettings:
 
     `batch` counts the samples of a step over all chips. `n_samples` is the length of the data set,
     or None if that is a stream, whose samples are used in the order in which they come.
-    `resume` is a folder of checkpoints: the job begins with the newest one that can be read.
+    `resume` is a folder of checkpoints: the job begins with the newest one that can be read. With
+    "auto" that is the folder of `saving`, and the job begins anew if it has none.
     `non_finite` says what happens to a step whose sums are not finite: "raise" or "skip".
     """
 
@@ -25,7 +26,7 @@ class JobSettings:
     seed: int = 0
     policy: str = "constant"
     saving: Saving | None = None
-    resume: Path | None = None
+    resume: Resume = None
     non_finite: str = RAISE
 
     def __post_init__(self) -> None:

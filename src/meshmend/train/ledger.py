@@ -22,13 +22,14 @@ audit reports the steps that it could not check.
 import errno
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from meshmend.membership.events import Event
 from meshmend.topology.failures import Chip
-from meshmend.train.history_check import Audit, check_history
+from meshmend.train.history_check import Audit, check_history, members_of
 from meshmend.train.ledger_lines import VERSION, read_ledgers
 from meshmend.train.samples import Indices, Order, Share, StreamOrder, checksum
 
@@ -53,6 +54,7 @@ class Ledger:
         self._chip, self._on_failure = chip, on_failure
         self._fd, self._size = -1, 0
         self._is_failing = False
+        self._folder = folder  # None: nothing is written
         if folder is None:
             return
         n_samples, seed = (order.n_samples, order.seed) if order else (0, 0)
@@ -60,7 +62,7 @@ class Ledger:
         self._errno_at = len(head)
         self._head = f"{head}{0:03d}\n"
         try:
-            self._fd = _new_file(folder, chip)
+            self._open()
             self._append(self._head)
         except OSError as error:
             self._fail(error)
@@ -90,14 +92,20 @@ class Ledger:
 
     def close(self) -> None:
         """Close the file; later lines are ignored."""
+        self._folder = None
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
+    def _open(self) -> None:
+        if self._fd < 0 and self._folder is not None:
+            self._fd = _new_file(self._folder, self._chip)
+
     def _write(self, line: str) -> None:
-        if self._fd < 0:
+        if self._folder is None:
             return
         try:
+            self._open()  # again, if it could not be made until now
             head = "" if self._size else self._head  # empty until now: the disk was full
             gap = "gap\n" if self._is_failing else ""
             self._append(f"{head}{gap}{line}\n")
@@ -132,13 +140,16 @@ class Ledger:
                 os.pwrite(self._fd, f"{number:03d}".encode(), self._errno_at)
 
 
-def audit(folder: Path) -> Audit:
+def audit(folder: Path, events: Iterable[Event] = ()) -> Audit:
     """Return what the ledgers in a folder prove; they must all be of one job.
+
+    The events of the job tell who was a member of which generation: a member without a ledger is
+    then found, and its steps are not checked. Without events, only the files that exist count.
 
     Raises:
         InputError: a line cannot be read. An incomplete last line is ignored.
     """
-    return check_history(read_ledgers(folder))
+    return check_history(read_ledgers(folder), members_of(events))
 
 
 def _new_file(folder: Path, chip: Chip) -> int:

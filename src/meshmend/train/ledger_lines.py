@@ -126,13 +126,24 @@ class _Part:
 
 
 def _read(path: Path, number: int) -> _Part:
-    """Return the lines of one ledger; an empty file counts as one whose disk was full."""
-    data = path.read_bytes()
+    """Return the lines of one ledger; an empty file counts as one whose disk was full.
+
+    One that cannot be read proves nothing, as if nothing had been written to it.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        return _Part(
+            LedgerFile(_chip_in(path), 0, 0, error.errno or errno.EIO, ()),
+            dict(_EMPTY),
+            np.empty(0, dtype="S1"),
+        )
     data = data[: data.rfind(b"\n") + 1]  # a killed worker may leave half a line
     if not data:
-        chip = tuple(int(word) for word in re.findall(r"\d+", path.name.split(".")[0]))
         return _Part(
-            LedgerFile(chip, 0, 0, errno.ENOSPC, ()), dict(_EMPTY), np.empty(0, dtype="S1")
+            LedgerFile(_chip_in(path), 0, 0, errno.ENOSPC, ()),
+            dict(_EMPTY),
+            np.empty(0, dtype="S1"),
         )
     head = _HEAD.match(data)
     if head is None or int(head[1]) != VERSION:
@@ -154,6 +165,10 @@ def _read(path: Path, number: int) -> _Part:
     chip, gaps = tuple(map(int, head[2].split(b","))), tuple(places[b"g"])
     file = LedgerFile(chip, int(head[3]), int(head[4]), int(head[5]), gaps)
     return _Part(file, tables, np.array(bits, dtype="S"))
+
+
+def _chip_in(path: Path) -> Chip:
+    return tuple(int(word) for word in re.findall(r"\d+", path.name.split(".")[0]))
 
 
 def _check_lines(path: Path, data: bytes, start: int) -> None:

@@ -7,12 +7,42 @@ checkpoint's last one, so no sample is lost or used twice.
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from meshmend.errors import InputError
 from meshmend.train import checkpoint
-from meshmend.train.checkpoint import Loaded, OnDamage
+from meshmend.train.checkpoint import Loaded, OnDamage, Saving
+from meshmend.train.checkpoint_names import complete_steps, newest_complete
 from meshmend.train.shard_format import ShardFormat, State
+
+AUTO: Final = "auto"  # in place of a folder: that of the job's own checkpoints
+_TRIES: Final = 3
+
+Resume = Path | str | None
+
+
+def folder_to_resume(resume: Resume, saving: Saving | None) -> Path | None:
+    """Return the folder of the checkpoint that a job begins with; None if it begins anew.
+
+    With "auto" the job goes on if its folder has a complete checkpoint, and else begins: one and
+    the same command starts a job and takes it up again.
+
+    Raises:
+        InputError: "auto" was given to a job that writes no checkpoints.
+    """
+    if resume != AUTO:
+        return None if resume is None else Path(resume)
+    if saving is None:
+        raise InputError(
+            'resume="auto" needs the folder of the job\'s checkpoints, but saving is None; pass '
+            "saving=Saving(folder, every=...)"
+        )
+    return saving.folder if complete_steps(saving.folder) else None
+
+
+def is_same_folder(one: Path, other: Path) -> bool:
+    """Whether two paths name the same folder."""
+    return one.resolve() == other.resolve()
 
 
 def resumable(
@@ -27,11 +57,22 @@ def resumable(
         InputError: no checkpoint can be read, or the newest readable one is of another job.
     """
     damage: list[tuple[Path, str]] = []
-    loaded = checkpoint.load(folder, shards, on_damage=lambda path, why: damage.append((path, why)))
+    loaded = None
+    for _ in range(_TRIES):
+        newest = newest_complete(folder)
+        damage.clear()
+        loaded = checkpoint.load(
+            folder, shards, on_damage=lambda path, why: damage.append((path, why))
+        )
+        if loaded is not None or newest_complete(folder) == newest:
+            break  # else the job, which this worker is late for, has deleted what it was to read
     if loaded is None:
         words = [f"{path.relative_to(folder)}: {why}" for path, why in damage]
         found = "; ".join(words) or "it has none"
-        raise InputError(f"resume needs a checkpoint in {folder} that can be read, but {found}")
+        raise InputError(
+            f"resume needs a checkpoint in {folder} that can be read, but {found}; "
+            'resume="auto" begins anew where there is none'
+        )
     for path, why in damage:
         on_damage(path, why)
     if loaded.step > steps:

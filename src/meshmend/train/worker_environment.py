@@ -4,11 +4,13 @@
 identity for the coordinator, its settings for the exchange, and its faults.
 """
 
+import hmac
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from uuid import uuid4
 
 from meshmend.errors import InputError
 from meshmend.faults.fault import Fault, parse_fault
@@ -42,6 +44,17 @@ class WorkerEnvironment:
     checks: bool = False
     ready_dir: Path | None = None
     board: tuple[int, ...] = (1,)
+
+    def run_id(self) -> str:
+        """Return a name of this run, the same on all its workers; that of a lone one is random.
+
+        A job that a scheduler starts again in the same folder is the same run.
+        """
+        if self.identity is None:
+            return uuid4().hex
+        place = str(self.run_dir) if self.run_dir else ""
+        what = f"run {self.identity.job} in {place}".encode()
+        return hmac.digest(self.identity.secret if not place else b"run", what, "sha256").hex()[:32]
 
 
 def worker_environment_from(variables: Mapping[str, str]) -> WorkerEnvironment:

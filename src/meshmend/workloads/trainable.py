@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from meshmend.train.checkpoint import Saving
 from meshmend.train.mirror_placement import DEFAULT_DOMAINS
+from meshmend.train.resume import Resume
 from meshmend.train.shard_format import ShardFormat, State
 from meshmend.train.worker_loop import SumSizes
 
@@ -29,7 +29,7 @@ class TrainingArguments:
     policy: str = "constant"
     rate: float | None = None
     saving: Saving | None = None
-    resume: Path | None = None
+    resume: Resume = None
     shard_optimizer: bool = False
     mirror_domains: tuple[str, ...] = DEFAULT_DOMAINS
     master_weights: bool = False
