@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from meshmend.membership.events import TimedEvent, event_line
 
@@ -66,14 +66,18 @@ class RunLog:
         yield from self._in_memory
 
     def _lines_on_disk(self) -> Iterator[str]:
-        is_open = self._stream is not None and not self._stream.closed
-        file = os.dup(self._stream.fileno()) if self._stream and is_open else self._path
-        with open(file, "rb") as stream:
+        is_closed = self._stream is None or self._stream.closed
+        with self._path.open("rb") if is_closed else self._again() as stream:
             stream.seek(0)
             left = self._size
             while left > 0 and (line := stream.readline()):
                 left -= len(line)
                 yield line.decode()
+
+    def _again(self) -> BinaryIO:
+        """Return the open file as a second stream: it may have no name any more."""
+        assert self._stream is not None
+        return os.fdopen(os.dup(self._stream.fileno()), "rb")
 
     def close(self) -> None:
         """Close the file and the sink; keep the lines in memory if the file was deleted."""

@@ -133,9 +133,12 @@ class CheckpointWriter:
         writing.wait()
         if writing.error is not None:
             self._last = None  # nobody needs to look for it
-            is_known = isinstance(writing.error, InputError)
-            why = str(writing.error) if is_known else why_unwritten(writing.error)
-            self._report(writing.save.step, why)
+        if isinstance(writing.error, InputError):
+            self._report(writing.save.step, str(writing.error))
+        elif isinstance(writing.error, OSError):
+            self._report(writing.save.step, why_unwritten(writing.error))
+        elif writing.error is not None:
+            raise writing.error  # a mistake of ours, not of the disk
         else:
             self._failures.clear(_PART)
             if writing.save.shard == 0 and not self._failures.has(_WHOLE):

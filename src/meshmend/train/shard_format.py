@@ -50,9 +50,9 @@ class ShardFormat:
     """The format of a framework's checkpoints; `suffix` ends the names of its files.
 
     `cut(state, step=, shard=, n_shards=, origin=)` returns a shard of a state, as a copy.
-    `write(shard, stream)` writes it, and `unpacked` returns the shard of these bytes. `merged` returns the state
-    of all its shards. `is_tensor` tells the tensors of a state from its plain values. Optimizers
-    that are `lazy` make their tensors in their first step.
+    `write(shard, stream)` writes it, and `unpacked` returns the shard of these bytes. `merged`
+    returns the state of all its shards. `is_tensor` tells the tensors of a state from its plain
+    values. Optimizers that are `lazy` make their tensors in their first step.
     """
 
     framework: str

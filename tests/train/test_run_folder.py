@@ -1,0 +1,123 @@
+"""A folder of checkpoints belongs to one run: two are never mixed, and one command goes on."""
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from meshmend.errors import InputError
+from meshmend.train.checkpoint import Saving, load, save_shard, write_shard
+from meshmend.train.checkpoint_names import complete_steps
+from meshmend.train.job import Job
+from meshmend.train.shard_format import Origin
+from meshmend.train.torch_shards import TORCH_SHARDS, shard_of
+
+DATA = [(torch.ones(3) * number, torch.zeros(1)) for number in range(12)]
+
+
+def trained(folder: Path, steps: int, **more: Any) -> Job:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    more.setdefault("saving", Saving(folder, every=10, keep=3))
+    job = Job(model, optimizer, DATA, batch=4, steps=steps, **more)
+    for inputs, wanted in job:
+        optimizer.zero_grad()
+        loss = (model(inputs) - wanted).square().mean()
+        loss.backward()
+        job.step(loss)
+    return job
+
+
+def test_a_new_run_into_the_folder_of_another_is_refused_and_the_old_checkpoints_stay(
+    tmp_path: Path,
+) -> None:
+    trained(tmp_path, 60)
+
+    with pytest.raises(
+        InputError, match=r'those of another run, up to step 60; go on from them with resume="auto"'
+    ):
+        trained(tmp_path, 35)
+    assert complete_steps(tmp_path) == [40, 50, 60]
+
+
+def test_auto_starts_goes_on_and_says_that_the_job_is_finished(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    straight = trained(tmp_path / "straight", 60)
+    assert trained(tmp_path / "one", 35, resume="auto").step_number == 35
+
+    resumed = trained(tmp_path / "one", 60, resume="auto")
+    with caplog.at_level(logging.WARNING):
+        trained(tmp_path / "one", 60, resume="auto")
+
+    assert torch.equal(resumed.model.weight, straight.model.weight)
+    assert complete_steps(tmp_path / "one") == [40, 50, 60]
+    assert "finished: 60 of 60 steps" in caplog.text
+
+
+def test_auto_needs_a_folder_and_a_first_start_with_a_folder_names_the_way_out(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(InputError, match="needs the folder of the job's checkpoints"):
+        trained(tmp_path, 10, saving=None, resume="auto")
+    with pytest.raises(InputError, match=r'but it has none; resume="auto" begins anew') as raised:
+        trained(tmp_path, 10, resume=tmp_path)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_damaged_later_checkpoint_does_not_crowd_out_what_is_saved_now(tmp_path: Path) -> None:
+    trained(tmp_path, 60)
+    (damaged,) = (tmp_path / "step-00000060").glob("shard-*")
+    damaged.write_bytes(b"rotten")
+
+    saving = Saving(tmp_path, every=3, keep=1)
+    trained(tmp_path, 54, saving=saving, resume="auto")
+
+    found = load(tmp_path, TORCH_SHARDS, on_damage=lambda path, why: None)
+    assert found is not None
+    assert found.step == 54
+
+
+def stored(folder: Path, origins: list[Origin]) -> None:
+    state = {"weights": torch.arange(1000.0)}
+    for number, origin in enumerate(origins):
+        shard = shard_of(state, step=10, shard=number, n_shards=len(origins), origin=origin)
+        write_shard(folder, shard, TORCH_SHARDS)
+
+
+@pytest.mark.parametrize(
+    ("digests", "names"),
+    [
+        ("aab", r"chip \(0, 2\) had another state than the others"),
+        ("ab", r"chips \(0, 0\), \(0, 1\) had different states"),
+    ],
+)
+def test_a_checkpoint_of_replicas_that_differ_is_not_whole_and_names_the_chips(
+    tmp_path: Path, digests: str, names: str
+) -> None:
+    told: list[str] = []
+    origins = [Origin("run", 1, 2, (0, at), digest) for at, digest in enumerate(digests)]
+    stored(tmp_path, origins)
+
+    found = load(tmp_path, TORCH_SHARDS, on_damage=lambda path, why: told.append(why))
+
+    assert found is None
+    (why,) = told
+    assert re.search(names, why)
+
+
+def test_shards_of_two_histories_share_no_file_and_are_not_put_together(tmp_path: Path) -> None:
+    told: list[str] = []
+    stored(tmp_path, [Origin("run", 1, 2, (0, 0), "x"), Origin("run", 1, 3, (0, 1), "x")])
+    save_shard(tmp_path, {"weights": torch.zeros(3)}, TORCH_SHARDS, step=9, shard=0, n_shards=1)
+
+    found = load(tmp_path, TORCH_SHARDS, on_damage=lambda path, why: told.append(why))
+
+    assert found is not None
+    assert found.step == 9
+    assert len(list((tmp_path / "step-00000010").iterdir())) == 2
+    assert "1 of 2 shards" in told[0]
