@@ -6,6 +6,7 @@
     │   ├── UnsupportedError    this algorithm does not support this mesh
     │   ├── PlanFileError       a plan file that cannot be read, or is for another mesh
     │   ├── UnitError           a number with a unit that cannot be read
+    │   ├── TensorShapeError    tensors that do not fit the collective; a RuntimeError too
     │   ├── MissingPackageError an optional package that is not installed; an ImportError too
     │   ├── NobodyAnswersError  neither the coordinator nor a worker of a job answers
     │   └── TestbedError        a testbed that does not exist, exists already, or cannot be made
@@ -57,6 +58,10 @@ class PlanFileError(InputError):
 
 class UnitError(InputError):
     """The text of a quantity cannot be read."""
+
+
+class TensorShapeError(InputError, RuntimeError):
+    """Tensors do not fit the collective; a RuntimeError as torch's other backends raise it."""
 
 
 class MissingPackageError(InputError, ImportError):

@@ -5,12 +5,13 @@ one tensor, an operation, a root or a timeout, as c10d's own process group allow
 """
 
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.distributed
 
-from meshmend.errors import InputError
+from meshmend.errors import TensorShapeError
 from meshmend.execute.combine import DTYPES
 
 # torch's stubs lack half of what c10d offers to a backend, so it is untyped here.
@@ -68,15 +69,52 @@ def are_alike(tensors: list[torch.Tensor], like: torch.Tensor) -> bool:
     return all(part.shape == like.shape and part.dtype == like.dtype for part in tensors)
 
 
+def are_of_one_type(tensors: list[torch.Tensor]) -> bool:
+    """Whether all tensors have the same element type."""
+    return all(tensor.dtype == tensors[0].dtype for tensor in tensors)
+
+
 def check_parts(wholes: list[torch.Tensor], parts: list[torch.Tensor], n_ranks: int) -> None:
-    """Raise InputError unless each whole tensor has one part for each rank."""
+    """Raise TensorShapeError unless each whole tensor has one part for each rank.
+
+    Gloo does not check this where there are several: it reads what lies beside the tensors.
+    """
+    if len(wholes) != len(parts):
+        raise TensorShapeError(
+            f"a collective of tensors that are shared out over {n_ranks} ranks needs as many whole "
+            f"tensors as parts, but got {len(wholes)} and {len(parts)}"
+        )
     for whole, part in zip(wholes, parts, strict=True):
         if whole.numel() != n_ranks * part.numel() or whole.dtype != part.dtype:
-            raise InputError(
+            raise TensorShapeError(
                 f"a tensor that is shared out over {n_ranks} ranks needs {n_ranks} times the "
                 f"elements of a part, but got {tuple(whole.shape)} of {whole.dtype} and "
                 f"{tuple(part.shape)} of {part.dtype}"
             )
+
+
+def flat_tensors(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return flat contiguous tensors of the same elements, of which no two share memory.
+
+    A tensor that is contiguous and shares memory with no other of them is returned as a view.
+    """
+    if share_memory(tensors):
+        return [tensor.clone(memory_format=torch.contiguous_format).view(-1) for tensor in tensors]
+    return [tensor.contiguous().view(-1) for tensor in tensors]
+
+
+def share_memory(tensors: list[torch.Tensor]) -> bool:
+    """Whether two of the tensors may share memory: their spans from first to last byte overlap."""
+    if len(tensors) < 2:
+        return False
+    spans = sorted(_span(tensor) for tensor in tensors if tensor.numel())
+    return any(end > start for (_, end), (start, _) in pairwise(spans))
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    steps = ((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.data_ptr()
+    return start, start + (sum(steps) + 1) * tensor.element_size()
 
 
 def average(flat: torch.Tensor, op: Any, n_ranks: int) -> None:

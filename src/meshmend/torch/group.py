@@ -1,7 +1,8 @@
 """The process group: collectives on our schedules, everything else through an inner Gloo group.
 
 Rank i is the i-th live chip of the mesh. What the schedules do not support goes to Gloo as well:
-tensors on a device that the transport does not serve, and uncommon element types and operations.
+tensors on a device that the transport does not serve, uncommon element types and operations,
+several tensors on one rank, and arguments that do not fit, which Gloo refuses.
 """
 
 import time
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 import torch.compiler
 import torch.distributed
+from torch.utils._pytree import tree_map_only
 
 from meshmend.errors import TransportError
 from meshmend.execute.transport import Task
@@ -21,6 +23,7 @@ from meshmend.planning.settings import Settings
 from meshmend.topology.failures import Chip
 from meshmend.torch.call_arguments import (
     are_alike,
+    are_of_one_type,
     as_list,
     average,
     c10d,
@@ -29,6 +32,7 @@ from meshmend.torch.call_arguments import (
     copy_back,
     dist,
     dtype_name,
+    flat_tensors,
     op_name,
     options_of,
 )
@@ -50,6 +54,28 @@ Tensors = list[torch.Tensor]
 _untraced: Any = torch.compiler.disable
 
 
+def _run_on(group: Any, backend: Any) -> None:
+    """Make a process group send its collectives to a backend."""
+    for device in ("cpu", "cuda"):
+        group._register_backend(torch.device(device), dist.ProcessGroup.BackendType.GLOO, backend)
+    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+
+
+def _with_checks(inner: Any, options: Any) -> tuple[Any, Any]:
+    """Return Gloo with c10d's checks of each call, and a group of one that has the same checks.
+
+    Both compare the calls of ranks by the same third group. So ranks are told, too, if some of them
+    call what runs on our schedules and others what runs on Gloo.
+    """
+    rank, n_ranks = options.group_rank, options.group_size
+    store = dist.PrefixStore("checks", options.store)
+    comparing = dist.ProcessGroupGloo(store, rank, n_ranks, options.timeout)
+    alone = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, options.timeout)
+    checker = dist.ProcessGroup(dist.HashStore(), 0, 1)
+    _run_on(checker, c10d._ProcessGroupWrapper(alone, comparing))
+    return c10d._ProcessGroupWrapper(inner, comparing), checker
+
+
 class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
     """One rank of a process group over a mesh.
 
@@ -62,16 +88,14 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         self.settings = settings
         self._store = options.store
         self.failure: TransportError | None = None  # of the first collective that failed
-        self._gloo = inner
+        self._gloo, self._checker = inner, None
+        if dist.get_debug_level() == dist.DebugLevel.DETAIL:
+            self._gloo, self._checker = _with_checks(inner, options)
         # A group that is all Gloo: it has every method in every form.
         self._fallback = dist.ProcessGroup(options.store, rank, mesh.n_live)
         for group in (self, self._fallback):
             # c10d sends what is not overridden below to this Gloo group.
-            for device in ("cpu", "cuda"):
-                group._register_backend(
-                    torch.device(device), dist.ProcessGroup.BackendType.GLOO, inner
-                )
-            group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+            _run_on(group, self._gloo)
         self._n_submitted = 0
         self._transport = transport_of(options, settings, chips)
         self._catalogue = Catalogue(mesh, settings.planned_algorithm, settings.n_slices, rank)
@@ -92,16 +116,18 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         """Replace each rank's tensor by the sum (mean, product, minimum, maximum) over ranks."""
         given = op if opts is None else opts
         tensors, opts = as_list(tensors), options_of(dist.AllreduceOptions, given, timeout)
-        if not self._supports(tensors, opts.reduceOp):
-            return self._fallback.allreduce(tensors, opts)
+        if len(tensors) != 1 or not self._supports(tensors, opts.reduceOp):
+            return self._gloo_for(tensors).allreduce(tensors, opts)
+        self._check("allreduce", tensors)
         return self._all_reduce("all_reduce", tensors, opts)
 
     @_untraced
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
         """Do what `allreduce` does, for several tensors."""
         opts = options_of(dist.AllreduceCoalescedOptions, opts)
-        if not self._supports(tensors, opts.reduceOp):
-            return self._fallback.allreduce_coalesced(tensors, opts)
+        if not (self._supports(tensors, opts.reduceOp) and are_of_one_type(tensors)):
+            return self._gloo_for(tensors).allreduce_coalesced(tensors, opts)
+        self._check("allreduce_coalesced", tensors)
         return self._all_reduce("all_reduce", tensors, opts)
 
     @_untraced
@@ -111,15 +137,16 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         """Replace each rank's tensor by that of the root."""
         given = root if opts is None else opts
         tensors, opts = as_list(tensors), options_of(dist.BroadcastOptions, given, timeout)
-        if not self._supports(tensors):
-            return self._fallback.broadcast(tensors, opts)
+        has_root = 0 <= opts.rootRank < self.size() and opts.rootTensor == 0
+        if len(tensors) != 1 or not has_root or not self._supports(tensors):
+            return self._gloo_for(tensors).broadcast(tensors, opts)
+        self._check("broadcast", tensors)
         kind = CollectiveCall("broadcast", opts.rootRank)
 
         def run() -> None:
-            for tensor in tensors:
-                flat = tensor.contiguous().view(-1)
-                self._move(kind, flat, opts)
-                copy_back(tensor, flat)
+            flat = tensors[0].contiguous().view(-1)
+            self._move(kind, flat, opts)
+            copy_back(tensors[0], flat)
 
         return self._submit("broadcast", kind, run, tensors, tensors)
 
@@ -127,6 +154,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Return a handle that is done when every rank has called this."""
         opts = options_of(dist.BarrierOptions, opts, timeout)
+        self._check("barrier")
         sum_opts = options_of(dist.AllreduceOptions, None, opts.timeout)
         token = torch.zeros(1, dtype=torch.uint8, device=self._transport.device_type)
         return self._all_reduce("barrier", [token], sum_opts)
@@ -139,14 +167,20 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         opts = options_of(c10d.AllgatherOptions, opts, timeout)
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
-        if not self._supports(inputs) or not are_alike(outputs[0], inputs[0]):
-            return self._fallback.allgather(outputs, inputs, opts)
+        is_single = len(inputs) == len(outputs) == 1 and len(outputs[0]) == self.size()
+        if not (
+            is_single
+            and self._supports([*inputs, *outputs[0]])
+            and are_alike(outputs[0], inputs[0])
+        ):
+            return self._gloo_for(inputs).allgather(outputs, inputs, opts)
+        self._check("allgather", [inputs], inputs)
         mine, parts = inputs[0], outputs[0]
 
         def run() -> None:
             gathered = mine.new_empty(self.size() * mine.numel())
             self._gather(gathered, mine, opts)
-            for part, output in zip(gathered.chunk(self.size()), parts, strict=False):
+            for part, output in zip(gathered.view(self.size(), -1), parts, strict=True):
                 output.copy_(part.view(output.shape))
 
         return self._submit("all_gather", ALL_GATHER, run, inputs, parts)
@@ -178,9 +212,15 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         opts = options_of(dist.ReduceScatterOptions, given, timeout)
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
+        is_single = len(inputs) == len(outputs) == 1 and len(inputs[0]) == self.size()
+        if not (
+            is_single
+            and self._supports([*outputs, *inputs[0]], opts.reduceOp)
+            and are_alike(inputs[0], outputs[0])
+        ):
+            return self._gloo_for(outputs).reduce_scatter(outputs, inputs, opts)
+        self._check("reduce_scatter", outputs, [outputs])
         mine, parts = outputs[0], inputs[0]
-        if not self._supports([mine, *parts], opts.reduceOp) or not are_alike(parts, mine):
-            return self._fallback.reduce_scatter(outputs, inputs, opts)
 
         def run() -> None:
             given = torch.cat([part.reshape(-1) for part in parts])
@@ -222,6 +262,16 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         """Receive tensors from one rank, through Gloo."""
         return self._fallback.recv(*arguments, **options)
 
+    @_untraced
+    def gather(self, outputs: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
+        """Write the input of each rank to the outputs of one rank, through Gloo."""
+        return self._gloo_for(inputs).gather(outputs, inputs, *arguments, **options)
+
+    @_untraced
+    def scatter(self, outputs: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
+        """Write input i of one rank to the output of rank i, through Gloo."""
+        return self._gloo_for(outputs).scatter(outputs, inputs, *arguments, **options)
+
     # The names of these methods before torch 2.13.
     _allgather_base = all_gather_single
     alltoall_base = all_to_all_single
@@ -236,6 +286,15 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         """Return how many collectives this rank has called, on our schedules or on Gloo."""
         return self._n_submitted + int(self._gloo._get_sequence_number_for_group())
 
+    @property
+    def options(self) -> Any:
+        """Return Gloo's options; their timeout is that of all collectives."""
+        return self._gloo.options
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        """Set the timeout of all collectives."""
+        self.set_timeout(timeout)
+
     def shutdown(self) -> None:
         """Wait a second for running collectives, interrupt the rest, and close all connections."""
         if not self._progress.finish(_FINISH_S):
@@ -249,7 +308,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
 
     def _all_reduce(self, name: str, tensors: Tensors, opts: Any) -> Any:
         def start() -> Rest:
-            flats = [tensor.contiguous().view(-1) for tensor in tensors]
+            flats = flat_tensors(tensors)
             waits = [self._start_sum(ALLREDUCE, flat, opts) for flat in flats]
 
             def rest() -> None:
@@ -264,9 +323,11 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
 
     def _all_gather_single(self, name: str, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
         opts = options_of(c10d.AllgatherOptions, opts)
+        check_parts(outputs, inputs, self.size())
         if not self._supports([*inputs, *outputs]):
             return self._fallback.all_gather_single_coalesced(outputs, inputs, opts)
-        check_parts(outputs, inputs, self.size())
+        if name == "_allgather_base":  # as with Gloo, the coalesced form is not checked
+            self._check(name, inputs[0], inputs[0])
 
         def run() -> None:
             for output, mine in zip(outputs, inputs, strict=True):
@@ -280,13 +341,17 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         self, name: str, outputs: Tensors, inputs: Tensors, opts: Any
     ) -> Any:
         opts = options_of(dist.ReduceScatterOptions, opts)
+        check_parts(inputs, outputs, self.size())
         if not self._supports([*inputs, *outputs], opts.reduceOp):
             return self._fallback.reduce_scatter_single_coalesced(outputs, inputs, opts)
-        check_parts(inputs, outputs, self.size())
+        part = outputs[0] if name == "_reduce_scatter_base" else outputs
+        self._check(name, part, part)
 
         def run() -> None:
-            for output, given in zip(outputs, inputs, strict=True):
-                self._scatter(output, given.flatten().clone(), opts)
+            # An output may share memory with another's input, so all are copied first.
+            copies = [each.clone(memory_format=torch.contiguous_format) for each in inputs]
+            for output, given in zip(outputs, copies, strict=True):
+                self._scatter(output, given.view(-1), opts)
 
         return self._submit(name, REDUCE_SCATTER, run, inputs, outputs)
 
@@ -309,12 +374,31 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         end_with = begin_range(name, inputs, algorithm)
         return self._progress.submit(f"{name} on rank {self.rank()}", run, result, end_with)
 
+    def _check(self, collective: str, *arguments: Any) -> None:
+        """If the debug level is DETAIL, raise unless all ranks call this with tensors alike.
+
+        After the check, a group of one runs the collective: so it gets tensors of its own, and
+        where there is one for each rank, just one.
+        """
+        if self._checker is not None:
+            getattr(self._checker, collective)(
+                *tree_map_only(torch.Tensor, torch.empty_like, arguments)
+            )
+
+    def _gloo_for(self, tensors: Any) -> Any:
+        """Return what runs a call on Gloo.
+
+        c10d cannot dispatch a call without tensors, nor every call with sparse ones.
+        """
+        dense = [tensor.layout is torch.strided for tensor in as_list(tensors)]
+        return self._fallback if dense and all(dense) else self._gloo
+
     def _supports(self, tensors: Tensors, op: Any = None) -> bool:
-        """Whether our schedules support this operation on these tensors.
+        """Whether our schedules support this operation on these tensors, of which there are some.
 
         Without an operation the tensors are only copied, so any element type is supported.
         """
-        return all(
+        return bool(tensors) and all(
             tensor.device.type == self._transport.device_type
             and tensor.layout is torch.strided
             and (op is None or can_combine(tensor, op))
@@ -367,6 +451,9 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
             self.failure = self.failure or error
             if time.monotonic() - began < timeout_s:
                 raise
+            # The words of Gloo, which some programs look for, and ours.
             raise type(error)(
-                f"{error}: the timeout of {timeout_s:g} s is over", error.rank
+                f"{error}: Timed out waiting {timeout_s * 1e3:.0f}ms: the timeout of "
+                f"{timeout_s:g} s is over",
+                error.rank,
             ) from None

@@ -71,6 +71,8 @@ class Progress:
         self._threads.append(thread)
         thread.start()
 
+    # In this mode, tensors made in it may be written too, and those that require gradients.
+    @torch.inference_mode()
     def _work(self) -> None:
         while True:
             with self._turn:
