@@ -78,6 +78,13 @@ WINDOW: Final = Variable(
     "20000",
     BACKEND,
 )
+CHECKSUM: Final = Variable(
+    "MESHMEND_CHECKSUM",
+    "`1`: the data of sums has checksums, as headers always have; a damaged bit is then a lost "
+    "link. All processes of a job need the same. For `sockets` only",
+    "`0`",
+    BACKEND,
+)
 SECRET: Final = Variable(
     "MESHMEND_SECRET",
     "a text of at least 16 bytes that every process of the job must know",
@@ -147,9 +154,9 @@ TESTBED_DIR: Final = Variable(
 )
 
 VARIABLES: Final = (
-    *(MESH, WRAP, FAIL, ALGORITHM, SLICES, TRANSPORT, BIND, WINDOW, SECRET, CHIP, COORDINATOR),
-    *(JOB, JOB_DIR, PLAN_AHEAD, BOARD, JOIN_TIMEOUT, WAIT_FOR_CHIP, LINK_TIMEOUT, INJECT, CHECK),
-    *(READY_DIR, TESTBED_DIR),
+    *(MESH, WRAP, FAIL, ALGORITHM, SLICES, TRANSPORT, BIND, WINDOW, CHECKSUM),
+    *(SECRET, CHIP, COORDINATOR, JOB, JOB_DIR, PLAN_AHEAD, BOARD, JOIN_TIMEOUT, WAIT_FOR_CHIP),
+    *(LINK_TIMEOUT, INJECT, CHECK, READY_DIR, TESTBED_DIR),
 )
 
 _warned: set[str] = set()  # the lines that this process has printed, or its parent before a fork

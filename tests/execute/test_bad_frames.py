@@ -11,6 +11,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,8 +22,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from local_ranks import SECRET, programs_of, task_for
-from meshmend.errors import TransportError
+from local_ranks import SECRET, programs_of, task_for, together, transports
+from meshmend.errors import PeerLostError, TransportError
 from meshmend.execute import frames
 from meshmend.execute.checksum import header_checksum
 from meshmend.execute.event_loop import load_event_loop
@@ -329,3 +330,139 @@ def test_a_million_frames(options: dict[str, bool]) -> None:
         counts = fuzz(receiver, 1_000_000 // len(MODES) + 1, seed=1_000_000, most_in_round=128)
 
     print(receiver.number, "rounds", counts)
+
+
+class Proxy:
+    """Stands between rank 0, which dials, and rank 1; flips one bit of what one of them sends.
+
+    `direction` 0 is what rank 0 sends. The bit is counted from the end of the handshake.
+    """
+
+    _HANDSHAKE_BYTES = (58 + 32, 64 + 1)  # hello and proof; nonce, proof and welcome
+
+    def __init__(self, target: tuple[str, int], direction: int, bit: int) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self._listener.getsockname()[:2]
+        self._target = target
+        self._flips = {direction: 8 * self._HANDSHAKE_BYTES[direction] + bit}
+        self.has_flipped = False
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            near, _ = self._listener.accept()
+            far = socket.create_connection(self._target)
+            with near, far:
+                ends = [near, far]
+                for end in ends:
+                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                ways = [
+                    threading.Thread(target=self._pass_on, args=(way, *ends[:: 1 - 2 * way]))
+                    for way in (0, 1)
+                ]
+                for each in ways:
+                    each.start()
+                for each in ways:
+                    each.join()
+
+    def _pass_on(self, way: int, source: socket.socket, target: socket.socket) -> None:
+        n_passed = 0
+        with suppress(OSError):
+            while data := bytearray(source.recv(1 << 16)):
+                at, bit = divmod(self._flips.get(way, -1), 8)
+                if n_passed <= at < n_passed + len(data):
+                    data[at - n_passed] ^= 1 << bit
+                    self.has_flipped = True
+                n_passed += len(data)
+                target.sendall(data)
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join(HANG_S)
+        self._listener.close()
+
+
+def outcomes_of_a_flip(direction: int, bit: int, *, sums_payloads: bool) -> list[str]:
+    """Return how a sum of two honest ranks ends if a bit is flipped between them.
+
+    Each ends "right", "wrong" or "lost".
+    """
+    with transports(2, link_timeout_s=LINK_TIMEOUT_S, sums_payloads=sums_payloads) as both:
+        proxy = Proxy(both[1].address, direction, bit)
+        payloads = [np.arange(100, dtype=np.float32) for _ in both]
+
+        def work(rank: int) -> str:
+            both[rank].connect({1 - rank: proxy.address}, timeout_s=HANG_S)
+            task = task_for(PROGRAMS[rank], payloads[rank], n_slices=N_SLICES)
+            began = time.monotonic()
+            try:
+                both[rank].run(task, payloads[rank].view(np.uint8))
+            except PeerLostError as error:
+                return "lost" if error.rank == 1 - rank else "blames another"
+            finally:
+                both[rank].drop([1 - rank])
+                assert time.monotonic() - began < 2 * LINK_TIMEOUT_S
+            return "right" if (payloads[rank] == 2 * np.arange(100)).all() else "wrong"
+
+        try:
+            outcome = together(work, 2)
+        finally:
+            proxy.close()
+        assert proxy.has_flipped, (direction, bit)
+    return outcome
+
+
+def n_bits_sent() -> int:
+    return 8 * sum(len(each.pack()) for each in flip_frames())
+
+
+def flip_frames() -> list[Frame]:
+    """Return frames as long as those of a sum of 100 elements, in the order of the stream."""
+    task = task_for(PROGRAMS[0], np.zeros(100, dtype=np.float32), n_slices=N_SLICES)
+    is_send = np.tile(PROGRAMS[0].kind == SEND, N_SLICES)
+    return [Frame([0] * 6, bytes(size)) for size in task.layout.size[is_send].tolist() if size]
+
+
+@pytest.mark.parametrize("direction", [0, 1])
+def test_a_flipped_bit_between_honest_ranks_is_a_lost_link_at_both_ends_never_a_wrong_sum(
+    direction: int,
+) -> None:
+    rng = random.Random(direction)
+    # The last frame may arrive when the sender has ended: then only the receiver has lost a link.
+    for bit in rng.sample(range(n_bits_sent()), 12):
+        outcome = outcomes_of_a_flip(direction, bit, sums_payloads=True)
+
+        assert outcome[1 - direction] == "lost", (bit, outcome)
+        assert outcome[direction] in ("lost", "right"), (bit, outcome)
+
+
+def test_without_checksums_of_payloads_a_flipped_bit_of_a_header_is_still_a_lost_link() -> None:
+    rng = random.Random(3)
+    for _ in range(12):
+        outcome = outcomes_of_a_flip(0, rng.randrange(8 * frames.HEADER_BYTES), sums_payloads=False)
+
+        assert outcome == ["lost", "lost"]
+
+
+def test_ranks_of_which_one_makes_no_checksums_of_payloads_lose_each_other() -> None:
+    labels = ["rank 0", "rank 1"]
+    with (
+        SocketTransport(0, labels, SECRET, sums_payloads=True) as one,
+        SocketTransport(1, labels, SECRET) as other,
+    ):
+        both = (one, other)
+
+        def work(rank: int) -> None:
+            both[rank].connect({1 - rank: both[1 - rank].address}, timeout_s=HANG_S)
+            array = np.ones(10, dtype=np.float32)
+            both[rank].run(task_for(PROGRAMS[rank], array), array.view(np.uint8))
+
+        outcome = together(work, 2)
+
+    assert "rank 1 sent rank 0 a frame without a checksum of its payload; switch" in str(outcome[0])
+    assert isinstance(outcome[0], PeerLostError)

@@ -26,7 +26,11 @@ def programs_of(schedule: Schedule) -> list[RankProgram]:
 
 @contextmanager
 def transports(
-    n_ranks: int, *, reports_failures: bool = False, link_timeout_s: float = 0.0
+    n_ranks: int,
+    *,
+    reports_failures: bool = False,
+    link_timeout_s: float = 0.0,
+    sums_payloads: bool = False,
 ) -> Iterator[list[SocketTransport]]:
     """Yield one transport per rank, not connected yet."""
     labels = [f"rank {rank}" for rank in range(n_ranks)]
@@ -39,6 +43,7 @@ def transports(
                     SECRET,
                     reports_failures=reports_failures,
                     link_timeout_s=link_timeout_s,
+                    sums_payloads=sums_payloads,
                 )
             )
             for rank in range(n_ranks)

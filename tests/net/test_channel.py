@@ -3,6 +3,7 @@
 import socket
 import struct
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
@@ -36,7 +37,12 @@ def ends() -> Iterator[tuple[Channel, socket.socket]]:
 
 
 def framed(body: bytes) -> bytes:
-    return struct.pack(">I", len(body)) + body
+    return head_of(len(body)) + struct.pack(">I", zlib.crc32(body)) + body
+
+
+def head_of(length: int) -> bytes:
+    packed = struct.pack(">I", length)
+    return packed + struct.pack(">I", zlib.crc32(packed))
 
 
 def received(channel: Channel, n_messages: int, *, within_s: float = 5.0) -> list[bytes]:
@@ -101,8 +107,8 @@ def test_a_long_message_is_kept_until_the_other_end_reads() -> None:
 @pytest.mark.parametrize(
     ("sent", "match"),
     [
-        (b"GET / HTTP/1.1\r\n\r\n", "a frame needs 16777216 bytes at most"),
-        (struct.pack(">I", LONGEST_BYTES + 1), "announced 16777217"),
+        (b"GET / HTTP/1.1\r\n\r\n", "a frame was damaged on its way: its length"),
+        (head_of(LONGEST_BYTES + 1) + bytes(4), "announced 16777217"),
     ],
 )
 def test_a_length_that_no_frame_has_is_refused(
@@ -205,3 +211,18 @@ def test_last_words_are_heard_although_the_end_was_a_reset(
     time.sleep(0.05)
 
     assert received(channel, 1) == [b"turned away"]
+
+
+def test_a_frame_with_a_flipped_bit_ends_the_connection_at_once() -> None:
+    frame = framed(b"a message")
+    for bit in range(8 * len(frame)):
+        near, far = pair()
+        damaged = bytearray(frame)
+        damaged[bit // 8] ^= 1 << bit % 8
+        far.sendall(damaged)
+        channel = Channel(near)
+
+        with pytest.raises(ChannelError, match="damaged on its way"):
+            received(channel, 1)
+        channel.close()
+        far.close()

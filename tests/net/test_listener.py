@@ -193,15 +193,16 @@ def test_an_end_of_another_version_is_refused_in_one_line_at_both_ends(
     assert "the other end speaks 'meshmend/9', this process 'meshmend/4'; install" in caplog.text
     assert admitted == []
 
-    def answer_one(other: socket.socket) -> None:
-        connection, _ = other.accept()
-        with connection:
-            connection.sendall(answer)
-            connection.recv(1000)
+    def answer_twice(other: socket.socket) -> None:
+        for _ in range(2):
+            connection, _ = other.accept()
+            with connection:
+                connection.sendall(answer)
+                connection.recv(1000)
 
     monkeypatch.setattr(handshake, "_MAGIC", b"meshmend/5")
     with listening("127.0.0.1") as other:
-        thread = threading.Thread(target=answer_one, args=(other,), daemon=True)
+        thread = threading.Thread(target=answer_twice, args=(other,), daemon=True)
         thread.start()
         with pytest.raises(HandshakeError, match="other end speaks 'meshmend/4', this process"):
             call(other.getsockname())

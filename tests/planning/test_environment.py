@@ -31,6 +31,7 @@ def environments(draw: st.DrawFn) -> Environment:
             transport=draw(st.sampled_from(TRANSPORTS)),
             bind=draw(words),
             window_bytes=draw(counts),
+            sums_payloads=draw(st.booleans()),
             secret=draw(st.just("") | st.text(min_size=16)),
         )
         axes = len(mesh.shape)

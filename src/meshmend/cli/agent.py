@@ -133,11 +133,17 @@ def agent_command(
     from meshmend.launch.forked_worker import Script, script_body
     from meshmend.launch.host_agent import HostWorkers, variables_of
     from meshmend.launch.slurm_watch import is_ending
-    from meshmend.planning.environment import Environment
+    from meshmend.planning.environment import Environment, sums_payloads_in
     from meshmend.planning.settings import Settings
 
     environment = Environment(
-        Settings(begin, algorithm=algorithm, bind=address, secret=secret),
+        Settings(
+            begin,
+            algorithm=algorithm,
+            bind=address,
+            sums_payloads=sums_payloads_in(os.environ),
+            secret=secret,
+        ),
         coordinator=endpoint,
         job=job,
         job_dir=job_dir,

@@ -128,6 +128,7 @@ def run_command(
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     n_threads = compute_in_one_thread()  # before torch is imported, below
     from meshmend.launch.forked_worker import Script
+    from meshmend.planning.environment import sums_payloads_in
     from meshmend.planning.settings import TRANSPORTS, Settings
 
     what = Script(script, tuple(arguments or ()), is_module)
@@ -136,6 +137,7 @@ def run_command(
         algorithm=algorithm,
         n_slices=slices,
         transport=TRANSPORT.value_in(os.environ) or TRANSPORTS[0],
+        sums_payloads=sums_payloads_in(os.environ),
     )
     modules = tuple(preload or ())
     if elastic:

@@ -1,6 +1,7 @@
 """`meshmend train`: trains a real model on a mesh that loses chips and gets them back."""
 
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -243,6 +244,7 @@ def train_command(
     compute_in_one_thread()  # before torch is imported, below
     from meshmend.launch.training import Training, finished_step, new_run_dir, train
     from meshmend.membership.timing import Timing
+    from meshmend.planning.environment import sums_payloads_in
     from meshmend.planning.settings import Settings
     from meshmend.report.training_summary import train_summary
 
@@ -255,7 +257,7 @@ def train_command(
         )
     training = Training(
         workload=workload,
-        settings=Settings(begin, algorithm=algorithm),
+        settings=Settings(begin, algorithm=algorithm, sums_payloads=sums_payloads_in(os.environ)),
         run_dir=(run_dir or new_run_dir(Path("runs"))).absolute(),
         size=size,
         steps=steps,

@@ -134,11 +134,17 @@ def worker_command(
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     compile_for_workers(meanwhile=_import_torch)
     from meshmend.launch.forked_worker import Script
-    from meshmend.planning.environment import Environment
+    from meshmend.planning.environment import Environment, sums_payloads_in
     from meshmend.planning.settings import Settings
 
     environment = Environment(
-        Settings(begin, algorithm=algorithm, bind=address, secret=secret),
+        Settings(
+            begin,
+            algorithm=algorithm,
+            bind=address,
+            sums_payloads=sums_payloads_in(os.environ),
+            secret=secret,
+        ),
         chip=own_chip,
         coordinator=endpoint,
         job=job,

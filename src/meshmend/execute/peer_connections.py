@@ -67,10 +67,7 @@ class PeerConnections:
         request = ConnectRequest(self._rank, peer, epoch, generation)
         until = Deadline(deadline, self._stop_fd, self._link_timeout_s)
         try:
-            try:
-                return dial(address, self._secret, request, until)
-            except HandshakeError:  # one damaged bit looks like a wrong secret, but not twice
-                return dial(address, self._secret, request, until)
+            return dial(address, self._secret, request, until)
         except TransportError as error:
             message = f"{self._me} cannot reach {self._labels[peer]}: {error}"
             raise type(error)(message, peer) from None

@@ -315,7 +315,7 @@ class SocketTransport:
         fault = int(self._links[peer, frames.FAULT])
         advice = ""
         if fault == frames.NOT_SUMMED:
-            advice = "; set the same checksum of payloads on every rank"
+            advice = "; switch checksums of payloads on in every process of the job, or in none"
         return PeerLostError(
             f"{self._labels[peer]} sent {self._me} {frames.FAULTS[fault]}{advice}", peer
         )

@@ -1,4 +1,7 @@
-"""Frames of bytes over a connection whose ends have proved the secret; each follows its length.
+"""Frames of bytes over a connection whose ends have proved the secret.
+
+Each frame follows its length, a checksum of the length, and a checksum of its bytes. So a damaged
+frame ends the connection; it is neither waited for nor taken for what another end said.
 
 Knows nothing of what the bytes mean. Never blocks: it keeps what it cannot send yet, and returns a
 frame once all of its bytes have arrived.
@@ -6,12 +9,13 @@ frame once all of its bytes have arrived.
 
 import socket
 import struct
+import zlib
 from typing import Final
 
 from meshmend.errors import ChannelError
 from meshmend.net.liveness import LinkWatch
 
-_LENGTH: Final = struct.Struct(">I")
+_HEAD: Final = struct.Struct(">III")  # length, its checksum, checksum of the bytes
 LONGEST_BYTES: Final = 1 << 24
 MOST_UNSENT_BYTES: Final = 2 * LONGEST_BYTES
 _READ_BYTES: Final = 1 << 16
@@ -47,7 +51,7 @@ class Channel:
         Raises:
             ChannelError: the other end has closed.
         """
-        self._unsent += _LENGTH.pack(len(frame)) + frame
+        self._unsent += _HEAD.pack(len(frame), _checksum_of(len(frame)), zlib.crc32(frame)) + frame
         self.flush()
 
     def flush(self) -> None:
@@ -74,7 +78,7 @@ class Channel:
         Reads a limited number of bytes, so that an end that sends without pause delays no other.
 
         Raises:
-            ChannelError: the other end has closed, or announced a frame that is too long.
+            ChannelError: the other end has closed, or sent a frame that is too long or damaged.
         """
         try:
             part = self._connection.recv(_READ_BYTES)
@@ -97,15 +101,24 @@ class Channel:
 
     def _complete_frames(self) -> list[bytes]:
         frames = []
-        while len(self._received) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._received)
+        while len(self._received) >= _HEAD.size:
+            length, of_length, of_bytes = _HEAD.unpack_from(self._received)
+            if of_length != _checksum_of(length):
+                raise ChannelError("a frame was damaged on its way: its length")
             if length > self._longest_bytes:
                 raise ChannelError(
                     f"a frame needs {self._longest_bytes} bytes at most, but the other end "
                     f"announced {length}"
                 )
-            if len(self._received) < _LENGTH.size + length:
+            if len(self._received) < _HEAD.size + length:
                 break
-            frames.append(bytes(self._received[_LENGTH.size : _LENGTH.size + length]))
-            del self._received[: _LENGTH.size + length]
+            frame = bytes(self._received[_HEAD.size : _HEAD.size + length])
+            if of_bytes != zlib.crc32(frame):
+                raise ChannelError(f"a frame of {length} bytes was damaged on its way")
+            frames.append(frame)
+            del self._received[: _HEAD.size + length]
         return frames
+
+
+def _checksum_of(length: int) -> int:
+    return zlib.crc32(length.to_bytes(4, "big"))

@@ -97,6 +97,15 @@ def dial(
         PeerLostError: nobody answers, or the other end closed the connection: it does so if it
             refuses this end.
     """
+    try:
+        return _dial(address, secret, request, deadline)
+    except HandshakeError:  # one damaged bit looks like a wrong secret, but not twice
+        return _dial(address, secret, request, deadline)
+
+
+def _dial(
+    address: tuple[str, int], secret: bytes, request: ConnectRequest, deadline: Deadline
+) -> socket.socket:
     connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     close_in_forks(connection)
     try:

@@ -25,6 +25,7 @@ from meshmend.variables import (
     BIND,
     BOARD,
     CHECK,
+    CHECKSUM,
     CHIP,
     COORDINATOR,
     FAIL,
@@ -157,6 +158,15 @@ def settings_from(environment: Mapping[str, str]) -> Settings:
     return settings
 
 
+def sums_payloads_in(environment: Mapping[str, str]) -> bool:
+    """Whether an environment asks for checksums of the data of sums; launchers pass this on.
+
+    Raises:
+        InputError: the value cannot be read.
+    """
+    return _switch(CHECKSUM, environment)
+
+
 def _settings_in(environment: Mapping[str, str]) -> Settings | None:
     shape = MESH.value_in(environment)
     if not shape:
@@ -178,13 +188,14 @@ def _settings_in(environment: Mapping[str, str]) -> Settings | None:
         transport=TRANSPORT.value_in(environment) or TRANSPORTS[0],
         bind=BIND.value_in(environment) or LOOPBACK,
         window_bytes=_whole_number(WINDOW, environment, WINDOW_BYTES),
+        sums_payloads=sums_payloads_in(environment),
         secret=SECRET.value_in(environment),
     )
 
 
 def _settings_variables(settings: Settings | None) -> dict[Variable, str]:
     if settings is None:
-        every = (MESH, WRAP, FAIL, ALGORITHM, SLICES, TRANSPORT, BIND, WINDOW, SECRET)
+        every = (MESH, WRAP, FAIL, ALGORITHM, SLICES, TRANSPORT, BIND, WINDOW, CHECKSUM, SECRET)
         return dict.fromkeys(every, "")
     words = mesh_words(settings.mesh)
     return {
@@ -196,6 +207,7 @@ def _settings_variables(settings: Settings | None) -> dict[Variable, str]:
         TRANSPORT: settings.transport,
         BIND: settings.bind,
         WINDOW: str(settings.window_bytes),
+        CHECKSUM: "1" if settings.sums_payloads else "",
         SECRET: settings.secret,
     }
 

@@ -22,7 +22,8 @@ LOOPBACK = "127.0.0.1"
 class Settings:
     """How a process group runs; with `n_slices` 0 the payload's size decides.
 
-    A peer is lost when its kernel answers nothing for `link_timeout_s`; with 0 none ever is.
+    A peer is lost when its kernel answers nothing for `link_timeout_s`; with 0 none ever is. With
+    `sums_payloads` the data of sums has checksums.
     """
 
     mesh: Mesh
@@ -31,6 +32,7 @@ class Settings:
     transport: str = TRANSPORTS[0]
     bind: str = LOOPBACK
     window_bytes: int = WINDOW_BYTES
+    sums_payloads: bool = False
     secret: str = ""
     link_timeout_s: float = 0.0
 

@@ -51,6 +51,7 @@ class ExchangeSettings:
     bind: str = "127.0.0.1"
     algorithm: str = AUTO
     window_bytes: int = 0
+    sums_payloads: bool = False
     link_timeout_s: float = DEFAULT_LINK_TIMEOUT_S
     sum_timeout_s: float = 1800.0
     plans: Path | None = None
@@ -71,6 +72,7 @@ class Exchange:
             exchange_settings.secret,
             bind=exchange_settings.bind,
             window_bytes=exchange_settings.window_bytes,
+            sums_payloads=exchange_settings.sums_payloads,
             link_timeout_s=exchange_settings.link_timeout_s,
         )
         self.mesh = whole

@@ -122,6 +122,7 @@ def _exchange_settings(environment: Environment, settings: Settings) -> Exchange
         bind=settings.bind,
         algorithm=settings.planned_algorithm,
         window_bytes=settings.window_bytes,
+        sums_payloads=settings.sums_payloads,
         link_timeout_s=environment.link_timeout_s,
         plans=plans,
         plan_ahead=plan_ahead,
