@@ -106,7 +106,7 @@ class RunsInFlight:
         link_timeout_s: float = 0.0,
     ) -> None:
         self.loop = empty_loop(n_links)
-        self.broken = ""  # why no run can be started before `renew`
+        self.broken: TransportError | None = None  # why no run can be started before `renew`
         self._connections = connections
         self._on_failure = on_failure
         self._stop_fd = stop_fd
@@ -170,7 +170,7 @@ class RunsInFlight:
             if not self._is_driven:  # nobody has waited for these runs yet
                 self._wake_thread()
             self._changed.wait_for(lambda: not self._pending and not self._is_driven)
-            if not self.broken:  # all have ended before they could be stopped
+            if self.broken is None:  # all have ended before they could be stopped
                 clear(self._stop_fd)
 
     def renew(self, generation: int) -> None:
@@ -178,7 +178,7 @@ class RunsInFlight:
         with self._changed:
             self._clear()
             self.loop.numbers[frames.GENERATION] = generation
-            self.broken = ""
+            self.broken = None
 
     def peers_in_use(self) -> set[int]:
         """Return the ranks that some run in flight exchanges data with."""
@@ -193,7 +193,7 @@ class RunsInFlight:
             if self._is_closed:
                 return
             self._is_closed = True
-            self.broken = "the transport is closed"
+            self.broken = TransportError("the transport is closed")
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
@@ -214,8 +214,8 @@ class RunsInFlight:
         while True:
             with self._changed:
                 self._reap()
-                if self.broken:
-                    raise TransportError(self.broken)
+                if self.broken is not None:
+                    raise type(self.broken)(str(self.broken), self.broken.rank)
                 if len(self._pending) < frames.MOST_RUNS:
                     must_drive = drives and not self._is_driven
                     run = self._enter(task, payload, timeout_s, has_event=not must_drive)
@@ -363,7 +363,7 @@ class RunsInFlight:
 
     def _fail(self, error: TransportError) -> None:
         """Fail what is in flight; void half-sent frames, so that the next can be recognised."""
-        self.broken = str(error)
+        self.broken = error
         links = self.loop.links
         links[links[:, frames.OUT_KEY] >= 0, frames.OUT_KEY] = frames.TAIL
         links[links[:, frames.IN_PARKED] == 0, frames.IN_MODE] = frames.DROP
