@@ -8,9 +8,11 @@ from typing import Final
 
 import numpy as np
 
+from meshmend.errors import TransportError
 from meshmend.train.exchange import Exchange
 from meshmend.train.pending_sum import PendingSum
 from meshmend.train.sum_waiting import first_error
+from meshmend.variables import CHECKSUM
 
 _SMALL_PIECE: Final = 1 << 15  # bytes; up to here a sum needs no search for a plan
 _LARGE_PIECE: Final = 1 << 21
@@ -18,13 +20,14 @@ _MOST_SMALL_PIECES: Final = 16
 _LEAST_BYTES: Final = 1 << 10
 _MOST_SLOT_BYTES: Final = 512  # of each chip, in the first sum
 _LENGTH_BYTES: Final = 8
+_MOST_BYTES: Final = 1 << 40  # of one chip: more is no length, but memory that nobody has
 
 
 def gather_bytes(exchange: Exchange, data: bytes) -> list[bytes]:
     """Return the bytes of each chip of the generation, in the order of ranks.
 
     Raises:
-        TransportError: the mesh has changed.
+        TransportError: the mesh has changed, or the lengths were damaged on their way.
     """
     n_chips, rank = exchange.mesh.n_live, exchange.rank
     slot_bytes = max(_LENGTH_BYTES, min(_MOST_SLOT_BYTES, _SMALL_PIECE // n_chips))
@@ -35,6 +38,11 @@ def gather_bytes(exchange: Exchange, data: bytes) -> list[bytes]:
         room[rank, : len(data)] = np.frombuffer(data, dtype=np.uint8)
     exchange.sum(slots.reshape(-1), slots.size, "uint8")
     lengths = np.ascontiguousarray(slots[:, :_LENGTH_BYTES]).view(np.int64)[:, 0]
+    if lengths[rank] != len(data) or not all(0 <= each <= _MOST_BYTES for each in lengths.tolist()):
+        raise TransportError(
+            f"the lengths that the chips gathered were damaged on their way: {lengths.tolist()}; "
+            f"find the host with {CHECKSUM.name}=1"
+        )
     if lengths.max() <= room.shape[1]:
         return [each[:length].tobytes() for each, length in zip(room, lengths, strict=True)]
     ends = np.cumsum(lengths)
