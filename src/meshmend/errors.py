@@ -25,7 +25,8 @@
     ├── TurnedAwayError         the coordinator counts this worker as dead
     ├── JobFailedError          the job cannot go on: the state that counts is lost
     ├── StateLostError          no chip of a generation has a part of the optimizer's state
-    ├── NonFiniteError          the summed gradients of a step are not finite
+    ├── NonFiniteError          the sums of a step are not finite
+    ├── ReplicasDifferError     two chips of a job have different states
     ├── CheckpointDamageError   a file of a checkpoint that is damaged
     ├── LoaderError             a loader worker, which makes samples for a worker, died or hangs
     └── BenchmarkError          a contender of a benchmark did not finish
@@ -146,7 +147,11 @@ class StateLostError(MeshmendError):
 
 
 class NonFiniteError(MeshmendError):
-    """The summed gradients of a step are not finite numbers."""
+    """What a step sums, gradients or changes of buffers, is not finite."""
+
+
+class ReplicasDifferError(MeshmendError):
+    """Two chips of a job have different states after the same step."""
 
 
 class CheckpointDamageError(MeshmendError):

@@ -71,6 +71,9 @@ SENTENCES = [
      "chip (0, 2) cannot write its ledger: No space left on device; training goes on"),
     (events.NonFiniteSum((0, 2), 7, ("a.weight", "b.weight"), 5),
      "chip (0, 2) has gradients in step 7 that are not finite: a.weight, b.weight and 3 more"),
+    (events.StatesDiffer((0, 0), 40, ((0, 1),), ("model.0.weight",), 3, 20),
+     "the chips differ after step 40, equal after step 20: chip (0, 1) in model.0.weight "
+     "and 2 more"),
     (events.NonFiniteSum((0, 0), 7),
      "the gradients of step 7 are finite, but their sum is not"),
     (events.RunEnded(steps=9, redone=27, history_faults=("two histories",), unchecked=("a",)),

@@ -28,6 +28,7 @@ _SHOWN = (
     events.JobFailed,
     events.WriteFailed,
     events.NonFiniteSum,
+    events.StatesDiffer,
 )
 
 

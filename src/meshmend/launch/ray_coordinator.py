@@ -44,6 +44,7 @@ _SHOWN: Final = (
     events.JobFailed,
     events.WriteFailed,
     events.NonFiniteSum,
+    events.StatesDiffer,
 )
 
 

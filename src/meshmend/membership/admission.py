@@ -10,6 +10,7 @@ from typing import Final
 from meshmend.membership.events import (
     Event,
     NonFiniteSum,
+    StatesDiffer,
     WorkerSaved,
     WorkerStepped,
     WriteFailed,
@@ -140,5 +141,5 @@ class Admission:
 
 def is_own_report(event: Event, chip: Chip) -> bool:
     """Whether a worker may report this event: of an allowed kind, and about its own chip."""
-    kinds = WorkerStepped | WorkerSaved | WriteFailed | NonFiniteSum
+    kinds = WorkerStepped | WorkerSaved | WriteFailed | NonFiniteSum | StatesDiffer
     return isinstance(event, kinds) and event.chip == chip

@@ -198,6 +198,22 @@ class NonFiniteSum(Event):
 
 
 @dataclass(frozen=True)
+class StatesDiffer(Event):
+    """The states of the chips are not equal after a step, and the job ends.
+
+    `strange` are the chips that differ from most others, `names` some of the `n_names` parts of the
+    state that differ. After step `equal_after` all were equal; None if that is not known.
+    """
+
+    chip: ChipCoordinates
+    step: Count
+    strange: tuple[ChipCoordinates, ...]
+    names: tuple[str, ...]
+    n_names: Count
+    equal_after: Count | None = None
+
+
+@dataclass(frozen=True)
 class StepFinished(Event):
     """All chips of a generation finished a step."""
 
@@ -312,6 +328,7 @@ EVENTS: Final = Codec(
         "saved": WorkerSaved,
         "unwritten": WriteFailed,
         "non-finite": NonFiniteSum,
+        "states-differ": StatesDiffer,
         "step": StepFinished,
         "checkpoint": CheckpointSaved,
         "fault": FaultHappened,

@@ -33,6 +33,7 @@ _NOTABLE: Final = (
     events.StateRestored,
     events.WriteFailed,
     events.NonFiniteSum,
+    events.StatesDiffer,
     events.JobFailed,
     events.JobFinished,
 )

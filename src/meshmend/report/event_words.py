@@ -56,6 +56,8 @@ def event_words(event: events.Event) -> str:
             return f"chip {event.chip} cannot write {event.what}: {event.why}; training goes on"
         case events.NonFiniteSum():
             return _non_finite(event)
+        case events.StatesDiffer():
+            return _states_differ(event)
         case _:
             return _fault_or_end(event)
 
@@ -65,7 +67,17 @@ def _non_finite(event: events.NonFiniteSum) -> str:
         return f"the gradients of step {event.step} are finite, but their sum is not"
     n_more = event.n_parameters - len(event.parameters)
     names = ", ".join(event.parameters) + (f" and {n_more} more" if n_more > 0 else "")
-    return f"chip {event.chip} has gradients in step {event.step} that are not finite: {names}"
+    is_buffer = all(name.startswith("buffer ") for name in event.parameters)
+    what = "buffers" if is_buffer else "gradients"
+    return f"chip {event.chip} has {what} in step {event.step} that are not finite: {names}"
+
+
+def _states_differ(event: events.StatesDiffer) -> str:
+    n_more = event.n_names - len(event.names)
+    names = ", ".join(event.names) + (f" and {n_more} more" if n_more > 0 else "")
+    who = ", ".join(f"chip {chip}" for chip in event.strange) or "a mirror"
+    since = "" if event.equal_after is None else f", equal after step {event.equal_after}"
+    return f"the chips differ after step {event.step}{since}: {who} in {names}"
 
 
 def _fault_or_end(event: events.Event) -> str:

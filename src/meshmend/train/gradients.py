@@ -6,12 +6,16 @@ while the pass goes on. The layout depends on the parameters alone: it is the sa
 in all generations. The last bucket is summed when the step ends, and also holds:
 
 - by how much the step changed the module's buffers, such as running means and counters. After the
-  sum every chip has the same mean change over all samples;
+  sum every chip has the same mean change over all samples. What no chip changes keeps its bits, so
+  a mask may hold infinities;
 - which parameters got a gradient;
 - which buckets must be summed again, because their gradients changed after their sum began;
 - the loss, the weight, whether to divide by the sum of the weights, whether to stop, and the norm
   to clip to: a chip without samples, whose loop does not run, learns these from the others.
 """
+
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +24,7 @@ from numpy.typing import NDArray
 from meshmend.errors import InputError
 from meshmend.train.bucket import bucket_of
 from meshmend.train.bucket_layout import bucket_layout, trained_parameters
+from meshmend.train.non_finite import BUFFER
 
 Bytes = NDArray[np.uint8]
 
@@ -42,10 +47,12 @@ class Gradients:
             for name, parameter in model.named_parameters()
             if parameter not in self._names
         }
-        self._statistics = [buffer for buffer in model.buffers() if not buffer.is_complex()]
+        self._slots = _buffer_slots(model)
+        self._bad_buffers: list[str] = []  # whose change on this chip is not finite
+        self._has_trained = False  # whether a step has had a gradient, on any chip
         self.remember()
         layout = bucket_layout(self._parameters, bucket_bytes)
-        n_statistics = sum(buffer.numel() for buffer in self._statistics)
+        n_statistics = sum(before.numel() for before in self._before)
         counts = [n_statistics, len(self._parameters), len(layout), *[1] * _TAIL]
         extras = [*[0] * (len(layout) - 1), sum(counts)]
         self.buckets = [
@@ -71,19 +78,22 @@ class Gradients:
     @torch.no_grad()
     def remember(self) -> None:
         """Copy the module's buffers, to find out later what a step has changed."""
-        self._before = [buffer.clone() for buffer in self._statistics]
+        self._before = [module._buffers[key].clone() for module, key in self._slots.values()]
 
     @torch.no_grad()
     def restore(self) -> None:
         """Reset the module's buffers to the last copy, because the step does not count."""
-        for buffer, before in zip(self._statistics, self._before, strict=True):
+        for _, buffer, before in self._buffers():
             buffer.copy_(before)
 
     def begin(self) -> None:
         """Begin a step: no gradient of it has come, and no sum of it has begun.
 
         Gradients of an earlier step go, so that none is added to them, whether it counted or not.
+        What buffers are now is what the step changes: who changes them between steps, by mistake or
+        by purpose, does so for this chip alone.
         """
+        self.remember()
         for bucket in self.buckets:
             bucket.begin()
 
@@ -117,11 +127,7 @@ class Gradients:
         for bucket in self.buckets:
             if bucket.scale is None:
                 bucket.fill(weight)
-        at = 0
-        for buffer, before in zip(self._statistics, self._before, strict=True):
-            change = self._changes[at : at + buffer.numel()].view(buffer.shape)
-            change.copy_(buffer.to(torch.float64).sub(before.to(torch.float64)))
-            at += buffer.numel()
+        self._gather_changes()
         used = [parameter.grad is not None for parameter in self._parameters]
         self._used.copy_(torch.tensor(used, dtype=torch.float32))
         self._loss.fill_(loss)
@@ -139,7 +145,7 @@ class Gradients:
     def clear(self, *, is_last: bool = False) -> None:
         """Fill the buckets with zeros, because this chip has no samples."""
         self.begin()
-        self._own_weight = None
+        self._own_weight, self._bad_buffers = None, []
         for bucket in self.buckets:
             bucket.empty()
         self._stop.fill_(float(is_last))
@@ -175,7 +181,9 @@ class Gradients:
         return float(self._loss) / divisor if divisor > 0 else float(self._loss)
 
     def is_finite(self) -> bool:
-        """Whether all summed gradients are finite numbers."""
+        """Whether all summed gradients, and all changes of buffers, are finite numbers."""
+        if not self.are_buffers_finite():
+            return False
         for bucket in self.buckets:
             elements = bucket.elements
             # A sum is not finite if an element is not; it may overflow though all are finite.
@@ -183,13 +191,64 @@ class Gradients:
                 return False
         return True
 
+    def are_buffers_finite(self) -> bool:
+        """Whether all summed changes of buffers are finite numbers."""
+        return bool(torch.isfinite(self._changes).all())
+
     def non_finite(self) -> list[str]:
-        """Return the names of the parameters whose gradients on this chip are not finite."""
-        return [
+        """Return what is not finite on this chip: gradients by parameter, and `buffer ...`."""
+        gradients = [
             name
             for parameter, name in self._names.items()
             if parameter.grad is not None and not torch.isfinite(parameter.grad).all()
         ]
+        return [*gradients, *(f"{BUFFER}{name}" for name in self._bad_buffers)]
+
+    def check_trained(self) -> None:
+        """Raise InputError if this is the first step and no chip has a gradient; after the sum."""
+        if not self._has_trained and self._parameters and float(self._weight) > 0:
+            if not bool((self._used > 0).any()):
+                raise InputError(
+                    "Job.step needs gradients, but in the first step no parameter got one on any "
+                    "chip; call loss.backward() before job.step(loss), with a loss that depends on "
+                    "the parameters of the model"
+                )
+            self._has_trained = True
+
+    def skip_check(self) -> None:
+        """Let a step be without gradients: this chip has the state of a job that has begun."""
+        self._has_trained = True
+
+    def _buffers(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        """Yield each buffer that a step may change: its name, itself, and what it was before.
+
+        Raises:
+            InputError: a module has replaced a buffer by one of another shape.
+        """
+        for (name, (module, key)), before in zip(self._slots.items(), self._before, strict=True):
+            buffer = module._buffers[key]
+            if buffer is None or buffer.shape != before.shape or buffer.dtype != before.dtype:
+                raise InputError(
+                    f"Job needs buffers that keep shape and type, but {name} was "
+                    f"{_shape_words(before)} and is {_shape_words(buffer)}; keep what grows out "
+                    "of the buffers of the model"
+                )
+            yield name, buffer, before
+
+    def _gather_changes(self) -> None:
+        """Put the changes of buffers into the last bucket; those that are equal change by zero."""
+        at, self._bad_buffers = 0, []
+        for name, buffer, before in self._buffers():
+            change = self._changes[at : at + buffer.numel()].view(buffer.shape)
+            at += buffer.numel()
+            if torch.equal(buffer, before):
+                change.zero_()
+                continue
+            same = (buffer == before) | ((buffer != buffer) & (before != before))
+            difference = buffer.to(torch.float64).sub(before.to(torch.float64))
+            change.copy_(difference.masked_fill_(same, 0.0))
+            if not torch.isfinite(change).all():
+                self._bad_buffers.append(name)
 
     def scatter(self) -> float:
         """Copy what was summed to parameters and buffers; return the mean loss over all samples."""
@@ -213,13 +272,13 @@ class Gradients:
     def give_statistics(self) -> None:
         """Change the buffers by what the step has changed on all chips, after `give_gradients`."""
         at = 0
-        for buffer, before in zip(self._statistics, self._before, strict=True):
+        for _, buffer, before in self._buffers():
             change = self._changes[at : at + buffer.numel()].view(buffer.shape).to(buffer.device)
+            at += buffer.numel()
             if not buffer.is_floating_point():
                 change = change.round()
-            buffer.copy_(before.to(torch.float64).add(change.to(torch.float64)))
-            at += buffer.numel()
-        self.remember()
+            after = before.to(torch.float64).add(change.to(torch.float64)).to(buffer.dtype)
+            buffer.copy_(torch.where(change == 0, before, after))
 
     def _refuse_thawed(self) -> None:
         """Raise InputError if a gradient would be left out of the sums."""
@@ -229,3 +288,17 @@ class Gradients:
                     f"Job cannot sum the gradient of {name}: it was frozen when the job was made; "
                     "make the job before you freeze parameters"
                 )
+
+
+def _buffer_slots(model: torch.nn.Module) -> dict[str, tuple[Any, str]]:
+    """Return where modules keep their buffers, by name; a step may put another tensor there."""
+    slots = {}
+    for name, buffer in model.named_buffers():
+        path, _, key = name.rpartition(".")
+        if not buffer.is_complex():
+            slots[name] = model.get_submodule(path), key
+    return slots
+
+
+def _shape_words(buffer: torch.Tensor | None) -> str:
+    return "None" if buffer is None else f"{list(buffer.shape)} of {buffer.dtype}"

@@ -29,6 +29,7 @@ from meshmend.train.job_core import JobCore
 from meshmend.train.job_settings import JobSettings
 from meshmend.train.raw_state import map_state
 from meshmend.train.resume import Resume
+from meshmend.train.state_comparison import COMPARE_EVERY
 from meshmend.train.worker_environment import worker_environment
 
 
@@ -46,7 +47,8 @@ class JaxJob(ChipJob):
     `random_keys`, `loss(params, batch, keys)` gets one random key per sample. Gradients are
     computed `micro_batch` samples at a time. `resume` is a folder of checkpoints: the job begins
     with the newest one that is complete and undamaged; with "auto", with that of the folder of
-    `saving`, or anew if there is none.
+    `saving`, or anew if there is none. The states of all chips are compared
+    every `compare_every` steps.
     """
 
     def __init__(
@@ -65,9 +67,19 @@ class JaxJob(ChipJob):
         collate: Callable[[Sequence[Any]], Tree] = stacked,
         saving: Saving | None = None,
         resume: Resume = None,
+        compare_every: int = COMPARE_EVERY,
     ) -> None:
         samples = ArraySamples(dataset) if isinstance(dataset, tuple | dict) else dataset
-        settings = JobSettings(len(samples), batch, steps, seed, policy, saving, resume)
+        settings = JobSettings(
+            len(samples),
+            batch,
+            steps,
+            seed,
+            policy,
+            saving,
+            resume,
+            compare_every=compare_every,
+        )
         if micro_batch is not None and micro_batch < 1:
             raise InputError(f"JaxJob needs a micro-batch of at least 1, but got {micro_batch}")
         environment = worker_environment()

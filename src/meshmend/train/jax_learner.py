@@ -150,6 +150,14 @@ class JaxLearner:
         """Return a hash of each array of the state by its name."""
         return digest_array_parts(self.state())
 
+    def part_name(self, name: str) -> str:
+        """Return the name of a part of the state."""
+        return name
+
+    def share_digests(self) -> dict[str, str]:
+        """Return nothing: every chip keeps all of the optimizer's state."""
+        return {}
+
 
 def named_arrays(tree: Tree) -> dict[str, Array]:
     """Return the arrays of a tree by their names; on a CPU they share its memory."""

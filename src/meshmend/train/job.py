@@ -34,6 +34,7 @@ from meshmend.train.resume import Resume
 from meshmend.train.sample_source import JobData
 from meshmend.train.sharded_update import ShardedUpdate
 from meshmend.train.sharding import ShardedReplica, Sharding
+from meshmend.train.state_comparison import COMPARE_EVERY
 from meshmend.train.sums import added
 from meshmend.train.torch_fingerprint import fingerprint_of
 from meshmend.train.torch_learner import Models, Stateful, TorchLearner, one_module
@@ -51,10 +52,11 @@ class Job(ChipJob):
     folder of checkpoints: the job begins with the newest one that is complete and undamaged; with
     "auto", with that of the folder of `saving`, or anew if there is none.
     `non_finite` says what becomes of a step whose gradients are not finite: "raise" or "skip".
-    Gradients are summed in buckets of up to `bucket_bytes`. With `shard_optimizer`, each chip keeps
-    the optimizer's state of its share of the parameters, and of one share that it mirrors; the two
-    are never in one of the `mirror_domains`: board, host, row, column, or blocks such as 4x2. With
-    `master_weights`, the optimizer steps on float32 copies of the parameters that have 16 bits.
+    The states of all chips are compared every `compare_every` steps. Gradients are summed in
+    buckets of up to `bucket_bytes`. With `shard_optimizer`, each chip keeps the optimizer's state
+    of its share of the parameters, and of one share that it mirrors; the two are never in one of
+    the `mirror_domains`: board, host, row, column, or blocks such as 4x2. With `master_weights`,
+    the optimizer steps on float32 copies of the parameters that have 16 bits.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Job(ChipJob):
         saving: Saving | None = None,
         resume: Resume = None,
         non_finite: str = RAISE,
+        compare_every: int = COMPARE_EVERY,
         bucket_bytes: int | None = None,
         shard_optimizer: bool = False,
         mirror_domains: Sequence[str] = DEFAULT_DOMAINS,
@@ -88,6 +91,7 @@ class Job(ChipJob):
             saving,
             resume,
             non_finite,
+            compare_every,
         )
         self.model, self.optimizer, self.steps = model, optimizer, steps
         is_one = isinstance(mirror_domains, str)
@@ -146,6 +150,7 @@ class Job(ChipJob):
                 yield batch
         finally:
             self._source.close()
+            self._learner.end()
 
     def accumulate(self) -> AbstractContextManager[None]:
         """Return a context for all backward passes of a step but the last.

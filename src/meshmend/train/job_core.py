@@ -5,12 +5,13 @@ The classes that users see, `Job` and `JaxJob`, hand out samples and fill the pa
 """
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from meshmend.errors import InputError
+from meshmend.errors import InputError, ReplicasDifferError
 from meshmend.faults.fault import Moment
 from meshmend.faults.self_injection import SelfInjection
 from meshmend.membership.job_fingerprint import JobFingerprint
@@ -28,6 +29,7 @@ from meshmend.train.samples import Indices, Share, batch_of, share_of
 from meshmend.train.shard_format import Origin
 from meshmend.train.sharding import MakeSharding, Sharding
 from meshmend.train.shared_calls import SharedCalls
+from meshmend.train.state_comparison import StateComparison
 from meshmend.train.step_reports import StepReports
 from meshmend.train.step_saving import StepSaving
 from meshmend.train.step_sums import Culprits, StepSums
@@ -103,7 +105,11 @@ class JobCore:
                 catch_up=self._sharding.catch_up if self._sharding else None,
             )
         self._sums = StepSums(learner, self._exchange)
+        self._comparison: StateComparison | None = None  # None if this chip trains alone
         if self._loop and self._exchange:
+            self._comparison = StateComparison(
+                learner, self._exchange, self._environment.chip, every=settings.compare_every
+            )
             self.calls = SharedCalls(self, learner, self._sums, self._loop, self._exchange)
 
     @property
@@ -170,13 +176,36 @@ class JobCore:
                 else:
                     self._saving.finish()
                     loop.finish()
+        except GeneratorExit:
+            self._leave()
+            raise
         finally:
             self._saving.finish()
         self._close()
 
+    def _leave(self) -> None:
+        """Leave the job at once, because a `break` has ended the loop: the others must not wait.
+
+        An exception cannot be raised here: Python drops those of a loop that is given up.
+        """
+        if self._loop is None or self._exchange is None or self._loop.is_over:
+            return
+        sys.stderr.write(
+            f"meshmend: chip {self._environment.chip} has left its job after step "
+            f"{self.step_number} of {self._settings.steps}: the loop over the job ended early, by "
+            "break or return; the chips that stay train on without it. To end the job on all "
+            "chips, call job.stop()\n"
+        )
+        self._loop.is_over = True
+        self._ledger.close()
+        coordinator_client().close()
+        self._exchange.close()
+
     def _next_samples(self) -> Iterator[Indices]:
         """Yield this chip's samples of the next step; a chip without samples contributes zeros."""
         share = share_of(self._position, self.batch, self.rank, self.world_size)
+        if self._comparison is not None:
+            self._comparison.begin(self.step_number)
         self.inject(Moment.FORWARD)
         self.share = share
         self._samples = self._order.samples(share.start, share.stop)
@@ -225,9 +254,23 @@ class JobCore:
             self.calls.forget()
         self._ledger.write_done(self.step_number, number, self._position)
         self._report_and_save(share.batch)
+        if self.is_finished:
+            self._compare_at_last()
         for callback in self.after_step:
             callback()
         return True
+
+    def _compare_at_last(self) -> None:
+        """Compare the states of all chips after the last step, unless the mesh changes now."""
+        comparison, loop = self._comparison, self._loop
+        if comparison is None or loop is None:
+            return
+        comparison.take()
+        number = loop.number
+        if not loop.attempt(
+            lambda: comparison.complete(self.step_number, self.chips), is_step=False
+        ):
+            loop.recover(after=number)
 
     def inject(self, moment: Moment) -> None:
         """Inject the fault that is due at a moment of this step, if there is one."""
@@ -246,6 +289,15 @@ class JobCore:
 
     def _sum_all(self) -> None:
         self._culprits = self._sums.complete()
+        if self._comparison is not None:
+            if self._culprits is not None:  # a flipped bit may be why
+                self._learner.undo()
+                self._comparison.take()
+            try:
+                self._comparison.complete(self.step_number, self.chips)
+            except ReplicasDifferError:
+                self._learner.undo()
+                raise
         if self._sharding is not None and self._culprits is None:
             self._sharding.gather()
 
@@ -256,6 +308,7 @@ class JobCore:
             NonFiniteError: they are not, and the job was told to raise.
         """
         if self._culprits is None:
+            self._non_finite.note_finite()
             return self._learner.update()
         self._learner.undo()
         self._non_finite.report(self.step_number + 1, self.chips, self._culprits)

@@ -7,6 +7,7 @@ from meshmend.train.checkpoint import Saving
 from meshmend.train.non_finite import RAISE, check_policy
 from meshmend.train.resume import Resume
 from meshmend.train.samples import Order, StreamOrder, batch_of
+from meshmend.train.state_comparison import COMPARE_EVERY
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class JobSettings:
     `resume` is a folder of checkpoints: the job begins with the newest one that can be read. With
     "auto" that is the folder of `saving`, and the job begins anew if it has none.
     `non_finite` says what happens to a step whose sums are not finite: "raise" or "skip".
+    The states of all chips are compared every `compare_every` steps.
     """
 
     n_samples: int | None
@@ -28,12 +30,17 @@ class JobSettings:
     saving: Saving | None = None
     resume: Resume = None
     non_finite: str = RAISE
+    compare_every: int = COMPARE_EVERY
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.steps < 0:
             raise InputError(
                 f"Job needs a batch of at least 1 and at least 0 steps, but got "
                 f"batch={self.batch} and steps={self.steps}"
+            )
+        if self.compare_every < 1:
+            raise InputError(
+                f"Job needs compare_every of at least 1 step, but got {self.compare_every}"
             )
         batch_of(self.policy, self.batch, 1, 1)  # refuses an unknown policy
         check_policy(self.non_finite)

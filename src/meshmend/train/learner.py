@@ -79,3 +79,9 @@ class Learner(Protocol):
 
     def digest_parts(self) -> dict[str, str]:
         """Return a hash of each array of `state` by its name, and each plain value in words."""
+
+    def part_name(self, name: str) -> str:
+        """Return the name of a part of `state` in words that its user knows."""
+
+    def share_digests(self) -> dict[str, str]:
+        """Return a digest of each share of a sharded optimizer that this chip keeps, by place."""

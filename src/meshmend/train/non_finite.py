@@ -17,6 +17,8 @@ from meshmend.units import counted
 RAISE, SKIP = "raise", "skip"
 POLICIES: Final = (RAISE, SKIP)
 _MOST_NAMES: Final = 3
+_MOST_SKIPPED: Final = 20  # steps in a row
+BUFFER: Final = "buffer "  # begins the name of a buffer, where parameters are named too
 
 _log = logging.getLogger(__name__)
 
@@ -32,25 +34,44 @@ class NonFinite:
 
     def __init__(self, policy: str, environment: WorkerEnvironment) -> None:
         self._policy, self._environment = policy, environment
+        self._n_in_a_row = 0
+
+    def note_finite(self) -> None:
+        """Note that the sums of a step are finite."""
+        self._n_in_a_row = 0
 
     def report(self, step: int, chips: Sequence[Chip], culprits: Sequence[Sequence[str]]) -> None:
-        """Report each chip whose gradients are not finite; the list has one entry per chip.
+        """Report each chip that has something not finite; the list has one entry per chip.
 
         Raises:
-            NonFiniteError: the policy is to raise.
+            NonFiniteError: the policy is to raise, or too many steps in a row were skipped.
         """
+        names = [name for each in culprits for name in each]
+        buffers = [name for name in names if name.startswith(BUFFER)]
+        what = "gradients" if len(buffers) < len(names) or not names else "buffers"
         words = [
             f"chip {chip}: {_names(names)}"
             for chip, names in zip(chips, culprits, strict=True)
             if names
         ]
         found = "; ".join(words) or "every chip's are, but their sum is too large"
-        sentence = f"the gradients of step {step} are not finite: {found}"
+        sentence = f"the {what} of step {step} are not finite: {found}"
         self._tell(step, dict(zip(chips, culprits, strict=True)))
+        self._n_in_a_row += 1
+        if what == "buffers":
+            raise NonFiniteError(
+                f"{sentence}; a change from or to a value that is not finite has no mean over the "
+                "chips: buffers may hold such values, but a step must not change them"
+            )
         if self._policy == RAISE:
             raise NonFiniteError(
                 f"{sentence}; the weights are those after step {step - 1}. To go on without such "
                 "steps, make the job with non_finite='skip'"
+            )
+        if self._n_in_a_row >= _MOST_SKIPPED:
+            raise NonFiniteError(
+                f"{sentence}; {self._n_in_a_row} steps in a row were skipped, so training stands "
+                f"still: the weights are those after step {step - self._n_in_a_row}"
             )
         _log.warning("%s; the step changes no weights", sentence)
 

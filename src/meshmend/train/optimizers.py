@@ -4,6 +4,7 @@ Every chip has the same summed gradients, bit for bit. So every chip clips them 
 finds the same infinities in them, and changes the scale in the same way.
 """
 
+import gc
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -99,6 +100,10 @@ class SteppedOptimizers:
                 check_no_masters(states[name]["state"].values())
             self._masters.get(name, optimizer).load_state_dict(states[name])
 
+    def part_name(self, name: str, parameter_names: Mapping[torch.Tensor, str]) -> str:
+        """Return the name of a part of the training state, with that of its parameter."""
+        return part_name(name, self._optimizers, parameter_names)
+
     def n_state_bytes(self) -> int:
         """Return the bytes of the tensors of all states."""
         states = (state for each in self._optimizers.values() for state in each.state.values())
@@ -114,6 +119,26 @@ class SteppedOptimizers:
         parameters = self._parameters()
         device = parameters[0].device if parameters else None
         scaler.scale(torch.zeros((), device=device))
+
+
+def part_name(
+    name: str,
+    optimizers: Mapping[str, torch.optim.Optimizer],
+    parameter_names: Mapping[torch.Tensor, str],
+) -> str:
+    """Return the name of a part of the training state, with that of its parameter, if it has one.
+
+    `optimizer.state.3.exp_avg` becomes `the optimizer's exp_avg of layer.weight`.
+    """
+    for key, optimizer in optimizers.items():
+        start = f"optimizer.{key}.state." if key else "optimizer.state."
+        if name.startswith(start):
+            number, _, what = name.removeprefix(start).partition(".")
+            parameters = list(_parameters_of(optimizer))
+            if number.isdigit() and int(number) < len(parameters):
+                whose = parameter_names.get(parameters[int(number)], f"parameter {number}")
+                return f"the optimizer's {what or 'state'} of {whose}"
+    return name
 
 
 def optimizers_of(optimizer: Optimizers) -> dict[str, torch.optim.Optimizer]:
@@ -132,6 +157,51 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
     return any(parameter.grad is not None for parameter in _parameters_of(optimizer))
+
+
+def check_schedulers(
+    optimizers: Mapping[str, torch.optim.Optimizer], also: Sequence[object]
+) -> None:
+    """Raise InputError if a scheduler of an optimizer is not part of the training state.
+
+    A scheduler wraps the `step` of its optimizer. Where none does, there is none to look for.
+    """
+    wrapped = [
+        each for each in optimizers.values() if getattr(each.step, "_wrapped_by_lr_sched", False)
+    ]
+    if not wrapped:
+        return
+    known = {id(each) for each in _parts_of(also, depth=3)}
+    for scheduler in _schedulers():
+        is_mine = any(scheduler.optimizer is each for each in wrapped)
+        if is_mine and id(scheduler) not in known:
+            raise InputError(
+                f"Job needs the {type(scheduler).__name__} of its optimizer in also, or a chip "
+                "that joins, or a resumed job, has another learning rate: pass also=[scheduler], "
+                "and step it in the optimizer: "
+                "optimizer.register_step_post_hook(lambda *_: scheduler.step())"
+            )
+
+
+def _schedulers() -> list[Any]:
+    """Return all schedulers of this process that are in use."""
+    gc.collect()  # or one that was replaced would count
+    return [each for each in gc.get_objects() if _is_scheduler(each)]
+
+
+def _is_scheduler(each: object) -> bool:
+    # Not `isinstance`: it asks objects for their class, and some answer with an import.
+    return issubclass(type(each), torch.optim.lr_scheduler.LRScheduler)
+
+
+def _parts_of(objects: Sequence[object], depth: int) -> Iterator[object]:
+    """Yield objects and what they hold, as a scheduler of several schedulers does."""
+    for each in objects:
+        yield each
+        inner = list(vars(each).values()) if hasattr(each, "__dict__") else []
+        inner += each if isinstance(each, list | tuple) else []
+        if depth and not isinstance(each, torch.optim.Optimizer | torch.nn.Module):
+            yield from _parts_of(inner, depth - 1)
 
 
 def _refuse_closure(optimizer: torch.optim.Optimizer) -> None:

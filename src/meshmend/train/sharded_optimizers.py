@@ -22,6 +22,7 @@ from meshmend.train.elementwise import check_elementwise, check_parameters, refu
 from meshmend.train.flat_parameters import FlatParameters, Piece
 from meshmend.train.master_weights import MASTER, check_no_masters, needs_master
 from meshmend.train.optimizer_pieces import OptimizerPieces
+from meshmend.train.optimizers import part_name
 from meshmend.train.piece_states import (
     State,
     copied,
@@ -31,7 +32,7 @@ from meshmend.train.piece_states import (
     whole_state,
 )
 from meshmend.train.piece_steps import PieceSteps, PieceWork, SquaredNorms
-from meshmend.train.torch_state import packed, unpacked
+from meshmend.train.torch_state import digest, packed, unpacked
 from meshmend.train.update_shares import Span, Spans, UpdateShares, without
 
 StateName = tuple[int, int]  # of the last update: the generation in which it was made, its step
@@ -209,6 +210,19 @@ class ShardedOptimizers:
         self._own, self.held = own, spans
 
     # The state as part of the training state.
+
+    def part_name(self, name: str, parameter_names: Mapping[torch.Tensor, str]) -> str:
+        """Return the name of a part of the training state."""
+        return part_name(name, self._optimizers, parameter_names)
+
+    def share_digests(self) -> dict[str, str]:
+        """Return a digest of each span that this chip keeps; owner and mirror have the same."""
+        return {
+            f"{low} to {high}": digest(
+                {str(piece): self._states[piece] for piece in self.flat.pieces((low, high))}
+            )
+            for low, high in self.held
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return the settings of the optimizers, without the sharded state."""

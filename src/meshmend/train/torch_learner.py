@@ -1,15 +1,16 @@
 """PyTorch models and their optimizers, as a job trains them."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, Protocol
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from meshmend.errors import InputError
 from meshmend.train.backward_watch import BackwardWatch
 from meshmend.train.gradients import Bytes, Gradients
-from meshmend.train.optimizers import Optimizers, SteppedOptimizers, optimizers_of
+from meshmend.train.optimizers import Optimizers, SteppedOptimizers, check_schedulers, optimizers_of
 from meshmend.train.samples import Share
 from meshmend.train.shard_format import ShardFormat
 from meshmend.train.sharded_optimizers import ShardedOptimizers
@@ -56,7 +57,9 @@ class TorchLearner:
             raise InputError("a job needs its GradScaler as scaler=, but got it in also")
         self._model = one_module(model)
         self.sharded: ShardedOptimizers | None = None
-        named = optimizers_of(optimizer)
+        named = self._named_optimizers = optimizers_of(optimizer)
+        self._guard: Any = None  # against steps of the optimizers outside the job
+        self._is_updating = False
         if shard_optimizer or master_weights:
             _refuse_scaler(scaler, "shard_optimizer" if shard_optimizer else "master_weights")
         if shard_optimizer:
@@ -65,6 +68,9 @@ class TorchLearner:
             self._stepped = SteppedOptimizers(named, scaler, has_masters=master_weights)
         self._optimizers = self.sharded or self._stepped
         self._also = (*also, *([scaler] if scaler else []))
+        self._parameter_names: dict[torch.Tensor, str] = {
+            each: name for name, each in self._model.named_parameters()
+        }
         self._gradients = Gradients(self._model, bucket_bytes)
         self._watch = BackwardWatch(self._gradients)
         self._weight: float | None = None  # of this chip in this step, as the user said
@@ -75,9 +81,36 @@ class TorchLearner:
 
     def begin(self, share: Share, start: Callable[[int], None]) -> None:
         """Begin a step; `start(number)` is called for each sum that can begin."""
+        if self._guard is None:
+            check_schedulers(self._named_optimizers, self._also)
+            self._guard = register_optimizer_step_pre_hook(self._refuse_step)
         self._share, self._weight, self._max_norm = share, None, None
         self._forget_prepared()
         self._watch.begin(share.n_samples / share.batch, start)
+
+    def end(self) -> None:
+        """Let the optimizers be stepped by anyone again: the job is over."""
+        if self._guard is not None:
+            self._guard.remove()
+
+    @contextmanager
+    def _updating(self) -> Iterator[None]:
+        """While this holds, the job steps its optimizers."""
+        self._is_updating = True
+        try:
+            yield
+        finally:
+            self._is_updating = False
+
+    def _refuse_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Raise InputError if the loop steps an optimizer of the job by itself."""
+        is_mine = any(optimizer is each for each in self._named_optimizers.values())
+        if is_mine and not self._is_updating:
+            raise InputError(
+                "the loop over a Job must not call optimizer.step(): job.step(loss) steps the "
+                "optimizer, with the gradients of all chips; remove optimizer.step(), or "
+                "scaler.step(optimizer), from the loop"
+            )
 
     def weigh(self, weight: float) -> None:
         """Give this chip's gradients a weight other than its number of samples."""
@@ -132,10 +165,12 @@ class TorchLearner:
 
     def is_finite(self) -> bool:
         """Whether the sums are finite numbers, or a scaler looks after those that are not."""
-        return self._optimizers.skips_non_finite or self._gradients.is_finite()
+        if self._optimizers.skips_non_finite:
+            return self._gradients.are_buffers_finite()
+        return self._gradients.is_finite()
 
     def non_finite(self) -> Sequence[str]:
-        """Return the names of the parameters whose gradients on this chip are not finite."""
+        """Return what is not finite on this chip: gradients by parameter, and `buffer ...`."""
         return self._gradients.non_finite()
 
     def undo(self) -> None:
@@ -147,14 +182,17 @@ class TorchLearner:
         """Step the optimizers with the sums; return the mean loss over all samples."""
         if self.sharded is not None:
             return self._update_shares(self.sharded)
+        self._gradients.check_trained()
         max_norm = self._gradients.max_norm()
         loss = self._gradients.scatter()
-        self.norm = self._stepped.step(max_norm)
+        with self._updating():
+            self.norm = self._stepped.step(max_norm)
         return loss
 
     def prepare_update(self) -> None:
         """Give the sums to the parameters and clip them, so that an update can be tried."""
         assert self.sharded is not None, "nothing is tried without shares"
+        self._gradients.check_trained()
         max_norm, loss = self._gradients.max_norm(), self._gradients.loss()
         self._gradients.give_gradients()
         self._prepared = loss, self.sharded.clip(max_norm)
@@ -165,7 +203,8 @@ class TorchLearner:
         assert self._prepared is not None
         loss, self.norm = self._prepared
         self._gradients.give_statistics()
-        sharded.step()
+        with self._updating():
+            sharded.step()
         return loss
 
     def _forget_prepared(self) -> None:
@@ -198,6 +237,7 @@ class TorchLearner:
         self._model.load_state_dict(state["model"])
         load_other_buffers(self._model, state.get("buffers", {}))
         self._gradients.remember()
+        self._gradients.skip_check()
         self._optimizers.load_state_dict(state["optimizer"])
         for part, part_state in zip(self._also, state["also"], strict=True):
             part.load_state_dict(part_state)
@@ -221,6 +261,14 @@ class TorchLearner:
     def digest_parts(self) -> dict[str, str]:
         """Return a hash of each tensor of the state by its name, and each plain value."""
         return digest_parts(self.state())
+
+    def part_name(self, name: str) -> str:
+        """Return the name of a part of the state, with that of the parameter it belongs to."""
+        return self._optimizers.part_name(name, self._parameter_names)
+
+    def share_digests(self) -> dict[str, str]:
+        """Return a digest of each share of a sharded optimizer that this chip keeps, by place."""
+        return {} if self.sharded is None else self.sharded.share_digests()
 
 
 def other_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -1,0 +1,232 @@
+"""Loops that a job cannot train right are refused at their first step, in one line."""
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from commanding import meshmend_run  # noqa: E402
+from meshmend.errors import InputError, NonFiniteError  # noqa: E402
+from meshmend.train import Job  # noqa: E402
+
+
+class Masked(torch.nn.Module):  # type: ignore[misc,name-defined]
+    """A layer with buffers as attention has them: a mask of infinities, and one that counts."""
+
+    def __init__(self, *, persistent: bool) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4, dtype=torch.float64)
+        mask = torch.full((4, 4), -torch.inf, dtype=torch.float64).triu(1)
+        self.register_buffer("mask", mask, persistent=persistent)
+        self.seen: Any
+        self.register_buffer("seen", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("unset", torch.tensor([torch.nan, 1.0]))
+
+    def forward(self, inputs: Any) -> Any:
+        self.seen = self.seen + 1  # another tensor, as many modules do it
+        return (self.layer(inputs).unsqueeze(1) + self.mask).softmax(-1).sum(1)
+
+
+def made(**options: Any) -> tuple[Any, Any, Any]:
+    """Return a model, its optimizer, and a job on one chip that trains it for four steps."""
+    torch.manual_seed(0)
+    inputs = torch.randn(64, 4, dtype=torch.float64)
+    dataset = torch.utils.data.TensorDataset(inputs, inputs.softmax(-1))
+    model = options.pop("model", None) or torch.nn.Linear(4, 4, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, optimizer, Job(model, optimizer, dataset, batch=8, steps=4, **options)
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train on one chip, as a script without a launcher does."""
+    for name in ("MESHMEND_COORDINATOR", "MESHMEND_SECRET"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def loss_of(model: Any, batch: Any) -> Any:
+    return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_mask_of_infinities_stays_as_it_is_and_the_model_trains(persistent: bool) -> None:
+    model, _, job = made(model=Masked(persistent=persistent))
+    before = model.mask.clone()
+    plain = Masked(persistent=persistent)
+    plain.load_state_dict(model.state_dict())
+    plain_optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+
+    for batch in job:
+        loss = loss_of(model, batch)
+        loss.backward()
+        job.step(loss)
+        plain_optimizer.zero_grad()
+        loss_of(plain, batch).backward()
+        plain_optimizer.step()
+
+    assert torch.equal(model.mask, before)
+    assert model.seen == 4
+    assert model.unset.isnan().tolist() == [True, False]
+    torch.testing.assert_close(model.layer.weight, plain.layer.weight, rtol=0, atol=1e-9)
+
+
+def test_a_buffer_that_becomes_infinite_is_named_and_not_blamed_on_gradients() -> None:
+    model, _, job = made()
+    model.register_buffer("largest", torch.tensor(0.0))
+    job = made(model=model)[2]
+
+    def loop() -> None:
+        for batch in job:
+            model.largest.fill_(torch.inf)
+            loss = loss_of(model, batch)
+            loss.backward()
+            job.step(loss)
+
+    with pytest.raises(NonFiniteError, match=r"the buffers of step 1 are not finite.*largest"):
+        loop()
+
+
+def test_steps_are_not_skipped_for_ever() -> None:
+    model = torch.nn.Linear(4, 4, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs = torch.ones(64, 4, dtype=torch.float64)
+    dataset = torch.utils.data.TensorDataset(inputs, inputs)
+    job = Job(model, optimizer, dataset, batch=8, steps=90, non_finite="skip")
+
+    def loop() -> None:
+        for batch in job:
+            loss = loss_of(model, batch) * (torch.nan if job.step_number >= 5 else 1)
+            loss.backward()
+            job.step(loss)
+
+    with pytest.raises(NonFiniteError, match="20 steps in a row were skipped"):
+        loop()
+    assert job.step_number == 24
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_an_optimizer_stepped_in_the_loop_is_refused_where_it_is_stepped(is_first: bool) -> None:
+    model, optimizer, job = made()
+    before = model.weight.detach().clone()
+
+    def loop() -> None:
+        nonlocal before
+        for batch in job:
+            loss = loss_of(model, batch)
+            loss.backward()
+            if is_first:
+                optimizer.step()
+            job.step(loss)
+            before = model.weight.detach().clone()
+            optimizer.step()
+
+    with pytest.raises(InputError, match=r"remove optimizer\.step\(\)"):
+        loop()
+    assert torch.equal(before, model.weight)
+    assert job.step_number == (0 if is_first else 1)
+
+
+def test_after_the_loop_the_optimizer_is_the_users_again() -> None:
+    model, optimizer, job = made()
+    for batch in job:
+        loss = loss_of(model, batch)
+        loss.backward()
+        job.step(loss)
+    before = model.weight.detach().clone()
+
+    optimizer.step()
+
+    assert not torch.equal(before, model.weight)
+
+
+def test_a_scheduler_that_is_not_in_also_is_refused_before_the_first_step() -> None:
+    model, optimizer, job = made()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+    def loop() -> None:
+        for batch in job:
+            loss = loss_of(model, batch)
+            loss.backward()
+            job.step(loss)
+            scheduler.step()
+
+    with pytest.raises(InputError, match=r"needs the StepLR of its optimizer in also"):
+        loop()
+    assert job.step_number == 0
+
+
+def test_schedulers_in_also_and_inside_of_those_are_let_be() -> None:
+    model = torch.nn.Linear(4, 4, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parts = [torch.optim.lr_scheduler.StepLR(optimizer, 1) for _ in range(2)]
+    both = torch.optim.lr_scheduler.SequentialLR(optimizer, parts, milestones=[2])
+    optimizer.register_step_post_hook(lambda *_: both.step())
+    torch.optim.lr_scheduler.StepLR(optimizer, 7)  # given up
+    gc.collect()
+    dataset = torch.utils.data.TensorDataset(*[torch.ones(64, 4, dtype=torch.float64)] * 2)
+    job = Job(model, optimizer, dataset, batch=8, steps=2, also=[both])
+
+    for batch in job:
+        loss = loss_of(model, batch)
+        loss.backward()
+        job.step(loss)
+
+    assert job.step_number == 2
+
+
+def test_a_first_step_without_a_gradient_is_refused() -> None:
+    model, _, job = made()
+
+    def loop() -> None:
+        for batch in job:
+            job.step(loss_of(model, batch))
+
+    with pytest.raises(InputError, match=r"call loss\.backward\(\) before job\.step\(loss\)"):
+        loop()
+    assert job.step_number == 0
+
+
+def test_a_later_step_without_a_gradient_changes_nothing() -> None:
+    model, _, job = made()
+
+    for batch in job:
+        loss = loss_of(model, batch)
+        if job.step_number != 2:
+            loss.backward()
+        job.step(loss)
+
+    assert job.step_number == 4
+
+
+def test_a_break_is_told_and_the_others_do_not_wait_for_the_chip(tmp_path: Path) -> None:
+    """The chip that leaves goes on for long after its loop."""
+    script = tmp_path / "script.py"
+    script.write_text("""
+import time
+import torch
+from meshmend.train import Job
+
+inputs = torch.randn(64, 4)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+job = Job(model, optimizer, torch.utils.data.TensorDataset(inputs, inputs), batch=8, steps=6)
+for features, targets in job:
+    loss = torch.nn.functional.mse_loss(model(features), targets)
+    loss.backward()
+    job.step(loss)
+    if job.step_number == 3 and job.chips[job.rank] == (0, 1):
+        break
+else:
+    print("done")
+    raise SystemExit
+time.sleep(100)
+""")
+
+    ended = meshmend_run("--elastic", "--mesh", "1x2", str(script))
+
+    assert "chip (0, 1) has left its job after step 3 of 6" in ended.stderr
+    assert "call job.stop()" in ended.stderr
+    assert "done" in ended.stdout
