@@ -364,7 +364,7 @@ def test_a_reader_that_goes_away_is_no_traceback(unbuffered: str) -> None:
     ("line", "words"),
     [
         ("plan --mesh 4x4 --fail 2x2@0", "the block 2x2 has 2 and its start 0 has 1"),
-        ("simulate --mesh 4x4 --link-bandwidth 70", "but got '70'; write 70GB/s or 50Mbit/s"),
+        ("simulate --mesh 4x4 --link-bandwidth 70", "but got '70'; write 70GB/s if you mean"),
         ("show --mesh 4x4 -o x.png", "-o writes SVG, so it needs a name such as x.svg"),
         ("simulate --mesh 4x4 -o x.pdf", "-o writes SVG, so it needs a name such as x.svg"),
         ("reproduce --quick -o x.svg", "-o writes HTML, so it needs a name such as x.html"),

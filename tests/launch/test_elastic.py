@@ -308,13 +308,18 @@ def test_a_chip_whose_loop_stands_still_is_left_behind(script: Path, tmp_path: P
     assert (found.steps, found.used, found.lost, found.repeated) == (20, 320, 0, 0)
 
 
-def test_a_chip_that_fails_before_the_first_step_is_not_waited_for(
+def test_a_chip_that_fails_before_the_first_step_is_not_waited_for_but_that_is_no_success(
     script: Path, tmp_path: Path
 ) -> None:
     with commands(tmp_path) as start:
         ran = start("run", "run", "--elastic", "--mesh", "1x2", script, "early")
 
-        assert ran.end() == 0, ran.err
+        assert ran.end() == 1, ran.err
+        assert "20 steps; samples: 320 used, 0 lost, 0 repeated" in ran.err
+        assert ran.err.splitlines()[-1] == (
+            "meshmend: 1 chip of this job died before the first step and never came back: chip "
+            "(0, 1) failed: ValueError: no data"
+        )
         assert re.search(r"chip \(0, 1\) failed: ValueError: no data", ran.err)
         assert "generation 1: 1 chip from step 0 on" in ran.err
 

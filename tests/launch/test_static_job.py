@@ -221,3 +221,23 @@ def test_a_script_need_not_import_the_backend(tmp_path: Path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
 
     assert sorted(ended.stdout.splitlines()) == ["[0,0] True", "[0,1] True"], ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("said", "preallocate"),
+    [
+        ({}, "false"),
+        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}, "true"),
+        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": ".2"}, "None"),
+    ],
+)
+def test_workers_share_the_memory_of_a_gpu_unless_the_user_says_how(
+    said: dict[str, str], preallocate: str, tmp_path: Path
+) -> None:
+    """JAX would take three quarters of it for the first worker, and the others would die."""
+    script = tmp_path / "script.py"
+    script.write_text("import os\nprint(os.environ.get('XLA_PYTHON_CLIENT_PREALLOCATE'))\n")
+
+    ended = meshmend_run("--mesh", "1x2", script, **said)
+
+    assert sorted(ended.stdout.splitlines()) == [f"[0,0] {preallocate}", f"[0,1] {preallocate}"]

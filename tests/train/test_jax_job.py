@@ -100,8 +100,8 @@ good = {"weight": np.ones(3, np.float32)}
 data = (np.ones((10, 3), np.float32), np.ones(10, np.float32))
 options = {"batch": 4, "steps": 3}
 
-def of(params=good, loss=losses, data=data, **changes):
-    return JaxJob(params, optax.sgd(0.1), loss, data, **{**options, **changes})
+def of(params=good, loss=losses, data=data, optimizer=optax.sgd(0.1), **changes):
+    return JaxJob(params, optimizer, loss, data, **{**options, **changes})
 
 def step_on(batch):
     job = of()
@@ -126,6 +126,12 @@ def said(call):
 
 print(json.dumps([said(call) for call in (
     lambda: of(loss=lambda params, batch: losses(params, batch).mean()),
+    lambda: of(loss=lambda params, batch: (losses(params, batch), {"batch_stats": 1.0})),
+    lambda: of(params={"params": good, "batch_stats": {"mean": np.ones(3, np.float32)}}),
+    lambda: of(params={"norm": {"batch_stats": np.ones(3, np.float32)}, **good}),
+    lambda: of(optimizer=optax.lbfgs()),
+    lambda: of(optimizer=optax.adam),
+    lambda: of(loss=None),
     lambda: of(params={}),
     lambda: of(params={"weight": np.ones(3, np.int32)}),
     lambda: of(params={"weight": 1.0}),
@@ -155,6 +161,21 @@ def test_wrong_arguments_are_refused_with_what_they_should_be() -> None:
     assert said == [
         "the loss function of a JaxJob needs to return one loss per sample, an array of shape "
         "(2,), but returned shape (); leave out the mean",
+        "the loss function of a JaxJob needs to return one loss per sample and nothing else, but "
+        "returned a tuple; compute metrics from job.params after the step, and use group or layer "
+        "normalisation, which has no statistics to return",
+        "JaxJob needs the parameters alone, but got variables that hold batch_stats beside params, "
+        "which the optimizer would train; pass variables['params'], and use group or layer "
+        "normalisation, or the statistics as they are (use_running_average)",
+        "JaxJob needs parameters that are trained, but params['norm']['batch_stats'] is a running "
+        "statistic; keep it out of params, and use group or layer normalisation, or the "
+        "statistics as they are (use_running_average)",
+        "JaxJob needs an optimizer that steps with the gradients, the parameters and the loss "
+        "(value) alone, but: scale_by_zoom_linesearch.<locals>.update_fn() missing 1 required "
+        "keyword-only argument: 'value_fn'; of optax.lbfgs use lbfgs(learning_rate, "
+        "linesearch=None)",
+        said[5],  # names an address
+        "JaxJob needs a loss function, but got a NoneType",
         "JaxJob needs parameters to train, but got none",
         "JaxJob needs parameters that are arrays of floats, but params['weight'] is int32; keep "
         "what is not trained out of params",
@@ -171,6 +192,61 @@ def test_wrong_arguments_are_refused_with_what_they_should_be() -> None:
         "Job.step needs samples of a new step; call it once for each turn of the loop over the job",
         "the loop over a Job needs to call job.step once in each turn",
     ]
+    assert said[5].startswith("JaxJob needs an optimizer of optax, such as optax.adam(1e-3), but")
+
+
+ASKING = """
+import json
+import jax, jax.numpy as jnp, numpy as np, optax
+from meshmend.train import JaxJob
+
+def losses(params, batch):
+    return jnp.square(batch[0] @ params["weight"] - batch[1])
+
+start = {"weight": np.zeros(3, np.float32)}
+data = (np.arange(12, dtype=np.float32).reshape(4, 3) / 12, np.ones(4, np.float32))
+optimizers = {
+    "plateau": optax.chain(
+        optax.sgd(0.3), optax.contrib.reduce_on_plateau(patience=1, factor=0.5, atol=0.2)
+    ),
+    "lbfgs": optax.lbfgs(0.1, linesearch=None),
+    "polyak": optax.polyak_sgd(),
+    "sam": optax.contrib.sam(optax.sgd(0.3), optax.sgd(0.1)),
+}
+
+def plainly(optimizer):
+    params, state = start, optimizer.init(start)
+    takes_value = optax.with_extra_args_support(optimizer)
+    for _ in range(12):
+        value, grads = jax.value_and_grad(lambda params: losses(params, data).mean())(params)
+        try:
+            changes, state = takes_value.update(grads, state, params, value=value)
+        except TypeError:
+            changes, state = optimizer.update(grads, state, params)
+        params = optax.apply_updates(params, changes)
+    return params
+
+def by_a_job(optimizer):
+    job = JaxJob(start, optimizer, losses, data, batch=4, steps=12)
+    for batch in job:
+        job.step(batch)
+    return job.params
+
+print(json.dumps({
+    name: [run(each)["weight"].tolist() for run in (by_a_job, plainly)]
+    for name, each in optimizers.items()
+}))
+"""
+
+
+def test_optimizers_that_ask_for_the_loss_step_as_in_a_plain_loop() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ASKING], capture_output=True, text=True, check=False, timeout=HANG_S
+    )
+    assert done.returncode == 0, done.stderr
+
+    for by_a_job, plainly in json.loads(done.stdout).values():
+        assert by_a_job == pytest.approx(plainly, abs=1e-5)
 
 
 CALLS = """

@@ -55,7 +55,10 @@ def run_elastic_script(run: "ElasticScript") -> int:
         note(f"meshmend: checkpoints that could not be written: of steps {steps}")
     if result.audit.without_ledger:
         note("meshmend: the script finished, but what it did could not be checked")
-    return 1 if result.audit.is_wrong or result.audit.without_ledger else 0
+    if words := result.outcome.fewer_chips:
+        note(f"meshmend: {words}")
+    found = result.audit
+    return int(bool(found.is_wrong or found.without_ledger or result.outcome.fewer_chips))
 
 
 def _summary(result: "ScriptResult") -> str:

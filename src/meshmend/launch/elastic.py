@@ -114,6 +114,8 @@ class _Launcher:
         self._handled_pids: set[int] = set()  # processes whose end was handled
         self._failures: list[str] = []
         self._left_early: list[str] = []
+        self._trained: set[Chip] = set()  # chips that have finished a step
+        self._lost_early: dict[Chip, str] = {}  # how chips died that had finished none by then
         self._standstill = Standstill(job.timing, time.monotonic())
         self._why_failed = ""  # not empty: the whole job has failed
         self._over_since: float | None = None
@@ -190,7 +192,9 @@ class _Launcher:
         why = self._why_failed
         if not why and self._over_since is None:
             why = [*self._failures, *self._left_early, "no worker is left"][0]
-        return Outcome(not why, why, tuple(self._recoveries.faults), tuple(self._chip_counts))
+        never = [words for chip, words in self._lost_early.items() if chip not in self._trained]
+        recoveries, chips = tuple(self._recoveries.faults), tuple(self._chip_counts)
+        return Outcome(not why, why, recoveries, chips, tuple(never))
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._started
@@ -304,6 +308,7 @@ class _Launcher:
 
     def _handle_step(self, event: WorkerStepped) -> None:
         """Handle a step that a worker has finished."""
+        self._trained.add(event.chip)
         if event.sums and not self._sums:
             self._sums = event.sums
             self._plan_ahead()
@@ -357,6 +362,8 @@ class _Launcher:
         else:
             words = f"chip {chip} died: {child.how_it_ended}"
             self._failures.append(words)
+        if self._over_since is None and chip not in self._trained:
+            self._lost_early[chip] = words
         if self._over_since is not None and chip in self._members():
             # No other worker repeats its work after the last step, such as the evaluation.
             self._mark_failed(child.ended, f"after the last step {self._failures[-1]}")

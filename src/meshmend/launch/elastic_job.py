@@ -12,6 +12,7 @@ from meshmend.membership.timing import Timing
 from meshmend.planning.plan_request import SumSizes
 from meshmend.planning.settings import Settings
 from meshmend.topology.failures import Chip, Failure
+from meshmend.units import counted
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,24 @@ class Outcome:
     """How a job ended.
 
     `why` is the first failure in words, and empty if the job finished. `chips` counts the chips of
-    each generation.
+    each generation. `never_trained` says of each chip that died, without an injected fault, before
+    its first step, and did not come back, how it died: such a job ran on fewer chips than it was
+    started on from its first step to its last, which is no success.
     """
 
     is_finished: bool
     why: str
     recoveries: tuple[Recovery, ...]
     chips: tuple[int, ...]
+    never_trained: tuple[str, ...] = ()
+
+    @property
+    def fewer_chips(self) -> str:
+        """Return, in one line, that chips never trained and why; empty if all did."""
+        if not self.never_trained:
+            return ""
+        n = len(self.never_trained)
+        return (
+            f"{counted(n, 'chip')} of this job died before the first step and never came back: "
+            f"{self.never_trained[0]}{f', and {n - 1} more' if n > 1 else ''}"
+        )

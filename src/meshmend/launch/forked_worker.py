@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -80,6 +80,7 @@ def work(body: Callable[[], int], place: Place, pipes: Pipes, parent: int) -> No
         _redirect(pipes)
         os.environ.update(place.environment)
         compute_in_threads(place.n_threads)
+        share_gpu_memory()
         if place.first is not None:
             place.first()
         if place.enter is not None:
@@ -98,6 +99,20 @@ def work(body: Callable[[], int], place: Place, pipes: Pipes, parent: int) -> No
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code)
+
+
+_JAX_MEMORY: Final = tuple(
+    f"XLA_PYTHON_CLIENT_{each}" for each in ("PREALLOCATE", "MEM_FRACTION", "ALLOCATOR")
+)
+
+
+def share_gpu_memory() -> None:
+    """Make JAX take memory of a GPU as it needs it, unless the user said how it takes memory.
+
+    JAX takes three quarters of a GPU at its first computation: the second worker on it would die.
+    """
+    if not any(name in os.environ for name in _JAX_MEMORY):
+        os.environ[_JAX_MEMORY[0]] = "false"
 
 
 _of_parent: list[Any] = []

@@ -148,7 +148,7 @@ def train(training: Training, show: Callable[[TimedEvent], None]) -> TrainingRes
     del summary["event"]
     summary |= {"run_dir": str(folder), "report": _report(run, folder / "report.html")}
     failure = "" if outcome.is_finished else f"the job did not finish: {outcome.why}"
-    why = failure or _why_untrusted(found, is_asked=training.checks)
+    why = failure or _why_untrusted(found, is_asked=training.checks) or outcome.fewer_chips
     return TrainingResult(summary, run, why, outcome.is_finished)
 
 

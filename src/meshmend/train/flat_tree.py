@@ -71,6 +71,10 @@ class FlatTree:
             at[kind] += size
         return jax.tree.unflatten(self.structure, found)
 
+    def number(self, flat: Sequence[jax.Array]) -> jax.Array:
+        """Return the number that was flattened with the tree."""
+        return flat[0][-2]
+
     def _kinds(self) -> list[np.dtype[Any]]:
         """Return the types of the flat arrays, the widest first."""
         kinds = {_kind(dtype) for _, dtype in self.leaves}

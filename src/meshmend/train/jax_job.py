@@ -82,6 +82,14 @@ class JaxJob(ChipJob):
         )
         if micro_batch is not None and micro_batch < 1:
             raise InputError(f"JaxJob needs a micro-batch of at least 1, but got {micro_batch}")
+        if not callable(loss):
+            raise InputError(f"JaxJob needs a loss function, but got a {type(loss).__name__}")
+        for part in ("init", "update"):
+            if not callable(getattr(optimizer, part, None)):
+                raise InputError(
+                    "JaxJob needs an optimizer of optax, such as optax.adam(1e-3), but got "
+                    f"{optimizer!r:.80}"
+                )
         environment = worker_environment()
         size = micro_batch or default_micro_batch(batch, environment.n_live_at_start)
         flat = FlatTree.of(checked_params(params))

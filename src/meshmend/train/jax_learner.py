@@ -3,7 +3,7 @@
 The gradients of a step are summed in float32, those of float64 parameters in float64.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import jax
@@ -22,6 +22,10 @@ from meshmend.train.shard_format import ShardFormat
 from meshmend.train.state_digest import total_of
 from meshmend.train.worker_loop import SumSizes
 
+_STATISTICS: Final = "batch_stats"  # the collection of flax's batch normalisation
+_NO_STATISTICS: Final = (
+    ", and use group or layer normalisation, or the statistics as they are (use_running_average)"
+)
 _LOSS, _STOP = -2, -1  # where the two numbers of the first flat array are
 
 
@@ -178,14 +182,28 @@ def _on_device(tree: Tree) -> Tree:
 
 
 def checked_params(params: Tree) -> Tree:
-    """Return parameters if all are arrays of floats.
+    """Return parameters if all are arrays of floats, and none is a running statistic.
 
     Raises:
-        InputError: one is not, or there are none.
+        InputError: one is, or there are none.
     """
     found, _ = jax.tree_util.tree_flatten_with_path(params)
     if not found:
         raise InputError("JaxJob needs parameters to train, but got none")
+    if isinstance(params, Mapping) and "params" in params and len(params) > 1:
+        others = ", ".join(str(name) for name in params if name != "params")
+        raise InputError(
+            f"JaxJob needs the parameters alone, but got variables that hold {others} beside "
+            "params, which the optimizer would train; pass variables['params']"
+            + _NO_STATISTICS
+            * (_STATISTICS in params)
+        )
+    for path, _leaf in found:
+        if _STATISTICS in {getattr(part, "key", None) for part in path}:
+            raise InputError(
+                f"JaxJob needs parameters that are trained, but params{jax.tree_util.keystr(path)} "
+                f"is a running statistic; keep it out of params{_NO_STATISTICS}"
+            )
     for path, leaf in found:
         dtype = getattr(leaf, "dtype", None)
         if dtype is None or not jnp.issubdtype(dtype, jnp.floating):

@@ -64,6 +64,13 @@ def _accumulation(loss: Loss, flat: FlatTree, seed: int | None) -> Callable[...,
     def weighted_loss(params: Tree, batch: Tree, weights: jax.Array, places: Any) -> jax.Array:
         keys = () if seed is None else (keys_of(seed, places),)
         losses = loss(params, batch, *keys)
+        if not isinstance(losses, jax.Array):
+            raise InputError(
+                f"the loss function of a JaxJob needs to return one loss per sample and nothing "
+                f"else, but returned a {type(losses).__name__}; compute metrics from job.params "
+                "after the step, and use group or layer normalisation, which has no statistics to "
+                "return"
+            )
         if losses.shape != weights.shape:
             raise InputError(
                 f"the loss function of a JaxJob needs to return one loss per sample, an array of "
@@ -83,10 +90,39 @@ def _accumulation(loss: Loss, flat: FlatTree, seed: int | None) -> Callable[...,
 
 def _update_of(optimizer: optax.GradientTransformation, flat: FlatTree) -> Callable[..., Any]:
     def update(params: Tree, opt_state: Tree, sums: list[jax.Array]) -> tuple[Tree, Tree]:
-        changes, new_state = optimizer.update(flat.unflatten(sums), opt_state, params)
+        gradients, loss = flat.unflatten(sums), flat.number(sums)
+        changes, new_state = _changes_by(optimizer, gradients, opt_state, params, loss)
         new_params = optax.apply_updates(params, changes)
         # Other types than before would be compiled again.
         kept = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, opt_state)
         return new_params, kept
 
     return update
+
+
+def _changes_by(
+    optimizer: optax.GradientTransformation,
+    gradients: Tree,
+    opt_state: Tree,
+    params: Tree,
+    loss: jax.Array,
+) -> tuple[Tree, Tree]:
+    """Return what the optimizer changes, and its new state.
+
+    Those that ask for the loss as `value`, as `optax.contrib.reduce_on_plateau` does, get it.
+
+    Raises:
+        InputError: it asks for more, as for `value_fn`, which computes the loss of other weights.
+    """
+    extended = optax.with_extra_args_support(optimizer)
+    try:
+        return extended.update(gradients, opt_state, params, value=loss, grad=gradients)
+    except TypeError as error:
+        why = str(error)
+    try:  # some, such as optax.contrib.sam, take no further arguments at all
+        return optimizer.update(gradients, opt_state, params)
+    except TypeError:
+        raise InputError(
+            "JaxJob needs an optimizer that steps with the gradients, the parameters and the loss "
+            f"(value) alone, but: {why}; of optax.lbfgs use lbfgs(learning_rate, linesearch=None)"
+        ) from None
