@@ -20,6 +20,7 @@ from meshmend.cli.options import (
     MeshOption,
     StragglerTimeoutOption,
     WrapOption,
+    check_seconds,
     mesh_of,
 )
 from meshmend.variables import SECRET
@@ -77,12 +78,18 @@ def coordinator_command(
     holder_timeout: HolderTimeoutOption = 60.0,
     gather: Annotated[
         float,
-        typer.Option("--gather", min=0.0, help="Seconds to wait for all chips at the beginning."),
+        typer.Option(
+            "--gather",
+            callback=check_seconds,
+            min=0.0,
+            help="Seconds to wait for all chips at the beginning.",
+        ),
     ] = 120.0,
     linger: Annotated[
         float,
         typer.Option(
             "--linger",
+            callback=check_seconds,
             min=0.0,
             help="Seconds to stay when the job has finished, to tell a worker that comes late.",
         ),

@@ -4,6 +4,7 @@
 Only the wanted command is imported, and it imports what it needs when it runs.
 """
 
+import errno
 import os
 import sys
 from collections.abc import Mapping
@@ -137,6 +138,8 @@ def run_line(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:  # a full disk, a closed terminal
+        if error.errno == errno.ENAMETOOLONG:
+            return _failed(f"{error.strerror}: {str(error.filename)[:60]}...", 2)
         return _failed(str(error), 1)
     except (KeyboardInterrupt, typer.Abort):
         return _failed("interrupted", _INTERRUPTED)

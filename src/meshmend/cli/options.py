@@ -23,6 +23,17 @@ if TYPE_CHECKING:
 _LONGEST_S: Final = 1e6
 _LEAST_BYTES_PER_S: Final = 1.0
 
+
+def check_seconds(seconds: float) -> float:
+    """Return an option in seconds; refuse what is no number or more than a clock can add.
+
+    A range of typer lets `nan` pass.
+    """
+    if not seconds <= _LONGEST_S:
+        raise typer.BadParameter(f"{seconds} is not in the range up to {_LONGEST_S:g} seconds")
+    return seconds
+
+
 MeshOption = Annotated[
     str, typer.Option("--mesh", metavar="RxC", help="Extents of the mesh, any number of axes.")
 ]
@@ -42,6 +53,7 @@ HeartbeatTimeoutOption = Annotated[
     float,
     typer.Option(
         "--heartbeat-timeout",
+        callback=check_seconds,
         min=0.2,
         help="Seconds without a heartbeat after which a worker counts as dead.",
     ),
@@ -50,6 +62,7 @@ LinkTimeoutOption = Annotated[
     float,
     typer.Option(
         "--link-timeout",
+        callback=check_seconds,
         min=0.5,
         help="Seconds without an answer over a link after which it counts as cut; a chip that is "
         "busy still answers.",
@@ -59,6 +72,7 @@ HolderTimeoutOption = Annotated[
     float,
     typer.Option(
         "--holder-timeout",
+        callback=check_seconds,
         min=0.0,
         help="If no connected worker holds the latest state: seconds to wait for one, before going "
         "on from a checkpoint.",
@@ -68,6 +82,7 @@ StragglerTimeoutOption = Annotated[
     float,
     typer.Option(
         "--straggler-timeout",
+        callback=check_seconds,
         min=0.0,
         max=1800.0,
         help="Seconds that a worker's loop may keep the others waiting before the worker counts "

@@ -10,7 +10,7 @@ import typer
 
 from meshmend.cli.console import cache_dir, note, print_json
 from meshmend.cli.coordinator import SecretOption
-from meshmend.cli.options import JsonOption
+from meshmend.cli.options import JsonOption, check_seconds
 from meshmend.files import write_whole
 
 if TYPE_CHECKING:
@@ -60,7 +60,10 @@ def status_command(
         typer.Option("--watch", help="Ask again every second, until the job says that it is over."),
     ] = False,
     timeout: Annotated[
-        float, typer.Option("--timeout", min=0.1, help="Seconds to wait for an answer.")
+        float,
+        typer.Option(
+            "--timeout", callback=check_seconds, min=0.1, help="Seconds to wait for an answer."
+        ),
     ] = 5.0,
 ) -> int:
     """Show a running job: its mesh, step and rate, who waits for whom, and what failed last.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshmend.cli.console import note, write_text
-from meshmend.cli.options import SCRIPT_LAST, MeshOption, WrapOption, mesh_of
+from meshmend.cli.options import SCRIPT_LAST, MeshOption, WrapOption, check_seconds, mesh_of
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
@@ -114,7 +114,12 @@ def manifests_command(
     ] = "",
     gather: Annotated[
         float,
-        typer.Option("--gather", min=0.0, help="Seconds to wait for all pods at the beginning."),
+        typer.Option(
+            "--gather",
+            callback=check_seconds,
+            min=0.0,
+            help="Seconds to wait for all pods at the beginning.",
+        ),
     ] = 600.0,
     max_restarts: Annotated[
         int,

@@ -17,6 +17,7 @@ from meshmend.cli.options import (
     LogJsonOption,
     MeshOption,
     WrapOption,
+    check_seconds,
     mesh_of,
 )
 
@@ -57,12 +58,20 @@ RunFolderOption = Annotated[
 ]
 JoinTimeoutOption = Annotated[
     float,
-    typer.Option("--join-timeout", min=0.0, help="Seconds to look for the coordinator."),
+    typer.Option(
+        "--join-timeout",
+        callback=check_seconds,
+        min=0.0,
+        help="Seconds to look for the coordinator.",
+    ),
 ]
 WaitForChipOption = Annotated[
     float,
     typer.Option(
-        "--wait-for-chip", min=0.0, help="Seconds to wait for a chip that has another worker."
+        "--wait-for-chip",
+        callback=check_seconds,
+        min=0.0,
+        help="Seconds to wait for a chip that has another worker.",
     ),
 ]
 ModuleOption = Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module's name.")]

@@ -114,7 +114,7 @@ def read_plan(path: Path) -> PlanFile:
         )
     except KeyError as error:
         raise PlanFileError(f"{path} is damaged: {error} is missing") from None
-    except (InputError, ValueError, TypeError, OverflowError, IndexError) as error:
+    except (InputError, ValueError, TypeError, OverflowError, IndexError, AttributeError) as error:
         raise PlanFileError(f"{path} is damaged: {error}") from None
 
 
@@ -147,7 +147,9 @@ def _target(document: dict[str, Any]) -> Target:
     entry = document.get("target")
     if entry is None:
         return Target()
-    fabric = Fabric(**entry["fabric"])
+    figures = entry["fabric"].items()
+    # Whole numbers of JSON have any length; floats and their bounds are what fabrics are made for.
+    fabric = Fabric(**{name: float(at) if type(at) is int else at for name, at in figures})
     if not all(isinstance(text, str) for text in (fabric.name, fabric.source, fabric.usual_mesh)):
         raise ValueError(f"the fabric needs its name and source as text, but got {fabric!r}")
     return Target(float(entry["payload_bytes"]), fabric)

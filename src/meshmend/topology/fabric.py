@@ -6,13 +6,15 @@ which are rarely published; where a preset assumes them, its `source` says so. R
 figures with your own measurements: `fabric("tpu-v3").with_(...)`.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from meshmend.errors import InputError
 from meshmend.units import format_bandwidth, format_time
+
+
+_LARGEST = 1e18  # of seconds and of bytes a second: beyond it times are no longer whole ticks
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,8 @@ class Fabric:
         return ", ".join(parts)
 
     def _check(self, figure: str, value: float, needed: str) -> None:
-        if not (math.isfinite(value) and (value > 0 or (value == 0 and "zero" in needed))):
+        is_one = 0 < value <= _LARGEST or (value == 0 and "zero" in needed)
+        if not is_one:
             raise InputError(f"fabric {self.name} needs {needed} {figure}, but got {value}")
 
 

@@ -140,7 +140,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
     Raises:
         ValueError: not positive whole numbers joined by `x`.
     """
-    if not re.fullmatch(r"\d+(x\d+)*", text.strip()):
+    if not re.fullmatch(r"[0-9]+(x[0-9]+)*", text.strip()):
         raise ValueError(text)
     shape = tuple(int(part) for part in text.strip().split("x"))
     if 0 in shape:

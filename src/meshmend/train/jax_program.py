@@ -106,7 +106,7 @@ def _changes_by(
     opt_state: Tree,
     params: Tree,
     loss: jax.Array,
-) -> tuple[Tree, Tree]:
+) -> Any:
     """Return what the optimizer changes, and its new state.
 
     Those that ask for the loss as `value`, as `optax.contrib.reduce_on_plateau` does, get it.
