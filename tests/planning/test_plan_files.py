@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -335,3 +336,18 @@ def test_a_pipeline_is_kept_and_a_damaged_one_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(PlanFileError, match="is damaged"):
             read_plan(write(tmp_path / "plan.json", document() | {"pipeline": damaged}))
+
+
+@pytest.mark.parametrize("value", [1e308, 2**63, -1, True, None, "fast", [1]])
+@pytest.mark.parametrize("figure", ["hop_latency_s", "link_bandwidth_bytes_per_s"])
+def test_the_fabric_of_a_file_is_one_that_can_be_simulated_or_refused(
+    figure: str, value: object, tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.json"
+    plan(Mesh((2, 2)), "ring-1d").save(path)
+    document = json.loads(path.read_text())
+    document["target"]["fabric"][figure] = value
+    path.write_text(json.dumps(document))
+
+    with suppress(PlanFileError):
+        load_plan(path).predicted()

@@ -147,9 +147,12 @@ def _target(document: dict[str, Any]) -> Target:
     entry = document.get("target")
     if entry is None:
         return Target()
-    figures = entry["fabric"].items()
     # Whole numbers of JSON have any length; floats and their bounds are what fabrics are made for.
-    fabric = Fabric(**{name: float(at) if type(at) is int else at for name, at in figures})
+    figures: dict[str, Any] = {
+        name: float(value) if type(value) is int else value
+        for name, value in entry["fabric"].items()
+    }
+    fabric = Fabric(**figures)
     if not all(isinstance(text, str) for text in (fabric.name, fabric.source, fabric.usual_mesh)):
         raise ValueError(f"the fabric needs its name and source as text, but got {fabric!r}")
     return Target(float(entry["payload_bytes"]), fabric)

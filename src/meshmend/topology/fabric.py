@@ -13,7 +13,6 @@ from types import MappingProxyType
 from meshmend.errors import InputError
 from meshmend.units import format_bandwidth, format_time
 
-
 _LARGEST = 1e18  # of seconds and of bytes a second: beyond it times are no longer whole ticks
 
 
