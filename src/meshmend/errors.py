@@ -4,6 +4,7 @@
     ├── InputError              what the caller gave cannot be used: exit code 2
     │   ├── TopologyError       no such mesh, chip, link or region
     │   ├── UnsupportedError    this algorithm does not support this mesh
+    │   ├── ResumeError         a folder of checkpoints that this job cannot go on from or write to
     │   ├── PlanFileError       a plan file that cannot be read, or is for another mesh
     │   ├── UnitError           a number with a unit that cannot be read
     │   ├── TensorShapeError    tensors that do not fit the collective; a RuntimeError too
@@ -51,6 +52,10 @@ class TopologyError(InputError):
 
 class UnsupportedError(InputError):
     """An algorithm does not support this mesh."""
+
+
+class ResumeError(InputError):
+    """A folder of checkpoints cannot be resumed from, or belongs to another run."""
 
 
 class PlanFileError(InputError):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ledgers import BATCH, LedgerJob
+from meshmend.membership.events import Event, GenerationBegan, StepFinished
 from meshmend.train.history_check import Restore
 from meshmend.train.ledger import audit
 
@@ -234,3 +235,43 @@ def test_the_check_takes_microseconds_for_each_line(tmp_path: Path) -> None:
     assert found.used == 64 * n_steps
     # Measured: 2.2 us a line, so that a million lines take seconds.
     assert (time.process_time() - started) / (3 * n_chips * n_steps) < 50e-6
+
+
+def members(chips: int, *, to: int, number: int = 1) -> list[Event]:
+    """Return the events of a generation of so many chips that does steps 1 to `to`."""
+    begun = GenerationBegan(number, tuple((0, column) for column in range(chips)), 0)
+    return [begun, *(StepFinished(step, number, chips, 1.0, 10) for step in range(1, to + 1))]
+
+
+def test_a_member_without_a_ledger_is_unchecked_and_nobody_is_accused(tmp_path: Path) -> None:
+    job = LedgerJob(tmp_path)
+    job.run(1, range(3), after=0, to=8)
+    next(tmp_path.glob("0-1.*")).unlink()
+
+    found = audit(tmp_path, members(3, to=8))
+
+    assert found.without_ledger == ((0, 1),)
+    assert (found.lost, found.repeated, found.faults) == (0, 0, ())
+    assert found.replicas_equal is None
+    (words,) = found.unchecked
+    assert "what chip (0, 1) did in steps 1 to 8, as a member of generation 1" in words
+
+
+def test_when_all_ledgers_are_gone_every_member_is_unchecked(tmp_path: Path) -> None:
+    found = audit(tmp_path / "gone", members(2, to=8))
+
+    assert found.steps == 0
+    assert found.without_ledger == ((0, 0), (0, 1))
+    assert not found.is_wrong
+
+
+def test_members_with_ledgers_and_generations_without_a_step_need_no_words(tmp_path: Path) -> None:
+    job = LedgerJob(tmp_path)
+    job.run(1, range(2), after=0, to=8)
+    empty = GenerationBegan(2, ((0, 0), (0, 1), (0, 2)), 8)
+
+    found = audit(tmp_path, [*members(2, to=8), empty])
+
+    assert found.without_ledger == ()
+    assert found.unchecked == ()
+    assert found.replicas_equal

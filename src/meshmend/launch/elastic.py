@@ -354,7 +354,8 @@ class _Launcher:
             self._left_early.append(words)
         elif child.traceback:
             words = f"chip {chip} failed: {child.traceback.strip().splitlines()[-1]}"
-            self._failures.append(f"{words}\n{child.traceback}")
+            is_line = child.traceback.strip().count("\n") == 0
+            self._failures.append(words if is_line else f"{words}\n{child.traceback}")
         elif (injected := self._injector.pop_self_injected(chip, self._step)) is not None:
             self._control.expect_deaths(injected.chips)
             self._record_injected(injected, child.ended)

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from meshmend.errors import ResumeError
 from meshmend.launch.one_thread import compute_in_threads
 from meshmend.processes import die_with_parent
 from meshmend.topology.failures import Chip
@@ -195,8 +196,11 @@ def error_text(error: BaseException) -> str:
     """Return the text to print for the exception that ended a script.
 
     That is the traceback from the script's own frame on, or the text given to `sys.exit`. It is
-    empty if the script exited with a number.
+    empty if the script exited with a number. Checkpoints that a job cannot go on from are no
+    mistake of the script: one line says what to do.
     """
+    if isinstance(error, ResumeError):
+        return f"{error}\n"
     if isinstance(error, SystemExit):
         return "" if isinstance(error.code, int | None) else f"{error.code}\n"
     trace = error.__traceback__

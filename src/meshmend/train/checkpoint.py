@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from meshmend.errors import CheckpointDamageError, InputError
+from meshmend.errors import CheckpointDamageError, InputError, ResumeError
 from meshmend.files import DRAFT, sync_folder, why_unwritten, write_whole
 from meshmend.train.checkpoint_names import (
     complete_sets,
@@ -95,13 +95,13 @@ def new_owner(folder: Path, run: str, *, resumes: bool) -> FolderOwner:
     A run that `resumes` from this folder goes on as the run that began it.
 
     Raises:
-        InputError: the folder has complete checkpoints of another run.
+        ResumeError: the folder has complete checkpoints of another run.
     """
     found = owner_of(folder)
     if resumes:
         return FolderOwner(found or run, found)
     if found != run and (steps := complete_steps(folder)):
-        raise InputError(
+        raise ResumeError(
             f"a new run needs a folder for its checkpoints, but {folder} has those of another run, "
             f'up to step {steps[-1]}; go on from them with resume="auto", or name another folder'
         )

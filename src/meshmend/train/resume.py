@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from meshmend.errors import InputError
+from meshmend.errors import ResumeError
 from meshmend.train import checkpoint
 from meshmend.train.checkpoint import Loaded, OnDamage, Saving
 from meshmend.train.checkpoint_names import complete_steps, newest_complete
@@ -28,12 +28,12 @@ def folder_to_resume(resume: Resume, saving: Saving | None) -> Path | None:
     the same command starts a job and takes it up again.
 
     Raises:
-        InputError: "auto" was given to a job that writes no checkpoints.
+        ResumeError: "auto" was given to a job that writes no checkpoints.
     """
     if resume != AUTO:
         return None if resume is None else Path(resume)
     if saving is None:
-        raise InputError(
+        raise ResumeError(
             'resume="auto" needs the folder of the job\'s checkpoints, but saving is None; pass '
             "saving=Saving(folder, every=...)"
         )
@@ -54,7 +54,7 @@ def resumable(
     reported by `on_damage(path, reason)`.
 
     Raises:
-        InputError: no checkpoint can be read, or the newest readable one is of another job.
+        ResumeError: no checkpoint can be read, or the newest readable one is of another job.
     """
     damage: list[tuple[Path, str]] = []
     loaded = None
@@ -69,19 +69,19 @@ def resumable(
     if loaded is None:
         words = [f"{path.relative_to(folder)}: {why}" for path, why in damage]
         found = "; ".join(words) or "it has none"
-        raise InputError(
+        raise ResumeError(
             f"resume needs a checkpoint in {folder} that can be read, but {found}; "
             'resume="auto" begins anew where there is none'
         )
     for path, why in damage:
         on_damage(path, why)
     if loaded.step > steps:
-        raise InputError(
+        raise ResumeError(
             f"the checkpoint is at step {loaded.step}, but the job ends at step {steps}; "
             f"set steps to at least {loaded.step}"
         )
     if len(loaded.state["also"]) != len(fresh["also"]):
-        raise InputError(
+        raise ResumeError(
             f"resume needs {len(loaded.state['also'])} objects in also, as the checkpoint has, but "
             f"got {len(fresh['also'])}"
         )
@@ -97,23 +97,23 @@ def resumable(
 
 
 def _check_optimizer(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> None:
-    """Raise InputError if the settings of an optimizer of PyTorch have other names."""
+    """Raise ResumeError if the settings of an optimizer of PyTorch have other names."""
     groups = [state.get("param_groups") for state in (saved, fresh)]
     if not all(isinstance(each, list) and each for each in groups):
         return
     theirs, ours = (set(each[0]) for each in groups if each)
     if theirs - ours and ours - theirs:
-        raise InputError(
+        raise ResumeError(
             f"resume needs the optimizer of the checkpoint, which has {min(theirs - ours)}, but "
             f"this job's has {min(ours - theirs)} instead"
         )
 
 
 def _check_progress(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> None:
-    """Raise InputError if the order of samples differs: some would be used twice, others never."""
+    """Raise ResumeError if the order of samples differs: some would be used twice, others never."""
     for name, words in (("seed", "seed"), ("n_samples", "number of samples")):
         if name in saved and name in fresh and saved[name] != fresh[name]:
-            raise InputError(
+            raise ResumeError(
                 f"resume needs the {words} of the checkpoint, {saved[name]}, but got "
                 f"{fresh[name]}: the order of samples would differ"
             )
@@ -126,7 +126,7 @@ def _check_same(
     *,
     may_lack: bool,
 ) -> None:
-    """Raise InputError if names or shapes of tensors differ.
+    """Raise ResumeError if names or shapes of tensors differ.
 
     An optimizer that makes its tensors in its first step may lack those of the checkpoint.
     """
@@ -134,7 +134,7 @@ def _check_same(
         if may_lack and name not in fresh:
             continue
         if fresh.get(name) != saved.get(name):
-            raise InputError(
+            raise ResumeError(
                 f"resume needs the {part} of the checkpoint, but {name} has "
                 f"{_words(saved.get(name))} there and {_words(fresh.get(name))} in this job"
             )
