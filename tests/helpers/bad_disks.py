@@ -70,7 +70,7 @@ class _State:
 
     def wrapped(self, name: str, call: Any, folder: Path) -> Any:
         def calls(place: Any, *arguments: Any, **named: Any) -> Any:
-            path = Path(os.readlink(f"/proc/self/fd/{place}")) if name == "fsync" else place
+            path = Path(f"/proc/self/fd/{place}").readlink() if name == "fsync" else place
             if not path.is_relative_to(folder):
                 return call(place, *arguments, **named)
             is_draft = name == "open" and path.name.startswith(".shard-")

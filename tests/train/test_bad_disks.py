@@ -77,9 +77,8 @@ def test_a_bad_disk_costs_the_checkpoints_it_could_not_take_and_they_are_named(
 
     assert sorted([*missing, *complete_steps(folder)]) == DUE
     assert bool(missing) or disk.call == "mkdir"  # a folder that is there is not made again
+    shards, damage = TORCH_SHARDS if is_torch else ARRAY_SHARDS, list[Any]()
     for step in complete_steps(folder):
-        damage: list[Any] = []
-        shards = TORCH_SHARDS if is_torch else ARRAY_SHARDS
         assert load_step(folder, step, shards, on_damage=lambda *why: damage.append(why)), damage
     if not disk.keeps_drafts:
         assert not list(folder.rglob(f"*{DRAFT}"))
