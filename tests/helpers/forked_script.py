@@ -1,6 +1,6 @@
-"""Runs scripts in forks of a process that has imported torch: that takes longer than most jobs.
+"""Runs scripts in forks of a process that has imported torch, which takes longer than most jobs.
 
-    python forked_script.py
+    python forked_script.py torch ...
 
 is that process. It reads what to run from standard input, one JSON object a line, and prints each
 exit status. It is started at first use and does nothing else: forks need a quiet parent.
@@ -22,7 +22,7 @@ from meshmend.processes import die_with_parent
 from waiting import HANG_S
 
 # Every optimizer imports the first of them when it is made.
-_IMPORTED = ("torch._dynamo", "meshmend.launch.elastic", "meshmend.train.job")
+TORCH = ("torch._dynamo", "meshmend.launch.elastic", "meshmend.train.job")
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,14 @@ class _Request:
     err: str
 
 
-def run_forked(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Return how a script ended that needs torch, and what it printed, as `subprocess.run` does."""
-    line, parent = [script, *arguments], _parent()
+def run_forked(
+    script: str, *arguments: str, imported: tuple[str, ...] = TORCH
+) -> subprocess.CompletedProcess[str]:
+    """Return how a script ended and what it printed, as `subprocess.run` does.
+
+    It runs in a fork of a process that has imported some modules, by default torch.
+    """
+    line, parent = [script, *arguments], _parent(imported)
     assert parent.stdin is not None
     assert parent.stdout is not None
     with TemporaryDirectory() as folder:
@@ -50,10 +55,13 @@ def run_forked(script: str, *arguments: str) -> subprocess.CompletedProcess[str]
 
 
 @cache
-def _parent() -> subprocess.Popen[str]:
+def _parent(imported: tuple[str, ...]) -> subprocess.Popen[str]:
     """Start the process that forks; it ends with its standard input, or when this one dies."""
     return subprocess.Popen(
-        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, __file__, *imported],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -85,7 +93,7 @@ def _run(request: _Request) -> None:
 
 if __name__ == "__main__":
     die_with_parent(os.getppid())
-    for name in _IMPORTED:
+    for name in sys.argv[1:]:
         import_module(name)
     if (request := _serve()) is not None:
         _run(request)

@@ -1,0 +1,161 @@
+"""Loops in JAX as strangers write them: parameters, an optimizer of optax, a loss per sample."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+
+@dataclass(frozen=True)
+class JaxStyle:
+    """One way to write a loop: the optimizer, the loss of each sample, and the parameters.
+
+    `refused` are words of the one line that refuses the loop, if it is refused.
+    """
+
+    name: str
+    optimizer: Callable[[], Any]
+    losses: Callable[[Any, Any], Any]
+    params: Callable[[], Any]
+    refused: str = ""
+
+
+def params() -> Any:
+    import numpy as np
+
+    random = np.random.default_rng(3)
+    return {
+        "first": {"kernel": random.normal(size=(4, 6)) / 2, "bias": np.zeros(6)},
+        "last": {"kernel": random.normal(size=(6, 1)) / 2, "bias": np.zeros(1)},
+    }
+
+
+def square(params: Any, batch: Any) -> Any:
+    import jax.numpy as jnp
+
+    inputs, labels = batch
+    hidden = jnp.tanh(inputs @ params["first"]["kernel"] + params["first"]["bias"])
+    found = hidden @ params["last"]["kernel"] + params["last"]["bias"]
+    return ((found - labels) ** 2)[:, 0]
+
+
+def tied(params: Any, batch: Any) -> Any:
+    import jax.numpy as jnp
+
+    inputs, labels = batch
+    hidden = jnp.tanh(inputs @ params["first"]["kernel"])
+    again = jnp.tanh(hidden @ params["first"]["kernel"].T)
+    found = jnp.tanh(again @ params["first"]["kernel"]) @ params["last"]["kernel"]
+    return ((found - labels) ** 2)[:, 0]
+
+
+def masked(params: Any, batch: Any) -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    inputs, labels = batch
+    hidden = jnp.tanh(inputs @ params["first"]["kernel"] + params["first"]["bias"])
+    mask = jnp.triu(jnp.full((6, 6), -jnp.inf), 1)
+    scores = jax.nn.softmax(hidden[:, :, None] * hidden[:, None, :] + mask)
+    found = (scores @ hidden[:, :, None])[:, :, 0] @ params["last"]["kernel"]
+    return ((found - labels) ** 2)[:, 0]
+
+
+def with_aux(params: Any, batch: Any) -> Any:
+    return square(params, batch), {"batch": batch}
+
+
+def variables() -> Any:
+    import numpy as np
+
+    return {"params": params(), "batch_stats": {"mean": np.zeros(6), "var": np.ones(6)}}
+
+
+def of_variables(variables: Any, batch: Any) -> Any:
+    return square(variables["params"], batch)
+
+
+def sgd() -> Any:
+    import optax
+
+    return optax.sgd(0.05, momentum=0.9)
+
+
+def adam() -> Any:
+    import optax
+
+    return optax.adam(0.03)
+
+
+def schedule() -> Any:
+    import optax
+
+    return optax.adam(optax.exponential_decay(0.05, 3, 0.5))
+
+
+def clipped() -> Any:
+    import optax
+
+    return optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(0.03, weight_decay=0.1))
+
+
+def accumulating() -> Any:
+    import optax
+
+    return optax.MultiSteps(optax.adam(0.03), 2)
+
+
+def by_layer() -> Any:
+    import optax
+
+    kinds = {"slow": optax.sgd(0.01), "fast": optax.adam(0.05)}
+    return optax.multi_transform(kinds, {"first": "slow", "last": "fast"})
+
+
+def if_finite() -> Any:
+    import optax
+
+    return optax.apply_if_finite(optax.adam(0.03), 3)
+
+
+def lbfgs() -> Any:
+    import optax
+
+    return optax.lbfgs()
+
+
+JAX_STYLES: Final = (
+    JaxStyle("SGD", sgd, square, params),
+    JaxStyle("Adam", adam, square, params),
+    JaxStyle("schedule", schedule, square, params),
+    JaxStyle("clip and weight decay", clipped, square, params),
+    JaxStyle("accumulation", accumulating, square, params),
+    JaxStyle("rates per layer", by_layer, square, params),
+    JaxStyle("apply if finite", if_finite, square, params),
+    JaxStyle("weight tying", adam, tied, params),
+    JaxStyle("mask of -inf", adam, masked, params),
+    JaxStyle("aux", adam, with_aux, params, "needs to return one loss per sample"),
+    JaxStyle("batch statistics", adam, of_variables, variables, "needs the parameters alone"),
+    JaxStyle("L-BFGS", lbfgs, square, params, "steps with the gradients, the parameters"),
+)
+
+
+def plain_run(style: JaxStyle, batches: list[Any]) -> list[tuple[float, Any]]:
+    """Return the loss and the parameters after each step of a plain loop in one process."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    optimizer, own = style.optimizer(), jax.tree.map(jnp.asarray, style.params())
+    state = optimizer.init(own)
+
+    @jax.jit
+    def step(own: Any, state: Any, batch: Any) -> Any:
+        loss, gradients = jax.value_and_grad(lambda own: style.losses(own, batch).mean())(own)
+        changes, state = optimizer.update(gradients, state, own)
+        return loss, optax.apply_updates(own, changes), state
+
+    found = []
+    for batch in batches:
+        loss, own, state = step(own, state, batch)
+        found.append((float(loss), own))
+    return found
