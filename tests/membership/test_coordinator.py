@@ -489,7 +489,7 @@ def test_a_worker_stays_with_a_coordinator_that_is_held_up() -> None:
 
     def admit(connection: socket.socket, request: ConnectRequest) -> None:
         calls.append(MessageChannel(Channel(connection)))
-        calls[-1].send(Welcome(0.2))  # and not a word after it; its kernel answers
+        calls[-1].send(Welcome(0.2, 45.0))  # and not a word after it; its kernel answers
 
     listener = Listener(
         listening("127.0.0.1"), SECRET, COORDINATOR, name="the coordinator", admit=admit

@@ -9,7 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from meshmend.membership import history as history_rules
+from meshmend.membership import timing
 from meshmend.membership.admission import Admission
+from meshmend.membership.client import MembershipClient
 from meshmend.membership.coordinator import Coordinator
 from meshmend.membership.history import History
 from meshmend.membership.job_fingerprint import JobFingerprint
@@ -37,6 +39,17 @@ def parts_of(first: int, n_seeds: int, n_parts: int) -> list[range]:
 @pytest.mark.parametrize("seeds", parts_of(0, N_SEEDS, N_PARTS), ids=str)
 def test_whatever_breaks_a_job_keeps_one_history_and_goes_on(seeds: range) -> None:
     assert first_problem(seeds) is None
+
+
+@pytest.mark.parametrize("seeds", parts_of(0, N_SEEDS, N_PARTS), ids=str)
+def test_while_both_sides_of_what_breaks_live_on_one_history_steps(seeds: range) -> None:
+    assert first_problem(seeds, is_split=True) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", parts_of(N_SEEDS, 10 * N_SEEDS, 10), ids=str)
+def test_ten_thousand_seeds_in_which_both_sides_live_on(seeds: range) -> None:
+    assert first_problem(seeds, is_split=True) is None
 
 
 @pytest.mark.slow
@@ -177,6 +190,16 @@ def believe_every_denial(patch: Patch) -> None:
     )
 
 
+def step_without_a_lease(patch: Patch) -> None:
+    """A worker that hears nothing from its coordinator trains on."""
+    patch.setattr(MembershipClient, "has_lease", lambda client, generation: True)
+
+
+def outlast_the_holder_timeout(patch: Patch) -> None:
+    """The lease is longer than the time after which others go on without the worker."""
+    patch.setattr(timing, "_LEASE_SHARE", 3.0)
+
+
 # Each with a seed that caught it, which is tried first; after a change of the protocol it may be
 # another one.
 MUTANTS: dict[Callable[[Patch], None], int] = {
@@ -195,6 +218,26 @@ MUTANTS: dict[Callable[[Patch], None], int] = {
     believe_no_denial: 10,
     believe_every_denial: 42,
 }
+
+
+FENCING_MUTANTS: dict[Callable[[Patch], None], int] = {
+    step_without_a_lease: 29,
+    outlast_the_holder_timeout: 29,
+}
+
+
+@pytest.mark.parametrize(
+    ("mutant", "seed"), FENCING_MUTANTS.items(), ids=[each.__name__ for each in FENCING_MUTANTS]
+)
+def test_a_protocol_that_does_not_fence_is_caught(
+    mutant: Callable[[Patch], None], seed: int, monkeypatch: Patch
+) -> None:
+    mutant(monkeypatch)
+
+    caught = first_problem([*range(seed, N_SEEDS), *range(seed)], is_split=True)
+
+    assert caught is not None
+    assert not caught.problem.startswith("TypeError"), "the mutant no longer fits the protocol"
 
 
 @pytest.mark.parametrize(

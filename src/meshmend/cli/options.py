@@ -73,9 +73,10 @@ HolderTimeoutOption = Annotated[
     typer.Option(
         "--holder-timeout",
         callback=check_seconds,
-        min=0.0,
+        min=0.2,
         help="If no connected worker holds the latest state: seconds to wait for one, before going "
-        "on from a checkpoint.",
+        "on from a checkpoint. Workers without word from the coordinator stop after three quarters "
+        "of it.",
     ),
 ]
 StragglerTimeoutOption = Annotated[

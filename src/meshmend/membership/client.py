@@ -1,8 +1,14 @@
-"""A worker's side of the membership protocol, without sockets, clock or threads.
+"""A worker's side of the membership protocol, without sockets or threads.
 
-The caller passes in received messages and gets back the messages to send. `coordinator_client` runs
-it with a socket, a clock and a thread.
+The caller passes in a clock and received messages, and gets back the messages to send.
+`coordinator_client` runs it with a socket and a thread.
+
+A worker steps only while it has a **lease**: its coordinator has heard from it, in this generation,
+no longer ago than `lease_s`. The time counts from when the worker sent what the coordinator heard,
+so that no delay on the way makes the lease longer.
 """
+
+import math
 
 from collections import deque
 from collections.abc import Callable
@@ -14,6 +20,7 @@ from meshmend.membership.generation import Generation
 from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.membership.messages import (
     FRESH,
+    Alive,
     Failed,
     Go,
     Heartbeat,
@@ -31,11 +38,13 @@ from meshmend.membership.messages import (
     Wait,
     Welcome,
 )
+from meshmend.membership.timing import Timing, alive_every_s
 from meshmend.net.listener import Address
 from meshmend.net.liveness import DEFAULT_LINK_TIMEOUT_S
 from meshmend.topology.failures import Chip
 
 _FIRST_HEARTBEAT_TIMEOUT_S: Final = 2.0  # until the coordinator sends its own
+_FIRST_LEASE_S: Final = Timing().lease_s
 _MOST_REPORTS: Final = 1000  # kept while there is no connection; then the oldest is dropped
 
 
@@ -76,10 +85,17 @@ class MembershipClient:
 
     `on_change` is called when the worker must stop waiting for its peers; `news` changes right
     after the call. `on_sever` is called when the worker must break its connection to a chip.
+    `clock` must never stand still while the clocks of others run, as when a machine is suspended.
     """
 
-    def __init__(self, identity: WorkerIdentity) -> None:
+    def __init__(
+        self, identity: WorkerIdentity, clock: Callable[[], float] = lambda: 0.0
+    ) -> None:
         self._identity = identity
+        self._clock = clock
+        self._lease_s = _FIRST_LEASE_S
+        self._ready_since = 0, -math.inf  # a generation, and when it first said it was ready for it
+        self._lease = 0, -math.inf  # a generation, and until when it may step in it
         self._address: Address | None = None
         self._reports: deque[Event] = deque(maxlen=_MOST_REPORTS)
         self._is_status_unsent = False
@@ -115,6 +131,22 @@ class MembershipClient:
         return not self.is_welcome and self.status.state_version == FRESH
 
     @property
+    def heartbeat_every_s(self) -> float:
+        """How often to send a heartbeat at least."""
+        return alive_every_s(self.heartbeat_timeout_s, self._lease_s)
+
+    def has_lease(self, generation: int) -> bool:
+        """Whether this worker may step in a generation: nobody goes on without it yet."""
+        leased, until = self._lease
+        return leased == generation and self._clock() < until
+
+    def is_behind(self, generation: int) -> bool:
+        """Whether the coordinator has something else for this worker than to step."""
+        latest = self.news.generation
+        is_same = latest is not None and latest.number == generation
+        return not is_same or bool(self.news.wait) or self._is_rejected or self.news.is_over
+
+    @property
     def _is_rejected(self) -> bool:
         return bool(self.news.turned_away or self.news.refused or self.news.failed)
 
@@ -136,6 +168,8 @@ class MembershipClient:
         """Set the status, and send it to the coordinator at the next chance."""
         self.status = status
         self._is_status_unsent = True
+        if status.ready and status.generation != self._ready_since[0]:
+            self._ready_since = status.generation, self._clock()
 
     def mark(self, generation: int, step: int) -> None:
         """Set the position of this worker's loop for the next heartbeat."""
@@ -172,20 +206,24 @@ class MembershipClient:
 
     def heartbeat(self) -> Heartbeat:
         """Return a heartbeat with the current position of the loop."""
-        return self._position
+        return replace(self._position, sent=self._clock())
 
     def received(self, message: Message) -> bool:
         """Handle one message; return whether to keep this connection."""
         match message:
-            case Welcome(heartbeat_timeout_s=timeout_s):
-                self.heartbeat_timeout_s = timeout_s
+            case Welcome(heartbeat_timeout_s=timeout_s, lease_s=lease_s):
+                self.heartbeat_timeout_s, self._lease_s = timeout_s, lease_s
                 self.is_welcome, self.taken = True, ""
             case TryLater(why=why, is_chip_taken=is_taken):
                 self.taken = why if is_taken else ""
             case NewGeneration(generation=generation):
                 self._memory = generation
                 self.set_news(News(generation=generation))
+            case Alive(generation=generation, sent=sent) if generation is not None:
+                self._renew(generation, sent)
             case Go():
+                if self._ready_since[0] == message.generation:
+                    self._renew(*self._ready_since)
                 self.set_news(replace(self.news, go=message, wait=""), is_change=False)
             case Wait(why=why):
                 # A member that has to wait must stop: its peers train without it.
@@ -201,6 +239,10 @@ class MembershipClient:
             case Sever(chip=chip):
                 self._on_sever(chip)
         return not isinstance(message, TryLater) and not self._is_rejected
+
+    def _renew(self, generation: int, sent: float) -> None:
+        """Extend the lease, or begin that of a later generation."""
+        self._lease = max(self._lease, (generation, sent + self._lease_s))
 
     def set_news(self, news: News, *, is_change: bool = True) -> None:
         """Replace the news; if `is_change`, interrupt the main thread first."""

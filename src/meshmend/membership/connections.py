@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from meshmend.membership.messages import Message
+from meshmend.membership.messages import Heartbeat, Message
 from meshmend.net.rate_limit import RateLimit
 from meshmend.topology.failures import Chip
 
@@ -28,7 +28,7 @@ class ControlConnection:
     """A connection of a worker, an observer, an asker, or a stranger.
 
     An asker was sent the status of the job; it hangs up once it has read it. A stranger has not
-    said yet which of these it is.
+    said yet which of these it is. `beat` is the last heartbeat of a worker.
     """
 
     number: int
@@ -37,6 +37,7 @@ class ControlConnection:
     chip: Chip | None = None
     is_observer: bool = False
     is_asker: bool = False
+    beat: Heartbeat | None = None
     reports: RateLimit = field(default_factory=lambda: RateLimit(_MOST_REPORTS_PER_S))
 
     @property

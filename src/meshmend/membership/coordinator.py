@@ -3,8 +3,10 @@
 No sockets and no clock: the caller passes in messages and times, and the coordinator sends through
 a `Connections`. `coordinator_server` runs it with sockets and a clock.
 
-No training step waits for the coordinator. If it is killed and started again, it learns the job
-from its workers. Observers, such as the launcher, get every event; they may be killed too.
+No training step waits for the coordinator, unless its workers have had no word from it for longer
+than their lease: from then on it, or one that takes its place, may go on without them. If it is
+killed and started again, it learns the job from its workers. Observers, such as the launcher, get
+every event; they may be killed too.
 """
 
 from collections.abc import Callable
@@ -128,7 +130,7 @@ class Coordinator:
 
     def next_wakeup(self, now: float) -> float:
         """Return when to call `tick` even if no message arrives."""
-        soon = now + self._spec.timing.heartbeat_timeout_s / 8
+        soon = now + self._spec.timing.alive_every_s / 2
         settled_at = self._membership.settled_at()
         return soon if settled_at is None else min(soon, max(now, settled_at))
 
@@ -143,15 +145,24 @@ class Coordinator:
                 connection.heard = now
             self._stragglers.restart_clocks()
         self._last_tick = now
-        if now - self._last_alive_at >= timeout_s / 4:
+        if now - self._last_alive_at >= self._spec.timing.alive_every_s:
             self._last_alive_at = now
             for connection in list(self._connections.values()):
                 if connection.is_observer or connection.chip is not None:
-                    self._send(connection, messages.Alive())
+                    self._send(connection, self._sign_of_life(connection))
         self._drop_silent(timeout_s)
         self._drop_stuck()
         while (decision := self._membership.decide(now)) != Decision():
             self._carry_out(decision)
+
+    def _sign_of_life(self, connection: ControlConnection) -> messages.Alive:
+        """Return what renews a worker's lease, if it steps in the generation that counts."""
+        go, generation, beat = self._membership.go, self._membership.generation, connection.beat
+        if go is None or generation is None or beat is None or beat.generation != go.generation:
+            return messages.Alive()
+        if connection.chip not in generation.chips:
+            return messages.Alive()
+        return messages.Alive(beat.generation, beat.sent)
 
     def _handle_stranger(self, connection: ControlConnection, message: Message) -> None:
         """Handle a message of a connection that has not said yet who it is."""
@@ -201,6 +212,7 @@ class Coordinator:
                 if connection.reports.lets_pass(self._now):
                     self._publish(event)
             case messages.Heartbeat(generation=generation, step=step):
+                connection.beat = message
                 self._stragglers.note(chip, (generation, step))
                 if generation == self._history.latest and step > 0:
                     self._history.update_step(step - 1)
@@ -240,7 +252,8 @@ class Coordinator:
         connection.chip = chip
         self._worker_of[chip] = connection
         self._publish(events.WorkerArrived(chip))
-        self._send(connection, messages.Welcome(self._spec.timing.heartbeat_timeout_s))
+        timing = self._spec.timing
+        self._send(connection, messages.Welcome(timing.heartbeat_timeout_s, timing.lease_s))
         self._notify_waiting(announce=False)
 
     def _answer(self, connection: ControlConnection, question: messages.AskStatus) -> None:

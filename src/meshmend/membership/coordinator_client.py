@@ -1,7 +1,7 @@
 """A worker's connection to its coordinator: a thread that sends, receives and reconnects.
 
 The main thread sets its status and reads the news. It never waits for the coordinator while it has
-a step to do. When the thread receives a change, it calls `on_change`, which ends whatever the main
+a step to do and a lease to do it. When the thread receives a change, it calls `on_change`, which ends whatever the main
 thread waits for.
 """
 
@@ -19,6 +19,7 @@ from meshmend.errors import (
     JobFailedError,
     MessageError,
     RefusedError,
+    StoppedError,
     TransportError,
     TurnedAwayError,
 )
@@ -55,6 +56,11 @@ _TRAFFIC_S: Final = 5.0  # between two messages that count the bytes sent
 _FLUSH_S: Final = 2.0  # to send what is queued before the thread ends
 
 
+def _now() -> float:
+    """Return the time by a clock that also runs while this machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class CoordinatorClient:
     """Keeps one worker connected to its coordinator; any thread may call any method.
 
@@ -69,7 +75,7 @@ class CoordinatorClient:
     ) -> None:
         self._identity = identity
         self._on_status = on_status
-        self._client = MembershipClient(identity)
+        self._client = MembershipClient(identity, _now)
         self._keeper = WorkerStatusKeeper(identity, self._client, time.monotonic())
         self._changed = threading.Condition()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -176,6 +182,26 @@ class CoordinatorClient:
                     _log.info("chip %s waits: %s", self._identity.chip, logged)
                 self._changed.wait()
 
+    def await_lease(self, generation: int) -> None:
+        """Return as soon as this worker may step in a generation; usually at once.
+
+        Raises:
+            StoppedError: the coordinator has something else for it than to step.
+        """
+        if self._client.has_lease(generation):
+            return
+        chip, is_logged = self._identity.chip, False
+        with self._changed:
+            while not self._client.has_lease(generation):
+                if self._client.is_behind(generation):
+                    raise StoppedError(f"chip {chip} was told to stop")
+                if not is_logged:
+                    is_logged = True
+                    _log.warning("chip %s has no word from its coordinator: it stops", chip)
+                self._changed.wait()
+        if is_logged:
+            _log.warning("chip %s has word from its coordinator again: it goes on", chip)
+
     def close(self) -> None:
         """Send what is queued, then end the thread."""
         self._is_closed = True
@@ -278,7 +304,7 @@ class CoordinatorClient:
             while True:
                 want = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.has_unsent else 0)
                 selector.modify(channel, want)
-                selector.select(min(self._client.heartbeat_timeout_s / 4, watch.interval_s))
+                selector.select(min(self._client.heartbeat_every_s, watch.interval_s))
                 clear(self._wake_fd)
                 if not all(self._handle(message) for message in channel.receive()):
                     return

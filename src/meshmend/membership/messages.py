@@ -18,7 +18,7 @@ from meshmend.net.codec import Codec, Count, Seconds, Within
 from meshmend.net.listener import Address
 from meshmend.topology.failures import Link, parse_link
 
-VERSION: Final = 6
+VERSION: Final = 7
 # The numbers by which handshakes call the ends of control connections that are not seats.
 COORDINATOR: Final = 0xFFFFFFFF
 OBSERVER: Final = 0xFFFFFFFE
@@ -77,10 +77,14 @@ class StatusChanged(Message):
 
 @dataclass(frozen=True)
 class Heartbeat(Message):
-    """Worker: I am alive; my loop is in this generation and has begun the sum of this step."""
+    """Worker: I am alive; my loop is in this generation and has begun the sum of this step.
+
+    `sent` is the time by my clock; `Alive` sends it back.
+    """
 
     generation: GenerationNumber
     step: Count
+    sent: Seconds = 0.0
 
 
 @dataclass(frozen=True)
@@ -150,14 +154,25 @@ class Finish(Message):
 
 @dataclass(frozen=True)
 class Welcome(Message):
-    """Coordinator: you are admitted; you count as dead after this time without a heartbeat."""
+    """Coordinator: you are admitted; you count as dead after this time without a heartbeat.
+
+    You may step for `lease_s` seconds without word from me, of which each `Alive` renews the count.
+    """
 
     heartbeat_timeout_s: Seconds
+    lease_s: Seconds
 
 
 @dataclass(frozen=True)
 class Alive(Message):
-    """Coordinator: I am alive. Sent four times per heartbeat timeout, or to get a quick answer."""
+    """Coordinator: I am alive. Sent four times per heartbeat timeout, or to get a quick answer.
+
+    With a `generation`: you are a member of it, and it is the latest. The lease to step in it counts
+    from the time at which you `sent` the heartbeat that I have from you, however late this comes.
+    """
+
+    generation: GenerationNumber | None = None
+    sent: Seconds = 0.0
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,13 @@
 """The timeouts of a coordinator."""
 
 from dataclasses import dataclass
+from typing import Final
 
+from meshmend.errors import InputError
 from meshmend.net.liveness import DEFAULT_LINK_TIMEOUT_S
+
+_LEASE_SHARE: Final = 0.75  # of the holder timeout; the rest is for clocks that run differently
+_SHORTEST_HOLDER_TIMEOUT_S: Final = 0.2
 
 
 @dataclass(frozen=True)
@@ -32,3 +37,29 @@ class Timing:
     straggler_timeout_s: float = 600.0
     holder_timeout_s: float = 60.0
     link_timeout_s: float = DEFAULT_LINK_TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        if self.holder_timeout_s < _SHORTEST_HOLDER_TIMEOUT_S:
+            raise InputError(
+                f"a job needs a holder timeout of at least {_SHORTEST_HOLDER_TIMEOUT_S:g} s, but "
+                f"got {self.holder_timeout_s:g}: chips that are cut off have to stop within it"
+            )
+
+    @property
+    def lease_s(self) -> float:
+        """How long a worker may step without word from its coordinator.
+
+        It is shorter than the holder timeout: before the others go on from a checkpoint, those that
+        hold the state but cannot be heard have stopped.
+        """
+        return _LEASE_SHARE * self.holder_timeout_s
+
+    @property
+    def alive_every_s(self) -> float:
+        """How often the coordinator and its workers send each other a sign of life."""
+        return alive_every_s(self.heartbeat_timeout_s, self.lease_s)
+
+
+def alive_every_s(heartbeat_timeout_s: float, lease_s: float) -> float:
+    """Return how often to send a sign of life, so that neither timeout passes by chance."""
+    return min(heartbeat_timeout_s / 4, lease_s / 6)

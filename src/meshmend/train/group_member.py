@@ -141,7 +141,8 @@ class ElasticGroup:
         """Enter the next generation if there is one, or if the group is broken."""
         if self._loop is None or self.is_over:
             return
-        if self._is_outdated() or self._group is None or self._group.failure is not None:
+        is_broken = self._group is None or self._group.failure is not None
+        if self._is_outdated() or is_broken or not self._loop.keep_lease():
             self._fail_over()
 
     def is_to_do(self, step: int) -> bool:

@@ -98,6 +98,13 @@ class Coordination(Protocol):
     def await_news(self, is_enough: Callable[[News], bool]) -> News:
         """Wait until `is_enough(news)` is true, and return the news."""
 
+    def await_lease(self, generation: int) -> None:
+        """Wait until this worker may step in a generation: nobody goes on without it.
+
+        Raises:
+            StoppedError: it has something else to do than to step.
+        """
+
     def close(self) -> None:
         """Close the connection."""
 
@@ -196,17 +203,28 @@ class WorkerLoop:
         """Do something with all chips; return False if the mesh changed, and it is void.
 
         While this worker waits in it, workers that have not begun it are behind. If it is no step,
-        they are level again afterwards.
+        they are level again afterwards. It counts only with a lease at its end: once the others may
+        have gone on without this worker, nothing that it has done with its peers counts.
         """
         step = self._replica.step_number
         self._coordination.mark(self.number, step + 1)
         try:
+            self._coordination.await_lease(self.number)
             run()
+            self._coordination.await_lease(self.number)
         except TransportError as error:
             self._report_lost_peer(error)
             return False
         if not is_step:
             self._coordination.mark(self.number, step)
+        return True
+
+    def keep_lease(self) -> bool:
+        """Wait until this worker may step; return False if the mesh has changed instead."""
+        try:
+            self._coordination.await_lease(self.number)
+        except StoppedError:
+            return False
         return True
 
     def note_step(self) -> None:

@@ -7,7 +7,7 @@ calls again after a pause.
 
 from collections.abc import Callable
 
-from meshmend.errors import JobFailedError, RefusedError, TurnedAwayError
+from meshmend.errors import JobFailedError, RefusedError, StoppedError, TurnedAwayError
 from meshmend.membership.client import MembershipClient, News, WorkerIdentity
 from meshmend.membership.events import Event
 from meshmend.membership.job_fingerprint import JobFingerprint
@@ -38,7 +38,7 @@ class SimulatedCoordination:
     ) -> None:
         self._process = process
         self._network = network
-        self._client = MembershipClient(identity)
+        self._client = MembershipClient(identity, lambda: process.events.now)
         self._client.fingerprint = fingerprint
         self._end: End | None = None
         self._is_calling = False
@@ -92,6 +92,13 @@ class SimulatedCoordination:
                 raise TurnedAwayError(news.turned_away.why)
             if is_enough(news):
                 return news
+            self._process.block()
+
+    def await_lease(self, generation: int) -> None:
+        """Return as soon as this worker may step in a generation."""
+        while not self._client.has_lease(generation):
+            if self._client.is_behind(generation):
+                raise StoppedError(f"{self._process.name} was told to stop")
             self._process.block()
 
     def close(self) -> None:
@@ -177,7 +184,7 @@ class SimulatedCoordination:
             self._hang_up()
             return
         self._say(end)
-        self._next_turn(self._client.heartbeat_timeout_s / 4)
+        self._next_turn(self._client.heartbeat_every_s)
 
     def _say(self, end: End) -> None:
         if (status := self._client.next_status()) is not None:

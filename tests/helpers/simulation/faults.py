@@ -26,8 +26,9 @@ _KILLS = ("kill", "reset", "power loss")
 def plan_faults(world: World) -> None:
     """Have some faults happen to a world until it is to be calm."""
     random, scenario = world.events.random, world.scenario
+    faults = SPLIT_FAULTS if scenario.is_split else FAULTS
     for _ in range(scenario.n_faults):
-        fault = random.choice(FAULTS)
+        fault = random.choice(faults)
         world.events.at(random.uniform(0.0, scenario.calm_at), _unless_calm(world, fault))
     world.events.at(scenario.calm_at, world.calm)
 
@@ -98,6 +99,26 @@ def _partition(world: World) -> None:
     hosts = range(1 + len(world.mesh.live))
     part = set(random.sample(hosts, random.randint(1, len(hosts) - 1)))
     world.partition(part, random.choice([0.1, 0.5, 1.0, 2.5]))
+
+
+def _strand(world: World) -> None:
+    """Cut chips off from the coordinator, and not from each other."""
+    random, n_chips = world.events.random, len(world.mesh.live)
+    hosts = random.sample(range(1, 1 + n_chips), random.randint(1, n_chips))
+    world.strand(set(hosts), random.choice([0.5, 1.5, 3.0]))
+
+
+def _replace_some_and_strand_the_others(world: World) -> None:
+    """Leave the coordinator with new workers only, while those with the state train on."""
+    random, live = world.events.random, world.mesh.live
+    replaced = random.sample(live, random.randint(1, len(live) - 1))
+    for chip in replaced:
+        world.kill_worker(chip, how=random.choice(_KILLS), back_s=random.choice([0.8, 1.2]))
+    hosts = {1 + live.index(chip) for chip in live if chip not in replaced}
+    seconds = random.choice([2.0, 3.0, 4.0])
+    world.events.after(
+        random.choice([0.3, 0.6]), _unless_calm(world, lambda _: world.strand(hosts, seconds))
+    )
 
 
 def _reset(world: World) -> None:
@@ -175,4 +196,10 @@ FAULTS: tuple[Callable[[World], None], ...] = (
     *(_drop_one_way, _drop_one_way, _partition, _partition, _reset, _reset, _cut_link),
     *(_slow_network, _full_disk, _slow_disk, _damaged_checkpoint, _faulty_peer, _faulty_peer),
     *(_wrong_worker,),
+)
+SPLIT_FAULTS: tuple[Callable[[World], None], ...] = (
+    *(_replace_some_and_strand_the_others,) * 4,
+    *(_strand, _strand, _partition, _partition, _drop_one_way, _freeze_workers),
+    *(_kill_one, _kill_several, _kill_coordinator, _kill_coordinator, _freeze_coordinator),
+    *(_damaged_checkpoint, _full_disk),
 )

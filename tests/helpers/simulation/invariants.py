@@ -47,6 +47,8 @@ class Invariants:
         self._finished: dict[tuple[int, int], set[Chip]] = defaultdict(set)
         self._before: dict[int, State] = {}  # by digest, what a state came from
         self._lost_told_at: float | None = None
+        self._is_restoring = False  # the next generation to begin goes back
+        self._restored_by: list[int] = []  # the generations that went back
         self._given_up: list[State] = []  # steps that the last restore goes back behind
         self.n_restores = 0
         self.n_generations = 0
@@ -72,12 +74,16 @@ class Invariants:
             case StateRestored(step=step):
                 self.check(self._lost_told_at is not None, "restored without a word of a loss")
                 self._lost_told_at = None
+                self._is_restoring = True
                 self._given_up = self.settled[step + 1 :]
                 del self.settled[step + 1 :]
                 self.n_restores += 1
             case GenerationBegan(number=number, step=step):
                 self.n_generations += 1
                 self._begun[number] = step
+                if self._is_restoring:
+                    self._is_restoring = False
+                    self._restored_by.append(number)
                 if step > len(self.settled):  # the restore took no step, and a holder came back
                     self.settled += self._given_up
                 self._settle_before(step)
@@ -108,6 +114,7 @@ class Invariants:
         self.check(known == state, f"{chip} ends step {step} with bits of its own")
         self._before[digest] = before
         if number < max(self._begun):
+            self._check_fenced(chip, number, step)
             return state  # the others went on without it, and it will hear so
         self._check_goes_on(chip, state)
         self._settle(before)  # all members put it into this sum
@@ -116,6 +123,20 @@ class Invariants:
         if finished == set(self._formed[number].chips):
             self._settle(state)
         return state
+
+    def _check_fenced(self, chip: Chip, number: int, step: int) -> None:
+        """Check that a generation that the others went on without has stopped.
+
+        Whoever leaves it takes part in no sum of it, so at most the step in flight is finished
+        later. If the others went back, nobody left it: its members have stopped by themselves.
+        """
+        later = [each for each in self._restored_by if each > number]
+        self.check(not later, f"{chip} steps in generation {number}, though {later} went back")
+        first = min(each for each in self._begun if each > number)
+        self.check(
+            step <= self._begun[first] + 1,
+            f"{chip} ends step {step} in {number}, though {first} began at {self._begun[first]}",
+        )
 
     def check_over(self, chip: Chip, state: State, n_steps: int) -> None:
         """Check that a worker has done all steps of the job when it hears that all is over."""

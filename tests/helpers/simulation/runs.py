@@ -29,10 +29,15 @@ class Run:
     trace: tuple[str, ...] = ()
 
 
-def simulate(seed: int, *, traces: bool = False, is_sharded: bool = False) -> Run:
-    """Run the job of a seed until it has ended; the chips may share the optimizer's state."""
+def simulate(
+    seed: int, *, traces: bool = False, is_sharded: bool = False, is_split: bool = False
+) -> Run:
+    """Run the job of a seed until it has ended; the chips may share the optimizer's state.
+
+    `is_split`: both sides of what breaks live on, for longer than the holder timeout.
+    """
     events = EventLoop(seed, traces=traces)
-    scenario = Scenario.of(seed)
+    scenario = Scenario.of_split(seed) if is_split else Scenario.of(seed)
     world = World(events, scenario, is_sharded=is_sharded)
     problem = ""
     try:
@@ -60,9 +65,11 @@ def simulate(seed: int, *, traces: bool = False, is_sharded: bool = False) -> Ru
     )
 
 
-def first_problem(seeds: Iterable[int], *, is_sharded: bool = False) -> Run | None:
+def first_problem(
+    seeds: Iterable[int], *, is_sharded: bool = False, is_split: bool = False
+) -> Run | None:
     """Return the first run of some seeds that went wrong."""
-    runs = (simulate(seed, is_sharded=is_sharded) for seed in seeds)
+    runs = (simulate(seed, is_sharded=is_sharded, is_split=is_split) for seed in seeds)
     return next((run for run in runs if run.problem), None)
 
 

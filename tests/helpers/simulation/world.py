@@ -1,6 +1,6 @@
 """One job in a world that can break: its processes, its network, its disk, and their faults."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from meshmend.membership.job_spec import JobSpec
@@ -40,6 +40,22 @@ class Scenario:
     n_faults: int
     calm_at: float
     switch_fault_share: float
+    is_split: bool = False
+
+    @classmethod
+    def of_split(cls, seed: int) -> "Scenario":
+        """Return the scenario of a seed in which both sides of what breaks live on."""
+        random = Random(seed + 2_000_003)
+        scenario = cls.of(seed)
+        return replace(
+            scenario,
+            board=random.choice([(1, 1), (1, 1), (1, 1), scenario.board]),
+            n_steps=random.randint(30, 60),
+            n_faults=random.randint(1, 4),
+            calm_at=random.uniform(4.0, 6.0),
+            switch_fault_share=random.choice([0.0, 0.0, 0.001]),
+            is_split=True,
+        )
 
     @classmethod
     def of(cls, seed: int) -> "Scenario":
@@ -121,14 +137,17 @@ class World:
             board=self.scenario.board if self._is_sharded else None,
         )
 
-    def kill_worker(self, chip: Chip, *, how: str = "kill") -> None:
+    def kill_worker(
+        self, chip: Chip, *, how: str = "kill", back_s: float | None = None
+    ) -> None:
         """End a worker: by a signal, with what it sent last, or with its host."""
         self.disturb(f"{how} of {chip}")
         worker = self.workers.get(chip)
         if worker is not None and worker.process.is_alive:
             self._kill(worker.process, how)
             self.events.after(0.0, worker.process.reap)
-            back_s = self.events.random.choice([0.05, 0.3, 1.0, 2.0])
+            if back_s is None:
+                back_s = self.events.random.choice([0.05, 0.3, 1.0, 2.0])
             self.events.after(back_s, lambda: self.start_worker(chip))
 
     def kill_coordinator(self, *, how: str = "kill") -> None:
@@ -164,11 +183,20 @@ class World:
     def partition(self, hosts: set[int], seconds: float) -> None:
         """Cut some hosts off from the others for a while."""
         self.disturb(f"partition of {sorted(hosts)} for {seconds:.2f} s")
-        every = range(1 + self.mesh.n_live)
-        for one in every:
-            for other in every:
-                if (one in hosts) != (other in hosts):
-                    self.network.block(one, other, self.events.now + seconds)
+        every = set(range(1 + self.mesh.n_live))
+        self._block_both_ways(hosts, every - hosts, seconds)
+
+    def strand(self, hosts: set[int], seconds: float) -> None:
+        """Cut some hosts off from the coordinator only; they still reach each other."""
+        self.disturb(f"no coordinator for {sorted(hosts)} for {seconds:.2f} s")
+        self._block_both_ways(hosts, {COORDINATOR_HOST}, seconds)
+
+    def _block_both_ways(self, some: set[int], others: set[int], seconds: float) -> None:
+        until = self.events.now + seconds
+        for one in sorted(some):
+            for other in sorted(others):
+                self.network.block(one, other, until)
+                self.network.block(other, one, until)
 
     def reset_connections(self, process: Process) -> None:
         """Break a random connection of a process."""
