@@ -5,6 +5,7 @@ A seed that fails is replayed, with all that happened, by
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -20,7 +21,7 @@ from meshmend.membership.messages import FRESH, Go, Hello, Message, Status
 from meshmend.membership.record_file import RecordSaver
 from meshmend.topology.failures import Chip
 from meshmend.train.worker_loop import WorkerLoop
-from simulation import world
+from simulation import coordinator_process, world
 from simulation.network import NEVER
 from simulation.runs import first_problem, simulate
 
@@ -200,6 +201,32 @@ def outlast_the_holder_timeout(patch: Patch) -> None:
     patch.setattr(timing, "_LEASE_SHARE", 3.0)
 
 
+def keep_no_term(patch: Patch) -> None:
+    """A coordinator that is started with the record does not know the term before its own."""
+    text = coordinator_process.record_text
+    patch.setattr(coordinator_process, "record_text", lambda record: text(replace(record, term=0)))
+
+
+def take_the_same_term(patch: Patch) -> None:
+    """A second coordinator, with a record or without, has the term of the first."""
+    patch.setattr(history_rules, "term_after", lambda known, token: 1)
+
+
+def never_give_way(patch: Patch) -> None:
+    """A coordinator serves on though one of a later term has taken its place."""
+    patch.setattr(Coordinator, "_give_way", lambda coordinator, later, *, is_on_disk=False: False)
+
+
+def take_every_term_for_ones_own(patch: Patch) -> None:
+    """States of two coordinators are compared by the numbers of their generations alone."""
+    patch.setattr(History, "contains", lambda history, status: True)
+
+
+def drop_without_a_word(patch: Patch) -> None:
+    """Steps that another coordinator led are given up, and nobody hears of it."""
+    patch.setattr(Coordinator, "_tell_dropped", lambda coordinator, chip, status: None)
+
+
 # Each with a seed that caught it, which is tried first; after a change of the protocol it may be
 # another one.
 MUTANTS: dict[Callable[[Patch], None], int] = {
@@ -223,6 +250,11 @@ MUTANTS: dict[Callable[[Patch], None], int] = {
 FENCING_MUTANTS: dict[Callable[[Patch], None], int] = {
     step_without_a_lease: 29,
     outlast_the_holder_timeout: 29,
+    keep_no_term: 6,
+    take_the_same_term: 6,
+    never_give_way: 6,
+    take_every_term_for_ones_own: 70,
+    drop_without_a_word: 124,
 }
 
 

@@ -43,6 +43,15 @@ SENTENCES = [
         events.StateRestored(50, 0),  # the coordinator's record does not say how far the job was
         "no chip has the latest state any more: going back to step 50",
     ),
+    (
+        events.HistoryDropped(1000007, 433, (0, 2)),
+        "chip (0, 2) holds steps up to 433 that a coordinator of term 1000007 led, and this job "
+        "went on without: they are lost",
+    ),
+    (
+        events.CoordinatorSuperseded(1000007, 2000009),
+        "a coordinator of term 2000009 serves this job now; this one, of term 1000007, ends",
+    ),
     (events.JobFinished(), "the job has finished"),
     (events.JobFailed("nobody is left"), "the job has failed: nobody is left"),
     (start().event,

@@ -25,6 +25,8 @@ _SHOWN = (
     events.WorkerLeft,
     events.StateLost,
     events.StateRestored,
+    events.HistoryDropped,
+    events.CoordinatorSuperseded,
     events.JobFailed,
     events.WriteFailed,
     events.NonFiniteSum,

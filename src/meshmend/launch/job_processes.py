@@ -56,6 +56,8 @@ class JobProcesses:
             coordinator = CoordinatorServer(listener, secret, spec, record_file=record_file)
             coordinator.serve()
             coordinator.close()
+            if coordinator.is_superseded:
+                return 1  # the next one learns the later term from its workers
             return GAVE_UP if coordinator.failure else 0
 
         place = Place(chip=())

@@ -41,6 +41,8 @@ _SHOWN: Final = (
     events.ChipsWaiting,
     events.StateLost,
     events.StateRestored,
+    events.HistoryDropped,
+    events.CoordinatorSuperseded,
     events.JobFailed,
     events.WriteFailed,
     events.NonFiniteSum,

@@ -9,7 +9,6 @@ so that no delay on the way makes the lease longer.
 """
 
 import math
-
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -88,9 +87,7 @@ class MembershipClient:
     `clock` must never stand still while the clocks of others run, as when a machine is suspended.
     """
 
-    def __init__(
-        self, identity: WorkerIdentity, clock: Callable[[], float] = lambda: 0.0
-    ) -> None:
+    def __init__(self, identity: WorkerIdentity, clock: Callable[[], float] = lambda: 0.0) -> None:
         self._identity = identity
         self._clock = clock
         self._lease_s = _FIRST_LEASE_S
@@ -103,6 +100,7 @@ class MembershipClient:
         self._memory: Generation | None = None  # the latest generation it received
         self._on_change: Callable[[], None] = lambda: None
         self._on_sever: Callable[[Chip], None] = lambda chip: None
+        self._term = 0  # the highest of the coordinators that have admitted it
         self.fingerprint: JobFingerprint | None = None
         self.is_welcome = False  # whether it was admitted since the last `join`
         self.taken = ""  # why it cannot have its chip now; empty if it can
@@ -191,6 +189,7 @@ class MembershipClient:
             status=replace(self.status, generation=max(self.status.generation, known_number)),
             memory=self._memory if self.status.state_version != FRESH else None,
             fingerprint=self.fingerprint,
+            term=self._term,
         )
 
     def next_status(self) -> StatusChanged | None:
@@ -211,7 +210,12 @@ class MembershipClient:
     def received(self, message: Message) -> bool:
         """Handle one message; return whether to keep this connection."""
         match message:
-            case Welcome(heartbeat_timeout_s=timeout_s, lease_s=lease_s):
+            case Welcome(term=term) if term < self._term:
+                return False  # a later coordinator has taken its place; this one does not know yet
+            case NewGeneration(generation=generation) if generation.term < self._term:
+                return False
+            case Welcome(heartbeat_timeout_s=timeout_s, lease_s=lease_s, term=term):
+                self._term = term
                 self.heartbeat_timeout_s, self._lease_s = timeout_s, lease_s
                 self.is_welcome, self.taken = True, ""
             case TryLater(why=why, is_chip_taken=is_taken):

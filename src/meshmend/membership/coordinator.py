@@ -44,7 +44,8 @@ class Coordinator:
 
     `keep` must save the record that outlives this coordinator. It is called before any worker acts
     on the change. `history` is what the previous coordinator saved. `token` is a random number that
-    makes its term differ from that of any other coordinator.
+    makes its term differ from that of any other coordinator. `term_on_disk` returns the term of the
+    record that is kept now: if it is a later one, another coordinator has taken this one's place.
     """
 
     def __init__(
@@ -55,15 +56,21 @@ class Coordinator:
         history: History | None = None,
         token: int = 0,
         keep: Callable[[CoordinatorRecord], None] = lambda record: None,
+        term_on_disk: Callable[[], int] = lambda: 0,
         on_event: Callable[[float, Event], None] = lambda clock, event: None,
     ) -> None:
         self._spec = spec
         self._out = connections
         self._on_event = on_event
         self._keep = keep
+        self._term_on_disk = term_on_disk
         self._history = history or History(CoordinatorRecord(spec.job))
         self._token = token
         self._history.take_term(0, token)
+        self._keep(self._history.record)  # first, so that one that still runs gives way
+        self._is_active = False  # whether it has formed a generation, or gone on with one
+        self._told_dropped: set[tuple[Chip, int, int]] = set()
+        self.is_superseded = False
         self._membership = Membership(
             spec.mesh, spec.timing, board=spec.board, history=self._history
         )
@@ -147,6 +154,7 @@ class Coordinator:
         self._last_tick = now
         if now - self._last_alive_at >= self._spec.timing.alive_every_s:
             self._last_alive_at = now
+            self._give_way(self._term_on_disk(), is_on_disk=True)
             for connection in list(self._connections.values()):
                 if connection.is_observer or connection.chip is not None:
                     self._send(connection, self._sign_of_life(connection))
@@ -154,6 +162,42 @@ class Coordinator:
         self._drop_stuck()
         while (decision := self._membership.decide(now)) != Decision():
             self._carry_out(decision)
+
+    @property
+    def _term(self) -> int:
+        return self._history.record.term
+
+    def _give_way(self, later: int, *, is_on_disk: bool = False) -> bool:
+        """End if another coordinator has a later term than this one; return whether it has ended.
+
+        Its workers are free to go to the other one. If workers name the later term before this one
+        has formed a generation, it is the one that was started last: it takes a later one still.
+        """
+        if later <= self._term or self.is_superseded:
+            return self.is_superseded
+        if not (is_on_disk or self._is_active or self._history.is_committed):
+            self._history.take_term(later, self._token)
+            self._keep(self._history.record)
+            return False
+        why = f"a coordinator of term {later} serves this job now; this one is of term {self._term}"
+        _log.error("the coordinator ends: %s", why)
+        self.failure, self.is_superseded = why, True
+        self._membership.is_over = True
+        self._publish(events.CoordinatorSuperseded(self._term, later))
+        for connection in list(self._worker_of.values()):
+            self._close(connection, messages.TurnedAway(why))
+        return True
+
+    def _tell_dropped(self, chip: Chip, status: messages.Status) -> None:
+        """Say once that a worker's state belongs to another history, and is lost."""
+        for term, step in self._history.dropped:
+            self._publish(events.HistoryDropped(term, step))
+        self._history.dropped.clear()
+        key = chip, status.term, status.step
+        if not self._history.contains(status) and key not in self._told_dropped:
+            self._told_dropped.add(key)
+            _log.error("chip %s holds step %d of term %d, which is lost", *key[:1], key[2], key[1])
+            self._publish(events.HistoryDropped(status.term, status.step, chip))
 
     def _sign_of_life(self, connection: ControlConnection) -> messages.Alive:
         """Return what renews a worker's lease, if it steps in the generation that counts."""
@@ -225,6 +269,9 @@ class Coordinator:
         if why := self._admission.why_refused(hello):
             self._refuse(connection, why)
             return
+        if self._give_way(hello.term):
+            self._close(connection, messages.TryLater(self.failure))
+            return
         if self._membership.is_over:
             is_member = hello.status.finished and self._history.is_holder(hello.status)
             if not is_member:  # else it would think that it was a member
@@ -253,7 +300,10 @@ class Coordinator:
         self._worker_of[chip] = connection
         self._publish(events.WorkerArrived(chip))
         timing = self._spec.timing
-        self._send(connection, messages.Welcome(timing.heartbeat_timeout_s, timing.lease_s))
+        welcome = messages.Welcome(timing.heartbeat_timeout_s, timing.lease_s, self._term)
+        self._send(connection, welcome)
+        if self._history.is_committed:
+            self._tell_dropped(chip, hello.status)
         self._notify_waiting(announce=False)
 
     def _answer(self, connection: ControlConnection, question: messages.AskStatus) -> None:
@@ -350,6 +400,9 @@ class Coordinator:
         """Send a decision to the workers and observers that it concerns."""
         if decision.generation is not None:
             new = decision.generation
+            if self._give_way(self._term_on_disk(), is_on_disk=True):
+                return
+            self._is_active = True
             self._keep(self._history.record)  # first, so that no coordinator uses the number again
             self._send_to(new.chips, messages.NewGeneration(new))
             self._publish(events.GenerationForming(new.number, new.chips, decision.why))
@@ -381,7 +434,11 @@ class Coordinator:
     def _begin(self, go: messages.Go, lost_step: int | None) -> None:
         generation = self._membership.generation
         assert generation is not None
+        if self._give_way(self._term_on_disk(), is_on_disk=True):
+            return
         self._admission.generation_began()
+        for chip, worker in self._membership.workers.items():
+            self._tell_dropped(chip, worker.status)
         self._keep(self._history.record)  # first: no worker may step in an unrecorded generation
         self._send_to(generation.chips, go)
         if lost_step is not None:

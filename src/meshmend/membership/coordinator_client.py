@@ -1,8 +1,8 @@
 """A worker's connection to its coordinator: a thread that sends, receives and reconnects.
 
 The main thread sets its status and reads the news. It never waits for the coordinator while it has
-a step to do and a lease to do it. When the thread receives a change, it calls `on_change`, which ends whatever the main
-thread waits for.
+a step to do and a lease to do it. When the thread receives a change, it calls `on_change`, which
+ends whatever the main thread waits for.
 """
 
 import os

@@ -20,7 +20,7 @@ from meshmend.membership.job_spec import JobSpec
 from meshmend.membership.job_status import JobStatus
 from meshmend.membership.message_channel import MessageChannel
 from meshmend.membership.messages import COORDINATOR, Message
-from meshmend.membership.record_file import RecordSaver, load_history, save_record
+from meshmend.membership.record_file import RecordSaver, load_history, save_record, term_in
 from meshmend.net.channel import Channel
 from meshmend.net.event_fd import clear
 from meshmend.net.handshake import ConnectRequest
@@ -75,6 +75,7 @@ class CoordinatorServer:
             history=history,
             token=secrets.randbits(32),
             keep=self._saver.save,
+            term_on_disk=lambda: term_in(record_file) if record_file else 0,
             on_event=on_event,
         )
         self._channels: dict[int, MessageChannel] = {}
@@ -131,6 +132,11 @@ class CoordinatorServer:
     def failure(self) -> str:
         """Why the job could not go on; empty if it has not failed."""
         return self._coordinator.failure
+
+    @property
+    def is_superseded(self) -> bool:
+        """Whether it has ended because another coordinator took its place."""
+        return self._coordinator.is_superseded
 
     def close(self) -> None:
         """Close the listener and all connections; delete the record of a job that is done."""

@@ -130,6 +130,27 @@ class StateRestored(Event):
 
 
 @dataclass(frozen=True)
+class HistoryDropped(Event):
+    """The job goes on without steps of another coordinator's term, up to `step`: they are lost.
+
+    `chip` holds them, or none if only the coordinator's record names them. Two coordinators of one
+    job have formed generations without knowing of each other.
+    """
+
+    term: Count
+    step: Count
+    chip: ChipCoordinates | None = None
+
+
+@dataclass(frozen=True)
+class CoordinatorSuperseded(Event):
+    """Another coordinator of a later term serves the job; this one ends."""
+
+    term: Count
+    later: Count
+
+
+@dataclass(frozen=True)
 class JobFinished(Event):
     """All members have done the last step, or an observer ended the job."""
 
@@ -322,6 +343,8 @@ EVENTS: Final = Codec(
         "generation": GenerationBegan,
         "lost": StateLost,
         "restored": StateRestored,
+        "dropped": HistoryDropped,
+        "superseded": CoordinatorSuperseded,
         "finished": JobFinished,
         "failed": JobFailed,
         "stepped": WorkerStepped,

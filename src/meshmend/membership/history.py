@@ -9,7 +9,7 @@ Knows statuses, not sockets or clocks. `CoordinatorRecord` is what a coordinator
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from meshmend.membership.generation import Generation, GenerationNumber, Term, term_after
 from meshmend.membership.job_fingerprint import JobFingerprint
@@ -36,6 +36,7 @@ class BegunGeneration:
     base: StateVersion = FRESH
     step: Count = 0
     is_restored: bool = False
+    term: Term = 0
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class CoordinatorRecord:
     `begun` holds at most two generations: last, the latest to begin, if it may have taken steps;
     before it, the one whose state it began with. `void` holds the generations since then that took
     no step. `step` is the highest step that a worker reported. `highest` is the highest generation
-    number in use. All workers have the same `fingerprint`. `term` is the coordinator's.
+    number in use. All workers have the same `fingerprint`. `term` is the coordinator's. `lineage`
+    holds the terms before it, each with the highest of its generations that belong to this history.
     """
 
     job: str
@@ -67,6 +69,7 @@ class CoordinatorRecord:
     fingerprint: JobFingerprint | None = None
     void: tuple[VoidGeneration, ...] = ()
     term: Term = 0
+    lineage: tuple[tuple[Term, GenerationNumber], ...] = ()
 
 
 RECORDS = Codec("a coordinator's record", {"coordinator": CoordinatorRecord})
@@ -78,12 +81,16 @@ class History:
 
     `is_unknown`: an earlier coordinator's record cannot be read, or is lost. `is_restarted`: no
     worker of the recorded run is left, so that nobody waits for one; without a checkpoint the
-    job begins again.
+    job begins again. `is_committed`: this coordinator has begun a generation, or gone on with one.
+    From then on a state of another coordinator's term that it does not know of counts no more.
+    `dropped`: the terms and steps that it took back from its own record for a later term's.
     """
 
     record: CoordinatorRecord
     is_unknown: bool = False
     is_restarted: bool = False
+    is_committed: bool = False
+    dropped: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def is_new(self) -> bool:
@@ -117,18 +124,51 @@ class History:
         begun = (
             *(replace(each, is_confirmed=True) for each in before),
             BegunGeneration(
-                generation.number, members, base=version, step=step, is_restored=is_restored
+                generation.number,
+                members,
+                base=version,
+                step=step,
+                is_restored=is_restored,
+                term=generation.term,
             ),
         )
         void = tuple(each for each in void if each.number > begun[0].base)  # others never count
         self.record = replace(self.record, begun=begun, void=void, step=step)
         self.use_number(generation.number)
         self.is_unknown = self.is_restarted = False
+        self.is_committed = True
 
     def take_term(self, known: int, token: int) -> None:
         """Take a term that is higher than this one and than those of all earlier coordinators."""
-        term = term_after(max(known, self.record.term), token)
-        self.record = replace(self.record, term=term)
+        before, lineage = self.record, self.record.lineage
+        if before.highest:
+            until = {**dict(lineage), before.term: before.highest}
+            lineage = tuple(until.items())
+        term = term_after(max(known, before.term), token)
+        self.record = replace(before, term=term, lineage=lineage)
+
+    def contains(self, status: Status) -> bool:
+        """Whether a worker's state was made by a generation that belongs to this history."""
+        if status.state_version == FRESH or status.term in (0, self.record.term):
+            return True
+        return status.state_version <= dict(self.record.lineage).get(status.term, FRESH)
+
+    def _adopt(self, status: Status) -> None:
+        """Make a state the one that counts that a coordinator made which this one knows not of."""
+        begun, version = self.record.begun, status.state_version
+        known = dict(self.record.lineage)
+        if begun and begun[-1].term != status.term:
+            self.dropped.append((begun[-1].term, self.record.step))
+        is_same = status.term in known or not begun or begun[-1].term == status.term
+        lineage = {**(known if is_same else {}), status.term: version}
+        self.record = replace(
+            self.record,
+            begun=(BegunGeneration(version, (), is_confirmed=True, term=status.term),),
+            highest=max(self.record.highest, version),
+            void=(),
+            lineage=tuple(lineage.items()),
+            step=status.step,
+        )
 
     def use_number(self, number: int) -> None:
         """Record that a generation is formed with this number, so that no other one gets it."""
@@ -136,10 +176,15 @@ class History:
 
     def update(self, process: Process, status: Status) -> None:
         """Record a worker's status; it may prove that the latest generation took no step."""
+        if not self.contains(status) and not self.is_committed:
+            latest = self.record.begun[-1] if self.record.begun else None
+            state = status.term, status.state_version
+            if latest is None or state > (latest.term, latest.number):
+                self._adopt(status)
         begun, version = self.record.begun, self.version_of(status)
         if version > self.latest:
             # It is up to date in a generation whose begin this coordinator does not know of.
-            begun = (BegunGeneration(version, (), is_confirmed=True),)
+            begun = (BegunGeneration(version, (), is_confirmed=True, term=status.term),)
             highest, void = max(self.record.highest, version), self._void_except(version)
             self.record = replace(self.record, begun=begun, highest=highest, void=void)
         elif begun and _proves_no_step(process, status, begun[-1]):
@@ -158,7 +203,9 @@ class History:
             self.record = replace(self.record, step=step)
 
     def version_of(self, status: Status) -> int:
-        """Return the state version that a worker's state counts as."""
+        """Return the state version that a worker's state counts as; FRESH in another history."""
+        if not self.contains(status):
+            return FRESH
         counts_as = {each.number: each.version for each in self.record.void}
         return counts_as.get(status.state_version, status.state_version)
 

@@ -271,6 +271,7 @@ class Membership:
             for each in members
         ):
             self.go = Go(number, 0, self.generation.chips)
+            self.history.is_committed = True
         # This handles workers that waited for the previous coordinator's go, or were not members.
         self._changes.reasons.append("the coordinator was started again")
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 from meshmend.errors import MessageError
 from meshmend.membership.events import EVENTS, ChipCoordinates, Event
-from meshmend.membership.generation import LARGEST_NUMBER, Generation, GenerationNumber
+from meshmend.membership.generation import LARGEST_NUMBER, Generation, GenerationNumber, Term
 from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.membership.job_status import JobStatus
 from meshmend.net.codec import Codec, Count, Seconds, Within
@@ -40,7 +40,7 @@ class Status:
     `generation` is the latest it received, `ready` whether it is ready for that one, `lost` the
     peers whose connections broke in it. `state_version` is the last generation in which it was up
     to date, and `step` how many steps it has done. `checkpoint` is the step of the newest whole
-    checkpoint that it can read.
+    checkpoint that it can read. `term` is that of the generation `state_version`.
     """
 
     generation: GenerationNumber = 0
@@ -50,13 +50,15 @@ class Status:
     finished: bool = False
     lost: tuple[ChipCoordinates, ...] = ()
     checkpoint: Count | None = None
+    term: Term = 0
 
 
 @dataclass(frozen=True)
 class Hello(Message):
     """Worker: who I am, where I listen, and my status.
 
-    `memory` is the latest generation that I received, `fingerprint` the arguments of my job.
+    `memory` is the latest generation that I received, `fingerprint` the arguments of my job, `term`
+    the highest of the coordinators that have admitted me.
     """
 
     job: str
@@ -66,6 +68,7 @@ class Hello(Message):
     status: Status
     memory: Generation | None = None
     fingerprint: JobFingerprint | None = None
+    term: Term = 0
 
 
 @dataclass(frozen=True)
@@ -161,14 +164,15 @@ class Welcome(Message):
 
     heartbeat_timeout_s: Seconds
     lease_s: Seconds
+    term: Term = 0
 
 
 @dataclass(frozen=True)
 class Alive(Message):
     """Coordinator: I am alive. Sent four times per heartbeat timeout, or to get a quick answer.
 
-    With a `generation`: you are a member of it, and it is the latest. The lease to step in it counts
-    from the time at which you `sent` the heartbeat that I have from you, however late this comes.
+    With a `generation`: you are a member of it, and it is the latest. The lease to step in it
+    counts from when you `sent` the heartbeat that I have from you, however late this comes.
     """
 
     generation: GenerationNumber | None = None

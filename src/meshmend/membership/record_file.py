@@ -40,6 +40,14 @@ def history_of(text: str, job: str) -> History:
     return History(record if record.job == job else CoordinatorRecord(job))
 
 
+def term_in(path: Path) -> int:
+    """Return the term of the record on disk, 0 if there is none that can be read."""
+    try:
+        return _record_of(path.read_text(encoding="utf-8")).term
+    except (OSError, ValueError, RecursionError, MessageError):
+        return 0
+
+
 def members_in(path: Path) -> tuple[Address, ...]:
     """Return where the workers of the last generations in a record listen, the latest first.
 

@@ -99,6 +99,19 @@ def _fault_or_end(event: events.Event) -> str:
             n_redone = counted(event.lost - event.step, "step")
             lost = f"the state after step {event.lost} is lost"
             return f"{lost}: going back to step {event.step}, {n_redone} to do again"
+        case events.HistoryDropped():
+            who = (
+                "the coordinator's record names"
+                if event.chip is None
+                else f"chip {event.chip} holds"
+            )
+            made = f"{who} steps up to {event.step} that a coordinator of term {event.term} led"
+            return f"{made}, and this job went on without: they are lost"
+        case events.CoordinatorSuperseded():
+            return (
+                f"a coordinator of term {event.later} serves this job now; this one, of term "
+                f"{event.term}, ends"
+            )
         case events.JobFinished():
             return "the job has finished"
         case events.JobFailed():

@@ -275,6 +275,7 @@ class WorkerLoop:
             finished=self._replica.is_finished and is_up_to_date,
             lost=tuple(lost),
             checkpoint=None if is_ready and is_up_to_date else self._replica.newest_checkpoint(),
+            term=self.generation.term if self.generation and self.state_version != FRESH else 0,
         )
 
     def _join(self) -> None:

@@ -1,5 +1,6 @@
 """A coordinator in a simulated process: what `coordinator_server` does, without sockets."""
 
+from collections.abc import Callable
 from typing import Any
 
 from meshmend.errors import MessageError
@@ -29,10 +30,19 @@ class CoordinatorProcess(Process):
     """One coordinator, from its start to its death."""
 
     def __init__(
-        self, events: EventLoop, network: Network, disk: Disk, spec: JobSpec, rules: Invariants
+        self,
+        events: EventLoop,
+        network: Network,
+        disk: Disk,
+        spec: JobSpec,
+        rules: Invariants,
+        *,
+        number: int = 1,
+        on_superseded: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(events, COORDINATOR_HOST, "coordinator")
+        super().__init__(events, COORDINATOR_HOST, f"coordinator {number}")
         self._rules = rules
+        self._on_superseded = on_superseded
         self._ends: dict[int, End] = {}
         self._ready: dict[int, None] = {}
         self._callers: list[End] = []
@@ -47,7 +57,9 @@ class CoordinatorProcess(Process):
             spec,
             self,
             history=history or History(CoordinatorRecord(spec.job)),
+            token=777_777 * number,  # of two that count alike, either may have the higher term
             keep=self._saver.save,
+            term_on_disk=lambda: disk.term,
             on_event=rules.observe,
         )
         network.listen(self, COORDINATOR_PORT, self._admit)
@@ -99,7 +111,10 @@ class CoordinatorProcess(Process):
             self._open(end)
         self.coordinator.tick(self.events.now)
         self._saver.retry()
-        self.is_done = self.coordinator.is_done
+        self.is_done = self.coordinator.is_done and not self.coordinator.is_superseded
+        if self.coordinator.is_superseded:
+            self.is_alive = False
+            self._on_superseded()
 
     def _work(self) -> None:
         """Look at the clock as often as the coordinator wants."""

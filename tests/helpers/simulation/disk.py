@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from meshmend.errors import InputError
+from meshmend.membership.record_file import history_of
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,13 @@ class Disk:
             self.is_record_outdated = True
             raise OSError("no space")
         self.record, self.is_record_outdated = text, False
+
+    @property
+    def term(self) -> int:
+        """The term of the coordinator's record, 0 if there is none that can be read."""
+        if self.record is None:
+            return 0
+        return history_of(self.record, "job").record.term
 
     def save(self, state: State, *, shard: int, n_shards: int) -> None:
         """Write a worker's part of a checkpoint.

@@ -121,6 +121,15 @@ def _replace_some_and_strand_the_others(world: World) -> None:
     )
 
 
+def _second_coordinator(world: World) -> None:
+    world.start_second_coordinator(has_record=True)
+
+
+def _second_coordinator_without_record(world: World) -> None:
+    if world.rules.n_generations:  # else the job has not begun
+        world.start_second_coordinator(has_record=False)
+
+
 def _reset(world: World) -> None:
     processes = [world.coordinator, *(worker.process for worker in world.workers.values())]
     world.reset_connections(world.events.random.choice(processes))
@@ -201,5 +210,6 @@ SPLIT_FAULTS: tuple[Callable[[World], None], ...] = (
     *(_replace_some_and_strand_the_others,) * 4,
     *(_strand, _strand, _partition, _partition, _drop_one_way, _freeze_workers),
     *(_kill_one, _kill_several, _kill_coordinator, _kill_coordinator, _freeze_coordinator),
-    *(_damaged_checkpoint, _full_disk),
+    *(_damaged_checkpoint, _full_disk, _second_coordinator, _second_coordinator),
+    *(_second_coordinator_without_record,),
 )

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from meshmend.membership.events import (
     Event,
     GenerationBegan,
+    HistoryDropped,
     JobFailed,
     StateLost,
     StateRestored,
@@ -40,6 +41,8 @@ class Invariants:
     def __init__(self, events: EventLoop) -> None:
         self._events = events
         self.is_forgiving = False
+        self.is_forked = False
+        self._told_dropped: set[Chip | None] = set()
         self.settled: list[State] = [State(0, 0, 0)]  # by step
         self._formed: dict[int, Generation] = {}
         self._begun: dict[int, int] = {}  # generation: the step it began with
@@ -58,6 +61,28 @@ class Invariants:
         """Take in that a record was lost with a full or broken disk: then a state may be, too."""
         self.is_forgiving = True
         self._events.tell("invariants", "the coordinator's record is out of date")
+
+    def allow_forks(self) -> None:
+        """Take in that two coordinators do not know of each other: then each goes on by itself.
+
+        What must hold all the same: nothing that was settled vanishes without an event.
+        """
+        self.is_forked = self.is_forgiving = True
+        self._events.tell("invariants", "two coordinators do not know of each other")
+
+    def replaced(self, chip: Chip, before: State, after: State) -> None:
+        """Take in that a worker gives up a state for another one."""
+        if not self.is_forked:
+            return
+        lost, states = before, set()
+        while after.step > 0:
+            states.add(after.digest)
+            after = self._before[after.digest]
+        while lost.step > 0 and lost.digest not in states:
+            lost = self._before[lost.digest]
+        is_told = chip in self._told_dropped or self.n_restores > 0
+        if before.step - lost.step > 1 and not is_told:
+            raise ProtocolError(f"{chip} gives up steps {lost.step + 1} to {before.step} unsaid")
 
     def formed(self, generation: Generation) -> None:
         """Take in that the coordinator asks for a generation."""
@@ -90,6 +115,8 @@ class Invariants:
                 top = self.settled[-1].step
                 self.check(step >= top, f"generation {number} goes back to {step} from {top}")
                 self.check(step <= top + 1, f"generation {number} skips from {top} to {step}")
+            case HistoryDropped(chip=chip):
+                self._told_dropped.add(chip)
             case JobFailed(why=why):
                 self.failure = why
 

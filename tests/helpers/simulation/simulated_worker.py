@@ -1,6 +1,7 @@
 """A worker that trains: the loop of `train.job` over a replica that is no more than a digest."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from meshmend.errors import CheckpointDamageError, InputError, JobFailedError, RefusedError
@@ -40,6 +41,7 @@ class SimulatedReplica:
         self._unreadable: set[int] = set()
         self.state = State(0, 0, 0)
         self.shards: SimulatedShards | None = None  # of a sharded optimizer
+        self.on_replaced: Callable[[State, State], None] = lambda before, after: None
 
     @property
     def step_number(self) -> int:
@@ -61,6 +63,7 @@ class SimulatedReplica:
 
     def take_over(self, state: State) -> None:
         """Be where another worker is."""
+        self.on_replaced(self.state, state)
         self.state = state
 
     def inject(self, moment: Moment) -> None:
@@ -80,6 +83,7 @@ class SimulatedReplica:
         if state is None:
             self._unreadable.add(step)
             raise CheckpointDamageError(f"the checkpoint of step {step} cannot be read")
+        self.on_replaced(self.state, state)
         self.state = state
         if self.shards is not None:
             self.shards.adopt(state.digest)
@@ -111,6 +115,7 @@ class SimulatedWorker:
         self._n_whole, self._policy, self._batch = len(whole.live), policy, batch
         identity = WorkerIdentity("job", whole.shape, chip, host - 1, ("host-0", 1), b"")
         self.replica = SimulatedReplica(disk, n_steps)
+        self.replica.on_replaced = partial(rules.replaced, chip)
         self.peers = SimulatedPeers(self.process, network, whole, port)
         self.coordination = SimulatedCoordination(
             self.process, network, identity, _fingerprint(n_steps, batch, policy)

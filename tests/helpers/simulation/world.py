@@ -91,6 +91,8 @@ class World:
         self.is_over = False
         self.undisturbed_since = 0.0
         self._spec = JobSpec("job", self.mesh, scenario.board, TIMING)
+        self._n_coordinators = 0
+        self._record_disk = self.disk
         self.coordinator = self._new_coordinator()
         for chip in self.mesh.live:
             self.start_worker(chip)
@@ -137,9 +139,7 @@ class World:
             board=self.scenario.board if self._is_sharded else None,
         )
 
-    def kill_worker(
-        self, chip: Chip, *, how: str = "kill", back_s: float | None = None
-    ) -> None:
+    def kill_worker(self, chip: Chip, *, how: str = "kill", back_s: float | None = None) -> None:
         """End a worker: by a signal, with what it sent last, or with its host."""
         self.disturb(f"{how} of {chip}")
         worker = self.workers.get(chip)
@@ -163,6 +163,16 @@ class World:
         if not self.coordinator.is_alive and not self.is_over:
             self.events.tell("world", "starts the coordinator")
             self.coordinator = self._new_coordinator()
+
+    def start_second_coordinator(self, *, has_record: bool) -> None:
+        """Start another coordinator at the same address while the first one serves its workers."""
+        if self.is_over or self.coordinator.is_done:
+            return
+        self.disturb(f"a second coordinator, {'with' if has_record else 'without'} the record")
+        if not has_record:
+            self._record_disk = Disk()
+            self.rules.allow_forks()
+        self.coordinator = self._new_coordinator()
 
     def freeze(self, process: Process, seconds: float) -> None:
         """Stop a process for a while; its kernel answers, it does not."""
@@ -239,7 +249,16 @@ class World:
             worker.process.reap()
 
     def _new_coordinator(self) -> CoordinatorProcess:
-        return CoordinatorProcess(self.events, self.network, self.disk, self._spec, self.rules)
+        self._n_coordinators += 1
+        return CoordinatorProcess(
+            self.events,
+            self.network,
+            self._record_disk,
+            self._spec,
+            self.rules,
+            number=self._n_coordinators,
+            on_superseded=lambda: self.events.after(0.2, self.start_coordinator),
+        )
 
     def _kill(self, process: Process, how: str) -> None:
         process.is_alive = False
