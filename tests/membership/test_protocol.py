@@ -18,7 +18,7 @@ from meshmend.membership.history import History
 from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.membership.membership import Membership
 from meshmend.membership.messages import FRESH, Go, Hello, Message, Status
-from meshmend.membership.record_file import RecordSaver
+from meshmend.membership.record_file import RecordSaver, record_text
 from meshmend.topology.failures import Chip
 from meshmend.train.worker_loop import WorkerLoop
 from simulation import coordinator_process, world
@@ -203,8 +203,9 @@ def outlast_the_holder_timeout(patch: Patch) -> None:
 
 def keep_no_term(patch: Patch) -> None:
     """A coordinator that is started with the record does not know the term before its own."""
-    text = coordinator_process.record_text
-    patch.setattr(coordinator_process, "record_text", lambda record: text(replace(record, term=0)))
+    patch.setattr(
+        coordinator_process, "record_text", lambda record: record_text(replace(record, term=0))
+    )
 
 
 def take_the_same_term(patch: Patch) -> None:
