@@ -20,7 +20,7 @@ from meshmend.train.state_digest import total_of
 from meshmend.train.worker_environment import coordinator_client
 from meshmend.units import counted
 
-COMPARE_EVERY: Final = 100  # steps; benchmarks/state_digest.py has the share of a step
+COMPARE_EVERY: Final = 200  # steps; benchmarks/state_digest.py has the share of a step
 _MOST_NAMES: Final = 3
 _CAUSES: Final = (
     "usual causes: an optimizer stepped or weights changed outside job.step, a scheduler or other "
