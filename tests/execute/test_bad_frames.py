@@ -36,6 +36,7 @@ from meshmend.topology.text import parse_mesh
 from waiting import HANG_S
 
 LINK_TIMEOUT_S = 2.0
+STANDSTILL_S = 60.0  # a rank that waits for what never comes waits for 1800 s; a busy machine less
 PROGRAMS = programs_of(algorithm("ring-1d").build(parse_mesh("1x2"), Collective.ALLREDUCE))
 LABELS = ["rank 0", "rank 1"]
 WORD = 1 << 32
@@ -295,6 +296,7 @@ def fuzz(
     seed: int,
     allowed: frozenset[str],
     most_in_round: int = 24,
+    longest_s: float = STANDSTILL_S,
 ) -> dict[str, int]:
     """Send so many frames; check how each round ends; return how often each end was seen."""
     fuzzer, counts, n_sent = Fuzzer(seed), dict[str, int](), 0
@@ -305,7 +307,7 @@ def fuzz(
         assert kind in allowed, (kind, what)
         # With reports of failures, a peer may send any text as its reason.
         assert kind == "done" or "rank 0" in what or kind == "TransportError", what
-        assert took_s < 2 * LINK_TIMEOUT_S, (kind, what, took_s)
+        assert took_s < longest_s, (kind, what, took_s)
         reason = what if kind == "PeerLostError" else kind
         reason = reason.partition("gave up")[0].partition("generation")[0]
         counts[reason] = counts.get(reason, 0) + 1
@@ -351,6 +353,7 @@ def test_a_million_frames(options: dict[str, bool]) -> None:
             seed=1_000_000,
             allowed=allowed_in(options),
             most_in_round=128,
+            longest_s=2 * LINK_TIMEOUT_S,
         )
 
     print(receiver.number, "rounds", counts)
@@ -416,6 +419,7 @@ def outcomes_of_a_flip(direction: int, bit: int, *, sums_payloads: bool) -> list
 
     Each ends "right", "wrong" or "lost".
     """
+    load_event_loop()
     with transports(2, link_timeout_s=LINK_TIMEOUT_S, sums_payloads=sums_payloads) as both:
         proxy = Proxy(both[1].address, direction, bit)
         payloads = [np.arange(100, dtype=np.float32) for _ in both]
@@ -430,7 +434,7 @@ def outcomes_of_a_flip(direction: int, bit: int, *, sums_payloads: bool) -> list
                 return "lost" if error.rank == 1 - rank else "blames another"
             finally:
                 both[rank].drop([1 - rank])
-                assert time.monotonic() - began < 2 * LINK_TIMEOUT_S
+                assert time.monotonic() - began < STANDSTILL_S
             return "right" if (payloads[rank] == 2 * np.arange(100)).all() else "wrong"
 
         try:
