@@ -12,7 +12,8 @@ import pytest
 from matrix import Row, check, distance, rows
 
 _IN_EVERY_TEST = ("zero first", "zero last")
-_GAPS: dict[str, str] = {}  # the rows that are not as they should be yet, and why
+_FLOAT32 = "a JaxJob weighs samples in float32, so float64 parameters are off by about 1e-9"
+_GAPS = {f"{style}-jax": _FLOAT32 for style in ("SGD",)}  # what is not as it should be, and why
 
 
 def cases(*, is_whole: bool) -> list[Any]:

@@ -14,6 +14,8 @@ class TrainerProgress:
     `stop_after(step)` is called if the state of another chip says that this step is the last.
     """
 
+    is_compared: Final = False  # logs hold how long something took, and who leads differs
+
     def __init__(self, trainer: Any, stop_after: Callable[[int], None]) -> None:
         self._trainer = trainer
         self._stop_after = stop_after

@@ -260,7 +260,8 @@ class TorchLearner:
 
     def digest_parts(self) -> dict[str, str]:
         """Return a hash of each tensor of the state by its name, and each plain value."""
-        return digest_parts(self.state())
+        also = [part.state_dict() if _is_compared(part) else {} for part in self._also]
+        return digest_parts(self.state() | {"also": also})
 
     def part_name(self, name: str) -> str:
         """Return the name of a part of the state, with that of the parameter it belongs to."""
@@ -290,6 +291,11 @@ def load_other_buffers(model: torch.nn.Module, buffers: Mapping[str, torch.Tenso
     for name, buffer in other_buffers(model).items():
         if name in buffers and buffers[name].shape == buffer.shape:
             buffer.copy_(buffers[name])
+
+
+def _is_compared(part: Stateful) -> bool:
+    """Whether an object's state is the same on all chips; a trainer's holds times and who leads."""
+    return bool(getattr(part, "is_compared", True))
 
 
 def _refuse_scaler(scaler: torch.amp.GradScaler | None, option: str) -> None:
