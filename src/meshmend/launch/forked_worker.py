@@ -25,8 +25,10 @@ import numpy as np
 
 from meshmend.errors import ResumeError
 from meshmend.launch.one_thread import compute_in_threads
+from meshmend.net.listener import Address
 from meshmend.processes import die_with_parent
 from meshmend.topology.failures import Chip
+from meshmend.topology.mesh import Mesh
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,28 @@ class Pipes:
     out: int
     err: int
     report: int
+
+
+def torchrun_variables(
+    rank: int, world_size: int, *, local_rank: int, local_world_size: int, master: Address
+) -> dict[str, str]:
+    """Return the variables that torchrun sets, by which scripts know that they are one of many."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(local_world_size),
+        "MASTER_ADDR": master[0],
+        "MASTER_PORT": str(master[1]),
+    }
+
+
+def elastic_rank(chip: Chip, at_start: Mesh) -> int:
+    """Return a chip's number among those that are live when a job starts.
+
+    Those that are missing then, and may come later, are counted after them.
+    """
+    return [*at_start.live, *sorted(at_start.failed)].index(chip)
 
 
 def work(body: Callable[[], int], place: Place, pipes: Pipes, parent: int) -> None:

@@ -22,7 +22,7 @@ from typing import Final
 from meshmend.errors import InputError, JobFailedError, RefusedError, TerminatedError
 from meshmend.launch.agent_lines import ALIVE_EVERY_S, print_agent_line
 from meshmend.launch.children import SIGNAL_BASE, Child, Children
-from meshmend.launch.forked_worker import Place, work
+from meshmend.launch.forked_worker import Place, elastic_rank, torchrun_variables, work
 from meshmend.launch.output_lines import say
 from meshmend.net.backoff import Backoff
 from meshmend.planning.environment import Environment
@@ -195,7 +195,19 @@ def variables_of(environment: Environment, chips: Sequence[Chip]) -> dict[Chip, 
     LOCAL_RANK is its number among the workers of its host, by which a script that knows torchrun
     picks its GPU.
     """
+    assert environment.settings is not None
+    assert environment.coordinator is not None
+    at_start = environment.settings.mesh
     return {
-        chip: {**replace(environment, chip=chip).to_environment(), "LOCAL_RANK": str(number)}
+        chip: {
+            **torchrun_variables(
+                elastic_rank(chip, at_start),
+                at_start.n_live,
+                local_rank=number,
+                local_world_size=len(chips),
+                master=environment.coordinator,
+            ),
+            **replace(environment, chip=chip).to_environment(),
+        }
         for number, chip in enumerate(chips)
     }

@@ -15,7 +15,7 @@ from typing import Final
 
 from meshmend.launch.children import Child, Children
 from meshmend.launch.elastic_job import ElasticJob
-from meshmend.launch.forked_worker import Place, work
+from meshmend.launch.forked_worker import Place, elastic_rank, torchrun_variables, work
 from meshmend.membership.coordinator_server import CoordinatorServer
 from meshmend.membership.events import GenerationBegan
 from meshmend.membership.job_spec import JobSpec
@@ -71,10 +71,12 @@ class JobProcesses:
         settings = job.settings
         if job.address_of is not None:
             settings = replace(settings, bind=job.address_of(chip))
+        at_start, coordinator = settings.mesh, self._listener.getsockname()[:2]
+        rank = elastic_rank(chip, at_start)
         environment = Environment(
             settings,
             chip=chip,
-            coordinator=self._listener.getsockname()[:2],
+            coordinator=coordinator,
             job=self._name,
             job_dir=job.run_dir,
             board=job.board,
@@ -82,7 +84,17 @@ class JobProcesses:
             checks=job.checks,
             link_timeout_s=job.timing.link_timeout_s,
         )
-        variables = {**environment.to_environment(), **job.environment}
+        variables = {
+            **torchrun_variables(
+                rank,
+                at_start.n_live,
+                local_rank=rank,
+                local_world_size=at_start.n_live,
+                master=coordinator,
+            ),
+            **environment.to_environment(),
+            **job.environment,
+        }
         place = Place(
             chip=chip,
             first=coordinator_client,

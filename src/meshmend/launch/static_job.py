@@ -15,7 +15,14 @@ from pathlib import Path
 
 from meshmend.errors import InputError, TerminatedError
 from meshmend.launch.children import Children
-from meshmend.launch.forked_worker import Place, Rendezvous, Script, script_body, work
+from meshmend.launch.forked_worker import (
+    Place,
+    Rendezvous,
+    Script,
+    script_body,
+    torchrun_variables,
+    work,
+)
 from meshmend.launch.one_thread import compute_in_one_thread
 from meshmend.launch.preloading import preload_modules
 from meshmend.launch.termination import TERMINATED, terminable
@@ -145,15 +152,12 @@ def _environment(job: StaticJob, rank: int, chip: Chip) -> dict[str, str]:
     settings = job.settings
     if job.address_of is not None:
         settings = replace(settings, bind=job.address_of(chip))
-    world_size = str(settings.mesh.n_live)
+    n_live = settings.mesh.n_live
     return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
+        **torchrun_variables(
+            rank, n_live, local_rank=rank, local_world_size=n_live, master=("127.0.0.1", 29500)
+        ),
         "GROUP_RANK": "0",
-        "WORLD_SIZE": world_size,
-        "LOCAL_WORLD_SIZE": world_size,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29500",
         **Environment(settings, chip=chip).to_environment(),
         **job.environment,
     }

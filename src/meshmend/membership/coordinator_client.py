@@ -104,6 +104,11 @@ class CoordinatorClient:
             self._client.join(address, status, on_change=on_change, on_sever=on_sever)
         self._wake()
 
+    @property
+    def has_joined(self) -> bool:
+        """Whether this worker has asked to be admitted."""
+        return self._joined_at > 0
+
     def set_fingerprint(self, fingerprint: JobFingerprint) -> None:
         """Set the fingerprint for the hello; all workers of a job must have the same one."""
         self._client.fingerprint = fingerprint

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from meshmend.errors import MissingPackageError
+from meshmend.errors import InputError, MissingPackageError
 
 try:
     import torch.distributed
@@ -78,19 +78,43 @@ def _create(options: Any, settings: Any = None) -> Any:
 def _begin_alone_if_elastic() -> None:
     """Make `init_process_group` give a worker of an elastic job a group of its own.
 
-    The worker joins the others with `reconfigure`. Who sets MASTER_ADDR gets what torch does.
+    The worker joins the others with `reconfigure`, and its optimizers do not step before. Who sets
+    MASTER_ADDR to something else than the launcher does gets what torch does.
     """
     # The attribute torch.distributed.rendezvous is a function; it hides the module of that name.
     handlers = import_module("torch.distributed.rendezvous")._rendezvous_handlers
     usual = handlers["env"]
 
     def rendezvous(url: str, **arguments: Any) -> Iterator[tuple[Any, int, int]]:
-        if COORDINATOR.value_in(os.environ) and not os.environ.get("MASTER_ADDR"):
+        coordinator, variables = COORDINATOR.value_in(os.environ), os.environ
+        master = f"{variables.get('MASTER_ADDR', '')}:{variables.get('MASTER_PORT', '')}"
+        if coordinator and master in (":", coordinator):
+            _refuse_steps_alone()
             yield dist.HashStore(), 0, 1
         else:
             yield from usual(url, **arguments)
 
     handlers["env"] = rendezvous
+
+
+def _refuse_steps_alone() -> None:
+    """Refuse that an optimizer steps in an elastic job that this worker has not joined.
+
+    It has a group of its own until then, and its weights would be unlike those of the others.
+    """
+    # By name: this package is below `train`, and does not know it.
+    client = import_module("meshmend.train.worker_environment").coordinator_client
+    register = import_module("torch.optim.optimizer").register_optimizer_step_pre_hook
+
+    def refuse(*_: object) -> None:
+        if not client().has_joined:
+            raise InputError(
+                "an optimizer in a job of meshmend run --elastic needs a group of all chips, but "
+                "this worker has not joined them and would train alone; call "
+                "meshmend.torch.reconfigure(model, optimizer) before the first step"
+            )
+
+    register(refuse)
 
 
 def __getattr__(name: str) -> Any:

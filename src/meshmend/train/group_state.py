@@ -234,6 +234,9 @@ def _rebind(module: Any) -> None:
         delattr(module, name)  # a reducer that is gone takes its hooks off the parameters
     kept["_has_rebuilt_buckets"] = False
     kept["_static_graph_delay_allreduce_enqueued"] = False  # the new reducer has learned no graph
+    kept["require_forward_param_sync"] = (
+        True  # what an evaluation leaves; who joins has not done it
+    )
     module.__setstate__(kept)
     if builtin is not None:
         module._register_builtin_comm_hook(builtin)
