@@ -15,6 +15,9 @@ from meshmend.train.group_undo import StateBefore
 class Net(torch.nn.Module):
     """Two layers, a persistent and another buffer."""
 
+    seen: torch.Tensor
+    mask: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.first = torch.nn.Linear(3, 4)
@@ -22,8 +25,8 @@ class Net(torch.nn.Module):
         self.register_buffer("seen", torch.zeros(2))
         self.register_buffer("mask", torch.full((4,), 0.5), persistent=False)
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.second(torch.tanh(self.first(inputs)) * self.mask)  # type: ignore[no-any-return]
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return self.second(torch.tanh(self.first(inputs)) * self.mask)
 
 
 class World:
@@ -31,10 +34,10 @@ class World:
 
     def __init__(self) -> None:
         torch.manual_seed(0)
-        self.model = Net()
-        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(self.model.parameters())
-        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.5)
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        self.model: Any = Net()
+        self.optimizer: Any = torch.optim.Adam(self.model.parameters())
+        self.scheduler: Any = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.5)
+        self.scaler: Any = torch.amp.GradScaler("cpu", init_scale=8.0)
         self.before = StateBefore((self.model, self.optimizer, self.scheduler, self.scaler))
 
     def backward(self) -> None:
@@ -65,7 +68,7 @@ class World:
             {key: dict(each) for key, each in self.scaler._per_optimizer_states.items()},
             torch.get_rng_state(),
             random.getstate(),
-            np.random.get_state()[1],
+            np.random.get_state(legacy=False)["state"]["key"],
         )
 
 
@@ -159,7 +162,7 @@ def test_a_closure_that_fails_in_the_middle_of_lbfgs_leaves_no_trace() -> None:
         before = StateBefore((world.model, world.optimizer))
         calls = 0
 
-        def closure() -> torch.Tensor:
+        def closure() -> Any:
             nonlocal calls
             calls += 1
             if calls == fails_at:
@@ -167,15 +170,15 @@ def test_a_closure_that_fails_in_the_middle_of_lbfgs_leaves_no_trace() -> None:
             world.optimizer.zero_grad()
             loss = world.model(torch.ones(2, 3)).square().sum()
             loss.backward()
-            return loss  # type: ignore[no-any-return]
+            return loss
 
         for _ in range(3):
             before.capture()
             try:
-                world.optimizer.step(closure)  # type: ignore[arg-type]
+                world.optimizer.step(closure)
             except RuntimeError:
                 before.restore()
-                world.optimizer.step(closure)  # type: ignore[arg-type]
+                world.optimizer.step(closure)
         return [each.detach() for each in world.model.parameters()]
 
     for one, other in zip(trained(0), trained(7), strict=True):
@@ -184,8 +187,8 @@ def test_a_closure_that_fails_in_the_middle_of_lbfgs_leaves_no_trace() -> None:
 
 def test_a_chip_that_joins_gets_every_buffer_and_mode() -> None:
     one, other = World(), World()
-    one.model.mask = torch.full((4,), 3.0)  # type: ignore[assignment]
-    one.model.seen = torch.ones(5)  # type: ignore[assignment]  # of another shape
+    one.model.mask = torch.full((4,), 3.0)
+    one.model.seen = torch.ones(5)  # of another shape
     evaluate(one)
 
     step = GroupState((other.model,)).load(GroupState((one.model,)).packed(7))

@@ -29,6 +29,21 @@ from meshmend.net.listener import Address
 from meshmend.processes import die_with_parent
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
+from meshmend.variables import COORDINATOR
+
+_OF_TORCHRUN: Final = [
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+]
+# The trainers that run on a `Job`, by the library that each is made for.
+_TRAINERS: Final = {
+    "transformers": "meshmend.train.hf",
+    "lightning": "meshmend.train.lightning",
+}
 
 
 @dataclass(frozen=True)
@@ -198,6 +213,9 @@ def script_body(script: Script) -> Callable[[], int]:
 
     def run() -> int:
         sys.argv = [script.name, *script.arguments]
+        if COORDINATOR.value_in(os.environ) and _uses_trainer(script):
+            for name in _OF_TORCHRUN:
+                os.environ.pop(name, None)
         if script.is_module:
             sys.path.insert(0, str(Path.cwd()))
             runpy.run_module(script.name, run_name="__main__", alter_sys=True)
@@ -207,6 +225,17 @@ def script_body(script: Script) -> Callable[[], int]:
         return 0
 
     return run
+
+
+def _uses_trainer(script: Script) -> bool:
+    """Whether a script trains by another library's trainer, on a `Job`.
+
+    Such a library would see torchrun's variables and make a process group of its own.
+    """
+    if not _TRAINERS.keys().isdisjoint(sys.modules):
+        return True
+    text = b"" if script.is_module else Path(script.name).read_bytes()
+    return any(name.encode() in text for name in _TRAINERS.values())
 
 
 def exit_code_of(error: BaseException) -> int:

@@ -63,7 +63,7 @@ def preload_training(names: Iterable[str]) -> None:
     elif find_spec("torch"):
         import torch
 
-        preload_modules(["meshmend.train.job"])
+        preload_modules(["meshmend.train.job", "meshmend.torch"])
         torch.optim.SGD([torch.zeros(1)])  # imports torch's compiler here, not in each worker
 
 
