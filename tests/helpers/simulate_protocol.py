@@ -17,12 +17,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds")
     parser.add_argument("--sharded", action="store_true", help="share the optimizer's state")
+    parser.add_argument("--split", action="store_true", help="let both sides live on")
     parser.add_argument("--trace", action="store_true", help="print what happened")
     chosen = parser.parse_args()
     began = process_time()
     runs = []
     for seed in range(chosen.seed, chosen.seed + chosen.seeds):
-        run = simulate(seed, traces=chosen.trace, is_sharded=chosen.sharded)
+        run = simulate(seed, traces=chosen.trace, is_sharded=chosen.sharded, is_split=chosen.split)
         runs.append(run)
         print(*run.trace, sep="\n", end="\n" if run.trace else "")
         if run.problem:
