@@ -275,7 +275,6 @@ STYLES = [
     ("reassigned", "update", 1e-9),
     ("buffers", "update", 1e-9),
     ("static", "backward", 1e-9),
-    ("drawn outside", "update", 1e-9),
     ("fp16 hook", "update", 1e-3),
     ("builtin hook", "update", 1e-3),
 ]
