@@ -137,11 +137,13 @@ def test_each_type_of_parameter_has_a_buffer_of_its_own(dtype: torch.dtype) -> N
 
     step(chips, [6, 6], normalise=False)
 
-    assert [name for _, name in chips[0][1].sizes()] == [str(dtype)[6:], "float32"]
+    # `second`; `first` and `never`; beside the last, which are used, which to sum again, and more
+    of_dtype, of_float32, rest = (str(dtype)[6:], 10), ("float32", 16 + 2), 5 + 2 + 6
+    buckets = [of_dtype, of_float32] if dtype != torch.float64 else [of_float32, of_dtype]
+    expected = [(name, n + rest * (index == 1)) for index, (name, n) in enumerate(buckets)]
+    assert [(name, n) for n, name in chips[0][1].sizes()] == expected
     assert [len(each) for each in chips[0][1].payloads()] == [
-        10 * dtype.itemsize,
-        # weights, `never`, which are used, which to sum again, and six numbers more
-        (16 + 2 + 5 + 2 + 6) * 4,
+        n * getattr(torch, name).itemsize for name, n in expected
     ]
     for replica, _ in chips:
         assert replica.second.weight.grad.dtype == dtype
@@ -159,6 +161,25 @@ def test_running_statistics_become_the_mean_over_the_samples() -> None:
     expected = (INPUTS[:6].mean(0) + INPUTS[6:].mean(0)) / 2
     for replica, _ in chips:
         torch.testing.assert_close(replica[0].running_mean, expected)
+
+
+def test_losses_and_statistics_of_float64_keep_their_digits() -> None:
+    norm = torch.nn.BatchNorm1d(3, momentum=1.0, dtype=torch.float64)
+    inputs = INPUTS.to(torch.float64)
+    chips = chips_of(torch.nn.Sequential(norm, torch.nn.Linear(3, 2, dtype=torch.float64)), 2)
+    losses = []
+    for (replica, gradients), half in zip(chips, torch.split(inputs, 6), strict=True):
+        loss: Any = replica(half).square().mean() / 3
+        loss.backward()
+        losses.append(float(loss.detach()))
+        gradients.gather(losses[-1], 0.5)
+
+    summed([gradients for _, gradients in chips])
+
+    for replica, gradients in chips:
+        assert gradients.scatter() == pytest.approx(sum(losses) / 2, rel=1e-15)
+        mean = (inputs[:6].mean(0) + inputs[6:].mean(0)) / 2
+        torch.testing.assert_close(replica[0].running_mean, mean, rtol=1e-14, atol=1e-14)
 
 
 def test_a_second_step_does_not_see_the_first() -> None:

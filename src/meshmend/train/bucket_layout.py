@@ -21,25 +21,29 @@ Parameters = list[torch.nn.Parameter]
 
 
 def bucket_layout(
-    parameters: Sequence[torch.nn.Parameter], bucket_bytes: int | None = None
+    parameters: Sequence[torch.nn.Parameter],
+    bucket_bytes: int | None = None,
+    *,
+    last: torch.dtype = torch.float32,
 ) -> list[tuple[torch.dtype, Parameters]]:
     """Return the element type and the parameters of each bucket, in the order of their sums.
 
     Goes backwards through the parameters. A bucket holds up to `bucket_bytes`. The last one is
-    of float32 and may have no parameters, because it also holds what a step sums besides gradients.
+    of type `last` and may have no parameters, because it also holds what a step sums besides
+    gradients.
     """
     total = sum(parameter.nbytes for parameter in parameters)
     limit = bucket_bytes or max(SMALLEST_BUCKET_BYTES, total // MOST_BUCKETS)
     full: list[tuple[torch.dtype, Parameters]] = []
-    filling: dict[torch.dtype, Parameters] = {torch.float32: []}
+    filling: dict[torch.dtype, Parameters] = {last: []}
     for parameter in reversed(parameters):
         members = filling.setdefault(parameter.dtype, [])
         if members and _n_bytes(members) + parameter.nbytes > limit:
             full.append((parameter.dtype, members))
             members = filling[parameter.dtype] = []
         members.append(parameter)
-    last = filling.pop(torch.float32)
-    return [*full, *filling.items(), (torch.float32, last)]
+    in_last = filling.pop(last)
+    return [*full, *filling.items(), (last, in_last)]
 
 
 def _n_bytes(parameters: Parameters) -> int:

@@ -51,7 +51,10 @@ class Gradients:
         self._bad_buffers: list[str] = []  # whose change on this chip is not finite
         self._has_trained = False  # whether a step has had a gradient, on any chip
         self.remember()
-        layout = bucket_layout(self._parameters, bucket_bytes)
+        # A loss and running statistics of float64 keep their digits.
+        is_wide = any(each.dtype == torch.float64 for each in (*self._parameters, *self._before))
+        last_type = torch.float64 if is_wide else torch.float32
+        layout = bucket_layout(self._parameters, bucket_bytes, last=last_type)
         n_statistics = sum(before.numel() for before in self._before)
         counts = [n_statistics, len(self._parameters), len(layout), *[1] * _TAIL]
         extras = [*[0] * (len(layout) - 1), sum(counts)]
