@@ -6,8 +6,27 @@ import pytest
 
 from meshmend.membership.history import BegunGeneration, CoordinatorRecord, VoidGeneration
 from meshmend.membership.messages import FRESH
-from meshmend.membership.record_file import RecordSaver, load_history, save_record
+from meshmend.membership.record_file import (
+    VERSION,
+    RecordSaver,
+    load_history,
+    save_record,
+    term_in,
+)
 from small_disks import small_disk
+
+RECORD = CoordinatorRecord(
+    "job",
+    (
+        BegunGeneration(1, (((0, 0), ("host-1", 7001)),), is_confirmed=True, term=3_000_001),
+        BegunGeneration(6, (((0, 1), ("host-2", 7002)),), base=1, step=4, term=3_000_001),
+    ),
+    step=4,
+    highest=6,
+    void=(VoidGeneration(5, 1),),
+    term=4_000_002,
+    lineage=((3_000_001, 6),),
+)
 
 
 def test_a_record_that_finds_a_full_disk_is_saved_as_soon_as_there_is_room(
@@ -51,3 +70,64 @@ def test_a_record_names_the_generations_that_took_no_step(tmp_path: Path) -> Non
     save_record(tmp_path / "record", record)
 
     assert load_history(tmp_path / "record", "job").record == record
+
+
+def test_a_record_of_which_any_bit_has_flipped_is_not_believed(tmp_path: Path) -> None:
+    path = tmp_path / "record"
+    save_record(path, RECORD)
+    whole = path.read_bytes()
+    believed = []
+
+    for bit in range(8 * len(whole)):
+        rotten = bytearray(whole)
+        rotten[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(rotten)
+        if not load_history(path, "job").is_unknown or term_in(path):
+            believed.append(bit)
+
+    assert believed == []
+
+
+def test_a_record_that_was_cut_off_or_goes_on_with_another_is_not_believed(tmp_path: Path) -> None:
+    path = tmp_path / "record"
+    save_record(path, RECORD)
+    whole = path.read_bytes()
+
+    for kept in range(len(whole)):
+        for rest in (b"", bytes(len(whole) - kept), whole[:1]):
+            path.write_bytes(whole[:kept] + rest)
+            if whole[:kept] + rest != whole:
+                assert load_history(path, "job").is_unknown, (kept, rest)
+    for more in (b" ", b"\n", b"}", whole):
+        path.write_bytes(whole + more)
+        assert load_history(path, "job").is_unknown, more
+
+    path.write_bytes(whole)
+    assert load_history(path, "job").record == RECORD
+
+
+def test_a_record_of_an_earlier_version_is_not_believed_and_one_line_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "record"
+    path.write_text('{"version": 1, "kind": "coordinator", "job": "job", "begun": []}')
+
+    assert load_history(path, "job").is_unknown
+
+    [line] = caplog.messages
+    assert f"its version is 1, but this meshmend reads version {VERSION}" in line
+    assert "\n" not in line
+
+
+def test_what_follows_a_record_that_cannot_be_read_is_no_new_beginning(tmp_path: Path) -> None:
+    """The coordinator writes its term at once; if it is killed then, the next one reads that."""
+    path = tmp_path / "record"
+    path.write_bytes(b"")
+
+    for _ in range(2):
+        history = load_history(path, "job")
+        history.take_term(0, 5)
+        save_record(path, history.record)
+
+    assert load_history(path, "job").is_unknown
+    assert not load_history(path, "job").is_new

@@ -60,6 +60,8 @@ class CoordinatorRecord:
     no step. `step` is the highest step that a worker reported. `highest` is the highest generation
     number in use. All workers have the same `fingerprint`. `term` is the coordinator's. `lineage`
     holds the terms before it, each with the highest of its generations that belong to this history.
+    `is_unknown`: the record before this one could not be read, or was lost, and no generation has
+    begun since: a state exists, but it is not known which.
     """
 
     job: str
@@ -70,6 +72,7 @@ class CoordinatorRecord:
     void: tuple[VoidGeneration, ...] = ()
     term: Term = 0
     lineage: tuple[tuple[Term, GenerationNumber], ...] = ()
+    is_unknown: bool = False
 
 
 RECORDS = Codec("a coordinator's record", {"coordinator": CoordinatorRecord})
@@ -79,18 +82,22 @@ RECORDS = Codec("a coordinator's record", {"coordinator": CoordinatorRecord})
 class History:
     """What the coordinator knows about the state that counts.
 
-    `is_unknown`: an earlier coordinator's record cannot be read, or is lost. `is_restarted`: no
-    worker of the recorded run is left, so that nobody waits for one; without a checkpoint the
-    job begins again. `is_committed`: this coordinator has begun a generation, or gone on with one.
-    From then on a state of another coordinator's term that it does not know of counts no more.
+    `is_restarted`: no worker of the recorded run is left, so that nobody waits for one; without a
+    checkpoint the job begins again. `is_committed`: this coordinator has begun a generation, or
+    gone on with one. From then on a state of another coordinator's term that it does not know of
+    counts no more.
     `dropped`: the terms and steps that it took back from its own record for a later term's.
     """
 
     record: CoordinatorRecord
-    is_unknown: bool = False
     is_restarted: bool = False
     is_committed: bool = False
     dropped: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether a state exists of which it is not known which one it is."""
+        return self.record.is_unknown
 
     @property
     def is_new(self) -> bool:
@@ -133,10 +140,9 @@ class History:
             ),
         )
         void = tuple(each for each in void if each.number > begun[0].base)  # others never count
-        self.record = replace(self.record, begun=begun, void=void, step=step)
+        self.record = replace(self.record, begun=begun, void=void, step=step, is_unknown=False)
         self.use_number(generation.number)
-        self.is_unknown = self.is_restarted = False
-        self.is_committed = True
+        self.is_restarted, self.is_committed = False, True
 
     def take_term(self, known: int, token: int) -> None:
         """Take a term that is higher than this one and than those of all earlier coordinators."""
@@ -193,7 +199,8 @@ class History:
                 void = (*void, _void(begun[-1]))
             self.record = replace(self.record, begun=begun[:-1], void=void)
         if self.is_new and status.generation > self.record.highest and status.step > 0:
-            self.is_unknown = True  # it has trained, and lacks a part of its state
+            # It has trained, and lacks a part of its state.
+            self.record = replace(self.record, is_unknown=True)
         if self.is_holder(status) and self.version_of(status) != FRESH:
             self.update_step(status.step)
 

@@ -1,5 +1,10 @@
-"""Saves and loads the coordinator's record: a small file that is replaced as a whole."""
+"""Saves and loads the coordinator's record: a small file that is replaced as a whole.
 
+Its first field is a checksum of the bytes after it. What a disk made of the record is believed only
+if it is what was written, bit for bit.
+"""
+
+import hashlib
 import json
 from collections.abc import Callable
 from logging import getLogger
@@ -11,7 +16,10 @@ from meshmend.files import write_whole
 from meshmend.membership.history import RECORDS, CoordinatorRecord, History
 from meshmend.net.listener import Address
 
-VERSION: Final = 1
+VERSION: Final = 2
+_CHECKSUM_BYTES: Final = 16
+_BEFORE_CHECKSUM: Final = '{"checksum": "'
+_AFTER_CHECKSUM: Final = '", '
 
 _log = getLogger(__name__)
 
@@ -31,7 +39,8 @@ def history_of(text: str, job: str) -> History:
     """Return the history of a job from the text of a record.
 
     A damaged text differs from no text: a state existed, but it is not known which. The history is
-    then marked as unknown, and the coordinator waits for a worker that holds a state.
+    then marked as unknown, and the coordinator waits for a worker that holds a state; the records
+    that follow say so too, until a generation begins.
     """
     try:
         record = _record_of(text)
@@ -66,7 +75,8 @@ def members_in(path: Path) -> tuple[Address, ...]:
 
 def record_text(record: CoordinatorRecord) -> str:
     """Return a record as the text that `history_of` reads."""
-    return json.dumps({"version": VERSION, **RECORDS.encode(record)})
+    rest = json.dumps({"version": VERSION, **RECORDS.encode(record)}).removeprefix("{")
+    return _BEFORE_CHECKSUM + _checksum(rest) + _AFTER_CHECKSUM + rest
 
 
 def save_record(path: Path, record: CoordinatorRecord) -> None:
@@ -108,12 +118,26 @@ class RecordSaver:
 
 
 def _record_of(text: str) -> CoordinatorRecord:
+    """Return the record in a text.
+
+    Raises:
+        MessageError: another version wrote it, or it is not what was written.
+        ValueError: it is no JSON.
+    """
     document = json.loads(text)
     version = document.pop("version", None) if isinstance(document, dict) else None
     if version != VERSION:
         raise MessageError(f"its version is {version!r}, but this meshmend reads version {VERSION}")
+    found = document.pop("checksum", None)
+    begins = f"{_BEFORE_CHECKSUM}{found}{_AFTER_CHECKSUM}"
+    if not text.startswith(begins) or found != _checksum(text.removeprefix(begins)):
+        raise MessageError("it is not what was written: its checksum differs")
     record: CoordinatorRecord = RECORDS.decode(document)
     return record
+
+
+def _checksum(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=_CHECKSUM_BYTES).hexdigest()
 
 
 def _unknown_history(job: str, why: str) -> History:
@@ -122,4 +146,4 @@ def _unknown_history(job: str, why: str) -> History:
         "holds the job's state",
         why,
     )
-    return History(CoordinatorRecord(job), is_unknown=True)
+    return History(CoordinatorRecord(job, is_unknown=True))
