@@ -1,6 +1,10 @@
 """Checkpoints that other programs open: safetensors, transformers, and PyTorch's own DCP."""
 
 import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -291,3 +295,56 @@ def test_a_type_that_safetensors_lacks_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(InputError, match="safetensors has no type for z, which is complex128"):
         export_safetensors(read_checkpoint(tmp_path), tmp_path / "x.safetensors")
+
+
+class Hostile:
+    """An object that runs a command when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.mark}",)
+
+
+def with_hostile_metadata(folder: Path, hostile: Hostile) -> None:
+    (folder / ".metadata").write_bytes(pickle.dumps(hostile))
+
+
+def with_hostile_value(folder: Path, hostile: Hostile) -> None:
+    shutil.rmtree(folder)
+    dcp_save(
+        {"model": {}, "optimizer": {}, "progress": {"step": hostile}},
+        checkpoint_id=folder,
+        no_dist=True,
+    )
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize(
+    ("attack", "words"),
+    [
+        (with_hostile_metadata, "its metadata asks for posix.system, which DCP does not write"),
+        (with_hostile_value, "progress.step is neither a tensor nor a plain value"),
+    ],
+)
+def test_code_in_a_dcp_folder_is_refused_in_one_line_and_does_not_run(
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    attack: Callable[[Path, Hostile], None],
+    words: str,
+) -> None:
+    mark, goal = tmp_path / "it-ran", tmp_path / "again"
+    write_dcp(read_checkpoint(run).state, tmp_path / "dcp")
+    attack(tmp_path / "dcp", Hostile(mark))
+
+    code = run_line(["checkpoint", "import", str(tmp_path / "dcp"), "-o", str(goal)])
+
+    captured = capsys.readouterr()
+    assert code == 2
+    assert len(captured.err.splitlines()) == 1
+    assert words in captured.err
+    assert not captured.out
+    assert not mark.exists()
+    assert not goal.exists()
