@@ -168,7 +168,7 @@ def test_four_chips_that_lose_one_and_get_it_back_have_the_losses_of_the_plain_l
     ("text", "said"),
     [
         ("raise ValueError('no data')", r"failed: ValueError: no data\nTraceback"),
-        ("import sys; sys.exit('that is all')", r"failed: that is all\nthat is all"),
+        ("import sys; sys.exit('that is all')", r"failed: that is all\n$"),
         ("import os; os.kill(os.getpid(), 9)", r"did not finish: chip .* died: killed by SIGKILL"),
     ],
 )
@@ -186,7 +186,7 @@ def test_a_script_that_fails_on_all_chips_ends_with_its_first_words(
 
 # A small model, and something that happens before, in or after its loop.
 SCRIPT = """
-import os, pathlib, sys, time, torch
+import os, pathlib, shutil, sys, time, torch
 from meshmend.train import Job
 
 what, chip = sys.argv[1], os.environ["MESHMEND_CHIP"]
@@ -196,7 +196,14 @@ inputs = torch.randn(500, 8)
 dataset = torch.utils.data.TensorDataset(inputs, inputs[:, :1])
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-job = Job(model, optimizer, dataset, batch=16, steps=20)
+more = {}
+if what == "nothing to resume":
+    more["resume"] = pathlib.Path("no-checkpoints")
+if what == "bad batch":
+    more["policy"] = "grow"
+if what == "bad arguments":
+    sys.exit(2)
+job = Job(model, optimizer, dataset, batch=16, steps=20, **more)
 for inputs, labels in job:
     loss = torch.nn.functional.mse_loss(model(inputs), labels)
     optimizer.zero_grad()
@@ -213,6 +220,12 @@ for inputs, labels in job:
     if what == "all leave" and job.step_number == 5:
         sys.exit(0)
     job.step(loss)
+    if what == "vanish" and chip == "0,0" and job.step_number == 5:
+        shutil.rmtree(sys.argv[2])
+    if what == "late input error" and job.step_number == 5:
+        while '"event":"step"' not in (pathlib.Path(sys.argv[2]) / "events.jsonl").read_text():
+            time.sleep(0.02)
+        Job(model, optimizer, dataset, batch=16, steps=20)
     plans = pathlib.Path(os.environ["MESHMEND_JOB_DIR"]) / "plans"
     while what == "plans" and not list(plans.glob("*.json")):
         time.sleep(0.02)
@@ -258,6 +271,42 @@ def test_a_job_that_did_not_finish_is_not_a_success(
 
         assert ran.end() == 1, ran.err
         assert re.search(f"did not finish: {said}", ran.err), ran.err
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "said"),
+    [
+        ("nothing to resume", 2, r"chip .* failed: .*no-checkpoints.* but it has none; resume="),
+        ("bad batch", 2, r"a batch policy needs to be constant or shrink, but got 'grow'"),
+        ("bad arguments", 2, r"chip \(0, [01]\) died: exit code 2"),
+        ("late input error", 1, r"InputError: a process can train one job"),
+    ],
+)
+def test_a_script_that_is_refused_before_its_first_step_ends_with_exit_code_2(
+    what: str, code: int, said: str, script: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    with commands(tmp_path) as start:
+        options = ("--mesh", "1x2", "--run-dir", folder)
+        ran = start("run", "run", "--elastic", *options, script, what, folder)
+
+        assert ran.end() == code, ran.err
+        assert re.search(f"did not finish: .*{said}", ran.err), ran.err
+
+
+def test_a_run_whose_folder_vanished_is_no_success_and_names_the_chips(
+    script: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    with commands(tmp_path) as start:
+        options = ("--mesh", "1x2", "--run-dir", folder)
+        ran = start("run", "run", "--elastic", *options, script, "vanish", folder)
+
+        assert ran.end() == 1, ran.err
+        assert "meshmend: 20 steps; samples not checked" in ran.err
+        assert "without a step" not in ran.err
+        assert "lost" not in ran.err
+        assert "no ledger tells what chip (0, 0), (0, 1) did in steps 1 to 20" in ran.err
 
 
 def test_a_chip_that_ends_well_too_early_is_lost_and_the_others_finish(

@@ -357,7 +357,7 @@ def test_a_loop_whose_steps_could_not_be_undone_is_refused_before_its_first_step
 
     ended = meshmend_run("--elastic", "--mesh", "1x1", script)
 
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert words in ended.stderr
     assert "done" not in ended.stdout
 
@@ -373,7 +373,7 @@ def test_a_script_that_has_not_joined_the_others_does_not_train_alone(tmp_path: 
 
     ended = meshmend_run("--elastic", "--mesh", "1x2", script)
 
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert "this worker has not joined them and would train alone; call" in ended.stderr
 
 

@@ -155,7 +155,7 @@ def test_a_second_job_in_a_process_is_refused_in_one_line(tmp_path: Path) -> Non
         """,
     )
 
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert "a process can train one job, but this script makes a second one" in ended.stderr
 
 

@@ -27,10 +27,11 @@ RunDirOption = Annotated[
 
 
 def run_elastic_script(run: "ElasticScript") -> int:
-    """Run a script through all faults; return 0 if it finished, else print why it did not."""
+    """Run a script through all faults; return 0 if it finished, else print why not."""
     from meshmend.cli.job_lines import job_line
     from meshmend.errors import TerminatedError
     from meshmend.launch.elastic_script import run_script
+    from meshmend.launch.forked_worker import BAD_INPUT
     from meshmend.launch.termination import TERMINATED, terminable
 
     def show(timed: "TimedEvent") -> None:
@@ -46,7 +47,7 @@ def run_elastic_script(run: "ElasticScript") -> int:
         what, _, trace = result.outcome.why.partition("\n")
         note(f"meshmend: the job did not finish: {what}")
         print(trace, end="", file=sys.stderr)
-        return 1
+        return BAD_INPUT if result.outcome.is_refused else 1
     note(f"meshmend: {_summary(result)}")
     for words in (*result.audit.faults, *result.audit.unchecked):
         note(f"meshmend: {words}")

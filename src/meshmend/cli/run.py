@@ -86,7 +86,8 @@ def run_command(
 
     With --elastic the script loops over a meshmend.train.Job or JaxJob instead, or keeps its own
     loop over a process group that meshmend.torch.reconfigure mends; chips may die and come back,
-    and the exit code is 0 if the others finish.
+    and the exit code is 0 if the others finish. It is 2 if the script is refused before its first
+    step.
 
     **Examples**
 

@@ -242,6 +242,7 @@ def train_command(
     from meshmend.launch.one_thread import compute_in_one_thread
 
     compute_in_one_thread()  # before torch is imported, below
+    from meshmend.launch.forked_worker import BAD_INPUT
     from meshmend.launch.training import Training, finished_step, new_run_dir, train
     from meshmend.membership.timing import Timing
     from meshmend.planning.environment import sums_payloads_in
@@ -297,6 +298,8 @@ def train_command(
         print(f"report   {result.summary['report'] or 'not written'}")
     if result.failure:
         note(f"meshmend: {result.failure}")
+    if result.is_refused:
+        return BAD_INPUT
     return 1 if result.failure else 0
 
 

@@ -19,6 +19,7 @@ from meshmend.faults.fault import parse_fault
 from meshmend.faults.fault_injector import FaultInjector, InjectedFault
 from meshmend.launch.children import Child
 from meshmend.launch.elastic_job import ElasticJob, Outcome
+from meshmend.launch.forked_worker import BAD_INPUT
 from meshmend.launch.job_page import JobPage, LineReader, PageRequest
 from meshmend.launch.job_processes import GAVE_UP, JobProcesses
 from meshmend.launch.observer import Observer
@@ -113,6 +114,7 @@ class _Launcher:
         self._chip_counts: list[int] = []
         self._handled_pids: set[int] = set()  # processes whose end was handled
         self._failures: list[str] = []
+        self._refusals: list[str] = []  # those of the failures that are of bad input
         self._left_early: list[str] = []
         self._trained: set[Chip] = set()  # chips that have finished a step
         self._lost_early: dict[Chip, str] = {}  # how chips died that had finished none by then
@@ -193,8 +195,9 @@ class _Launcher:
         if not why and self._over_since is None:
             why = [*self._failures, *self._left_early, "no worker is left"][0]
         never = [words for chip, words in self._lost_early.items() if chip not in self._trained]
+        is_refused = why in self._refusals and not self._trained
         recoveries, chips = tuple(self._recoveries.faults), tuple(self._chip_counts)
-        return Outcome(not why, why, recoveries, chips, tuple(never))
+        return Outcome(not why, why, recoveries, chips, tuple(never), is_refused)
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._started
@@ -363,6 +366,8 @@ class _Launcher:
         else:
             words = f"chip {chip} died: {child.how_it_ended}"
             self._failures.append(words)
+        if child.code == BAD_INPUT:
+            self._refusals.append(self._failures[-1])
         if self._over_since is None and chip not in self._trained:
             self._lost_early[chip] = words
         if self._over_since is not None and chip in self._members():

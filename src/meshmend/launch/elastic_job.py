@@ -68,7 +68,9 @@ class Outcome:
     `why` is the first failure in words, and empty if the job finished. `chips` counts the chips of
     each generation. `never_trained` says of each chip that died, without an injected fault, before
     its first step, and did not come back, how it died: such a job ran on fewer chips than it was
-    started on from its first step to its last, which is no success.
+    started on from its first step to its last, which is no success. `is_refused` says that no step
+    was done because of bad input: the script asked for what cannot be done, or its arguments are
+    wrong.
     """
 
     is_finished: bool
@@ -76,6 +78,7 @@ class Outcome:
     recoveries: tuple[Recovery, ...]
     chips: tuple[int, ...]
     never_trained: tuple[str, ...] = ()
+    is_refused: bool = False
 
     @property
     def fewer_chips(self) -> str:

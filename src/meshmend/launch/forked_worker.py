@@ -23,13 +23,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from meshmend.errors import ResumeError
+from meshmend.errors import InputError, ResumeError
 from meshmend.launch.one_thread import compute_in_threads
 from meshmend.net.listener import Address
 from meshmend.processes import die_with_parent
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.variables import COORDINATOR
+
+BAD_INPUT: Final = 2  # the exit code of a worker, and of a command, that was refused its input
 
 _OF_TORCHRUN: Final = [
     "RANK",
@@ -242,6 +244,8 @@ def exit_code_of(error: BaseException) -> int:
     """Return the exit code of a script that ended with this exception."""
     if isinstance(error, SystemExit) and isinstance(error.code, int | None):
         return int(error.code or 0) & 0xFF
+    if isinstance(error, InputError):
+        return BAD_INPUT
     return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 

@@ -111,6 +111,7 @@ class TrainingResult:
     run: TrainingRun
     failure: str
     is_finished: bool = True
+    is_refused: bool = False  # no step was done, because of bad input
 
 
 def train(training: Training, show: Callable[[TimedEvent], None]) -> TrainingResult:
@@ -149,7 +150,7 @@ def train(training: Training, show: Callable[[TimedEvent], None]) -> TrainingRes
     summary |= {"run_dir": str(folder), "report": _report(run, folder / "report.html")}
     failure = "" if outcome.is_finished else f"the job did not finish: {outcome.why}"
     why = failure or _why_untrusted(found, is_asked=training.checks) or outcome.fewer_chips
-    return TrainingResult(summary, run, why, outcome.is_finished)
+    return TrainingResult(summary, run, why, outcome.is_finished, outcome.is_refused)
 
 
 def finished_step(training: Training) -> int | None:
