@@ -48,9 +48,7 @@ class Chip:
     def reach(self, moment: str) -> None:
         """Die if this is the moment."""
         self._n_passes += moment == "forward"
-        is_now = self._moment_at.get(self._step) == moment and (
-            moment == "update" or self._n_passes == self._passes
-        )
+        is_now = self._moment_at.get(self._step) == moment and self._n_passes == self._passes
         killed = self._folder / f"killed-{self._step}"
         if not is_now or killed.exists():
             return
@@ -72,7 +70,7 @@ def watched(parts: Any) -> dict[str, list[float]]:
 
 
 def hook(parts: Any, chip: Chip) -> None:
-    """Let a chip die in the forward pass, the backward pass, or the update."""
+    """Let a chip die in the forward pass or the backward pass."""
     import torch
 
     def forward(*_: Any) -> None:
@@ -85,7 +83,6 @@ def hook(parts: Any, chip: Chip) -> None:
     disable: Any = torch.compiler.disable  # untyped; the compiler shall not look into the hook
     parts.model.register_forward_hook(disable(forward))
     next(parts.model.parameters()).register_hook(backward)
-    parts.optimizers[-1].register_step_pre_hook(lambda *_: chip.reach("update"))
 
 
 def die_in_sums(chip: Chip) -> None:
@@ -161,10 +158,16 @@ def group_loop(folder: Path, cell: dict[str, Any]) -> int:
     dist.init_process_group("meshmend")
     parts = style.make()
     hook(parts, chip)
-    ddp = DistributedDataParallel(parts.model, bucket_cap_mb=1e-4, **parts.ddp)
+    ddp = DistributedDataParallel(parts.model, **{"bucket_cap_mb": 1e-4, **parts.ddp})
     if parts.after_ddp is not None:
         parts.after_ddp(ddp)
     parts.net = torch.compile(ddp, backend="aot_eager") if parts.compiled else ddp
+
+    def mean(loss: Any) -> Any:
+        dist.all_reduce(loss)
+        return loss / dist.get_world_size()
+
+    parts.mean = mean
     scaler = [parts.scaler] if parts.scaler else []
     meshmend.torch.reconfigure(ddp, *parts.optimizers, *parts.also, *scaler)
     for step in meshmend.torch.steps(cell["steps"]):
@@ -187,6 +190,8 @@ def hf_loop(folder: Path, cell: dict[str, Any]) -> int:
     from meshmend.train.hf import Trainer
     from styles import BATCH, samples
 
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        os.environ.pop(name, None)  # as `meshmend run` does for scripts with a trainer
     chip, style = Chip(folder, cell), style_of(cell)
     parts = style.make()
     hook(parts, chip)
@@ -366,7 +371,6 @@ def main() -> None:
             on_event=lambda _: None,
             faults=tuple(parse_fault(text, mesh) for text in cell["inject"]),
             timing=Timing(heartbeat_timeout_s=60.0, holder_timeout_s=5.0),
-            checks=True,
         )
     )
     notes = [

@@ -39,6 +39,7 @@ class Parts:
     step: int = 0
     results: list[float] = field(default_factory=list)  # what the loop found besides
     net: Any = None
+    mean: Callable[[Tensor], Tensor] = lambda loss: loss  # over the shares of all chips
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -273,7 +274,7 @@ def closure(p: Parts, inputs: Tensor, labels: Tensor) -> Tensor:
         loss = mse_loss(p.net(inputs), labels)
         loss.backward()
         losses.append(loss.detach())
-        return loss
+        return p.mean(loss.detach())  # the optimizer decides by it whether to go on
 
     p.optimizer.step(compute)
     return losses[0]
@@ -654,7 +655,7 @@ STYLES: Final[Sequence[Style]] = (
     style("communication hook", lambda: parts(after_ddp=python_hook), fronts=_GROUP),
     style("built-in communication hook", lambda: parts(after_ddp=builtin_hook), fronts=_GROUP),
     style("activation checkpointing", lambda: parts(Checkpointed), fronts=_ALL),
-    style("compile", lambda: parts(compiled=True)),
+    style("compile", lambda: parts(compiled=True, ddp={"bucket_cap_mb": 25})),
     style(
         "scheduler that the job knows",
         lambda: scheduled(told=True, in_hook=True),
@@ -702,7 +703,7 @@ STYLES: Final[Sequence[Style]] = (
         "reassigned buffer that is not saved",
         lambda: parts(lambda: Counting(persistent=False, reassigned=True)),
     ),
-    style("batch norm", lambda: parts(Normed), by_share=True),
+    style("batch norm", lambda: parts(Normed, momentum), by_share=True),
     style("weight tying", lambda: parts(Tied), fronts=_ALL),
     style("two optimizers", two_optimizers, both),
     style("rates per layer", lambda: parts(optimizer=rate_groups), fronts=_ALL),

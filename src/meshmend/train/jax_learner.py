@@ -63,7 +63,7 @@ class JaxLearner:
         totals: Sequence[Any] = self._program.flat.zeros()
         for start in range(0, share.n_samples, self._micro_batch):
             places = np.arange(start, start + self._micro_batch)
-            weights = ((places < share.n_samples) / share.batch).astype(np.float32)
+            weights = ((places < share.n_samples) / share.batch).astype(totals[0].dtype)
             # The last sample fills the rest: its loss is finite if the loss of the step is.
             chosen = np.minimum(places, share.n_samples - 1)
             part = jax.tree.map(lambda array, at=chosen: array[at], arrays)

@@ -43,8 +43,9 @@ class JaxProgram:
         """
         some = np.zeros(micro_batch, dtype=np.int64)
         filled = jax.tree.map(lambda array: np.asarray(array)[some], batch)
-        weights = np.zeros(micro_batch, dtype=np.float32)
-        self.accumulate.trace(params, self.flat.zeros(), filled, weights, places_of(some))
+        totals = self.flat.zeros()
+        weights = np.zeros(micro_batch, dtype=totals[0].dtype)
+        self.accumulate.trace(params, totals, filled, weights, places_of(some))
         self.init.trace(params)
         self.update.trace(params, jax.eval_shape(self.init, params), self.flat.zeros())
 
