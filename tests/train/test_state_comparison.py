@@ -11,6 +11,8 @@ from commanding import Ended, meshmend_run
 
 pytest.importorskip("torch")
 
+from meshmend.train.checkpoint_names import complete_steps
+
 _BEGIN = """
 import json, os, random, struct, sys
 import torch
@@ -205,3 +207,48 @@ def test_a_state_that_does_not_load_as_it_was_sent_is_found_before_the_next_step
 
     assert ended.returncode == 1
     assert re.search(r"in also\.1\.count \(\d+ against 0\)", ended.stderr), ended.stderr
+
+
+_FLIPPED_AND_KILLED = """
+import logging, pathlib, signal, time
+from meshmend.train import Saving
+
+logging.basicConfig(force=True)  # pytest's handler would keep warnings
+folder = pathlib.Path(sys.argv[0]).parent / "checkpoints"
+model = torch.nn.Sequential(torch.nn.Linear(8, 999), torch.nn.Linear(999, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+job = Job(model, optimizer, dataset, batch=16, steps=30, compare_every=1000,
+          saving=Saving(folder, every=10), resume="auto")
+if job.rank == 0:
+    print(f"begins at {job.step_number}", flush=True)
+for features, targets in job:
+    loss = mse(model(features), targets)
+    loss.backward()
+    job.step(loss)
+    if job.step_number == 15 and job.rank == 1 and "FLIP" in os.environ:
+        with torch.no_grad():
+            model[0].weight.view(torch.int32)[700, 3] ^= 1 << 22
+    if job.step_number == 24 and "FLIP" in os.environ:
+        while len(list((folder / "step-00000020").glob("shard-*"))) < 2:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_checkpoint_of_a_chip_whose_bit_flipped_is_not_resumed_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All chips die after it, before their states are compared."""
+    with monkeypatch.context() as flipped:
+        flipped.setenv("FLIP", "1")
+        killed = run(tmp_path, _FLIPPED_AND_KILLED)
+
+    resumed = run(tmp_path, _FLIPPED_AND_KILLED)
+
+    assert killed.returncode == 1
+    assert "begins at 0" in killed.stdout
+    assert complete_steps(tmp_path / "checkpoints") == [10, 20, 30]
+    assert resumed.returncode == 0, resumed.stderr
+    assert "begins at 10" in resumed.stdout
+    assert "chips (0, 0), (0, 1) had different states" in resumed.stderr
+    assert "replicas equal bit for bit" in resumed.stderr
