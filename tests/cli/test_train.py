@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from commanding import commands
+from waiting import until
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -107,3 +108,49 @@ def test_a_run_is_one_json_object_and_can_be_taken_up_with_another_learning_rate
     before, after = answer["evaluation"], taken_up["evaluation"]
     assert after["accuracy"] == before["accuracy"]  # such small steps change nothing
     assert '"rate":1e-09' in (second / "events.jsonl").read_text()
+
+
+@pytest.mark.slow
+def test_one_command_starts_a_run_goes_on_and_says_that_it_is_finished(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    common = ("train", "--norm", "group", "--mesh", "1x2", "--batch", "8", "--save-every", "4")
+    auto = (*common, "--run-dir", folder, "--resume", "auto")
+    with commands(tmp_path) as start:
+        first = start("first", *auto, "--steps", "4", "--json")
+        assert first.end() == 0, first.err
+        second = start("second", *auto, "--steps", "8", "--json")
+        assert second.end() == 0, second.err
+        third = start("third", *auto, "--steps", "8")
+        assert third.end() == 0, third.err
+        short = start("short", *auto, "--steps", "6")
+        assert short.end() == 2
+        straight = start(
+            "straight", *common, "--run-dir", tmp_path / "straight", "--steps", "8", "--json"
+        )
+        assert straight.end() == 0, straight.err
+
+    began, ended, whole = (json.loads(each.out) for each in (first, second, straight))
+    assert began["steps"] == 4
+    assert ended["steps"] == 8
+    assert ended["samples"] == {"used": 32, "lost": 0, "repeated": 0}  # of the last four steps
+    assert ended["final_loss"] == pytest.approx(whole["final_loss"], rel=1e-5)
+    assert "finished: 8 of 8 steps; nothing is left to do" in third.out
+    assert "without a step" not in third.out + third.err
+    assert short.err.splitlines()[-1].endswith("set steps to at least 8")
+
+
+@pytest.mark.slow
+def test_a_run_whose_folder_vanishes_is_no_success_and_names_the_chips(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    line = ("train", "--norm", "group", "--mesh", "1x2", "--batch", "8", "--run-dir", folder)
+    with commands(tmp_path) as start:
+        ran = start("run", *line, "--steps", "60", "--save-every", "20")
+        events = folder / "events.jsonl"
+        until(lambda: events.exists() and '"event":"step"' in events.read_text())
+        folder.rename(tmp_path / "elsewhere")
+
+        assert ran.end() == 1, ran.err
+
+    assert "steps     60 of 60" in ran.out
+    assert "without a step" not in ran.out + ran.err
+    assert "no ledger tells what chip (0, 0), (0, 1) did in steps 1 to 60" in ran.err
