@@ -7,26 +7,10 @@ through three moments: about a third of all cells.
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from matrix import Row, check, distance, rows
-
-# What is not as it should be yet, and why.
-_GAPS = {
-    "without backward-job": "one chip refuses, the others have counted the step and train on",
-}
-
-
-def cases(chosen: list[Row]) -> list[Any]:
-    """Return rows as parameters of a test; those with a known gap are skipped."""
-    return [
-        pytest.param(
-            row, id=str(row), marks=[pytest.mark.skip(_GAPS[str(row)])] if str(row) in _GAPS else []
-        )
-        for row in chosen
-    ]
 
 
 def some_rows() -> list[Row]:
@@ -40,13 +24,13 @@ def some_rows() -> list[Row]:
     return found
 
 
-@pytest.mark.parametrize("row", cases(some_rows()))
+@pytest.mark.parametrize("row", some_rows(), ids=str)
 def test_a_loop_is_equal_to_the_plain_one_or_refused(row: Row, tmp_path: Path) -> None:
     check(row, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", cases(rows()))
+@pytest.mark.parametrize("row", rows(), ids=str)
 def test_a_loop_killed_at_every_moment_is_equal_to_the_plain_one_or_refused(
     row: Row, tmp_path: Path
 ) -> None:

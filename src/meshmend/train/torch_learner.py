@@ -237,7 +237,8 @@ class TorchLearner:
         self._model.load_state_dict(state["model"])
         load_other_buffers(self._model, state.get("buffers", {}))
         self._gradients.remember()
-        self._gradients.skip_check()
+        if state.get("progress", {}).get("step") != 0:  # else the job begins with it
+            self._gradients.skip_check()
         self._optimizers.load_state_dict(state["optimizer"])
         for part, part_state in zip(self._also, state["also"], strict=True):
             part.load_state_dict(part_state)
