@@ -1,5 +1,7 @@
 """The coordinator's record on disk: replaced as a whole, and saved later if the disk is full."""
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,12 @@ RECORD = CoordinatorRecord(
 )
 
 
+def put(path: Path, data: bytes) -> None:
+    """Make this a file's content; a truncated file would be flushed to disk, which takes long."""
+    path.unlink(missing_ok=True)
+    path.write_bytes(data)
+
+
 def test_a_record_that_finds_a_full_disk_is_saved_as_soon_as_there_is_room(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -50,6 +58,26 @@ def test_a_record_that_finds_a_full_disk_is_saved_as_soon_as_there_is_room(
 
         assert load_history(path, "job").step == 2
         assert sorted(disk.iterdir()) == [path]
+
+
+def test_a_record_and_then_the_name_that_it_has_are_flushed_to_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power failure could bring back the record before it, or none."""
+    path = tmp_path / "record"
+    flushed: list[tuple[bool, bool]] = []
+    fsync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        flushed.append((is_folder, path.exists()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+
+    save_record(path, RECORD)
+
+    assert flushed == [(False, False), (True, True)]
 
 
 def test_a_saved_record_is_not_written_again() -> None:
@@ -81,7 +109,7 @@ def test_a_record_of_which_any_bit_has_flipped_is_not_believed(tmp_path: Path) -
     for bit in range(8 * len(whole)):
         rotten = bytearray(whole)
         rotten[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(rotten)
+        put(path, bytes(rotten))
         if not load_history(path, "job").is_unknown or term_in(path):
             believed.append(bit)
 
@@ -95,14 +123,14 @@ def test_a_record_that_was_cut_off_or_goes_on_with_another_is_not_believed(tmp_p
 
     for kept in range(len(whole)):
         for rest in (b"", bytes(len(whole) - kept), whole[:1]):
-            path.write_bytes(whole[:kept] + rest)
+            put(path, whole[:kept] + rest)
             if whole[:kept] + rest != whole:
                 assert load_history(path, "job").is_unknown, (kept, rest)
     for more in (b" ", b"\n", b"}", whole):
-        path.write_bytes(whole + more)
+        put(path, whole + more)
         assert load_history(path, "job").is_unknown, more
 
-    path.write_bytes(whole)
+    put(path, whole)
     assert load_history(path, "job").record == RECORD
 
 
