@@ -51,7 +51,7 @@ class CoordinatorProcess(Process):
         self.is_done = False
         history = history_of(disk.record, spec.job) if disk.record is not None else None
         if disk.is_record_outdated or (history is not None and history.is_unknown):
-            rules.forgive_history()
+            rules.allow_forks("the coordinator's record is spoilt or out of date")
         self._saver = RecordSaver(lambda record: disk.write_record(record_text(record)))
         self.coordinator = Coordinator(
             spec,

@@ -1,6 +1,7 @@
 """The disks of a job: the coordinator's record, and the checkpoints that all workers share."""
 
 from dataclasses import dataclass, field
+from random import Random
 
 from meshmend.errors import InputError
 from meshmend.membership.record_file import history_of
@@ -28,6 +29,7 @@ class Disk:
     is_full: bool = False
     is_slow: bool = False
     damaged: set[int] = field(default_factory=set)  # steps whose checkpoints cannot be read
+    _record_before: str | None = None
     _shards: dict[tuple[int, int], dict[int, State]] = field(default_factory=dict)
 
     def write_record(self, text: str) -> None:
@@ -39,7 +41,22 @@ class Disk:
         if self.is_full:
             self.is_record_outdated = True
             raise OSError("no space")
+        self._record_before = self.record
         self.record, self.is_record_outdated = text, False
+
+    def spoil_record(self, how: str, random: Random) -> None:
+        """Make of the record what a bad disk does: tear it, flip a bit, or lose the last write."""
+        if self.record is None:
+            return
+        at = random.randrange(len(self.record))
+        match how:
+            case "torn":
+                self.record = self.record[:at]
+            case "rotten":
+                flipped = chr(ord(self.record[at]) ^ 1 << random.randrange(8))
+                self.record = self.record[:at] + flipped + self.record[at + 1 :]
+            case "lost":
+                self.record, self.is_record_outdated = self._record_before, True
 
     @property
     def term(self) -> int:

@@ -65,6 +65,14 @@ def _kill_coordinator(world: World) -> None:
     world.kill_coordinator(how=world.events.random.choice(_KILLS))
 
 
+def _spoil_record(world: World) -> None:
+    """Spoil the coordinator's record while it runs, or while it is down."""
+    random = world.events.random
+    if random.random() < 0.8:
+        world.kill_coordinator(how=random.choice(_KILLS))
+    world.spoil_record(random.choice(["torn", "rotten", "lost"]))
+
+
 def _freeze_workers(world: World) -> None:
     random, live = world.events.random, world.mesh.live
     for chip in random.sample(live, random.choice([1, 1, 2, len(live)])):
@@ -211,5 +219,5 @@ SPLIT_FAULTS: tuple[Callable[[World], None], ...] = (
     *(_strand, _strand, _partition, _partition, _drop_one_way, _freeze_workers),
     *(_kill_one, _kill_several, _kill_coordinator, _kill_coordinator, _freeze_coordinator),
     *(_damaged_checkpoint, _full_disk, _second_coordinator, _second_coordinator),
-    *(_second_coordinator_without_record,),
+    *(_second_coordinator_without_record, _spoil_record),
 )

@@ -41,7 +41,6 @@ class Invariants:
     def __init__(self, events: EventLoop) -> None:
         self._events = events
         self.is_forgiving = False
-        self.is_forked = False
         self._told_dropped: set[Chip | None] = set()
         self.settled: list[State] = [State(0, 0, 0)]  # by step
         self._formed: dict[int, Generation] = {}
@@ -57,22 +56,18 @@ class Invariants:
         self.n_generations = 0
         self.failure = ""
 
-    def forgive_history(self) -> None:
-        """Take in that a record was lost with a full or broken disk: then a state may be, too."""
-        self.is_forgiving = True
-        self._events.tell("invariants", "the coordinator's record is out of date")
+    def allow_forks(self, why: str) -> None:
+        """Take in that a coordinator does not know of what another one did: each may go on.
 
-    def allow_forks(self) -> None:
-        """Take in that two coordinators do not know of each other: then each goes on by itself.
-
-        What must hold all the same: nothing that was settled vanishes without an event.
+        What must hold all the same: no sum is over different replicas or misses a sample, and
+        nothing that was settled vanishes without an event.
         """
-        self.is_forked = self.is_forgiving = True
-        self._events.tell("invariants", "two coordinators do not know of each other")
+        self.is_forgiving = True
+        self._events.tell("invariants", why)
 
     def replaced(self, chip: Chip, before: State, after: State) -> None:
         """Take in that a worker gives up a state for another one."""
-        if not self.is_forked:
+        if not self.is_forgiving:
             return
         lost, states = before, set()
         while after.step > 0:
@@ -132,7 +127,8 @@ class Invariants:
     ) -> State:
         """Take in that a worker finished a step; return what it holds then."""
         batch = parts[0][2]
-        self.check({part[3] for part in parts} == {before.digest}, "a sum over different replicas")
+        if {part[3] for part in parts} != {before.digest}:
+            raise ProtocolError("a sum over different replicas")
         self._check_samples(before.position, batch, parts)
         step = before.step + 1
         digest = digest_after(before, number, parts)
@@ -199,12 +195,15 @@ class Invariants:
         self.check(state.step < top.step or before == top, f"{chip} forks after step {top.step}")
 
     def _check_samples(self, start: int, batch: int, parts: Sequence[Contribution]) -> None:
+        """Check that a sum is over each sample of a step once, whatever else has broken."""
         shares = sorted(Share(*part[:3]).start for part in parts)
         at = start
         for first, stop, _, _ in sorted(parts):
-            self.check(first == at, f"samples from {at} to {first} of {shares} are missing")
+            if first != at:
+                raise ProtocolError(f"samples from {at} to {first} of {shares} are missing")
             at = stop
-        self.check(at == start + batch, f"samples from {at} on are missing or used twice")
+        if at != start + batch:
+            raise ProtocolError(f"samples from {at} on are missing or used twice")
 
     def check(self, is_right: bool, what: str) -> None:
         """Raise ProtocolError unless something is right."""

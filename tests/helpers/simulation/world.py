@@ -171,8 +171,13 @@ class World:
         self.disturb(f"a second coordinator, {'with' if has_record else 'without'} the record")
         if not has_record:
             self._record_disk = Disk()
-            self.rules.allow_forks()
+            self.rules.allow_forks("two coordinators do not know of each other")
         self.coordinator = self._new_coordinator()
+
+    def spoil_record(self, how: str) -> None:
+        """Make of the coordinator's record what a bad disk does."""
+        self.disturb(f"a {how} record")
+        self._record_disk.spoil_record(how, self.events.random)
 
     def freeze(self, process: Process, seconds: float) -> None:
         """Stop a process for a while; its kernel answers, it does not."""
