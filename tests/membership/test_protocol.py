@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 
 from meshmend.membership import history as history_rules
-from meshmend.membership import timing
+from meshmend.membership import record_file, timing
 from meshmend.membership.admission import Admission
 from meshmend.membership.client import MembershipClient
 from meshmend.membership.coordinator import Coordinator
-from meshmend.membership.history import History
+from meshmend.membership.history import CoordinatorRecord, History
 from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.membership.membership import Membership
 from meshmend.membership.messages import FRESH, Go, Hello, Message, Status
@@ -228,6 +228,38 @@ def drop_without_a_word(patch: Patch) -> None:
     patch.setattr(Coordinator, "_tell_dropped", lambda coordinator, chip, status: None)
 
 
+def go_back_to_an_earlier_term(patch: Patch) -> None:
+    """A worker follows a coordinator of an earlier term than the one that it has heard of."""
+    received = MembershipClient.received
+
+    def believe(client: MembershipClient, message: Message) -> bool:
+        highest, client._term = client._term, 0
+        goes_on = received(client, message)
+        client._term = max(highest, client._term)
+        return goes_on
+
+    patch.setattr(MembershipClient, "received", believe)
+
+
+def believe_a_rotten_record(patch: Patch) -> None:
+    """The checksum of a record is not looked at."""
+    patch.setattr(record_file, "_checksum", lambda text: "0")
+
+
+def take_a_spoilt_record_for_none(patch: Patch) -> None:
+    """A coordinator that cannot read the record takes the job for a new one."""
+    patch.setattr(record_file, "_unknown_history", lambda job, why: History(CoordinatorRecord(job)))
+
+
+def forget_that_the_record_was_spoilt(patch: Patch) -> None:
+    """A coordinator that could not read the record writes one that says nothing of it."""
+    patch.setattr(
+        coordinator_process,
+        "record_text",
+        lambda record: record_text(replace(record, is_unknown=False)),
+    )
+
+
 # Each with a seed that caught it, which is tried first; after a change of the protocol it may be
 # another one.
 MUTANTS: dict[Callable[[Patch], None], int] = {
@@ -254,8 +286,12 @@ FENCING_MUTANTS: dict[Callable[[Patch], None], int] = {
     keep_no_term: 6,
     take_the_same_term: 6,
     never_give_way: 6,
-    take_every_term_for_ones_own: 70,
+    take_every_term_for_ones_own: 124,
     drop_without_a_word: 124,
+    go_back_to_an_earlier_term: 36,
+    believe_a_rotten_record: 31,
+    take_a_spoilt_record_for_none: 15,
+    forget_that_the_record_was_spoilt: 282,
 }
 
 

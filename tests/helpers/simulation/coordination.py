@@ -11,7 +11,7 @@ from meshmend.errors import JobFailedError, RefusedError, StoppedError, TurnedAw
 from meshmend.membership.client import MembershipClient, News, WorkerIdentity
 from meshmend.membership.events import Event
 from meshmend.membership.job_fingerprint import JobFingerprint
-from meshmend.membership.messages import Message, Status, Welcome
+from meshmend.membership.messages import Message, NewGeneration, Status, Welcome
 from meshmend.net.backoff import Backoff
 from meshmend.net.listener import Address
 from meshmend.topology.failures import Chip
@@ -20,6 +20,7 @@ from simulation.coordinator_process import (
     COORDINATOR_PORT,
     through_codec,
 )
+from simulation.invariants import ProtocolError
 from simulation.network import End, Network
 from simulation.worker_process import WorkerProcess
 
@@ -43,6 +44,7 @@ class SimulatedCoordination:
         self._end: End | None = None
         self._is_calling = False
         self._is_closed = False
+        self._highest_term = 0  # of the coordinators that have admitted it
         self._is_due = False
         self._n_turns = 0
         self._backoff = Backoff(identity.seat)
@@ -176,7 +178,10 @@ class SimulatedCoordination:
             goes_on = self._client.received(message)
             self._process.wake()
             if isinstance(message, Welcome):
+                self._highest_term = max(self._highest_term, message.term)
                 self._backoff.reset()
+            if goes_on and isinstance(message, NewGeneration):
+                self._check_term(message.generation.term)
             if not goes_on:
                 self._hang_up()
                 return
@@ -185,6 +190,12 @@ class SimulatedCoordination:
             return
         self._say(end)
         self._next_turn(self._client.heartbeat_every_s)
+
+    def _check_term(self, term: int) -> None:
+        """Check that this worker never goes back to an earlier coordinator, whatever breaks."""
+        if term < self._highest_term:
+            who = f"{self._process.name}, which has heard of term {self._highest_term},"
+            raise ProtocolError(f"{who} follows a coordinator of term {term}")
 
     def _say(self, end: End) -> None:
         if (status := self._client.next_status()) is not None:

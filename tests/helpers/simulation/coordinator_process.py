@@ -52,6 +52,8 @@ class CoordinatorProcess(Process):
         history = history_of(disk.record, spec.job) if disk.record is not None else None
         if disk.is_record_outdated or (history is not None and history.is_unknown):
             rules.allow_forks("the coordinator's record is spoilt or out of date")
+        if disk.is_record_spoilt:
+            rules.note_spoilt_record()
         self._saver = RecordSaver(lambda record: disk.write_record(record_text(record)))
         self.coordinator = Coordinator(
             spec,
@@ -62,10 +64,20 @@ class CoordinatorProcess(Process):
             term_on_disk=lambda: disk.term,
             on_event=rules.observe,
         )
-        network.listen(self, COORDINATOR_PORT, self._admit)
+        self._network = network
+        self.listen()
         self.coordinator.opened(_OBSERVER, "launcher", events.now)
         self.coordinator.received(_OBSERVER, Observe(spec.job), events.now)
         self.soon(self._work)
+
+    def listen(self) -> None:
+        """Be the one that is called at the coordinator's address from now on."""
+        self._network.listen(self, COORDINATOR_PORT, self._admit)
+
+    def never_give_way(self) -> None:
+        """Be cut off from the record, and deaf to all that workers say of later terms."""
+        self._saver.save = lambda record: None  # type: ignore[method-assign]
+        self.coordinator._give_way = lambda later, *, is_on_disk=False: False  # type: ignore[method-assign]
 
     def hear_observer(self, message: Message) -> None:
         """Let whoever started the job say something."""

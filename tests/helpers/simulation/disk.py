@@ -26,6 +26,7 @@ class Disk:
 
     record: str | None = None
     is_record_outdated: bool = False  # something was to be written after it, and was not
+    is_record_spoilt: bool = False
     is_full: bool = False
     is_slow: bool = False
     damaged: set[int] = field(default_factory=set)  # steps whose checkpoints cannot be read
@@ -42,19 +43,20 @@ class Disk:
             self.is_record_outdated = True
             raise OSError("no space")
         self._record_before = self.record
+        self.is_record_spoilt = False
         self.record, self.is_record_outdated = text, False
 
     def spoil_record(self, how: str, random: Random) -> None:
         """Make of the record what a bad disk does: tear it, flip a bit, or lose the last write."""
-        if self.record is None:
+        if not self.record:
             return
         at = random.randrange(len(self.record))
+        self.is_record_spoilt = how != "lost"
         match how:
             case "torn":
                 self.record = self.record[:at]
             case "rotten":
-                flipped = chr(ord(self.record[at]) ^ 1 << random.randrange(8))
-                self.record = self.record[:at] + flipped + self.record[at + 1 :]
+                self.record = _with_flipped_bit(self.record, random)
             case "lost":
                 self.record, self.is_record_outdated = self._record_before, True
 
@@ -89,3 +91,11 @@ class Disk:
             if at == step and len(found) == n_shards
         ]
         return next((states[0] for states in sets if len(set(states)) == 1), None)
+
+
+def _with_flipped_bit(text: str, random: Random) -> str:
+    """Return a text with one flipped bit; often one that makes another number of a number."""
+    at, bit = random.randrange(len(text)), random.randrange(8)
+    if random.random() < 0.7:
+        at, bit = random.choice([at for at, each in enumerate(text) if each.isdigit()] or [at]), 0
+    return text[:at] + chr(ord(text[at]) ^ 1 << bit) + text[at + 1 :]

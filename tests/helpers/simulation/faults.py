@@ -138,6 +138,11 @@ def _second_coordinator_without_record(world: World) -> None:
         world.start_second_coordinator(has_record=False)
 
 
+def _deaf_coordinator(world: World) -> None:
+    if world.rules.n_generations:
+        world.lend_address(world.events.random.choice([1.0, 2.0]))
+
+
 def _reset(world: World) -> None:
     processes = [world.coordinator, *(worker.process for worker in world.workers.values())]
     world.reset_connections(world.events.random.choice(processes))
@@ -219,5 +224,6 @@ SPLIT_FAULTS: tuple[Callable[[World], None], ...] = (
     *(_strand, _strand, _partition, _partition, _drop_one_way, _freeze_workers),
     *(_kill_one, _kill_several, _kill_coordinator, _kill_coordinator, _freeze_coordinator),
     *(_damaged_checkpoint, _full_disk, _second_coordinator, _second_coordinator),
-    *(_second_coordinator_without_record, _spoil_record),
+    *(_second_coordinator_without_record, _deaf_coordinator),
+    *(_spoil_record,) * 3,
 )

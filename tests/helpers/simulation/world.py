@@ -92,6 +92,7 @@ class World:
         self.undisturbed_since = 0.0
         self._spec = JobSpec("job", self.mesh, scenario.board, TIMING)
         self._n_coordinators = 0
+        self._deaf: CoordinatorProcess | None = None
         self._record_disk = self.disk
         self.coordinator = self._new_coordinator()
         for chip in self.mesh.live:
@@ -174,6 +175,38 @@ class World:
             self.rules.allow_forks("two coordinators do not know of each other")
         self.coordinator = self._new_coordinator()
 
+    def lend_address(self, seconds: float) -> None:
+        """Give a second coordinator the address of one that never gives way, and it back later.
+
+        Its workers have heard of the later term by then, and must not go back.
+        """
+        if self.is_over or self.coordinator.is_done or not self.coordinator.is_alive or self._deaf:
+            return
+        self.disturb(f"a deaf coordinator, which gets its address back after {seconds:.2f} s")
+        self.rules.allow_forks("a coordinator does not give way")
+        self._deaf = self.coordinator
+        self._deaf.never_give_way()
+        self.coordinator = self._new_coordinator()
+        self._break_connections(self._deaf)
+        self.events.after(seconds, self._give_address_back)
+
+    def _give_address_back(self) -> None:
+        if self._deaf is not None:
+            self.events.tell("world", "gives the address back to the deaf coordinator")
+            self._deaf.listen()
+            self._break_connections(self.coordinator)
+            self.events.after(1.0, self._end_deaf_coordinator)
+
+    def _end_deaf_coordinator(self) -> None:
+        if self._deaf is not None:
+            self._kill(self._deaf, "kill")
+            self._deaf = None
+            self.coordinator.listen()
+
+    def _break_connections(self, process: Process) -> None:
+        for end in self.network.ends_of(process):
+            end.reset()
+
     def spoil_record(self, how: str) -> None:
         """Make of the coordinator's record what a bad disk does."""
         self.disturb(f"a {how} record")
@@ -236,6 +269,7 @@ class World:
         self.network.unblock_all()
         self.network.slow_until = 0.0
         self.disk.is_full = self.disk.is_slow = False
+        self._end_deaf_coordinator()
         self.coordinator.thaw()
         for worker in self.workers.values():
             worker.process.stuck_until = self.events.now
