@@ -233,6 +233,15 @@ def test_a_job_whose_workers_are_all_lost_later_waits_and_fails_as_any_other() -
     assert history.wait_s(60.0) == 60.0
 
 
+def test_a_state_of_a_generation_that_never_began_in_the_record_is_of_another_history() -> None:
+    """A disk may lose the word that generation 1 began, but not that it was formed."""
+    history = History(CoordinatorRecord("ours", highest=1, term=1_000_007))
+    history.take_term(0, 5)
+    history.begin(Generation(2, (), frozenset(), (), history.record.term), version=FRESH, step=0)
+
+    assert not history.contains(Status(1, state_version=1, step=25, term=1_000_007))
+
+
 def test_the_state_of_a_generation_that_is_not_the_one_before_is_no_state_of_the_job() -> None:
     coordinator, sent = coordinator_after_a_restart()
     status = state_of(LATEST - 2, step=5)

@@ -147,8 +147,10 @@ class History:
     def take_term(self, known: int, token: int) -> None:
         """Take a term that is higher than this one and than those of all earlier coordinators."""
         before, lineage = self.record, self.record.lineage
-        if before.highest:
-            until = {**dict(lineage), before.term: before.highest}
+        # One that was formed but, for all that is recorded, never began has no state in it.
+        began = [begun.number for begun in before.begun] + [void.number for void in before.void]
+        if began:
+            until = {**dict(lineage), before.term: max(began)}
             lineage = tuple(until.items())
         term = term_after(max(known, before.term), token)
         self.record = replace(before, term=term, lineage=lineage)
