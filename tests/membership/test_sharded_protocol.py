@@ -13,18 +13,12 @@ pytest.importorskip("torch")
 
 from meshmend.train import sharded_update  # after the check that torch is there
 from meshmend.train.sharded_update import ShardedUpdate
-from simulation.runs import first_problem, simulate
+from simulation.runs import first_problem, parts_of, simulate
 
 N_SEEDS = 200  # in `make test`; `make slow` does 250 times as many
 N_PARTS = 4
 
 Patch = pytest.MonkeyPatch
-
-
-def parts_of(first: int, n_seeds: int, n_parts: int) -> list[range]:
-    """Split seeds into parts that several processes can share."""
-    size = n_seeds // n_parts
-    return [range(start, start + size) for start in range(first, first + n_seeds, size)]
 
 
 @pytest.mark.parametrize("seeds", parts_of(0, N_SEEDS, N_PARTS), ids=str)

@@ -73,6 +73,12 @@ def first_problem(
     return next((run for run in runs if run.problem), None)
 
 
+def parts_of(first: int, n_seeds: int, n_parts: int) -> list[range]:
+    """Split seeds into parts that several processes can share."""
+    size = n_seeds // n_parts
+    return [range(start, start + size) for start in range(first, first + n_seeds, size)]
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep the real code from logging: the trace tells all, and more."""
