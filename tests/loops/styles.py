@@ -274,7 +274,7 @@ def closure(p: Parts, inputs: Tensor, labels: Tensor) -> Tensor:
         loss = mse_loss(p.net(inputs), labels)
         loss.backward()
         losses.append(loss.detach())
-        return p.mean(loss.detach())  # the optimizer decides by it whether to go on
+        return p.mean(loss.detach().clone())  # the optimizer decides by it whether to go on
 
     p.optimizer.step(compute)
     return losses[0]
