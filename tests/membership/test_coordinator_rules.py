@@ -242,6 +242,17 @@ def test_a_state_of_a_generation_that_never_began_in_the_record_is_of_another_hi
     assert not history.contains(Status(1, state_version=1, step=25, term=1_000_007))
 
 
+def test_of_an_unknown_history_the_newest_state_counts_that_a_worker_has_brought() -> None:
+    history = History(CoordinatorRecord("ours", is_unknown=True))
+    older, newer = state_of(1, step=8), state_of(3, step=46)
+    for number, status in enumerate((older, newer)):
+        history.update(((0, number), ("host", number)), status)
+
+    assert history.is_holder(newer)
+    assert not history.is_holder(older)
+    assert not history.is_holder(Status())
+
+
 def test_the_state_of_a_generation_that_is_not_the_one_before_is_no_state_of_the_job() -> None:
     coordinator, sent = coordinator_after_a_restart()
     status = state_of(LATEST - 2, step=5)

@@ -224,7 +224,8 @@ class History:
     def is_holder(self, status: Status) -> bool:
         """Whether a worker's state is the one that counts."""
         version = self.version_of(status)
-        return version != FRESH if self.is_unknown else version >= self.latest
+        is_state = version != FRESH or not self.is_unknown
+        return is_state and version >= self.latest  # of an unknown history, the newest seen so far
 
     def wait_s(self, timeout_s: float) -> float:
         """Return how long to wait for a holder: not at all if no worker of the run is left."""
