@@ -691,14 +691,10 @@ STYLES: Final[Sequence[Style]] = (
         fronts=_ALL,
     ),
     style("saved buffer", lambda: parts(lambda: Counting(persistent=True))),
-    style(
-        "buffer that is not saved", lambda: parts(lambda: Counting(persistent=False)), fronts=_ALL
-    ),
-    style(
-        "reassigned buffer",
-        lambda: parts(lambda: Counting(persistent=True, reassigned=True)),
-        fronts=_ALL,
-    ),
+    # No trainer: it cuts the larger shares of fewer chips into several passes, and these buffers
+    # count passes.
+    style("buffer that is not saved", lambda: parts(lambda: Counting(persistent=False))),
+    style("reassigned buffer", lambda: parts(lambda: Counting(persistent=True, reassigned=True))),
     style(
         "reassigned buffer that is not saved",
         lambda: parts(lambda: Counting(persistent=False, reassigned=True)),
@@ -707,7 +703,8 @@ STYLES: Final[Sequence[Style]] = (
     style("weight tying", lambda: parts(Tied), fronts=_ALL),
     style("two optimizers", two_optimizers, both),
     style("rates per layer", lambda: parts(optimizer=rate_groups), fronts=_ALL),
-    style("layer frozen midway", plain=freezing, job=job_freezing),
+    # No group: DDP itself raises in the step after a layer was frozen.
+    style("layer frozen midway", plain=freezing, job=job_freezing, fronts=_JOB),
     style("bfloat16", single_precision, bfloat16, job_bfloat16, tolerance=ROUGH),
     style("shared optimizer", lambda: parts(job={"shard_optimizer": True}), fronts=_JOB),
     style(

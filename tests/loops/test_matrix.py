@@ -4,6 +4,7 @@
 through three moments: about a third of all cells.
 """
 
+from collections import Counter
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -14,13 +15,17 @@ from matrix import Row, check, distance, rows
 
 
 def some_rows() -> list[Row]:
-    """Return one row of each style, its front and its three moments in turn."""
-    found = []
-    styles = groupby(rows(), key=lambda row: (row.style, row.front == "jax"))
-    for number, (_, own) in enumerate(styles):
-        row = (fronts := list(own))[number % len(fronts)]
-        n = len(row.moments)
-        found.append(replace(row, moments=tuple(row.moments[(number + at) % n] for at in range(3))))
+    """Return one row of each style, with three moments.
+
+    Its front is the one that other styles have taken least; trainers, which are slow to start, are
+    taken a third as often. The moments of a front go round from row to row.
+    """
+    found, n_of = [], Counter[str]()
+    for _, own in groupby(rows(), key=lambda row: (row.style, row.front == "jax")):
+        row = min(own, key=lambda row: n_of[row.front] * (3 if row.front == "trainer" else 1))
+        first, n = 3 * n_of[row.front], len(row.moments)
+        found.append(replace(row, moments=tuple(row.moments[(first + at) % n] for at in range(3))))
+        n_of[row.front] += 1
     return found
 
 
