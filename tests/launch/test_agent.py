@@ -25,7 +25,9 @@ from meshmend.train.ledger import audit
 SCRIPT = training_script(
     "batch=int(sys.argv[2]), steps=200, saving=Saving(folder / 'checkpoints', every=1000)",
     """
-    (folder / name).write_text(str(os.getpid()))
+    written = folder / f".{name}"  # who reads the file finds all of it
+    written.write_text(str(os.getpid()))
+    written.rename(folder / name)
     while job.step_number == 100 and not (folder / "gate").exists():
         time.sleep(0.02)
     """,
