@@ -105,8 +105,8 @@ def test_a_shard_that_is_none_of_them_is_refused(shard: int) -> None:
 def test_another_version_is_refused() -> None:
     line, _, rest = packed_shard(cut_shard(STATE, step=3, shard=0, n_shards=1)).partition(b"\n")
 
-    body = json.dumps({**json.loads(line), "version": 2}).encode() + b"\n" + rest[:-32]
-    with pytest.raises(CheckpointDamageError, match="not of version 1"):
+    body = json.dumps({**json.loads(line), "version": 3}).encode() + b"\n" + rest[:-32]
+    with pytest.raises(CheckpointDamageError, match="not of version 2"):
         unpacked_shard(body + hashlib.sha256(body).digest())
 
 
