@@ -42,10 +42,7 @@ _OF_TORCHRUN: Final = [
     "MASTER_PORT",
 ]
 # The trainers that run on a `Job`, by the library that each is made for.
-_TRAINERS: Final = {
-    "transformers": "meshmend.train.hf",
-    "lightning": "meshmend.train.lightning",
-}
+_TRAINERS: Final = ("meshmend.train.hf", "meshmend.train.lightning")
 
 
 @dataclass(frozen=True)
@@ -234,10 +231,8 @@ def _uses_trainer(script: Script) -> bool:
 
     Such a library would see torchrun's variables and make a process group of its own.
     """
-    if not _TRAINERS.keys().isdisjoint(sys.modules):
-        return True
     text = b"" if script.is_module else Path(script.name).read_bytes()
-    return any(name.encode() in text for name in _TRAINERS.values())
+    return any(name in sys.modules or name.encode() in text for name in _TRAINERS)
 
 
 def exit_code_of(error: BaseException) -> int:
