@@ -190,11 +190,11 @@ class JobCore:
         """
         if self._loop is None or self._exchange is None or self._loop.is_over:
             return
-        sys.stderr.write(
-            f"meshmend: chip {self._environment.chip} has left its job after step "
-            f"{self.step_number} of {self._settings.steps}: the loop over the job ended early, by "
-            "break or return; the chips that stay train on without it. To end the job on all "
-            "chips, call job.stop()\n"
+        sys.stderr.write(  # on a line of its own, whatever the loop has begun to print
+            f"\nmeshmend: chip {self._environment.chip} has left its job after step "
+            f"{self.step_number} of {self._settings.steps}: the loop over the job ended early; "
+            "the chips that stay train on without it. To end the job on all chips, call "
+            "job.stop()\n"
         )
         self._loop.is_over = True
         self._ledger.close()
