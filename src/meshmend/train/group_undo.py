@@ -16,6 +16,7 @@ import torch
 
 from meshmend.train.raw_state import map_state
 from meshmend.train.torch_learner import Stateful
+from meshmend.train.torch_state import tensors_of
 
 Undo = Callable[[], object]
 
@@ -138,8 +139,8 @@ class StateBefore:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 yield from self._of_parameter(parameter)
-            yield from _tensors_in({key: group[key] for key in group if key != "params"})
-        yield from _tensors_in(list(optimizer.state.values()))
+            yield from tensors_of({key: group[key] for key in group if key != "params"})
+        yield from tensors_of(list(optimizer.state.values()))
 
     def _keep_other(self, each: Any) -> None:
         """Note how to bring back an object of which only its `state_dict` is known."""
@@ -238,17 +239,6 @@ def _loads(load: Callable[[Any], object], state: Any) -> Undo:
 def _rebuilt(state: Any) -> Any:
     """Return a nested state in new containers, with the same leaves."""
     return map_state(lambda leaf: leaf, state)
-
-
-def _tensors_in(state: Any) -> Iterator[torch.Tensor]:
-    if isinstance(state, torch.Tensor):
-        yield state
-    elif isinstance(state, dict):
-        for each in state.values():
-            yield from _tensors_in(each)
-    elif isinstance(state, list | tuple):
-        for each in state:
-            yield from _tensors_in(each)
 
 
 def _is_dtensor(tensor: torch.Tensor) -> bool:
