@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -99,6 +99,13 @@ def receive(options: dict[str, Any]) -> None:
             print(json.dumps([outcome, what, took_s]), flush=True)
 
 
+def is_ready(file: IO[str] | socket.socket, timeout_s: float, *, for_writing: bool = False) -> bool:
+    """Wait until there is something to read, or room to write, for at most so long."""
+    poll = select.poll()  # select knows no descriptor above 1023, and a test run may have them
+    poll.register(file, select.POLLIN | (select.POLLOUT if for_writing else 0))
+    return bool(poll.poll(timeout_s * 1000))
+
+
 class Receiver:
     """The process that receives, and what it says."""
 
@@ -129,8 +136,7 @@ class Receiver:
 
     def _line(self) -> str:
         assert self.process.stdout is not None
-        ready, _, _ = select.select([self.process.stdout], [], [], HANG_S)
-        line = self.process.stdout.readline() if ready else ""
+        line = self.process.stdout.readline() if is_ready(self.process.stdout, HANG_S) else ""
         assert line, f"the receiver ended with {self.process.poll()}"
         return line
 
@@ -274,12 +280,12 @@ def play(receiver: Receiver, data: bytes, *, hangs_up: bool = True) -> tuple[str
     with receiver.begin() as connection:
         connection.setblocking(False)
         rest, is_open = memoryview(data), True
-        while not select.select([receiver.process.stdout], [], [], 0 if is_open else HANG_S)[0]:
+        while not is_ready(receiver.process.stdout, 0 if is_open else HANG_S):
             if not is_open:
                 break
             with suppress(BlockingIOError):
                 try:
-                    select.select([connection], [connection] if rest else [], [], 0.01)
+                    is_ready(connection, 0.01, for_writing=bool(rest))
                     rest = rest[connection.send(rest) :] if rest else rest
                     if hangs_up and not rest:
                         connection.shutdown(socket.SHUT_WR)

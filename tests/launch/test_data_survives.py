@@ -209,7 +209,9 @@ job = Job(
     steps=5,
 )
 for inputs in job:
-    job.step(model(inputs).mean())
+    loss = model(inputs).mean()
+    loss.backward()
+    job.step(loss)
 """
 
 
@@ -221,7 +223,7 @@ def test_a_chip_that_reads_another_stream_is_refused_and_the_other_trains_alone(
 
     with commands(tmp_path) as start:
         command = start("run", "run", "--elastic", "--mesh", "1x2", script)
-        assert command.end() == 0
+        assert command.end() == 1, "a chip of this job never trained"
 
     assert "the digest of a few samples is" in command.err
     assert "samples: 20 used, 0 lost, 0 repeated" in command.err

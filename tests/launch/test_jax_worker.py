@@ -1,12 +1,12 @@
 """`meshmend worker` with a loop over a `JaxJob`: refused beside PyTorch, killed, and back."""
 
 import signal
-import socket
 from pathlib import Path
 
 import pytest
 
 from commanding import Command, commands
+from ports import free_port
 from waiting import until
 
 pytest.importorskip("torch")
@@ -42,12 +42,6 @@ job = Job(model, torch.optim.Adam(model.parameters()), data, batch=16, steps=40)
 for inputs in job:
     job.step(model(inputs).sum())
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def test_a_jax_worker_is_killed_and_comes_back_and_one_of_torch_is_refused(

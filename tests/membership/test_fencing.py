@@ -23,6 +23,7 @@ from meshmend.net.channel import Channel
 from meshmend.net.handshake import ConnectRequest, Deadline, dial
 from meshmend.net.listener import Address, listening
 from meshmend.topology.text import parse_mesh
+from ports import free_port
 from waiting import HANG_S, until
 
 SECRET = b"known to all of us"
@@ -75,7 +76,7 @@ def test_a_worker_without_word_from_its_coordinator_stops_until_there_is_one_aga
     tmp_path: Path,
 ) -> None:
     """Its connection may be dead or its coordinator: it counts from what it sent itself."""
-    first = Served(record=tmp_path / "record.json")
+    first = Served(("127.0.0.1", free_port()), tmp_path / "record.json")
     with client_of(first.address) as client:
         number = client.status.generation
         client.await_lease(number)

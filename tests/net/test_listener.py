@@ -19,6 +19,7 @@ from meshmend.errors import HandshakeError, TransportError
 from meshmend.net import handshake
 from meshmend.net.handshake import ConnectRequest, Deadline, ListenerHandshake, dial
 from meshmend.net.listener import Address, Listener, listening
+from testbeds import require_testbed
 
 SECRET = b"known to all of us"
 ME = 7
@@ -175,6 +176,38 @@ def test_closing_twice_does_nothing_and_frees_the_port() -> None:
     listener.close()
 
     listening(*listener.address).close()
+
+
+CALL_ONESELF = f"""
+from pathlib import Path
+import time
+from meshmend.errors import PeerLostError
+from meshmend.net.handshake import ConnectRequest, Deadline, dial
+Path("/proc/sys/net/ipv4/ip_local_port_range").write_text("40000 40000")
+try:
+    dial(("127.0.0.1", 40000), {SECRET!r}, ConnectRequest(1, {ME}), Deadline(time.monotonic() + 60))
+except PeerLostError as error:
+    print(error)
+"""
+
+
+def test_a_caller_to_whom_the_kernel_gives_the_port_that_it_calls_finds_nobody() -> None:
+    """It took its own hello for that of a listener of another version, which ends a worker."""
+    require_testbed()
+    alone = [
+        "unshare",
+        "--map-root-user",
+        "--net",
+        "sh",
+        "-c",
+        'ip link set lo up; exec "$@"',
+        "sh",
+    ]
+
+    line = [*alone, sys.executable, "-c", CALL_ONESELF]
+    ran = subprocess.run(line, capture_output=True, text=True, timeout=HANG_S)
+
+    assert ran.stdout == "cannot connect to 127.0.0.1:40000: nobody listens there\n", ran.stderr
 
 
 def test_an_end_of_another_version_is_refused_in_one_line_at_both_ends(

@@ -106,6 +106,7 @@ def dial(
 def _dial(
     address: tuple[str, int], secret: bytes, request: ConnectRequest, deadline: Deadline
 ) -> socket.socket:
+    where = f"{address[0]}:{address[1]}"
     connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     close_in_forks(connection)
     try:
@@ -114,7 +115,11 @@ def _dial(
         if _connect(connection, address) != 0:
             deadline.for_connecting().wait(connection, select.POLLOUT)
         if code := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            raise PeerLostError(f"cannot connect to {address[0]}:{address[1]}: {os.strerror(code)}")
+            raise PeerLostError(f"cannot connect to {where}: {os.strerror(code)}")
+        if connection.getsockname() == connection.getpeername():
+            # The kernel gave this end, on the same host, the very port that it calls. Until this
+            # connection is closed, nobody can listen there.
+            raise PeerLostError(f"cannot connect to {where}: nobody listens there")
         numbers = request.caller, request.wanted, request.epoch, request.generation
         hello = _HELLO.pack(_MAGIC, *numbers, os.urandom(_NONCE_BYTES))
         connection.sendall(hello)

@@ -166,8 +166,11 @@ class World:
             self.coordinator = self._new_coordinator()
 
     def start_second_coordinator(self, *, has_record: bool) -> None:
-        """Start another coordinator at the same address while the first one serves its workers."""
-        if self.is_over or self.coordinator.is_done:
+        """Start another coordinator at the same address while the first one serves its workers.
+
+        Nobody starts one for a job that has failed.
+        """
+        if self.is_over or self.coordinator.is_done or self.rules.failure:
             return
         self.disturb(f"a second coordinator, {'with' if has_record else 'without'} the record")
         if not has_record:
