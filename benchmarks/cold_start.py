@@ -17,8 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from meshmend.net.listener import listening
 from meshmend.topology.text import parse_mesh
+from meshmend.transport.listener import listening
 from record import record
 
 SCRIPT = Path(__file__).parents[1] / "examples/train/mended_loop.py"

@@ -28,13 +28,13 @@ compute_in_one_thread()
 
 import torch  # noqa: E402
 
-from meshmend.faults.fault import parse_fault  # noqa: E402  # after torch has one thread
+from meshmend.lab.workloads.registry import workload  # noqa: E402
+from meshmend.lab.workloads.trainable import SampleSet  # noqa: E402
 from meshmend.launch.training import Training, train  # noqa: E402
 from meshmend.membership.events import FaultRecovered, StepFinished, TimedEvent  # noqa: E402
+from meshmend.membership.faults.fault import parse_fault  # noqa: E402  # after torch has one thread
 from meshmend.planning.settings import Settings  # noqa: E402
 from meshmend.topology.text import parse_mesh  # noqa: E402
-from meshmend.workloads.registry import workload  # noqa: E402
-from meshmend.workloads.trainable import SampleSet  # noqa: E402
 from record import record  # noqa: E402
 
 CALM_S = 15.0  # from the first step until the flood

@@ -17,7 +17,8 @@ SCRIPT = """
 import sys, time
 from pathlib import Path
 import torch
-from meshmend.train import Job, bucket
+from meshmend.train import Job
+from meshmend.train.core import bucket
 
 layers, width, steps, is_pinned, folder = *map(int, sys.argv[1:5]), Path(sys.argv[5])
 if not is_pinned:

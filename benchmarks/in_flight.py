@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from meshmend.bench.contenders import Buffer, Contender, Network, Participant
-from meshmend.bench.runners import import_torch
-from meshmend.bench.worker_pool import WorkerPool
 from meshmend.errors import BenchmarkError
+from meshmend.lab.bench.contenders import Buffer, Contender, Network, Participant
+from meshmend.lab.bench.runners import import_torch
+from meshmend.lab.bench.worker_pool import WorkerPool
+from meshmend.lab.testbed.bed import Testbed
 from meshmend.planning.catalogue import Catalogue, CollectiveCall, payload_class, proved_schedule
 from meshmend.planning.plan import AUTO
 from meshmend.planning.settings import Settings
-from meshmend.testbed.bed import Testbed
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
 from meshmend.units import parse_bandwidth

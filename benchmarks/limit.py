@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from meshmend.limits.packing_number import (
+from meshmend.simulator.packing_number import (
     PackingNumber,
     exact_packing_number,
     packing_bracket,

@@ -22,7 +22,6 @@ import urllib.request
 from contextlib import ExitStack, closing
 from dataclasses import replace
 
-from meshmend.execute.peer_connections import PeerConnections
 from meshmend.membership.client import WorkerIdentity
 from meshmend.membership.coordinator_client import CoordinatorClient
 from meshmend.membership.coordinator_server import CoordinatorServer
@@ -31,11 +30,12 @@ from meshmend.membership.job_spec import JobSpec
 from meshmend.membership.messages import Status
 from meshmend.membership.status_responder import StatusResponder
 from meshmend.membership.timing import Timing
-from meshmend.net.listener import Address, listening
-from meshmend.net.metrics_server import MetricsServer
-from meshmend.report.metrics_text import CONTENT_TYPE, metrics_text
+from meshmend.pages.report.metrics_text import CONTENT_TYPE, metrics_text
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
+from meshmend.transport.listener import Address, listening
+from meshmend.transport.metrics_server import MetricsServer
+from meshmend.transport.peer_connections import PeerConnections
 from record import record
 from scrape_cost import scrape_cost
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from meshmend.formats.xml_import import schedule_from_xml
+from meshmend.planning.formats.xml_import import schedule_from_xml
 from meshmend.planning.plan import Plan, planned
 from meshmend.planning.target import Target
 from meshmend.schedule.table import COPY, REDUCE, Collective, Schedule

@@ -107,13 +107,13 @@ def elastic(n_steps: int, folder: Path) -> int:
     """Train with the runtime that survives failures; return an exit code."""
     import torch
 
+    from meshmend.lab.workloads.registry import workload
+    from meshmend.lab.workloads.workload import preload
     from meshmend.launch.elastic import run_elastic
     from meshmend.launch.elastic_job import ElasticJob
     from meshmend.planning.settings import Settings
     from meshmend.topology.text import parse_mesh
-    from meshmend.train.gradients import Gradients
-    from meshmend.workloads.registry import workload
-    from meshmend.workloads.workload import preload
+    from meshmend.train.torch.gradients import Gradients
 
     torch.set_num_threads(1)
     preload()
@@ -154,11 +154,11 @@ def static(n_steps: int, folder: Path) -> int:
     """Train with the backend that knows of no failures; return an exit code."""
     import torch
 
+    from meshmend.lab.workloads.workload import preload
     from meshmend.launch.forked_worker import Script
     from meshmend.launch.static_job import StaticJob, run_job
     from meshmend.planning.settings import Settings
     from meshmend.topology.text import parse_mesh
-    from meshmend.workloads.workload import preload
 
     torch.set_num_threads(1)
     preload()
@@ -170,10 +170,10 @@ def static_worker(n_steps: int, folder: Path) -> int:
     """Be one worker of `static`."""
     import torch.distributed as dist
 
-    from meshmend.train.gradients import Gradients
-    from meshmend.train.samples import Order, share_of
-    from meshmend.workloads.registry import workload
-    from meshmend.workloads.workload import batch_of
+    from meshmend.lab.workloads.registry import workload
+    from meshmend.lab.workloads.workload import batch_of
+    from meshmend.train.data.samples import Order, share_of
+    from meshmend.train.torch.gradients import Gradients
 
     watch = Watch()
     work = workload("resnet")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from meshmend.errors import BenchmarkError
-from meshmend.net.listener import listening
+from meshmend.transport.listener import listening
 
 _MESH = "1x2"
 _SCRAPE_EVERY_S = 1.0

@@ -14,17 +14,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from meshmend.bench.contenders import Network
-from meshmend.bench.link_figures import measured_fabric
-from meshmend.bench.runners import AUTO, planned
-from meshmend.bench.worker_pool import WorkerPool
-from meshmend.limits.limit import limit
+from meshmend.lab.bench.contenders import Network
+from meshmend.lab.bench.link_figures import measured_fabric
+from meshmend.lab.bench.runners import AUTO, planned
+from meshmend.lab.bench.worker_pool import WorkerPool
+from meshmend.lab.testbed.bed import Testbed
 from meshmend.planning.choose import choose, forget
 from meshmend.planning.plan import plan
 from meshmend.planning.pricing import Question, price, price_of_choice
 from meshmend.planning.progress import no_progress
 from meshmend.schedule.table import Collective
-from meshmend.testbed.bed import Testbed
+from meshmend.simulator.limit import limit
 from meshmend.topology.fabric import FABRICS
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from meshmend.topology.text import parse_mesh
-from meshmend.train.mirror_cost import mirror_cost
+from meshmend.train.sharding.mirror_cost import mirror_cost
 from record import record
 
 SCRIPT = """
@@ -37,7 +37,7 @@ model = torch.nn.Sequential(*layers)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 job = Job(model, optimizer, dataset, batch=64, steps=40, shard_optimizer=kind != "whole")
 if kind == "without mirrors":
-    from meshmend.train import update_shares
+    from meshmend.train.sharding import update_shares
     update_shares.UpdateShares.mirrored = lambda shares, rank: ()
 began = time.monotonic()
 for features, targets in job:

@@ -19,13 +19,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from meshmend.routing.routes import routes_for
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.table import Collective
 from meshmend.simulator.network_program import program_of
 from meshmend.simulator.rules import simulate
 from meshmend.topology.fabric import fabric
+from meshmend.topology.routes import routes_for
 from meshmend.topology.text import parse_mesh
 
 HERE = Path(__file__).parent

@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshmend.errors import TestbedError
-from meshmend.faults.fault import Fault
-from meshmend.faults.random_faults import random_faults
+from meshmend.lab.testbed.bed import Testbed
+from meshmend.lab.workloads.registry import workload
 from meshmend.launch.one_thread import compute_in_one_thread
 from meshmend.launch.training import Training, train
 from meshmend.membership.events import (
@@ -40,17 +40,17 @@ from meshmend.membership.events import (
     TimedEvent,
     WorkerTurnedAway,
 )
+from meshmend.membership.faults.fault import Fault
+from meshmend.membership.faults.random_faults import random_faults
 from meshmend.membership.timing import Timing
+from meshmend.pages.report.event_words import event_words
 from meshmend.planning.compile_once import compile_once
 from meshmend.planning.settings import Settings
-from meshmend.report.event_words import event_words
-from meshmend.testbed.bed import Testbed
 from meshmend.topology.failures import board_shape
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
-from meshmend.train.ledger import audit
+from meshmend.train.data.ledger import audit
 from meshmend.units import parse_bandwidth
-from meshmend.workloads.registry import workload
 from record import record
 from soak_disturbances import Disturbance, full_disk, one_way_drop, possible, unmount, wrong_workers
 

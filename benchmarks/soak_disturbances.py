@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 
 from meshmend.errors import MeshmendError
-from meshmend.faults.fault import Fault, FaultKind
-from meshmend.testbed.bed import Testbed
+from meshmend.lab.testbed.bed import Testbed
+from meshmend.lab.workloads.trainable import SampleSet
+from meshmend.lab.workloads.workload import Workload
+from meshmend.membership.faults.fault import Fault, FaultKind
 from meshmend.topology.failures import Block, Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.variables import CHIP
-from meshmend.workloads.trainable import SampleSet
-from meshmend.workloads.workload import Workload
 
 _REST_S = 20.0  # without disturbances at the end
 _LEDGER_DISK = "64m"

@@ -16,9 +16,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from meshmend.train.state_comparison import COMPARE_EVERY
-from meshmend.train.state_digest import hash_bytes, total_of
-from meshmend.train.torch_learner import TorchLearner
+from meshmend.train.state.comparison import COMPARE_EVERY
+from meshmend.train.state.digest import hash_bytes, total_of
+from meshmend.train.torch.learner import TorchLearner
 from record import record
 
 N_BYTES, BATCH = 1 << 26, 8  # samples of one chip

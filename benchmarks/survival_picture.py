@@ -12,8 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from meshmend.report.training_charts import timeline_svg
-from meshmend.report.training_run import training_run
+from meshmend.pages.report.training_charts import timeline_svg
+from meshmend.pages.report.training_run import training_run
 
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "survives.svg"
 FAULTS = ("kill 2x2@0,2 at 30", "repair 2x2@0,2 at 60")

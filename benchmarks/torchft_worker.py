@@ -20,10 +20,10 @@ from typing import Any
 import torch
 import torch.distributed
 
-from meshmend.train.gradients import Gradients
-from meshmend.train.samples import Order, share_of
-from meshmend.workloads.registry import workload
-from meshmend.workloads.workload import Workload, batch_of, preload
+from meshmend.lab.workloads.registry import workload
+from meshmend.lab.workloads.workload import Workload, batch_of, preload
+from meshmend.train.data.samples import Order, share_of
+from meshmend.train.torch.gradients import Gradients
 from recovery_marks import BATCH, N_WORKERS, SURVIVORS, Marks
 
 HEARTBEAT_S = 0.1

@@ -22,9 +22,9 @@ def main() -> None:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    from meshmend.train.samples import Order, share_of
-    from meshmend.workloads.registry import workload
-    from meshmend.workloads.workload import batch_of
+    from meshmend.lab.workloads.registry import workload
+    from meshmend.lab.workloads.workload import batch_of
+    from meshmend.train.data.samples import Order, share_of
 
     torch.set_num_threads(1)
     work = workload("resnet")

@@ -15,17 +15,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from meshmend.limits.limit import limit
-from meshmend.overlay.tree_packing import tree_packing
 from meshmend.planning import tree_finalists
 from meshmend.planning.pricing import Question, price
 from meshmend.planning.tree_formula import Pipeline
 from meshmend.planning.tree_search import FastestTrees, best_trees
 from meshmend.schedule.trees import usual_tree_count
+from meshmend.simulator.limit import limit
 from meshmend.topology.fabric import fabric
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
+from meshmend.trees.tree_packing import tree_packing
 from record import RESULTS, record
 
 REFERENCE = fabric("reference")

@@ -22,13 +22,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from meshmend.limits.limit import limit
 from meshmend.planning.packed_trees import trees_of
 from meshmend.planning.tree_search import best_trees
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
 from meshmend.schedule.table import Collective
+from meshmend.simulator.limit import limit
 from meshmend.simulator.network_program import program_of
 from meshmend.simulator.slices import best_slices
 from meshmend.topology.fabric import fabric

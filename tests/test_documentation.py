@@ -36,8 +36,8 @@ NOT_RUN = {
     "export ": "sets a variable to what the reader chooses",
     "torchrun ": "needs several machines; tests/launch/test_torchrun.py starts workers so",
     "sbatch ": "needs Slurm; tests/engines/test_slurm.py submits jobs to a real one",
-    "meshmend explore": "serves until it is interrupted; tests/explore/test_page.py opens it",
-    "* --explore": "serves a page; tests/explore/test_live_page.py opens it",
+    "meshmend explore": "serves until it is interrupted; tests/pages/explore/test_page.py opens it",
+    "* --explore": "serves a page; tests/pages/explore/test_live_page.py opens it",
     "*10.0.0.1:": "needs several machines; tests/launch/test_separate_hosts.py has such",
 }
 NETWORKS = ("meshmend bench", "meshmend testbed")  # need a kernel that grants network namespaces

@@ -64,5 +64,5 @@ def __getattr__(name: str) -> object:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'meshmend' has no attribute {name!r}")
     found = getattr(import_module(_MODULE_OF[name]), name)
-    import_module("meshmend.draw.notebook").register()
+    import_module("meshmend.pages.draw.notebook").register()
     return found

@@ -1,7 +1,7 @@
 """The environment variables of meshmend: one table, the only place in `src` with their names.
 
 Knows names and texts, not what the texts mean. `planning/environment.py` reads and writes the
-variables of a job, `testbed/records.py` reads those of a testbed.
+variables of a job, `lab/testbed/records.py` reads those of a testbed.
 `docs/environment.md` shows the same table.
 """
 

@@ -32,8 +32,8 @@ from meshmend.membership.job_status import (
     WorkerSummary,
 )
 from meshmend.membership.record_file import save_record
-from meshmend.net.listener import Address
 from meshmend.topology.failures import parse_link
+from meshmend.transport.listener import Address
 from ports import free_port
 from served_coordinator import served_coordinator
 from waiting import HANG_S, until

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from meshmend.cli.main import run_line as run
-from meshmend.testbed import records
-from meshmend.testbed.bed import Testbed
+from meshmend.lab.testbed import records
+from meshmend.lab.testbed.bed import Testbed
 from testbeds import require_testbed
 
 
@@ -124,8 +124,8 @@ def test_bad_input_is_one_line_and_exit_code_2(
 
 JOB = """
 import os
-from meshmend.testbed.bed import Testbed
-from meshmend.testbed.measure import link_rate
+from meshmend.lab.testbed.bed import Testbed
+from meshmend.lab.testbed.measure import link_rate
 from meshmend.topology.text import parse_mesh
 with Testbed.up(parse_mesh("2x2"), link_bandwidth=1.25e6) as bed:
     bed.fail("0,1")

@@ -33,13 +33,13 @@ from meshmend.errors import InputError, JobFailedError
 from meshmend.launch.ray import RayJob, RayRun, attach, submit, train
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
-from meshmend.train.ledger import audit
+from meshmend.train.data.ledger import audit
 
 pytestmark = pytest.mark.engines
 
 STEPS_AGAIN_S = 2.0  # the others step again so soon after a death
 BACK_S = 10.0  # the chip that died steps again so soon, on a machine that has nothing else to do
-IMPORTS = "import ray, torch, meshmend.train.job; torch.optim.SGD([torch.zeros(1)])"
+IMPORTS = "import ray, torch, meshmend.train.torch.job; torch.optim.SGD([torch.zeros(1)])"
 
 # Each worker writes a line for each step that counts: the time and the step. The job stops before
 # its last step until the gate is open.

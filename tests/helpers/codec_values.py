@@ -9,8 +9,8 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
-from meshmend.net.codec import LARGEST, AnyReal, Codec, Within
 from meshmend.topology.failures import Link
+from meshmend.transport.codec import LARGEST, AnyReal, Codec, Within
 
 Document = dict[str, Any]
 

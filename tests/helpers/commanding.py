@@ -113,7 +113,7 @@ def _import_all() -> None:
 
     import meshmend.launch.elastic_script
     import meshmend.launch.static_job
-    import meshmend.train.job  # noqa: F401
+    import meshmend.train.torch.job  # noqa: F401
 
     torch.optim.SGD([torch.zeros(1)])  # imports torch's compiler
 

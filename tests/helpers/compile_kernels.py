@@ -9,17 +9,17 @@ A kernel that is missing here costs time and nothing else: the first test that n
 import numpy as np
 
 from meshmend import plan
-from meshmend.execute.block_transfers import pack
 from meshmend.forecast.compile_engine import compile_engine
-from meshmend.limits.packing_number import exact_packing_number
-from meshmend.overlay.tree_disjoint import disjoint_forest
 from meshmend.planning.compile_once import compile_once
 from meshmend.planning.lockstep_plan import lockstep_plan
+from meshmend.schedule.contributions import check_contributions
 from meshmend.schedule.table import Collective
+from meshmend.simulator.packing_number import exact_packing_number
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
-from meshmend.train.state_digest import hash_bytes
-from meshmend.verify.contributions import check_contributions
+from meshmend.train.state.digest import hash_bytes
+from meshmend.transport.block_transfers import pack
+from meshmend.trees.tree_disjoint import disjoint_forest
 
 _HOLE = Mesh((4, 4)).without("2x2@0,2")
 _SLIT = Mesh((5, 5)).without("1x3@2,1")

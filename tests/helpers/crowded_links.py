@@ -1,9 +1,9 @@
-"""What the links of a forest need, counted by rank and tree (`overlay/tree_gaps.py`)."""
+"""What the links of a forest need, counted by rank and tree (`trees/tree_gaps.py`)."""
 
 import numpy as np
 
-from meshmend.overlay.tree_forest import PORT, Forest
 from meshmend.topology.mesh import Mesh
+from meshmend.trees.tree_forest import PORT, Forest
 
 
 def needed_by_links(mesh: Mesh, forest: Forest, goal: float, gap: float) -> list[float]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.execute.dma_program import (
+from meshmend.transport.dma_program import (
     ADD,
     BLOCK,
     BUFFER,

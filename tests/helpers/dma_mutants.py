@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.execute.dma_program import (
+from meshmend.transport.dma_program import (
     ADD,
     CHANNEL,
     CREDIT,

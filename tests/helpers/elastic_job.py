@@ -62,8 +62,8 @@ def torch_job(folder: Path, options: dict[str, Any], gate: "Gate") -> Training:
     import torch
     from torch.nn.functional import cross_entropy
 
-    from meshmend.train.gradients import Gradients
-    from meshmend.train.job import Job
+    from meshmend.train.torch.gradients import Gradients
+    from meshmend.train.torch.job import Job
 
     torch.set_num_threads(1)
     torch.manual_seed(options.get("seed", 0))
@@ -100,7 +100,7 @@ def named_optimizer(model: Any, name: str) -> Any:
     """Return an optimizer of a model."""
     import torch
 
-    from meshmend.train.layerwise import LAMB, LARS, layerwise_groups
+    from meshmend.train.sharding.layerwise import LAMB, LARS, layerwise_groups
 
     if name == "lars":
         return LARS(layerwise_groups(model), lr=1.0)
@@ -151,8 +151,8 @@ def jax_job(folder: Path, options: dict[str, Any], gate: "Gate") -> Training:
     import numpy as np
     import optax
 
-    from meshmend.train.flat_tree import FlatTree
-    from meshmend.train.jax_job import JaxJob
+    from meshmend.train.jax.flat_tree import FlatTree
+    from meshmend.train.jax.job import JaxJob
 
     random = np.random.default_rng(options.get("seed", 0))
     inputs, labels = random.normal(size=(500, 32)), random.integers(0, 10, 500)
@@ -190,7 +190,7 @@ def jax_job(folder: Path, options: dict[str, Any], gate: "Gate") -> Training:
 
 def arguments(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments that jobs of both frameworks have."""
-    from meshmend.train.checkpoint import Saving
+    from meshmend.train.state.checkpoint import Saving
 
     every = options.get("save_every")
     return {
@@ -222,14 +222,14 @@ class Gate:
 
 
 def main() -> None:
-    from meshmend.faults.fault import parse_fault
     from meshmend.launch.elastic import run_elastic
     from meshmend.launch.elastic_job import ElasticJob
     from meshmend.membership.events import EVENTS, TimedEvent, event_line
+    from meshmend.membership.faults.fault import parse_fault
     from meshmend.membership.timing import Timing
     from meshmend.planning.settings import Settings
     from meshmend.topology.text import parse_mesh
-    from meshmend.train.ledger import audit
+    from meshmend.train.data.ledger import audit
 
     folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
     gate = Gate(folder / "gate", *options.get("gate", (None, [])))

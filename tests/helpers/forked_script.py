@@ -22,7 +22,7 @@ from meshmend.processes import die_with_parent
 from waiting import HANG_S
 
 # Every optimizer imports the first of them when it is made.
-TORCH = ("torch._dynamo", "meshmend.launch.elastic", "meshmend.train.job")
+TORCH = ("torch._dynamo", "meshmend.launch.elastic", "meshmend.train.torch.job")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,15 @@ from typing import assert_never
 
 from hypothesis import strategies as st
 
-from meshmend.faults.fault import COORDINATOR, MAX_S, MAX_STEP, MIN_S, Fault, FaultKind, Moment
+from meshmend.membership.faults.fault import (
+    COORDINATOR,
+    MAX_S,
+    MAX_STEP,
+    MIN_S,
+    Fault,
+    FaultKind,
+    Moment,
+)
 from meshmend.topology.failures import Block, Link
 from meshmend.topology.text import parse_mesh
 

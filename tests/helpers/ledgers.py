@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from meshmend.topology.failures import Chip
-from meshmend.train.ledger import Ledger
-from meshmend.train.samples import Order, share_of
+from meshmend.train.data.ledger import Ledger
+from meshmend.train.data.samples import Order, share_of
 
 BATCH, N_SAMPLES = 10, 37
 

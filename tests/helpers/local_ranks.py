@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.execute.rank_program import RankProgram, rank_program
-from meshmend.execute.sockets import SocketTransport
-from meshmend.execute.transport import Task, task_of
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.table import Schedule
+from meshmend.transport.rank_program import RankProgram, rank_program
+from meshmend.transport.sockets import SocketTransport
+from meshmend.transport.transport import Task, task_of
 from waiting import HANG_S
 
 SECRET = b"known to all of us"

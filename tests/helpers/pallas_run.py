@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from dma_mutants import ARRIVAL_WAIT_DROPPED, MUTANTS
-from meshmend.execute.dma_program import DmaProgram, dma_program
 from meshmend.schedule.table import Schedule
+from meshmend.transport.dma_program import DmaProgram, dma_program
 from waiting import HANG_S
 
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from meshmend.execute import reference
 from meshmend.schedule.table import Schedule
+from meshmend.transport import reference
 
 
 def check_sums(schedule: Schedule) -> None:

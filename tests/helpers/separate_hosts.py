@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import meshmend
-from meshmend.testbed.bed import Testbed
+from meshmend.lab.testbed.bed import Testbed
 from meshmend.topology.failures import Chip
 from waiting import until
 

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 from meshmend.membership.coordinator_server import CoordinatorServer
 from meshmend.membership.job_spec import JobSpec
-from meshmend.net.listener import Address, listening
 from meshmend.topology.text import parse_mesh
+from meshmend.transport.listener import Address, listening
 from waiting import HANG_S
 
 

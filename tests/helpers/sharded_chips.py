@@ -19,11 +19,11 @@ from meshmend.membership.generation import Generation, Seat
 from meshmend.membership.messages import FRESH, Go
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
-from meshmend.train.pending_sum import FinishedSum
-from meshmend.train.sharded_optimizers import ShardedOptimizers
-from meshmend.train.sharded_update import ShardedUpdate
-from meshmend.train.torch_state import packed, unpacked
-from meshmend.train.worker_environment import WorkerEnvironment
+from meshmend.train.core.pending_sum import FinishedSum
+from meshmend.train.core.worker_environment import WorkerEnvironment
+from meshmend.train.sharding.sharded_optimizers import ShardedOptimizers
+from meshmend.train.sharding.sharded_update import ShardedUpdate
+from meshmend.train.state.torch_state import packed, unpacked
 from waiting import HANG_S
 
 SHAPES = [(40, 30), (7,), (64, 5), ()]

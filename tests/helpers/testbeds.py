@@ -15,8 +15,8 @@ from unittest import mock
 import pytest
 
 from meshmend.errors import TestbedError
-from meshmend.testbed.bed import Testbed
-from meshmend.testbed.holder import FIRST_NAMESPACE
+from meshmend.lab.testbed.bed import Testbed
+from meshmend.lab.testbed.holder import FIRST_NAMESPACE
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from waiting import HANG_S

@@ -6,7 +6,6 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from meshmend.faults.fault import FaultKind, parse_fault
 from meshmend.membership.events import (
     CheckpointSaved,
     CoordinatorChanged,
@@ -22,6 +21,7 @@ from meshmend.membership.events import (
     TimedEvent,
     event_line,
 )
+from meshmend.membership.faults.fault import FaultKind, parse_fault
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh

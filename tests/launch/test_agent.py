@@ -18,8 +18,8 @@ from meshmend.errors import InputError
 from meshmend.launch.agent_lines import AgentLine, read_agent_line
 from meshmend.launch.host_blocks import chips_from
 from meshmend.topology.mesh import Mesh
-from meshmend.train.checkpoint_names import complete_steps
-from meshmend.train.ledger import audit
+from meshmend.train.data.ledger import audit
+from meshmend.train.state.checkpoint_names import complete_steps
 
 # Each worker writes its process number into a file. Half-way it waits for the gate.
 SCRIPT = training_script(

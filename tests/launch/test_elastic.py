@@ -23,9 +23,9 @@ from torch.utils import data
 from meshmend.cli.main import run_line
 from meshmend.launch import elastic
 from meshmend.train import Job, Saving
-from meshmend.train.ledger import audit
-from meshmend.train.samples import Order
-from meshmend.train.worker_environment import worker_environment
+from meshmend.train.core.worker_environment import worker_environment
+from meshmend.train.data.ledger import audit
+from meshmend.train.data.samples import Order
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "train"
 MENDED, PLAIN = EXAMPLES / "mended_loop.py", EXAMPLES / "plain_loop.py"

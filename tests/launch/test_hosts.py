@@ -24,16 +24,16 @@ pytest.importorskip("torch")
 
 from meshmend.cli.main import run_line
 from meshmend.errors import InputError
+from meshmend.lab.testbed.bed import Testbed
 from meshmend.launch.hosts import address_toward, board_from, chip_from, is_answered, secret_from
 from meshmend.launch.termination import exit_soon_after_signal
 from meshmend.membership.history import BegunGeneration, CoordinatorRecord
 from meshmend.membership.messages import COORDINATOR
 from meshmend.membership.record_file import load_history, save_record
-from meshmend.net.listener import Listener, listening
 from meshmend.planning.settings import Settings
-from meshmend.testbed.bed import Testbed
 from meshmend.topology.mesh import Mesh
-from meshmend.train.ledger import audit
+from meshmend.train.data.ledger import audit
+from meshmend.transport.listener import Listener, listening
 
 HOLED = Mesh((2, 2)).without("0,1")
 

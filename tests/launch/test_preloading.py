@@ -34,7 +34,7 @@ def test_a_module_that_computes_with_jax_is_refused(tmp_path: Path) -> None:
         "from meshmend.errors import InputError\n"
         "from meshmend.launch.preloading import preload_training\n"
         "preload_training(['jax', 'optax'])\n"
-        "print('torch' in sys.modules, 'meshmend.train.jax_job' in sys.modules)\n"
+        "print('torch' in sys.modules, 'meshmend.train.jax.job' in sys.modules)\n"
         "try:\n    preload_training(['computes'])\nexcept InputError as error:\n    print(error)\n"
     )
 
@@ -46,8 +46,8 @@ def test_a_launcher_that_prepares_a_jax_workload_does_not_compute_with_it() -> N
     said = python(
         "import os, sys\n"
         "from meshmend.launch.preloading import preload_modules\n"
-        "from meshmend.workloads.jax_registry import jax_workload\n"
-        "from meshmend.workloads.trainable import TrainingArguments\n"
+        "from meshmend.lab.workloads.jax_registry import jax_workload\n"
+        "from meshmend.lab.workloads.trainable import TrainingArguments\n"
         "work = jax_workload('resnet')\n"
         "arguments = TrainingArguments(batch=64, steps=10)\n"
         "work.preload(arguments, 4)\n"

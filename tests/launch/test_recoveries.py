@@ -1,6 +1,5 @@
 """How long a job took to get over each fault, from events."""
 
-from meshmend.faults.fault import FaultKind
 from meshmend.launch.recoveries import Recoveries, Recovery
 from meshmend.membership.events import (
     Event,
@@ -11,6 +10,7 @@ from meshmend.membership.events import (
     WorkerSaved,
     WorkerStepped,
 )
+from meshmend.membership.faults.fault import FaultKind
 
 Observed = tuple[float, Event]
 

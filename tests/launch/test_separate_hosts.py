@@ -14,11 +14,11 @@ from waiting import HANG_S, until
 
 pytest.importorskip("torch")
 
-from meshmend.testbed.bed import Testbed
+from meshmend.lab.testbed.bed import Testbed
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
-from meshmend.train.checkpoint_names import newest_complete, steps_in
-from meshmend.train.ledger import audit
+from meshmend.train.data.ledger import audit
+from meshmend.train.state.checkpoint_names import newest_complete, steps_in
 
 # Waits at two steps for a file on the disk of its host.
 SCRIPT = training_script(

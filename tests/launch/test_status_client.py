@@ -11,8 +11,6 @@ from dataclasses import replace
 import pytest
 
 from meshmend.errors import InputError, NobodyAnswersError
-from meshmend.execute.peer_connections import PeerConnections
-from meshmend.launch.status_client import StatusQuestion, ask_job
 from meshmend.membership.generation import Generation, Seat
 from meshmend.membership.job_status import JobPhase, JobStatus, WorkerSummary
 from meshmend.membership.message_channel import MessageChannel
@@ -24,12 +22,14 @@ from meshmend.membership.messages import (
     Refused,
     StatusAnswer,
 )
+from meshmend.membership.status_client import StatusQuestion, ask_job
 from meshmend.membership.status_responder import StatusResponder
-from meshmend.net.channel import Channel
-from meshmend.net.event_fd import clear
-from meshmend.net.handshake import ANYONE, ConnectRequest, Deadline, dial
-from meshmend.net.listener import Address
 from meshmend.topology.text import parse_mesh
+from meshmend.transport.channel import Channel
+from meshmend.transport.event_fd import clear
+from meshmend.transport.handshake import ANYONE, ConnectRequest, Deadline, dial
+from meshmend.transport.listener import Address
+from meshmend.transport.peer_connections import PeerConnections
 from served_coordinator import served_coordinator
 from waiting import HANG_S, until
 

@@ -40,7 +40,7 @@ class Chip:
 
     def _are_all_called(self) -> bool:
         """Whether the coordinator wants all chips to train, or they do."""
-        from meshmend.train.worker_environment import coordinator_client
+        from meshmend.train.core.worker_environment import coordinator_client
 
         generation = coordinator_client().news.generation
         return generation is not None and len(generation.chips) == 4
@@ -87,7 +87,7 @@ def hook(parts: Any, chip: Chip) -> None:
 
 def die_in_sums(chip: Chip) -> None:
     """Let a chip die when a job waits for the sums of a step."""
-    from meshmend.train.job_core import JobCore
+    from meshmend.train.core.job_core import JobCore
 
     complete_step = JobCore.complete_step
 
@@ -276,7 +276,7 @@ def jax_state(params: Any) -> dict[str, list[float]]:
 
 def batch(step: int) -> tuple[Any, Any]:
     """Return the samples of a step, as a `Job` orders them."""
-    from meshmend.train.samples import Order
+    from meshmend.train.data.samples import Order
     from styles import BATCH, N_SAMPLES, samples
 
     indices = Order(N_SAMPLES, 0).samples(step * BATCH, (step + 1) * BATCH)
@@ -350,14 +350,14 @@ def step_by_share(parts: Any, inputs: Any, labels: Any, n_shares: int, *, is_mea
 
 
 def main() -> None:
-    from meshmend.faults.fault import parse_fault
     from meshmend.launch import job_processes
     from meshmend.launch.elastic import run_elastic
     from meshmend.launch.elastic_job import ElasticJob
+    from meshmend.membership.faults.fault import parse_fault
     from meshmend.membership.timing import Timing
     from meshmend.planning.settings import Settings
     from meshmend.topology.text import parse_mesh
-    from meshmend.train.ledger import audit
+    from meshmend.train.data.ledger import audit
 
     folder, cell = Path(sys.argv[1]), json.loads(sys.argv[2])
     # Plans are made by the workers: a process that plans ahead would cost more than the job.

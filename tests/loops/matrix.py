@@ -28,7 +28,7 @@ IMPORTED_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "job": TORCH,
     "group": TORCH,
     "trainer": (*TORCH, "meshmend.train.hf"),
-    "jax": ("torch", "optax", "meshmend.launch.elastic", "meshmend.train.jax_job"),
+    "jax": ("torch", "optax", "meshmend.launch.elastic", "meshmend.train.jax.job"),
 }
 _APART: Final = 4  # steps from one kill to the next: redo, repair, gate
 _FIRST: Final = 2  # steps before the first kill: calm

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import pytest
 
 from meshmend.errors import ChannelError, RefusedError
+from meshmend.lab.testbed.bed import Testbed
 from meshmend.membership.client import News, WorkerIdentity
 from meshmend.membership.coordinator_client import CoordinatorClient
 from meshmend.membership.coordinator_server import CoordinatorServer
@@ -53,12 +54,11 @@ from meshmend.membership.messages import (
     encode_message,
 )
 from meshmend.membership.timing import Timing
-from meshmend.net.channel import Channel
-from meshmend.net.handshake import ConnectRequest, Deadline, dial
-from meshmend.net.listener import Address, Listener, listening
-from meshmend.testbed.bed import Testbed
 from meshmend.topology.failures import Chip, parse_link
 from meshmend.topology.text import parse_mesh
+from meshmend.transport.channel import Channel
+from meshmend.transport.handshake import ConnectRequest, Deadline, dial
+from meshmend.transport.listener import Address, Listener, listening
 from testbeds import BANDWIDTH, exit_code, on_chip, require_testbed
 from waiting import HANG_S, until
 

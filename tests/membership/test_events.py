@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from codec_values import JSON, damaged, values
 from meshmend.errors import InputError
-from meshmend.faults.fault import FaultKind
 from meshmend.membership.events import (
     EVENTS,
     VERSION,
@@ -33,7 +32,8 @@ from meshmend.membership.events import (
     event_line,
     read_events,
 )
-from meshmend.net.codec import Count, Real, Seconds, Within
+from meshmend.membership.faults.fault import FaultKind
+from meshmend.transport.codec import Count, Real, Seconds, Within
 
 START = TimedEvent(0.0, RunStarted(mesh="4x4", steps=10, batch=64))
 LINE = event_line(START)

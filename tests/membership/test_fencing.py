@@ -19,10 +19,10 @@ from meshmend.membership.message_channel import MessageChannel
 from meshmend.membership.messages import COORDINATOR, Hello, Status
 from meshmend.membership.record_file import term_in
 from meshmend.membership.timing import Timing
-from meshmend.net.channel import Channel
-from meshmend.net.handshake import ConnectRequest, Deadline, dial
-from meshmend.net.listener import Address, listening
 from meshmend.topology.text import parse_mesh
+from meshmend.transport.channel import Channel
+from meshmend.transport.handshake import ConnectRequest, Deadline, dial
+from meshmend.transport.listener import Address, listening
 from ports import free_port
 from waiting import HANG_S, until
 

@@ -17,7 +17,7 @@ from meshmend.membership.membership import Membership
 from meshmend.membership.messages import FRESH, Go, Hello, Message, Status
 from meshmend.membership.record_file import RecordSaver
 from meshmend.topology.failures import Chip
-from meshmend.train.worker_loop import WorkerLoop
+from meshmend.train.core.worker_loop import WorkerLoop
 from simulation import world
 from simulation.network import NEVER
 from simulation.runs import first_problem, parts_of, simulate

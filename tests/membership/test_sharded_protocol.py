@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from meshmend.train import sharded_update  # after the check that torch is there
-from meshmend.train.sharded_update import ShardedUpdate
+from meshmend.train.sharding import sharded_update
+from meshmend.train.sharding.sharded_update import ShardedUpdate
 from simulation.runs import first_problem, parts_of, simulate
 
 N_SEEDS = 200  # in `make test`; `make slow` does 250 times as many

@@ -18,9 +18,9 @@ from meshmend.membership.messages import (
     TurnedAway,
 )
 from meshmend.membership.timing import Timing
-from meshmend.net.listener import Address
 from meshmend.topology.failures import Chip
 from meshmend.topology.text import parse_mesh
+from meshmend.transport.listener import Address
 
 
 def address(chip: Chip) -> Address:

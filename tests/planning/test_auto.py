@@ -15,6 +15,7 @@ from meshmend.planning.comparison import compared
 from meshmend.planning.packed_trees import TreeShape, trees_of
 from meshmend.planning.pricing import Question, price, supported_names
 from meshmend.planning.tree_formula import Pipeline
+from meshmend.schedule.contributions import check_contributions
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
 from meshmend.schedule.priority import remaining_hops
@@ -24,7 +25,6 @@ from meshmend.simulator.rules import simulate
 from meshmend.topology.fabric import Fabric, fabric
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
-from meshmend.verify.contributions import check_contributions
 
 REFERENCE = fabric("reference")
 MESHES = [

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshmend.errors import InputError
-from meshmend.execute import reference
 from meshmend.planning.catalogue import CollectiveCall, payload_class, proved_schedule
 from meshmend.planning.plan import AUTO
 from meshmend.schedule.algorithms import ALGORITHMS
@@ -14,6 +13,7 @@ from meshmend.schedule.rank_order import in_rank_order
 from meshmend.schedule.table import Collective
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
+from meshmend.transport import reference
 from strategies import connected_meshes
 
 SCATTER, GATHER = CollectiveCall("reduce-scatter"), CollectiveCall("all-gather")

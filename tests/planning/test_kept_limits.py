@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from meshmend.limits.limit import Limit, limit
 from meshmend.planning.kept_limits import kept_or_computed_limit
 from meshmend.planning.pricing import Question
 from meshmend.schedule.table import Collective
+from meshmend.simulator.limit import Limit, limit
 from meshmend.topology.fabric import FABRICS
 from meshmend.topology.text import parse_mesh
 

@@ -4,8 +4,8 @@ import pytest
 
 from meshmend import plan
 from meshmend.errors import InputError
-from meshmend.lockstep.interpreter import check_program
 from meshmend.planning.lowering import lowered
+from meshmend.schedule.interpreter import check_program
 from meshmend.topology.fabric import fabric
 from meshmend.topology.mesh import Mesh
 

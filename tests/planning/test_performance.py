@@ -9,9 +9,9 @@ import pytest
 import meshmend
 from meshmend import Fabric, Mesh, limit, load_plan, plan, simulate
 from meshmend.errors import InputError
-from meshmend.limits.limit import limit as limit_of_mesh
 from meshmend.planning.comparison import compared
 from meshmend.planning.target import Target
+from meshmend.simulator.limit import limit as limit_of_mesh
 from meshmend.topology.fabric import FABRICS
 from meshmend.topology.graph import largest_part
 

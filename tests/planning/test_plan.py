@@ -12,12 +12,12 @@ from meshmend import Mesh, plan
 from meshmend.errors import InputError, UnsupportedError
 from meshmend.planning.plan import Plan, supported
 from meshmend.planning.pricing import BASELINES
-from meshmend.routing.deadlock import check_deadlock_free
 from meshmend.schedule.algorithm_names import ALGORITHM_NAMES, BASELINE_NAMES
 from meshmend.schedule.algorithms import ALGORITHMS
+from meshmend.schedule.contributions import check_contributions
 from meshmend.schedule.table import Collective
+from meshmend.topology.deadlock import check_deadlock_free
 from meshmend.topology.graph import largest_part, stranded
-from meshmend.verify.contributions import check_contributions
 from strategies import broken_meshes
 
 AROUND_HOLES = ("ring-1d", "ft-two-d", "rank-ring")

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from meshmend.overlay.tree_packing import tree_packing
 from meshmend.planning import tree_search
 from meshmend.planning.comparison import compared
 from meshmend.planning.exchange_prices import SCATTERED_AXES, least_exchange_s
@@ -17,6 +16,7 @@ from meshmend.topology.figures import mesh_figures
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
+from meshmend.trees.tree_packing import tree_packing
 from strategies import connected_meshes
 
 V4 = fabric("tpu-v4")

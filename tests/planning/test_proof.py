@@ -9,13 +9,13 @@ from hypothesis import given
 from meshmend.errors import DeadlockError, InputError, VerificationError
 from meshmend.planning import proof
 from meshmend.planning.proof import check_probe, prove
-from meshmend.routing.routes import routes_for
 from meshmend.schedule.algorithms import ALGORITHMS
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import Placement, placed
 from meshmend.schedule.spanning import broadcast, spread, tree_sum
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.routes import routes_for
 from strategies import connected_meshes
 
 HOLE = Mesh((4, 4)).without("2x2@0,2")

@@ -7,8 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshmend.limits.limit import limit
-from meshmend.overlay.tree_packing import tree_packing
 from meshmend.planning.packed_trees import TreeKind, TreeShape, trees_of
 from meshmend.planning.straight_finalists import straight_finalists
 from meshmend.planning.tree_finalists import finalists
@@ -20,16 +18,18 @@ from meshmend.planning.tree_formula import (
     TreeFormula,
 )
 from meshmend.planning.tree_search import USUAL_DELAY_HOPS_PER_HOP, best_pipeline, best_trees
-from meshmend.routing.deadlock import check_deadlock_free
+from meshmend.schedule.contributions import check_contributions
+from meshmend.schedule.hops import check_hops
 from meshmend.schedule.owner_trees import owner_tree_schedule
 from meshmend.schedule.placement import placed
 from meshmend.schedule.table import COPY, REDUCE, Collective
 from meshmend.schedule.trees import tree_schedule, usual_tree_count
+from meshmend.simulator.limit import limit
+from meshmend.topology.deadlock import check_deadlock_free
 from meshmend.topology.fabric import fabric
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
-from meshmend.verify.contributions import check_contributions
-from meshmend.verify.hops import check_hops
+from meshmend.trees.tree_packing import tree_packing
 from strategies import connected_meshes
 
 REFERENCE = fabric("reference")

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from meshmend.errors import UnsupportedError
 from meshmend.planning.proof import prove
+from meshmend.schedule.contributions import check_contributions
 from meshmend.schedule.exchange_nd import check_exchange, exchange_nd
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
 from meshmend.schedule.priority import remaining_hops
+from meshmend.schedule.scratch_cells import check_scratch
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.simulator.network_program import program_of
 from meshmend.simulator.rules import simulate
@@ -20,8 +22,6 @@ from meshmend.topology.fabric import fabric
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
-from meshmend.verify.contributions import check_contributions
-from meshmend.verify.scratch_cells import check_scratch
 from reference_sums import check_sums
 from strategies import connected_meshes
 

@@ -5,17 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshmend.errors import UnsupportedError
-from meshmend.overlay.axis_trees import (
-    axis_tree_packing,
-    axis_trees_apart,
-    share_last_lines,
-    straight_to,
-)
 from meshmend.planning.comparison import compared
 from meshmend.planning.exchange_prices import least_express_s
 from meshmend.planning.pricing import Question, names_to_try, price
+from meshmend.schedule.contributions import check_contributions
 from meshmend.schedule.express import check_express_apart, express, express_apart
 from meshmend.schedule.hazards import hazards_of
+from meshmend.schedule.hops import check_hops
 from meshmend.schedule.placement import placed
 from meshmend.schedule.priority import remaining_hops
 from meshmend.schedule.table import Collective
@@ -23,8 +19,12 @@ from meshmend.topology.fabric import fabric
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
-from meshmend.verify.contributions import check_contributions
-from meshmend.verify.hops import check_hops
+from meshmend.trees.axis_trees import (
+    axis_tree_packing,
+    axis_trees_apart,
+    share_last_lines,
+    straight_to,
+)
 from strategies import connected_meshes
 
 REFERENCE = fabric("reference")

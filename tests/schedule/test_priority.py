@@ -3,7 +3,6 @@
 import numpy as np
 from hypothesis import given, settings
 
-from meshmend.overlay.tree_packing import tree_packing
 from meshmend.planning.tree_formula import MOST_SLICES
 from meshmend.schedule.hazards import Hazards, hazards_of
 from meshmend.schedule.placement import placed
@@ -12,6 +11,7 @@ from meshmend.schedule.table import COPY, REDUCE, Collective, Schedule
 from meshmend.schedule.trees import tree_schedule
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
+from meshmend.trees.tree_packing import tree_packing
 from strategies import schedule_from, tables
 
 

@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from meshmend.limits.packing_number import packing_number
+from meshmend.schedule.contributions import check_contributions
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import channel_loads, placed
 from meshmend.schedule.priority import remaining_hops
 from meshmend.schedule.rings_nd import rings_nd
 from meshmend.schedule.table import Collective
+from meshmend.simulator.packing_number import packing_number
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
-from meshmend.verify.contributions import check_contributions
 from strategies import connected_meshes
 
 COLLECTIVES = list(Collective)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from meshmend.errors import InputError, UnsupportedError
-from meshmend.formats.msccl_xml import msccl_xml
-from meshmend.lockstep.cells import with_equal_cells
+from meshmend.planning.formats.msccl_xml import msccl_xml
 from meshmend.planning.lockstep_plan import lockstep_plan
 from meshmend.planning.plan import load_plan, plan
+from meshmend.schedule.cells import with_equal_cells
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.table import COPY, REDUCE, Collective, Schedule, index_dtype
 from meshmend.topology.mesh import Mesh

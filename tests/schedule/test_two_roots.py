@@ -8,12 +8,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from meshmend.errors import UnsupportedError, VerificationError
-from meshmend.overlay.slit import likely_slits
-from meshmend.overlay.two_root_trees import two_root_figures, two_root_trees
 from meshmend.planning.comparison import compared
 from meshmend.planning.pricing import Question, names_to_try, price
 from meshmend.planning.proof import prove
 from meshmend.planning.two_root_prices import hoped_two_roots_s
+from meshmend.schedule.contributions import check_contributions
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
 from meshmend.schedule.priority import remaining_hops
@@ -25,7 +24,8 @@ from meshmend.topology.figures import mesh_figures
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
-from meshmend.verify.contributions import check_contributions
+from meshmend.trees.slit import likely_slits
+from meshmend.trees.two_root_trees import two_root_figures, two_root_trees
 from reference_sums import check_sums
 from strategies import connected_meshes
 

@@ -5,7 +5,6 @@ import pytest
 from meshmend.errors import InputError, UnitError
 from meshmend.planning.bucket_comparison import Buckets, compared_buckets
 from meshmend.planning.proof import prove
-from meshmend.routing.routes import Routes
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
@@ -14,6 +13,7 @@ from meshmend.simulator.buckets import fastest_in_flight, in_flight, repeated
 from meshmend.simulator.network_program import program_of
 from meshmend.simulator.rules import Simulation, simulate
 from meshmend.topology.fabric import fabric
+from meshmend.topology.routes import Routes
 from meshmend.topology.text import parse_mesh
 from meshmend.units import parse_buckets
 

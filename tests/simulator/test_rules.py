@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from meshmend.errors import InputError
-from meshmend.routing.routes import Routes, routes_for
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.hazards import Hazards, hazards_of
 from meshmend.schedule.table import COPY, REDUCE, Collective, Phase, Schedule, even_cuts
@@ -19,6 +18,7 @@ from meshmend.simulator.network_program import SIZE_CLASS, Program, program_of
 from meshmend.simulator.rules import Simulation, _delays, simulate
 from meshmend.topology.fabric import Fabric, fabric
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.routes import Routes, routes_for
 from meshmend.topology.text import parse_mesh
 from slow_simulator import Figures, Message, Row, SlowSimulation, busy_of
 

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 from meshmend.errors import InputError
-from meshmend.limits.limit import limit
-from meshmend.routing.routes import routes_for
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.table import Collective
 from meshmend.simulator.baselines import on_ranks, program_on_part
+from meshmend.simulator.limit import limit
 from meshmend.simulator.network_program import Program, program_of
 from meshmend.simulator.rules import simulate
 from meshmend.simulator.slices import best_slices
 from meshmend.simulator.trace import save_trace, trace_events
 from meshmend.topology.fabric import fabric
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.routes import routes_for
 from meshmend.topology.submesh import largest_box, without_lines
 from meshmend.topology.text import parse_mesh
 

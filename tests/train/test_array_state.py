@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from meshmend.errors import CheckpointDamageError, InputError
-from meshmend.train.array_shards import (
+from meshmend.train.state.array_shards import (
     ARRAY_SHARDS,
     cut_shard,
     merged_shards,
     packed_shard,
     unpacked_shard,
 )
-from meshmend.train.array_state import digest_array_parts, pack_arrays, unpack_arrays
-from meshmend.train.checkpoint import load, save_shard
+from meshmend.train.state.array_state import digest_array_parts, pack_arrays, unpack_arrays
+from meshmend.train.state.checkpoint import load, save_shard
 
 DTYPES = ("float32", "float64", "float16", "bool", "uint8", "int32", "int64", "complex64")
 ARRAYS = st.sampled_from(DTYPES).flatmap(

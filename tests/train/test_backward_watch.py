@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn.functional import mse_loss
 
-from meshmend.train.backward_watch import BackwardWatch
-from meshmend.train.bucket_layout import MOST_BUCKETS, SMALLEST_BUCKET_BYTES, bucket_layout
-from meshmend.train.gradients import Gradients
+from meshmend.train.core.bucket_layout import MOST_BUCKETS, SMALLEST_BUCKET_BYTES, bucket_layout
+from meshmend.train.torch.backward_watch import BackwardWatch
+from meshmend.train.torch.gradients import Gradients
 
 INPUTS = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
 TARGETS = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))

@@ -12,14 +12,14 @@ import torch
 from bad_disks import BadDisk
 from elastic_job import elastic, of_kind
 from meshmend.files import DRAFT
-from meshmend.train.array_shards import ARRAY_SHARDS
-from meshmend.train.checkpoint import Saving, load_step
-from meshmend.train.checkpoint_names import complete_steps
-from meshmend.train.checkpoint_writer import CheckpointWriter
-from meshmend.train.job import Job
-from meshmend.train.torch_shards import TORCH_SHARDS
-from meshmend.train.worker_environment import WorkerEnvironment
-from meshmend.train.write_failures import WriteFailures
+from meshmend.train.core.worker_environment import WorkerEnvironment
+from meshmend.train.state.array_shards import ARRAY_SHARDS
+from meshmend.train.state.checkpoint import Saving, load_step
+from meshmend.train.state.checkpoint_names import complete_steps
+from meshmend.train.state.checkpoint_writer import CheckpointWriter
+from meshmend.train.state.torch_shards import TORCH_SHARDS
+from meshmend.train.state.write_failures import WriteFailures
+from meshmend.train.torch.job import Job
 from small_disks import small_disk
 
 N_DISKS, N_SMALL = 188, 12  # in-process ones, and jobs of processes on a disk of their own: 200

@@ -7,8 +7,8 @@ import pytest
 
 from meshmend.errors import TransportError
 from meshmend.topology.text import parse_mesh
-from meshmend.train.byte_gather import gather_bytes
-from meshmend.train.exchange import Exchange
+from meshmend.train.core.byte_gather import gather_bytes
+from meshmend.train.core.exchange import Exchange
 
 
 class DamagedSum:

@@ -12,20 +12,20 @@ import pytest
 import torch
 
 from meshmend.errors import InputError
-from meshmend.train import checkpoint
-from meshmend.train.checkpoint import (
+from meshmend.train.state import checkpoint
+from meshmend.train.state.checkpoint import (
     Loaded,
     load,
     prune,
     save_shard,
 )
-from meshmend.train.checkpoint_names import (
+from meshmend.train.state.checkpoint_names import (
     complete_steps,
     newest_complete,
     steps_in,
     why_not_shared,
 )
-from meshmend.train.torch_shards import TORCH_SHARDS, packed, shard_of
+from meshmend.train.state.torch_shards import TORCH_SHARDS, packed, shard_of
 from same_bits import is_same
 
 
@@ -284,8 +284,8 @@ def test_prune_twice_at_once_finds_what_the_other_took_gone(
 SAVER = """
 import os, signal, sys, torch
 from pathlib import Path
-from meshmend.train.checkpoint import save_shard
-from meshmend.train.torch_shards import TORCH_SHARDS
+from meshmend.train.state.checkpoint import save_shard
+from meshmend.train.state.torch_shards import TORCH_SHARDS
 
 def save(folder, step):
     for shard in range(2):

@@ -23,12 +23,12 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from meshmend.cli.main import run_line
 from meshmend.errors import InputError
-from meshmend.train.array_shards import ARRAY_SHARDS
-from meshmend.train.checkpoint import load, save_shard
-from meshmend.train.checkpoint_export import export_safetensors, read_checkpoint
-from meshmend.train.dcp_files import import_dcp, read_dcp, write_dcp
-from meshmend.train.resume import resumable
-from meshmend.train.torch_shards import TORCH_SHARDS
+from meshmend.train.state.array_shards import ARRAY_SHARDS
+from meshmend.train.state.checkpoint import load, save_shard
+from meshmend.train.state.checkpoint_export import export_safetensors, read_checkpoint
+from meshmend.train.state.dcp_files import import_dcp, read_dcp, write_dcp
+from meshmend.train.state.resume import resumable
+from meshmend.train.state.torch_shards import TORCH_SHARDS
 
 
 def trained(steps: int = 3) -> tuple[torch.nn.Module, torch.optim.Optimizer]:

@@ -16,13 +16,13 @@ pytest.importorskip("torch")
 
 import torch
 
-from meshmend.train import checkpoint
-from meshmend.train.checkpoint import Saving, load
-from meshmend.train.checkpoint_names import complete_steps
-from meshmend.train.checkpoint_writer import CheckpointWriter
-from meshmend.train.torch_shards import TORCH_SHARDS
-from meshmend.train.worker_environment import WorkerEnvironment
-from meshmend.train.write_failures import WriteFailures
+from meshmend.train.core.worker_environment import WorkerEnvironment
+from meshmend.train.state import checkpoint
+from meshmend.train.state.checkpoint import Saving, load
+from meshmend.train.state.checkpoint_names import complete_steps
+from meshmend.train.state.checkpoint_writer import CheckpointWriter
+from meshmend.train.state.torch_shards import TORCH_SHARDS
+from meshmend.train.state.write_failures import WriteFailures
 
 
 class Disk:
@@ -192,10 +192,10 @@ import os, sys
 from pathlib import Path
 import torch
 from meshmend.train import Saving
-from meshmend.train.checkpoint_writer import CheckpointWriter
-from meshmend.train.torch_shards import TORCH_SHARDS
-from meshmend.train.worker_environment import WorkerEnvironment
-from meshmend.train.write_failures import WriteFailures
+from meshmend.train.state.checkpoint_writer import CheckpointWriter
+from meshmend.train.state.torch_shards import TORCH_SHARDS
+from meshmend.train.core.worker_environment import WorkerEnvironment
+from meshmend.train.state.write_failures import WriteFailures
 
 folder, flush = Path(sys.argv[1]), os.fsync
 writer = CheckpointWriter(

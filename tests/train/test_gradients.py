@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import mse_loss
 
-from meshmend.train.gradients import Gradients
+from meshmend.train.torch.gradients import Gradients
 from same_bits import is_same
 
 N_SAMPLES = 12

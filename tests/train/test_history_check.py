@@ -9,8 +9,8 @@ import pytest
 
 from ledgers import BATCH, LedgerJob
 from meshmend.membership.events import Event, GenerationBegan, StepFinished
-from meshmend.train.history_check import Restore
-from meshmend.train.ledger import audit
+from meshmend.train.data.history_check import Restore
+from meshmend.train.data.ledger import audit
 
 
 def honest(job: LedgerJob) -> None:

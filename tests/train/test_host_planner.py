@@ -18,7 +18,7 @@ from meshmend.membership.generation import Generation, Seat
 from meshmend.planning.plan_cache import plan_ahead
 from meshmend.planning.plan_request import PlanRequest
 from meshmend.topology.mesh import Mesh
-from meshmend.train.host_planner import (
+from meshmend.train.core.host_planner import (
     HostPlanner,
     PlanAheadSettings,
     is_private_folder,
@@ -189,7 +189,7 @@ def test_a_planner_ends_with_its_worker_even_if_that_is_killed(tmp_path: Path) -
         "from pathlib import Path\n"
         "from meshmend.membership.generation import Generation, Seat\n"
         "from meshmend.topology.mesh import Mesh\n"
-        "from meshmend.train.host_planner import HostPlanner, PlanAheadSettings\n"
+        "from meshmend.train.core.host_planner import HostPlanner, PlanAheadSettings\n"
         "mesh = Mesh((12, 12))\n"
         "seats = tuple(Seat(chip, ('10.0.0.1', 7000), 1) for chip in mesh.live)\n"
         "planner = HostPlanner((0, 0), PlanAheadSettings(Path(sys.argv[1]), 'auto', (1, 1)))\n"

@@ -12,8 +12,8 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 
 from meshmend.train import Job
-from meshmend.train.sample_source import JobData, SampleSource
-from meshmend.train.samples import Order, Share, StreamOrder, share_of
+from meshmend.train.data.sample_source import JobData, SampleSource
+from meshmend.train.data.samples import Order, Share, StreamOrder, share_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Cannot")  # of dill, harmless
 

@@ -65,7 +65,7 @@ def test_accumulated_passes_and_clipping_give_the_weights_of_a_plain_loop(tmp_pa
         tmp_path,
         """
         import copy
-        from meshmend.train.samples import Order
+        from meshmend.train.data.samples import Order
         plain = copy.deepcopy(model)
         plain_optimizer = torch.optim.SGD(plain.parameters(), lr=0.05)
         job = Job(model, optimizer, dataset, batch=16, steps=5, bucket_bytes=64)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from ledgers import LedgerJob
 from meshmend.errors import InputError
-from meshmend.train.history_check import Audit
-from meshmend.train.ledger import Ledger, audit
-from meshmend.train.samples import share_of
+from meshmend.train.data.history_check import Audit
+from meshmend.train.data.ledger import Ledger, audit
+from meshmend.train.data.samples import share_of
 from small_disks import small_disk
 
 BATCH, STEPS = 10, 4

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from meshmend.errors import InputError
-from meshmend.train.checkpoint import save_shard
-from meshmend.train.job import Job
-from meshmend.train.resume import resumable
-from meshmend.train.torch_shards import TORCH_SHARDS
+from meshmend.train.state.checkpoint import save_shard
+from meshmend.train.state.resume import resumable
+from meshmend.train.state.torch_shards import TORCH_SHARDS
+from meshmend.train.torch.job import Job
 
 DATA = [(torch.ones(3), torch.zeros(1))] * 12
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from meshmend.errors import InputError
-from meshmend.train.checkpoint import Saving, load, save_shard, write_shard
-from meshmend.train.checkpoint_names import complete_steps
-from meshmend.train.job import Job
-from meshmend.train.shard_format import Origin
-from meshmend.train.torch_shards import TORCH_SHARDS, shard_of
+from meshmend.train.state.checkpoint import Saving, load, save_shard, write_shard
+from meshmend.train.state.checkpoint_names import complete_steps
+from meshmend.train.state.shard_format import Origin
+from meshmend.train.state.torch_shards import TORCH_SHARDS, shard_of
+from meshmend.train.torch.job import Job
 
 DATA = [(torch.ones(3) * number, torch.zeros(1)) for number in range(12)]
 

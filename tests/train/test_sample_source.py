@@ -23,9 +23,9 @@ from torch.utils.data import (
 from augmented_samples import N_SAMPLES, Augmented, drawn
 from meshmend.errors import InputError, LoaderError
 from meshmend.train import Job
-from meshmend.train.loader_source import LoaderSource
-from meshmend.train.sample_source import JobData, SampleSource
-from meshmend.train.samples import Order, Share, StreamOrder, share_of
+from meshmend.train.data.loader_source import LoaderSource
+from meshmend.train.data.sample_source import JobData, SampleSource
+from meshmend.train.data.samples import Order, Share, StreamOrder, share_of
 
 
 class Stream(IterableDataset[Any]):

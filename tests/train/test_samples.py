@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshmend.errors import InputError
-from meshmend.train.samples import Order, batch_of, share_of
+from meshmend.train.data.samples import Order, batch_of, share_of
 
 SIZES = st.integers(1, 50)
 

@@ -10,12 +10,12 @@ torch = pytest.importorskip("torch")
 
 from meshmend.errors import InputError  # noqa: E402  # after the check that torch is there
 from meshmend.topology.text import parse_mesh  # noqa: E402
-from meshmend.train.layerwise import LAMB, LARS  # noqa: E402
-from meshmend.train.mirror_cost import mirror_cost  # noqa: E402
-from meshmend.train.mirror_placement import mirrors_of  # noqa: E402
-from meshmend.train.optimizers import SteppedOptimizers  # noqa: E402
-from meshmend.train.sharded_optimizers import ShardedOptimizers  # noqa: E402
-from meshmend.train.update_shares import UpdateShares, moves_to  # noqa: E402
+from meshmend.train.sharding.layerwise import LAMB, LARS  # noqa: E402
+from meshmend.train.sharding.mirror_cost import mirror_cost  # noqa: E402
+from meshmend.train.sharding.mirror_placement import mirrors_of  # noqa: E402
+from meshmend.train.sharding.sharded_optimizers import ShardedOptimizers  # noqa: E402
+from meshmend.train.sharding.update_shares import UpdateShares, moves_to  # noqa: E402
+from meshmend.train.torch.optimizers import SteppedOptimizers  # noqa: E402
 
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from meshmend.train.layerwise import LAMB  # noqa: E402  # it needs torch
+from meshmend.train.sharding.layerwise import LAMB  # noqa: E402  # it needs torch
 from sharded_chips import Death, ThreadJob, plain_weights  # noqa: E402  # it needs torch
 
 STEPS = 3

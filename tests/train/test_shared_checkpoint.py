@@ -10,13 +10,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from meshmend.errors import CheckpointDamageError, InputError  # noqa: E402  # after the check
-from meshmend.train.checkpoint import Saving  # noqa: E402
-from meshmend.train.job import Job  # noqa: E402
-from meshmend.train.layerwise import LAMB  # noqa: E402
-from meshmend.train.mirror_placement import mirrors_of  # noqa: E402
-from meshmend.train.sharded_optimizers import ShardedOptimizers  # noqa: E402
-from meshmend.train.torch_shards import merged, packed, shard_of, unpacked  # noqa: E402
-from meshmend.train.update_shares import UpdateShares  # noqa: E402
+from meshmend.train.sharding.layerwise import LAMB  # noqa: E402
+from meshmend.train.sharding.mirror_placement import mirrors_of  # noqa: E402
+from meshmend.train.sharding.sharded_optimizers import ShardedOptimizers  # noqa: E402
+from meshmend.train.sharding.update_shares import UpdateShares  # noqa: E402
+from meshmend.train.state.checkpoint import Saving  # noqa: E402
+from meshmend.train.state.torch_shards import merged, packed, shard_of, unpacked  # noqa: E402
+from meshmend.train.torch.job import Job  # noqa: E402
 from same_bits import is_same  # noqa: E402
 
 SHAPES = [(97, 33), (), (5,), (1000,), (64, 64)]

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshmend.train.state_digest import hash_bytes
-from meshmend.train.torch_learner import TorchLearner
-from meshmend.train.torch_state import digest, digest_parts
+from meshmend.train.state.digest import hash_bytes
+from meshmend.train.state.torch_state import digest, digest_parts
+from meshmend.train.torch.learner import TorchLearner
 
 
 @settings(max_examples=200)

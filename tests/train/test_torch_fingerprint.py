@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from meshmend.membership.job_fingerprint import NOT_COMPARED, JobFingerprint
-from meshmend.train.job_settings import JobSettings
-from meshmend.train.torch_fingerprint import fingerprint_of
+from meshmend.train.core.job_settings import JobSettings
+from meshmend.train.torch.fingerprint import fingerprint_of
 
 INPUTS = torch.arange(80, dtype=torch.float32).reshape(10, 8)
 

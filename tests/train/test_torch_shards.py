@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshmend.errors import CheckpointDamageError, InputError
-from meshmend.train.torch_shards import merged, packed, shard_of, unpacked
+from meshmend.train.state.torch_shards import merged, packed, shard_of, unpacked
 from same_bits import is_same
 
 DTYPES = (

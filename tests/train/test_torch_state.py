@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshmend.errors import InputError
-from meshmend.train.torch_state import digest, packed, unpacked
+from meshmend.train.state.torch_state import digest, packed, unpacked
 
 DTYPES = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool),

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshmend.train.mirror_placement import mirrors_of
-from meshmend.train.update_shares import (
+from meshmend.train.sharding.mirror_placement import mirrors_of
+from meshmend.train.sharding.update_shares import (
     LARGEST_MOVE_BYTES,
     Spans,
     UpdateShares,

@@ -8,10 +8,10 @@ import pytest
 pytest.importorskip("torch")
 
 from meshmend.errors import InputError
-from meshmend.faults.fault import parse_fault
+from meshmend.membership.faults.fault import parse_fault
 from meshmend.topology.mesh import Mesh
-from meshmend.train.host_planner import PlanAheadSettings, scratch_plan_folder
-from meshmend.train.worker_environment import (
+from meshmend.train.core.host_planner import PlanAheadSettings, scratch_plan_folder
+from meshmend.train.core.worker_environment import (
     WorkerEnvironment,
     worker_environment,
     worker_environment_from,

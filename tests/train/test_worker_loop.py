@@ -2,9 +2,9 @@
 
 from unittest.mock import Mock
 
-from meshmend.faults.self_injection import SelfInjection
 from meshmend.membership.client import News
-from meshmend.train.worker_loop import WorkerLoop
+from meshmend.membership.faults.self_injection import SelfInjection
+from meshmend.train.core.worker_loop import WorkerLoop
 
 
 def test_a_worker_that_comes_after_the_end_knows_that_it_was_no_member() -> None:

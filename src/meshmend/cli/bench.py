@@ -27,7 +27,7 @@ from meshmend.errors import InputError
 from meshmend.units import counted
 
 if TYPE_CHECKING:
-    from meshmend.bench.benchmark import BenchmarkResults, PayloadResults
+    from meshmend.lab.bench.benchmark import BenchmarkResults, PayloadResults
     from meshmend.planning.progress import ProgressCallback
 
 _BUSY_SHARE = 0.5  # of the cores, by the load of the last minute
@@ -101,9 +101,9 @@ def bench_command(
     check_algorithms(names, "auto")
     announce_compilation()
     os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported, and workers are forked
-    from meshmend.bench.benchmark import BenchmarkRequest, run_benchmark
-    from meshmend.bench.summary import results_svg, summary
-    from meshmend.bench.summary import save as save_summary
+    from meshmend.lab.bench.benchmark import BenchmarkRequest, run_benchmark
+    from meshmend.lab.bench.summary import results_svg, summary
+    from meshmend.lab.bench.summary import save as save_summary
 
     request = BenchmarkRequest(
         mesh=broken,
@@ -151,7 +151,7 @@ def _print_results(measured: "BenchmarkResults") -> None:
 
 
 def _print_payload(point: "PayloadResults") -> None:
-    from meshmend.bench.summary import LIMIT_NOTE, NO_LIMIT_NOTE
+    from meshmend.lab.bench.summary import LIMIT_NOTE, NO_LIMIT_NOTE
     from meshmend.units import format_bytes, format_time
 
     limit = NO_LIMIT_NOTE

@@ -10,7 +10,7 @@ from meshmend.cli.options import JsonOption
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
-    from meshmend.train.checkpoint_export import Exported
+    from meshmend.train.state.checkpoint_export import Exported
 
 _OTHER_KINDS = frozenset([".bin", ".ckpt", ".gguf", ".h5", ".npz", ".onnx", ".pt", ".pth"])
 
@@ -49,7 +49,7 @@ def list_command(run: RunArgument, as_json: JsonOption = False) -> None:
 
     - meshmend checkpoint list runs/one/checkpoints --json
     """
-    from meshmend.train.checkpoint_list import listed
+    from meshmend.train.state.checkpoint_list import listed
     from meshmend.units import format_bytes
 
     found = listed(run)
@@ -74,7 +74,7 @@ def check_command(run: RunArgument, step: StepOption = None, as_json: JsonOption
 
     - meshmend checkpoint check runs/one --step 50
     """
-    from meshmend.train.checkpoint_list import checked
+    from meshmend.train.state.checkpoint_list import checked
 
     results = checked(run, step)
     if as_json:
@@ -134,7 +134,7 @@ def export_command(
 
     - meshmend checkpoint export runs/one -o dcp --format dcp
     """
-    from meshmend.train.checkpoint_export import export_safetensors, read_checkpoint
+    from meshmend.train.state.checkpoint_export import export_safetensors, read_checkpoint
     from meshmend.units import format_bytes, parse_bytes
 
     if what not in ("model", "all"):
@@ -183,7 +183,7 @@ def import_command(
 
     - meshmend checkpoint import dcp -o checkpoints --step 1000
     """
-    from meshmend.train.dcp_files import import_dcp
+    from meshmend.train.state.dcp_files import import_dcp
 
     file = import_dcp(folder, output, step=step)
     if as_json:
@@ -204,12 +204,12 @@ def _check_output(output: Path, format_: str) -> None:
 
 
 def _export_dcp(state: dict[str, Any], step: int, output: Path) -> "Exported":
-    from meshmend.train.checkpoint_export import Exported
+    from meshmend.train.state.checkpoint_export import Exported
 
     if not any(type(each).__module__.startswith("torch") for each in state["model"].values()):
         raise InputError("--format dcp needs a checkpoint of PyTorch, but this one is of JAX")
-    from meshmend.train.dcp_files import write_dcp
-    from meshmend.train.torch_state import tensors_of
+    from meshmend.train.state.dcp_files import write_dcp
+    from meshmend.train.state.torch_state import tensors_of
 
     write_dcp(state, output)
     tensors = list(tensors_of(state))

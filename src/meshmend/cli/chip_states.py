@@ -5,7 +5,6 @@ from collections.abc import Collection, Iterable
 from enum import Enum
 from typing import assert_never
 
-from meshmend.faults.fault import FaultKind
 from meshmend.membership.events import (
     Event,
     FaultHappened,
@@ -13,6 +12,7 @@ from meshmend.membership.events import (
     StepFinished,
     WorkerLeft,
 )
+from meshmend.membership.faults.fault import FaultKind
 from meshmend.topology.failures import Chip
 
 

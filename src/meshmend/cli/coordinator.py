@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from meshmend.membership.coordinator_server import CoordinatorServer
     from meshmend.membership.job_spec import JobSpec
-    from meshmend.net.listener import Address
-    from meshmend.net.metrics_server import MetricsServer
+    from meshmend.transport.listener import Address
+    from meshmend.transport.metrics_server import MetricsServer
 
 CONTEXT = RENAMED_OPTIONS
 
@@ -192,7 +192,7 @@ def _listeners(
 ) -> "tuple[socket.socket, socket.socket | None]":
     """Return the sockets for workers and for scrapers; neither, if one cannot be had."""
     from meshmend.errors import InputError
-    from meshmend.net.listener import listening
+    from meshmend.transport.listener import listening
 
     listener = listening(*endpoint)
     try:
@@ -257,8 +257,8 @@ def _serve(
 
 def _serve_metrics(scraped: "socket.socket", coordinator: "CoordinatorServer") -> "MetricsServer":
     """Begin to serve the metrics of a coordinator."""
-    from meshmend.net.metrics_server import MetricsServer
-    from meshmend.report.metrics_text import CONTENT_TYPE, metrics_text
+    from meshmend.pages.report.metrics_text import CONTENT_TYPE, metrics_text
+    from meshmend.transport.metrics_server import MetricsServer
 
     def read() -> str:
         snapshot = coordinator.snapshot()

@@ -156,8 +156,8 @@ def _gpu() -> Finding:
 
 def _namespaces() -> Finding:
     """Start what keeps a testbed's namespaces, with one chip, and end it again."""
+    from meshmend.lab.testbed.kernel import command_path, start_holder, stop_holder
     from meshmend.scratch import scratch_folder
-    from meshmend.testbed.kernel import command_path, start_holder, stop_holder
 
     name = "network namespaces"
     try:

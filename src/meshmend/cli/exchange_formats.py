@@ -99,7 +99,7 @@ def export_command(
 def _write(plan: "Plan", to: str, output: Path | None, slices: int) -> list[str]:
     """Write one format and return the paths of its files."""
     if to == "chakra-et":
-        from meshmend.formats.chakra_trace import write_chakra_traces
+        from meshmend.planning.formats.chakra_trace import write_chakra_traces
 
         assert output is not None, "the command has looked"
         try:
@@ -117,8 +117,8 @@ def _write(plan: "Plan", to: str, output: Path | None, slices: int) -> list[str]
 def _text(plan: "Plan", to: str) -> str:
     import json
 
-    from meshmend.formats.msccl_xml import msccl_xml
-    from meshmend.formats.plan_tables import next_hop_tables, plan_csv
+    from meshmend.planning.formats.msccl_xml import msccl_xml
+    from meshmend.planning.formats.plan_tables import next_hop_tables, plan_csv
 
     if to == "msccl-xml":
         return msccl_xml(plan)
@@ -160,7 +160,7 @@ def import_command(
     check_readable(file, "the file")
     check_writable(output)
     announce_compilation()
-    from meshmend.formats.xml_import import schedule_from_xml
+    from meshmend.planning.formats.xml_import import schedule_from_xml
     from meshmend.planning.plan import planned
     from meshmend.topology.graph import largest_part
 

@@ -15,7 +15,7 @@ from meshmend.cli.options import FabricOption, FailOption, PayloadOption, WrapOp
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
-    from meshmend.explore.page_server import PageServer
+    from meshmend.pages.explore.page_server import PageServer
     from meshmend.planning.target import Target
 
 _LIVE_NICENESS = 14  # planners of a live page give way to the workers
@@ -98,9 +98,9 @@ def _server(
     mesh: str, wrap: str, fail: list[str] | None, target: "Target", algorithm: str
 ) -> "PageServer":
     broken = mesh_of(mesh, wrap, fail)
-    from meshmend.explore.explorer_question import ExplorerQuestion
-    from meshmend.explore.page_server import PageServer
-    from meshmend.explore.page_start import page_start
+    from meshmend.pages.explore.explorer_question import ExplorerQuestion
+    from meshmend.pages.explore.page_server import PageServer
+    from meshmend.pages.explore.page_start import page_start
 
     return PageServer(page_start(ExplorerQuestion(broken, target, algorithm)), cache_dir())
 
@@ -109,7 +109,7 @@ def _live_server(
     coordinator: str, secret_file: Path | None, wrap: str, target: "Target", faults_to: int | None
 ) -> "PageServer":
     from meshmend.launch.hosts import endpoint_from, secret_from
-    from meshmend.launch.status_client import StatusQuestion, ask_job
+    from meshmend.membership.status_client import StatusQuestion, ask_job
     from meshmend.topology.failures import format_shape
 
     endpoint = endpoint_from(coordinator, "--coordinator")
@@ -117,10 +117,10 @@ def _live_server(
     question = StatusQuestion(endpoint, (), secret)
     status = ask_job(question)
     mesh = mesh_of(format_shape(status.shape), wrap, None)
-    from meshmend.explore.explorer_question import ExplorerQuestion
-    from meshmend.explore.live_feed import LiveFeed
-    from meshmend.explore.page_server import PageServer
-    from meshmend.explore.page_start import page_start
+    from meshmend.pages.explore.explorer_question import ExplorerQuestion
+    from meshmend.pages.explore.live_feed import LiveFeed
+    from meshmend.pages.explore.page_server import PageServer
+    from meshmend.pages.explore.page_start import page_start
 
     may_inject = faults_to is not None
     return PageServer(

@@ -8,7 +8,7 @@ from meshmend.cli.console import note
 from meshmend.membership import events
 from meshmend.membership.change_timer import ChangeTimer
 from meshmend.membership.events import EVENTS, Event, TimedEvent
-from meshmend.report.event_words import change_words, event_words
+from meshmend.pages.report.event_words import change_words, event_words
 from meshmend.topology.failures import Chip
 
 _SHOWN = (

@@ -66,8 +66,8 @@ def mirror_facts(plan: "Plan", domains: list[str] | None) -> dict[str, Any]:
     """
     from dataclasses import asdict
 
-    from meshmend.train.mirror_cost import mirror_cost
-    from meshmend.train.mirror_placement import DEFAULT_DOMAINS
+    from meshmend.train.sharding.mirror_cost import mirror_cost
+    from meshmend.train.sharding.mirror_placement import DEFAULT_DOMAINS
 
     target = plan.target
     cost = mirror_cost(

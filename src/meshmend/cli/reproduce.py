@@ -24,8 +24,8 @@ from meshmend.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from meshmend.paper.prediction import Cell, Prediction
-    from meshmend.paper.reproduction import Reproduction
+    from meshmend.lab.paper.prediction import Cell, Prediction
+    from meshmend.lab.paper.reproduction import Reproduction
 
 
 def reproduce_command(
@@ -66,8 +66,8 @@ def reproduce_command(
     check_suffix(output, ".html")
     check_writable(output)
     announce_compilation()
-    from meshmend.paper.reproduction import reproduction
-    from meshmend.paper.reproduction_page import reproduction_page
+    from meshmend.lab.paper.reproduction import reproduction
+    from meshmend.lab.paper.reproduction_page import reproduction_page
 
     with progress(quiet=as_json) as bar:
         result = reproduction(machine, quick=quick, progress=bar)
@@ -86,7 +86,7 @@ def reproduce_command(
 
 
 def _print_calibration(result: "Reproduction") -> None:
-    from meshmend.paper.prediction import broken_mesh
+    from meshmend.lab.paper.prediction import broken_mesh
     from meshmend.units import format_bytes, format_time
 
     setting = result.setting
@@ -107,7 +107,7 @@ def _print_calibration(result: "Reproduction") -> None:
 
 
 def _print_tables(result: "Reproduction") -> None:
-    from meshmend.paper.paper_tables import RUN_TO_RUN
+    from meshmend.lab.paper.paper_tables import RUN_TO_RUN
 
     scheme = result.setting.broken_algorithm
     print("\nAllreduce on the fault-tolerant mesh, simulated")

@@ -101,7 +101,7 @@ def run_command(
 
     - meshmend run --elastic --mesh 2x2 --inject "kill 0,1 at 20" examples/torch/elastic_ddp.py
     """
-    from meshmend.faults.fault import parse_fault
+    from meshmend.membership.faults.fault import parse_fault
     from meshmend.units import parse_bandwidth
 
     begin = mesh_of(mesh, wrap, fail)
@@ -168,8 +168,8 @@ def run_command(
 
 
 def _run_once(job: "StaticJob", bandwidth: float | None) -> int:
+    from meshmend.lab.testbed.bed import Testbed
     from meshmend.launch.static_job import run_job
-    from meshmend.testbed.bed import Testbed
 
     if bandwidth is None:
         return run_job(job)

@@ -183,10 +183,10 @@ def _plan(
 
 def _facts(mesh: "Mesh") -> dict[str, Any]:
     from meshmend.planning.plan import mesh_summary
-    from meshmend.routing.stretch import table_stretch
-    from meshmend.routing.virtual_channels import all_pairs_tables
     from meshmend.topology.figures import mesh_figures
     from meshmend.topology.graph import components, largest_part
+    from meshmend.topology.stretch import table_stretch
+    from meshmend.topology.virtual_channels import all_pairs_tables
 
     parts = components(mesh)
     part = largest_part(mesh)
@@ -204,7 +204,7 @@ def _facts(mesh: "Mesh") -> dict[str, Any]:
 
 
 def _print_facts(mesh: "Mesh", facts: dict[str, Any]) -> None:
-    from meshmend.draw.mesh_text import mesh_text
+    from meshmend.pages.draw.mesh_text import mesh_text
     from meshmend.units import counted
 
     print(mesh_text(mesh))
@@ -225,9 +225,9 @@ def _print_facts(mesh: "Mesh", facts: dict[str, Any]) -> None:
 def _route(mesh: "Mesh", text: str) -> tuple[tuple[int, ...], ...]:
     import numpy as np
 
-    from meshmend.routing.routes import routes_for
     from meshmend.topology.failures import Link, parse_failure
     from meshmend.topology.graph import largest_part
+    from meshmend.topology.routes import routes_for
 
     part = largest_part(mesh)
     ends = text.split("-")
@@ -253,9 +253,9 @@ def _picture(
     load: bool,
     darkest: float | None,
 ) -> str:
-    from meshmend.draw.algorithm_picture import plan_load_svg, plan_svg
-    from meshmend.draw.mesh_picture import mesh_svg
-    from meshmend.draw.overlays import routes_svg
+    from meshmend.pages.draw.algorithm_picture import plan_load_svg, plan_svg
+    from meshmend.pages.draw.mesh_picture import mesh_svg
+    from meshmend.pages.draw.overlays import routes_svg
 
     if plan is not None and not routes:
         return plan_load_svg(plan, darkest=darkest) if load else plan_svg(plan)

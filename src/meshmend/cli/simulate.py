@@ -166,7 +166,7 @@ def simulate_command(
     check_suffix(output, ".svg")
     check_writable(save_trace, output)
     announce_compilation()
-    from meshmend.draw.sweep_picture import sweep_svg
+    from meshmend.pages.draw.sweep_picture import sweep_svg
     from meshmend.planning.comparison import compared
     from meshmend.planning.progress import ProgressShares
 
@@ -246,7 +246,7 @@ def _document(results: "list[Comparison]") -> dict[str, Any]:
 
 
 def _heat_map(result: "Comparison") -> str:
-    from meshmend.draw.load_picture import link_load_svg
+    from meshmend.pages.draw.load_picture import link_load_svg
     from meshmend.units import format_bytes
 
     best = result.prices[0].simulation

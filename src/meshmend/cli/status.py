@@ -14,9 +14,9 @@ from meshmend.cli.options import JsonOption, check_seconds
 from meshmend.files import write_whole
 
 if TYPE_CHECKING:
-    from meshmend.launch.status_client import StatusQuestion
     from meshmend.membership.job_status import JobStatus
-    from meshmend.net.listener import Address
+    from meshmend.membership.status_client import StatusQuestion
+    from meshmend.transport.listener import Address
 
 _WATCH_S = 1.0
 _MOST_REMEMBERED = 64
@@ -82,7 +82,7 @@ def status_command(
     """
     from meshmend.errors import InputError
     from meshmend.launch.hosts import endpoint_from, secret_from
-    from meshmend.launch.status_client import StatusQuestion
+    from meshmend.membership.status_client import StatusQuestion
 
     if coordinator is None and not worker and state is None:
         raise InputError(
@@ -115,7 +115,7 @@ def status_command(
 def _ask(question: "StatusQuestion") -> "JobStatus":
     """Return the status, and remember where the workers listen."""
     from meshmend.errors import NobodyAnswersError
-    from meshmend.launch.status_client import ask_job
+    from meshmend.membership.status_client import ask_job
 
     try:
         status = ask_job(question)

@@ -15,7 +15,13 @@ from meshmend.membership.job_status import (
     JobStatus,
     SharedArguments,
 )
-from meshmend.report.event_words import change_words, chips_words, event_words, rate_words, seconds
+from meshmend.pages.report.event_words import (
+    change_words,
+    chips_words,
+    event_words,
+    rate_words,
+    seconds,
+)
 from meshmend.topology.failures import format_shape
 from meshmend.units import counted
 

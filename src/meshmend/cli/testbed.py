@@ -9,7 +9,7 @@ from meshmend.cli.options import FailOption, JsonOption, MeshOption, WrapOption,
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
-    from meshmend.testbed.bed import Testbed
+    from meshmend.lab.testbed.bed import Testbed
     from meshmend.topology.failures import Chip
 
 app = typer.Typer(
@@ -68,7 +68,7 @@ def up_command(
 
     begin, bandwidth = mesh_of(mesh, wrap, fail), parse_bandwidth(link)
     announce_compilation()
-    from meshmend.testbed.bed import Testbed
+    from meshmend.lab.testbed.bed import Testbed
 
     bed = Testbed.up(begin, link_bandwidth=bandwidth, name=name, persistent=True)
     _print_bed(bed, as_json=as_json)
@@ -88,8 +88,8 @@ def down_command(
 
     - meshmend testbed down --all
     """
-    from meshmend.testbed import records
-    from meshmend.testbed.bed import Testbed
+    from meshmend.lab.testbed import records
+    from meshmend.lab.testbed.bed import Testbed
 
     if everything and name is not None:
         raise InputError(f"down needs a name or --all, but got both: {name!r} and --all")
@@ -122,8 +122,8 @@ def status_command(name: NameArgument = None, as_json: JsonOption = False) -> No
 
     - meshmend testbed status --json
     """
-    from meshmend.testbed import records
-    from meshmend.testbed.bed import Testbed
+    from meshmend.lab.testbed import records
+    from meshmend.lab.testbed.bed import Testbed
 
     found = records.live_records() if name is None else (records.load(name),)
     beds = [Testbed.of(record) for record in found]
@@ -152,7 +152,7 @@ def exec_command(
 
     - meshmend testbed exec --name bed2 0,0 ping -c 3 10.0.0.16
     """
-    from meshmend.testbed.bed import Testbed
+    from meshmend.lab.testbed.bed import Testbed
 
     place = _chip_of(chip)
     code = Testbed.attach(name).run(place, command).returncode
@@ -172,7 +172,7 @@ def fail_command(what: WhatArgument, name: NameOption = None, as_json: JsonOptio
 
     - meshmend testbed fail link:1,0-1,1
     """
-    from meshmend.testbed.bed import Testbed
+    from meshmend.lab.testbed.bed import Testbed
 
     bed = Testbed.attach(name)
     bed.fail(*what)
@@ -189,7 +189,7 @@ def repair_command(
 
     - meshmend testbed repair 2x2@0,2
     """
-    from meshmend.testbed.bed import Testbed
+    from meshmend.lab.testbed.bed import Testbed
 
     bed = Testbed.attach(name)
     bed.repair(*what)
@@ -213,8 +213,8 @@ def check_command(
 
     - meshmend testbed check --between 0,0-0,1 --json
     """
-    from meshmend.testbed.bed import Testbed
-    from meshmend.testbed.measure import link_rate
+    from meshmend.lab.testbed.bed import Testbed
+    from meshmend.lab.testbed.measure import link_rate
     from meshmend.topology.failures import Link, parse_failure
     from meshmend.units import format_bandwidth
 
@@ -249,7 +249,7 @@ def _chip_of(text: str) -> "Chip":
 
 
 def _facts(bed: "Testbed") -> dict[str, Any]:
-    from meshmend.testbed.names import intact
+    from meshmend.lab.testbed.names import intact
     from meshmend.topology.failures import Link
 
     record = bed.record
@@ -279,7 +279,7 @@ def _facts(bed: "Testbed") -> dict[str, Any]:
 
 
 def _print_bed(bed: "Testbed", *, as_json: bool) -> None:
-    from meshmend.draw.mesh_text import mesh_text
+    from meshmend.pages.draw.mesh_text import mesh_text
     from meshmend.units import format_bandwidth
 
     facts = _facts(bed)

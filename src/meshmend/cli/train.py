@@ -29,11 +29,11 @@ from meshmend.cli.options import (
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
-    from meshmend.faults.fault import Fault
+    from meshmend.lab.workloads.trainable import Trainable
     from meshmend.launch.training import Training
     from meshmend.membership.events import TimedEvent
+    from meshmend.membership.faults.fault import Fault
     from meshmend.topology.mesh import Mesh
-    from meshmend.workloads.trainable import Trainable
 
 InjectOption = Annotated[
     list[str] | None,
@@ -212,15 +212,15 @@ def train_command(
 
     - meshmend train --steps 200 --run-dir runs/one --resume auto
     """
-    from meshmend.faults.fault import parse_fault
-    from meshmend.train.samples import batch_of
-    from meshmend.units import parse_bandwidth
-    from meshmend.workloads.model_names import (
+    from meshmend.lab.workloads.model_names import (
         check_framework,
         check_model_names,
         check_optimizer,
         default_norm,
     )
+    from meshmend.membership.faults.fault import parse_fault
+    from meshmend.train.data.samples import batch_of
+    from meshmend.units import parse_bandwidth
 
     norm = norm or default_norm(framework)
     check_model_names(model, size, norm)
@@ -245,9 +245,9 @@ def train_command(
     from meshmend.launch.forked_worker import BAD_INPUT
     from meshmend.launch.training import Training, finished_step, new_run_dir, train
     from meshmend.membership.timing import Timing
+    from meshmend.pages.report.training_summary import train_summary
     from meshmend.planning.environment import sums_payloads_in
     from meshmend.planning.settings import Settings
-    from meshmend.report.training_summary import train_summary
 
     with progress(or_line=True) as bar:
         bar(f"loading {_NAMES[framework]} and the data of {model}, which takes seconds")
@@ -319,7 +319,7 @@ def _check_installed(framework: str) -> None:
 
 def _check_moments(faults: "tuple[Fault, ...]", *, is_sharded: bool) -> None:
     """Raise InputError if a fault waits for a part of a step that this job does not have."""
-    from meshmend.faults.fault import Moment
+    from meshmend.membership.faults.fault import Moment
 
     for fault in faults:
         if fault.moment in (Moment.GATHER, Moment.REFILL) and not is_sharded:
@@ -336,7 +336,7 @@ def _mirror_domains(names: list[str] | None, mesh: "Mesh", *, is_sharded: bool) 
         InputError: they are unknown, or no mirrors can be placed so.
     """
     from meshmend.topology.failures import board_shape
-    from meshmend.train.mirror_placement import DEFAULT_DOMAINS, check_domains
+    from meshmend.train.sharding.mirror_placement import DEFAULT_DOMAINS, check_domains
 
     if names and not is_sharded:
         raise InputError("--mirror-domain needs --shard-optimizer: other jobs have no mirrors")
@@ -354,7 +354,7 @@ def _torch_workload(
     optimizer: str | None,
     in_bfloat16: bool,
 ) -> "Trainable":
-    from meshmend.workloads.registry import workload
+    from meshmend.lab.workloads.registry import workload
 
     return workload(
         model,
@@ -368,7 +368,7 @@ def _torch_workload(
 
 
 def _jax_workload(model: str, data: Path | None, seed: int) -> "Trainable":
-    from meshmend.workloads.jax_registry import jax_workload
+    from meshmend.lab.workloads.jax_registry import jax_workload
 
     return jax_workload(model, data=data, seed=seed)
 
@@ -389,7 +389,7 @@ def _checkpoints(run: Path | None, run_dir: Path | None, save_every: int) -> Pat
         if not save_every:
             raise InputError("--resume auto needs checkpoints; set --save-every above 0")
         return "auto"
-    from meshmend.train.checkpoint_names import complete_steps
+    from meshmend.train.state.checkpoint_names import complete_steps
 
     if not run.is_dir():
         raise InputError(f"--resume needs a run with a complete checkpoint, but {run} is no folder")

@@ -17,7 +17,6 @@ from rich.text import Text
 
 from meshmend.cli.chip_states import ChipState, ChipStates
 from meshmend.cli.mesh_map import mesh_map
-from meshmend.faults.fault import FaultKind
 from meshmend.membership.events import (
     ConnectionRefused,
     CoordinatorChanged,
@@ -37,8 +36,9 @@ from meshmend.membership.events import (
     TimedEvent,
     WorkerTurnedAway,
 )
+from meshmend.membership.faults.fault import FaultKind
 from meshmend.membership.moving_rate import MovingRate
-from meshmend.report.event_words import event_words, rate_words, seconds
+from meshmend.pages.report.event_words import event_words, rate_words, seconds
 from meshmend.topology.mesh import Mesh
 
 _SPARKS = "▁▂▃▄▅▆▇█"

@@ -5,9 +5,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from meshmend.draw.colours import FAINT, LIVE_EDGE, RED, lighter, series
-from meshmend.draw.frame import framed
-from meshmend.draw.svg import INK, SOFT_INK, Attributes, Panel, label, mark, text_width
 from meshmend.forecast.forecasting import (
     CAUSES,
     AnswerForecast,
@@ -18,6 +15,9 @@ from meshmend.forecast.forecasting import (
 from meshmend.forecast.machine import machine_of
 from meshmend.forecast.sweeps import MAP_FACTORS
 from meshmend.forecast.walk_arrays import LOG, N_LOG, Floats
+from meshmend.pages.draw.colours import FAINT, LIVE_EDGE, RED, lighter, series
+from meshmend.pages.draw.frame import framed
+from meshmend.pages.draw.svg import INK, SOFT_INK, Attributes, Panel, label, mark, text_width
 from meshmend.units import format_duration
 
 CAUSE_WORDS = {

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from html import escape
 
-from meshmend.draw.chart import Axis, Series, chart_svg
-from meshmend.draw.page import card, headline, page, table
 from meshmend.forecast.answers import words_of
 from meshmend.forecast.costs import chips_bought, cost_per_step, pricing_words
 from meshmend.forecast.forecast_charts import causes_svg, winners_svg, year_svg
 from meshmend.forecast.forecasting import Forecast
 from meshmend.forecast.questions import ForecastQuestion
 from meshmend.forecast.sweeps import Curve, Sweeper, change_lines
+from meshmend.pages.draw.chart import Axis, Series, chart_svg
+from meshmend.pages.draw.page import card, headline, page, table
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
 from meshmend.units import counted, format_duration
 

@@ -22,11 +22,11 @@ from meshmend.errors import InputError, UnsupportedError
 from meshmend.forecast.machine import Machine
 from meshmend.forecast.scenario import Scenario
 from meshmend.forecast.walk_arrays import Floats
-from meshmend.limits.limit import limit
 from meshmend.planning.comparison import AUTO, compared
 from meshmend.planning.kept_json import keep_json
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
 from meshmend.schedule.algorithms import algorithm
+from meshmend.simulator.limit import limit
 from meshmend.topology.failures import Failure, Link
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh

@@ -15,10 +15,10 @@ import numpy as np
 
 from meshmend.errors import InputError, VerificationError
 from meshmend.jax.hlo_text import Permute, other_collectives, partitions_of, permutes_of
-from meshmend.routing.routes import routes_for
 from meshmend.topology.failures import Chip
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.routes import routes_for
 
 DirectedLink = tuple[Chip, Chip]
 

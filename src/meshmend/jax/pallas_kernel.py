@@ -20,8 +20,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from meshmend.errors import InputError, UnsupportedError
-from meshmend.execute.block_transfers import most_channels_in
-from meshmend.execute.dma_program import (
+from meshmend.jax.own_transpose import AxisName, with_own_transpose
+from meshmend.jax.permutes import filled_buffer
+from meshmend.planning.plan import Plan
+from meshmend.schedule.priority import remaining_hops
+from meshmend.schedule.table import Schedule
+from meshmend.transport.block_transfers import most_channels_in
+from meshmend.transport.dma_program import (
     ADD,
     BLOCK,
     BUFFER,
@@ -40,11 +45,6 @@ from meshmend.execute.dma_program import (
     DmaProgram,
     dma_program,
 )
-from meshmend.jax.own_transpose import AxisName, with_own_transpose
-from meshmend.jax.permutes import filled_buffer
-from meshmend.planning.plan import Plan
-from meshmend.schedule.priority import remaining_hops
-from meshmend.schedule.table import Schedule
 
 LANES: Final = 128  # the width of a TPU tile
 MOST_BLOCK_BYTES: Final = 256 << 10

@@ -14,10 +14,10 @@ import numpy as np
 from jax import lax
 
 from meshmend.jax.own_transpose import AxisName, with_own_transpose
-from meshmend.lockstep.lockstep_program import LockstepProgram
-from meshmend.lockstep.permutations import Pairs
 from meshmend.planning.lowering import lowered
 from meshmend.planning.plan import Plan
+from meshmend.schedule.lockstep_program import LockstepProgram
+from meshmend.schedule.permutations import Pairs
 
 
 class StepTables(NamedTuple):

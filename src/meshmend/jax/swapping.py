@@ -19,10 +19,10 @@ from meshmend.errors import InputError
 from meshmend.jax.collectives import as_numbers, by_type
 from meshmend.jax.own_transpose import AxisName
 from meshmend.jax.permutes import StepTables, filled_buffer, run_steps
-from meshmend.lockstep.cells import in_pieces, with_equal_cells
-from meshmend.lockstep.lockstep_program import LockstepProgram, lockstep_program
-from meshmend.lockstep.permutations import Pairs, permutations_of
 from meshmend.planning.plan import Plan
+from meshmend.schedule.cells import in_pieces, with_equal_cells
+from meshmend.schedule.lockstep_program import LockstepProgram, lockstep_program
+from meshmend.schedule.permutations import Pairs, permutations_of
 from meshmend.schedule.table import Collective
 from meshmend.topology.mesh import Mesh
 

@@ -15,8 +15,6 @@ from functools import partial
 from typing import Final
 
 from meshmend.errors import InputError
-from meshmend.faults.fault import parse_fault
-from meshmend.faults.fault_injector import FaultInjector, InjectedFault
 from meshmend.launch.children import Child
 from meshmend.launch.elastic_job import ElasticJob, Outcome
 from meshmend.launch.forked_worker import BAD_INPUT
@@ -42,11 +40,13 @@ from meshmend.membership.events import (
     WorkerSaved,
     WorkerStepped,
 )
+from meshmend.membership.faults.fault import parse_fault
+from meshmend.membership.faults.fault_injector import FaultInjector, InjectedFault
 from meshmend.membership.messages import Absent, Finish
-from meshmend.net.listener import listening
 from meshmend.planning.plan_cache import plan_losses
 from meshmend.planning.plan_request import PlanRequest, SumSizes
 from meshmend.topology.failures import Chip, board_shape
+from meshmend.transport.listener import listening
 
 _log = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from meshmend.faults.fault import Fault
 from meshmend.launch.job_page import PageRequest
 from meshmend.launch.recoveries import Recovery
 from meshmend.membership.events import TimedEvent
+from meshmend.membership.faults.fault import Fault
 from meshmend.membership.timing import Timing
 from meshmend.planning.plan_request import SumSizes
 from meshmend.planning.settings import Settings

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from meshmend.errors import InputError
-from meshmend.faults.fault import Fault
+from meshmend.lab.testbed.bed import Testbed
 from meshmend.launch.elastic import run_elastic
 from meshmend.launch.elastic_job import ElasticJob, Outcome
 from meshmend.launch.forked_worker import Script, script_body
@@ -27,13 +27,13 @@ from meshmend.membership.events import (
     WriteFailed,
     missing_checkpoints,
 )
+from meshmend.membership.faults.fault import Fault
 from meshmend.membership.timing import Timing
 from meshmend.planning.catalogue import prepare
 from meshmend.planning.settings import Settings
 from meshmend.scratch import scratch_folder
-from meshmend.testbed.bed import Testbed
-from meshmend.train.history_check import Audit
-from meshmend.train.ledger import audit
+from meshmend.train.data.history_check import Audit
+from meshmend.train.data.ledger import audit
 
 
 @dataclass(frozen=True)

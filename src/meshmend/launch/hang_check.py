@@ -6,7 +6,7 @@ from typing import Final
 
 from meshmend.errors import InputError
 from meshmend.launch.hosts import is_answered
-from meshmend.net.listener import Address
+from meshmend.transport.listener import Address
 
 _ASK_AFTER_S: Final = 10.0  # from its start
 _ASK_EVERY_S: Final = 2.0

@@ -24,10 +24,10 @@ from meshmend.launch.agent_lines import ALIVE_EVERY_S, print_agent_line
 from meshmend.launch.children import SIGNAL_BASE, Child, Children
 from meshmend.launch.forked_worker import Place, elastic_rank, torchrun_variables, work
 from meshmend.launch.output_lines import say
-from meshmend.net.backoff import Backoff
 from meshmend.planning.environment import Environment
 from meshmend.topology.failures import Chip
-from meshmend.train.save_notice import SAVE_NOTICE
+from meshmend.train.state.save_notice import SAVE_NOTICE
+from meshmend.transport.backoff import Backoff
 
 _FIRST_RESTART_S: Final = 0.1  # from the death of a worker until it is started again
 _LONGEST_RESTART_S: Final = 10.0

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 from meshmend.errors import HandshakeError, InputError, TransportError
 from meshmend.membership.messages import COORDINATOR, OBSERVER
-from meshmend.net.handshake import ConnectRequest, Deadline, dial
-from meshmend.net.listener import Address
-from meshmend.net.secret import HOW_TO_MAKE, check_secret, secret_in
 from meshmend.topology.failures import Chip, board_shape, format_shape, parse_shape
+from meshmend.transport.handshake import ConnectRequest, Deadline, dial
+from meshmend.transport.listener import Address
+from meshmend.transport.secret import HOW_TO_MAKE, check_secret, secret_in
 from meshmend.variables import READY_DIR, SECRET
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from meshmend.net.listener import Address
 from meshmend.topology.mesh import Mesh, format_wrap
+from meshmend.transport.listener import Address
 from meshmend.variables import SECRET
 
 _END_S: Final = 2.0

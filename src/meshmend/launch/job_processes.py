@@ -23,7 +23,7 @@ from meshmend.planning.ahead_process import AheadProcess
 from meshmend.planning.environment import Environment
 from meshmend.planning.plan_request import PlanRequest, PlanTask, SumSizes
 from meshmend.topology.failures import Chip
-from meshmend.train.worker_environment import coordinator_client
+from meshmend.train.core.worker_environment import coordinator_client
 
 _POLL_S: Final = 0.02
 GAVE_UP: Final = 3  # the exit code of a coordinator whose job has failed

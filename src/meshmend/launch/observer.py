@@ -9,10 +9,10 @@ from meshmend.launch.children import Children
 from meshmend.membership.events import Event
 from meshmend.membership.message_channel import MessageChannel
 from meshmend.membership.messages import COORDINATOR, OBSERVER, Message, Observe, Observed
-from meshmend.net.channel import Channel
-from meshmend.net.handshake import ConnectRequest, Deadline, dial
-from meshmend.net.listener import Address
-from meshmend.net.liveness import Silence
+from meshmend.transport.channel import Channel
+from meshmend.transport.handshake import ConnectRequest, Deadline, dial
+from meshmend.transport.listener import Address
+from meshmend.transport.liveness import Silence
 
 _CONNECT_TIMEOUT_S: Final = 0.5
 

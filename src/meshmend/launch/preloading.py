@@ -59,11 +59,11 @@ def preload_training(names: Iterable[str]) -> None:
     """
     preload_modules(names)
     if "jax" in sys.modules:
-        preload_modules(["meshmend.train.jax_job"])
+        preload_modules(["meshmend.train.jax.job"])
     elif find_spec("torch"):
         import torch
 
-        preload_modules(["meshmend.train.job", "meshmend.torch"])
+        preload_modules(["meshmend.train.torch.job", "meshmend.torch"])
         torch.optim.SGD([torch.zeros(1)])  # imports torch's compiler here, not in each worker
 
 

@@ -3,10 +3,10 @@
 import signal
 from collections.abc import Callable, Sequence
 
-from meshmend.faults.fault import COORDINATOR, Fault, Process
 from meshmend.launch.children import Child
 from meshmend.launch.elastic_job import ElasticJob
 from meshmend.launch.job_processes import JobProcesses
+from meshmend.membership.faults.fault import COORDINATOR, Fault, Process
 from meshmend.membership.messages import CutLink, MendLink, Message
 from meshmend.topology.failures import Chip, Failure, Link
 

@@ -26,10 +26,10 @@ from meshmend.launch.ray_watchdog import start_watchdog
 from meshmend.membership import events
 from meshmend.membership.coordinator_server import CoordinatorServer
 from meshmend.membership.job_spec import JobSpec
-from meshmend.net.codec import Codec
-from meshmend.net.listener import Port, listening
-from meshmend.report.event_words import event_words
+from meshmend.pages.report.event_words import event_words
 from meshmend.topology.failures import Chip
+from meshmend.transport.codec import Codec
+from meshmend.transport.listener import Port, listening
 
 _TICK_S: Final = 0.1
 _RAY_PAUSE_S: Final = 5.0

@@ -21,7 +21,7 @@ from ray.util.placement_group import (
 )
 
 from meshmend.errors import InputError
-from meshmend.net.listener import Address
+from meshmend.transport.listener import Address
 
 _HEAD: Final = "node:__internal_head__"  # a resource that only the head node has
 _NODE_LABEL: Final = "ray.io/node-id"  # a label that Ray gives every node

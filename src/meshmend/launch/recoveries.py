@@ -7,7 +7,6 @@ first step.
 
 from dataclasses import dataclass, field
 
-from meshmend.faults.fault import FaultKind
 from meshmend.membership.events import (
     Event,
     FaultRecovered,
@@ -18,6 +17,7 @@ from meshmend.membership.events import (
     WorkerStepped,
     WorkerTurnedAway,
 )
+from meshmend.membership.faults.fault import FaultKind
 from meshmend.topology.failures import Chip
 
 _LOST_S = 1.0  # a report that is late by so much counts as lost

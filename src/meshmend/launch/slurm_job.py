@@ -23,10 +23,10 @@ from meshmend.launch.hosts import address_toward
 from meshmend.launch.slurm_watch import SupervisorBeat, ask_slurm, record_in
 from meshmend.launch.supervisor import StepCommand, SupervisedJob
 from meshmend.membership.record_file import load_history
-from meshmend.net.secret import secret_in
 from meshmend.topology.failures import Block, format_shape
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import mesh_words
+from meshmend.transport.secret import secret_in
 
 _JOB_NAME: Final = "job"
 _FOR_EVER_S: Final = 1e9  # a job beside this one may wait in the queue for long

@@ -22,8 +22,8 @@ from typing import Final
 from meshmend.errors import InputError
 from meshmend.launch.hang_check import is_coordinator_answering
 from meshmend.launch.output_lines import say
-from meshmend.net.listener import Address
 from meshmend.processes import die_with_parent
+from meshmend.transport.listener import Address
 
 _BEAT_S: Final = 2.0
 _LOST_S: Final = 20.0  # without a new text, and without an answer of the coordinator

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from meshmend.membership import events
 from meshmend.membership.events import Event
 from meshmend.membership.timing import Timing
-from meshmend.report.event_words import chips_words
+from meshmend.pages.report.event_words import chips_words
 from meshmend.topology.failures import Chip
 
 

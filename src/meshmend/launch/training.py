@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from meshmend.errors import InputError
-from meshmend.faults.fault import Fault
 from meshmend.files import why_unwritten, write_whole
+from meshmend.lab.testbed.bed import Testbed
+from meshmend.lab.workloads.trainable import Trainable, TrainingArguments
 from meshmend.launch.elastic import run_elastic
 from meshmend.launch.elastic_job import ElasticJob, Outcome
 from meshmend.launch.job_page import PageRequest
@@ -35,20 +36,19 @@ from meshmend.membership.events import (
     StepFinished,
     TimedEvent,
 )
+from meshmend.membership.faults.fault import Fault
 from meshmend.membership.timing import Timing
+from meshmend.pages.report.tensorboard import TensorBoardLog
+from meshmend.pages.report.training_page import training_page
+from meshmend.pages.report.training_run import TrainingRun, training_run
 from meshmend.planning.settings import Settings
-from meshmend.report.tensorboard import TensorBoardLog
-from meshmend.report.training_page import training_page
-from meshmend.report.training_run import TrainingRun, training_run
-from meshmend.testbed.bed import Testbed
 from meshmend.topology.text import mesh_words
-from meshmend.train.checkpoint import Saving
-from meshmend.train.checkpoint_names import newest_complete
-from meshmend.train.history_check import Audit
-from meshmend.train.ledger import audit
-from meshmend.train.mirror_placement import DEFAULT_DOMAINS
-from meshmend.train.resume import AUTO, Resume, folder_to_resume, resumable
-from meshmend.workloads.trainable import Trainable, TrainingArguments
+from meshmend.train.data.history_check import Audit
+from meshmend.train.data.ledger import audit
+from meshmend.train.sharding.mirror_placement import DEFAULT_DOMAINS
+from meshmend.train.state.checkpoint import Saving
+from meshmend.train.state.checkpoint_names import newest_complete
+from meshmend.train.state.resume import AUTO, Resume, folder_to_resume, resumable
 
 _log = logging.getLogger(__name__)
 

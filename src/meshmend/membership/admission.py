@@ -21,8 +21,8 @@ from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.membership.job_spec import JobSpec
 from meshmend.membership.membership import UNHEARD_GENERATIONS, Membership
 from meshmend.membership.messages import FRESH, Hello, Status
-from meshmend.net.codec import shown
 from meshmend.topology.failures import Chip
+from meshmend.transport.codec import shown
 
 _MOST_OBSERVERS: Final = 32
 _HIGHEST_BELIEVED: Final = LARGEST_NUMBER // 2  # a false number leaves room for later generations

@@ -38,9 +38,9 @@ from meshmend.membership.messages import (
     Welcome,
 )
 from meshmend.membership.timing import Timing, alive_every_s
-from meshmend.net.listener import Address
-from meshmend.net.liveness import DEFAULT_LINK_TIMEOUT_S
 from meshmend.topology.failures import Chip
+from meshmend.transport.listener import Address
+from meshmend.transport.liveness import DEFAULT_LINK_TIMEOUT_S
 
 _FIRST_HEARTBEAT_TIMEOUT_S: Final = 2.0  # until the coordinator sends its own
 _FIRST_LEASE_S: Final = Timing().lease_s

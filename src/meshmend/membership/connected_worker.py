@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from meshmend.membership.messages import Status
-from meshmend.net.listener import Address
 from meshmend.topology.failures import Chip
+from meshmend.transport.listener import Address
 
 
 @dataclass

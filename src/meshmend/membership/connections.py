@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from meshmend.membership.messages import Heartbeat, Message
-from meshmend.net.rate_limit import RateLimit
 from meshmend.topology.failures import Chip
+from meshmend.transport.rate_limit import RateLimit
 
 _MOST_STRANGERS: Final = 128
 _MOST_ASKERS: Final = 32

@@ -30,8 +30,8 @@ from meshmend.membership.job_status import JobStatus
 from meshmend.membership.membership import Membership
 from meshmend.membership.messages import MESSAGES, Message
 from meshmend.membership.stragglers import Stragglers
-from meshmend.net.rate_limit import RateLimit
 from meshmend.topology.failures import Chip
+from meshmend.transport.rate_limit import RateLimit
 
 _log = getLogger(__name__)
 

@@ -38,14 +38,14 @@ from meshmend.membership.messages import (
     Welcome,
 )
 from meshmend.membership.worker_status import WorkerStatusKeeper
-from meshmend.net.backoff import Backoff
-from meshmend.net.channel import Channel
-from meshmend.net.codec import shown
-from meshmend.net.event_fd import clear
-from meshmend.net.handshake import ConnectRequest, Deadline, dial
-from meshmend.net.listener import Address
-from meshmend.net.liveness import LinkWatch
 from meshmend.topology.failures import Chip
+from meshmend.transport.backoff import Backoff
+from meshmend.transport.channel import Channel
+from meshmend.transport.codec import shown
+from meshmend.transport.event_fd import clear
+from meshmend.transport.handshake import ConnectRequest, Deadline, dial
+from meshmend.transport.listener import Address
+from meshmend.transport.liveness import LinkWatch
 
 _log = getLogger(__name__)
 

@@ -21,12 +21,12 @@ from meshmend.membership.job_status import JobStatus
 from meshmend.membership.message_channel import MessageChannel
 from meshmend.membership.messages import COORDINATOR, Message
 from meshmend.membership.record_file import RecordSaver, load_history, save_record, term_in
-from meshmend.net.channel import Channel
-from meshmend.net.event_fd import clear
-from meshmend.net.handshake import ConnectRequest
-from meshmend.net.listener import Listener
-from meshmend.net.liveness import keep_alive
 from meshmend.topology.failures import Chip
+from meshmend.transport.channel import Channel
+from meshmend.transport.event_fd import clear
+from meshmend.transport.handshake import ConnectRequest
+from meshmend.transport.listener import Listener
+from meshmend.transport.liveness import keep_alive
 
 _log = getLogger(__name__)
 

@@ -11,8 +11,8 @@ from enum import StrEnum
 from typing import Annotated, Any, Final
 
 from meshmend.errors import InputError, MessageError
-from meshmend.faults.fault import FaultKind
-from meshmend.net.codec import LARGEST, Codec, Count, Real, Seconds, Within, shown
+from meshmend.membership.faults.fault import FaultKind
+from meshmend.transport.codec import LARGEST, Codec, Count, Real, Seconds, Within, shown
 
 ChipCoordinates = tuple[Count, ...]
 

@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Final
 
 from meshmend.membership.events import ChipCoordinates
-from meshmend.net.codec import Within
-from meshmend.net.listener import Address
 from meshmend.topology.failures import Chip, Link
+from meshmend.transport.codec import Within
+from meshmend.transport.listener import Address
 
 if TYPE_CHECKING:
     from meshmend.topology.mesh import Mesh

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from meshmend.membership.generation import Generation, GenerationNumber, Term, term_after
 from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.membership.messages import FRESH, StateVersion, Status
-from meshmend.net.codec import Codec, Count
-from meshmend.net.listener import Address
 from meshmend.topology.failures import Chip
+from meshmend.transport.codec import Codec, Count
+from meshmend.transport.listener import Address
 
 Process = tuple[Chip, Address]  # one worker process; a second one of this chip has another address
 

@@ -7,7 +7,7 @@ the fingerprint of a model and its data; this module only compares.
 from dataclasses import dataclass, fields
 from typing import Final
 
-from meshmend.net.codec import Count, shown
+from meshmend.transport.codec import Count, shown
 
 NOT_COMPARED: Final = "not compared"  # the value of a text that a worker could not compute
 _LONGEST_SHOWN: Final = 200  # characters of a value

@@ -12,8 +12,8 @@ from typing import Final
 from meshmend.membership.events import ChipCoordinates, Event
 from meshmend.membership.generation import Generation, GenerationNumber
 from meshmend.membership.job_fingerprint import JobFingerprint
-from meshmend.net.codec import Count, Seconds
-from meshmend.net.listener import Address
+from meshmend.transport.codec import Count, Seconds
+from meshmend.transport.listener import Address
 
 # Loops report their positions twice a second: one that is behind for less may just be late.
 BEHIND_S: Final = 1.0

@@ -20,10 +20,10 @@ from meshmend.membership.history import CoordinatorRecord, History
 from meshmend.membership.messages import FRESH, Go, Hello, Status
 from meshmend.membership.pending_changes import PendingChanges
 from meshmend.membership.timing import Timing
-from meshmend.net.listener import Address
 from meshmend.topology.failures import Chip, Link
 from meshmend.topology.graph import components
 from meshmend.topology.mesh import Mesh
+from meshmend.transport.listener import Address
 
 # How many generations a lost coordinator may have made that no live worker knows of.
 UNHEARD_GENERATIONS = 10

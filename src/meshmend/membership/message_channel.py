@@ -1,8 +1,8 @@
 """Control messages over a channel: typed values in, typed values out."""
 
 from meshmend.membership.messages import Message, decode_message, encode_message
-from meshmend.net.channel import Channel
-from meshmend.net.liveness import LinkWatch
+from meshmend.transport.channel import Channel
+from meshmend.transport.liveness import LinkWatch
 
 
 class MessageChannel:

@@ -14,9 +14,9 @@ from meshmend.membership.events import EVENTS, ChipCoordinates, Event
 from meshmend.membership.generation import LARGEST_NUMBER, Generation, GenerationNumber, Term
 from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.membership.job_status import JobStatus
-from meshmend.net.codec import Codec, Count, Seconds, Within
-from meshmend.net.listener import Address
 from meshmend.topology.failures import Link, parse_link
+from meshmend.transport.codec import Codec, Count, Seconds, Within
+from meshmend.transport.listener import Address
 
 VERSION: Final = 7
 # The numbers by which handshakes call the ends of control connections that are not seats.

@@ -14,7 +14,7 @@ from typing import Final
 from meshmend.errors import InputError, MessageError
 from meshmend.files import write_whole
 from meshmend.membership.history import RECORDS, CoordinatorRecord, History
-from meshmend.net.listener import Address
+from meshmend.transport.listener import Address
 
 VERSION: Final = 2
 _CHECKSUM_BYTES: Final = 16

@@ -18,8 +18,8 @@ from typing import Final
 from meshmend.errors import ChannelError, MessageError
 from meshmend.membership.message_channel import MessageChannel
 from meshmend.membership.messages import AskStatus, Message, Refused
-from meshmend.net.channel import Channel
-from meshmend.net.event_fd import clear
+from meshmend.transport.channel import Channel
+from meshmend.transport.event_fd import clear
 
 _log = getLogger(__name__)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from meshmend.errors import InputError
-from meshmend.net.liveness import DEFAULT_LINK_TIMEOUT_S
+from meshmend.transport.liveness import DEFAULT_LINK_TIMEOUT_S
 
 _LEASE_SHARE: Final = 0.75  # of the holder timeout; the rest is for clocks that run differently
 _SHORTEST_HOLDER_TIMEOUT_S: Final = 0.2

@@ -14,9 +14,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from meshmend.execute.event_loop import load_event_loop
-from meshmend.execute.rank_program import RankProgram, rank_program
-from meshmend.execute.transport import ITEMSIZES, Task, task_of
 from meshmend.planning.owner_search import is_ring_faster
 from meshmend.planning.plan import AUTO, plan
 from meshmend.planning.proof import prove
@@ -27,6 +24,9 @@ from meshmend.schedule.rank_order import in_rank_order
 from meshmend.schedule.spanning import broadcast, spread, tree_sum
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.topology.mesh import Mesh
+from meshmend.transport.event_loop import load_event_loop
+from meshmend.transport.rank_program import RankProgram, rank_program
+from meshmend.transport.transport import ITEMSIZES, Task, task_of
 
 SHORT_BYTES = 1 << 15  # up to here one tree is faster than schedules that cut the payload
 RING_MESSAGE_BYTES = 1 << 18

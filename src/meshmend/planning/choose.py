@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 
 from meshmend.errors import InputError, TopologyError
-from meshmend.overlay.tree_counts import MOST_TREES
-from meshmend.overlay.tree_packing import TreePacking
 from meshmend.planning.exchange_prices import EXPRESS, SCATTERED_AXES
 from meshmend.planning.kept_json import keep_json
 from meshmend.planning.packed_trees import Trees, TreeShape, trees_of
@@ -29,6 +27,8 @@ from meshmend.schedule.table import Collective, Schedule
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
+from meshmend.trees.tree_counts import MOST_TREES
+from meshmend.trees.tree_packing import TreePacking
 
 # Payloads within 1.5 % share their answer. No time grows faster than the payload, so a shared
 # answer is at most that much slower than the payload's own.

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from meshmend.errors import UnsupportedError
-from meshmend.limits.limit import Limit, limit
 from meshmend.planning.choose import choose
 from meshmend.planning.kept_limits import kept_or_computed_limit
 from meshmend.planning.kept_prices import NamedQuestion, kept_or_found
@@ -25,6 +24,7 @@ from meshmend.schedule.algorithms import ALGORITHMS
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
 from meshmend.schedule.table import Collective
+from meshmend.simulator.limit import Limit, limit
 from meshmend.simulator.network_program import program_of
 from meshmend.simulator.rules import Simulation, simulate
 from meshmend.topology.fabric import Fabric

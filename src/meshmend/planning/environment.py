@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Final
 
 from meshmend.errors import InputError, TopologyError
-from meshmend.execute.sockets import WINDOW_BYTES
-from meshmend.net.listener import Address
-from meshmend.net.liveness import DEFAULT_LINK_TIMEOUT_S
 from meshmend.planning.plan import AUTO
 from meshmend.planning.settings import LOOPBACK, TRANSPORTS, Settings
 from meshmend.topology.failures import Chip, board_shape, format_shape, parse_shape
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import mesh_words, parse_mesh
+from meshmend.transport.listener import Address
+from meshmend.transport.liveness import DEFAULT_LINK_TIMEOUT_S
+from meshmend.transport.sockets import WINDOW_BYTES
 from meshmend.variables import (
     ALGORITHM,
     BIND,

@@ -5,7 +5,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.routing.routes import Routes
 from meshmend.schedule.hazards import Hazards
 from meshmend.schedule.priority import delay_slices, remaining_hops
 from meshmend.schedule.rings_nd import axis_orders
@@ -13,6 +12,7 @@ from meshmend.schedule.table import Schedule
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.routes import Routes
 
 Delays = NDArray[np.float64]  # of each row, in slices
 

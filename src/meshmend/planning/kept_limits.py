@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from meshmend.errors import MeshmendError
-from meshmend.limits.exits import Exit
-from meshmend.limits.limit import Limit
-from meshmend.limits.packing_number import PackingNumber
 from meshmend.planning.choose import question_key
 from meshmend.planning.kept_json import keep_json
 from meshmend.planning.pricing import Question
+from meshmend.simulator.exits import Exit
+from meshmend.simulator.limit import Limit
+from meshmend.simulator.packing_number import PackingNumber
 
 _FEW_CHIPS = 256  # up to here it is computed as fast as it is read
 

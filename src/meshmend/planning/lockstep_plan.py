@@ -10,8 +10,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from meshmend.overlay.tree_counts import least_load
-from meshmend.overlay.tree_packing import tree_packing
 from meshmend.planning.lowering import (
     Lowered,
     check_slices,
@@ -28,6 +26,8 @@ from meshmend.topology.fabric import Fabric
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
+from meshmend.trees.tree_counts import least_load
+from meshmend.trees.tree_packing import tree_packing
 
 MOST_TREES: Final = 64  # twice as many gain 1 % on 16x16, and tables grow with them
 _N_TRIED: Final = 4  # packings that are built and priced; the formula ranks all others behind

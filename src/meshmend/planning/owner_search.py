@@ -15,8 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.errors import UnsupportedError
-from meshmend.overlay.rings import hamiltonian_ring
-from meshmend.overlay.tree_packing import TreePacking
 from meshmend.planning.packed_trees import TreeShape, trees_of
 from meshmend.planning.tree_formula import MOST_SLICES, Pipeline
 from meshmend.schedule.hazards import hazards_of
@@ -29,6 +27,8 @@ from meshmend.simulator.rules import Progress, Simulation, simulate
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
+from meshmend.trees.rings import hamiltonian_ring
+from meshmend.trees.tree_packing import TreePacking
 
 # Messages that a search simulates before it answers. 32x32 with a hole at 100 MB has six million:
 # there the formula's pipeline is taken as it is.

@@ -10,16 +10,6 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.overlay.express_ends import express_ends
-from meshmend.overlay.straight_trees import GAP
-from meshmend.overlay.tree_counts import pace
-from meshmend.overlay.tree_packing import (
-    TreePacking,
-    disjoint_packing,
-    gap_packing,
-    straight_packing,
-    tree_packing,
-)
 from meshmend.planning.tree_formula import Pipeline, TreeFigures
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
@@ -31,6 +21,16 @@ from meshmend.simulator.rules import Simulation, simulate
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
+from meshmend.trees.express_ends import express_ends
+from meshmend.trees.straight_trees import GAP
+from meshmend.trees.tree_counts import pace
+from meshmend.trees.tree_packing import (
+    TreePacking,
+    disjoint_packing,
+    gap_packing,
+    straight_packing,
+    tree_packing,
+)
 
 
 class TreeKind(Enum):

@@ -3,11 +3,11 @@
 They call `simulator/`, which times any schedule on any routes, and `limits/`, which proves bounds.
 """
 
-from meshmend.limits.limit import Limit
-from meshmend.limits.limit import limit as limit_of_mesh
 from meshmend.planning.plan import Plan, plan
 from meshmend.planning.target import Payload, Target, collective_named
 from meshmend.schedule.table import Collective
+from meshmend.simulator.limit import Limit
+from meshmend.simulator.limit import limit as limit_of_mesh
 from meshmend.simulator.rules import Simulation
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.graph import largest_part

@@ -15,20 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.errors import PlanFileError, UnsupportedError
-from meshmend.execute import reference
-from meshmend.limits.limit import Limit, limit
 from meshmend.planning.choose import choose, choose_trees, chosen_schedule
 from meshmend.planning.files import PlanFile, read_plan, write_plan
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
 from meshmend.planning.proof import prove
 from meshmend.planning.target import Payload, Target, collective_named
 from meshmend.planning.tree_formula import Pipeline
-from meshmend.routing.stretch import stretch_of
 from meshmend.schedule.algorithms import ALGORITHMS, algorithm
+from meshmend.schedule.contributions import Proof
 from meshmend.schedule.hazards import Hazards
 from meshmend.schedule.placement import Placement, channel_loads
 from meshmend.schedule.priority import remaining_hops
 from meshmend.schedule.table import Collective, Schedule
+from meshmend.simulator.limit import Limit, limit
 from meshmend.simulator.network_program import program_of
 from meshmend.simulator.rules import Simulation, simulate
 from meshmend.simulator.slices import best_slices
@@ -36,7 +35,8 @@ from meshmend.topology.fabric import Fabric
 from meshmend.topology.failures import Chip
 from meshmend.topology.graph import largest_part, stranded
 from meshmend.topology.mesh import Mesh
-from meshmend.verify.contributions import Proof
+from meshmend.topology.stretch import stretch_of
+from meshmend.transport import reference
 
 AUTO = "auto"
 _FEW_MESSAGES = 1 << 17  # to simulate them and compute the limit takes about 20 ms

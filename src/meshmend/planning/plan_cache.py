@@ -15,8 +15,6 @@ from typing import Final
 
 from meshmend import __version__
 from meshmend.errors import MeshmendError, UnsupportedError
-from meshmend.execute.event_loop import load_event_loop
-from meshmend.execute.transport import ITEMSIZES
 from meshmend.locks import folder_lock
 from meshmend.planning.catalogue import (
     CollectiveCall,
@@ -32,6 +30,8 @@ from meshmend.schedule.rank_order import in_rank_order
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
+from meshmend.transport.event_loop import load_event_loop
+from meshmend.transport.transport import ITEMSIZES
 
 PlannedCall = tuple[CollectiveCall, int]  # and the bytes that it is planned for
 

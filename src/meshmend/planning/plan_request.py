@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from meshmend.errors import MessageError
-from meshmend.net.codec import Codec, Count, Within
 from meshmend.topology.failures import Link, parse_failure
 from meshmend.topology.mesh import Mesh
+from meshmend.transport.codec import Codec, Count, Within
 
 # Of each sum the number of elements, and their type; of each gather the bytes, and GATHER.
 SumSizes = Sequence[tuple[int, str]]

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from meshmend.errors import UnsupportedError
-from meshmend.overlay.tree_packing import TreePacking
 from meshmend.planning.exchange_prices import (
     ALLREDUCE_ONLY,
     EXPRESS,
@@ -37,6 +36,7 @@ from meshmend.simulator.rules import PhaseTime, Progress, Simulation, simulate
 from meshmend.simulator.slices import best_slices
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.submesh import IntactPart, largest_box, without_lines
+from meshmend.trees.tree_packing import TreePacking
 
 TREES = "trees"
 RINGS_ND = "rings-nd"

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from meshmend.routing.deadlock import check_deadlock_free
+from meshmend.schedule.contributions import Proof, check_contributions
 from meshmend.schedule.hazards import Hazards, hazards_of
+from meshmend.schedule.hops import check_hops
 from meshmend.schedule.placement import Placement, placed
+from meshmend.schedule.scratch_cells import check_scratch
 from meshmend.schedule.table import Schedule
+from meshmend.schedule.updates import check_updates
+from meshmend.topology.deadlock import check_deadlock_free
 from meshmend.topology.mesh import Mesh
-from meshmend.verify.contributions import Proof, check_contributions
-from meshmend.verify.hops import check_hops
-from meshmend.verify.scratch_cells import check_scratch
-from meshmend.verify.updates import check_updates
 
 Step = Callable[[str], AbstractContextManager[object]]  # is entered for each named step
 

@@ -7,7 +7,6 @@ suit long payloads are proved as every plan is, and their time is estimated from
 from dataclasses import dataclass, replace
 from typing import Final
 
-from meshmend.overlay.tree_packing import tree_packing
 from meshmend.planning.packed_trees import Trees, TreeShape
 from meshmend.planning.plan import Plan, planned
 from meshmend.planning.target import Target
@@ -20,6 +19,7 @@ from meshmend.simulator.network_program import program_of
 from meshmend.simulator.rules import simulate
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
+from meshmend.trees.tree_packing import tree_packing
 
 # On more chips there are few trees, which may be deeper: 32x32 less a board near a corner takes
 # 0.01 s instead of 2.6 s to pack, and other holes up to 0.16 s; 16x16x16 less a chip near a corner

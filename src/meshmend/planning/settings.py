@@ -7,11 +7,11 @@ They come from the environment (`planning/environment.py`), or from `pg_options`
 from dataclasses import dataclass
 
 from meshmend.errors import InputError
-from meshmend.execute.sockets import WINDOW_BYTES
-from meshmend.net.secret import check_secret
 from meshmend.planning.catalogue import AUTO_ON_ONE_HOST
 from meshmend.planning.plan import AUTO
 from meshmend.topology.mesh import Mesh
+from meshmend.transport.secret import check_secret
+from meshmend.transport.sockets import WINDOW_BYTES
 from meshmend.variables import ALGORITHM, BIND, SECRET, SLICES, TRANSPORT, WINDOW
 
 TRANSPORTS = ("sockets", "gloo", "nccl")

@@ -1,4 +1,4 @@
-"""Finds the straight trees that are worth simulating for a payload (`overlay/straight_trees.py`).
+"""Finds the straight trees that are worth simulating for a payload (`trees/straight_trees.py`).
 
 They suit payloads that take about as long to pass a link as to go up and down the mesh. Nothing is
 simulated here.
@@ -7,12 +7,12 @@ simulated here.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from meshmend.overlay.straight_trees import GAP, root_choices
-from meshmend.overlay.tree_counts import pace
 from meshmend.planning.packed_trees import Trees, TreeShape, is_straight, trees_of
 from meshmend.planning.tree_formula import PipelineRequest, TreeFigures, TreeFormula
 from meshmend.topology.figures import MeshFigures, mesh_figures
 from meshmend.topology.mesh import Mesh
+from meshmend.trees.straight_trees import GAP, root_choices
+from meshmend.trees.tree_counts import pace
 
 # Found by trying on 32x32 less 4x2@14,14, from 1 to 20 MB.
 #

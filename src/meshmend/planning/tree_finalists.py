@@ -9,11 +9,11 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from meshmend.overlay.tree_counts import MOST_TREES, least_load, pace, tree_counts
 from meshmend.planning.packed_trees import TreeKind, Trees, TreeShape, trees_of
 from meshmend.planning.tree_formula import PipelineRequest, TreeFigures
 from meshmend.topology.figures import MeshFigures, mesh_figures
 from meshmend.topology.mesh import Mesh
+from meshmend.trees.tree_counts import MOST_TREES, least_load, pace, tree_counts
 
 # Found by trying. Losses and gains are what `benchmarks/tune_trees.py` finds on small meshes.
 #

@@ -10,7 +10,6 @@ bounded number of messages.
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from meshmend.overlay.tree_counts import MOST_TREES
 from meshmend.planning.packed_trees import TreeKind, Trees, TreeShape
 from meshmend.planning.straight_finalists import are_enough, straight_finalists
 from meshmend.planning.tree_finalists import LONG_GAP, finalists
@@ -18,6 +17,7 @@ from meshmend.planning.tree_formula import MOST_SLICES, Pipeline, PipelineReques
 from meshmend.simulator.rules import Simulation
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.mesh import Mesh
+from meshmend.trees.tree_counts import MOST_TREES
 
 MAX_MESSAGES = 6_000_000  # simulated by the search; those of the answer come on top
 _MAX_MESSAGES_IF_GAPS_ARE_LONG = (

@@ -10,17 +10,17 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.overlay.two_root_trees import (
-    N_CHUNKS,
-    TwoRootFigures,
-    two_root_figures,
-    two_root_window,
-)
 from meshmend.planning.question import Question
 from meshmend.simulator.network_program import Program
 from meshmend.simulator.rules import Simulation, simulate
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.mesh import Mesh
+from meshmend.trees.two_root_trees import (
+    N_CHUNKS,
+    TwoRootFigures,
+    two_root_figures,
+    two_root_window,
+)
 
 # Found by trying on meshes from 8x8 to 32x32, with and without holes, from 1 KB to 10 MB.
 _FEW_CHIPS: Final = 256

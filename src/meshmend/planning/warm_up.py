@@ -15,22 +15,22 @@ from typing import Final
 
 import numpy as np
 
-from meshmend.execute.event_loop import load_event_loop
-from meshmend.overlay.tree_packing import gap_packing
 from meshmend.planning.plan import plan
-from meshmend.routing.deadlock import check_deadlock_free
-from meshmend.routing.stretch import stretch_of
 from meshmend.schedule.algorithms import algorithm
+from meshmend.schedule.contributions import check_contributions
 from meshmend.schedule.hazards import NONE, Hazards, hazards_of
+from meshmend.schedule.hops import check_hops
 from meshmend.schedule.placement import Placement, channel_loads, placed
 from meshmend.schedule.priority import delay_slices, remaining_hops
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.simulator.network_program import program_of
 from meshmend.simulator.rules import simulate
+from meshmend.topology.deadlock import check_deadlock_free
 from meshmend.topology.fabric import FABRICS
 from meshmend.topology.mesh import Mesh
-from meshmend.verify.contributions import check_contributions
-from meshmend.verify.hops import check_hops
+from meshmend.topology.stretch import stretch_of
+from meshmend.transport.event_loop import load_event_loop
+from meshmend.trees.tree_packing import gap_packing
 
 _MESH: Final = Mesh((4, 4)).without("2x2@0,2")
 

@@ -4,9 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from meshmend.overlay.pairs import fault_tolerant_layout, row_pair_layout
-from meshmend.overlay.rings import hamiltonian_ring, line_rings
-from meshmend.overlay.slit import likely_slits
 from meshmend.schedule.algorithm_names import check_algorithm_name
 from meshmend.schedule.exchange_nd import (
     check_exchange,
@@ -22,6 +19,9 @@ from meshmend.schedule.table import Collective, Schedule
 from meshmend.schedule.trees import trees
 from meshmend.schedule.two_roots import two_roots
 from meshmend.topology.mesh import Mesh
+from meshmend.trees.pairs import fault_tolerant_layout, row_pair_layout
+from meshmend.trees.rings import hamiltonian_ring, line_rings
+from meshmend.trees.slit import likely_slits
 
 Builder = Callable[[Mesh, Collective], Schedule]
 Check = Callable[[Mesh], object]  # raises UnsupportedError, cheaply

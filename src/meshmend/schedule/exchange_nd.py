@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.errors import UnsupportedError
-from meshmend.overlay.spreading import Spreading, spreading
 from meshmend.schedule.ring_builders import NamedRows
 from meshmend.schedule.rings_nd import Part, axis_orders, backwards, part_weights
 from meshmend.schedule.table import COPY, REDUCE, Collective, Rows, Schedule, schedule_of
 from meshmend.topology.mesh import Mesh
+from meshmend.trees.spreading import Spreading, spreading
 
 MOST_BUFFERS = 255  # a row names its buffers in one byte
 

@@ -3,7 +3,7 @@
 A short payload on a mesh goes up a tree and down again, and at every chip it waits to be whole and
 pays the overhead of a message. Here a tree goes along one axis after another, and the chips of a
 line send straight to the line's end: as many hops, but one message for each axis
-(`overlay/axis_trees.py`). There is a tree for each axis, which starts with that axis.
+(`trees/axis_trees.py`). There is a tree for each axis, which starts with that axis.
 
 Messages on a line follow one another one hop apart. Where a message takes longer than that, they
 would queue. So every second chip first hands its sum to its neighbour, and they are two hops apart.
@@ -14,16 +14,16 @@ lines of two trees share links: there one tree hangs a hop farther from the midd
 """
 
 from meshmend.errors import UnsupportedError
-from meshmend.overlay.axis_trees import (
+from meshmend.schedule.table import Collective, Schedule
+from meshmend.schedule.trees import tree_schedule
+from meshmend.topology.mesh import Mesh
+from meshmend.trees.axis_trees import (
     axis_tree_packing,
     axis_trees_apart,
     share_last_lines,
     straight_to,
 )
-from meshmend.overlay.tree_packing import TreePacking
-from meshmend.schedule.table import Collective, Schedule
-from meshmend.schedule.trees import tree_schedule
-from meshmend.topology.mesh import Mesh
+from meshmend.trees.tree_packing import TreePacking
 
 
 def express(mesh: Mesh, collective: Collective) -> Schedule:

@@ -11,7 +11,6 @@ from itertools import permutations
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.overlay.pairs import PairLayout, fault_tolerant_layout
 from meshmend.schedule.ring_builders import NamedRows, halves, owners_of, paired_phases, ranks_of
 from meshmend.schedule.ring_phases import (
     OwnedRings,
@@ -22,6 +21,7 @@ from meshmend.schedule.ring_phases import (
 )
 from meshmend.schedule.table import COPY, REDUCE, Collective, Rows, Schedule, schedule_of
 from meshmend.topology.mesh import Mesh
+from meshmend.trees.pairs import PairLayout, fault_tolerant_layout
 
 _PERMUTATIONS = np.array(list(permutations(range(4))), dtype=np.int32)
 

@@ -15,8 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.kernels import kernel
-from meshmend.overlay.tree_counts import MOST_TREES, least_load
-from meshmend.overlay.tree_packing import TreePacking, tree_packing
 from meshmend.schedule.table import (
     COPY,
     REDUCE,
@@ -28,6 +26,8 @@ from meshmend.schedule.table import (
 )
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
+from meshmend.trees.tree_counts import MOST_TREES, least_load
+from meshmend.trees.tree_packing import TreePacking, tree_packing
 
 # A row goes before another if it is this many places of chunks per hop farther from the end of its
 # chain. Found by trying on 8x8, 16x16 and 32x32: from 4 to 5 times differ by 0.5 %. In a half of an

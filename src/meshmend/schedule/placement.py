@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from meshmend.errors import InputError
 from meshmend.kernels import kernel
-from meshmend.routing.routes import Routes, routes_for
 from meshmend.schedule.table import Schedule
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.routes import Routes, routes_for
 
 
 @dataclass(frozen=True, eq=False)

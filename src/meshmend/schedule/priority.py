@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.kernels import kernel, plain_kernel
-from meshmend.routing.routes import Routes
 from meshmend.schedule.hazards import MANY, NONE, Hazards
 from meshmend.schedule.table import Schedule
+from meshmend.topology.routes import Routes
 
 _LONGEST_DELAY = 1e5  # slices; more than any pipeline has, so a longer delay changes nothing
 

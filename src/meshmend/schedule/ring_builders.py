@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from meshmend.overlay.pairs import row_pair_layout
-from meshmend.overlay.rings import Ring, folded, hamiltonian_ring, line_rings
 from meshmend.schedule.ring_phases import (
     OwnedRings,
     Ranks,
@@ -20,6 +18,8 @@ from meshmend.schedule.ring_phases import (
 )
 from meshmend.schedule.table import Collective, Rows, Schedule, schedule_of
 from meshmend.topology.mesh import Mesh
+from meshmend.trees.pairs import row_pair_layout
+from meshmend.trees.rings import Ring, folded, hamiltonian_ring, line_rings
 
 NamedRows = tuple[str, Rows]
 

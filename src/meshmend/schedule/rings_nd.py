@@ -7,7 +7,7 @@ share comes to its owner from both sides at once, so it takes half as many hops 
 one way. On a ring of even length the chip opposite to the owner sends half of the share each way.
 
 **Holes.** A line with a failed chip hands its partial sums, just before the hole, to a neighbouring
-line along an axis that is summed later (`overlay/headings.py`). They meet again in a later phase,
+line along an axis that is summed later (`trees/headings.py`). They meet again in a later phase,
 so nothing has to come back. Along the last axis a message goes around the hole. Failed chips own
 nothing. It works on every connected mesh; with holes `trees` are faster.
 """
@@ -18,10 +18,10 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.overlay.headings import Heading, Ranks
 from meshmend.schedule.ring_builders import NamedRows, halves
 from meshmend.schedule.table import COPY, REDUCE, Collective, Rows, Schedule, schedule_of
 from meshmend.topology.mesh import Mesh
+from meshmend.trees.headings import Heading, Ranks
 
 _Cell = TypeVar("_Cell", np.bool_, np.int32)
 _Moves = tuple[Ranks, Ranks]  # sources and destinations of rows that move the source's share

@@ -9,13 +9,13 @@ first.
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.overlay.tree_counts import MOST_TREES, least_load, tree_counts
-from meshmend.overlay.tree_packing import TreePacking, tree_packing
 from meshmend.schedule.owner_trees import owner_trees
 from meshmend.schedule.ring_builders import NamedRows, halves
 from meshmend.schedule.table import COPY, REDUCE, Collective, Rows, Schedule, schedule_of
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
+from meshmend.trees.tree_counts import MOST_TREES, least_load, tree_counts
+from meshmend.trees.tree_packing import TreePacking, tree_packing
 
 # Fewer trees are quicker to plan, so their load may be this many times that of more trees. The
 # figure is a choice, not a measurement: 32x32 with a hole gets 19 trees instead of 27.

@@ -3,7 +3,7 @@
 A mesh with a slit, a long line of failed chips, is two meshes that are joined at the ends of the
 line. Trees with one root take the way around the slit up, and again down. Here each side has a
 root, both roots send their sums to a gate in each gap, past chips without stopping, and the gates
-broadcast the total (`overlay/two_root_trees.py`). A gate adds one sum to the other, and a sum of
+broadcast the total (`trees/two_root_trees.py`). A gate adds one sum to the other, and a sum of
 two is the same whichever comes first. So all chips get the same bits.
 """
 
@@ -12,9 +12,9 @@ from itertools import pairwise
 import numpy as np
 
 from meshmend.errors import UnsupportedError
-from meshmend.overlay.two_root_trees import Carry, Ranks, TwoRootTrees, two_root_trees
 from meshmend.schedule.table import COPY, REDUCE, Collective, Rows, Schedule, schedule_of
 from meshmend.topology.mesh import Mesh
+from meshmend.trees.two_root_trees import Carry, Ranks, TwoRootTrees, two_root_trees
 
 
 def two_roots(mesh: Mesh, collective: Collective) -> Schedule:

@@ -9,11 +9,11 @@ import math
 import numpy as np
 
 from meshmend.errors import InputError
-from meshmend.routing.routes import Routes
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.table import Schedule, index_dtype
 from meshmend.simulator.network_program import program_of
 from meshmend.simulator.rules import Simulation, simulate
+from meshmend.topology.routes import Routes
 
 
 def repeated(schedule: Schedule, n_sums: int) -> Schedule:

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from meshmend.errors import InputError
 from meshmend.kernels import inlined, kernel, plain_kernel
-from meshmend.routing.routes import Routes
 from meshmend.schedule.hazards import MANY, NONE, Hazards
 from meshmend.schedule.table import REDUCE, Schedule
 from meshmend.simulator.update_rows import n_updates, with_updates
+from meshmend.topology.routes import Routes
 
 # Columns of Tables.rows.
 FIRST_HOP: Final = 0  # where its channels begin in Tables.hops

@@ -5,7 +5,7 @@ of elastic jobs, makes `monitored_barrier` and Accelerate accept the backend, an
 The code that runs it is imported when a process group is made.
 
 In a job of `meshmend run --elastic`, `reconfigure`, `steps`, `retrying` and `elastic_step` keep the
-process group alive; `meshmend.train.elastic_group` has them.
+process group alive; `meshmend.train.torch.elastic_group` has them.
 """
 
 import os
@@ -48,11 +48,11 @@ __all__ = [
 _MODULE_OF = {
     "MeshmendGroup": "meshmend.torch.group",
     "Settings": "meshmend.planning.settings",
-    "elastic_step": "meshmend.train.elastic_group",
-    "reconfigure": "meshmend.train.elastic_group",
-    "retrying": "meshmend.train.elastic_group",
+    "elastic_step": "meshmend.train.torch.elastic_group",
+    "reconfigure": "meshmend.train.torch.elastic_group",
+    "retrying": "meshmend.train.torch.elastic_group",
     "runs_on": "meshmend.torch.group_factory",
-    "steps": "meshmend.train.elastic_group",
+    "steps": "meshmend.train.torch.elastic_group",
 }
 
 
@@ -103,7 +103,7 @@ def _refuse_steps_alone() -> None:
     It has a group of its own until then, and its weights would be unlike those of the others.
     """
     # By name: this package is below `train`, and does not know it.
-    client = import_module("meshmend.train.worker_environment").coordinator_client
+    client = import_module("meshmend.train.core.worker_environment").coordinator_client
     register = import_module("torch.optim.optimizer").register_optimizer_step_pre_hook
 
     def refuse(*_: object) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed
 
 from meshmend.errors import TensorShapeError
-from meshmend.execute.combine import DTYPES
+from meshmend.transport.combine import DTYPES
 
 # torch's stubs lack half of what c10d offers to a backend, so it is untyped here.
 dist: Any = torch.distributed

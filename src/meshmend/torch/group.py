@@ -17,7 +17,6 @@ import torch.distributed
 from torch.utils._pytree import tree_map_only
 
 from meshmend.errors import TransportError
-from meshmend.execute.transport import Task
 from meshmend.planning.catalogue import Catalogue, CollectiveCall
 from meshmend.planning.settings import Settings
 from meshmend.topology.failures import Chip
@@ -39,6 +38,7 @@ from meshmend.torch.call_arguments import (
 from meshmend.torch.profiler_range import begin_range
 from meshmend.torch.progress_thread import Progress, Rest, Starter
 from meshmend.torch.transports import transport_of
+from meshmend.transport.transport import Task
 
 ALLREDUCE, REDUCE_SCATTER, ALL_GATHER = (
     CollectiveCall("allreduce"),

@@ -23,9 +23,9 @@ import numpy as np
 import torch
 
 from meshmend.errors import PeerLostError, StalledError, StoppedError
-from meshmend.execute.combine import OPS
-from meshmend.execute.rank_program import ADD, LOCAL_ADD, PUT, SEND
-from meshmend.execute.transport import Task
+from meshmend.transport.combine import OPS
+from meshmend.transport.rank_program import ADD, LOCAL_ADD, PUT, SEND
+from meshmend.transport.transport import Task
 
 Post = Callable[[list[torch.Tensor], int, int], Any]  # send or recv of a process group
 

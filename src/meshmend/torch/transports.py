@@ -9,12 +9,12 @@ import torch
 import torch.distributed
 from numpy.typing import NDArray
 
-from meshmend.execute.sockets import SocketTransport
-from meshmend.execute.transport import Task
-from meshmend.net.listener import Address
 from meshmend.planning.settings import Settings
 from meshmend.topology.failures import Chip
 from meshmend.torch.message_transport import MessageTransport
+from meshmend.transport.listener import Address
+from meshmend.transport.sockets import SocketTransport
+from meshmend.transport.transport import Task
 
 # torch's stubs lack half of what c10d offers to a backend, so it is untyped here.
 dist: Any = torch.distributed

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 from meshmend.errors import MissingPackageError
 
 if TYPE_CHECKING:
-    from meshmend.train.checkpoint import Saving
-    from meshmend.train.jax_job import JaxJob
-    from meshmend.train.job import Job
-    from meshmend.train.layerwise import LAMB, LARS, layerwise_groups
+    from meshmend.train.jax.job import JaxJob
+    from meshmend.train.sharding.layerwise import LAMB, LARS, layerwise_groups
+    from meshmend.train.state.checkpoint import Saving
+    from meshmend.train.torch.job import Job
 
 __all__ = ["LAMB", "LARS", "JaxJob", "Job", "Saving", "layerwise_groups"]
 
 _MODULE_OF = {
-    "LAMB": "meshmend.train.layerwise",
-    "LARS": "meshmend.train.layerwise",
-    "JaxJob": "meshmend.train.jax_job",
-    "Job": "meshmend.train.job",
-    "Saving": "meshmend.train.checkpoint",
-    "layerwise_groups": "meshmend.train.layerwise",
+    "LAMB": "meshmend.train.sharding.layerwise",
+    "LARS": "meshmend.train.sharding.layerwise",
+    "JaxJob": "meshmend.train.jax.job",
+    "Job": "meshmend.train.torch.job",
+    "Saving": "meshmend.train.state.checkpoint",
+    "layerwise_groups": "meshmend.train.sharding.layerwise",
 }
 # The extra that holds the packages a name needs, and these packages.
 _NEEDS = {

@@ -32,10 +32,10 @@ except ModuleNotFoundError as error:
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from meshmend.train.core.worker_environment import worker_environment
 from meshmend.train.hf_arguments import refuse_unsupported
 from meshmend.train.hf_progress import TrainerProgress
-from meshmend.train.job import Job
-from meshmend.train.worker_environment import worker_environment
+from meshmend.train.torch.job import Job
 
 _STATE_FILE = "trainer_state.json"  # the last file of a checkpoint that the trainer writes
 

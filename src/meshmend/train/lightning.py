@@ -26,10 +26,10 @@ except ModuleNotFoundError as error:
 
 from lightning_utilities.core.rank_zero import rank_zero_only
 
-from meshmend.train.job import Job
+from meshmend.train.core.worker_environment import worker_environment
 from meshmend.train.lightning_arguments import check_loader, check_trainer
 from meshmend.train.lightning_progress import JobLoader, LightningProgress
-from meshmend.train.worker_environment import worker_environment
+from meshmend.train.torch.job import Job
 
 _NEVER: Final = 2**62
 

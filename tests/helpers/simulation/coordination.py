@@ -12,9 +12,9 @@ from meshmend.membership.client import MembershipClient, News, WorkerIdentity
 from meshmend.membership.events import Event
 from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.membership.messages import Message, NewGeneration, Status, Welcome
-from meshmend.net.backoff import Backoff
-from meshmend.net.listener import Address
 from meshmend.topology.failures import Chip
+from meshmend.transport.backoff import Backoff
+from meshmend.transport.listener import Address
 from simulation.coordinator_process import (
     COORDINATOR_HOST,
     COORDINATOR_PORT,

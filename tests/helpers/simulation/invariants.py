@@ -19,7 +19,7 @@ from meshmend.membership.events import (
 )
 from meshmend.membership.generation import Generation
 from meshmend.topology.failures import Chip
-from meshmend.train.samples import Share
+from meshmend.train.data.samples import Share
 from simulation.disk import State
 from simulation.event_loop import EventLoop
 

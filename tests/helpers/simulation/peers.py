@@ -12,10 +12,10 @@ from typing import Any
 
 from meshmend.errors import PeerLostError, StoppedError
 from meshmend.membership.generation import Generation
-from meshmend.net.listener import Address
 from meshmend.topology.failures import Chip, Link
 from meshmend.topology.mesh import Mesh
-from meshmend.train.worker_loop import SumSizes
+from meshmend.train.core.worker_loop import SumSizes
+from meshmend.transport.listener import Address
 from simulation.network import End, Network
 from simulation.worker_process import WorkerProcess
 

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
-from meshmend.train.pending_sum import FinishedSum
-from meshmend.train.sharded_update import ShardedUpdate
-from meshmend.train.update_shares import ALIGN_BYTES, Span, Spans, UpdateShares
-from meshmend.train.worker_environment import WorkerEnvironment
+from meshmend.train.core.pending_sum import FinishedSum
+from meshmend.train.core.worker_environment import WorkerEnvironment
+from meshmend.train.sharding.sharded_update import ShardedUpdate
+from meshmend.train.sharding.update_shares import ALIGN_BYTES, Span, Spans, UpdateShares
 from simulation.peers import SimulatedPeers
 
 N_CELLS: Final = 12

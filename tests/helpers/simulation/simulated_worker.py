@@ -5,16 +5,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from meshmend.errors import CheckpointDamageError, InputError, JobFailedError, RefusedError
-from meshmend.faults.fault import Moment
-from meshmend.faults.self_injection import SelfInjection
 from meshmend.membership.client import WorkerIdentity
 from meshmend.membership.events import WorkerStepped
+from meshmend.membership.faults.fault import Moment
+from meshmend.membership.faults.self_injection import SelfInjection
 from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
-from meshmend.train.samples import batch_of, share_of
-from meshmend.train.worker_environment import WorkerEnvironment
-from meshmend.train.worker_loop import SumSizes, WorkerLoop
+from meshmend.train.core.worker_environment import WorkerEnvironment
+from meshmend.train.core.worker_loop import SumSizes, WorkerLoop
+from meshmend.train.data.samples import batch_of, share_of
 from simulation.coordination import SimulatedCoordination
 from simulation.disk import Disk, State
 from simulation.event_loop import EventLoop
@@ -24,7 +24,7 @@ from simulation.peers import SimulatedPeers
 from simulation.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
-    from meshmend.train.sharded_update import ShardedUpdate
+    from meshmend.train.sharding.sharded_update import ShardedUpdate
     from simulation.shards import SimulatedShards
 
 BATCH = 12

@@ -1,1 +1,0 @@
-"""Runs schedules on real arrays: in one process, or between ranks over sockets."""

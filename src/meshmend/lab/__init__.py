@@ -1,0 +1,1 @@
+"""What measures, reproduces and demonstrates."""

@@ -1,0 +1,123 @@
+"""The pool of a benchmark: one worker process per live chip, started once, timed many times.
+
+Workers are forked from a process that has everything imported and compiled. The pool tells all of
+them the time at which a repetition starts. It uses separate channels for this, so that the measured
+network is idle at that time. A repetition lasts from the first worker's start to the last worker's
+end, on the clock that all processes of a machine share.
+"""
+
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshmend.errors import BenchmarkError
+from meshmend.lab.bench.contenders import Contender, Network
+from meshmend.lab.bench.pool_worker import PoolChannel, PoolSession, work
+from meshmend.scratch import scratch_folder
+from meshmend.transport.event_loop import load_event_loop
+
+ANSWER_S = 120.0
+_HEAD_START_S = 0.01
+_PER_WORKER_S = 0.0003  # the time to wake a worker
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """One repetition: its time, and whether every rank ended with the right sum."""
+
+    time_s: float
+    correct: bool
+
+
+class WorkerPool:
+    """The workers of a network, ready to run these contenders; use it in a `with` block."""
+
+    def __init__(self, network: Network, contenders: Sequence[Contender]) -> None:
+        load_event_loop()
+        self._network = network
+        self._contenders = contenders
+        self._folder = scratch_folder()
+        self._channels: list[PoolChannel] = []
+        self._pids: list[int] = []
+
+    def __enter__(self) -> "WorkerPool":
+        try:
+            secret = secrets.token_bytes(32)
+            for rank in range(self._network.mesh.n_live):
+                self._start(rank, secret)
+            addresses = [self._receive(rank, "address") for rank in range(len(self._channels))]
+            self._send_all({"addresses": addresses})
+        except BaseException:
+            self.end()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def measure(self, contender: Contender) -> Repetition:
+        """Run a contender once and return how long it took.
+
+        Raises:
+            BenchmarkError: a worker failed, or did not finish in time.
+        """
+        self._send_all({"contender": self._contenders.index(contender)})
+        ranks = range(len(self._channels))
+        for rank in ranks:
+            self._receive(rank, "ready", contender)
+        self._send_all(
+            {"at": time.monotonic() + _HEAD_START_S + _PER_WORKER_S * len(self._channels)}
+        )
+        answers = [self._receive(rank, None, contender) for rank in ranks]
+        began, ended = (min(a["began"] for a in answers), max(a["ended"] for a in answers))
+        return Repetition(ended - began, all(answer["correct"] for answer in answers))
+
+    def end(self) -> None:
+        """End all workers and remove the folder that they share."""
+        for channel in self._channels:
+            channel.close()
+        for pid in self._pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        self._channels, self._pids = [], []
+        self._folder.cleanup()
+
+    def _start(self, rank: int, secret: bytes) -> None:
+        session = PoolSession(Path(self._folder.name), secret, os.getpid())
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            work(PoolChannel(theirs), self._network, rank, self._contenders, session)
+        theirs.close()
+        self._pids.append(pid)
+        ours.settimeout(ANSWER_S)
+        self._channels.append(PoolChannel(ours))
+
+    def _send_all(self, message: dict[str, Any]) -> None:
+        for channel in self._channels:
+            channel.send(message)
+
+    def _receive(self, rank: int, key: str | None, contender: Contender | None = None) -> Any:
+        """Return the next message of a worker, or the value under `key` in it.
+
+        Raises:
+            BenchmarkError: the worker failed, died, or did not answer in time.
+        """
+        who = f"the worker of chip {self._network.mesh.live[rank]}"
+        doing = f" in {contender.name}" if contender is not None else ""
+        try:
+            answer = self._channels[rank].receive()
+        except TimeoutError:
+            raise BenchmarkError(f"{who} did not answer for {ANSWER_S:g} s{doing}") from None
+        if answer is None:
+            raise BenchmarkError(f"{who} died{doing}")
+        if "error" in answer:
+            raise BenchmarkError(f"{who} failed{doing}: {answer['error']}")
+        return answer if key is None else answer[key]

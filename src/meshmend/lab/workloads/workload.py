@@ -1,0 +1,167 @@
+"""A PyTorch workload: a model, its optimizer, its samples and its loss, as one value.
+
+Knows nothing about chips. `torch.utils.data.default_collate` turns samples into a batch.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate
+
+from meshmend.lab.workloads.trainable import SampleSet, TrainingArguments
+from meshmend.train.core.worker_loop import SumSizes
+from meshmend.train.sharding.sharded_optimizers import ShardedOptimizers
+from meshmend.train.state.shard_format import ShardFormat
+from meshmend.train.state.torch_shards import TORCH_SHARDS
+from meshmend.train.torch.gradients import Gradients
+from meshmend.train.torch.job import Job
+from meshmend.train.torch.learner import TorchLearner
+
+Batch = Sequence[torch.Tensor]
+# The scores of a batch by name, such as "loss" and "accuracy"; each is a mean over its samples.
+Scores = Mapping[str, torch.Tensor]
+
+MAX_EVALUATED = 1024  # held-out samples; enough for the figures at the end of a run
+_EVALUATION_BATCH = 64
+_MOST_PRELOADED = 2_000_000  # parameters of a model whose first step a launcher computes
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model to train on samples; `loss` and `scores` are means over the samples of a batch."""
+
+    name: str
+    dataset: SampleSet
+    held_out: SampleSet
+    new_model: Callable[[], torch.nn.Module]
+    optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer]
+    scores: Callable[[torch.nn.Module, Batch], Scores]
+    seed: int = 0
+
+    def model(self) -> torch.nn.Module:
+        """Return a new model; every call, in every process, returns the same bits."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            return self.new_model()
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        """Return the loss that training minimises: a mean over the batch's samples."""
+        return self.scores(model, batch)["loss"]
+
+    def evaluate(self, model: torch.nn.Module) -> dict[str, float]:
+        """Return the means of all scores over held-out samples; does not change the model."""
+        n_samples = min(len(self.held_out), MAX_EVALUATED)
+        totals: dict[str, float] = {}
+        was_training = model.training
+        model.eval()
+        with torch.no_grad():
+            for start in range(0, n_samples, _EVALUATION_BATCH):
+                chosen = range(start, min(start + _EVALUATION_BATCH, n_samples))
+                for name, mean in self.scores(model, batch_of(self.held_out, chosen)).items():
+                    totals[name] = totals.get(name, 0.0) + mean.item() * len(chosen)
+        model.train(was_training)
+        return {name: total / n_samples for name, total in totals.items()}
+
+    # What makes it a `Trainable`.
+
+    @property
+    def n_samples(self) -> int:
+        """The number of samples to train on."""
+        return len(self.dataset)
+
+    @property
+    def n_parameters(self) -> int:
+        """The number of elements of all parameters."""
+        return sum(parameter.numel() for parameter in self._inherited.parameters())
+
+    @property
+    def shards(self) -> ShardFormat:
+        """The format of its checkpoints."""
+        return TORCH_SHARDS
+
+    def preload(self, arguments: TrainingArguments, n_chips: int) -> None:
+        """Import all that workers need; compute the first step of a small model.
+
+        What PyTorch makes at its first use takes longer than a step; workers inherit it. A PyTorch
+        that knows accelerators starts threads in a backward pass, which no fork inherits.
+        """
+        preload()
+        has_threads = any((torch.version.cuda, torch.version.hip, torch.version.xpu))
+        if self.n_parameters > _MOST_PRELOADED or has_threads:
+            return
+        model = copy.deepcopy(self._inherited)
+        samples = range(min(self.n_samples, -(-arguments.batch // n_chips)))
+        torch.autograd.backward(self.loss(model, batch_of(self.dataset, samples)))
+        self.optimizer(model).step()
+
+    def sum_sizes(self, arguments: TrainingArguments, n_chips: int) -> SumSizes:
+        """Return the sizes of the sums and gathers of a step of so many chips."""
+        sums = Gradients(self._inherited).sizes()
+        if not arguments.shard_optimizer:
+            return sums
+        shared = ShardedOptimizers({"": self.optimizer(self._inherited)})
+        return (*sums, *shared.sum_sizes(n_chips))
+
+    def fresh_state(self) -> dict[str, Any]:
+        """Return the training state before the first step, without its progress."""
+        return TorchLearner(self._inherited, self.optimizer(self._inherited)).state()
+
+    def train(self, arguments: TrainingArguments) -> Mapping[str, float]:
+        """Run the loop of one worker; return the evaluation on the leader, and nothing elsewhere.
+
+        Raises:
+            InputError: the arguments, or the checkpoint to resume, do not fit.
+        """
+        model = self._inherited
+        optimizer = self.optimizer(model)
+        job = Job(
+            model,
+            optimizer,
+            self.dataset,
+            batch=arguments.batch,
+            steps=arguments.steps,
+            seed=arguments.seed,
+            policy=arguments.policy,
+            saving=arguments.saving,
+            resume=arguments.resume,
+            shard_optimizer=arguments.shard_optimizer,
+            mirror_domains=arguments.mirror_domains,
+            master_weights=arguments.master_weights,
+        )
+        if arguments.rate is not None:
+            for group in optimizer.param_groups:
+                group["lr"] = arguments.rate
+        for batch in job:
+            loss = self.loss(model, batch)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's stubs
+            job.step(loss)
+        return self.evaluate(model) if job.is_leader else {}
+
+    @cached_property
+    def _inherited(self) -> torch.nn.Module:
+        """The model that the launcher makes once, and each worker inherits."""
+        return self.model()
+
+
+def preload() -> None:
+    """Import all that workloads need, so that processes forked from this one start faster.
+
+    The first optimizer of a process imports torch's compiler, which takes 1.5 s. Without this
+    function each forked process would spend that time again.
+    """
+    for name in ("resnet.modeling_resnet", "bert.modeling_bert"):
+        import_module(f"transformers.models.{name}")
+    import_module("sklearn.datasets")
+    torch.optim.SGD([torch.zeros(1)])
+
+
+def batch_of(samples: SampleSet, indices: Sequence[int]) -> Batch:
+    """Return the samples with these indices, stacked."""
+    batch: Batch = default_collate([samples[index] for index in indices])
+    return batch

@@ -1,1 +1,0 @@
-"""Lower bounds: the packing number of a mesh, and the time that no allreduce beats."""

@@ -1,0 +1,21 @@
+"""What can fail in a run: faults as values, random faults, and fault injection.
+
+Knows neither processes nor sockets. A fault passes through these modules from left to right:
+
+    --inject TEXT -> fault.py -> fault_injector.py -> JobControl (launch/process_control.py)
+                                                   -> self_injection.py, inside a worker
+
+To add a kind of fault, add a member to `FaultKind`; mypy then names each `match` that lacks it.
+
+| file                           | what to add                                                    |
+| ------------------------------ | -------------------------------------------------------------- |
+| fault.py                       | the member, its targets, its duration, which chips it loses    |
+| fault_injector.py              | what it does, and whether the job can ignore it                |
+| launch/process_control.py      | only if `JobControl` needs one more method for it              |
+| random_faults.py               | only if random runs should have it: a method and its weight    |
+| tests/membership/faults        | the kind in generated_faults.py, errors, an example by hand    |
+| cli/chip_states.py             | how the live display shows the chips of such a fault           |
+| cli/train.py, docs/training.md | an example for users                                           |
+
+Events and reports hold the kind as a value of `FaultKind`.
+"""

@@ -1,1 +1,0 @@
-"""Connections between processes: a shared secret, a handshake, a listener, and framed messages."""

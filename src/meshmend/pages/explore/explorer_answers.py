@@ -1,0 +1,252 @@
+"""What the page is told: a first answer at once, then the searched plan, a table and a curve.
+
+Each function yields JSON values in the order in which the page shows them; `kind` names what a
+value is. Knows plans and prices, not processes and not the page.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from meshmend.errors import UnsupportedError
+from meshmend.pages.explore.explorer_question import ExplorerQuestion
+from meshmend.pages.explore.flows import flows_of, whole_channels
+from meshmend.pages.explore.payload_curve import curve_points
+from meshmend.planning.comparison import compared, refusals
+from meshmend.planning.packed_trees import trees_of
+from meshmend.planning.plan import AUTO, Plan, plan, planned
+from meshmend.planning.pricing import BASELINES, Price, Question, price, supported_names
+from meshmend.planning.progress import ProgressCallback
+from meshmend.planning.quick_plan import QuickPlan, quick_plan
+from meshmend.planning.target import Target
+from meshmend.simulator.limit import limit
+from meshmend.simulator.network_program import program_of
+from meshmend.simulator.slices import best_slices
+from meshmend.topology.graph import largest_part
+from meshmend.topology.mesh import Mesh
+
+FIRST: Final = "first"
+SEARCHED: Final = "searched"
+_FEW_CHIPS: Final = 256  # up to here the first answer is of the algorithm that was asked for
+_FEW_MESSAGES: Final = 200_000  # of the price of a first answer
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class PricedPlan:
+    """A plan, its time, and in how many slices; `note` says what the reader must know of both.
+
+    `price` is the searched price, if there is one.
+    """
+
+    plan: Plan
+    time_s: float
+    slices: int
+    note: str = ""
+    price: Price | None = None
+
+
+@lru_cache(maxsize=8)
+def first_plan(question: ExplorerQuestion) -> PricedPlan:
+    """Return a proved plan that takes a fraction of a second to find, and its price.
+
+    It is of the algorithm that was asked for where that is quick, else of trees.
+    """
+    mesh, target, name = question.mesh, question.target, question.algorithm
+    if name not in {AUTO, "trees"} and mesh.n_live <= _FEW_CHIPS:
+        try:
+            made = plan(mesh, name, payload=target.payload_bytes, fabric=target.fabric)
+        except UnsupportedError:
+            return _quick(mesh, target)
+        program = program_of(made.schedule, made.hazards, made.placement.routes)
+        found = best_slices(
+            program,
+            target.fabric,
+            payload_bytes=target.payload_bytes,
+            max_messages=_FEW_MESSAGES,
+        )
+        return PricedPlan(made, found.time_s, found.slices)
+    return _quick(mesh, target)
+
+
+@lru_cache(maxsize=8)
+def _quick(mesh: Mesh, target: Target) -> PricedPlan:
+    quick: QuickPlan = quick_plan(mesh, target)
+    assert quick.plan.pipeline is not None, "a quick plan has one"
+    note = "Estimated from its first slices" if quick.is_estimate else ""
+    return PricedPlan(quick.plan, quick.time_s, quick.plan.pipeline.slices, note)
+
+
+def searched_plan(
+    question: ExplorerQuestion, cache_dir: Path | None, progress: ProgressCallback
+) -> PricedPlan:
+    """Return the plan that a full search finds, as `meshmend plan` and `simulate` do.
+
+    Raises:
+        UnsupportedError: the algorithm does not support this mesh.
+    """
+    mesh, target, name = question.mesh, question.target, question.algorithm
+    found = compared(
+        mesh, target.fabric, target.payload_bytes, [name], cache_dir=cache_dir, progress=progress
+    ).prices[0]
+    if name == AUTO:
+        made = plan(
+            mesh,
+            payload=target.payload_bytes,
+            fabric=target.fabric,
+            cache_dir=cache_dir,
+            progress=progress,
+        )
+    elif found.shape is not None:
+        made = planned(mesh, trees_of(largest_part(mesh), found.shape).schedule, target)
+        made = replace(made, pipeline=found.pipeline)
+    else:
+        made = plan(mesh, name, payload=target.payload_bytes, fabric=target.fabric)
+        made = replace(made, pipeline=found.pipeline)
+    words = found.detail.removeprefix(made.schedule.algorithm).strip(" ,")
+    return PricedPlan(made, found.time_s, found.figures.slices, words, found)
+
+
+def first_answers(question: ExplorerQuestion) -> Iterator[Document]:
+    """Yield the first plan, then what the hole costs, both within a fraction of a second."""
+    found = first_plan(question)
+    yield plan_answer(found, FIRST)
+    if question.mesh != question.full_mesh:
+        full = first_plan(replace(question, mesh=question.full_mesh))
+        yield _hole_answer(question, found, full.time_s, FIRST)
+
+
+def searched_answers(
+    question: ExplorerQuestion, cache_dir: Path | None, progress: ProgressCallback
+) -> Iterator[Document]:
+    """Yield the searched plan, what the hole costs, a row for each algorithm, and the curve."""
+    mesh, name = question.mesh, question.algorithm
+    found = None
+    try:
+        found = searched_plan(question, cache_dir, progress)
+        yield plan_answer(found, SEARCHED)
+    except UnsupportedError as error:
+        yield {"kind": "refused", "algorithm": name, "why": str(error)}
+    if found is not None and mesh != question.full_mesh:
+        full = _full_time_s(question, cache_dir, progress)
+        yield _hole_answer(question, found, full, SEARCHED)
+    yield from _rows(question, found, progress)
+    yield from curve_points(question, progress)
+
+
+def _full_time_s(
+    question: ExplorerQuestion, cache_dir: Path | None, progress: ProgressCallback
+) -> float:
+    """Return what the algorithm takes on the mesh without failures; `auto` supports every mesh."""
+    target = question.target
+    for name in (question.algorithm, AUTO):
+        try:
+            return (
+                compared(
+                    question.full_mesh,
+                    target.fabric,
+                    target.payload_bytes,
+                    [name],
+                    cache_dir=cache_dir,
+                    progress=progress,
+                )
+                .prices[0]
+                .time_s
+            )
+        except UnsupportedError:
+            continue
+    raise AssertionError("auto supports every connected mesh")
+
+
+def _rows(
+    question: ExplorerQuestion, found: PricedPlan | None, progress: ProgressCallback
+) -> Iterator[Document]:
+    """Yield what each algorithm costs, and why the others do not support this mesh."""
+    part, target = largest_part(question.mesh), question.target
+    asked = Question(part, target.payload_bytes, target.fabric)
+    for name, why in refusals(part).items():
+        yield {"kind": "row", "name": name, "why": why}
+    for name in (*supported_names(part), *(BASELINES if question.mesh.failures() else ())):
+        if found is not None and found.price and name == found.plan.schedule.algorithm:
+            yield _row(replace(found.price, name=name, detail=found.note))
+            continue
+        try:
+            result = price(asked, name, progress=progress)
+        except UnsupportedError as error:
+            yield {"kind": "row", "name": name, "why": str(error)}
+            continue
+        assert result is not None, "without a time to beat there is always a price"
+        yield _row(result)
+
+
+def _row(result: Price) -> Document:
+    return {
+        "kind": "row",
+        "name": result.name,
+        "time_s": result.time_s,
+        "slices": result.figures.slices,
+        "chips": result.n_chips,
+        "busiest": result.figures.max_link_utilisation,
+        "detail": result.detail,
+    }
+
+
+def _hole_answer(
+    question: ExplorerQuestion, found: PricedPlan, full_s: float, stage: str
+) -> Document:
+    lost = question.full_mesh.n_chips - found.plan.schedule.n_ranks
+    words, reason = hole_words(full_s, found.time_s)
+    return {
+        "kind": "hole",
+        "stage": stage,
+        "full_s": full_s,
+        "time_s": found.time_s,
+        "lost_chips": lost,
+        "words": words,
+        "reason": reason,
+    }
+
+
+def hole_words(full_s: float, time_s: float) -> tuple[str, str]:
+    """Return what a hole costs, and, where it costs nothing, why a broken mesh can be as fast."""
+    percent = f"{100 * (time_s / full_s - 1):.1f}" if full_s else "0.0"
+    if float(percent) > 0:
+        return f"+{percent} %", ""
+    faster = f"{percent.lstrip('-')} % less" if float(percent) < 0 else "as long"
+    return "nothing", f"fewer chips sum, which takes {faster} here"
+
+
+def plan_answer(found: PricedPlan, stage: str) -> Document:
+    """Return a plan as the page draws it: its price, its proof, its loads and its flows."""
+    made, part = found.plan, found.plan.placement.mesh
+    least = limit(part, made.target.fabric, made.target.payload_bytes)
+    loads = np.zeros(part.n_chips * 2 * len(part.shape))
+    loads[whole_channels(part)] = made.channel_loads
+    return {
+        "kind": "plan",
+        "stage": stage,
+        "algorithm": made.schedule.algorithm,
+        "note": found.note,
+        "time_s": found.time_s,
+        "slices": found.slices,
+        "limit_s": least.time_s,
+        "bandwidth_limit_s": least.bandwidth_s,
+        "limit_words": least.describe(),
+        "ranks": made.schedule.n_ranks,
+        "rows": made.schedule.n_rows,
+        "chunks": made.schedule.n_chunks,
+        "proof": made.proof.method,
+        "virtual_channels": made.placement.routes.n_virtual_channels,
+        "max_hops": made.placement.routes.max_hops,
+        "max_load": float(loads.max(initial=0.0)),
+        "stranded": [list(chip) for chip in made.stranded],
+        "loads": np.round(loads, 4).tolist(),
+        "flows": [
+            {"name": flow.name, "kind": flow.kind, "parts": flow.parts} for flow in flows_of(made)
+        ],
+    }

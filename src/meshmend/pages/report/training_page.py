@@ -1,0 +1,282 @@
+"""A training run as one HTML page: figures, loss, timeline, faults, meshes."""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from html import escape
+
+from meshmend.pages.draw.colours import YELLOW_FILL
+from meshmend.pages.draw.grid import Grid
+from meshmend.pages.draw.mesh_picture import mesh_panel
+from meshmend.pages.draw.page import card, headline, page, table
+from meshmend.pages.draw.svg import document
+from meshmend.pages.report.event_words import (
+    chips_words,
+    event_words,
+    model_words,
+    rate_words,
+    restore_words,
+    seconds,
+)
+from meshmend.pages.report.training_charts import loss_svg, timeline_svg
+from meshmend.pages.report.training_lanes import WORKING_FILL, periods
+from meshmend.pages.report.training_parts import RunFault, RunGeneration
+from meshmend.pages.report.training_run import TrainingRun
+from meshmend.topology.failures import Chip
+from meshmend.units import counted
+
+_MAX_PICTURES = 16
+_MAX_DRAWN_CHIPS = 8000  # over all pictures, so that the page stays small
+_MAX_EVENTS = 2000
+_MANY_FAULTS = 24
+
+
+def training_page(run: TrainingRun) -> str:
+    """Return a complete HTML document that needs no other files and no network.
+
+    Its size is bounded: curves are decimated, and if there are many meshes or events, some are left
+    out, with a sentence that says so.
+    """
+    title = f"{model_words(run.start, with_parameters=False)} on {run.mesh}"
+    parts = [
+        f"<h1>Training {escape(title)}</h1>",
+        f'<p class="soft">{escape(_when(run))}</p>',
+        _figures(run),
+        "<h2>Loss</h2>",
+        card(loss_svg(run), look="chart"),
+        "<h2>What happened when</h2>",
+        card(timeline_svg(run), look="chart"),
+        _why_rates_differ(run),
+        _history(run),
+        _faults(run.faults),
+        _meshes(run),
+        _configuration(run),
+        _events(run),
+    ]
+    return page(f"Training {title}", parts)
+
+
+def _when(run: TrainingRun) -> str:
+    date = run.start.date.replace("T", " ").removesuffix("Z").removesuffix("+00:00")
+    parts = [f"Started {date} UTC" if date else "", f"ran for {seconds(run.duration_s)}"]
+    if run.end is None:
+        parts.append(f"was stopped or still runs, after step {run.n_done}")
+    return ", ".join(part for part in parts if part) + "."
+
+
+def _figures(run: TrainingRun) -> str:
+    samples = run.samples
+    wrong = [n for n in (samples.lost, samples.repeated) if n]
+    ledger = "in the finished steps"
+    if samples.lost is not None:
+        ledger = f"{samples.lost} lost, {samples.repeated} repeated"
+    equal = {True: ("equal", "good"), False: ("differ", "bad"), None: ("not checked", "")}
+    replicas, mood = equal[run.replicas_equal]
+    faults = [fault for fault in run.faults if not fault.is_repair]
+    repairs = len(run.faults) - len(faults)
+    hit = f"{counted(len(faults), 'fault')}, {counted(repairs, 'repair')}"
+    worst = f"worst {seconds(run.worst_recovery_s)}; {hit}" if run.recoveries_s else hit
+    if run.repairs_s:
+        worst += f", back after at most {seconds(max(run.repairs_s))}"
+    loss = f"{run.first_loss:.3g} → {run.final_loss:.3g}" if len(run.steps) else "-"
+    figures = [
+        headline("steps", f"{run.n_done:,}", f"of {run.n_steps:,}"),
+        headline("training loss", loss, "first and final step"),
+        headline("samples used", f"{samples.used:,}", ledger, mood="bad" if wrong else ""),
+        headline("replicas", replicas, "bit for bit, at the end", mood=mood),
+        headline("median recovery from faults", seconds(run.median_recovery_s), worst),
+        headline("chips at work", _chips(run), f"of {run.mesh.n_chips}"),
+        headline(
+            "throughput", rate_words(run.mean_samples_per_s), "samples per second, faults included"
+        ),
+    ]
+    for name, value in run.evaluation.items():
+        figures.append(headline(f"held-out {name}", f"{value:.4g}", "on samples not trained on"))
+    return f'<div class="figures">{"".join(figures)}</div>'
+
+
+def _why_rates_differ(run: TrainingRun) -> str:
+    """Return why the throughput changes with the chips, if their number changed."""
+    if len(set(run.chips)) < 2:
+        return ""
+    words = "The batch shrinks with the chips, so fewer chips do fewer samples a step."
+    if run.start.policy == "constant":
+        words = (
+            "The global batch stays the same, so on fewer chips each computes more samples a step. "
+            "Chips with cores of their own then take longer for a step. Here all chips share the "
+            "cores of one machine: fewer may be as fast, or faster."
+        )
+    return f'<p class="soft">{escape(words)}</p>'
+
+
+def _history(run: TrainingRun) -> str:
+    """Return a list of what is wrong, what was done again, and what could not be checked."""
+    wrong = [f"<b>{escape(words)}</b>" for words in run.history_faults]
+    redone = [escape(restore_words(restore)) for restore in run.restores]
+    lines = [*wrong, *redone, *map(escape, run.unchecked)]
+    items = "".join(f"<li>{line}</li>" for line in lines)
+    return f"<h2>History</h2><ul>{items}</ul>" if lines else ""
+
+
+def _chips(run: TrainingRun) -> str:
+    if len(run.chips) <= 3:
+        return " → ".join(map(str, run.chips)) or "none"
+    return f"{min(run.chips)} to {max(run.chips)}"
+
+
+def _faults(faults: Sequence[RunFault]) -> str:
+    """Return the table of faults; many are folded below a table of kinds."""
+    if not faults:
+        return "<h2>Faults</h2><p>There were none.</p>"
+    shown = _fault_table(faults)
+    if len(faults) > _MANY_FAULTS:
+        folded = f"<details><summary>All {len(faults)} one by one</summary>{shown}</details>"
+        shown = card(_kinds_table(faults), look="unbroken") + card(folded, look="unbroken")
+    else:
+        shown = card(shown, look="unbroken")
+    return (
+        f"<h2>Faults and repairs</h2>{shown}"
+        '<p class="soft">Recovered: from the fault until the last live chip finished its next '
+        "step. The first part of a bar is the time until it was detected.</p>"
+    )
+
+
+def _kinds_table(faults: Sequence[RunFault]) -> str:
+    """Return a table with one row for each kind of fault: the median one and the worst."""
+    kinds = dict.fromkeys(fault.kind_words for fault in faults)
+    longest = max((f.recovered_s for f in faults if f.is_recovered), default=0.0) or 1.0
+    rows = []
+    for kind in kinds:
+        of_kind = [fault for fault in faults if fault.kind_words == kind]
+        done = sorted((f for f in of_kind if f.is_recovered), key=lambda f: f.recovered_s)
+        middle, worst = (done[len(done) // 2], done[-1]) if done else (of_kind[0], of_kind[0])
+        shown = (middle.detected_s, middle.recovered_s, worst.recovered_s)
+        counts = escape(kind), str(len(of_kind)), str(len(done) or "-")
+        rows.append((*counts, *map(seconds, shown), _bar(middle, longest)))
+    heads = ("", "times", "recovered", "detected, median", "recovered, median", "worst", "")
+    return table(heads, rows, left=(6,))
+
+
+def _fault_table(faults: Sequence[RunFault]) -> str:
+    longest = max((f.recovered_s for f in faults if f.is_recovered), default=0.0) or 1.0
+    heads = ("", "fault", "at step", "at time", "detected after", "recovered after", "")
+    rows = [
+        (
+            str(number),
+            escape(fault.fault),
+            "-" if fault.at_step is None else str(fault.at_step),
+            seconds(fault.at_s),
+            seconds(fault.detected_s),
+            seconds(fault.recovered_s),
+            _bar(fault, longest),
+        )
+        for number, fault in enumerate(faults, 1)
+    ]
+    return table(heads, rows, left=(1, 6))
+
+
+def _bar(fault: RunFault, longest: float) -> str:
+    if not fault.is_recovered:
+        return "training goes on without it" if fault.is_of_coordinator else ""
+    noticed = max(0.0, fault.detected_s) if math.isfinite(fault.detected_s) else 0.0
+    kind = " repair" if fault.is_repair else ""
+    widths = (220 * part / longest for part in (noticed, max(0.0, fault.recovered_s - noticed)))
+    first, second = (f"{width:.0f}px" for width in widths)
+    return (
+        f'<span class="bar noticed{kind}" style="width:{first}"></span>'
+        f'<span class="bar{kind}" style="width:{second}"></span>'
+    )
+
+
+def _meshes(run: TrainingRun) -> str:
+    """Return a picture for each generation; if there are many, for the most used meshes."""
+    n_most = max(1, min(_MAX_PICTURES, _MAX_DRAWN_CHIPS // run.mesh.n_chips))
+    generations = run.generations
+    if not generations:
+        return ""
+    if len(generations) <= n_most:
+        before: list[RunGeneration | None] = [None, *generations[:-1]]
+        pictures = [_change(new, old) for new, old in zip(generations, before, strict=True)]
+        return f'<h2>The mesh, change by change</h2><div class="pictures">{"".join(pictures)}</div>'
+    spent: dict[RunGeneration, float] = defaultdict(float)
+    times: dict[RunGeneration, int] = defaultdict(int)
+    first_like: dict[object, RunGeneration] = {}
+    for generation, low, high in periods(run):
+        key = (generation.mesh, generation.waiting)
+        same = first_like.setdefault(key, generation)
+        spent[same] += high - low
+        times[same] += 1
+    shown = sorted(spent, key=lambda generation: -spent[generation])[:n_most]
+    pictures = [
+        _picture(
+            generation,
+            frozenset(),
+            f"{counted(len(generation.chips), 'chip')}, {seconds(spent[generation])}",
+            f"{spent[generation] / (run.duration_s or 1):.0%} of the run, in "
+            f"{counted(times[generation], 'generation')}",
+        )
+        for generation in shown
+    ]
+    left_out = len(spent) - len(shown)
+    more = f" {counted(left_out, 'rarer mesh').replace('meshs', 'meshes')} not shown."
+    return (
+        f"<h2>The meshes it ran on</h2><p>{len(generations)} generations on "
+        f"{len(spent)} different meshes, the most used first.{more if left_out else ''}</p>"
+        f'<div class="pictures">{"".join(pictures)}</div>'
+    )
+
+
+def _change(new: RunGeneration, old: RunGeneration | None) -> str:
+    joined = new.chips - old.chips if old else frozenset()
+    gone = old.chips - new.chips if old else frozenset()
+    parts = [f"From step {new.step}, {seconds(new.at_s)} after the start."]
+    if new.why:
+        parts.append(f"{new.why[0].upper()}{new.why[1:]}.")
+    if gone:
+        parts.append(f"Lost {chips_words(gone)}.")
+    if joined:
+        parts.append(f"Joined {chips_words(joined)}.")
+    if new.waiting:
+        parts.append(f"Waiting: {chips_words(new.waiting)}.")
+    if new.mesh.failed_links:
+        parts.append(f"Without {', '.join(sorted(map(str, new.mesh.failed_links))[:4])}.")
+    head = f"Generation {new.number}: {counted(len(new.chips), 'chip')}"
+    return _picture(new, joined, head, " ".join(parts))
+
+
+def _picture(generation: RunGeneration, joined: frozenset[Chip], head: str, tail: str) -> str:
+    pitch = max(6.0, min(42.0, 215 / max(generation.mesh.shape[-2:])))
+    grid = Grid(generation.mesh, pitch, numbered=pitch >= 12)
+    fills = dict.fromkeys(generation.waiting, YELLOW_FILL) | dict.fromkeys(joined, WORKING_FILL)
+    svg = document(mesh_panel(grid, fills=fills), title=head, description=tail, padding=2)
+    return card(f"<b>{escape(head)}</b>{svg}{escape(tail)}")
+
+
+def _configuration(run: TrainingRun) -> str:
+    start = run.start
+    settings = {
+        "model": model_words(start),
+        "mesh": run.mesh,
+        "date": start.date,
+        "steps": start.steps,
+        "batch": start.batch,
+        "learning rate": start.rate,
+        "seed": start.seed,
+        "batch policy": start.policy,
+    }
+    rows = [
+        (name, escape(str(value))) for name, value in settings.items() if value not in (None, "")
+    ]
+    return f"<h2>Configuration</h2>{card(table((), rows, left=(1,)))}"
+
+
+def _events(run: TrainingRun) -> str:
+    """Return all events but the steps, one per line, folded."""
+    shown = run.other_events[:_MAX_EVENTS]
+    lines = [f"{timed.t:10.3f} s  {event_words(timed.event)}" for timed in shown]
+    if left_out := len(run.other_events) - len(shown):
+        lines.append(f"... and {left_out} more; events.jsonl has them all")
+    return card(
+        f"<details><summary>All {len(run.other_events)} events but the steps</summary>"
+        f'<pre class="events">{escape(chr(10).join(lines))}</pre></details>'
+    )

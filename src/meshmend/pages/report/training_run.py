@@ -1,0 +1,272 @@
+"""One training run as a value, made from its events: steps, generations, faults, figures.
+
+A run that was killed can be read too: values that its events lack are `None` or NaN.
+"""
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from meshmend.errors import InputError
+from meshmend.membership.events import (
+    FaultHappened,
+    FaultRecovered,
+    GenerationBegan,
+    RunEnded,
+    RunStarted,
+    SampleCounts,
+    StateRestored,
+    StepFinished,
+    TimedEvent,
+    missing_checkpoints,
+    read_events,
+)
+from meshmend.pages.report.training_parts import Floats, RunFault, RunGeneration, Steps
+from meshmend.topology.failures import parse_link
+from meshmend.topology.mesh import Mesh
+from meshmend.topology.text import parse_mesh
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingRun:
+    """Everything that a report shows of a run.
+
+    `other_events` are all events but the steps. `end` is `None` if the run was stopped or still
+    runs.
+    """
+
+    start: RunStarted
+    mesh: Mesh
+    n_steps: int
+    duration_s: float
+    steps: Steps
+    generations: tuple[RunGeneration, ...]
+    faults: tuple[RunFault, ...]
+    other_events: tuple[TimedEvent, ...]
+    end: RunEnded | None
+
+    @property
+    def n_done(self) -> int:
+        """The last step that was finished."""
+        return int(self.steps.step[-1]) if len(self.steps) else 0
+
+    @property
+    def first_loss(self) -> float:
+        """The loss of the first step."""
+        return float(self.steps.loss[0]) if len(self.steps) else math.nan
+
+    @property
+    def final_loss(self) -> float:
+        """The loss of the last step."""
+        return float(self.steps.loss[-1]) if len(self.steps) else math.nan
+
+    @property
+    def replicas_equal(self) -> bool | None:
+        """Whether all chips ended with the same weights, bit for bit; `None`: unknown."""
+        return self.end.replicas_equal if self.end else None
+
+    @property
+    def restores(self) -> tuple[StateRestored, ...]:
+        """When the job went back to an earlier step, because no chip had the newest state.
+
+        From the ledgers of a finished run, else from the events.
+        """
+        if self.end and self.end.restores:
+            return self.end.restores
+        events = (timed.event for timed in self.other_events)
+        return tuple(event for event in events if isinstance(event, StateRestored))
+
+    @property
+    def history_faults(self) -> tuple[str, ...]:
+        """What the ledgers prove to be wrong, as sentences."""
+        return self.end.history_faults if self.end else ()
+
+    @property
+    def unchecked(self) -> tuple[str, ...]:
+        """What the ledgers could not prove, as sentences."""
+        return self.end.unchecked if self.end else ()
+
+    @property
+    def missing_checkpoints(self) -> tuple[int, ...]:
+        """The steps whose checkpoints could not be written."""
+        return missing_checkpoints(timed.event for timed in self.other_events)
+
+    @property
+    def samples(self) -> SampleCounts:
+        """The numbers of samples, from the ledgers of a finished run, else from its steps."""
+        if self.end and self.end.samples:
+            return self.end.samples
+        return SampleCounts(used=int(self.steps.samples.sum()))
+
+    @property
+    def evaluation(self) -> Mapping[str, float]:
+        """The scores of the model on held-out samples, by name."""
+        return self.end.evaluation if self.end else {}
+
+    @property
+    def chips(self) -> tuple[int, ...]:
+        """How many chips worked, one number after each change: 16, 12, 16."""
+        counts = (len(generation.chips) for generation in self.generations)
+        return tuple(count for count, _ in itertools.groupby(counts))
+
+    @property
+    def recoveries_s(self) -> tuple[float, ...]:
+        """The recovery times of all faults that the run recovered from; repairs do not count."""
+        return tuple(f.recovered_s for f in self.faults if f.is_recovered and not f.is_repair)
+
+    @property
+    def median_recovery_s(self) -> float:
+        """The median of the recovery times, NaN if there are none."""
+        return statistics.median(self.recoveries_s) if self.recoveries_s else math.nan
+
+    @property
+    def worst_recovery_s(self) -> float:
+        """The longest of the recovery times, NaN if there are none."""
+        return max(self.recoveries_s, default=math.nan)
+
+    @property
+    def repairs_s(self) -> tuple[float, ...]:
+        """How long each repair took until its chips trained again."""
+        return tuple(f.recovered_s for f in self.faults if f.is_recovered and f.is_repair)
+
+    @cached_property
+    def first_work_s(self) -> float:
+        """The time at which the first generation began to work."""
+        return self.generations[0].at_s if self.generations else 0.0
+
+    @property
+    def mean_samples_per_s(self) -> float:
+        """Samples per second from the first generation to the last step, without lost steps."""
+        time_s = float(self.steps.at_s[-1]) - self.first_work_s if len(self.steps) else 0.0
+        return float(self.steps.samples.sum()) / time_s if time_s > 0 else math.nan
+
+
+def training_run(lines: Iterable[str]) -> TrainingRun:
+    """Return the run that the lines of an `events.jsonl` describe.
+
+    If a step occurs twice, the last one counts; a lost step does not count. An incomplete last line
+    is ignored. If a run was resumed into the same file, its times continue the earlier ones.
+
+    Raises:
+        InputError: a line is not an event, or an event lacks a field.
+    """
+    events = _on_one_clock(read_events(lines))
+    starts = [timed.event for timed in events if isinstance(timed.event, RunStarted)]
+    start = starts[0]
+    mesh = parse_mesh(start.mesh, wrap=start.wrap or "none", fail=start.fail)
+    last = [each.event for each in events if isinstance(each.event, RunStarted | RunEnded)][-1]
+    return TrainingRun(
+        start=start,
+        mesh=mesh,
+        n_steps=max(each.steps for each in starts),
+        duration_s=max(timed.t for timed in events),
+        steps=_steps(events),
+        generations=tuple(
+            _generation(timed.event, timed.t, mesh)
+            for timed in events
+            if isinstance(timed.event, GenerationBegan)
+        ),
+        faults=_faults(events),
+        other_events=tuple(timed for timed in events if not isinstance(timed.event, StepFinished)),
+        end=last if isinstance(last, RunEnded) else None,
+    )
+
+
+def smoothing_s(run: TrainingRun) -> float:
+    """Return the window of `samples_per_s`: a sixtieth of the run, at least four steps."""
+    times = np.sort(np.append(run.steps.at_s, run.first_work_s))
+    return max(float(times[-1] - times[0]) / 60, 4 * float(np.median(np.diff(times))))
+
+
+def samples_per_s(run: TrainingRun, *, n_points: int = 400) -> tuple[Floats, Floats]:
+    """Return times, and the samples per second at each: the mean over a window around it."""
+    steps = run.steps
+    if not len(steps) or steps.at_s[-1] <= run.first_work_s:
+        return np.empty(0), np.empty(0)
+    order = np.argsort(steps.at_s, kind="stable")
+    at_s = np.concatenate([[run.first_work_s], steps.at_s[order]])
+    total = np.concatenate([[0.0], np.cumsum(steps.samples[order], dtype=np.float64)])
+    first, last = at_s[0], at_s[-1]
+    half = smoothing_s(run) / 2
+    times = np.linspace(first, last, n_points)
+    low, high = np.maximum(times - half, first), np.minimum(times + half, last)
+    rate = (np.interp(high, at_s, total) - np.interp(low, at_s, total)) / (high - low)
+    return times, rate
+
+
+def _on_one_clock(events: Iterable[TimedEvent]) -> tuple[TimedEvent, ...]:
+    """Return the events with the times of a resumed run moved after those of the run before."""
+    offset, last, result = 0.0, 0.0, []
+    for timed in events:
+        if isinstance(timed.event, RunStarted):
+            offset = last
+        last = max(last, offset + timed.t)
+        result.append(TimedEvent(offset + timed.t, timed.event))
+    return tuple(result)
+
+
+def _steps(events: Iterable[TimedEvent]) -> Steps:
+    latest: dict[int, tuple[float, StepFinished]] = {}
+    for timed in events:
+        if isinstance(timed.event, StepFinished):
+            latest[timed.event.step] = (timed.t, timed.event)
+        elif isinstance(timed.event, StateRestored):
+            lost = [step for step in latest if step > timed.event.step]
+            for step in lost:
+                del latest[step]
+    kept = [latest[step] for step in sorted(latest)]
+    return Steps(
+        np.array([event.step for _, event in kept], dtype=np.int64),
+        np.array([t for t, _ in kept], dtype=np.float64),
+        np.array([_or_nan(event.loss) for _, event in kept], dtype=np.float64),
+        np.array([event.samples for _, event in kept], dtype=np.int64),
+        np.array([event.chips for _, event in kept], dtype=np.int64),
+    )
+
+
+def _generation(event: GenerationBegan, at_s: float, mesh: Mesh) -> RunGeneration:
+    chips, waiting = frozenset(event.chips), frozenset(event.waiting)
+    everywhere = set(itertools.product(*map(range, mesh.shape)))
+    if not chips or not chips | waiting <= everywhere:
+        outside = sorted((chips | waiting) - everywhere)
+        raise InputError(
+            f"generation {event.number} needs chips inside the mesh {mesh}, but got "
+            f"{outside[:4] or 'no chips'}"
+        )
+    links = mesh.failed_links | {parse_link(text) for text in event.cut}
+    broken = Mesh(mesh.shape, mesh.wrap, frozenset(everywhere - chips - waiting), links)
+    return RunGeneration(event.number, at_s, event.step, broken, chips, waiting, event.why)
+
+
+def _faults(events: Iterable[TimedEvent]) -> tuple[RunFault, ...]:
+    """Return the faults in order of time, each with its recovery if there is one."""
+    result: list[RunFault] = []
+    for timed in events:
+        if isinstance(timed.event, FaultHappened):
+            event = timed.event
+            result.append(RunFault(event.fault, timed.t, event.at_step, event.kind, event.chips))
+        elif isinstance(timed.event, FaultRecovered):
+            _recover(result, timed.t, timed.event)
+    return tuple(sorted(result, key=lambda fault: fault.at_s))
+
+
+def _recover(faults: list[RunFault], t: float, event: FaultRecovered) -> None:
+    """Add a recovery to the first fault that it fits and that has none, else add a new fault."""
+    detected_s, recovered_s = _or_nan(event.detected_s), _or_nan(event.recovered_s)
+    for index, fault in enumerate(faults):
+        is_same = (fault.fault, fault.at_step) == (event.fault, event.at_step)
+        if is_same and not fault.is_recovered:
+            faults[index] = replace(fault, detected_s=detected_s, recovered_s=recovered_s)
+            return
+    at_s = max(0.0, t - (event.recovered_s or 0.0))
+    what = event.fault, at_s, event.at_step, event.kind, event.chips
+    faults.append(RunFault(*what, detected_s, recovered_s))
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value

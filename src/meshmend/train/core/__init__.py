@@ -1,0 +1,1 @@
+"""The step loop: who steps, what is summed, how a chip recovers."""

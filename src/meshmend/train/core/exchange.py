@@ -1,0 +1,262 @@
+"""How the chips of a generation exchange bytes: connections, sums, and states.
+
+A **seat** is a chip's number in the mesh without failures. Connections join seats, and stay open
+from one generation to the next. A **rank** is a chip's number within one generation. Plans are
+made for ranks.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.membership.generation import Generation
+from meshmend.planning.catalogue import Catalogue, CollectiveCall, proved_spread
+from meshmend.planning.plan import AUTO
+from meshmend.planning.plan_cache import load_or_make_plans
+from meshmend.planning.plan_request import GATHER, SumSizes
+from meshmend.schedule.hazards import hazards_of
+from meshmend.schedule.point_to_point import Ends, point_to_point
+from meshmend.topology.failures import Chip
+from meshmend.topology.mesh import Mesh
+from meshmend.train.core.host_planner import HostPlanner, PlanAheadSettings
+from meshmend.train.core.pending_sum import FinishedSum, PendingSum
+from meshmend.transport.listener import Address
+from meshmend.transport.liveness import DEFAULT_LINK_TIMEOUT_S
+from meshmend.transport.rank_program import RankProgram, rank_program
+from meshmend.transport.sockets import SocketTransport
+from meshmend.transport.transport import Task, task_of
+
+Bytes = NDArray[np.uint8]
+
+_SUM = CollectiveCall("allreduce")
+_ALL_GATHER = CollectiveCall(GATHER)
+_SPREAD_MESSAGE_BYTES = 1 << 18
+_SIZE_BYTES = 8
+_CONNECT_S = 10.0
+
+
+@dataclass(frozen=True)
+class ExchangeSettings:
+    """How a worker reaches the others: where it listens, its secret, and its timeouts.
+
+    A peer counts as lost if its kernel does not answer for `link_timeout_s`; a peer that is only
+    busy does not. A sum fails if no byte moves for `sum_timeout_s`. `plans` is the folder of plans
+    that were made ahead; with `plan_ahead` the workers fill it.
+    """
+
+    secret: bytes
+    bind: str = "127.0.0.1"
+    algorithm: str = AUTO
+    window_bytes: int = 0
+    sums_payloads: bool = False
+    link_timeout_s: float = DEFAULT_LINK_TIMEOUT_S
+    sum_timeout_s: float = 1800.0
+    plans: Path | None = None
+    plan_ahead: PlanAheadSettings | None = None
+
+
+class Exchange:
+    """One chip's connections, and its sums with the other chips of its generation."""
+
+    def __init__(self, whole: Mesh, chip: Chip, exchange_settings: ExchangeSettings) -> None:
+        self._whole = whole
+        self._chip = chip
+        self._settings = exchange_settings
+        self._seats = {other: seat for seat, other in enumerate(whole.live)}
+        self.transport = SocketTransport(
+            self._seats[chip],
+            [f"chip {other}" for other in whole.live],
+            exchange_settings.secret,
+            bind=exchange_settings.bind,
+            window_bytes=exchange_settings.window_bytes,
+            sums_payloads=exchange_settings.sums_payloads,
+            link_timeout_s=exchange_settings.link_timeout_s,
+        )
+        self.mesh = whole
+        self.rank = 0
+        self._generation = Generation(0, ())
+        self._catalogue: Catalogue | None = None
+        self._tasks: dict[tuple[int, str], Task] = {}  # by size, and element type or collective
+        self._connected: set[int] = set()  # seats with a connection of this generation
+        # Called with each `interrupt`: what else waits for peers, such as a process group, stops.
+        self.on_interrupt: Callable[[], None] = lambda: None
+        ahead = exchange_settings.plan_ahead
+        self._planner = HostPlanner(chip, ahead) if ahead else None
+        self._plans = self._planner.folder if self._planner else exchange_settings.plans
+
+    @property
+    def address(self) -> Address:
+        """Where this chip listens."""
+        return self.transport.address
+
+    @property
+    def seat(self) -> int:
+        """The number of this chip in the mesh without failures."""
+        return self._seats[self._chip]
+
+    @property
+    def generation_number(self) -> int:
+        """The generation that was entered last."""
+        return self.transport.generation
+
+    def interrupt(self) -> None:
+        """Stop waiting now."""
+        self.transport.interrupt()
+        self.on_interrupt()
+
+    def chip_of(self, seat: int) -> Chip:
+        """Return the chip of a seat. Errors of the transport call this number a rank."""
+        return self._whole.live[seat]
+
+    def sever(self, chip: Chip) -> None:
+        """Break the connection to a chip, as a cut link would."""
+        self.transport.sever(self._seats[chip])
+
+    def sent_bytes(self) -> dict[Chip, int]:
+        """Return how many bytes this chip has sent to each other; any thread may call this."""
+        return {self.chip_of(seat): n for seat, n in self.transport.sent_bytes().items()}
+
+    def enter(self, generation: Generation) -> None:
+        """Begin a generation: close connections to chips outside it, and assign ranks."""
+        self.transport.renew(generation.number)
+        present = set(generation.chips)
+        self.transport.drop(seat for chip, seat in self._seats.items() if chip not in present)
+        self._generation = generation
+        self.mesh = generation.mesh_of(self._whole)
+        self.rank = self.mesh.rank_of[self._chip]
+        self._catalogue = Catalogue(self.mesh, self._settings.algorithm, 0, self.rank)
+        self._tasks = {}
+        self._connected = set()
+
+    def leave(self) -> None:
+        """Close all connections: this chip has left the generation."""
+        self.transport.drop(self._seats.values())
+
+    def plan(self, sums: SumSizes) -> None:
+        """Plan sums and gathers of these sizes.
+
+        Raises:
+            StoppedError: there is a newer generation.
+        """
+        if self.mesh.n_live == 1:
+            return
+        if self._plans is not None:
+            check, algorithm = self.transport.check, self._settings.algorithm
+            load_or_make_plans(self._plans, self.mesh, algorithm, sums, check=check)
+        for size, dtype in sums:
+            if dtype == GATHER:
+                self._gather_task(size)
+            else:
+                self._sum_task(size, dtype)
+
+    def plan_ahead(self, sums: SumSizes) -> None:
+        """Plan sums for the failures that may come next, if this job's workers plan ahead."""
+        if self._planner is not None:
+            self._planner.plan_ahead(self._generation, self.mesh, sums)
+
+    def prepare(self) -> None:
+        """Connect to all neighbours, and to all peers of the planned sums."""
+        neighbors = {self._seats[chip] for chip in self.mesh.neighbors(self._chip)}
+        planned = {seat for task in self._tasks.values() for seat in task.program.peers}
+        self._connect(planned | neighbors)
+
+    def sum(self, payload: Bytes, n_elements: int, dtype: str) -> None:
+        """Replace the payload, on every chip, with the sum of all chips' payloads."""
+        if self.mesh.n_live == 1:
+            self.transport.check()
+        else:
+            self._run(self._sum_task(n_elements, dtype), payload)
+
+    def start_sum(self, payload: Bytes, n_elements: int, dtype: str) -> PendingSum:
+        """Start what `sum` does and return at once; all chips start their sums in one order.
+
+        Sums in flight do not wait for each other. If one fails, all fail.
+        """
+        if self.mesh.n_live == 1:
+            self.transport.check()
+            return FinishedSum()
+        task = self._sum_task(n_elements, dtype)
+        self._connect_to(task)
+        return self.transport.start(task, payload, timeout_s=self._settings.sum_timeout_s)
+
+    def spread(
+        self, payload: Bytes | None, holders: Sequence[Chip], *, n_bytes: int | None = None
+    ) -> Bytes:
+        """Return the holders' payload on every chip; chips that are no holders pass None.
+
+        Each chip gets it from its nearest holder: first the length, unless all chips know it, then
+        the bytes. All connections are used at the same time.
+        """
+        ranks = tuple(self.mesh.rank_of[chip] for chip in holders)
+        schedule, hazards = proved_spread(self.mesh, ranks)
+        program = self._with_seats(rank_program(schedule, hazards, self.rank))
+        if n_bytes is None:
+            size = np.array([0 if payload is None else len(payload)], dtype=np.int64)
+            self._run(task_of(program, _SIZE_BYTES, dtype="uint8"), size.view(np.uint8))
+            n_bytes = int(size[0])
+        if payload is None:
+            payload = np.empty(n_bytes, dtype=np.uint8)
+        n_slices = max(1, len(payload) // _SPREAD_MESSAGE_BYTES)
+        self._run(task_of(program, len(payload), dtype="uint8", n_slices=n_slices), payload)
+        return payload
+
+    def all_gather(self, payload: Bytes) -> None:
+        """Fill the payload, on every chip, with the part that each rank has; parts are equal."""
+        if self.mesh.n_live == 1:
+            self.transport.check()
+            return
+        self._run(self._gather_task(len(payload)), payload)
+
+    def send_parts(self, payload: Bytes, cuts: Sequence[int], ends: Sequence[Ends]) -> None:
+        """Send each part of a payload from one rank to another, over a connection of their own.
+
+        `cuts` are the offsets of the parts, with the end of the last; `ends` are the two ranks of
+        each part. All chips call this alike.
+        """
+        schedule = point_to_point(ends, np.array(cuts) / max(cuts[-1], 1), self.mesh.n_live)
+        program = self._with_seats(rank_program(schedule, hazards_of(schedule), self.rank))
+        self._run(task_of(program, cuts[-1], dtype="uint8"), payload)
+
+    def close(self) -> None:
+        """Close all connections and stop planning ahead."""
+        self.transport.close()
+        if self._planner is not None:
+            self._planner.close()
+
+    def _sum_task(self, n_elements: int, dtype: str) -> Task:
+        return self._task((n_elements, dtype), _SUM, dtype)
+
+    def _gather_task(self, n_bytes: int) -> Task:
+        return self._task((n_bytes, GATHER), _ALL_GATHER, "uint8")
+
+    def _task(self, key: tuple[int, str], call: CollectiveCall, dtype: str) -> Task:
+        if key not in self._tasks:
+            assert self._catalogue is not None, "no generation was entered"
+            task = self._catalogue.task(call, key[0], dtype)
+            self._tasks[key] = replace(task, program=self._with_seats(task.program))
+        return self._tasks[key]
+
+    def _with_seats(self, program: RankProgram) -> RankProgram:
+        """Return the program with its peers' ranks replaced by seats."""
+        seat_of_rank = np.array([self._seats[chip] for chip in self.mesh.live], dtype=np.int64)
+        return replace(program, peer=seat_of_rank[program.peer])
+
+    def _connect(self, seats: set[int]) -> None:
+        chips = {seat: self._whole.live[seat] for seat in seats}
+        self.transport.connect(
+            {seat: self._generation.seat_of[chip].address for seat, chip in chips.items()},
+            epochs={seat: self._generation.epoch(self._chip, chip) for seat, chip in chips.items()},
+            timeout_s=_CONNECT_S,
+        )
+        self._connected |= seats
+
+    def _connect_to(self, task: Task) -> None:
+        if not self._connected.issuperset(peers := task.program.peers):
+            self._connect(set(peers))
+
+    def _run(self, task: Task, payload: Bytes) -> None:
+        self._connect_to(task)
+        self.transport.run(task, payload, timeout_s=self._settings.sum_timeout_s)

@@ -1,0 +1,486 @@
+"""One chip's part in a job, in any framework: shares of samples, steps, recovery, checkpoints.
+
+Knows chips, steps and samples, but no tensors: a `Learner` has the gradients and the optimizer.
+The classes that users see, `Job` and `JaxJob`, hand out samples and fill the payloads.
+"""
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from meshmend.errors import InputError, ReplicasDifferError
+from meshmend.membership.faults.fault import Moment
+from meshmend.membership.faults.self_injection import SelfInjection
+from meshmend.membership.job_fingerprint import JobFingerprint
+from meshmend.membership.messages import FRESH
+from meshmend.topology.failures import Chip
+from meshmend.train.core.exchange import Exchange
+from meshmend.train.core.job_settings import JobSettings
+from meshmend.train.core.learner import Learner
+from meshmend.train.core.non_finite import NonFinite
+from meshmend.train.core.one_job import claim_process
+from meshmend.train.core.shared_calls import SharedCalls
+from meshmend.train.core.step_reports import StepReports
+from meshmend.train.core.step_sums import Culprits, StepSums
+from meshmend.train.core.worker_environment import (
+    WorkerEnvironment,
+    coordinator_client,
+    exchange_of,
+    worker_environment,
+)
+from meshmend.train.core.worker_loop import Bytes, SumSizes, WorkerLoop
+from meshmend.train.data.ledger import Ledger
+from meshmend.train.data.samples import Indices, Share, batch_of, share_of
+from meshmend.train.sharding.sharding import MakeSharding, Sharding
+from meshmend.train.state.checkpoint import FolderOwner, Saving, new_owner
+from meshmend.train.state.comparison import StateComparison
+from meshmend.train.state.resume import folder_to_resume, is_same_folder, resumable
+from meshmend.train.state.shard_format import Origin
+from meshmend.train.state.step_saving import StepSaving
+from meshmend.train.state.write_failures import WriteFailures
+
+_log = logging.getLogger(__name__)
+
+
+class JobCore:
+    """One chip's part in training a learner on the samples of a data set.
+
+    `fingerprint()` returns what must be equal on all workers; it is called if there are others.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        settings: JobSettings,
+        fingerprint: Callable[[], JobFingerprint],
+        make_sharding: MakeSharding | None = None,
+    ) -> None:
+        self._environment: WorkerEnvironment = worker_environment()
+        self._learner, self._settings = learner, settings
+        self._order = settings.order()
+        failures = WriteFailures(self._environment)
+        resume = folder_to_resume(settings.resume, settings.saving)
+        self._owner = _owner(settings.saving, resume, self._environment)
+        self._saving = StepSaving(
+            settings.saving, learner.shards, failures, self._environment, self._owner
+        )
+        self._ledger = Ledger(
+            self._environment.run_dir / "ledger" if self._environment.run_dir else None,
+            self._environment.chip,
+            self._order,
+            on_failure=lambda why: failures.report("its ledger", why),
+        )
+        self.step_number = 0  # steps done
+        self.loss: float | None = None  # mean over all samples of the last step
+        self._position = 0
+        self.share: Share | None = None  # of the step in flight; None if there is none
+        self._samples: Indices | None = None  # of the share
+        self._reports = StepReports(self._environment.chip)
+        self.is_stopping = False  # this chip wants the step in flight to be the last
+        self._is_stopped = False  # all chips have agreed on that
+        self._culprits: Culprits | None = None  # of the step in flight
+        self._non_finite = NonFinite(settings.non_finite, self._environment)
+        self.after_step: list[Callable[[], object]] = []  # called after each step that counts
+        self._self_injection = SelfInjection(self._environment.chip, self._environment.faults)
+        self._exchange: Exchange | None = None
+        self._loop: WorkerLoop | None = None
+        self._sharding: Sharding | None = None
+        self.calls: SharedCalls | None = None  # None if this chip trains alone
+        if resume is not None:
+            self._resume(resume)
+        if self._environment.identity is not None:
+            claim_process()
+            coordinator_client().set_fingerprint(fingerprint())
+            self._exchange = exchange_of(self._environment)
+            self._sharding = make_sharding(self, self._exchange) if make_sharding else None
+            self._loop = WorkerLoop(
+                self._environment.chip,
+                self,
+                coordinator_client(),
+                self._exchange,
+                self._self_injection,
+                catch_up=self._sharding.catch_up if self._sharding else None,
+            )
+        self._sums = StepSums(learner, self._exchange)
+        self._comparison: StateComparison | None = None  # None if this chip trains alone
+        if self._loop and self._exchange:
+            self._comparison = StateComparison(
+                learner, self._exchange, self._environment.chip, every=settings.compare_every
+            )
+            self.calls = SharedCalls(self, learner, self._sums, self._loop, self._exchange)
+
+    @property
+    def chips(self) -> tuple[Chip, ...]:
+        """The chips that train now."""
+        generation = self._loop.generation if self._loop else None
+        return generation.chips if generation else (self._environment.chip,)
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this chip has rank 0, and was a member when the job ended."""
+        if self._exchange is None or self._loop is None:
+            return True
+        return self._exchange.rank == 0 and not self._loop.was_waiting
+
+    @property
+    def step_seed(self) -> int:
+        """The seed of the random numbers that this chip draws in the next step."""
+        return hash((self._settings.seed, self.step_number, self.rank)) & 0x7FFFFFFF
+
+    @property
+    def n_live_at_start(self) -> int:
+        """How many chips were live when the job was started."""
+        return self._environment.n_live_at_start
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The folder of the run, which all workers of a host share; None if there is none."""
+        return self._environment.run_dir
+
+    @property
+    def _generation_number(self) -> int:
+        return self._loop.number if self._loop else 0
+
+    @property
+    def rank(self) -> int:
+        """The number of this chip among those that train now."""
+        return self._exchange.rank if self._exchange else 0
+
+    @property
+    def world_size(self) -> int:
+        """How many chips train now."""
+        return self._exchange.mesh.n_live if self._exchange else 1
+
+    def __iter__(self) -> Iterator[Indices]:
+        """Yield this chip's samples, step by step, until all steps are done on all chips.
+
+        Raises:
+            JobFailedError: neither a chip nor a checkpoint has a state to go on from.
+        """
+        loop = self._loop
+        if loop is not None:
+            loop.start()
+        try:
+            while not (loop and loop.is_over):
+                if self.calls is not None:
+                    self.calls.settle()
+                if loop is not None and loop.is_over:
+                    break
+                if not self.is_finished:
+                    yield from self._next_samples()
+                elif loop is None:
+                    break
+                else:
+                    self._saving.finish()
+                    loop.finish()
+        except GeneratorExit:
+            self._leave()
+            raise
+        finally:
+            self._saving.finish()
+        self._close()
+
+    def _leave(self) -> None:
+        """Leave the job at once, because a `break` has ended the loop: the others must not wait.
+
+        An exception cannot be raised here: Python drops those of a loop that is given up.
+        """
+        if self._loop is None or self._exchange is None or self._loop.is_over:
+            return
+        sys.stderr.write(  # on a line of its own, whatever the loop has begun to print
+            f"\nmeshmend: chip {self._environment.chip} has left its job after step "
+            f"{self.step_number} of {self._settings.steps}: the loop over the job ended early; "
+            "the chips that stay train on without it. To end the job on all chips, call "
+            "job.stop()\n"
+        )
+        self._loop.is_over = True
+        self._ledger.close()
+        coordinator_client().close()
+        self._exchange.close()
+
+    def _next_samples(self) -> Iterator[Indices]:
+        """Yield this chip's samples of the next step; a chip without samples contributes zeros."""
+        share = share_of(self._position, self.batch, self.rank, self.world_size)
+        if self._comparison is not None:
+            self._comparison.begin(self.step_number)
+        self.inject(Moment.FORWARD)
+        self.share = share
+        self._samples = self._order.samples(share.start, share.stop)
+        if share.n_samples == 0:
+            self._learner.clear(is_last=self.is_stopping)
+            self.complete_step()
+            return
+        yield self._samples
+        if self.share is not None:
+            raise InputError("the loop over a Job needs to call job.step once in each turn")
+
+    def share_to_step_on(self) -> Share:
+        """Return the share of the step in flight.
+
+        Raises:
+            InputError: there are no samples to step on, or they were stepped on already.
+        """
+        if self.share is None:
+            raise InputError(
+                "Job.step needs samples of a new step; call it once for each turn of the loop over "
+                "the job"
+            )
+        return self.share
+
+    def complete_step(self) -> bool:
+        """Sum the payloads and update the learner; return whether the step counts.
+
+        If the mesh changed, recover: the share of the same step is then another.
+        """
+        share, number = self.share_to_step_on(), self._generation_number
+        self.share = None
+        self._ledger.write_try(self.step_number + 1, number, share, self._samples)
+        self.inject(Moment.REDUCE)
+        if self._loop is None:
+            self._sum_all()
+        elif not self._loop.attempt(self._sum_all):
+            self._learner.undo()
+            self._loop.recover(after=number)
+            return False
+        self.inject(Moment.UPDATE)
+        self.loss = self._update()
+        self.step_number += 1
+        self._position += share.batch
+        self._is_stopped |= self._learner.is_last
+        if self.calls is not None:
+            self.calls.forget()
+        self._ledger.write_done(self.step_number, number, self._position)
+        self._report_and_save(share.batch)
+        if self.is_finished:
+            self._compare_at_last()
+        for callback in self.after_step:
+            callback()
+        return True
+
+    def _compare_at_last(self) -> None:
+        """Compare the states of all chips after the last step, unless the mesh changes now."""
+        comparison, loop = self._comparison, self._loop
+        if comparison is None or loop is None:
+            return
+        comparison.take()
+        number = loop.number
+        if not loop.attempt(
+            lambda: comparison.complete(self.step_number, self.chips), is_step=False
+        ):
+            loop.recover(after=number)
+
+    def inject(self, moment: Moment) -> None:
+        """Inject the fault that is due at a moment of this step, if there is one."""
+        self._self_injection.at(moment, self.step_number)
+
+    def start_sum(self, number: int) -> None:
+        """Start a sum of the step in flight, while its gradients are still computed."""
+        self._sums.start(number)
+        self._self_injection.at(Moment.BUCKET, self.step_number, bucket=number)
+
+    def share_out(self, n_parts: int, compute: Callable[[int], bytes]) -> list[bytes]:
+        """Return all parts of a piece of work that the chips share; see `SharedCalls`."""
+        if self.calls is None:
+            return [compute(number) for number in range(n_parts)]
+        return self.calls.share_out(n_parts, compute)
+
+    def _sum_all(self) -> None:
+        self._culprits = self._sums.complete()
+        if self._comparison is not None:
+            if self._culprits is not None:  # a flipped bit may be why
+                self._learner.undo()
+                self._comparison.take()
+            try:
+                self._comparison.complete(self.step_number, self.chips)
+            except ReplicasDifferError:
+                self._learner.undo()
+                raise
+        if self._sharding is not None and self._culprits is None:
+            self._sharding.gather()
+
+    def _update(self) -> float:
+        """Update the learner, unless the sums are not finite; return the loss.
+
+        Raises:
+            NonFiniteError: they are not, and the job was told to raise.
+        """
+        if self._culprits is None:
+            self._non_finite.note_finite()
+            return self._learner.update()
+        self._learner.undo()
+        self._non_finite.report(self.step_number + 1, self.chips, self._culprits)
+        return self._learner.skip()
+
+    @property
+    def batch(self) -> int:
+        """How many samples the next step uses."""
+        settings, n_at_start = self._settings, self._environment.n_live_at_start
+        return batch_of(settings.policy, settings.batch, self.world_size, n_at_start)
+
+    def _report_and_save(self, batch: int) -> None:
+        """Report a step that is done, and save a checkpoint if one is due."""
+        if self._environment.checks:
+            self._write_state_hash()
+        if self._loop is not None:
+            self._loop.note_step()
+            self._reports.report(
+                self.step_number,
+                self._loop.number,
+                rank=self.rank,
+                loss=self.loss,
+                batch=batch,
+                sums=self.sum_sizes(),
+            )
+        self._saving.save(
+            lambda: self._with_progress(self._learner.saved_state()),
+            step=self.step_number,
+            generation=self._generation_number,
+            shard=self.rank,
+            n_shards=self.world_size,
+            origin=self._origin,
+        )
+
+    def _origin(self) -> Origin:
+        generation = self._loop.generation if self._loop else None
+        return Origin(
+            run=self._owner.run if self._owner else "",
+            term=generation.term if generation else 0,
+            generation=generation.number if generation else 0,
+            chip=self._environment.chip,
+            digest=self._learner.digest(),
+        )
+
+    def _write_state_hash(self) -> None:
+        self._ledger.write_hold(self.step_number, self._generation_number, self._learner.digest())
+
+    def _resume(self, folder: Path) -> None:
+        def warn(path: Path, why: str) -> None:
+            _log.warning("checkpoint %s is not used: %s", path, why)
+
+        steps, shards = self._settings.steps, self._learner.shards
+        loaded = resumable(folder, self.state(), shards, steps=steps, on_damage=warn)
+        self._load(loaded.state)
+        self._is_stopped = False  # who resumes a job wants it to go on
+        self._ledger.write_resume(self.step_number, self._position)
+        if self.is_finished and self._environment.identity is None:
+            _log.warning(
+                "finished: %d of %d steps; the checkpoint in %s is that of the last step, so "
+                "nothing is left to do; set steps higher to go on",
+                self.step_number,
+                steps,
+                folder,
+            )
+
+    def state(self) -> dict[str, Any]:
+        """Return the training state at this step: model, optimizer, `also`, and progress."""
+        return self._with_progress(self._learner.state())
+
+    def _with_progress(self, parts: dict[str, Any]) -> dict[str, Any]:
+        return {
+            **parts,
+            "progress": {
+                "step": self.step_number,
+                "position": self._position,
+                "seed": self._settings.seed,
+                "n_samples": self._settings.n_samples,
+                "loss": self.loss,
+                "stopped": self._is_stopped,
+            },
+        }
+
+    def _load(self, state: dict[str, Any]) -> None:
+        """Replace this chip's state by that of another chip or of a checkpoint."""
+        self._learner.load(state)
+        self.step_number = int(state["progress"]["step"])
+        self._position = int(state["progress"]["position"])
+        self.loss = state["progress"]["loss"]
+        self._is_stopped = bool(state["progress"].get("stopped"))
+        if self.calls is not None:
+            self.calls.forget()
+
+    # The methods that `WorkerLoop` calls: this class is its `Replica`.
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all steps are done, or the chips have agreed to stop."""
+        return self._is_stopped or self.step_number >= self._settings.steps
+
+    def sum_sizes(self) -> SumSizes:
+        """Return the sizes of all sums and gathers of one step."""
+        shared = self._sharding.sum_sizes() if self._sharding else ()
+        return (*self._learner.sum_sizes(), *shared)
+
+    def packed_state(self) -> Bytes:
+        """Return the training state at this step, as bytes."""
+        return self._learner.packed(self.state())
+
+    def take_over(self, state: Bytes) -> None:
+        """Replace all of this chip's state by that of another chip; unpacks it first."""
+        self._load(self._learner.unpacked(state))
+
+    def newest_checkpoint(self) -> int | None:
+        """Return the step of the newest complete checkpoint not known to be damaged, or None."""
+        return self._saving.newest()
+
+    def went_back(self, step: int, generation: int) -> None:
+        """Write to the ledger that a generation restores an earlier step; later ones are lost."""
+        self._saving.finish()  # or a shard of what is lost could replace one of what follows
+        self._ledger.write_restore(step, generation)
+
+    def restore(self, step: int) -> None:
+        """Replace this chip's state by the checkpoint of a step.
+
+        Raises:
+            CheckpointDamageError: it cannot be read.
+        """
+        has_lost_state = self._sharding is not None and self._sharding.has_lost_state
+        is_fresh = self._loop is not None and self._loop.state_version == FRESH
+        if step == self.step_number and is_fresh and not has_lost_state:
+            return  # the whole job was restarted, and begins with its initial state
+        self._load(self._saving.load(step).state)
+
+    def begin_at(self, step: int) -> None:
+        """Begin after a step, whose state the caller has put into the learner.
+
+        Raises:
+            InputError: the job has begun, or ends before that step.
+        """
+        if self.step_number or not 0 <= step <= self._settings.steps:
+            raise InputError(
+                f"a job begins at a step from 0 to {self._settings.steps}, before its first step; "
+                f"but got {step} at step {self.step_number}"
+            )
+        self.step_number, self._position = step, step * self._settings.batch
+        self._ledger.write_resume(self.step_number, self._position)
+
+    def end_after(self, step: int) -> None:
+        """Make this step the last one of the job."""
+        self._settings = replace(self._settings, steps=step)
+
+    def _close(self) -> None:
+        if self._loop is None or self._loop.state_version != FRESH:
+            self._write_state_hash()
+        if self._saving.missing and self._environment.identity is None:
+            steps = ", ".join(map(str, self._saving.missing))
+            _log.warning("checkpoints that could not be written: of steps %s", steps)
+        self._ledger.close()
+        if self._exchange is not None:
+            coordinator_client().close()
+            self._exchange.close()
+
+
+def _owner(
+    saving: Saving | None, resume: Path | None, environment: WorkerEnvironment
+) -> FolderOwner | None:
+    """Return whose checkpoints this job writes; None if it writes none.
+
+    Raises:
+        InputError: the folder has checkpoints of another run, and the job does not resume from it.
+    """
+    if saving is None:
+        return None
+    resumes = resume is not None and is_same_folder(resume, saving.folder)
+    return new_owner(saving.folder, environment.run_id(), resumes=resumes)

@@ -1,0 +1,87 @@
+"""What a framework contributes to a job: parameters, gradients, an optimizer, and their state.
+
+`JobCore` knows chips, steps, samples and checkpoints, but no framework. It trains a `Learner`.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.train.core.worker_loop import SumSizes
+from meshmend.train.state.shard_format import ShardFormat
+
+Bytes = NDArray[np.uint8]
+
+
+class Learner(Protocol):
+    """The model and the optimizer of one replica; `TorchLearner` and `JaxLearner` are such."""
+
+    @property
+    def shards(self) -> ShardFormat:
+        """The format of its checkpoints."""
+
+    def sum_sizes(self) -> SumSizes:
+        """Return the number of elements and the type of each sum of a step."""
+
+    def payloads(self) -> Sequence[Bytes]:
+        """Return what this chip puts into each sum; the sums replace it in place."""
+
+    def clear(self, *, is_last: bool) -> None:
+        """Put zeros into the payloads, because this chip has no samples."""
+
+    def flush(self) -> None:
+        """Start all sums that may begin, so that something else can follow them."""
+
+    def take_again(self) -> Sequence[int]:
+        """Fill the payloads again that some chip changed after their sum began.
+
+        Returns their numbers, the same on all chips; known after the sum.
+        """
+
+    @property
+    def is_last(self) -> bool:
+        """Whether a chip said that this step is the last; known after the sum."""
+
+    def is_finite(self) -> bool:
+        """Whether the sums are finite numbers, or the learner looks after those that are not."""
+
+    def non_finite(self) -> Sequence[str]:
+        """Return the names of the parameters whose gradients on this chip are not finite."""
+
+    def undo(self) -> None:
+        """Undo what the step has changed so far, because it does not count."""
+
+    def update(self) -> float:
+        """Step the optimizer with the sums; return the mean loss over all samples."""
+
+    def skip(self) -> float:
+        """Leave parameters and optimizer as they are; return the mean loss over all samples."""
+
+    def state(self) -> dict[str, Any]:
+        """Return the parts `model`, `optimizer` and `also` of the training state."""
+
+    def saved_state(self) -> dict[str, Any]:
+        """Return these parts as a checkpoint gets them: of what is sharded, this chip's share."""
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Replace these parts by those of another chip or of a checkpoint."""
+
+    def packed(self, state: Any) -> Bytes:
+        """Return a state, with the progress of the job, or any value like it, as bytes."""
+
+    def unpacked(self, data: Bytes) -> Any:
+        """Return what `packed` wrote."""
+
+    def digest(self) -> str:
+        """Return a hash of all of `state`: arrays and plain values, whatever their order."""
+
+    def digest_parts(self) -> dict[str, str]:
+        """Return a hash of each array of `state` by its name, and each plain value in words."""
+
+    def part_name(self, name: str) -> str:
+        """Return the name of a part of `state` in words that its user knows."""
+
+    def share_digests(self) -> dict[str, str]:
+        """Return a digest of each share of a sharded optimizer that this chip keeps, by place."""

@@ -1,0 +1,161 @@
+"""Which chip of which job this process is, read from its environment variables.
+
+`planning/environment.py` reads the variables. This module turns them into what a worker needs: its
+identity for the coordinator, its settings for the exchange, and its faults.
+"""
+
+import hmac
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from uuid import uuid4
+
+from meshmend.errors import InputError
+from meshmend.membership.client import WorkerIdentity
+from meshmend.membership.coordinator_client import CoordinatorClient
+from meshmend.membership.faults.fault import Fault, parse_fault
+from meshmend.membership.status_responder import StatusResponder
+from meshmend.planning.environment import Environment
+from meshmend.planning.settings import Settings
+from meshmend.topology.failures import Chip, board_shape
+from meshmend.topology.mesh import Mesh
+from meshmend.train.core.exchange import Exchange, ExchangeSettings
+from meshmend.train.core.host_planner import PlanAheadSettings, scratch_plan_folder
+from meshmend.train.core.ready_file import ReadyFile
+from meshmend.variables import CHIP, MESH, SECRET
+
+
+@dataclass(frozen=True)
+class WorkerEnvironment:
+    """What a worker knows about its job; `identity` is None if it trains alone.
+
+    `whole` is the mesh without failures; `n_live_at_start` chips of it were live at the start.
+    """
+
+    identity: WorkerIdentity | None = None
+    whole: Mesh = field(default_factory=lambda: Mesh((1,)))
+    n_live_at_start: int = 1
+    chip: Chip = (0,)
+    exchange_settings: ExchangeSettings = field(default_factory=lambda: ExchangeSettings(b""))
+    run_dir: Path | None = None
+    faults: tuple[Fault, ...] = ()
+    checks: bool = False
+    ready_dir: Path | None = None
+    board: tuple[int, ...] = (1,)
+
+    def run_id(self) -> str:
+        """Return a name of this run, the same on all its workers; that of a lone one is random.
+
+        A job that a scheduler starts again in the same folder is the same run.
+        """
+        if self.identity is None:
+            return uuid4().hex
+        place = str(self.run_dir) if self.run_dir else ""
+        what = f"run {self.identity.job} in {place}".encode()
+        return hmac.digest(self.identity.secret if not place else b"run", what, "sha256").hex()[:32]
+
+
+def worker_environment_from(variables: Mapping[str, str]) -> WorkerEnvironment:
+    """Return what environment variables say about a worker and its job.
+
+    Raises:
+        InputError: a variable is missing or cannot be read.
+    """
+    environment = Environment.from_environment(variables)
+    if environment.coordinator is None:
+        return WorkerEnvironment(run_dir=environment.job_dir)
+    settings, chip = environment.settings, environment.chip
+    if settings is None:
+        raise InputError(f"a worker needs to know the mesh, but {MESH.name} is not set")
+    if not settings.secret:
+        raise InputError(f"a worker needs the job's secret, but {SECRET.name} is not set")
+    if chip is None:
+        raise InputError(f"a worker needs to know its chip, but {CHIP.name} is not set")
+    whole = replace(settings.mesh, failed=frozenset(), failed_links=frozenset())
+    return WorkerEnvironment(
+        identity=WorkerIdentity(
+            job=environment.job,
+            shape=whole.shape,
+            chip=chip,
+            seat=whole.rank_of[chip],
+            coordinator=environment.coordinator,
+            secret=settings.secret.encode(),
+            link_timeout_s=environment.link_timeout_s,
+            **_timeouts(environment),
+        ),
+        whole=whole,
+        n_live_at_start=settings.mesh.n_live,
+        chip=chip,
+        exchange_settings=_exchange_settings(environment, settings),
+        run_dir=environment.job_dir,
+        faults=tuple(parse_fault(text, whole) for text in environment.faults),
+        checks=environment.checks,
+        ready_dir=environment.ready_dir,
+        board=environment.board or board_shape(len(whole.shape)),
+    )
+
+
+def _timeouts(environment: Environment) -> dict[str, float]:
+    """Return the timeouts that the environment sets; the others keep their defaults."""
+    named = {
+        "join_timeout_s": environment.join_timeout_s,
+        "wait_for_chip_s": environment.wait_for_chip_s,
+    }
+    return {name: seconds for name, seconds in named.items() if seconds is not None}
+
+
+def _exchange_settings(environment: Environment, settings: Settings) -> ExchangeSettings:
+    secret = settings.secret.encode()
+    plans = environment.job_dir / "plans" if environment.job_dir else None
+    plan_ahead = None
+    if environment.plans_ahead:
+        plan_ahead = PlanAheadSettings(
+            plans or scratch_plan_folder(environment.job, secret),
+            settings.planned_algorithm,
+            environment.board or board_shape(len(settings.mesh.shape)),
+            is_scratch=plans is None,
+        )
+    return ExchangeSettings(
+        secret,
+        bind=settings.bind,
+        algorithm=settings.planned_algorithm,
+        window_bytes=settings.window_bytes,
+        sums_payloads=settings.sums_payloads,
+        link_timeout_s=environment.link_timeout_s,
+        plans=plans,
+        plan_ahead=plan_ahead,
+    )
+
+
+@cache
+def worker_environment() -> WorkerEnvironment:
+    """Return what this process's environment variables say about its job."""
+    return worker_environment_from(os.environ)
+
+
+# A worker that is forked from a process that has trained alone gets variables of its own.
+os.register_at_fork(after_in_child=worker_environment.cache_clear)
+
+
+@cache
+def coordinator_client() -> CoordinatorClient:
+    """Return the connection to the coordinator.
+
+    Its thread stays in the network namespace in which this process is at the first call.
+    """
+    environment = worker_environment()
+    identity = environment.identity
+    assert identity is not None, "this process trains alone"
+    ready = ReadyFile(environment.ready_dir, environment.chip)
+    return CoordinatorClient(identity, on_status=ready.update)
+
+
+def exchange_of(environment: WorkerEnvironment) -> Exchange:
+    """Return this chip's connections; those who ask over them get the status of the job."""
+    client = coordinator_client()
+    exchange = Exchange(environment.whole, environment.chip, environment.exchange_settings)
+    exchange.transport.answer_askers(StatusResponder(client.answer).take)
+    client.set_traffic(exchange.sent_bytes)
+    return exchange

@@ -1,0 +1,1 @@
+"""Samples: which chip takes which, and the ledger that proves it."""

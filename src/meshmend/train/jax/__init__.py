@@ -1,0 +1,1 @@
+"""`JaxJob`: training loops of JAX."""

@@ -1,0 +1,188 @@
+"""A training job in JAX that survives: the loop of `meshmend.train.Job`, with params and optax.
+
+    job = JaxJob(params, optax.adam(1e-3), loss, (images, labels), batch=64, steps=1000)
+    for batch in job:
+        if job.step(batch) and job.is_leader:
+            print(job.step_number, job.loss)
+
+`loss(params, batch)` returns one loss per sample. The job hands out this chip's share of each
+step's samples. `step` computes their gradients, sums them over all chips and steps the optimizer.
+If the mesh changed meanwhile, the step does not count, and the new share of the same step follows.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from meshmend.errors import InputError
+from meshmend.train.core.chip_job import ChipJob
+from meshmend.train.core.job_core import JobCore
+from meshmend.train.core.job_settings import JobSettings
+from meshmend.train.core.worker_environment import worker_environment
+from meshmend.train.jax.compiled_programs import shared_programs
+from meshmend.train.jax.fingerprint import jax_fingerprint
+from meshmend.train.jax.flat_tree import FlatTree, Tree
+from meshmend.train.jax.learner import JaxLearner, checked_params
+from meshmend.train.jax.program import Loss, jax_program
+from meshmend.train.state.checkpoint import Saving
+from meshmend.train.state.comparison import COMPARE_EVERY
+from meshmend.train.state.raw_state import map_state
+from meshmend.train.state.resume import Resume
+
+
+def stacked(samples: Sequence[Tree]) -> Tree:
+    """Return a batch: each array of the samples, stacked along a new first axis."""
+    return jax.tree.map(lambda *arrays: np.stack(arrays), *samples)
+
+
+class JaxJob(ChipJob):
+    """One chip's part in training JAX parameters on the samples of a data set.
+
+    The data set is a tuple or dict of arrays with the samples along their first axis, or anything
+    with `len()` and `[]`, whose samples `collate` makes a batch of. A step uses `batch` samples
+    over all chips together; with `policy="shrink"`, fewer while chips are missing. With
+    `random_keys`, `loss(params, batch, keys)` gets one random key per sample. Gradients are
+    computed `micro_batch` samples at a time. `resume` is a folder of checkpoints: the job begins
+    with the newest one that is complete and undamaged; with "auto", with that of the folder of
+    `saving`, or anew if there is none. The states of all chips are compared
+    every `compare_every` steps.
+    """
+
+    def __init__(
+        self,
+        params: Tree,
+        optimizer: optax.GradientTransformation,
+        loss: Loss,
+        dataset: Any,
+        *,
+        batch: int,
+        steps: int,
+        seed: int = 0,
+        policy: str = "constant",
+        micro_batch: int | None = None,
+        random_keys: bool = False,
+        collate: Callable[[Sequence[Any]], Tree] = stacked,
+        saving: Saving | None = None,
+        resume: Resume = None,
+        compare_every: int = COMPARE_EVERY,
+    ) -> None:
+        samples = ArraySamples(dataset) if isinstance(dataset, tuple | dict) else dataset
+        settings = JobSettings(
+            len(samples),
+            batch,
+            steps,
+            seed,
+            policy,
+            saving,
+            resume,
+            compare_every=compare_every,
+        )
+        if micro_batch is not None and micro_batch < 1:
+            raise InputError(f"JaxJob needs a micro-batch of at least 1, but got {micro_batch}")
+        if not callable(loss):
+            raise InputError(f"JaxJob needs a loss function, but got a {type(loss).__name__}")
+        for part in ("init", "update"):
+            if not callable(getattr(optimizer, part, None)):
+                raise InputError(
+                    "JaxJob needs an optimizer of optax, such as optax.adam(1e-3), but got "
+                    f"{optimizer!r:.80}"
+                )
+        environment = worker_environment()
+        size = micro_batch or default_micro_batch(batch, environment.n_live_at_start)
+        flat = FlatTree.of(checked_params(params))
+        program = jax_program(loss, optimizer, flat, seed if random_keys else None)
+        self.steps = steps
+        self._samples, self._collate = samples, collate
+        with shared_programs(environment.run_dir):
+            self._learner: JaxLearner = JaxLearner(params, program, micro_batch=size)
+            if steps > 0:
+                self._learner.warm_up(self._batch([0]))
+        self._core = JobCore(
+            self._learner, settings, lambda: jax_fingerprint(self._learner, samples, settings)
+        )
+
+    @property
+    def params(self) -> Tree:
+        """The parameters after the last step."""
+        return self._learner.params
+
+    @property
+    def opt_state(self) -> Tree:
+        """The state of the optimizer after the last step."""
+        return self._learner.opt_state
+
+    def __iter__(self) -> Iterator[Tree]:
+        """Yield this chip's samples, step by step, until all steps are done on all chips.
+
+        Raises:
+            JobFailedError: neither a chip nor a checkpoint has a state to go on from.
+        """
+        for samples in self._core:
+            yield self._batch(samples.tolist())
+
+    def step(self, batch: Tree) -> bool:
+        """Sum the gradients over all chips and step the optimizer; return whether it counted.
+
+        Raises:
+            InputError: these are not the samples of a new step.
+        """
+        share = self._core.share_to_step_on()
+        self._learner.gather(batch, share, is_last=self._core.is_stopping)
+        return self._core.complete_step()
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all chips; arrays come back as NumPy's. See `ChipJob.gather`."""
+        return super().gather(map_state(_plain_value, value))
+
+    def _batch(self, indices: list[int]) -> Tree:
+        if isinstance(self._samples, ArraySamples):
+            return self._samples.batch(indices)
+        return self._collate([self._samples[index] for index in indices])
+
+
+def _plain_value(leaf: Any) -> Any:
+    """Return an array of JAX as NumPy's, and a scalar of either as a number."""
+    if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
+        return leaf
+    return np.asarray(leaf) if np.ndim(leaf) else np.asarray(leaf).item()
+
+
+class ArraySamples:
+    """The samples of a tree of arrays, along their first axis, as a data set.
+
+    Raises:
+        InputError: there are no arrays, or their lengths differ.
+    """
+
+    def __init__(self, arrays: Tree) -> None:
+        self._arrays = jax.tree.map(np.asarray, arrays)
+        lengths = {array.shape[:1] for array in jax.tree.leaves(self._arrays)}
+        if len(lengths) != 1 or () in lengths:
+            raise InputError(
+                "JaxJob needs arrays of one length, the number of samples, but their shapes are "
+                f"{[array.shape for array in jax.tree.leaves(self._arrays)]}"
+            )
+        self._length = int(lengths.pop()[0])
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Tree:
+        return jax.tree.map(lambda array: array[index], self._arrays)
+
+    def batch(self, indices: Sequence[int]) -> Tree:
+        """Return the samples with these indices."""
+        return jax.tree.map(lambda array: array[np.asarray(indices)], self._arrays)
+
+
+def default_micro_batch(batch: int, n_chips: int) -> int:
+    """Return half the share of a chip while all chips are live.
+
+    Then the share of a mesh with a hole, which is a little larger, needs one micro-batch more, and
+    not twice as many.
+    """
+    share = -(-batch // n_chips)
+    return -(-share // 2)

@@ -1,0 +1,1 @@
+"""Updates that chips share: each updates a piece of the parameters."""

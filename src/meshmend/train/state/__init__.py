@@ -1,0 +1,1 @@
+"""The state of a job: digests, shards, checkpoints, exports."""

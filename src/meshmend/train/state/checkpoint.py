@@ -1,0 +1,267 @@
+"""Checkpoints: one folder per step, one file per chip; a file is complete or absent.
+
+    FOLDER/run.json                                     whose folder this is
+    FOLDER/step-00000100/shard-003-of-012.1-5.pt        of term 1, generation 5
+
+Every live chip calls `write_shard` for the same step and writes its shard. If a chip dies while it
+saves, the step stays incomplete. Another generation may then save the same step again, in the same
+folder. A step is complete when one generation has saved all its shards. Its shards are put together
+only if they are of one run, and if all chips had the same state, by its digest.
+
+Each reader reads the whole state, so a job can resume on any number of chips. A `ShardFormat` knows
+what a state is made of; this module knows files and folders only.
+"""
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from meshmend.errors import CheckpointDamageError, InputError, ResumeError
+from meshmend.files import DRAFT, sync_folder, why_unwritten, write_whole
+from meshmend.train.state.checkpoint_names import (
+    complete_sets,
+    complete_steps,
+    shard_name,
+    step_folder,
+    steps_in,
+    what_is_missing,
+)
+from meshmend.train.state.save_notice import SAVE_NOTICE
+from meshmend.train.state.shard_format import AnyShard, ShardFormat, State
+
+STALE_S = 600.0  # a draft not written to for this long: its writer is dead
+
+_GONE, _OWNER = ".gone-", "run.json"
+
+OnDamage = Callable[[Path, str], None]
+
+
+@dataclass(frozen=True)
+class Saving:
+    """When to write checkpoints, where, and how many to keep."""
+
+    folder: Path
+    every: int
+    keep: int = 3
+
+    def is_due(self, step: int) -> bool:
+        """Whether to save the step that was just done: also if the job will soon be ended."""
+        return step % self.every == 0 or SAVE_NOTICE.is_due(self.folder, step)
+
+
+@dataclass(frozen=True)
+class FolderOwner:
+    """The run that a folder of checkpoints belongs to, and the owner that it was found with.
+
+    A run goes on with the folder of another only if it resumed from it.
+    """
+
+    run: str
+    found: str | None = None
+
+    def claim(self, folder: Path) -> None:
+        """Write down whose folder this is, unless that is known.
+
+        Raises:
+            InputError: another run has claimed it meanwhile.
+            OSError: it cannot be written.
+        """
+        owner = owner_of(folder)
+        if owner == self.run:
+            return
+        if owner not in (None, self.found):
+            raise InputError(f"the folder {folder} is used by another run now")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / _OWNER, json.dumps({"run": self.run}))
+
+
+def owner_of(folder: Path) -> str | None:
+    """Return the run whose checkpoints a folder holds, or None if it does not say."""
+    try:
+        return str(json.loads((folder / _OWNER).read_text(encoding="utf-8"))["run"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def new_owner(folder: Path, run: str, *, resumes: bool) -> FolderOwner:
+    """Return the owner of the checkpoints that a run is about to write to a folder.
+
+    A run that `resumes` from this folder goes on as the run that began it.
+
+    Raises:
+        ResumeError: the folder has complete checkpoints of another run.
+    """
+    found = owner_of(folder)
+    if resumes:
+        return FolderOwner(found or run, found)
+    if found != run and (steps := complete_steps(folder)):
+        raise ResumeError(
+            f"a new run needs a folder for its checkpoints, but {folder} has those of another run, "
+            f'up to step {steps[-1]}; go on from them with resume="auto", or name another folder'
+        )
+    return FolderOwner(run, found)
+
+
+class Loaded(NamedTuple):
+    """A state that was read from a checkpoint, and its step."""
+
+    state: dict[str, Any]
+    step: int
+
+
+def save_shard(
+    folder: Path, state: State, shards: ShardFormat, *, step: int, shard: int, n_shards: int
+) -> Path:
+    """Write this chip's shard of the state to disk and return its file.
+
+    Raises:
+        InputError: the state holds a value that cannot be stored, or the file cannot be written.
+    """
+    return write_shard(folder, shards.cut(state, step=step, shard=shard, n_shards=n_shards), shards)
+
+
+def write_shard(folder: Path, shard: AnyShard, shards: ShardFormat) -> Path:
+    """Write a shard to disk and return its file; replaces an earlier file of that name at once.
+
+    A shard is a copy of the state, so a thread can write it while training goes on.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    name = shard_name(
+        shard.number,
+        shard.n_shards,
+        shards.suffix,
+        term=shard.origin.term,
+        generation=shard.origin.generation,
+    )
+    file = step_folder(folder, shard.step) / name
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, lambda stream: shards.write(shard, stream))
+        sync_folder(folder)
+    except OSError as error:
+        with suppress(OSError):  # others have written to it, or the disk is read-only
+            file.parent.rmdir()
+        raise InputError(f"cannot write the checkpoint {file}: {why_unwritten(error)}") from None
+    return file
+
+
+def load(folder: Path, shards: ShardFormat, *, on_damage: OnDamage) -> Loaded | None:
+    """Return the newest state that is complete and undamaged, or None if there is none.
+
+    Calls `on_damage(path, reason)` for each newer checkpoint that cannot be used.
+    """
+    for step in reversed(steps_in(folder)):
+        if (loaded := load_step(folder, step, shards, on_damage=on_damage)) is not None:
+            return loaded
+    return None
+
+
+def load_step(
+    folder: Path, step: int, shards: ShardFormat, *, on_damage: OnDamage
+) -> Loaded | None:
+    """Return the state of one step, or None if it is absent, incomplete or damaged.
+
+    Calls `on_damage(path, reason)` with the reason why it cannot be used.
+    """
+    n_tried = 0
+    for files in complete_sets(folder, step):
+        n_tried += 1
+        state = _read(files, step, shards, on_damage)
+        if state is not None:
+            return Loaded(state, step)
+    if n_tried == 0:
+        on_damage(step_folder(folder, step), what_is_missing(folder, step))
+    return None
+
+
+def prune(folder: Path, keep: int = 3, *, newest: int | None = None) -> None:
+    """Delete all checkpoints older than the newest `keep` complete ones, and abandoned drafts.
+
+    Several chips may call it at once. A folder is renamed before its files are deleted, so that
+    no reader finds half a checkpoint. Steps after `newest`, which was saved last, are not of this
+    history: they do not count as kept, so that they cannot crowd out what is saved now.
+
+    Raises:
+        InputError: `keep` is less than one.
+    """
+    if keep < 1:
+        raise InputError(f"prune needs to keep at least one checkpoint, but got keep={keep}")
+    kept = [each for each in complete_steps(folder) if newest is None or each <= newest][-keep:]
+    for step in steps_in(folder):
+        if kept and step < kept[0]:
+            old = step_folder(folder, step)
+            with suppress(FileNotFoundError):  # another chip has renamed it
+                old.rename(old.with_name(f"{_GONE}{uuid4().hex}"))
+    for gone in folder.glob(f"{_GONE}*"):
+        shutil.rmtree(gone, ignore_errors=True)  # another chip may delete it too
+    # By the clock that stamps the files: the clock of this host may be hours away from that of a
+    # file server, and then the drafts of other chips would look abandoned.
+    now = max((_changed_at(path) for path in folder.glob("step-*")), default=0.0)
+    for draft in folder.glob(f"step-*/.*{DRAFT}"):
+        if 0.0 < _changed_at(draft) < now - STALE_S:
+            draft.unlink(missing_ok=True)
+
+
+def _read(
+    files: list[Path], step: int, shards: ShardFormat, on_damage: OnDamage
+) -> dict[str, Any] | None:
+    """Return the state in these files; if one is damaged, call `on_damage` and return None."""
+    if files[0].suffix != shards.suffix:
+        why = f"its files end with {files[0].suffix}, but {shards.framework} writes {shards.suffix}"
+        on_damage(files[0].parent, f"another framework wrote it: {why}")
+        return None
+    found_shards: list[AnyShard] = []
+    for number, file in enumerate(files):
+        try:
+            shard = shards.unpacked(file.read_bytes())
+        except (CheckpointDamageError, OSError) as error:
+            on_damage(file, str(error))
+            return None
+        found, wanted = (shard.step, shard.number, shard.n_shards), (step, number, len(files))
+        if found != wanted:
+            held = f"step {found[0]}, shard {found[1]} of {found[2]}"
+            on_damage(file, f"its name is wrong: it holds {held}")
+            return None
+        found_shards.append(shard)
+    if why := _why_apart(found_shards):
+        on_damage(files[0].parent, why)
+        return None
+    try:
+        return shards.merged(found_shards)
+    except CheckpointDamageError as error:
+        on_damage(files[0].parent, str(error))
+        return None
+
+
+def _why_apart(shards: Sequence[AnyShard]) -> str:
+    """Return why shards of one step do not belong together, or an empty text."""
+    origins = [shard.origin for shard in shards]
+    for name in ("run", "term", "generation"):
+        values = sorted({str(getattr(origin, name)) for origin in origins})
+        if len(values) > 1:
+            return f"its shards are of two histories: of {name} {values[0]} and of {values[1]}"
+    counts = Counter(origin.digest for origin in origins)
+    (usual, n_usual), *others = counts.most_common()
+    if not others:
+        return ""
+    if 2 * n_usual <= len(shards):  # nobody knows who is right
+        chips = ", ".join(str(origin.chip) for origin in origins)
+        return f"its shards are of replicas that differ: chips {chips} had different states"
+    odd = ", ".join(str(origin.chip) for origin in origins if origin.digest != usual)
+    return f"its shards are of replicas that differ: chip {odd} had another state than the others"
+
+
+def _changed_at(path: Path) -> float:
+    """Return when a file or folder was last written to, in seconds; 0 if it does not exist."""
+    try:
+        return path.stat().st_mtime
+    except OSError:  # another chip has renamed or deleted it
+        return 0.0

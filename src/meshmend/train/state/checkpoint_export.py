@@ -1,0 +1,224 @@
+"""Checkpoints as other programs read them: safetensors, in one file or in shards with an index.
+
+A job's own shards cut tensors wherever a chip's range of bytes ends, so that all chips write
+equally much, and carry checksums. Exported files hold whole tensors by the names of the model.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from meshmend.errors import CheckpointDamageError, InputError
+from meshmend.files import write_whole
+from meshmend.train.state import checkpoint
+from meshmend.train.state.checkpoint import Loaded
+from meshmend.train.state.checkpoint_names import complete_sets, complete_steps, newest_complete
+from meshmend.train.state.raw_state import RawArray, map_state
+from meshmend.train.state.safetensors_file import write_safetensors
+from meshmend.train.state.shard_format import ShardFormat
+
+INDEX_NAME: Final = "model.safetensors.index.json"
+DEFAULT_SHARD_BYTES: Final = 5_000_000_000
+_JAX_KEY: Final = re.compile(r"\[(?:'([^']*)'|\"([^\"]*)\"|(\d+))\]|\.(\w+)")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written: the step, the files, and how much is in them."""
+
+    step: int
+    files: tuple[Path, ...]
+    n_tensors: int
+    n_bytes: int
+
+
+def checkpoint_folder(run: Path) -> Path:
+    """Return the folder of a run's checkpoints; `run` may be that folder itself.
+
+    Raises:
+        InputError: there are no checkpoints.
+    """
+    for folder in (run / "checkpoints", run):
+        if any(folder.glob("step-*")):
+            return folder
+    what = "has no checkpoints" if run.is_dir() else "is not a folder"
+    raise InputError(f"this needs the folder of a run with checkpoints, but {run} {what}")
+
+
+def format_of(folder: Path, step: int) -> ShardFormat:
+    """Return the format of a step's shards, by the names of the files.
+
+    Raises:
+        InputError: the framework that wrote them is not installed.
+    """
+    files = next(complete_sets(folder, step))
+    if files[0].suffix == ".bin":
+        from meshmend.train.state.array_shards import ARRAY_SHARDS
+
+        return ARRAY_SHARDS
+    try:
+        from meshmend.train.state.torch_shards import TORCH_SHARDS
+    except ImportError:
+        raise InputError(
+            f"the checkpoint {files[0].parent} needs PyTorch to be read, but it is not installed; "
+            "run: pip install 'meshmend[torch]'"
+        ) from None
+    return TORCH_SHARDS
+
+
+def read_checkpoint(run: Path, step: int | None = None) -> Loaded:
+    """Return the state of a step of a run, by default of its newest complete checkpoint.
+
+    Raises:
+        InputError: there is no such checkpoint.
+        CheckpointDamageError: it is damaged.
+    """
+    folder = checkpoint_folder(run)
+    if step is None:
+        step = newest_complete(folder)
+    if step is None or step not in complete_steps(folder):
+        have = ", ".join(map(str, complete_steps(folder))) or "none"
+        wanted = "" if step is None else f" of step {step}"
+        raise InputError(f"{folder} has no complete checkpoint{wanted}; complete are: {have}")
+    damage: list[str] = []
+    loaded = checkpoint.load_step(
+        folder,
+        step,
+        format_of(folder, step),
+        on_damage=lambda path, why: damage.append(f"{path}: {why}"),
+    )
+    if loaded is None:
+        raise CheckpointDamageError("; ".join(damage))
+    return loaded
+
+
+def export_safetensors(
+    loaded: Loaded, goal: Path, *, what: str = "model", shard_bytes: int = DEFAULT_SHARD_BYTES
+) -> Exported:
+    """Write the model, or with `what="all"` the whole state, as safetensors.
+
+    A goal that ends with .safetensors is one file; else it is a folder, in which a model larger
+    than `shard_bytes` becomes several files with an index.
+
+    Raises:
+        InputError: an element type is not known to the format, or a file cannot be written.
+    """
+    state: Any = loaded.state["model"] if what == "model" else loaded.state
+    arrays, values = _named(state)
+    metadata = {"format": "pt" if _is_torch(state) else "np", "step": str(loaded.step)}
+    if what != "model":
+        metadata["values"] = json.dumps(values, default=str)
+    sizes = {name: len(array.data) for name, array in arrays.items()}
+    done = Exported(loaded.step, (), len(arrays), sum(sizes.values()))
+    if goal.suffix == ".safetensors":
+        _make_folder(goal.parent)
+        write_safetensors(goal, arrays, metadata)
+        return Exported(done.step, (goal,), done.n_tensors, done.n_bytes)
+    _make_empty(goal)
+    groups = _groups(sizes, shard_bytes)
+    files = [_shard_file(goal, number, len(groups)) for number in range(len(groups))]
+    for file, names in zip(files, groups, strict=True):
+        write_safetensors(file, {name: arrays[name] for name in names}, metadata)
+    if len(files) > 1:
+        files.append(_write_index(goal, files, groups, done.n_bytes))
+    return Exported(done.step, tuple(files), done.n_tensors, done.n_bytes)
+
+
+def _named(state: Any) -> tuple[dict[str, RawArray], dict[str, Any]]:
+    """Return the tensors of a nested state by name, and its plain values by name."""
+    arrays: dict[str, RawArray] = {}
+    values: dict[str, Any] = {}
+    for name, leaf in _leaves(map_state(_raw_leaf, state), ""):
+        (arrays if isinstance(leaf, RawArray) else values)[name] = leaf
+    return arrays, values
+
+
+def _leaves(state: Any, name: str) -> Iterator[tuple[str, Any]]:
+    pairs: Any = None
+    if isinstance(state, Mapping):
+        pairs = state.items()
+    elif isinstance(state, list | tuple) and any(
+        isinstance(each, dict | list | RawArray) for each in state
+    ):
+        pairs = enumerate(state)
+    if pairs is None:
+        yield name, state
+        return
+    for key, value in pairs:
+        own = _dotted(str(key)) or "value"
+        yield from _leaves(value, f"{name}.{own}" if name else own)
+
+
+def _dotted(name: str) -> str:
+    """Return a name of JAX, such as ['layer']['w'], as layer.w, and any other as it is."""
+    found = list(_JAX_KEY.finditer(name))
+    if "".join(each[0] for each in found) != name:
+        return name
+    return ".".join(next(part for part in each.groups() if part is not None) for each in found)
+
+
+def _raw_leaf(leaf: Any) -> Any:
+    if type(leaf).__module__.startswith("torch"):
+        from meshmend.train.state.torch_state import raw_leaf
+
+        return raw_leaf(leaf)
+    from meshmend.train.state.array_state import raw_array_leaf
+
+    return raw_array_leaf(leaf)
+
+
+def _is_torch(state: Any) -> bool:
+    found: list[bool] = []
+    map_state(lambda leaf: found.append(type(leaf).__module__.startswith("torch")), state)
+    return any(found)
+
+
+def _groups(sizes: Mapping[str, int], most: int) -> list[list[str]]:
+    """Return the names in groups of at most so many bytes each, or of one tensor."""
+    groups: list[list[str]] = [[]]
+    n_bytes = 0
+    for name, size in sizes.items():
+        if groups[-1] and n_bytes + size > most:
+            groups.append([])
+            n_bytes = 0
+        groups[-1].append(name)
+        n_bytes += size
+    return groups
+
+
+def _shard_file(folder: Path, number: int, n_files: int) -> Path:
+    if n_files == 1:
+        return folder / "model.safetensors"
+    return folder / f"model-{number + 1:05d}-of-{n_files:05d}.safetensors"
+
+
+def _write_index(folder: Path, files: list[Path], groups: list[list[str]], n_bytes: int) -> Path:
+    """Write the index last: without it, nobody takes the files for a whole model."""
+    index = {
+        "metadata": {"total_size": n_bytes},
+        "weight_map": {
+            name: file.name for file, names in zip(files, groups, strict=True) for name in names
+        },
+    }
+    path = folder / INDEX_NAME
+    try:
+        write_whole(path, json.dumps(index, indent=2))
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}") from None
+    return path
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make the folder {folder}: {error.strerror}") from None
+
+
+def _make_empty(folder: Path) -> None:
+    _make_folder(folder)
+    if any(folder.iterdir()):
+        raise InputError(f"export needs a new or an empty folder, but {folder} has files in it")

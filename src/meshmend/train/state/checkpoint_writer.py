@@ -1,0 +1,189 @@
+"""Writes this chip's part of each checkpoint in the background; no failure stops training.
+
+Between two steps the shard is copied; a thread writes the copy while training goes on. Only one is
+written at a time: the next one waits for it, so that all chips save the same steps.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from meshmend.errors import CheckpointDamageError, InputError
+from meshmend.files import why_unwritten
+from meshmend.train.state import checkpoint
+from meshmend.train.state.checkpoint import FolderOwner, Loaded, Saving
+from meshmend.train.state.checkpoint_names import newest_complete, why_not_shared
+from meshmend.train.state.shard_format import NO_ORIGIN, AnyShard, Origin, ShardFormat, State
+from meshmend.train.state.write_failures import WriteFailures
+
+_PART, _WHOLE = "its part of a checkpoint", "a whole checkpoint"
+
+OnSaved = Callable[[int, float], None]
+
+
+@dataclass(frozen=True)
+class _Save:
+    """A checkpoint that this chip has begun to write: its step, generation and shard."""
+
+    step: int
+    generation: int
+    shard: int
+
+
+class _Writing:
+    """A shard that a thread writes; `error` is why that failed, `at` when it was done."""
+
+    def __init__(self, save: _Save, write: Callable[[], None]) -> None:
+        self.save, self._write = save, write
+        self.error: Exception | None = None
+        self.at = 0.0
+        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when it is written, or has failed."""
+        self._thread.join()
+
+    @property
+    def is_done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._write()
+        except Exception as error:
+            self.error = error
+        self.at = time.monotonic()
+
+
+class CheckpointWriter:
+    """One chip's side of the checkpoints in a folder; call its methods from one thread only.
+
+    Calls `on_saved(step, at)` for each checkpoint whose shard 0 this chip has written, unless it
+    found that not all shards are in one folder. Failures are reported likewise, at the next call.
+    """
+
+    def __init__(
+        self,
+        saving: Saving,
+        shards: ShardFormat,
+        failures: WriteFailures,
+        on_saved: OnSaved,
+        owner: FolderOwner | None = None,
+    ) -> None:
+        self._saving = saving
+        self._shards = shards
+        self._failures = failures
+        self._on_saved = on_saved
+        self._owner = owner
+        self.missing: list[int] = []  # steps whose shard this chip could not write
+        self._writing: _Writing | None = None
+        self._last: _Save | None = None  # begun last; None if that failed
+        self._before: _Save | None = None  # the one before it, not checked yet
+        self._unreadable: set[int] = set()  # steps whose checkpoints turned out to be damaged
+
+    def is_due(self, step: int) -> bool:
+        """Return whether to write a checkpoint after this step."""
+        return self._saving.is_due(step)
+
+    def begin(
+        self,
+        state: Callable[[], State],
+        *,
+        step: int,
+        generation: int,
+        shard: int,
+        n_shards: int,
+        origin: Callable[[], Origin] = lambda: NO_ORIGIN,
+    ) -> None:
+        """Copy this chip's shard and begin to write it, once the one before is written."""
+        self.wait()
+        place = {"step": step, "shard": shard, "n_shards": n_shards}
+        try:
+            cut = self._shards.cut(state(), **place, origin=origin())
+        except InputError as error:
+            self._report(step, str(error))
+            return
+        self._before, self._last = self._last, _Save(step, generation, shard)
+        self._writing = _Writing(self._last, lambda: self._write(cut))
+
+    def _write(self, shard: AnyShard) -> None:
+        """Write a shard; the chip with shard 0 deletes old checkpoints. Runs in a thread."""
+        folder = self._saving.folder
+        if self._owner is not None:
+            self._owner.claim(folder)
+        checkpoint.write_shard(folder, shard, self._shards)
+        if shard.number == 0:
+            with suppress(OSError):  # what could not be deleted now is deleted next time
+                checkpoint.prune(folder, keep=self._saving.keep, newest=shard.step)
+
+    def note_step(self, step: int, generation: int) -> None:
+        """Report what was written meanwhile; call it after each step, before `begin`."""
+        self._check_before(step, generation)
+        if self._writing is not None and self._writing.is_done:
+            self.wait()
+
+    def wait(self) -> None:
+        """Return when nothing is being written; report what was."""
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return
+        writing.wait()
+        if writing.error is not None:
+            self._last = None  # nobody needs to look for it
+        if isinstance(writing.error, InputError):
+            self._report(writing.save.step, str(writing.error))
+        elif isinstance(writing.error, OSError):
+            self._report(writing.save.step, why_unwritten(writing.error))
+        elif writing.error is not None:
+            raise writing.error  # a mistake of ours, not of the disk
+        else:
+            self._failures.clear(_PART)
+            if writing.save.shard == 0 and not self._failures.has(_WHOLE):
+                self._on_saved(writing.save.step, writing.at)
+
+    def _report(self, step: int, why: str) -> None:
+        """Report that this chip's part of a step could not be written; training goes on."""
+        self.missing.append(step)
+        self._failures.report(_PART, why, step=step)
+
+    def _check_before(self, step: int, generation: int) -> None:
+        """Report if this chip does not see all shards of the checkpoint before the last one.
+
+        A chip begins a checkpoint when it has written the one before. So when a step is done after
+        the last one was begun, all chips of the generation have written the one before it.
+        """
+        before, last = self._before, self._last
+        if before is None or last is None or step <= last.step:
+            return
+        self._before = None
+        if generation == 0 or last.shard != 0 or before.generation != generation:
+            return
+        if why := why_not_shared(self._saving.folder, before.step):
+            self._failures.report(_WHOLE, why)
+        else:
+            self._failures.clear(_WHOLE)
+
+    def newest(self) -> int | None:
+        """Return the step of the newest complete checkpoint not known to be damaged, or None."""
+        return newest_complete(self._saving.folder, without=self._unreadable)
+
+    def load(self, step: int) -> Loaded:
+        """Return the state of a step.
+
+        Raises:
+            CheckpointDamageError: it cannot be read.
+        """
+        damage: list[str] = []
+        loaded = checkpoint.load_step(
+            self._saving.folder,
+            step,
+            self._shards,
+            on_damage=lambda path, why: damage.append(f"{path}: {why}"),
+        )
+        if loaded is None:
+            self._unreadable.add(step)
+            raise CheckpointDamageError("; ".join(damage) or "it does not exist any more")
+        return loaded

@@ -1,0 +1,138 @@
+"""Compares the states of all chips: at the first step of each generation, and every so many steps.
+
+A turn of the loop begins with a digest of the state, if a comparison is due; the comparison is part
+of the turn's step, after its sums and before any weight changes. All chips see the same digests, so
+all of them stop at the same step, and each can say who differs from whom, in what, and since when.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from meshmend.errors import ReplicasDifferError
+from meshmend.membership.events import StatesDiffer
+from meshmend.topology.failures import Chip
+from meshmend.train.core.byte_gather import gather_bytes
+from meshmend.train.core.exchange import Exchange
+from meshmend.train.core.learner import Learner
+from meshmend.train.core.worker_environment import coordinator_client
+from meshmend.train.state.digest import total_of
+from meshmend.units import counted
+
+COMPARE_EVERY: Final = 200  # steps; benchmarks/state_digest.py has the share of a step
+_MOST_NAMES: Final = 3
+_CAUSES: Final = (
+    "usual causes: an optimizer stepped or weights changed outside job.step, a scheduler or other "
+    "object with a state that is not in also, random numbers that change the state, a chip that "
+    "computes wrong"
+)
+
+
+class StateComparison:
+    """One chip's part in comparing the states of all chips of a job."""
+
+    def __init__(self, learner: Learner, exchange: Exchange, chip: Chip, *, every: int) -> None:
+        self._learner, self._exchange, self._chip, self._every = learner, exchange, chip, every
+        self._parts: Mapping[str, str] | None = None  # of the state that is to be compared
+        self._shares: Mapping[str, str] = {}
+        self._generation = 0  # the last one in which a comparison was made
+        self._last_equal: int | None = None  # the last step after which all chips were equal
+
+    def begin(self, step: int) -> None:
+        """Take the digest of the state after a step, if this state is to be compared."""
+        is_new = self._generation != self._exchange.generation_number
+        if is_new or step == 1 or step % self._every == 0:
+            self.take()
+        else:
+            self._parts = None
+
+    def take(self) -> None:
+        """Take the digest of the state now."""
+        self._parts = self._learner.digest_parts()
+        self._shares = self._learner.share_digests()
+
+    def complete(self, step: int, chips: Sequence[Chip]) -> None:
+        """Compare the digests of all chips, if `begin` has taken one; it does so on all or none.
+
+        Raises:
+            TransportError: the mesh has changed.
+            ReplicasDifferError: two chips have different states after this step.
+        """
+        if self._parts is None:
+            return
+        parts, self._parts = self._parts, None
+        mine = json.dumps([total_of(parts), self._last_equal, dict(self._shares)])
+        found = [json.loads(each) for each in gather_bytes(self._exchange, mine.encode())]
+        totals = [str(each[0]) for each in found]
+        shares = _different_shares([each[2] for each in found], chips)
+        if len(set(totals)) > 1 or shares:
+            all_parts = gather_bytes(self._exchange, json.dumps(dict(parts)).encode())
+            since = max((each[1] for each in found if each[1] is not None), default=None)
+            words = [*shares, *self._different_parts([json.loads(each) for each in all_parts])]
+            self._raise(step, since, chips, totals, words)
+        self._generation, self._last_equal = self._exchange.generation_number, step
+
+    def _different_parts(self, by_rank: Sequence[Mapping[str, str]]) -> list[str]:
+        """Return the names of the parts that are not equal on all chips.
+
+        Plain values come first: a learning rate that differs is why weights do.
+        """
+        first, plain, arrays = by_rank[0], list[str](), list[str]()
+        names = {name: None for parts in by_rank for name in parts}
+        for name in names:
+            values = [parts.get(name, "nothing") for parts in by_rank]
+            if len(set(values)) > 1:
+                other = next(value for value in values if value != values[0])
+                shown = self._learner.part_name(name)
+                if "[" in first.get(name, "["):
+                    arrays.append(shown)
+                else:
+                    plain.append(f"{shown} ({values[0]} against {other})")
+        return [*plain, *arrays]
+
+    def _raise(
+        self,
+        step: int,
+        since: int | None,
+        chips: Sequence[Chip],
+        totals: Sequence[str],
+        names: Sequence[str],
+    ) -> None:
+        (most, n_most), *_ = Counter(totals).most_common()
+        strange = [chip for chip, total in zip(chips, totals, strict=True) if total != most]
+        if chips[0] == self._chip:
+            coordinator_client().report(
+                StatesDiffer(
+                    self._chip,
+                    step,
+                    tuple(strange),
+                    tuple(names[:_MOST_NAMES]),
+                    len(names),
+                    since,
+                )
+            )
+        is_majority = 2 * n_most > len(chips)
+        who = ", ".join(f"chip {chip}" for chip in strange) or "a chip and its mirror"
+        against = f"the other {counted(n_most, 'chip')}" if is_majority else "the others"
+        n_more = len(names) - _MOST_NAMES
+        some = ", ".join(names[:_MOST_NAMES]) + (f" and {n_more} more" if n_more > 0 else "")
+        equal = "they were never compared before" if since is None else f"equal after step {since}"
+        raise ReplicasDifferError(
+            f"the states of the chips differ after step {step} ({equal}): {who} against {against}, "
+            f"in {some}; {_CAUSES}"
+        )
+
+
+def _different_shares(by_rank: Sequence[Mapping[str, str]], chips: Sequence[Chip]) -> list[str]:
+    """Return words for each share of a sharded optimizer whose mirror is not equal to it."""
+    holders: dict[str, dict[str, list[Chip]]] = {}
+    for chip, shares in zip(chips, by_rank, strict=True):
+        for span, digest in shares.items():
+            holders.setdefault(span, {}).setdefault(digest, []).append(chip)
+    return [
+        f"the optimizer's state of bytes {span} of the parameters on "
+        + " against ".join(f"chip {mine[0]}" for mine in by_digest.values())
+        for span, by_digest in holders.items()
+        if len(by_digest) > 1
+    ]

@@ -1,0 +1,110 @@
+"""The digest of a training state: one hash per array and plain value, and one over all of them.
+
+States that differ in one bit have different digests, always: every step of the hash can be undone,
+so a word that differs leaves a hash that differs. Any other difference escapes once in about 2^64
+times. The digest does not depend on the order of dicts. Knows no framework: see `raw_state.py`.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.kernels import inlined, plain_kernel
+from meshmend.train.state.raw_state import RawArray
+
+Parts = Mapping[str, str]  # by name: type, shape and hash of an array, or a plain value in words
+
+# The constants and rounds of xxHash64; its way to merge lanes could lose a difference.
+_FIRST: Final = np.uint64(0x9E3779B185EBCA87)
+_SECOND: Final = np.uint64(0xC2B2AE3D27D4EB4F)
+_THIRD: Final = np.uint64(0x165667B19E3779F9)
+_LEFT, _RIGHT = np.uint64(31), np.uint64(33)
+_LANES: Final = 4
+_WORD_BYTES: Final = 8
+_LONGEST_WORDS: Final = 60
+
+
+@inlined
+def _mixed(lane: np.uint64, word: np.uint64) -> np.uint64:
+    """Return a lane with one more word; different words, or lanes, give different results."""
+    lane += word * _SECOND
+    return ((lane << _LEFT) | (lane >> _RIGHT)) * _FIRST
+
+
+@plain_kernel
+def hash_words(words: NDArray[np.uint64]) -> np.uint64:
+    """Return a hash of 64 bits; words that differ in one place have different hashes."""
+    a, b, c, d = _FIRST, _SECOND, _THIRD, np.uint64(len(words))
+    n_whole = len(words) // _LANES * _LANES
+    for at in range(0, n_whole, _LANES):
+        a = _mixed(a, words[at])
+        b = _mixed(b, words[at + 1])
+        c = _mixed(c, words[at + 2])
+        d = _mixed(d, words[at + 3])
+    for at in range(n_whole, len(words)):
+        a = _mixed(a, words[at])
+    # The bits of a product go up only: this takes them down again.
+    return _down(_mixed(_mixed(_mixed(_down(a), _down(b)), _down(c)), _down(d)))  # type: ignore[no-any-return]
+
+
+@inlined
+def _down(lane: np.uint64) -> np.uint64:
+    lane ^= lane >> np.uint64(33)
+    lane *= _SECOND
+    lane ^= lane >> np.uint64(29)
+    lane *= _THIRD
+    return lane ^ (lane >> np.uint64(32))
+
+
+def hash_bytes(data: NDArray[np.uint8]) -> int:
+    """Return a hash of the bytes of an array; the length of the last word is part of it."""
+    n_whole = len(data) // _WORD_BYTES * _WORD_BYTES
+    words = data[:n_whole].view(np.uint64)
+    if not words.flags.aligned:
+        words = words.copy()
+    words.flags.writeable = False  # writable arrays would compile another loop
+    found = int(hash_words(words))
+    if n_whole == len(data):
+        return found
+    rest = np.zeros(_WORD_BYTES, dtype=np.uint8)
+    rest[: len(data) - n_whole] = data[n_whole:]
+    last = np.array([found, rest.view(np.uint64)[0], len(data)], dtype=np.uint64)
+    last.flags.writeable = False
+    return int(hash_words(last))
+
+
+def digests_of(state: Any) -> dict[str, str]:
+    """Return, by name, a hash of each array of a nested state, and each plain value.
+
+    What is neither an array nor plain is only named by its type: no state can hold it.
+    """
+    return dict(_named(state, ""))
+
+
+def total_of(parts: Parts) -> str:
+    """Return one digest of all parts of a state, whatever their order."""
+    found = hashlib.blake2b(digest_size=16)
+    for name in sorted(parts):
+        found.update(f"{name}\n{parts[name]}\n".encode())
+    return found.hexdigest()
+
+
+def _named(state: Any, name: str) -> Iterator[tuple[str, str]]:
+    """Yield the parts of a nested state; what is empty counts too."""
+    if isinstance(state, dict | list | tuple):
+        pairs = state.items() if isinstance(state, dict) else enumerate(state)
+        if not state:
+            yield name, "{}" if isinstance(state, dict) else "[]"
+        for key, value in pairs:
+            yield from _named(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(state, RawArray):
+        yield name, f"{state.dtype}{list(state.shape)} {hash_bytes(state.data):016x}"
+    elif state is None or isinstance(state, bool | int | float | str):
+        words = repr(state)
+        is_long = len(words) > _LONGEST_WORDS
+        yield name, hashlib.blake2b(words.encode()).hexdigest()[:16] if is_long else words
+    else:
+        yield name, type(state).__name__

@@ -1,0 +1,101 @@
+"""The fingerprint of a job: what must be equal on all workers, compared before they train.
+
+Imports no framework: `torch_fingerprint.py` and `jax_fingerprint.py` describe models, optimizers
+and samples. Samples are not compared if they cannot be hashed, or if reading them twice gives
+different values.
+"""
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import numpy as np
+
+import meshmend
+from meshmend.membership.job_fingerprint import NOT_COMPARED, JobFingerprint
+from meshmend.train.core.job_settings import JobSettings
+from meshmend.train.state.raw_state import Bytes, RawArray
+
+SEED: Final = 1  # of samples that draw random numbers, so that all workers draw the same
+_N_SAMPLES: Final = 3  # the first, the last, and one in the middle
+_DIGEST_BYTES: Final = 8
+
+
+def job_fingerprint(
+    settings: JobSettings, *, framework: str, model: str, optimizer: str, samples: str
+) -> JobFingerprint:
+    """Return the fingerprint of a job, given its model, optimizer and samples in words."""
+    return JobFingerprint(
+        version=meshmend.__version__,
+        steps=settings.steps,
+        batch=settings.batch,
+        seed=settings.seed,
+        policy=settings.policy,
+        model=model,
+        optimizer=optimizer,
+        dataset_length=settings.n_samples or 0,  # a stream has none
+        samples=samples,
+        framework=framework,
+    )
+
+
+def parameter_words(parameters: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
+    """Return counts and a digest of the types and shapes of parameters, given by their names."""
+    described = [(name, *each) for name, each in sorted(parameters.items())]
+    n_elements = sum(int(np.prod(shape)) for _, shape in parameters.values())
+    digest = _digest(json.dumps(described).encode())
+    return f"{len(parameters)} parameters of {n_elements} elements (digest {digest})"
+
+
+def sample_words(dataset: Any, packed: Callable[[Any], Bytes]) -> str:
+    """Return a digest of a few samples, each read twice, or `NOT_COMPARED`.
+
+    `packed(samples)` returns them as bytes; it gets NumPy's arrays as `RawArray`.
+    """
+    length = len(dataset)
+    chosen = sorted({index * (length - 1) // (_N_SAMPLES - 1) for index in range(_N_SAMPLES)})
+    indices = [index for index in chosen if 0 <= index < length]
+    try:
+        first, again = (_digest_of_samples(dataset, indices, packed) for _ in range(2))
+    except Exception:  # a user's data set may raise anything; training will show it
+        return NOT_COMPARED
+    return first if first == again else NOT_COMPARED
+
+
+def _digest_of_samples(dataset: Any, indices: list[int], packed: Callable[[Any], Bytes]) -> str:
+    with _fixed_random_seed():
+        return _digest(packed([_described(dataset[index]) for index in indices]).data)
+
+
+def _described(sample: Any) -> Any:
+    """Return a sample with NumPy's values as `RawArray` and bytes as text."""
+    if isinstance(sample, np.ndarray | np.generic):
+        array = np.ascontiguousarray(sample)
+        return RawArray(str(array.dtype), np.shape(sample), array.reshape(-1).view(np.uint8))
+    if isinstance(sample, bytes):
+        return sample.hex()
+    if isinstance(sample, dict):
+        return {key: _described(value) for key, value in sample.items()}
+    if isinstance(sample, list | tuple):
+        return [_described(value) for value in sample]
+    return sample
+
+
+@contextmanager
+def _fixed_random_seed() -> Iterator[None]:
+    """Seed Python's and NumPy's random numbers; restore their states at the end."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    random.seed(SEED)
+    np.random.seed(SEED)
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+
+
+def _digest(data: bytes | memoryview) -> str:
+    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()

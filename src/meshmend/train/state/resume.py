@@ -1,0 +1,158 @@
+"""Whether a job can resume from a checkpoint: checked before workers start, and in each worker.
+
+The checkpoint must be of the same model, optimizer, seed and data set, and not past the job's last
+step. Batch, learning rate, mesh and policy may differ: the job goes on with the sample after the
+checkpoint's last one, so no sample is lost or used twice.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from meshmend.errors import ResumeError
+from meshmend.train.state import checkpoint
+from meshmend.train.state.checkpoint import Loaded, OnDamage, Saving
+from meshmend.train.state.checkpoint_names import complete_steps, newest_complete
+from meshmend.train.state.shard_format import ShardFormat, State
+
+AUTO: Final = "auto"  # in place of a folder: that of the job's own checkpoints
+_TRIES: Final = 3
+
+Resume = Path | str | None
+
+
+def folder_to_resume(resume: Resume, saving: Saving | None) -> Path | None:
+    """Return the folder of the checkpoint that a job begins with; None if it begins anew.
+
+    With "auto" the job goes on if its folder has a complete checkpoint, and else begins: one and
+    the same command starts a job and takes it up again.
+
+    Raises:
+        ResumeError: "auto" was given to a job that writes no checkpoints.
+    """
+    if resume != AUTO:
+        return None if resume is None else Path(resume)
+    if saving is None:
+        raise ResumeError(
+            'resume="auto" needs the folder of the job\'s checkpoints, but saving is None; pass '
+            "saving=Saving(folder, every=...)"
+        )
+    return saving.folder if complete_steps(saving.folder) else None
+
+
+def is_same_folder(one: Path, other: Path) -> bool:
+    """Whether two paths name the same folder."""
+    return one.resolve() == other.resolve()
+
+
+def resumable(
+    folder: Path, fresh: State, shards: ShardFormat, *, steps: int, on_damage: OnDamage
+) -> Loaded:
+    """Return the newest readable checkpoint of a folder, checked against the job to resume.
+
+    `fresh` is the state of the job before its first step. Damaged checkpoints are skipped: each is
+    reported by `on_damage(path, reason)`.
+
+    Raises:
+        ResumeError: no checkpoint can be read, or the newest readable one is of another job.
+    """
+    damage: list[tuple[Path, str]] = []
+    loaded = None
+    for _ in range(_TRIES):
+        newest = newest_complete(folder)
+        damage.clear()
+        loaded = checkpoint.load(
+            folder, shards, on_damage=lambda path, why: damage.append((path, why))
+        )
+        if loaded is not None or newest_complete(folder) == newest:
+            break  # else the job, which this worker is late for, has deleted what it was to read
+    if loaded is None:
+        words = [f"{path.relative_to(folder)}: {why}" for path, why in damage]
+        found = "; ".join(words) or "it has none"
+        raise ResumeError(
+            f"resume needs a checkpoint in {folder} that can be read, but {found}; "
+            'resume="auto" begins anew where there is none'
+        )
+    for path, why in damage:
+        on_damage(path, why)
+    if loaded.step > steps:
+        raise ResumeError(
+            f"the checkpoint is at step {loaded.step}, but the job ends at step {steps}; "
+            f"set steps to at least {loaded.step}"
+        )
+    if len(loaded.state["also"]) != len(fresh["also"]):
+        raise ResumeError(
+            f"resume needs {len(loaded.state['also'])} objects in also, as the checkpoint has, but "
+            f"got {len(fresh['also'])}"
+        )
+    _check_optimizer(loaded.state["optimizer"], fresh["optimizer"])
+    for part in ("model", "optimizer", "also"):
+        saved, wanted = (
+            dict(_named_shapes(state[part], "", shards)) for state in (loaded.state, fresh)
+        )
+        is_lazy = shards.lazy and part == "optimizer"
+        _check_same(saved, wanted, part, may_lack=is_lazy)
+    _check_progress(loaded.state["progress"], fresh["progress"])
+    return loaded
+
+
+def _check_optimizer(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> None:
+    """Raise ResumeError if the settings of an optimizer of PyTorch have other names."""
+    groups = [state.get("param_groups") for state in (saved, fresh)]
+    if not all(isinstance(each, list) and each for each in groups):
+        return
+    theirs, ours = (set(each[0]) for each in groups if each)
+    if theirs - ours and ours - theirs:
+        raise ResumeError(
+            f"resume needs the optimizer of the checkpoint, which has {min(theirs - ours)}, but "
+            f"this job's has {min(ours - theirs)} instead"
+        )
+
+
+def _check_progress(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> None:
+    """Raise ResumeError if the order of samples differs: some would be used twice, others never."""
+    for name, words in (("seed", "seed"), ("n_samples", "number of samples")):
+        if name in saved and name in fresh and saved[name] != fresh[name]:
+            raise ResumeError(
+                f"resume needs the {words} of the checkpoint, {saved[name]}, but got "
+                f"{fresh[name]}: the order of samples would differ"
+            )
+
+
+def _check_same(
+    saved: Mapping[str, tuple[int, ...]],
+    fresh: Mapping[str, tuple[int, ...]],
+    part: str,
+    *,
+    may_lack: bool,
+) -> None:
+    """Raise ResumeError if names or shapes of tensors differ.
+
+    An optimizer that makes its tensors in its first step may lack those of the checkpoint.
+    """
+    for name in dict.fromkeys([*fresh, *saved]):
+        if may_lack and name not in fresh:
+            continue
+        if fresh.get(name) != saved.get(name):
+            raise ResumeError(
+                f"resume needs the {part} of the checkpoint, but {name} has "
+                f"{_words(saved.get(name))} there and {_words(fresh.get(name))} in this job"
+            )
+
+
+def _words(shape: tuple[int, ...] | None) -> str:
+    return "no tensor" if shape is None else f"shape {shape}"
+
+
+def _named_shapes(
+    state: Any, where: str, shards: ShardFormat
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the names and shapes of all tensors of a nested state."""
+    if shards.is_tensor(state):
+        yield where, tuple(state.shape)
+    elif isinstance(state, Mapping):
+        for key, value in state.items():
+            yield from _named_shapes(value, f"{where}.{key}" if where else str(key), shards)
+    elif isinstance(state, list | tuple):
+        for key, value in enumerate(state):
+            yield from _named_shapes(value, f"{where}[{key}]", shards)

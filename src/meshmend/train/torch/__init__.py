@@ -1,0 +1,1 @@
+"""`Job` and the elastic group: training loops of PyTorch."""

@@ -1,0 +1,307 @@
+"""What one step sums: weighted gradients, running statistics and the loss, in flat buckets.
+
+A bucket holds gradients of one element type. Buckets follow the parameters backwards, because the
+backward pass computes the last layers first. So the first buckets are full, and can be summed,
+while the pass goes on. The layout depends on the parameters alone: it is the same on all chips and
+in all generations. The last bucket is summed when the step ends, and also holds:
+
+- by how much the step changed the module's buffers, such as running means and counters. After the
+  sum every chip has the same mean change over all samples. What no chip changes keeps its bits, so
+  a mask may hold infinities;
+- which parameters got a gradient;
+- which buckets must be summed again, because their gradients changed after their sum began;
+- the loss, the weight, whether to divide by the sum of the weights, whether to stop, and the norm
+  to clip to: a chip without samples, whose loop does not run, learns these from the others.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from meshmend.errors import InputError
+from meshmend.train.core.bucket import bucket_of
+from meshmend.train.core.bucket_layout import bucket_layout, trained_parameters
+from meshmend.train.core.non_finite import BUFFER
+
+Bytes = NDArray[np.uint8]
+
+# The loss, the weight, the weight again if the sums are to be divided by it, the stop, the norm to
+# clip to, and whether there is one.
+_TAIL = 6
+
+
+class Gradients:
+    """The buckets of a module; moves its gradients into them and back.
+
+    A bucket holds up to `bucket_bytes`; without that number, `bucket_layout` has the rule.
+    """
+
+    def __init__(self, model: torch.nn.Module, bucket_bytes: int | None = None) -> None:
+        self._names = trained_parameters(model)
+        self._parameters = list(self._names)
+        self._frozen = {
+            parameter: name
+            for name, parameter in model.named_parameters()
+            if parameter not in self._names
+        }
+        self._slots = _buffer_slots(model)
+        self._bad_buffers: list[str] = []  # whose change on this chip is not finite
+        self._has_trained = False  # whether a step has had a gradient, on any chip
+        self.remember()
+        # A loss and running statistics of float64 keep their digits.
+        is_wide = any(each.dtype == torch.float64 for each in (*self._parameters, *self._before))
+        last_type = torch.float64 if is_wide else torch.float32
+        layout = bucket_layout(self._parameters, bucket_bytes, last=last_type)
+        n_statistics = sum(before.numel() for before in self._before)
+        counts = [n_statistics, len(self._parameters), len(layout), *[1] * _TAIL]
+        extras = [*[0] * (len(layout) - 1), sum(counts)]
+        self.buckets = [
+            bucket_of(dtype, {each: self._names[each] for each in members}, extra)
+            for (dtype, members), extra in zip(layout, extras, strict=True)
+        ]
+        last = self.buckets[-1].flat
+        self._tail = last[len(last) - sum(counts) :]
+        self._changes, self._used, self._again, *rest = torch.split(self._tail, counts)
+        self._loss, self._weight, self._divisor, self._stop, *self._clip = rest
+        self._own_weight: float | None = None  # in the step in flight; None without samples
+        self._sizes = [(bucket.flat.numel(), bucket.dtype) for bucket in self.buckets]
+        self._payloads = [bucket.flat.view(torch.uint8).numpy() for bucket in self.buckets]
+
+    def sizes(self) -> list[tuple[int, str]]:
+        """Return the number of elements and the type of each bucket."""
+        return self._sizes
+
+    def payloads(self) -> list[Bytes]:
+        """Return the memory of each bucket."""
+        return self._payloads
+
+    @torch.no_grad()
+    def remember(self) -> None:
+        """Copy the module's buffers, to find out later what a step has changed."""
+        self._before = [module._buffers[key].clone() for module, key in self._slots.values()]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Reset the module's buffers to the last copy, because the step does not count."""
+        for _, buffer, before in self._buffers():
+            buffer.copy_(before)
+
+    def begin(self) -> None:
+        """Begin a step: no gradient of it has come, and no sum of it has begun.
+
+        Gradients of an earlier step go, so that none is added to them, whether it counted or not.
+        What buffers are now is what the step changes: who changes them between steps, by mistake or
+        by purpose, does so for this chip alone.
+        """
+        self.remember()
+        for bucket in self.buckets:
+            bucket.begin()
+
+    @torch.no_grad()
+    def take(self, index: int, scale: float) -> None:
+        """Begin to fill one bucket, because its sum begins before the step ends."""
+        self.buckets[index].take(scale)
+
+    @torch.no_grad()
+    def gather(
+        self,
+        loss: float,
+        weight: float,
+        *,
+        normalise: bool = False,
+        is_last: bool = False,
+        max_norm: float | None = None,
+    ) -> None:
+        """Complete the buckets: this chip's gradients, its loss, and what is said about them.
+
+        With `normalise`, `scatter` divides by the sum of the weights. Without it, the weights of
+        all chips must add up to one. With `is_last`, all chips stop after this step. With
+        `max_norm`, all chips clip the sums to this norm.
+
+        Raises:
+            InputError: a parameter that was frozen when the job was made has a gradient.
+        """
+        self._refuse_thawed()
+        self._own_weight = weight
+        again = [bucket.is_stale(weight) for bucket in self.buckets]
+        for bucket in self.buckets:
+            if bucket.scale is None:
+                bucket.fill(weight)
+        self._gather_changes()
+        used = [parameter.grad is not None for parameter in self._parameters]
+        self._used.copy_(torch.tensor(used, dtype=torch.float32))
+        self._loss.fill_(loss)
+        self._tail.mul_(weight)
+        self._again.copy_(torch.tensor(again, dtype=torch.float32))
+        self._weight.fill_(weight)
+        self._divisor.fill_(weight if normalise else 0.0)
+        self._stop.fill_(float(is_last))
+        self._clip[0].fill_(max_norm or 0.0)
+        self._clip[1].fill_(float(max_norm is not None))
+        for bucket in self.buckets:
+            bucket.await_full()
+
+    @torch.no_grad()
+    def clear(self, *, is_last: bool = False) -> None:
+        """Fill the buckets with zeros, because this chip has no samples."""
+        self.begin()
+        self._own_weight, self._bad_buffers = None, []
+        for bucket in self.buckets:
+            bucket.empty()
+        self._stop.fill_(float(is_last))
+
+    @torch.no_grad()
+    def take_again(self) -> list[int]:
+        """Fill the buckets again whose gradients changed, on any chip, after their sum began.
+
+        Returns their numbers: all chips sum them a second time.
+        """
+        stale = torch.nonzero(self._again).reshape(-1).tolist()
+        for index in stale:
+            if self._own_weight is None:
+                self.buckets[index].empty()
+            else:
+                self.buckets[index].fill(self._own_weight)
+                self.buckets[index].await_full()
+        return stale
+
+    @property
+    def is_last(self) -> bool:
+        """Whether a chip said that this step is the last; known after the sum."""
+        return float(self._stop) > 0
+
+    def max_norm(self) -> float | None:
+        """Return the norm that all chips clip to, or None; known after the sum."""
+        total, n_chips = (float(each) for each in self._clip)
+        return total / n_chips if n_chips else None
+
+    def loss(self) -> float:
+        """Return the mean loss over all samples; known after the sum."""
+        divisor = float(self._divisor)
+        return float(self._loss) / divisor if divisor > 0 else float(self._loss)
+
+    def is_finite(self) -> bool:
+        """Whether all summed gradients, and all changes of buffers, are finite numbers."""
+        if not self.are_buffers_finite():
+            return False
+        for bucket in self.buckets:
+            elements = bucket.elements
+            # A sum is not finite if an element is not; it may overflow though all are finite.
+            if not torch.isfinite(elements.sum()) and not torch.isfinite(elements).all():
+                return False
+        return True
+
+    def are_buffers_finite(self) -> bool:
+        """Whether all summed changes of buffers are finite numbers."""
+        return bool(torch.isfinite(self._changes).all())
+
+    def non_finite(self) -> list[str]:
+        """Return what is not finite on this chip: gradients by parameter, and `buffer ...`."""
+        gradients = [
+            name
+            for parameter, name in self._names.items()
+            if parameter.grad is not None and not torch.isfinite(parameter.grad).all()
+        ]
+        return [*gradients, *(f"{BUFFER}{name}" for name in self._bad_buffers)]
+
+    def check_trained(self) -> None:
+        """Raise InputError if this is the first step and no chip has a gradient; after the sum."""
+        if not self._has_trained and self._parameters and float(self._weight) > 0:
+            if not bool((self._used > 0).any()):
+                raise InputError(
+                    "Job.step needs gradients, but in the first step no parameter got one on any "
+                    "chip; call loss.backward() before job.step(loss), with a loss that depends on "
+                    "the parameters of the model"
+                )
+            self._has_trained = True
+
+    def skip_check(self) -> None:
+        """Let a step be without gradients: this chip has the state of a job that has begun."""
+        self._has_trained = True
+
+    def _buffers(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        """Yield each buffer that a step may change: its name, itself, and what it was before.
+
+        Raises:
+            InputError: a module has replaced a buffer by one of another shape.
+        """
+        for (name, (module, key)), before in zip(self._slots.items(), self._before, strict=True):
+            buffer = module._buffers[key]
+            if buffer is None or buffer.shape != before.shape or buffer.dtype != before.dtype:
+                raise InputError(
+                    f"Job needs buffers that keep shape and type, but {name} was "
+                    f"{_shape_words(before)} and is {_shape_words(buffer)}; keep what grows out "
+                    "of the buffers of the model"
+                )
+            yield name, buffer, before
+
+    def _gather_changes(self) -> None:
+        """Put the changes of buffers into the last bucket; those that are equal change by zero."""
+        at, self._bad_buffers = 0, []
+        for name, buffer, before in self._buffers():
+            change = self._changes[at : at + buffer.numel()].view(buffer.shape)
+            at += buffer.numel()
+            if torch.equal(buffer, before):
+                change.zero_()
+                continue
+            same = (buffer == before) | ((buffer != buffer) & (before != before))
+            difference = buffer.to(torch.float64).sub(before.to(torch.float64))
+            change.copy_(difference.masked_fill_(same, 0.0))
+            if not torch.isfinite(change).all():
+                self._bad_buffers.append(name)
+
+    def scatter(self) -> float:
+        """Copy what was summed to parameters and buffers; return the mean loss over all samples."""
+        loss = self.loss()
+        self.give_gradients()
+        self.give_statistics()
+        return loss
+
+    @torch.no_grad()
+    def give_gradients(self) -> None:
+        """Copy the summed gradients to the parameters; `loss` is then not known any more."""
+        divisor = float(self._divisor)
+        if divisor > 0:
+            for bucket in self.buckets:
+                bucket.flat.div_(divisor)
+        used = dict(zip(self._parameters, (self._used > 0).tolist(), strict=True))
+        for bucket in self.buckets:
+            bucket.give(used)
+
+    @torch.no_grad()
+    def give_statistics(self) -> None:
+        """Change the buffers by what the step has changed on all chips, after `give_gradients`."""
+        at = 0
+        for _, buffer, before in self._buffers():
+            change = self._changes[at : at + buffer.numel()].view(buffer.shape).to(buffer.device)
+            at += buffer.numel()
+            if not buffer.is_floating_point():
+                change = change.round()
+            after = before.to(torch.float64).add(change.to(torch.float64)).to(buffer.dtype)
+            buffer.copy_(torch.where(change == 0, before, after))
+
+    def _refuse_thawed(self) -> None:
+        """Raise InputError if a gradient would be left out of the sums."""
+        for parameter, name in self._frozen.items():
+            if parameter.grad is not None:
+                raise InputError(
+                    f"Job cannot sum the gradient of {name}: it was frozen when the job was made; "
+                    "make the job before you freeze parameters"
+                )
+
+
+def _buffer_slots(model: torch.nn.Module) -> dict[str, tuple[Any, str]]:
+    """Return where modules keep their buffers, by name; a step may put another tensor there."""
+    slots = {}
+    for name, buffer in model.named_buffers():
+        path, _, key = name.rpartition(".")
+        if not buffer.is_complex():
+            slots[name] = model.get_submodule(path), key
+    return slots
+
+
+def _shape_words(buffer: torch.Tensor | None) -> str:
+    return "None" if buffer is None else f"{list(buffer.shape)} of {buffer.dtype}"

@@ -1,0 +1,229 @@
+"""A training job that survives: five lines changed in a plain PyTorch loop.
+
+    job = Job(model, optimizer, dataset, batch=64, steps=1000)
+    for inputs, labels in job:
+        loss = cross_entropy(model(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        job.step(loss)
+
+The job hands out this chip's share of each step's samples. `step` sums the gradients over all
+chips and steps the optimizer. If the mesh changed meanwhile, the step does not count: the job
+joins the new generation, and hands out its new share of the same step. The sums begin while
+`backward` still computes; `step` waits for the last.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from meshmend.errors import InputError
+from meshmend.train.core.chip_job import ChipJob
+from meshmend.train.core.evaluation import batches_of, evaluating
+from meshmend.train.core.exchange import Exchange
+from meshmend.train.core.job_core import JobCore
+from meshmend.train.core.job_settings import JobSettings
+from meshmend.train.core.non_finite import RAISE
+from meshmend.train.core.random_seed import seed_torch
+from meshmend.train.core.sums import added
+from meshmend.train.core.worker_environment import worker_environment
+from meshmend.train.data.sample_source import JobData
+from meshmend.train.sharding.mirror_placement import DEFAULT_DOMAINS
+from meshmend.train.sharding.sharded_update import ShardedUpdate
+from meshmend.train.sharding.sharding import ShardedReplica, Sharding
+from meshmend.train.state.checkpoint import Saving
+from meshmend.train.state.comparison import COMPARE_EVERY
+from meshmend.train.state.resume import Resume
+from meshmend.train.torch.fingerprint import fingerprint_of
+from meshmend.train.torch.learner import Models, Stateful, TorchLearner, one_module
+from meshmend.train.torch.optimizers import Optimizers
+
+
+class Job(ChipJob):
+    """One chip's part in training a PyTorch model on the samples of a data set.
+
+    The data set has `len()` and `[]`, or is an `IterableDataset`, or a `DataLoader` around either:
+    its workers then make the samples of the next steps ahead. A step uses `batch` samples over all
+    chips together, by default the loader's; with `policy="shrink"`, fewer while chips are missing.
+    `model` and `optimizer` may each be several, in a list or a dict. `also` are further objects
+    with a state, such as schedulers; a `scaler` scales the loss of all chips alike. `resume` is a
+    folder of checkpoints: the job begins with the newest one that is complete and undamaged; with
+    "auto", with that of the folder of `saving`, or anew if there is none.
+    `non_finite` says what becomes of a step whose gradients are not finite: "raise" or "skip".
+    The states of all chips are compared every `compare_every` steps. Gradients are summed in
+    buckets of up to `bucket_bytes`. With `shard_optimizer`, each chip keeps the optimizer's state
+    of its share of the parameters, and of one share that it mirrors; the two are never in one of
+    the `mirror_domains`: board, host, row, column, or blocks such as 4x2. With `master_weights`,
+    the optimizer steps on float32 copies of the parameters that have 16 bits.
+    """
+
+    def __init__(
+        self,
+        model: Models,
+        optimizer: Optimizers,
+        dataset: Any,
+        *,
+        batch: int | None = None,
+        steps: int,
+        seed: int = 0,
+        policy: str = "constant",
+        collate: Callable[[list[Any]], Any] | None = None,
+        also: Sequence[Stateful] = (),
+        scaler: torch.amp.GradScaler | None = None,
+        saving: Saving | None = None,
+        resume: Resume = None,
+        non_finite: str = RAISE,
+        compare_every: int = COMPARE_EVERY,
+        bucket_bytes: int | None = None,
+        shard_optimizer: bool = False,
+        mirror_domains: Sequence[str] = DEFAULT_DOMAINS,
+        master_weights: bool = False,
+    ) -> None:
+        data = JobData(dataset, collate)
+        settings = JobSettings(
+            data.n_samples,
+            data.batch_size(batch),
+            steps,
+            seed,
+            policy,
+            saving,
+            resume,
+            non_finite,
+            compare_every,
+        )
+        self.model, self.optimizer, self.steps = model, optimizer, steps
+        is_one = isinstance(mirror_domains, str)
+        self._mirror_domains = (str(mirror_domains),) if is_one else tuple(mirror_domains)
+        self._collate, self._source = data.collate, data.source(settings.order())
+        self._learner: TorchLearner = TorchLearner(
+            model,
+            optimizer,
+            also,
+            scaler=scaler,
+            bucket_bytes=bucket_bytes,
+            shard_optimizer=shard_optimizer,
+            master_weights=master_weights,
+        )
+        self._core = JobCore(
+            self._learner,
+            settings,
+            lambda: fingerprint_of(
+                one_module(model),
+                optimizer,
+                self._source,
+                settings,
+                mirror_domains=self._mirror_domains if shard_optimizer else (),
+                has_masters=master_weights,
+            ),
+            self._make_sharding if shard_optimizer else None,
+        )
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """The bytes of the optimizer's state that this chip keeps now."""
+        return self._learner.n_state_bytes()
+
+    def _make_sharding(self, replica: ShardedReplica, exchange: Exchange) -> Sharding:
+        return ShardedUpdate(
+            self._learner, replica, exchange, worker_environment(), self._mirror_domains
+        )
+
+    @property
+    def grad_norm(self) -> float | None:
+        """The norm of the last gradients that `clip_grad_norm` was called for, before clipping."""
+        return self._learner.norm
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield this chip's samples, step by step, until all steps are done on all chips.
+
+        Raises:
+            JobFailedError: neither a chip nor a checkpoint has a state to go on from.
+        """
+        try:
+            for _ in self._core:
+                share, n_steps = self._core.share_to_step_on(), self.steps - self._core.step_number
+                batch = self._source.batch(share, n_steps)
+                seed_torch(self._core.step_seed)
+                self._learner.begin(share, self._core.start_sum)
+                yield batch
+        finally:
+            self._source.close()
+            self._learner.end()
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        """Return a context for all backward passes of a step but the last.
+
+        Their gradients are added up, and summed over the chips together with those of the last.
+        """
+        return self._learner.accumulating()
+
+    def weigh(self, weight: float) -> None:
+        """Say over how many things this chip's loss is a mean, if not over its samples.
+
+        Call it before the last backward pass of the step, so that sums can begin during it.
+        """
+        self._core.share_to_step_on()
+        self._learner.weigh(weight)
+
+    def clip_grad_norm(self, max_norm: float) -> None:
+        """Clip the summed gradients of this step to a norm, before the optimizer steps.
+
+        Call it before `step`; `grad_norm` has the norm afterwards. It is the same on all chips.
+        """
+        self._core.share_to_step_on()
+        if not max_norm > 0:
+            raise InputError(f"clip_grad_norm needs a norm above 0, but got {max_norm}")
+        self._learner.clip(max_norm)
+
+    def step(self, loss: torch.Tensor, *, weight: float | None = None) -> bool:
+        """Sum the gradients over all chips and step the optimizer; return whether it counted.
+
+        The loss is a mean over this chip's samples. If it is a mean over something else, such as
+        masked words, pass their number as `weight`, here or earlier to `weigh`.
+
+        Raises:
+            InputError: there are no samples to step on, or they were stepped on already.
+            NonFiniteError: the sums are not finite, and the job was not told to skip such steps.
+        """
+        self._core.share_to_step_on()
+        self._learner.gather(loss, weight, is_last=self._core.is_stopping)
+        return self._core.complete_step()
+
+    def evaluate(self, dataset: Any, scores: Callable[[Any], Any], *, batch: int = 64) -> Any:
+        """Return the sum of `scores(samples)` over all samples of a data set, shared by the chips.
+
+        `scores` gets up to `batch` collated samples, and returns a number, a tensor, or a dict of
+        them, each a sum over these samples. Every sample counts exactly once, also if chips die
+        meanwhile, and every chip gets the same bits, whatever the number of chips. The models are
+        in evaluation mode. Call it after `step`, on all chips.
+
+        Raises:
+            InputError: the data set is empty, or a step is in flight.
+        """
+        batches = batches_of(dataset, batch)
+
+        def compute(number: int) -> bytes:
+            samples = self._collate([dataset[index] for index in batches[number]])
+            return self._learner.packed(scores(samples)).tobytes()
+
+        with evaluating(one_module(self.model)):
+            parts = self._core.share_out(len(batches), compute)
+        return added([self._unpacked(part) for part in parts])
+
+    def begin_at(self, step: int) -> None:
+        """Begin after a step, whose state the caller has put into model and optimizer.
+
+        Raises:
+            InputError: the job has begun, or ends before that step.
+        """
+        self._core.begin_at(step)
+
+    def end_after(self, step: int) -> None:
+        """Make this step the last. All chips must decide so in the same step, from the same state.
+
+        A step that is done already ends the job now.
+        """
+        self.steps = step
+        self._core.end_after(step)

@@ -1,0 +1,330 @@
+"""PyTorch models and their optimizers, as a job trains them."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Final, Protocol
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from meshmend.errors import InputError
+from meshmend.train.core.worker_loop import SumSizes
+from meshmend.train.data.samples import Share
+from meshmend.train.sharding.sharded_optimizers import ShardedOptimizers
+from meshmend.train.state.digest import total_of
+from meshmend.train.state.shard_format import ShardFormat
+from meshmend.train.state.torch_shards import TORCH_SHARDS
+from meshmend.train.state.torch_state import digest_parts, packed, unpacked
+from meshmend.train.torch.backward_watch import BackwardWatch
+from meshmend.train.torch.gradients import Bytes, Gradients
+from meshmend.train.torch.optimizers import (
+    Optimizers,
+    SteppedOptimizers,
+    check_schedulers,
+    optimizers_of,
+)
+
+Models = torch.nn.Module | Sequence[torch.nn.Module] | Mapping[str, torch.nn.Module]
+
+
+class Stateful(Protocol):
+    """Anything whose state is part of the training, such as a learning-rate scheduler."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state: tensors, numbers and text."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
+        """Replace the state."""
+
+
+class TorchLearner:
+    """Models, their optimizers, and further objects with a state, as a `Learner`.
+
+    With `scaler`, the sums are divided by its scale, and it decides whether the optimizers step.
+    With `master_weights`, the optimizers step on float32 copies of parameters of 16 bits.
+    If the optimizers are to be sharded, `prepare_update` comes between the sums and `update`.
+    """
+
+    shards: Final[ShardFormat] = TORCH_SHARDS
+
+    def __init__(
+        self,
+        model: Models,
+        optimizer: Optimizers,
+        also: Sequence[Stateful] = (),
+        *,
+        scaler: torch.amp.GradScaler | None = None,
+        bucket_bytes: int | None = None,
+        shard_optimizer: bool = False,
+        master_weights: bool = False,
+    ) -> None:
+        if any(isinstance(each, torch.amp.GradScaler) for each in also):
+            raise InputError("a job needs its GradScaler as scaler=, but got it in also")
+        self._model = one_module(model)
+        self.sharded: ShardedOptimizers | None = None
+        named = self._named_optimizers = optimizers_of(optimizer)
+        self._guard: Any = None  # against steps of the optimizers outside the job
+        self._is_updating = False
+        if shard_optimizer or master_weights:
+            _refuse_scaler(scaler, "shard_optimizer" if shard_optimizer else "master_weights")
+        if shard_optimizer:
+            self.sharded = ShardedOptimizers(named, has_masters=master_weights)
+        else:
+            self._stepped = SteppedOptimizers(named, scaler, has_masters=master_weights)
+        self._optimizers = self.sharded or self._stepped
+        self._also = (*also, *([scaler] if scaler else []))
+        self._parameter_names: dict[torch.Tensor, str] = {
+            each: name for name, each in self._model.named_parameters()
+        }
+        self._gradients = Gradients(self._model, bucket_bytes)
+        self._watch = BackwardWatch(self._gradients)
+        self._weight: float | None = None  # of this chip in this step, as the user said
+        self._max_norm: float | None = None
+        self._share = Share(0, 0, 1)
+        self.norm: float | None = None  # of the last gradients that were to be clipped
+        self._prepared: tuple[float, float | None] | None = None  # loss and norm of this step
+
+    def begin(self, share: Share, start: Callable[[int], None]) -> None:
+        """Begin a step; `start(number)` is called for each sum that can begin."""
+        if self._guard is None:
+            check_schedulers(self._named_optimizers, self._also)
+            self._guard = register_optimizer_step_pre_hook(self._refuse_step)
+        self._share, self._weight, self._max_norm = share, None, None
+        self._forget_prepared()
+        self._watch.begin(share.n_samples / share.batch, start)
+
+    def end(self) -> None:
+        """Let the optimizers be stepped by anyone again: the job is over."""
+        if self._guard is not None:
+            self._guard.remove()
+
+    @contextmanager
+    def _updating(self) -> Iterator[None]:
+        """While this holds, the job steps its optimizers."""
+        self._is_updating = True
+        try:
+            yield
+        finally:
+            self._is_updating = False
+
+    def _refuse_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Raise InputError if the loop steps an optimizer of the job by itself."""
+        is_mine = any(optimizer is each for each in self._named_optimizers.values())
+        if is_mine and not self._is_updating:
+            raise InputError(
+                "the loop over a Job must not call optimizer.step(): job.step(loss) steps the "
+                "optimizer, with the gradients of all chips; remove optimizer.step(), or "
+                "scaler.step(optimizer), from the loop"
+            )
+
+    def weigh(self, weight: float) -> None:
+        """Give this chip's gradients a weight other than its number of samples."""
+        self._weight = weight
+        self._watch.set_scale(weight / self._share.batch)
+
+    def accumulating(self) -> AbstractContextManager[None]:
+        """Return a context in which backward passes start no sum, because more passes follow."""
+        return self._watch.accumulating()
+
+    def flush(self) -> None:
+        """Start all sums that may begin, so that something else can follow them."""
+        self._watch.flush()
+
+    def clip(self, max_norm: float) -> None:
+        """Clip the sums of this step to a norm."""
+        self._max_norm = max_norm
+
+    def gather(self, loss: torch.Tensor, weight: float | None, *, is_last: bool) -> None:
+        """Put this chip's gradients and loss, times its weight, into the payloads."""
+        self._watch.end()
+        chosen = self._weight if weight is None else weight
+        scale = (self._share.n_samples if chosen is None else chosen) / self._share.batch
+        value, normalise = float(loss.detach()), chosen is not None
+        self._gradients.gather(
+            value, scale, normalise=normalise, is_last=is_last, max_norm=self._max_norm
+        )
+
+    def sum_sizes(self) -> SumSizes:
+        """Return the number of elements and the type of each sum of a step."""
+        return self._gradients.sizes()
+
+    def payloads(self) -> Sequence[Bytes]:
+        """Return what this chip puts into each sum; the sums replace it in place."""
+        return self._gradients.payloads()
+
+    def clear(self, *, is_last: bool) -> None:
+        """Put zeros into the payloads, because this chip has no samples."""
+        self._forget_prepared()
+        self._gradients.clear(is_last=is_last)
+
+    def take_again(self) -> Sequence[int]:
+        """Fill the payloads again that some chip changed after their sum began."""
+        numbers = self._gradients.take_again()
+        self._watch.note_again(numbers)
+        return numbers
+
+    @property
+    def is_last(self) -> bool:
+        """Whether a chip said that this step is the last; known after the sum."""
+        return self._gradients.is_last
+
+    def is_finite(self) -> bool:
+        """Whether the sums are finite numbers, or a scaler looks after those that are not."""
+        if self._optimizers.skips_non_finite:
+            return self._gradients.are_buffers_finite()
+        return self._gradients.is_finite()
+
+    def non_finite(self) -> Sequence[str]:
+        """Return what is not finite on this chip: gradients by parameter, and `buffer ...`."""
+        return self._gradients.non_finite()
+
+    def undo(self) -> None:
+        """Reset running statistics to what they were before the step, which does not count."""
+        self._watch.abandon()
+        self._gradients.restore()
+
+    def update(self) -> float:
+        """Step the optimizers with the sums; return the mean loss over all samples."""
+        if self.sharded is not None:
+            return self._update_shares(self.sharded)
+        self._gradients.check_trained()
+        max_norm = self._gradients.max_norm()
+        loss = self._gradients.scatter()
+        with self._updating():
+            self.norm = self._stepped.step(max_norm)
+        return loss
+
+    def prepare_update(self) -> None:
+        """Give the sums to the parameters and clip them, so that an update can be tried."""
+        assert self.sharded is not None, "nothing is tried without shares"
+        self._gradients.check_trained()
+        max_norm, loss = self._gradients.max_norm(), self._gradients.loss()
+        self._gradients.give_gradients()
+        self._prepared = loss, self.sharded.clip(max_norm)
+
+    def _update_shares(self, sharded: ShardedOptimizers) -> float:
+        if self._prepared is None:  # this chip trains alone
+            self.prepare_update()
+        assert self._prepared is not None
+        loss, self.norm = self._prepared
+        self._gradients.give_statistics()
+        with self._updating():
+            sharded.step()
+        return loss
+
+    def _forget_prepared(self) -> None:
+        self._prepared = None
+        if self.sharded is not None:
+            self.sharded.begin()
+
+    def skip(self) -> float:
+        """Leave models and optimizers as they are; return the mean loss over all samples."""
+        loss = self._gradients.loss()
+        self._gradients.restore()
+        return loss
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of the models, of the optimizers and of the objects in `also`."""
+        return {
+            "model": self._model.state_dict(),
+            "buffers": other_buffers(self._model),
+            "optimizer": self._optimizers.state_dict(),
+            "also": [part.state_dict() for part in self._also],
+        }
+
+    def saved_state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint: of a sharded optimizer, this chip's share."""
+        saved = {} if self.sharded is None else {"optimizer": self.sharded.saved_state()}
+        return self.state() | saved
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Replace these parts by those of another chip or of a checkpoint."""
+        self._model.load_state_dict(state["model"])
+        load_other_buffers(self._model, state.get("buffers", {}))
+        self._gradients.remember()
+        if state.get("progress", {}).get("step") != 0:  # else the job begins with it
+            self._gradients.skip_check()
+        self._optimizers.load_state_dict(state["optimizer"])
+        for part, part_state in zip(self._also, state["also"], strict=True):
+            part.load_state_dict(part_state)
+
+    def n_state_bytes(self) -> int:
+        """Return the bytes of the state that the optimizers keep on this chip."""
+        return self._optimizers.n_state_bytes()
+
+    def packed(self, state: Any) -> Bytes:
+        """Return a state, with the progress of the job, as bytes."""
+        return packed(state)
+
+    def unpacked(self, data: Bytes) -> Any:
+        """Return the state that `packed` wrote."""
+        return unpacked(data)
+
+    def digest(self) -> str:
+        """Return a hash of all of the state."""
+        return total_of(self.digest_parts())
+
+    def digest_parts(self) -> dict[str, str]:
+        """Return a hash of each tensor of the state by its name, and each plain value."""
+        also = [part.state_dict() if _is_compared(part) else {} for part in self._also]
+        return digest_parts(self.state() | {"also": also})
+
+    def part_name(self, name: str) -> str:
+        """Return the name of a part of the state, with that of the parameter it belongs to."""
+        return self._optimizers.part_name(name, self._parameter_names)
+
+    def share_digests(self) -> dict[str, str]:
+        """Return a digest of each share of a sharded optimizer that this chip keeps, by place."""
+        return {} if self.sharded is None else self.sharded.share_digests()
+
+
+def other_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the buffers that `state_dict` leaves out, by name: those that are not persistent."""
+    return {
+        f"{prefix}.{name}" if prefix else name: buffer
+        for prefix, module in model.named_modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name in module._non_persistent_buffers_set
+    }
+
+
+@torch.no_grad()
+def load_other_buffers(model: torch.nn.Module, buffers: Mapping[str, torch.Tensor]) -> None:
+    """Replace the buffers that are not persistent by those of another chip or of a checkpoint.
+
+    One that a changed script makes with another shape stays as the script has made it.
+    """
+    for name, buffer in other_buffers(model).items():
+        if name in buffers and buffers[name].shape == buffer.shape:
+            buffer.copy_(buffers[name])
+
+
+def _is_compared(part: Stateful) -> bool:
+    """Whether an object's state is the same on all chips; a trainer's holds times and who leads."""
+    return bool(getattr(part, "is_compared", True))
+
+
+def _refuse_scaler(scaler: torch.amp.GradScaler | None, option: str) -> None:
+    if scaler is not None and scaler.is_enabled():
+        raise InputError(
+            f"{option} cannot step with a GradScaler; compute in bfloat16, which needs none, or "
+            f"train with {option}=False"
+        )
+
+
+def one_module(model: Models) -> torch.nn.Module:
+    """Return a module, or several modules as one.
+
+    Raises:
+        InputError: it is no module, or a name is not possible.
+    """
+    if isinstance(model, torch.nn.Module):
+        return model
+    try:
+        if isinstance(model, Mapping):
+            return torch.nn.ModuleDict(dict(model))
+        return torch.nn.ModuleList(model)
+    except (TypeError, KeyError) as error:
+        raise InputError(
+            f"Job needs a module, or several in a list or dict, but: {error}"
+        ) from None

@@ -1,0 +1,214 @@
+"""The optimizers of a job, one or several, stepped together, with or without a loss scale.
+
+Every chip has the same summed gradients, bit for bit. So every chip clips them by the same norm,
+finds the same infinities in them, and changes the scale in the same way.
+"""
+
+import gc
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from meshmend.errors import InputError
+from meshmend.train.sharding.master_weights import MasterWeights, check_no_masters
+from meshmend.train.sharding.piece_states import n_bytes_of
+
+Optimizers = (
+    torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer]
+)
+
+
+class SteppedOptimizers:
+    """Optimizers by name, in the order in which they step; a single one is called ''.
+
+    With `has_masters`, they step on float32 copies of parameters of 16 bits.
+
+    Raises:
+        InputError: one of them needs a closure, or the scaler cannot scale its gradients.
+    """
+
+    def __init__(
+        self,
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        scaler: torch.amp.GradScaler | None = None,
+        *,
+        has_masters: bool = False,
+    ) -> None:
+        self._optimizers = dict(optimizers)
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        for optimizer in self._optimizers.values():
+            _refuse_closure(optimizer)
+        if self._scaler and any(each.dtype == torch.float16 for each in self._parameters()):
+            raise InputError(
+                "a GradScaler needs parameters of float32, but some are float16; keep the model in "
+                "float32 and compute within torch.autocast"
+            )
+        self._trained = self._parameters()
+        self._masters = (
+            {name: MasterWeights(each) for name, each in self._optimizers.items()}
+            if has_masters
+            else {}
+        )
+
+    @property
+    def skips_non_finite(self) -> bool:
+        """Whether a step with gradients that are not finite changes nothing but the scale."""
+        return self._scaler is not None
+
+    def step(self, max_norm: float | None) -> float | None:
+        """Step all optimizers; first clip the gradients to a norm, and return what it was."""
+        with_gradients = [each for each in self._optimizers.values() if _has_gradients(each)]
+        if self._scaler is not None:
+            self._begin_to_scale(self._scaler)
+            for optimizer in with_gradients:
+                self._scaler.unscale_(optimizer)
+        norm = None
+        if max_norm is not None:
+            norm = float(torch.nn.utils.clip_grad_norm_(self._trained, max_norm))
+        for masters in self._masters.values():
+            masters.take_gradients()
+        if self._scaler is None:
+            for optimizer in self._optimizers.values():
+                optimizer.step()
+        elif with_gradients:
+            for optimizer in with_gradients:
+                self._scaler.step(optimizer)
+            self._scaler.update()
+        for masters in self._masters.values():
+            masters.give_weights()
+        return norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the only optimizer, or those of several by their names."""
+        states = {
+            name: self._masters.get(name, optimizer).state_dict()
+            for name, optimizer in self._optimizers.items()
+        }
+        return states[""] if list(states) == [""] else states
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replace the states by those that `state_dict` returned.
+
+        Raises:
+            InputError: they have masters, and this job has none.
+        """
+        states = {"": state} if list(self._optimizers) == [""] else state
+        for name, optimizer in self._optimizers.items():
+            if name not in self._masters:
+                check_no_masters(states[name]["state"].values())
+            self._masters.get(name, optimizer).load_state_dict(states[name])
+
+    def part_name(self, name: str, parameter_names: Mapping[torch.Tensor, str]) -> str:
+        """Return the name of a part of the training state, with that of its parameter."""
+        return part_name(name, self._optimizers, parameter_names)
+
+    def n_state_bytes(self) -> int:
+        """Return the bytes of the tensors of all states."""
+        states = (state for each in self._optimizers.values() for state in each.state.values())
+        return n_bytes_of(states) + sum(each.n_bytes for each in self._masters.values())
+
+    def _parameters(self) -> list[torch.Tensor]:
+        """Return all parameters, each once."""
+        found = {each: None for one in self._optimizers.values() for each in _parameters_of(one)}
+        return list(found)
+
+    def _begin_to_scale(self, scaler: torch.amp.GradScaler) -> None:
+        """Make a scaler ready that has scaled no loss, because its chip has had no samples yet."""
+        parameters = self._parameters()
+        device = parameters[0].device if parameters else None
+        scaler.scale(torch.zeros((), device=device))
+
+
+def part_name(
+    name: str,
+    optimizers: Mapping[str, torch.optim.Optimizer],
+    parameter_names: Mapping[torch.Tensor, str],
+) -> str:
+    """Return the name of a part of the training state, with that of its parameter, if it has one.
+
+    `optimizer.state.3.exp_avg` becomes `the optimizer's exp_avg of layer.weight`.
+    """
+    for key, optimizer in optimizers.items():
+        start = f"optimizer.{key}.state." if key else "optimizer.state."
+        if name.startswith(start):
+            number, _, what = name.removeprefix(start).partition(".")
+            parameters = list(_parameters_of(optimizer))
+            if number.isdigit() and int(number) < len(parameters):
+                whose = parameter_names.get(parameters[int(number)], f"parameter {number}")
+                return f"the optimizer's {what or 'state'} of {whose}"
+    return name
+
+
+def optimizers_of(optimizer: Optimizers) -> dict[str, torch.optim.Optimizer]:
+    """Return the optimizers of a job by name, given one, a sequence of them, or a dict."""
+    if isinstance(optimizer, Mapping):
+        return dict(optimizer)
+    if isinstance(optimizer, Sequence):
+        return {str(at): each for at, each in enumerate(optimizer)}
+    return {"": optimizer}
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    return any(parameter.grad is not None for parameter in _parameters_of(optimizer))
+
+
+def check_schedulers(
+    optimizers: Mapping[str, torch.optim.Optimizer], also: Sequence[object]
+) -> None:
+    """Raise InputError if a scheduler of an optimizer is not part of the training state.
+
+    A scheduler wraps the `step` of its optimizer. Where none does, there is none to look for.
+    """
+    wrapped = [
+        each for each in optimizers.values() if getattr(each.step, "_wrapped_by_lr_sched", False)
+    ]
+    if not wrapped:
+        return
+    known = {id(each) for each in _parts_of(also, depth=3)}
+    for scheduler in _schedulers():
+        is_mine = any(scheduler.optimizer is each for each in wrapped)
+        if is_mine and id(scheduler) not in known:
+            raise InputError(
+                f"Job needs the {type(scheduler).__name__} of its optimizer in also, or a chip "
+                "that joins, or a resumed job, has another learning rate: pass also=[scheduler], "
+                "and step it in the optimizer: "
+                "optimizer.register_step_post_hook(lambda *_: scheduler.step())"
+            )
+
+
+def _schedulers() -> list[Any]:
+    """Return all schedulers of this process that are in use."""
+    gc.collect()  # or one that was replaced would count
+    return [each for each in gc.get_objects() if _is_scheduler(each)]
+
+
+def _is_scheduler(each: object) -> bool:
+    # Not `isinstance`: it asks objects for their class, and some answer with an import.
+    return issubclass(type(each), torch.optim.lr_scheduler.LRScheduler)
+
+
+def _parts_of(objects: Sequence[object], depth: int) -> Iterator[object]:
+    """Yield objects and what they hold, as a scheduler of several schedulers does."""
+    for each in objects:
+        yield each
+        inner = list(vars(each).values()) if hasattr(each, "__dict__") else []
+        inner += each if isinstance(each, list | tuple) else []
+        if depth and not isinstance(each, torch.optim.Optimizer | torch.nn.Module):
+            yield from _parts_of(inner, depth - 1)
+
+
+def _refuse_closure(optimizer: torch.optim.Optimizer) -> None:
+    """Raise InputError if an optimizer computes the loss several times in a step."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise InputError(
+            f"Job cannot step {type(optimizer).__name__}: it needs a closure that computes the "
+            "loss several times in a step; use an optimizer that steps once, such as SGD or AdamW"
+        )

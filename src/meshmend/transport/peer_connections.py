@@ -1,0 +1,145 @@
+"""Makes the connections between ranks: dials some peers, and accepts calls from the others.
+
+A rank dials the ranks above it and waits for calls from those below. Each connection has an epoch,
+which both ends name. So a late call of an earlier epoch is never used for the present one.
+
+A rank that was interrupted while it connected calls again in the same epoch. If the other end has
+already chosen the old connection for the caller's generation, it may have sent over that one, so
+the call is closed. Then each end finds out as soon as it needs the other.
+"""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from meshmend.errors import HandshakeError, PeerLostError, StoppedError, TransportError
+from meshmend.transport.event_fd import is_set
+from meshmend.transport.handshake import ANYONE, ConnectRequest, Deadline, dial
+from meshmend.transport.listener import Address, Listener, listening
+
+
+class PeerConnections:
+    """Makes authenticated connections of one rank to others; `stop_fd` ends all waiting."""
+
+    def __init__(
+        self,
+        rank: int,
+        labels: Sequence[str],
+        secret: bytes,
+        *,
+        bind: str,
+        stop_fd: int,
+        link_timeout_s: float = 0.0,
+    ) -> None:
+        self._rank = rank
+        self._labels = labels
+        self._secret = secret
+        self._stop_fd = stop_fd
+        self._link_timeout_s = link_timeout_s
+        self._calls: dict[int, tuple[int, socket.socket]] = {}
+        self._chosen_in: dict[int, int] = {}  # the last generation with a connection, by rank
+        self._changed = threading.Condition()
+        # Gets the calls of those who call anyone; must not block. None refuses them.
+        self.on_asker: Callable[[socket.socket], None] | None = None
+        listener = listening(bind)
+        self._listener = Listener(listener, secret, rank, name=self._me, admit=self._admit)
+        self.address: Address = self._listener.address
+
+    def connection(
+        self,
+        peer: int,
+        address: Address,
+        deadline: float,
+        *,
+        epoch: int = 0,
+        generation: int = 0,
+    ) -> socket.socket:
+        """Return a new authenticated connection to a rank in an epoch, for a generation.
+
+        Raises:
+            PeerLostError: the rank cannot be reached before the deadline.
+            HandshakeError: the secrets differ.
+            StoppedError: `stop_fd` was set.
+        """
+        if peer < self._rank:
+            return self._await_call(peer, deadline, epoch, generation)
+        request = ConnectRequest(self._rank, peer, epoch, generation)
+        until = Deadline(deadline, self._stop_fd, self._link_timeout_s)
+        try:
+            return dial(address, self._secret, request, until)
+        except TransportError as error:
+            message = f"{self._me} cannot reach {self._labels[peer]}: {error}"
+            raise type(error)(message, peer) from None
+
+    def choose_old(self, peer: int, epoch: int, generation: int = 0) -> bool:
+        """Choose an open connection for a generation, unless its rank has called anew in its epoch.
+
+        If it has, return False: `connection` returns the new one.
+        """
+        with self._changed:
+            if self._calls.get(peer, (-1, None))[0] == epoch:
+                return False
+            self._chosen_in[peer] = generation
+            return True
+
+    def wake(self) -> None:
+        """Make all waiting threads check `stop_fd`."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Close the listener and the unused calls; a second call does nothing."""
+        self._listener.close()
+        with self._changed:
+            for _, connection in self._calls.values():
+                connection.close()
+            self._calls.clear()
+
+    @property
+    def _me(self) -> str:
+        return self._labels[self._rank]
+
+    def _await_call(self, peer: int, deadline: float, epoch: int, generation: int) -> socket.socket:
+        """Wait for the call of a lower rank, and return its connection."""
+        with self._changed:
+            self._chosen_in.pop(peer, None)
+            while self._calls.get(peer, (-1, None))[0] != epoch:
+                if is_set(self._stop_fd):
+                    raise StoppedError(f"{self._me} was told to stop waiting for a connection")
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                    raise PeerLostError(
+                        f"{self._labels[peer]} did not connect to {self._me} in time", peer
+                    )
+            self._chosen_in[peer] = generation
+            return self._calls.pop(peer)[1]
+
+    def _admit(self, connection: socket.socket, request: ConnectRequest) -> None:
+        """Keep a call until `connection` returns it; close one of an older epoch, or too late."""
+        if request.wanted == ANYONE:
+            if self.on_asker is None:
+                raise HandshakeError(f"{self._me} answers no questions")
+            self.on_asker(connection)
+            return
+        if request.caller >= len(self._labels):
+            raise HandshakeError(f"it claims to be rank {request.caller} of {len(self._labels)}")
+        with self._changed:
+            epoch, old = self._calls.get(request.caller, (-1, None))
+            is_late = 0 < request.generation <= self._chosen_in.get(request.caller, -1)
+            if request.epoch < epoch or is_late:
+                connection.close()
+                return
+            if old is not None:
+                old.close()
+            self._calls[request.caller] = request.epoch, connection
+            self._changed.notify_all()
+
+
+def has_ended(connection: socket.socket) -> bool:
+    """Whether the other end has closed and all that it sent was read."""
+    try:
+        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

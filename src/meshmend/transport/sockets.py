@@ -1,0 +1,345 @@
+"""Runs tasks over TCP: one authenticated connection per pair of ranks that exchange data.
+
+Connections outlive collectives and generations. If a run is interrupted in the middle of a frame,
+the rest of the frame is still sent later, and the receiver drops it. So the receiver always knows
+where the next frame begins.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+import numpy as np
+
+from meshmend.errors import (
+    InputError,
+    MismatchError,
+    PeerLostError,
+    StalledError,
+    StoppedError,
+    TransportError,
+)
+from meshmend.transport import frames
+from meshmend.transport.checksum import bind_checksum
+from meshmend.transport.combine import bind_combine
+from meshmend.transport.event_fd import clear, is_set
+from meshmend.transport.failure_report import report_failure, reported_reason
+from meshmend.transport.in_flight import PendingRun, RunsInFlight
+from meshmend.transport.listener import Address
+from meshmend.transport.liveness import acknowledged_bytes, keep_alive
+from meshmend.transport.peer_connections import PeerConnections, has_ended
+from meshmend.transport.transport import Bytes, Task, describe_fingerprint
+
+# Urgent data cannot overtake data in the buffers of the kernel, so these buffers are small: few
+# unsent bytes at the sender, a small receive buffer at the receiver. With default buffers TCP
+# queued 16 to 25 ms a hop over slow links, which cost trees a sixth of their time. A fast link with
+# a long round trip needs a larger window.
+_UNSENT_BYTES: Final = 1 << 13
+WINDOW_BYTES: Final = 20_000
+_WORD: Final = 1 << 32
+
+
+class SocketTransport:
+    """The connections of one rank, and the runs of tasks over them.
+
+    Messages call a rank by `labels[rank]`. With `reports_failures`, a rank that fails sends the
+    reason to its peers, which fail with the same text: every rank learns of a failure at once.
+    Otherwise it sends nothing, and can continue after `renew`. A peer on another address may send
+    `window_bytes` ahead; with 0, and on loopback, the kernel decides. A peer is lost when its
+    kernel answers nothing for `link_timeout_s`; a busy peer is not lost. With 0 none ever is.
+
+    A peer that sends a frame which cannot be right is lost too: every header has a checksum. With
+    `sums_payloads`, which all ranks must then have, every payload has one as well.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        labels: Sequence[str],
+        secret: bytes,
+        *,
+        bind: str = "127.0.0.1",
+        reports_failures: bool = False,
+        window_bytes: int = WINDOW_BYTES,
+        link_timeout_s: float = 0.0,
+        sums_payloads: bool = False,
+    ) -> None:
+        self.rank = rank
+        self._link_timeout_s = link_timeout_s
+        self._window_bytes = window_bytes
+        self._labels = tuple(labels)
+        self._reports_failures = reports_failures
+        self._sockets: dict[int, socket.socket] = {}
+        self._epochs: dict[int, int] = {}
+        self._counted: dict[int, int] = {}
+        self._sent_before: dict[int, int] = {}  # bytes, over connections that are closed
+        self._stop_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._runs = RunsInFlight(
+            len(labels),
+            self._sockets,
+            self._failure,
+            stop_fd=self._stop_fd,
+            link_timeout_s=link_timeout_s,
+        )
+        self._loop = self._runs.loop
+        self._loop.numbers[frames.SUMS_PAYLOADS] = sums_payloads
+        self._links = self._loop.links
+        self._drop(range(len(labels)))
+        self._peer_connections = PeerConnections(
+            rank,
+            self._labels,
+            secret,
+            bind=bind,
+            stop_fd=self._stop_fd,
+            link_timeout_s=link_timeout_s,
+        )
+        self.address: Address = self._peer_connections.address
+        bind_combine()
+        bind_checksum()
+
+    def connect(
+        self,
+        addresses: Mapping[int, Address],
+        *,
+        epochs: Mapping[int, int] | None = None,
+        timeout_s: float = 30.0,
+    ) -> None:
+        """Keep or make a connection to each of these ranks.
+
+        With `epochs`, an old connection of another epoch is closed first, and both ends must name
+        the same epoch. So a rank that left and joined again never uses its old connection.
+
+        Raises:
+            PeerLostError: one cannot be reached in time. HandshakeError: the secrets differ.
+            StoppedError: `interrupt` was called.
+        """
+        deadline = time.monotonic() + timeout_s
+        in_use = self._runs.peers_in_use()  # if one of these is lost, its runs find out
+        wanted = {peer: (epochs or {}).get(peer, 0) for peer in addresses if peer not in in_use}
+        self._drop([peer for peer in wanted if not self._is_kept(peer, wanted[peer])])
+        missing = [peer for peer in addresses if not self._is_linked(peer)]
+        try:
+            for peer in sorted(missing, reverse=True):  # dials first, then waits for calls
+                epoch = wanted[peer]
+                connection = self._peer_connections.connection(
+                    peer, addresses[peer], deadline, epoch=epoch, generation=self.generation
+                )
+                self._link(peer, connection, epoch)
+        except StoppedError:
+            if not in_use:  # else the runs in flight have to see it too, until `renew`
+                clear(self._stop_fd)
+            raise
+
+    def run(self, task: Task, payload: Bytes, *, timeout_s: float = 1800.0) -> None:
+        """Send and receive what the task says, in place in the payload's bytes.
+
+        Raises:
+            PeerLostError, MismatchError, StoppedError, StalledError: see `transport`. The
+            transport can then not run another task before `renew`.
+        """
+        self._runs.run(task, payload, timeout_s)
+
+    def start(
+        self, task: Task, payload: Bytes, *, timeout_s: float = 1800.0, wakes: bool = True
+    ) -> PendingRun:
+        """Start what `run` does and return at once; any thread may call this.
+
+        All ranks start their tasks in the same order. Up to 128 are in flight; the next one waits
+        for room. If one fails, all that are in flight fail with it. With `wakes` false the caller
+        waits for the run soon, so no thread is woken to drive it.
+        """
+        return self._runs.start(task, payload, timeout_s, wakes=wakes)
+
+    def interrupt(self) -> None:
+        """Make the current run or connect raise StoppedError, or the next one if there is none."""
+        os.eventfd_write(self._stop_fd, 1)
+        self._peer_connections.wake()
+
+    def renew(self, generation: int) -> None:
+        """Begin a new generation on the open connections; frames of older ones will be dropped.
+
+        Runs that are still in flight fail with StoppedError.
+        """
+        if generation <= self.generation:
+            raise InputError(
+                f"renew needs a generation above {self.generation}, but got {generation}"
+            )
+        self._runs.stop()
+        self._runs.renew(generation)
+        self.drop(np.flatnonzero(self._links[:, frames.CLOSED]).tolist())
+        self.drop([peer for peer, connection in self._sockets.items() if has_ended(connection)])
+        clear(self._stop_fd)
+
+    def drop(self, peers: Iterable[int]) -> None:
+        """Close the connections to these ranks; `connect` makes new ones when needed.
+
+        Runs that are still in flight fail with StoppedError.
+        """
+        self._runs.stop()
+        self._drop(peers)
+
+    def _drop(self, peers: Iterable[int]) -> None:
+        for peer in peers:
+            if connection := self._sockets.pop(peer, None):
+                sent = self._sent_before.get(peer, 0) + acknowledged_bytes(connection)
+                self._sent_before[peer] = sent
+                connection.close()
+                del self._epochs[peer]
+            self._links[peer] = 0
+            self._links[peer, [frames.FD, frames.IN_KEY, frames.OUT_KEY]] = -1
+
+    def sever(self, peer: int) -> None:
+        """Break the connection to a rank, as a cut link would; any thread may call this."""
+        if connection := self._sockets.get(peer):
+            with suppress(OSError):  # it may be broken already
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def answer_askers(self, on_asker: Callable[[socket.socket], None]) -> None:
+        """Pass on callers that want anyone; `on_asker` runs in another thread, without blocking."""
+        self._peer_connections.on_asker = on_asker
+
+    def sent_bytes(self) -> dict[int, int]:
+        """Return how many bytes each rank has got from this one; any thread may call this."""
+        sent = dict(self._sent_before)
+        for peer, connection in list(self._sockets.items()):
+            sent[peer] = sent.get(peer, 0) + acknowledged_bytes(connection)
+        # A connection that is being closed may be missing for a moment; a count never falls.
+        self._counted = {peer: max(n, self._counted.get(peer, 0)) for peer, n in sent.items()}
+        return self._counted
+
+    def check(self) -> None:
+        """Raise StoppedError if `interrupt` was called: for a rank that waits for no peers."""
+        if is_set(self._stop_fd):
+            clear(self._stop_fd)
+            raise StoppedError(f"{self._me} was told to stop")
+
+    def close(self) -> None:
+        """Close all connections and stop listening; runs in flight fail with StoppedError."""
+        self._runs.close()
+        self._peer_connections.close()
+        for connection in self._sockets.values():
+            connection.close()
+        self._links[:, frames.FD] = -1
+
+    def __enter__(self) -> "SocketTransport":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def generation(self) -> int:
+        """The generation that was begun last with `renew`."""
+        return int(self._loop.numbers[frames.GENERATION])
+
+    @property
+    def _me(self) -> str:
+        return self._labels[self.rank]
+
+    def _is_kept(self, peer: int, epoch: int) -> bool:
+        """Whether the connection to a rank is of this epoch and, as far as this end knows, open.
+
+        A peer that was interrupted while it connected has closed; it calls again in that epoch.
+        """
+        connection = self._sockets.get(peer)
+        if connection is None or self._epochs.get(peer) != epoch:
+            return False
+        if has_ended(connection):
+            return False
+        return self._peer_connections.choose_old(peer, epoch, self.generation)
+
+    def _is_linked(self, peer: int) -> bool:
+        return bool(self._links[peer, frames.FD] >= 0)
+
+    def _link(self, peer: int, connection: socket.socket, epoch: int) -> None:
+        try:
+            self._set_up(connection)
+        except OSError as error:  # the peer may have closed already
+            connection.close()
+            raise PeerLostError(
+                f"{self._labels[peer]} hung up on {self._me}: {error.strerror}", peer
+            ) from None
+        self._sockets[peer], self._epochs[peer] = connection, epoch
+        self._links[peer, frames.FD] = connection.fileno()
+
+    def _set_up(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+        if self._window_bytes and not connection.getpeername()[0].startswith("127."):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._window_bytes)
+        if self._link_timeout_s:
+            keep_alive(connection, self._link_timeout_s)
+
+    def _failure(self, status: int, peer: int, timeout_s: float) -> TransportError:
+        if status == frames.INTERRUPTED:
+            return StoppedError(f"{self._me} was told to stop; begin a new generation with renew")
+        error: TransportError
+        if status == frames.TIMED_OUT:
+            error = StalledError(f"{self._me} saw nothing move for {timeout_s:g} s")
+        elif status == frames.LOST:
+            error = PeerLostError(f"{self._labels[peer]} hung up on {self._me}", peer)
+        elif status == frames.SILENT:
+            error = PeerLostError(
+                f"{self._labels[peer]} has answered nothing that {self._me} sent for "
+                f"{self._link_timeout_s:g} s",
+                peer,
+            )
+            self.sever(peer)
+        elif status == frames.AHEAD:
+            call = int(self._links[peer, frames.IN_WORDS + frames.CALL_WORD])
+            error = PeerLostError(
+                f"{self._labels[peer]} is in generation {call // _WORD}, of which {self._me} has "
+                f"heard nothing for {self._link_timeout_s:g} s",
+                peer,
+            )
+        elif status == frames.PEER_FAILED:
+            error = self._peer_failed(peer)
+        elif status == frames.BAD_FRAME:
+            error = self._bad_frame(peer)
+        else:
+            error = self._mismatch(peer)
+        if self._reports_failures:
+            call = self.generation * _WORD + int(self._loop.numbers[frames.LAST_BEGUN])
+            report_failure(str(error), call, self._sockets, self._links)
+        if status in (frames.PEER_FAILED, frames.BAD_FRAME, frames.AHEAD):
+            self._links[peer, frames.CLOSED] = 1  # so that `renew` drops it
+            self.sever(peer)
+        return error
+
+    def _bad_frame(self, peer: int) -> PeerLostError:
+        self._links[peer, frames.CLOSED] = 0  # it can still be told why
+        fault = int(self._links[peer, frames.FAULT])
+        advice = ""
+        if fault == frames.NOT_SUMMED:
+            advice = "; switch checksums of payloads on in every process of the job, or in none"
+        return PeerLostError(
+            f"{self._labels[peer]} sent {self._me} {frames.FAULTS[fault]}{advice}", peer
+        )
+
+    def _peer_failed(self, peer: int) -> TransportError:
+        """Return the error for a peer that sent why it gave up.
+
+        Only ranks that report failures send that; from any other rank it cannot be right.
+        """
+        reason = reported_reason(self._sockets[peer], self._links[peer])
+        if self._reports_failures:
+            return TransportError(reason or f"{self._labels[peer]} gave up", peer)
+        return PeerLostError(f"{self._labels[peer]} gave up: {reason!r}", peer)
+
+    def _mismatch(self, peer: int) -> MismatchError:
+        """Return the error for a frame that belongs to no run as this rank runs it."""
+        words = self._links[peer, frames.IN_WORDS :].tolist()
+        call, theirs = words[frames.CALL_WORD], words[frames.FINGERPRINT_WORD]
+        oldest, last = self._loop.numbers[[frames.OLDEST, frames.LAST_BEGUN]].tolist()
+        number = call % _WORD if oldest <= call % _WORD <= last else oldest
+        ours = int(self._loop.runs[number % frames.MOST_RUNS, frames.FINGERPRINT])
+        return MismatchError(
+            f"ranks disagree: {self._me} is in a {describe_fingerprint(ours)}, but "
+            f"{self._labels[peer]} in a {describe_fingerprint(theirs)}; call the same collectives "
+            "in the same order with tensors of one size and type on every rank",
+            peer,
+        )

@@ -1,1 +1,0 @@
-"""Proofs of schedules: every contribution is counted, and every hop is followed."""

@@ -1,0 +1,371 @@
+"""`meshmend bench`: real processes, real sockets, and where the kernel grants it a real mesh."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshmend.errors import BenchmarkError, InputError
+from meshmend.lab.bench import link_figures as figures
+from meshmend.lab.bench import openmpi
+from meshmend.lab.bench.benchmark import (
+    BenchmarkRequest,
+    BenchmarkResults,
+    PayloadResults,
+    Result,
+    run_benchmark,
+)
+from meshmend.lab.bench.contenders import Buffer, Network, Participant, operand, total
+from meshmend.lab.bench.link_figures import fabric_from
+from meshmend.lab.bench.openmpi import OpenMpi, openmpi_repetitions
+from meshmend.lab.bench.runners import Planned, planned
+from meshmend.lab.bench.summary import results_svg, save, summary
+from meshmend.lab.bench.worker_pool import WorkerPool
+from meshmend.lab.testbed import records
+from meshmend.planning.pricing import Question
+from meshmend.planning.progress import no_progress
+from meshmend.topology.fabric import Fabric
+from meshmend.topology.mesh import Mesh
+from meshmend.topology.text import parse_mesh
+from testbeds import require_testbed
+from waiting import until
+
+FABRIC = Fabric("test", 1e8, 1e-5, 1e-5)
+PAYLOAD = 1 << 16
+
+
+@pytest.fixture(autouse=True)
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder of testbeds' records that no other test sees; no worker outlives a test."""
+    monkeypatch.setenv("MESHMEND_TESTBED_DIR", str(tmp_path / "run"))
+    of_other_tests = set(children())
+    yield
+    assert not records.live_records()
+    assert not set(children()) - of_other_tests
+
+
+def children() -> list[int]:
+    """Return the processes that this one has started and that still run."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            text = (entry / "stat").read_text() if entry.name.isdigit() else ""
+        except OSError:
+            continue
+        state, parent = text.rpartition(")")[2].split()[:2] if text else ("", "")
+        if parent == str(os.getpid()) and state != "Z":
+            found.append(int(entry.name))
+    return found
+
+
+def ring(mesh: Mesh) -> Planned:
+    """Return a contender that every small mesh has."""
+    return planned("ring-1d", Question(mesh, PAYLOAD, FABRIC), predicts=True, progress=no_progress)
+
+
+class Faulty:
+    """A contender that does what its function says on rank 0 and nothing on the others."""
+
+    name = "faulty"
+    n_elements = 16
+    is_sum = True
+
+    def __init__(self, fault: Callable[[], None]) -> None:
+        self._fault = fault
+
+    def ready(self, participant: Participant) -> Callable[[Buffer], None]:
+        def run(buffer: Buffer) -> None:
+            if participant.rank == 0:
+                self._fault()
+
+        return run
+
+
+def fail() -> None:
+    """Raise an error."""
+    raise ValueError("no reason")
+
+
+def die() -> None:
+    """End the process without a word."""
+    os._exit(3)
+
+
+@given(st.integers(1, 300), st.integers(1, 400))
+def test_operands_add_up_to_the_same_bits_in_any_order(n_ranks: int, n_elements: int) -> None:
+    parts = [operand(rank, n_elements) for rank in range(n_ranks)]
+
+    backwards = np.zeros(n_elements, dtype=np.float32)
+    for part in reversed(parts):
+        backwards += part
+
+    assert np.array_equal(backwards, total(n_ranks, n_elements))
+
+
+def test_a_worker_pool_times_a_schedule_and_checks_its_sum() -> None:
+    mesh = parse_mesh("2x2")
+    contender = ring(mesh)
+
+    with WorkerPool(Network(mesh), [contender]) as pool:
+        repetitions = [pool.measure(contender) for _ in range(3)]
+
+    assert all(repetition.correct and repetition.time_s > 0 for repetition in repetitions)
+
+
+def test_a_worker_pool_sees_a_wrong_sum() -> None:
+    contender = Faulty(lambda: None)
+
+    with WorkerPool(Network(parse_mesh("1x2")), [contender]) as pool:
+        assert not pool.measure(contender).correct
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (fail, r"the worker of chip \(0, 0\) failed in faulty: ValueError: no reason"),
+        (die, r"the worker of chip \(0, 0\) died in faulty"),
+    ],
+)
+def test_a_worker_that_fails_is_named(fault: Callable[[], None], message: str) -> None:
+    contender = Faulty(fault)
+
+    with (
+        pytest.raises(BenchmarkError, match=message),
+        WorkerPool(Network(parse_mesh("1x2")), [contender]) as pool,
+    ):
+        pool.measure(contender)
+
+
+@given(
+    st.floats(1e4, 1e10),
+    st.floats(0, 1e-2),
+    st.floats(0, 1e-3),
+    st.integers(16, 512),
+)
+def test_figures_come_back_out_of_the_times_that_they_cause(
+    bandwidth: float, latency_s: float, overhead_s: float, n_pieces: int
+) -> None:
+    piece_s = figures._PIECE_BYTES / bandwidth
+    start_s = latency_s + overhead_s
+    ping_s = figures._PING_HOPS * start_s
+    short_s, long_s = start_s + n_pieces * piece_s, start_s + 3 * n_pieces * piece_s
+    stream_s = start_s + 3 * n_pieces * piece_s + (3 * n_pieces - 1) * overhead_s
+
+    fabric = fabric_from(ping_s, short_s, long_s, stream_s, n_pieces=n_pieces)
+
+    if start_s < n_pieces * piece_s:  # else the bytes are lost in the latency
+        assert fabric.link_bandwidth_bytes_per_s == pytest.approx(bandwidth, rel=1e-6)
+    assert fabric.message_overhead_s == pytest.approx(overhead_s, rel=1e-6, abs=1e-9)
+    assert fabric.hop_latency_s == pytest.approx(latency_s, rel=1e-6, abs=1e-9)
+
+
+def test_a_flood_fills_every_link_both_ways_and_waits_for_nothing() -> None:
+    mesh = parse_mesh("3x4", fail=["1,1"])
+
+    probe = figures._flood(mesh, "flood", 5, 64)
+
+    pairs, counts = np.unique(
+        np.stack([probe.schedule.src, probe.schedule.dst]), axis=1, return_counts=True
+    )
+    assert pairs.shape[1] == 2 * len(mesh.links)
+    assert set(counts.tolist()) == {5}
+    rows = range(probe.schedule.n_rows)
+    assert not any(
+        probe.hazards.before_send(row) or probe.hazards.before_write(row) for row in rows
+    )
+
+
+def test_a_ping_goes_to_and_fro_between_pairs_that_share_no_chip() -> None:
+    mesh = parse_mesh("3x4", fail=["1,1"])
+
+    probe = figures._ping(mesh)
+
+    ends = np.sort(np.stack([probe.schedule.src, probe.schedule.dst]), axis=0)
+    pairs, counts = np.unique(ends, axis=1, return_counts=True)
+    assert len(np.unique(pairs)) == 2 * pairs.shape[1] == 10
+    assert set(counts.tolist()) == {figures._PING_HOPS}
+    waits = [len(probe.hazards.before_send(row)) for row in range(probe.schedule.n_rows)]
+    assert waits == [0] * pairs.shape[1] + [1] * (probe.schedule.n_rows - pairs.shape[1])
+
+
+def test_bench_on_loopback_has_no_limit_and_no_prediction() -> None:
+    request = BenchmarkRequest(
+        parse_mesh("2x2"), (PAYLOAD, 2 * PAYLOAD + 3), peers=("gloo",), repeat=2
+    )
+    pytest.importorskip("torch")
+
+    document = summary(run_benchmark(request, no_progress))
+
+    assert [point["payload_bytes"] for point in document["sweep"]] == [PAYLOAD, 2 * PAYLOAD]
+    for point in document["sweep"]:
+        assert point["limit_s"] is None
+        assert [result["name"] for result in point["results"]] == ["auto", "gloo"]
+        for result in point["results"]:
+            assert result["correct"]
+            assert result["ratio_to_limit"] is None is result["predicted_s"]
+            assert 0 < result["min_s"] <= result["median_s"] <= result["max_s"]
+
+
+def test_auto_on_loopback_is_what_a_process_group_takes_there() -> None:
+    question = Question(parse_mesh("2x3").without("0,1"), 1e6, FABRIC)
+    here = planned("auto", question, predicts=False, progress=no_progress)
+    on_a_testbed = planned("auto", question, predicts=True, progress=no_progress)
+
+    assert here.schedule.algorithm == "rank-ring"
+    assert on_a_testbed.schedule.algorithm != "rank-ring"
+
+
+def test_bench_on_a_testbed_stays_above_the_limit_and_near_the_simulator() -> None:
+    require_testbed()
+    request = BenchmarkRequest(
+        parse_mesh("2x2"),
+        (1 << 18,),
+        algorithms=("auto", "ring-1d"),
+        link_bandwidth=100e6 / 8,
+        repeat=3,
+    )
+
+    measured = run_benchmark(request, no_progress)
+
+    point = measured.sweep[0]
+    limit_s = point.limit_s
+    assert limit_s is not None
+    assert limit_s == pytest.approx(0.75 * (1 << 18) / 12.5e6)
+    for result in point.results:
+        assert result.correct
+        # Links carry a burst of 10 KB for free after idling.
+        assert min(result.times_s) > 0.9 * limit_s
+        assert result.predicted_s is not None
+        assert result.predicted_s < 3 * min(result.times_s)
+
+
+def test_openmpi_is_measured_where_it_is_installed() -> None:
+    if reason := openmpi.why_unavailable():
+        pytest.skip(reason)
+
+    repetitions = openmpi_repetitions(Network(parse_mesh("1x2")), OpenMpi(1000), 2)
+
+    assert len(repetitions) == 2
+    assert all(repetition.correct and repetition.time_s > 0 for repetition in repetitions)
+
+
+def test_openmpi_is_left_out_with_a_reason_where_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+
+    assert "--compare openmpi needs mpirun and mpicc, but they are not installed" in str(
+        openmpi.why_unavailable()
+    )
+
+
+def test_openmpi_that_fails_takes_nothing_from_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (("mpicc", "exit 0"), ("mpirun", "echo out of luck; echo -----; exit 3")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    request = BenchmarkRequest(
+        parse_mesh("1x2"), (PAYLOAD, PAYLOAD), ("ring-1d",), ("openmpi",), repeat=1
+    )
+
+    measured = run_benchmark(request, no_progress)
+
+    assert [[each.name for each in point.results] for point in measured.sweep] == [["ring-1d"]] * 2
+    assert measured.absent == {"openmpi": "openmpi failed: out of luck"}
+
+
+@pytest.fixture
+def measured() -> BenchmarkResults:
+    """The results of two payloads, made up."""
+    results = (
+        Result("auto", "trees", (1.0, 1.2, 1.1), 1.05, correct=True),
+        Result("gloo", "", (3.0, 2.0, 4.0), None, correct=True),
+    )
+    sweep = (PayloadResults(1000, 1.0, results), PayloadResults(2000, 2.0, results))
+    request = BenchmarkRequest(parse_mesh("2x2", fail=["0,1"]), (1000, 2000), link_bandwidth=1e6)
+    return BenchmarkResults(request, FABRIC, sweep, {})
+
+
+def test_a_summary_has_the_median_and_its_ratio_to_the_limit(measured: BenchmarkResults) -> None:
+    auto, gloo = summary(measured)["sweep"][1]["results"]
+
+    assert (auto["median_s"], auto["min_s"], auto["max_s"]) == (1.1, 1.0, 1.2)
+    assert auto["ratio_to_limit"] == pytest.approx(0.55)
+    assert (gloo["median_s"], gloo["predicted_s"]) == (3.0, None)
+
+
+def test_a_chart_has_a_curve_for_what_was_measured_and_what_was_predicted(
+    measured: BenchmarkResults,
+) -> None:
+    picture = results_svg(measured)
+
+    for name in (">auto<", ">auto, predicted<", ">gloo<", ">limit<"):
+        assert name in picture
+    assert picture.count('class="curve"') == 4
+
+
+def test_one_payload_is_drawn_as_bars_with_predictions_marked(measured: BenchmarkResults) -> None:
+    picture = results_svg(replace(measured, sweep=measured.sweep[:1]))
+
+    assert picture.count('class="bar"') == 2
+    assert picture.count('class="predicted"') == 1
+    assert picture.count('class="limit"') == 1
+    assert ">1.1<" in picture
+
+
+def test_a_result_file_names_machine_versions_and_date(
+    measured: BenchmarkResults, tmp_path: Path
+) -> None:
+    path = save(measured, tmp_path / "new")
+
+    document = json.loads(path.read_text())
+    assert path.name.startswith("bench-testbed-2x2-less-0-1-")
+    assert {"date", "machine", "versions", "fabric", "sweep"} <= set(document)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"repeat": 0}, "--repeat needs 1 or more, but got 0"),
+        ({"payloads": (3,)}, "--payload needs 4 bytes or more, but got 3"),
+        ({"peers": ("nccl",)}, "--compare needs gloo or openmpi, but got 'nccl'"),
+        ({"algorithms": ("magic",)}, "there is no algorithm 'magic'"),
+        ({"mesh": Mesh((1, 1))}, "bench needs two connected chips or more, but got 1x1"),
+        ({"mesh": Mesh((1, 3)), "algorithms": ("ring-1d",)}, "ring"),
+    ],
+)
+def test_a_request_that_cannot_be_met_is_refused(fields: dict[str, object], message: str) -> None:
+    given = {"mesh": parse_mesh("2x2"), "payloads": (PAYLOAD,)} | fields
+
+    with pytest.raises(InputError, match=message):
+        BenchmarkRequest(**given)  # type: ignore[arg-type]  # on purpose of any type
+
+
+def test_workers_end_with_a_bench_that_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "hang.py"
+    script.write_text(
+        "import time\n"
+        "from meshmend.lab.bench.worker_pool import WorkerPool\n"
+        "from meshmend.lab.bench.contenders import Network\n"
+        "from meshmend.topology.text import parse_mesh\n"
+        "with WorkerPool(Network(parse_mesh('1x2')), []) as pool:\n"
+        "    print(*pool._pids, flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    workers = process.stdout.readline().split()
+
+    process.kill()
+    process.communicate()
+
+    assert len(workers) == 2
+    until(lambda: not any(records.start_time(int(worker)) for worker in workers))

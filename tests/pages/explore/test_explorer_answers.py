@@ -1,0 +1,197 @@
+"""What the explorer tells its page: flows, frames, next hops, prices, and refusals."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from browsing import QUESTION
+from meshmend.errors import InputError
+from meshmend.pages.explore.access import Access
+from meshmend.pages.explore.explorer_answers import first_answers, hole_words, searched_answers
+from meshmend.pages.explore.explorer_question import document_of, question_of
+from meshmend.pages.explore.flows import flows_of, whole_channels
+from meshmend.pages.explore.next_hops import next_hops
+from meshmend.pages.explore.timeline import N_FRAMES, timeline_of
+from meshmend.planning.plan import plan
+from meshmend.planning.progress import no_progress
+from meshmend.planning.quick_plan import quick_plan
+from meshmend.planning.target import Target
+from meshmend.topology.mesh import Mesh
+from strategies import connected_meshes
+
+BROKEN = Mesh((6, 6)).without("2x2@2,2")
+
+
+@given(connected_meshes())
+@settings(max_examples=20)
+def test_a_quick_plan_is_proved_and_takes_no_less_than_the_limit(mesh: Mesh) -> None:
+    quick = quick_plan(mesh, Target(payload_bytes=1e6))
+
+    assert quick.plan.proof is not None
+    assert quick.time_s >= quick.plan.limit().time_s * (1 - 1e-9)
+
+
+def test_a_quick_plan_of_a_small_mesh_is_as_fast_as_its_estimate() -> None:
+    quick = quick_plan(BROKEN, Target(payload_bytes=1e6))
+
+    assert not quick.is_estimate
+    assert quick.time_s == pytest.approx(quick.plan.predicted().time_s)
+
+
+@pytest.mark.parametrize("name", ["trees", "ring-1d", "ft-two-d", "rings-nd", "rank-ring"])
+def test_flows_use_exactly_the_channels_that_reduce(name: str) -> None:
+    made = plan(BROKEN, name)
+    n_ports = 4
+
+    flows = flows_of(made)
+
+    drawn = {channel for flow in flows for part in flow.parts for channel in part}
+    busy = set(whole_channels(BROKEN)[made.channel_loads > 0].tolist())
+    assert drawn <= busy
+    assert {channel // n_ports for channel in drawn} == set(
+        np.ravel_multi_index(tuple(BROKEN.coordinates.T), BROKEN.shape).tolist()
+    )
+
+
+def test_the_flows_of_trees_are_spanning_trees_and_a_ring_is_one_ring() -> None:
+    trees, ring = flows_of(plan(BROKEN, "trees")), flows_of(plan(BROKEN, "rank-ring"))
+
+    assert all(len(part) == BROKEN.n_live - 1 for flow in trees for part in flow.parts)
+    assert [len(flow.parts) for flow in ring] == [1]
+
+
+@pytest.mark.parametrize("name", ["trees", "ft-two-d", "rank-ring"])
+def test_the_frames_of_all_slices_add_up_to_the_work_of_the_links(name: str) -> None:
+    made = plan(BROKEN, name, payload="1GB")  # overhead does not count
+    whole = timeline_of(made)
+
+    slices = [timeline_of(made, slice_number=each) for each in range(whole.n_shown)]
+
+    together = sum(each.busy.astype(np.int64) for each in slices)
+    assert np.abs(together - whole.busy).max() <= len(slices)  # of 255: each slice is rounded
+    busy_s = whole.busy.sum() / 255 * whole.time_s / N_FRAMES
+    assert busy_s == pytest.approx(made.channel_loads.sum() * 1e9 / 70e9, rel=0.01)
+
+
+def test_a_slice_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(InputError, match="a slice needs a number from 0 to"):
+        timeline_of(plan(BROKEN, "trees"), slice_number=10_000)
+
+
+@given(connected_meshes(), st.data())
+@settings(max_examples=20)
+def test_next_hops_lead_to_live_neighbours_and_reach_every_chip(
+    mesh: Mesh, data: st.DataObject
+) -> None:
+    chip = data.draw(st.sampled_from(mesh.live))
+
+    table = next_hops(mesh, chip)
+
+    for goal in mesh.live:
+        index = int(np.ravel_multi_index(goal, mesh.shape))
+        port = table["ports"][index]
+        if goal == chip:
+            assert port == -1
+            continue
+        assert mesh.neighbor_ranks[mesh.rank_of[chip], port] >= 0
+        assert table["hops"][index] >= 1
+
+
+def test_next_hops_of_a_dead_chip_are_refused() -> None:
+    with pytest.raises(InputError, match="needs a live chip"):
+        next_hops(BROKEN, (2, 2))
+
+
+def test_answers_come_in_the_order_of_the_page_and_agree_with_the_limit() -> None:
+    question = question_of({**QUESTION, "fail": ["board:0,0"]})
+
+    first = list(first_answers(question))
+    later = list(searched_answers(question, None, no_progress))
+
+    assert [answer["kind"] for answer in first] == ["plan", "hole"]
+    kinds = [answer["kind"] for answer in later]
+    assert kinds[:2] == ["plan", "hole"]
+    assert kinds == sorted(kinds, key=["plan", "hole", "row", "curve"].index)
+    priced = [row for row in later if row["kind"] == "row" and "time_s" in row]
+    assert min(row["time_s"] for row in priced) >= later[0]["limit_s"]
+    assert later[0]["time_s"] <= first[0]["time_s"] * 1.02
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"mesh": "1x1"}, {"mesh": "5"}, {"mesh": "2x2x2"}, {"mesh": "3x3", "fail": ["0,1", "1,0"]}],
+)
+def test_odd_meshes_are_answered(changes: dict[str, object]) -> None:
+    question = question_of({**QUESTION, **changes})
+
+    answers = [*first_answers(question), *searched_answers(question, None, no_progress)]
+
+    assert {"plan", "row", "curve"} <= {answer["kind"] for answer in answers}
+
+
+def test_an_algorithm_that_does_not_support_the_mesh_is_refused_and_the_rest_goes_on() -> None:
+    question = question_of({**QUESTION, "algorithm": "two-d", "fail": ["0,0"]})
+
+    answers = list(searched_answers(question, None, no_progress))
+
+    assert answers[0]["kind"] == "refused"
+    assert "two-d needs a full mesh" in answers[0]["why"]
+    assert sum(answer["kind"] == "row" for answer in answers) > 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"mesh": None}, "needs the text `mesh`"),
+        ({"mesh": "65x65"}, "draws at most 4096 chips"),
+        ({"fail": "0,0"}, "`fail` as a list"),
+        ({"algorithm": "magic"}, "there is no algorithm 'magic'"),
+        ({"payload": "1 apple"}, "apple"),
+    ],
+)
+def test_questions_that_cannot_be_read_are_refused(changes: dict[str, object], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        question_of({**QUESTION, **changes})
+
+
+def test_a_question_is_written_and_read_back() -> None:
+    question = question_of({**QUESTION, "fail": ["board:0,0", "link:2,2-2,3"]})
+
+    assert question_of(document_of(question)) == question
+
+
+@pytest.mark.parametrize(
+    ("path", "host", "origin", "is_refused"),
+    [
+        ("/right/", "127.0.0.1:80", None, False),
+        ("/right/start", "localhost:80", "http://localhost:80", False),
+        ("/wrong/", "127.0.0.1:80", None, True),
+        ("/", "127.0.0.1:80", None, True),
+        ("/rightly/", "127.0.0.1:80", None, True),
+        ("/right/", "evil.example:80", None, True),
+        ("/right/", "127.0.0.1:81", None, True),
+        ("/right/", "127.0.0.1:80", "http://evil.example", True),
+        ("/right/", "127.0.0.1:80", "null", True),
+    ],
+)
+def test_only_the_own_page_with_the_token_is_let_in(
+    path: str, host: str, origin: str | None, is_refused: bool
+) -> None:
+    assert bool(Access(80, "right").why_refused(path, host, origin)) == is_refused
+
+
+@pytest.mark.parametrize(
+    ("full_s", "time_s", "words", "reason"),
+    [
+        (1.0, 1.063, "+6.3 %", ""),
+        (1.0, 0.937, "nothing", "fewer chips sum, which takes 6.3 % less here"),
+        (1.0, 1.0, "nothing", "fewer chips sum, which takes as long here"),
+        (1.0, 0.99999, "nothing", "fewer chips sum, which takes as long here"),
+        (0.0, 0.0, "nothing", "fewer chips sum, which takes as long here"),
+    ],
+)
+def test_a_hole_never_costs_less_than_nothing(
+    full_s: float, time_s: float, words: str, reason: str
+) -> None:
+    assert hole_words(full_s, time_s) == (words, reason)
