@@ -1,5 +1,6 @@
 """The socket transport: what it moves, whom it lets in, and how it stops."""
 
+import gc
 import logging
 import socket
 import threading
@@ -190,6 +191,17 @@ def test_garbage_on_the_port_is_refused_and_a_peer_still_gets_in(
 def test_nothing_listens_beyond_loopback_unless_asked() -> None:
     with transports(1) as (only,):
         assert only.address[0] == "127.0.0.1"
+
+
+def test_transports_that_are_closed_leave_no_descriptor_behind() -> None:
+    """A process that makes and destroys groups for months must not run out of them."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        with transports(4):
+            pass
+    gc.collect()
+
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
 def test_an_interrupt_ends_a_run_that_waits_for_others(square: Bed) -> None:

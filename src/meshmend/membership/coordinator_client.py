@@ -42,7 +42,7 @@ from meshmend.topology.failures import Chip
 from meshmend.transport.backoff import Backoff
 from meshmend.transport.channel import Channel
 from meshmend.transport.codec import shown
-from meshmend.transport.event_fd import clear
+from meshmend.transport.event_fd import clear, event_of
 from meshmend.transport.handshake import ConnectRequest, Deadline, dial
 from meshmend.transport.listener import Address
 from meshmend.transport.liveness import LinkWatch
@@ -78,7 +78,7 @@ class CoordinatorClient:
         self._client = MembershipClient(identity, _now)
         self._keeper = WorkerStatusKeeper(identity, self._client, time.monotonic())
         self._changed = threading.Condition()
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake_fd = event_of(self)
         self._joined_at = 0.0
         self._taken_since: float | None = None
         self._taken_backoff = Backoff(identity.seat, longest_s=_LONGEST_WAIT_S)

@@ -19,7 +19,7 @@ from meshmend.errors import ChannelError, MessageError
 from meshmend.membership.message_channel import MessageChannel
 from meshmend.membership.messages import AskStatus, Message, Refused
 from meshmend.transport.channel import Channel
-from meshmend.transport.event_fd import clear
+from meshmend.transport.event_fd import clear, event_of
 
 _log = getLogger(__name__)
 
@@ -43,7 +43,7 @@ class StatusResponder:
         self._new: deque[socket.socket] = deque()
         self._lock = threading.Lock()
         self._is_running = False
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake_fd = event_of(self)
 
     def take(self, connection: socket.socket) -> None:
         """Take the connection of an asker that has proved the secret; never blocks."""

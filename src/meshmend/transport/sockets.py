@@ -25,7 +25,7 @@ from meshmend.errors import (
 from meshmend.transport import frames
 from meshmend.transport.checksum import bind_checksum
 from meshmend.transport.combine import bind_combine
-from meshmend.transport.event_fd import clear, is_set
+from meshmend.transport.event_fd import clear, event_of, is_set
 from meshmend.transport.failure_report import report_failure, reported_reason
 from meshmend.transport.in_flight import PendingRun, RunsInFlight
 from meshmend.transport.listener import Address
@@ -76,7 +76,7 @@ class SocketTransport:
         self._epochs: dict[int, int] = {}
         self._counted: dict[int, int] = {}
         self._sent_before: dict[int, int] = {}  # bytes, over connections that are closed
-        self._stop_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._stop_fd = event_of(self)
         self._runs = RunsInFlight(
             len(labels),
             self._sockets,
