@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from meshmend import variables
-from meshmend.variables import MESH, TESTBED_DIR, VARIABLES, variable_table, warn_of_unknown
+from meshmend.variables import MESH, VARIABLES, variable_table, warn_of_unknown
 
 ROOT = Path(__file__).parents[1]
 
@@ -33,7 +33,7 @@ def test_no_other_module_spells_a_name() -> None:
 
 
 def test_every_name_in_the_documentation_is_in_the_table() -> None:
-    known = {name for each in VARIABLES for name in (each.name, each.old_name)}
+    known = {each.name for each in VARIABLES}
     pages = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
 
     for page in pages:
@@ -41,31 +41,13 @@ def test_every_name_in_the_documentation_is_in_the_table() -> None:
 
 
 def test_names_are_used_once() -> None:
-    names = [name for each in VARIABLES for name in (each.name, each.old_name) if name]
+    names = [each.name for each in VARIABLES]
 
     assert len(set(names)) == len(names)
 
 
-def test_an_old_name_works_and_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
-    for _ in range(2):
-        assert TESTBED_DIR.value_in({"MESHMEND_RUN_DIR": "/old"}) == "/old"
-
-    assert capsys.readouterr().err == (
-        "meshmend: MESHMEND_RUN_DIR is now called MESHMEND_TESTBED_DIR; the old name works in this "
-        "release only\n"
-    )
-
-
-def test_a_new_name_counts_more_than_the_old_one(capsys: pytest.CaptureFixture[str]) -> None:
-    both = {"MESHMEND_RUN_DIR": "/old", "MESHMEND_TESTBED_DIR": "/new"}
-
-    assert TESTBED_DIR.value_in(both) == "/new"
-    assert capsys.readouterr().err == ""
-
-
 def test_an_empty_value_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert MESH.value_in({"MESHMEND_MESH": ""}) == ""
-    assert TESTBED_DIR.value_in({"MESHMEND_RUN_DIR": ""}) == ""
     assert capsys.readouterr().err == ""
 
 
@@ -77,7 +59,7 @@ def test_an_unknown_name_is_one_line_once(
     name: str, advice: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(2):
-        warn_of_unknown({name: "4x4", "MESHMEND_MESH": "4x4", "MESHMEND_RUN_DIR": "", "HOME": "/"})
+        warn_of_unknown({name: "4x4", "MESHMEND_MESH": "4x4", "HOME": "/"})
 
     assert (
         capsys.readouterr().err == f"meshmend: there is no variable {name}, it is ignored{advice}\n"

@@ -16,28 +16,16 @@ PREFIX: Final = "MESHMEND_"
 
 @dataclass(frozen=True)
 class Variable:
-    """One environment variable; an empty value counts as not set.
-
-    `old_name` still works in this release, with a warning.
-    """
+    """One environment variable; an empty value counts as not set."""
 
     name: str
     meaning: str
     default: str
     read_by: str
-    old_name: str = ""
 
     def value_in(self, environment: Mapping[str, str]) -> str:
         """Return the variable's text in an environment, or an empty text."""
-        if value := environment.get(self.name):
-            return value
-        value = environment.get(self.old_name, "") if self.old_name else ""
-        if value:
-            _warn_once(
-                f"{self.old_name} is now called {self.name}; the old name works in this release "
-                "only"
-            )
-        return value
+        return environment.get(self.name, "")
 
 
 BACKEND: Final = "backend, worker"
@@ -150,7 +138,6 @@ TESTBED_DIR: Final = Variable(
     "the folder of the testbeds' records",
     "`/run/meshmend` for root, else `$XDG_RUNTIME_DIR/meshmend`, else in the temporary folder",
     "testbed",
-    old_name="MESHMEND_RUN_DIR",
 )
 
 VARIABLES: Final = (
@@ -164,20 +151,19 @@ _warned: set[str] = set()  # the lines that this process has printed, or its par
 
 def warn_of_unknown(environment: Mapping[str, str]) -> None:
     """Print one line for each variable that has our prefix but is not in the table."""
-    known = {name for variable in VARIABLES for name in (variable.name, variable.old_name)}
+    known = [variable.name for variable in VARIABLES]
     for name in sorted(environment):
         if name.startswith(PREFIX) and name not in known:
-            similar = get_close_matches(name, [variable.name for variable in VARIABLES], n=1)
+            similar = get_close_matches(name, known, n=1)
             advice = f"; did you mean {similar[0]}?" if similar else ""
             _warn_once(f"there is no variable {name}, it is ignored{advice}")
 
 
 def variable_table() -> str:
     """Return the table of all variables in Markdown."""
-    rows = [("variable", "meaning", "default", "who reads it", "old name"), ("---",) * 5]
+    rows = [("variable", "meaning", "default", "who reads it"), ("---",) * 4]
     for variable in VARIABLES:
-        old_name = f"`{variable.old_name}`" if variable.old_name else ""
-        columns = (variable.meaning, variable.default, variable.read_by, old_name)
+        columns = (variable.meaning, variable.default, variable.read_by)
         rows.append((f"`{variable.name}`", *columns))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 

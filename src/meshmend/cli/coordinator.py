@@ -11,7 +11,6 @@ from meshmend import __version__
 from meshmend.cli.console import note
 from meshmend.cli.json_log import set_log_context
 from meshmend.cli.options import (
-    RENAMED_OPTIONS,
     FailOption,
     HeartbeatTimeoutOption,
     HolderTimeoutOption,
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from meshmend.membership.job_spec import JobSpec
     from meshmend.transport.listener import Address
     from meshmend.transport.metrics_server import MetricsServer
-
-CONTEXT = RENAMED_OPTIONS
 
 JobOption = Annotated[
     str,

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from meshmend.cli.console import note
 from meshmend.errors import InputError
 from meshmend.variables import warn_of_unknown
 
@@ -115,21 +114,6 @@ LogJsonOption = Annotated[
     ),
 ]
 
-_OLD_NAMES = {"stall": "straggler-timeout", "heartbeat": "heartbeat-timeout"}
-
-
-def _current_name(option: str) -> str:
-    """Return the current name of an option; if it was renamed, print a line on standard error."""
-    if option not in _OLD_NAMES:
-        return option
-    name = _OLD_NAMES[option]
-    note(f"meshmend: --{option} is now --{name}; the next release removes the old name")
-    return name
-
-
-# The context settings of a command whose options were renamed. The parser passes the name of
-# every option to this function, so old names work, but `--help` does not list them.
-RENAMED_OPTIONS = {"token_normalize_func": _current_name}
 # The context settings of a command that runs a script: all arguments after it belong to the script.
 SCRIPT_LAST = {"allow_interspersed_args": False}
 

@@ -11,7 +11,6 @@ from meshmend.cli.console import compile_for_workers
 from meshmend.cli.elastic import ElasticOption, RunDirOption, run_elastic_script
 from meshmend.cli.live_page import AllowFaultsOption, ExploreOption, page_request
 from meshmend.cli.options import (
-    RENAMED_OPTIONS,
     SCRIPT_LAST,
     FailOption,
     HeartbeatTimeoutOption,
@@ -30,7 +29,7 @@ from meshmend.variables import TRANSPORT
 if TYPE_CHECKING:
     from meshmend.launch.static_job import StaticJob
 
-CONTEXT = {**SCRIPT_LAST, **RENAMED_OPTIONS}
+CONTEXT = SCRIPT_LAST
 
 
 def run_command(

@@ -13,7 +13,6 @@ import typer
 from meshmend.cli.console import compile_for_workers, note, print_json, progress
 from meshmend.cli.live_page import AllowFaultsOption, ExploreOption, page_request
 from meshmend.cli.options import (
-    RENAMED_OPTIONS,
     FailOption,
     HeartbeatTimeoutOption,
     HolderTimeoutOption,
@@ -148,7 +147,6 @@ CheckEveryStepOption = Annotated[
 ]
 
 
-CONTEXT = RENAMED_OPTIONS
 _NAMES = {"torch": "PyTorch", "jax": "JAX"}
 
 
