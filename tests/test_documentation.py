@@ -142,23 +142,22 @@ def test_all_commands_of_a_page_print_what_it_shows(page: str, folder: Path) -> 
             run_in(folder, command)
 
 
-def whole_commands_of_the_readmes_table() -> list[DocumentedCommand]:
+def whole_commands_of_the_table() -> list[DocumentedCommand]:
     """Return those that stand there whole, and that no other test of this file runs."""
-    cells = re.findall(r"^\| (`meshmend [^|]*) \|", PAGES[0].read_text(encoding="utf-8"), re.M)
+    table = (ROOT / "docs/commands.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^\| (`meshmend [^|]*) \|", table, re.M)
     lines = [line for cell in cells for line in re.findall(r"`([^`]+)`", cell) if " " in line]
     partial = re.compile(r"\.\.\.|HOST|RUN|script\.py|meshmend (coordinator|worker|agent)$")
     elsewhere = {command.line for command in COMMANDS}
     whole = [line for line in lines if not partial.search(line) and line not in elsewhere]
     assert len(whole) > 12
-    commands = [DocumentedCommand("README.md", line) for line in whole]
+    commands = [DocumentedCommand("docs/commands.md", line) for line in whole]
     return [command for command in commands if not why_not_run(command)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", whole_commands_of_the_readmes_table(), ids=lambda it: it.line)
-def test_the_commands_of_the_readmes_table_end_well(
-    command: DocumentedCommand, folder: Path
-) -> None:
+@pytest.mark.parametrize("command", whole_commands_of_the_table(), ids=lambda it: it.line)
+def test_the_commands_of_the_table_end_well(command: DocumentedCommand, folder: Path) -> None:
     """A reader has a `plan.json` and an XML of it already."""
     if "plan.json" in command.line or "allreduce.xml" in command.line:
         run_in(folder, DocumentedCommand("", "meshmend plan --mesh 4x4 -o plan.json"))

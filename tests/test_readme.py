@@ -1,12 +1,15 @@
-"""The README's program prints what the README says, and the files that it names are there."""
+"""The README's program prints what the README says; pages link to what is there."""
 
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+MADE_BY_THE_SITE = {"reference-cli.md", "reference-api.md", "tutorial.md", "jax-notebook.md"}
 
 
 def test_the_ten_lines_print_what_stands_below_them() -> None:
@@ -19,9 +22,26 @@ def test_the_ten_lines_print_what_stands_below_them() -> None:
     assert ended.returncode == 0
 
 
-def test_every_file_that_the_readme_names_is_there() -> None:
-    paths = re.findall(r"\]\(([^)#:]+)\)", README)
+def pages() -> list[Path]:
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
-    assert paths
-    for path in paths:
-        assert (ROOT / path).exists(), path
+
+def named(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", pages(), ids=named)
+def test_every_file_that_a_page_links_to_is_there(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+
+    for target in targets:
+        path = page.parent / target
+        assert path.exists() or path.name in MADE_BY_THE_SITE, target
+
+
+@pytest.mark.parametrize("page", pages()[2:], ids=named)
+def test_a_page_says_first_whom_it_is_for(page: Path) -> None:
+    title, first, *_ = re.split(r"\n\n+", page.read_text(encoding="utf-8"))
+
+    assert title.startswith("# ")
+    assert first.startswith("For "), first

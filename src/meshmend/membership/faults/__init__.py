@@ -15,7 +15,7 @@ To add a kind of fault, add a member to `FaultKind`; mypy then names each `match
 | random_faults.py               | only if random runs should have it: a method and its weight    |
 | tests/membership/faults        | the kind in generated_faults.py, errors, an example by hand    |
 | cli/chip_states.py             | how the live display shows the chips of such a fault           |
-| cli/train.py, docs/training.md | an example for users                                           |
+| cli/train.py, docs/failures.md | an example for users                                           |
 
 Events and reports hold the kind as a value of `FaultKind`.
 """
