@@ -18,13 +18,13 @@ import sys, time
 from pathlib import Path
 import torch
 from meshmend.train import Job
-from meshmend.train.core import bucket
+from meshmend.train.torch import buckets
 
 layers, width, steps, is_pinned, folder = *map(int, sys.argv[1:5]), Path(sys.argv[5])
 if not is_pinned:
-    class Synchronous(bucket.Bucket):
+    class Synchronous(buckets.Bucket):
         pass
-    bucket.GpuBucket = Synchronous
+    buckets.GpuBucket = Synchronous
 torch.manual_seed(0)
 made = [[torch.nn.Linear(width, width), torch.nn.ReLU()] for _ in range(layers)]
 model = torch.nn.Sequential(*sum(made, [])).cuda()

@@ -19,7 +19,7 @@ from meshmend.membership.generation import Generation, Seat
 from meshmend.membership.messages import FRESH, Go
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
-from meshmend.train.core.pending_sum import FinishedSum
+from meshmend.train.core.exchange import FinishedSum
 from meshmend.train.core.worker_environment import WorkerEnvironment
 from meshmend.train.sharding.sharded_optimizers import ShardedOptimizers
 from meshmend.train.sharding.sharded_update import ShardedUpdate

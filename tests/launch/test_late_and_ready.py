@@ -22,7 +22,7 @@ pytest.importorskip("torch")
 from meshmend.launch.kubernetes import READY_FOLDER, KubernetesJob, indexed_job_manifests
 from meshmend.membership.messages import FRESH, Status
 from meshmend.topology.mesh import Mesh
-from meshmend.train.core.ready_file import ReadyFile
+from meshmend.train.core.worker_environment import ReadyFile
 from meshmend.train.data.ledger import audit
 
 SCRIPT = training_script(

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn.functional import mse_loss
 
-from meshmend.train.core.bucket_layout import MOST_BUCKETS, SMALLEST_BUCKET_BYTES, bucket_layout
 from meshmend.train.torch.backward_watch import BackwardWatch
+from meshmend.train.torch.buckets import MOST_BUCKETS, SMALLEST_BUCKET_BYTES, bucket_layout
 from meshmend.train.torch.gradients import Gradients
 
 INPUTS = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
@@ -41,11 +41,11 @@ class Chips:
             watch.end()
             gradients.gather(1.0, weight, normalise=normalise)
         self._sum(range(len(self.gradients[0].buckets)))
-        again, other = (gradients.take_again() for gradients in self.gradients)
+        again, other = (gradients.refill_stale() for gradients in self.gradients)
         assert again == other
         self._sum(again)
         for watch, gradients in zip(self.watches, self.gradients, strict=True):
-            watch.note_again(again)
+            watch.note_stale(again)
             gradients.scatter()
         return again
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from meshmend.train.core.bucket import GpuBucket
 from meshmend.train.torch.backward_watch import BackwardWatch
+from meshmend.train.torch.buckets import GpuBucket
 from meshmend.train.torch.gradients import Gradients
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

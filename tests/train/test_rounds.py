@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshmend.errors import StoppedError, TransportError
-from meshmend.train.core.pending_sum import FinishedSum
-from meshmend.train.core.rounds import Parts, Round, Rounds
+from meshmend.train.core.exchange import FinishedSum
+from meshmend.train.core.shared_calls import Parts, Round, Rounds
 
 pytest.importorskip("torch")
 

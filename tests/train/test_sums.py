@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from meshmend.errors import InputError
-from meshmend.train.core.sums import added
+from meshmend.train.core.chip_job import added
 
 
 def test_numbers_arrays_lists_and_dicts_are_added_part_by_part() -> None:

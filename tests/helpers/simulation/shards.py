@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
-from meshmend.train.core.pending_sum import FinishedSum
+from meshmend.train.core.exchange import FinishedSum
 from meshmend.train.core.worker_environment import WorkerEnvironment
 from meshmend.train.sharding.sharded_update import ShardedUpdate
 from meshmend.train.sharding.update_shares import ALIGN_BYTES, Span, Spans, UpdateShares

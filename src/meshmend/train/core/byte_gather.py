@@ -9,9 +9,7 @@ from typing import Final
 import numpy as np
 
 from meshmend.errors import TransportError
-from meshmend.train.core.exchange import Exchange
-from meshmend.train.core.pending_sum import PendingSum
-from meshmend.train.core.sum_waiting import first_error
+from meshmend.train.core.exchange import Exchange, PendingSum, first_error
 from meshmend.variables import CHECKSUM
 
 _SMALL_PIECE: Final = 1 << 15  # bytes; up to here a sum needs no search for a plan

@@ -1,14 +1,14 @@
 """What a loop sees of its job in every framework: where it is, and what it asks of all chips."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
 
+from meshmend.errors import InputError
 from meshmend.topology.failures import Chip
 from meshmend.train.core.job_core import JobCore
 from meshmend.train.core.learner import Learner
-from meshmend.train.core.sums import added
 
 
 class ChipJob:
@@ -87,3 +87,26 @@ class ChipJob:
 
     def _unpacked(self, data: bytes) -> Any:
         return self._learner.unpacked(np.frombuffer(data, dtype=np.uint8).copy())
+
+
+def added(values: Sequence[Any]) -> Any:
+    """Return the sum of values, in their order: numbers, arrays, or dicts and lists of them.
+
+    Raises:
+        InputError: two values have different keys or lengths, or cannot be added.
+    """
+    first = values[0]
+    if isinstance(first, dict):
+        if any(not isinstance(each, dict) or each.keys() != first.keys() for each in values):
+            raise InputError(f"a sum needs the same keys everywhere, but got {list(values)!r:.200}")
+        return {key: added([each[key] for each in values]) for key in first}
+    if isinstance(first, list | tuple):
+        if any(not isinstance(each, list | tuple) or len(each) != len(first) for each in values):
+            raise InputError(f"a sum needs equally long lists, but got {list(values)!r:.200}")
+        return type(first)(added(items) for items in zip(*values, strict=True))
+    if first is None or isinstance(first, str):
+        raise InputError(f"a sum needs numbers and tensors, but got {first!r:.60}")
+    try:
+        return sum(values[1:], start=first)
+    except (TypeError, ValueError, RuntimeError) as error:  # such as two shapes
+        raise InputError(f"a sum needs values alike, but: {error}") from None

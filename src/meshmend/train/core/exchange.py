@@ -1,17 +1,19 @@
-"""How the chips of a generation exchange bytes: connections, sums, and states.
+"""How the chips of a generation exchange bytes: connections, sums in flight, and states.
 
 A **seat** is a chip's number in the mesh without failures. Connections join seats, and stay open
 from one generation to the next. A **rank** is a chip's number within one generation. Plans are
 made for ranks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshmend.errors import TransportError
 from meshmend.membership.generation import Generation
 from meshmend.planning.catalogue import Catalogue, CollectiveCall, proved_spread
 from meshmend.planning.plan import AUTO
@@ -22,7 +24,6 @@ from meshmend.schedule.point_to_point import Ends, point_to_point
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.train.core.host_planner import HostPlanner, PlanAheadSettings
-from meshmend.train.core.pending_sum import FinishedSum, PendingSum
 from meshmend.transport.listener import Address
 from meshmend.transport.liveness import DEFAULT_LINK_TIMEOUT_S
 from meshmend.transport.rank_program import RankProgram, rank_program
@@ -30,7 +31,6 @@ from meshmend.transport.sockets import SocketTransport
 from meshmend.transport.transport import Task, task_of
 
 Bytes = NDArray[np.uint8]
-
 _SUM = CollectiveCall("allreduce")
 _ALL_GATHER = CollectiveCall(GATHER)
 _SPREAD_MESSAGE_BYTES = 1 << 18
@@ -56,6 +56,20 @@ class ExchangeSettings:
     sum_timeout_s: float = 1800.0
     plans: Path | None = None
     plan_ahead: PlanAheadSettings | None = None
+
+
+class PendingSum(Protocol):
+    """A sum in flight; its payload must not be touched until `wait` returns or raises.
+
+    When one sum of a generation fails, all that are in flight fail.
+    """
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+
+    def wait(self) -> None:
+        """Return when the payload is the sum; raise what `Exchange.sum` raises."""
 
 
 class Exchange:
@@ -260,3 +274,29 @@ class Exchange:
     def _run(self, task: Task, payload: Bytes) -> None:
         self._connect_to(task)
         self.transport.run(task, payload, timeout_s=self._settings.sum_timeout_s)
+
+
+class FinishedSum:
+    """A sum that needed no other chip."""
+
+    is_done = True
+
+    def wait(self) -> None:
+        """Return at once."""
+
+
+def first_error(pending: Iterable[PendingSum]) -> TransportError | None:
+    """Wait for all sums; return the first error, which caused the others, or None.
+
+    Afterwards no payload is touched any more.
+    """
+    errors = [error for each in pending if (error := _error_of(each)) is not None]
+    return errors[0] if errors else None
+
+
+def _error_of(pending: PendingSum) -> TransportError | None:
+    try:
+        pending.wait()
+    except TransportError as error:
+        return error
+    return None

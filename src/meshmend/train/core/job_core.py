@@ -1,30 +1,30 @@
 """One chip's part in a job, in any framework: shares of samples, steps, recovery, checkpoints.
 
 Knows chips, steps and samples, but no tensors: a `Learner` has the gradients and the optimizer.
-The classes that users see, `Job` and `JaxJob`, hand out samples and fill the payloads.
+The classes that users see, `Job` and `JaxJob`, hand out samples and fill the payloads. A process
+trains one job.
 """
 
 import logging
+import os
 import sys
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from meshmend.errors import InputError, ReplicasDifferError
+from meshmend.membership.events import WorkerStepped
 from meshmend.membership.faults.fault import Moment
 from meshmend.membership.faults.self_injection import SelfInjection
 from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.membership.messages import FRESH
 from meshmend.topology.failures import Chip
 from meshmend.train.core.exchange import Exchange
-from meshmend.train.core.job_settings import JobSettings
 from meshmend.train.core.learner import Learner
-from meshmend.train.core.non_finite import NonFinite
-from meshmend.train.core.one_job import claim_process
 from meshmend.train.core.shared_calls import SharedCalls
-from meshmend.train.core.step_reports import StepReports
-from meshmend.train.core.step_sums import Culprits, StepSums
+from meshmend.train.core.step_sums import RAISE, Culprits, NonFinite, StepSums, check_policy
 from meshmend.train.core.worker_environment import (
     WorkerEnvironment,
     coordinator_client,
@@ -33,16 +33,62 @@ from meshmend.train.core.worker_environment import (
 )
 from meshmend.train.core.worker_loop import Bytes, SumSizes, WorkerLoop
 from meshmend.train.data.ledger import Ledger
-from meshmend.train.data.samples import Indices, Share, batch_of, share_of
+from meshmend.train.data.samples import Indices, Order, Share, StreamOrder, batch_of, share_of
 from meshmend.train.sharding.sharding import MakeSharding, Sharding
 from meshmend.train.state.checkpoint import FolderOwner, Saving, new_owner
-from meshmend.train.state.comparison import StateComparison
-from meshmend.train.state.resume import folder_to_resume, is_same_folder, resumable
+from meshmend.train.state.comparison import COMPARE_EVERY, StateComparison
+from meshmend.train.state.resume import Resume, folder_to_resume, is_same_folder, resumable
 from meshmend.train.state.shard_format import Origin
 from meshmend.train.state.step_saving import StepSaving
 from meshmend.train.state.write_failures import WriteFailures
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class JobSettings:
+    """How many samples a step uses, how many steps there are, and where checkpoints are.
+
+    `batch` counts the samples of a step over all chips. `n_samples` is the length of the data set,
+    or None if that is a stream, whose samples are used in the order in which they come.
+    `resume` is a folder of checkpoints: the job begins with the newest one that can be read. With
+    "auto" that is the folder of `saving`, and the job begins anew if it has none.
+    `non_finite` says what happens to a step whose sums are not finite: "raise" or "skip".
+    The states of all chips are compared every `compare_every` steps.
+    """
+
+    n_samples: int | None
+    batch: int
+    steps: int
+    seed: int = 0
+    policy: str = "constant"
+    saving: Saving | None = None
+    resume: Resume = None
+    non_finite: str = RAISE
+    compare_every: int = COMPARE_EVERY
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.steps < 0:
+            raise InputError(
+                f"Job needs a batch of at least 1 and at least 0 steps, but got "
+                f"batch={self.batch} and steps={self.steps}"
+            )
+        if self.compare_every < 1:
+            raise InputError(
+                f"Job needs compare_every of at least 1 step, but got {self.compare_every}"
+            )
+        batch_of(self.policy, self.batch, 1, 1)  # refuses an unknown policy
+        check_policy(self.non_finite)
+
+    def order(self) -> Order | StreamOrder:
+        """Return the row of samples of the job.
+
+        Raises:
+            InputError: the data set has no samples.
+        """
+        if self.n_samples is None:
+            return StreamOrder(self.seed)
+        return Order(self.n_samples, self.seed)
 
 
 class JobCore:
@@ -78,7 +124,7 @@ class JobCore:
         self._position = 0
         self.share: Share | None = None  # of the step in flight; None if there is none
         self._samples: Indices | None = None  # of the share
-        self._reports = StepReports(self._environment.chip)
+        self._reported = 0  # the last generation in which this chip reported a step
         self.is_stopping = False  # this chip wants the step in flight to be the last
         self._is_stopped = False  # all chips have agreed on that
         self._culprits: Culprits | None = None  # of the step in flight
@@ -92,7 +138,7 @@ class JobCore:
         if resume is not None:
             self._resume(resume)
         if self._environment.identity is not None:
-            claim_process()
+            _claim_process()
             coordinator_client().set_fingerprint(fingerprint())
             self._exchange = exchange_of(self._environment)
             self._sharding = make_sharding(self, self._exchange) if make_sharding else None
@@ -326,14 +372,7 @@ class JobCore:
             self._write_state_hash()
         if self._loop is not None:
             self._loop.note_step()
-            self._reports.report(
-                self.step_number,
-                self._loop.number,
-                rank=self.rank,
-                loss=self.loss,
-                batch=batch,
-                sums=self.sum_sizes(),
-            )
+            self._report_step(self._loop.number, batch)
         self._saving.save(
             lambda: self._with_progress(self._learner.saved_state()),
             step=self.step_number,
@@ -342,6 +381,24 @@ class JobCore:
             n_shards=self.world_size,
             origin=self._origin,
         )
+
+    def _report_step(self, generation: int, batch: int) -> None:
+        """Report a step to the observers: rank 0 each one, others their first in a generation."""
+        is_first, self._reported = self._reported != generation, generation
+        if self.rank != 0 and not is_first:
+            return
+        stepped = WorkerStepped(
+            chip=self._environment.chip,
+            step=self.step_number,
+            generation=generation,
+            at=time.monotonic(),
+            leads=self.rank == 0,
+            first=is_first,
+            loss=self.loss,
+            samples=batch,
+            sums=tuple(self.sum_sizes()) if is_first else (),
+        )
+        coordinator_client().report(stepped)
 
     def _origin(self) -> Origin:
         generation = self._loop.generation if self._loop else None
@@ -484,3 +541,29 @@ def _owner(
         return None
     resumes = resume is not None and is_same_folder(resume, saving.folder)
     return new_owner(saving.folder, environment.run_id(), resumes=resumes)
+
+
+_is_claimed = False
+
+
+def _claim_process() -> None:
+    """Note that this process trains a job on a mesh: a second one would share its seat there.
+
+    Raises:
+        InputError: it does so already, or has done so.
+    """
+    global _is_claimed  # one per process is the point
+    if _is_claimed:
+        raise InputError(
+            "a process can train one job, but this script makes a second one; give one Job all "
+            "models and optimizers, or run the second script after the first"
+        )
+    _is_claimed = True
+
+
+def _release_process() -> None:
+    global _is_claimed  # a forked process may train a job of its own
+    _is_claimed = False
+
+
+os.register_at_fork(after_in_child=_release_process)

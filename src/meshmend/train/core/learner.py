@@ -34,7 +34,7 @@ class Learner(Protocol):
     def flush(self) -> None:
         """Start all sums that may begin, so that something else can follow them."""
 
-    def take_again(self) -> Sequence[int]:
+    def refill_stale(self) -> Sequence[int]:
         """Fill the payloads again that some chip changed after their sum began.
 
         Returns their numbers, the same on all chips; known after the sum.

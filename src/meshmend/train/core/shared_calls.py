@@ -1,21 +1,38 @@
 """What a loop may ask of all chips besides steps: to gather values, and to share out work.
 
 Within a step such a call is part of the step: if the mesh changes, the step does not count, and is
-done again with all its calls. Between two steps a call is a round: it goes on with the chips that
-are left, and all of them get the same result.
+done again with all its calls. Between two steps a call is a **round**: it goes on with the chips
+that are left, and all of them get the same result.
+
+A round has parts, each of which one chip computes; in the end all chips have all parts. The rounds
+after a step are numbered. Chips that finished the step hold the same rounds. A chip that came
+later, or that lost the step and got it from another chip, has not reached the round: it looks on,
+and computes nothing.
+
+In a generation it is not clear at first who is in which round. So the chips **vote** before they do
+anything else: each says which round it is in, and which rounds it has finished. The earliest round
+that a chip is in comes first. If another chip has finished it, it hands over the parts. Else the
+others are in this round too, or look on. They go on with it: parts that a living chip has computed
+are not computed again. When no chip is in a round, the generation is **settled**, and no more votes
+are needed: its chips do the same in the same order.
 """
 
+import json
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
+
+import numpy as np
 
 from meshmend.errors import InputError, TransportError
 from meshmend.train.core.byte_gather import gather_bytes
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.learner import Learner
-from meshmend.train.core.rounds import Round, Rounds
 from meshmend.train.core.step_sums import StepSums
 from meshmend.train.core.worker_loop import WorkerLoop
 from meshmend.train.data.samples import Share
+
+Parts = dict[int, bytes]
 
 
 class JobPosition(Protocol):
@@ -105,5 +122,128 @@ class SharedCalls:
             )
 
 
+@dataclass
+class Round:
+    """A piece of work for all chips: `compute(number)` returns the part of that number.
+
+    `own` are the parts that this chip has. A round of no parts to compute only gathers those.
+    """
+
+    n_parts: int
+    compute: Callable[[int], bytes]
+    own: Parts = field(default_factory=dict)
+
+
+class Rounds:
+    """One chip's view of the rounds after the last step."""
+
+    def __init__(self, loop: WorkerLoop, exchange: Exchange) -> None:
+        self._loop, self._exchange = loop, exchange
+        self._finished: list[Parts] = []  # the rounds after this step that this chip has parts of
+        self._settled = -1  # the last generation that was settled
+
+    def forget(self) -> None:
+        """Forget all rounds, because a step was finished or taken from another chip."""
+        self._finished = []
+
+    def settle(self) -> None:
+        """Look on until no chip of this generation is in a round."""
+        while not self._loop.is_over and self._settled != self._loop.number:
+            self._attempt(self._vote_and_look_on)
+
+    def hold(self, mine: Round, step: Callable[[], int]) -> Parts:
+        """Take part in a round; return all of its parts, the same on all chips that are in it.
+
+        `step()` returns the number of the last step. If this chip was turned away and came back at
+        a later step, or if the job is over, it completes the parts by itself.
+        """
+        before, results = step(), list[Parts]()
+        number = len(self._finished) + 1
+
+        def take_part() -> None:
+            if self._settled == self._loop.number:
+                results.append(self._complete(mine, range(self._exchange.mesh.n_live)))
+            else:
+                voted, parts = self._vote(number, mine)
+                if voted == number:
+                    results.append(parts)
+
+        while not results and not self._loop.is_over and step() == before:
+            self._attempt(take_part)
+        if not results:
+            return {**{at: mine.compute(at) for at in _missing(mine, mine.own)}, **mine.own}
+        self._finished.append(results[0])
+        return results[0]
+
+    def _attempt(self, run: Callable[[], None]) -> None:
+        """Do something with all chips; if the mesh changes meanwhile, enter the new generation."""
+        number = self._loop.number
+        if not self._loop.attempt(run, is_step=False):
+            self._loop.recover(after=number)
+
+    def _vote_and_look_on(self) -> None:
+        voted, _ = self._vote(0, None)
+        if voted == 0:
+            self._settled = self._loop.number
+
+    def _vote(self, number: int, mine: Round | None) -> tuple[int, Parts]:
+        """Vote, and do what is to do; return the earliest round that a chip is in, and its parts.
+
+        The number is 0 if no chip is in a round.
+        """
+        n_live, rank = self._exchange.mesh.n_live, self._exchange.rank
+        votes = np.zeros((2, n_live), dtype=np.int64)
+        votes[:, rank] = number, len(self._finished)
+        self._exchange.sum(votes.reshape(-1).view(np.uint8), votes.size, "int64")
+        inside = np.flatnonzero(votes[0]).tolist()
+        if not inside:
+            return 0, {}
+        wanted = int(votes[0][inside].min())
+        holders = np.flatnonzero(votes[1] >= wanted)
+        if len(holders):
+            is_first = rank == int(holders[0])
+            kept = self._finished[wanted - 1] if is_first else {}
+            return wanted, _merged(gather_bytes(self._exchange, _packed(kept)))
+        return wanted, self._complete(mine, inside, is_again=True)
+
+    def _complete(
+        self, mine: Round | None, inside: "range | list[int]", *, is_again: bool = False
+    ) -> Parts:
+        """Compute this chip's part of a round that some ranks are in; return all parts."""
+        exchange, own = self._exchange, mine.own if mine else {}
+        done = set(own)
+        if is_again:
+            lists = gather_bytes(exchange, json.dumps(sorted(own)).encode())
+            done = {number for each in lists for number in json.loads(each)}
+        if mine is not None:
+            missing = _missing(mine, done)
+            for number in missing[list(inside).index(exchange.rank) :: len(inside)]:
+                exchange.transport.check()
+                own[number] = mine.compute(number)
+        return _merged(gather_bytes(exchange, _packed(own)))
+
+
 def _nothing(number: int) -> bytes:
     raise AssertionError(f"a gather has no part {number} to compute")
+
+
+def _missing(work: Round, done: "set[int] | Parts") -> list[int]:
+    return [number for number in range(work.n_parts) if number not in done]
+
+
+def _packed(parts: Parts) -> bytes:
+    """Return parts as bytes: a line of numbers and lengths, then the parts."""
+    head = json.dumps([[number, len(part)] for number, part in parts.items()]).encode()
+    return b"\n".join([head, b"".join(parts.values())])
+
+
+def _merged(packed: list[bytes]) -> Parts:
+    """Return the parts of all chips in the order of their numbers, each once."""
+    found: Parts = {}
+    for each in packed:
+        head, body = each.split(b"\n", 1)
+        at = 0
+        for number, length in json.loads(head):
+            found.setdefault(number, body[at : at + length])
+            at += length
+    return dict(sorted(found.items()))

@@ -1,10 +1,12 @@
 """Which chip of which job this process is, read from its environment variables.
 
 `planning/environment.py` reads the variables. This module turns them into what a worker needs: its
-identity for the coordinator, its settings for the exchange, and its faults.
+identity for the coordinator, its settings for the exchange, and its faults. A file says whether
+the worker trains, for the readiness probe of a scheduler.
 """
 
 import hmac
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,6 +18,7 @@ from meshmend.errors import InputError
 from meshmend.membership.client import WorkerIdentity
 from meshmend.membership.coordinator_client import CoordinatorClient
 from meshmend.membership.faults.fault import Fault, parse_fault
+from meshmend.membership.messages import Status
 from meshmend.membership.status_responder import StatusResponder
 from meshmend.planning.environment import Environment
 from meshmend.planning.settings import Settings
@@ -23,8 +26,9 @@ from meshmend.topology.failures import Chip, board_shape
 from meshmend.topology.mesh import Mesh
 from meshmend.train.core.exchange import Exchange, ExchangeSettings
 from meshmend.train.core.host_planner import PlanAheadSettings, scratch_plan_folder
-from meshmend.train.core.ready_file import ReadyFile
 from meshmend.variables import CHIP, MESH, SECRET
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,16 @@ class WorkerEnvironment:
         place = str(self.run_dir) if self.run_dir else ""
         what = f"run {self.identity.job} in {place}".encode()
         return hmac.digest(self.identity.secret if not place else b"run", what, "sha256").hex()[:32]
+
+
+@cache
+def worker_environment() -> WorkerEnvironment:
+    """Return what this process's environment variables say about its job."""
+    return worker_environment_from(os.environ)
+
+
+# A worker that is forked from a process that has trained alone gets variables of its own.
+os.register_at_fork(after_in_child=worker_environment.cache_clear)
 
 
 def worker_environment_from(variables: Mapping[str, str]) -> WorkerEnvironment:
@@ -130,16 +144,6 @@ def _exchange_settings(environment: Environment, settings: Settings) -> Exchange
 
 
 @cache
-def worker_environment() -> WorkerEnvironment:
-    """Return what this process's environment variables say about its job."""
-    return worker_environment_from(os.environ)
-
-
-# A worker that is forked from a process that has trained alone gets variables of its own.
-os.register_at_fork(after_in_child=worker_environment.cache_clear)
-
-
-@cache
 def coordinator_client() -> CoordinatorClient:
     """Return the connection to the coordinator.
 
@@ -159,3 +163,30 @@ def exchange_of(environment: WorkerEnvironment) -> Exchange:
     exchange.transport.answer_askers(StatusResponder(client.answer).take)
     client.set_traffic(exchange.sent_bytes)
     return exchange
+
+
+class ReadyFile:
+    """A file that exists while one chip trains; without a folder there is none.
+
+    A probe that looks for a file costs no Python process and needs no coordinator. A worker that is
+    killed leaves its file behind. The next worker of the chip removes it when it starts.
+    """
+
+    def __init__(self, folder: Path | None, chip: Chip) -> None:
+        self._file = folder / "-".join(map(str, chip)) if folder else None
+        self._is_ready: bool | None = None
+
+    def update(self, status: Status) -> None:
+        """Make or remove the file: a worker is ready if it is up to date in its generation."""
+        is_ready = status.ready and status.state_version == status.generation
+        if self._file is None or is_ready == self._is_ready:
+            return
+        self._is_ready = is_ready
+        try:
+            if is_ready:
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+                self._file.touch()
+            else:
+                self._file.unlink(missing_ok=True)
+        except OSError as error:
+            _log.warning("cannot change the ready file %s: %s", self._file, error.strerror)

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 from meshmend.membership.job_fingerprint import JobFingerprint
-from meshmend.train.core.job_settings import JobSettings
+from meshmend.train.core.job_core import JobSettings
 from meshmend.train.jax.learner import JaxLearner
 from meshmend.train.state.array_state import Array, pack_arrays
 from meshmend.train.state.fingerprint import job_fingerprint, parameter_words, sample_words

@@ -19,8 +19,7 @@ import optax
 
 from meshmend.errors import InputError
 from meshmend.train.core.chip_job import ChipJob
-from meshmend.train.core.job_core import JobCore
-from meshmend.train.core.job_settings import JobSettings
+from meshmend.train.core.job_core import JobCore, JobSettings
 from meshmend.train.core.worker_environment import worker_environment
 from meshmend.train.jax.compiled_programs import shared_programs
 from meshmend.train.jax.fingerprint import jax_fingerprint

@@ -90,7 +90,7 @@ class JaxLearner:
     def flush(self) -> None:
         """Do nothing: no sum begins before the end of a step."""
 
-    def take_again(self) -> Sequence[int]:
+    def refill_stale(self) -> Sequence[int]:
         """Return nothing: no gradient changes after its sum has begun."""
         return ()
 

@@ -16,7 +16,7 @@ import numpy as np
 
 import meshmend
 from meshmend.membership.job_fingerprint import NOT_COMPARED, JobFingerprint
-from meshmend.train.core.job_settings import JobSettings
+from meshmend.train.core.job_core import JobSettings
 from meshmend.train.state.raw_state import Bytes, RawArray
 
 SEED: Final = 1  # of samples that draw random numbers, so that all workers draw the same

@@ -64,7 +64,7 @@ class BackwardWatch:
             self._fill_next()
         self._start_filled(is_patient=True)
 
-    def note_again(self, numbers: list[int]) -> None:
+    def note_stale(self, numbers: list[int]) -> None:
         """Wait for the end of each step from now on, because sums had to be made again."""
         if numbers and not self._is_late:
             self._is_late = True

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from meshmend.membership.job_fingerprint import JobFingerprint
-from meshmend.train.core.job_settings import JobSettings
+from meshmend.train.core.job_core import JobSettings
 from meshmend.train.state.fingerprint import SEED, job_fingerprint, parameter_words, sample_words
 from meshmend.train.state.torch_state import packed
 from meshmend.train.torch.optimizers import Optimizers, optimizers_of

@@ -22,9 +22,8 @@ import torch
 from numpy.typing import NDArray
 
 from meshmend.errors import InputError
-from meshmend.train.core.bucket import bucket_of
-from meshmend.train.core.bucket_layout import bucket_layout, trained_parameters
-from meshmend.train.core.non_finite import BUFFER
+from meshmend.train.core.step_sums import BUFFER
+from meshmend.train.torch.buckets import bucket_layout, bucket_of, trained_parameters
 
 Bytes = NDArray[np.uint8]
 
@@ -154,7 +153,7 @@ class Gradients:
         self._stop.fill_(float(is_last))
 
     @torch.no_grad()
-    def take_again(self) -> list[int]:
+    def refill_stale(self) -> list[int]:
         """Fill the buckets again whose gradients changed, on any chip, after their sum began.
 
         Returns their numbers: all chips sum them a second time.

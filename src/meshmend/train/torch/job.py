@@ -14,20 +14,16 @@ joins the new generation, and hands out its new share of the same step. The sums
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 
 from meshmend.errors import InputError
-from meshmend.train.core.chip_job import ChipJob
-from meshmend.train.core.evaluation import batches_of, evaluating
+from meshmend.train.core.chip_job import ChipJob, added
 from meshmend.train.core.exchange import Exchange
-from meshmend.train.core.job_core import JobCore
-from meshmend.train.core.job_settings import JobSettings
-from meshmend.train.core.non_finite import RAISE
-from meshmend.train.core.random_seed import seed_torch
-from meshmend.train.core.sums import added
+from meshmend.train.core.job_core import JobCore, JobSettings
+from meshmend.train.core.step_sums import RAISE
 from meshmend.train.core.worker_environment import worker_environment
 from meshmend.train.data.sample_source import JobData
 from meshmend.train.sharding.mirror_placement import DEFAULT_DOMAINS
@@ -227,3 +223,40 @@ class Job(ChipJob):
         """
         self.steps = step
         self._core.end_after(step)
+
+
+def batches_of(dataset: Any, batch: int) -> list[range]:
+    """Return the indices of each batch of a data set.
+
+    Raises:
+        InputError: there are no samples, or a batch has none.
+    """
+    if batch < 1 or len(dataset) < 1:
+        raise InputError(
+            f"an evaluation needs samples and a batch of at least 1, but got {len(dataset)} "
+            f"samples and batch={batch}"
+        )
+    return [range(at, min(at + batch, len(dataset))) for at in range(0, len(dataset), batch)]
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode, without gradients; afterwards each part is as it was."""
+    training = [part for part in model.modules() if part.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+def seed_torch(number: int) -> None:
+    """Seed torch's random numbers: the CPU's always, the GPU's only if it is in use.
+
+    `torch.manual_seed` looks for every kind of device. That is too slow for small steps.
+    """
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's stubs
+        torch.cuda.manual_seed_all(number)

@@ -157,10 +157,10 @@ class TorchLearner:
         self._forget_prepared()
         self._gradients.clear(is_last=is_last)
 
-    def take_again(self) -> Sequence[int]:
+    def refill_stale(self) -> Sequence[int]:
         """Fill the payloads again that some chip changed after their sum began."""
-        numbers = self._gradients.take_again()
-        self._watch.note_again(numbers)
+        numbers = self._gradients.refill_stale()
+        self._watch.note_stale(numbers)
         return numbers
 
     @property
