@@ -49,7 +49,7 @@ from meshmend.planning.settings import Settings
 from meshmend.topology.failures import board_shape
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
-from meshmend.train.data.ledger import audit
+from meshmend.train.data.audit import audit
 from meshmend.units import parse_bandwidth
 from record import record
 from soak_disturbances import Disturbance, full_disk, one_way_drop, possible, unmount, wrong_workers

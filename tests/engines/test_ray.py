@@ -33,7 +33,7 @@ from meshmend.errors import InputError, JobFailedError
 from meshmend.launch.ray import RayJob, RayRun, attach, submit, train
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
-from meshmend.train.data.ledger import audit
+from meshmend.train.data.audit import audit
 
 pytestmark = pytest.mark.engines
 

@@ -20,7 +20,7 @@ from waiting import until
 
 pytest.importorskip("torch")
 
-from meshmend.train.data.ledger import audit
+from meshmend.train.data.audit import audit
 
 pytestmark = pytest.mark.engines
 

@@ -24,7 +24,7 @@ from meshmend.cli.main import run_line
 from meshmend.launch import elastic
 from meshmend.train import Job, Saving
 from meshmend.train.core.worker_environment import worker_environment
-from meshmend.train.data.ledger import audit
+from meshmend.train.data.audit import audit
 from meshmend.train.data.samples import Order
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "train"

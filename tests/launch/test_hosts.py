@@ -32,7 +32,7 @@ from meshmend.membership.messages import COORDINATOR
 from meshmend.membership.record_file import load_history, save_record
 from meshmend.planning.settings import Settings
 from meshmend.topology.mesh import Mesh
-from meshmend.train.data.ledger import audit
+from meshmend.train.data.audit import audit
 from meshmend.transport.listener import Listener, listening
 
 HOLED = Mesh((2, 2)).without("0,1")

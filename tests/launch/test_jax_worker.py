@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 pytest.importorskip("jax")
 pytest.importorskip("optax")
 
-from meshmend.train.data.ledger import audit
+from meshmend.train.data.audit import audit
 
 JAX = """
 import os, sys, time

@@ -23,7 +23,7 @@ from meshmend.launch.kubernetes import READY_FOLDER, KubernetesJob, indexed_job_
 from meshmend.membership.messages import FRESH, Status
 from meshmend.topology.mesh import Mesh
 from meshmend.train.core.worker_environment import ReadyFile
-from meshmend.train.data.ledger import audit
+from meshmend.train.data.audit import audit
 
 SCRIPT = training_script(
     "batch=8, steps=10",

@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 from meshmend.lab.testbed.bed import Testbed
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
-from meshmend.train.data.ledger import audit
+from meshmend.train.data.audit import audit
 from meshmend.train.state.checkpoint_names import newest_complete, steps_in
 
 # Waits at two steps for a file on the disk of its host.

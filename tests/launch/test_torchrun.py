@@ -18,7 +18,7 @@ from waiting import HANG_S, until
 pytest.importorskip("torch")
 
 from meshmend.topology.mesh import Mesh
-from meshmend.train.data.ledger import audit
+from meshmend.train.data.audit import audit
 
 # Waits half-way for a file.
 SCRIPT = training_script(

@@ -357,7 +357,7 @@ def main() -> None:
     from meshmend.membership.timing import Timing
     from meshmend.planning.settings import Settings
     from meshmend.topology.text import parse_mesh
-    from meshmend.train.data.ledger import audit
+    from meshmend.train.data.audit import audit
 
     folder, cell = Path(sys.argv[1]), json.loads(sys.argv[2])
     # Plans are made by the workers: a process that plans ahead would cost more than the job.

@@ -9,8 +9,7 @@ import pytest
 
 from ledgers import BATCH, LedgerJob
 from meshmend.membership.events import Event, GenerationBegan, StepFinished
-from meshmend.train.data.history_check import Restore
-from meshmend.train.data.ledger import audit
+from meshmend.train.data.audit import Restore, audit
 
 
 def honest(job: LedgerJob) -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from ledgers import LedgerJob
 from meshmend.errors import InputError
-from meshmend.train.data.history_check import Audit
-from meshmend.train.data.ledger import Ledger, audit
+from meshmend.train.data.audit import Audit, audit
+from meshmend.train.data.ledger import Ledger
 from meshmend.train.data.samples import share_of
 from small_disks import small_disk
 

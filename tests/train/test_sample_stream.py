@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 
 from meshmend.errors import InputError
-from meshmend.train.data.sample_stream import SampleStream
+from meshmend.train.data.sample_maker import SampleStream
 
 
 class Numbers:

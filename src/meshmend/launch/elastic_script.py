@@ -32,8 +32,7 @@ from meshmend.membership.timing import Timing
 from meshmend.planning.catalogue import prepare
 from meshmend.planning.settings import Settings
 from meshmend.scratch import scratch_folder
-from meshmend.train.data.history_check import Audit
-from meshmend.train.data.ledger import audit
+from meshmend.train.data.audit import Audit, audit
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,7 @@ from meshmend.pages.report.training_page import training_page
 from meshmend.pages.report.training_run import TrainingRun, training_run
 from meshmend.planning.settings import Settings
 from meshmend.topology.text import mesh_words
-from meshmend.train.data.history_check import Audit
-from meshmend.train.data.ledger import audit
+from meshmend.train.data.audit import Audit, audit
 from meshmend.train.sharding.mirror_placement import DEFAULT_DOMAINS
 from meshmend.train.state.checkpoint import Saving
 from meshmend.train.state.checkpoint_names import newest_complete

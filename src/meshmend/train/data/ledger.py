@@ -1,8 +1,8 @@
 """The ledger: each worker writes down which samples it used in which step, and which steps it did.
 
 There is one file per worker, with a line before each sum and a line after each step. Each line is
-written to the kernel at once, so that the lines survive if the worker is killed. `audit` reads all
-files and proves that the job has one history in which every sample was used exactly once.
+written to the kernel at once, so that the lines survive if the worker is killed. `audit.py`
+reads all files and proves that the job has one history in which every sample was used exactly once.
 
     ledger 2 CHIP SAMPLES SEED ERRNO            the first line; ERRNO is not 0 while writing fails
     try STEP GENERATION START STOP BATCH SUM    before the sum: this chip's share of the step
@@ -22,20 +22,18 @@ audit reports the steps that it could not check.
 import errno
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from meshmend.membership.events import Event
 from meshmend.topology.failures import Chip
-from meshmend.train.data.history_check import Audit, check_history, members_of
-from meshmend.train.data.ledger_lines import VERSION, read_ledgers
 from meshmend.train.data.samples import Indices, Order, Share, StreamOrder, checksum
 
-_log = logging.getLogger(__name__)
-
+VERSION: Final = 2  # of the format
 _MAX_FILES: Final = 10_000  # of one chip and process id: containers often reuse process ids
+
+_log = logging.getLogger(__name__)
 
 
 class Ledger:
@@ -138,18 +136,6 @@ class Ledger:
         if self._size > self._errno_at:
             with suppress(OSError):
                 os.pwrite(self._fd, f"{number:03d}".encode(), self._errno_at)
-
-
-def audit(folder: Path, events: Iterable[Event] = ()) -> Audit:
-    """Return what the ledgers in a folder prove; they must all be of one job.
-
-    The events of the job tell who was a member of which generation: a member without a ledger is
-    then found, and its steps are not checked. Without events, only the files that exist count.
-
-    Raises:
-        InputError: a line cannot be read. An incomplete last line is ignored.
-    """
-    return check_history(read_ledgers(folder), members_of(events))
 
 
 def _new_file(folder: Path, chip: Chip) -> int:
