@@ -19,7 +19,7 @@ from meshmend.launch.agent_lines import AgentLine, read_agent_line
 from meshmend.launch.host_blocks import chips_from
 from meshmend.topology.mesh import Mesh
 from meshmend.train.data.audit import audit
-from meshmend.train.state.checkpoint_names import complete_steps
+from meshmend.train.state.checkpoint import complete_steps
 
 # Each worker writes its process number into a file. Half-way it waits for the gate.
 SCRIPT = training_script(

@@ -18,7 +18,7 @@ from meshmend.lab.testbed.bed import Testbed
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.train.data.audit import audit
-from meshmend.train.state.checkpoint_names import newest_complete, steps_in
+from meshmend.train.state.checkpoint import newest_complete, steps_in
 
 # Waits at two steps for a file on the disk of its host.
 SCRIPT = training_script(

@@ -14,11 +14,9 @@ from elastic_job import elastic, of_kind
 from meshmend.files import DRAFT
 from meshmend.train.core.worker_environment import WorkerEnvironment
 from meshmend.train.state.array_shards import ARRAY_SHARDS
-from meshmend.train.state.checkpoint import Saving, load_step
-from meshmend.train.state.checkpoint_names import complete_steps
-from meshmend.train.state.checkpoint_writer import CheckpointWriter
+from meshmend.train.state.checkpoint import Saving, complete_steps, load_step
+from meshmend.train.state.checkpoint_writer import CheckpointWriter, WriteFailures
 from meshmend.train.state.torch_shards import TORCH_SHARDS
-from meshmend.train.state.write_failures import WriteFailures
 from meshmend.train.torch.job import Job
 from small_disks import small_disk
 

@@ -15,13 +15,11 @@ from meshmend.errors import InputError
 from meshmend.train.state import checkpoint
 from meshmend.train.state.checkpoint import (
     Loaded,
+    complete_steps,
     load,
+    newest_complete,
     prune,
     save_shard,
-)
-from meshmend.train.state.checkpoint_names import (
-    complete_steps,
-    newest_complete,
     steps_in,
     why_not_shared,
 )

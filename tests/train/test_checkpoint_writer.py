@@ -18,11 +18,9 @@ import torch
 
 from meshmend.train.core.worker_environment import WorkerEnvironment
 from meshmend.train.state import checkpoint
-from meshmend.train.state.checkpoint import Saving, load
-from meshmend.train.state.checkpoint_names import complete_steps
-from meshmend.train.state.checkpoint_writer import CheckpointWriter
+from meshmend.train.state.checkpoint import Saving, complete_steps, load
+from meshmend.train.state.checkpoint_writer import CheckpointWriter, WriteFailures
 from meshmend.train.state.torch_shards import TORCH_SHARDS
-from meshmend.train.state.write_failures import WriteFailures
 
 
 class Disk:
@@ -195,7 +193,7 @@ from meshmend.train import Saving
 from meshmend.train.state.checkpoint_writer import CheckpointWriter
 from meshmend.train.state.torch_shards import TORCH_SHARDS
 from meshmend.train.core.worker_environment import WorkerEnvironment
-from meshmend.train.state.write_failures import WriteFailures
+from meshmend.train.state.checkpoint_writer import WriteFailures
 
 folder, flush = Path(sys.argv[1]), os.fsync
 writer = CheckpointWriter(

@@ -14,7 +14,7 @@ from waiting import HANG_S
 pytest.importorskip("jax")
 pytest.importorskip("optax")
 
-from meshmend.train.state.checkpoint_names import complete_steps
+from meshmend.train.state.checkpoint import complete_steps
 
 
 def jax_job(folder: Path, **options: Any) -> dict[str, Any]:

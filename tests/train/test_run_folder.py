@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from meshmend.errors import InputError
-from meshmend.train.state.checkpoint import Saving, load, save_shard, write_shard
-from meshmend.train.state.checkpoint_names import complete_steps
+from meshmend.train.state.checkpoint import Saving, complete_steps, load, save_shard, write_shard
 from meshmend.train.state.shard_format import Origin
 from meshmend.train.state.torch_shards import TORCH_SHARDS, shard_of
 from meshmend.train.torch.job import Job

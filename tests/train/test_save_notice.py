@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshmend.train.state.checkpoint_names import shard_name, step_folder
-from meshmend.train.state.save_notice import SaveNotice
+from meshmend.train.state.checkpoint import SaveNotice, shard_name, step_folder
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from commanding import Ended, meshmend_run
 
 pytest.importorskip("torch")
 
-from meshmend.train.state.checkpoint_names import complete_steps
+from meshmend.train.state.checkpoint import complete_steps
 
 _BEGIN = """
 import json, os, random, struct, sys

@@ -49,7 +49,7 @@ def list_command(run: RunArgument, as_json: JsonOption = False) -> None:
 
     - meshmend checkpoint list runs/one/checkpoints --json
     """
-    from meshmend.train.state.checkpoint_list import listed
+    from meshmend.train.state.checkpoint_export import listed
     from meshmend.units import format_bytes
 
     found = listed(run)
@@ -74,7 +74,7 @@ def check_command(run: RunArgument, step: StepOption = None, as_json: JsonOption
 
     - meshmend checkpoint check runs/one --step 50
     """
-    from meshmend.train.state.checkpoint_list import checked
+    from meshmend.train.state.checkpoint_export import checked
 
     results = checked(run, step)
     if as_json:

@@ -387,7 +387,7 @@ def _checkpoints(run: Path | None, run_dir: Path | None, save_every: int) -> Pat
         if not save_every:
             raise InputError("--resume auto needs checkpoints; set --save-every above 0")
         return "auto"
-    from meshmend.train.state.checkpoint_names import complete_steps
+    from meshmend.train.state.checkpoint import complete_steps
 
     if not run.is_dir():
         raise InputError(f"--resume needs a run with a complete checkpoint, but {run} is no folder")

@@ -26,7 +26,7 @@ from meshmend.launch.forked_worker import Place, elastic_rank, torchrun_variable
 from meshmend.launch.output_lines import say
 from meshmend.planning.environment import Environment
 from meshmend.topology.failures import Chip
-from meshmend.train.state.save_notice import SAVE_NOTICE
+from meshmend.train.state.checkpoint import SAVE_NOTICE
 from meshmend.transport.backoff import Backoff
 
 _FIRST_RESTART_S: Final = 0.1  # from the death of a worker until it is started again

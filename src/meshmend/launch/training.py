@@ -45,8 +45,7 @@ from meshmend.planning.settings import Settings
 from meshmend.topology.text import mesh_words
 from meshmend.train.data.audit import Audit, audit
 from meshmend.train.sharding.mirror_placement import DEFAULT_DOMAINS
-from meshmend.train.state.checkpoint import Saving
-from meshmend.train.state.checkpoint_names import newest_complete
+from meshmend.train.state.checkpoint import Saving, newest_complete
 from meshmend.train.state.resume import AUTO, Resume, folder_to_resume, resumable
 
 _log = logging.getLogger(__name__)

@@ -36,11 +36,10 @@ from meshmend.train.data.ledger import Ledger
 from meshmend.train.data.samples import Indices, Order, Share, StreamOrder, batch_of, share_of
 from meshmend.train.sharding.sharding import MakeSharding, Sharding
 from meshmend.train.state.checkpoint import FolderOwner, Saving, new_owner
+from meshmend.train.state.checkpoint_writer import StepSaving, WriteFailures
 from meshmend.train.state.comparison import COMPARE_EVERY, StateComparison
 from meshmend.train.state.resume import Resume, folder_to_resume, is_same_folder, resumable
 from meshmend.train.state.shard_format import Origin
-from meshmend.train.state.step_saving import StepSaving
-from meshmend.train.state.write_failures import WriteFailures
 
 _log = logging.getLogger(__name__)
 

@@ -6,19 +6,93 @@ equally much, and carry checksums. Exported files hold whole tensors by the name
 
 import json
 import re
+import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from meshmend.errors import CheckpointDamageError, InputError
 from meshmend.files import write_whole
 from meshmend.train.state import checkpoint
-from meshmend.train.state.checkpoint import Loaded
-from meshmend.train.state.checkpoint_names import complete_sets, complete_steps, newest_complete
+from meshmend.train.state.checkpoint import (
+    Loaded,
+    complete_sets,
+    complete_steps,
+    newest_complete,
+    step_folder,
+    steps_in,
+    what_is_missing,
+)
 from meshmend.train.state.raw_state import RawArray, map_state
-from meshmend.train.state.safetensors_file import write_safetensors
 from meshmend.train.state.shard_format import ShardFormat
+
+_ALIGN: Final = 8
+_DTYPES: Final = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "complex64": "C64",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+
+
+def write_safetensors(
+    file: Path, arrays: Mapping[str, RawArray], metadata: Mapping[str, str]
+) -> None:
+    """Write arrays by name to a file, which is complete or absent.
+
+    Raises:
+        InputError: an array has a type that the format lacks, or the file cannot be written.
+    """
+    order = sorted(arrays, key=lambda name: (-_element_bytes(arrays[name]), name))
+    head, at = {"__metadata__": dict(metadata)} if metadata else {}, 0
+    for name in order:
+        array = arrays[name]
+        stop = at + len(array.data)
+        head[name] = _description(name, array, at, stop)
+        at = stop
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % _ALIGN)
+
+    def write(stream: BinaryIO) -> None:
+        stream.write(struct.pack("<Q", len(text)) + text)
+        for name in order:
+            stream.write(arrays[name].data.data)
+
+    try:
+        write_whole(file, write)
+    except OSError as error:
+        raise InputError(f"cannot write {file}: {error.strerror}") from None
+
+
+def _description(name: str, array: RawArray, start: int, stop: int) -> dict[str, Any]:
+    if array.dtype not in _DTYPES:
+        raise InputError(
+            f"safetensors has no type for {name}, which is {array.dtype}; leave it out with --what "
+            "model, or export with --format dcp"
+        )
+    shape = list(array.shape)
+    return {"dtype": _DTYPES[array.dtype], "shape": shape, "data_offsets": [start, stop]}
+
+
+def _element_bytes(array: RawArray) -> int:
+    n_elements = 1
+    for length in array.shape:
+        n_elements *= length
+    return len(array.data) // n_elements if n_elements else 0
+
 
 INDEX_NAME: Final = "model.safetensors.index.json"
 DEFAULT_SHARD_BYTES: Final = 5_000_000_000
@@ -222,3 +296,78 @@ def _make_empty(folder: Path) -> None:
     _make_folder(folder)
     if any(folder.iterdir()):
         raise InputError(f"export needs a new or an empty folder, but {folder} has files in it")
+
+
+_FRAMEWORKS = {".pt": "torch", ".bin": "jax"}
+
+
+@dataclass(frozen=True)
+class ListedCheckpoint:
+    """A checkpoint by the names of its files; `missing` says why it is not complete."""
+
+    step: int
+    framework: str
+    n_shards: int
+    n_bytes: int
+    missing: str
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.missing
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return {**asdict(self), "is_complete": self.is_complete}
+
+
+@dataclass(frozen=True)
+class CheckedCheckpoint:
+    """A checkpoint that was read; `damage` is empty if it is whole."""
+
+    step: int
+    damage: str
+
+
+def listed(run: Path) -> list[ListedCheckpoint]:
+    """Return the checkpoints of a run, the oldest first.
+
+    Raises:
+        InputError: it has none.
+    """
+    folder = checkpoint_folder(run)
+    return [_listed(folder, step) for step in steps_in(folder)]
+
+
+def _listed(folder: Path, step: int) -> ListedCheckpoint:
+    files = next(complete_sets(folder, step), None)
+    missing = "" if files else what_is_missing(folder, step)
+    if files is None:
+        files = sorted(step_folder(folder, step).glob("shard-*"))
+    framework = _FRAMEWORKS.get(files[0].suffix, "?") if files else "?"
+    n_bytes = sum(map(_size, files))
+    return ListedCheckpoint(step, framework, len(files), n_bytes, missing)
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:  # the run goes on, and deletes old checkpoints
+        return 0
+
+
+def checked(run: Path, step: int | None = None) -> list[CheckedCheckpoint]:
+    """Read the complete checkpoints of a run, or that of one step, and return what was found.
+
+    Raises:
+        InputError: it has none, or the step is not complete.
+    """
+    steps = complete_steps(checkpoint_folder(run)) if step is None else [step]
+    return [_checked(run, each) for each in steps]
+
+
+def _checked(run: Path, step: int) -> CheckedCheckpoint:
+    try:
+        read_checkpoint(run, step)
+    except CheckpointDamageError as error:
+        return CheckedCheckpoint(step, str(error))
+    return CheckedCheckpoint(step, "")

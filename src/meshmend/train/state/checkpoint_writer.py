@@ -4,6 +4,7 @@ Between two steps the shard is copied; a thread writes the copy while training g
 written at a time: the next one waits for it, so that all chips save the same steps.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -12,11 +13,48 @@ from dataclasses import dataclass
 
 from meshmend.errors import CheckpointDamageError, InputError
 from meshmend.files import why_unwritten
+from meshmend.membership.events import WorkerSaved, WriteFailed
+from meshmend.train.core.worker_environment import WorkerEnvironment, coordinator_client
 from meshmend.train.state import checkpoint
-from meshmend.train.state.checkpoint import FolderOwner, Loaded, Saving
-from meshmend.train.state.checkpoint_names import newest_complete, why_not_shared
+from meshmend.train.state.checkpoint import (
+    FolderOwner,
+    Loaded,
+    Saving,
+    newest_complete,
+    why_not_shared,
+)
 from meshmend.train.state.shard_format import NO_ORIGIN, AnyShard, Origin, ShardFormat, State
-from meshmend.train.state.write_failures import WriteFailures
+
+_log = logging.getLogger(__name__)
+
+
+class WriteFailures:
+    """Remembers what could not be written, so that it is reported once."""
+
+    def __init__(self, environment: WorkerEnvironment) -> None:
+        self._environment = environment
+        self._reported: set[str] = set()
+
+    def report(self, what: str, why: str, *, step: int | None = None) -> None:
+        """Log and report that something cannot be written, unless that was done already.
+
+        What is missing of a certain step is always reported, but logged once.
+        """
+        is_new, chip = what not in self._reported, self._environment.chip
+        self._reported.add(what)
+        if is_new:
+            _log.warning("chip %s cannot write %s: %s", chip, what, why)
+        if self._environment.identity is not None and (is_new or step is not None):
+            coordinator_client().report(WriteFailed(chip, what, why, step))
+
+    def clear(self, what: str) -> None:
+        """Note that something can be written again; its next failure is reported again."""
+        self._reported.discard(what)
+
+    def has(self, what: str) -> bool:
+        """Return whether something cannot be written now."""
+        return what in self._reported
+
 
 _PART, _WHOLE = "its part of a checkpoint", "a whole checkpoint"
 
@@ -187,3 +225,73 @@ class CheckpointWriter:
             self._unreadable.add(step)
             raise CheckpointDamageError("; ".join(damage) or "it does not exist any more")
         return loaded
+
+
+class StepSaving:
+    """One chip's part of the checkpoints of a job; without `saving` it writes none."""
+
+    def __init__(
+        self,
+        saving: Saving | None,
+        shards: ShardFormat,
+        failures: WriteFailures,
+        environment: WorkerEnvironment,
+        owner: FolderOwner | None = None,
+    ) -> None:
+        self._saving, self._environment = saving, environment
+        self._writer = (
+            CheckpointWriter(saving, shards, failures, self._announce, owner) if saving else None
+        )
+
+    def save(
+        self,
+        state: Callable[[], State],
+        *,
+        step: int,
+        generation: int,
+        shard: int,
+        n_shards: int,
+        origin: Callable[[], Origin],
+    ) -> None:
+        """Begin to write this chip's shard of a checkpoint, if one is due after this step."""
+        if self._writer is None:
+            return
+        self._writer.note_step(step, generation)
+        if self._writer.is_due(step):
+            self._writer.begin(
+                state,
+                step=step,
+                generation=generation,
+                shard=shard,
+                n_shards=n_shards,
+                origin=origin,
+            )
+
+    def finish(self) -> None:
+        """Wait until the checkpoint that is being written is on disk."""
+        if self._writer is not None:
+            self._writer.wait()
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The steps whose checkpoints lack this chip's part, because it could not be written."""
+        return tuple(self._writer.missing) if self._writer else ()
+
+    def newest(self) -> int | None:
+        """Return the step of the newest complete checkpoint not known to be damaged, or None."""
+        return self._writer.newest() if self._writer else None
+
+    def load(self, step: int) -> Loaded:
+        """Return the state of a step.
+
+        Raises:
+            CheckpointDamageError: it cannot be read.
+        """
+        assert self._writer is not None, "no checkpoint was announced"
+        return self._writer.load(step)
+
+    def _announce(self, step: int, at: float) -> None:
+        """Report a checkpoint that was written at a time."""
+        if self._environment.identity is not None and self._saving is not None:
+            saved = WorkerSaved(self._environment.chip, step, at, str(self._saving.folder))
+            coordinator_client().report(saved)

@@ -11,8 +11,13 @@ from typing import Any, Final
 
 from meshmend.errors import ResumeError
 from meshmend.train.state import checkpoint
-from meshmend.train.state.checkpoint import Loaded, OnDamage, Saving
-from meshmend.train.state.checkpoint_names import complete_steps, newest_complete
+from meshmend.train.state.checkpoint import (
+    Loaded,
+    OnDamage,
+    Saving,
+    complete_steps,
+    newest_complete,
+)
 from meshmend.train.state.shard_format import ShardFormat, State
 
 AUTO: Final = "auto"  # in place of a folder: that of the job's own checkpoints

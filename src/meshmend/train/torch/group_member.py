@@ -32,7 +32,7 @@ from meshmend.train.core.worker_environment import (
 )
 from meshmend.train.core.worker_loop import Bytes, SumSizes, WorkerLoop
 from meshmend.train.data.ledger import Ledger
-from meshmend.train.state.write_failures import WriteFailures
+from meshmend.train.state.checkpoint_writer import WriteFailures
 from meshmend.train.torch.group_meeting import (
     MEETING_SUM,
     broadcast_bytes,
