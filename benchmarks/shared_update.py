@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from meshmend.topology.text import parse_mesh
-from meshmend.train.sharding.mirror_cost import mirror_cost
+from meshmend.train.sharding.update_shares import mirror_cost
 from record import record
 
 SCRIPT = """

@@ -11,7 +11,7 @@ from meshmend.errors import InputError
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
-from meshmend.train.sharding.mirror_placement import (
+from meshmend.train.sharding.update_shares import (
     DEFAULT_DOMAINS,
     check_domains,
     counted_domains,

@@ -11,10 +11,13 @@ torch = pytest.importorskip("torch")
 from meshmend.errors import InputError  # noqa: E402  # after the check that torch is there
 from meshmend.topology.text import parse_mesh  # noqa: E402
 from meshmend.train.sharding.layerwise import LAMB, LARS  # noqa: E402
-from meshmend.train.sharding.mirror_cost import mirror_cost  # noqa: E402
-from meshmend.train.sharding.mirror_placement import mirrors_of  # noqa: E402
 from meshmend.train.sharding.sharded_optimizers import ShardedOptimizers  # noqa: E402
-from meshmend.train.sharding.update_shares import UpdateShares, moves_to  # noqa: E402
+from meshmend.train.sharding.update_shares import (  # noqa: E402
+    UpdateShares,
+    mirror_cost,
+    mirrors_of,
+    moves_to,
+)
 from meshmend.train.torch.optimizers import SteppedOptimizers  # noqa: E402
 
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {

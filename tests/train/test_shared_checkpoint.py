@@ -11,9 +11,8 @@ torch = pytest.importorskip("torch")
 
 from meshmend.errors import CheckpointDamageError, InputError  # noqa: E402  # after the check
 from meshmend.train.sharding.layerwise import LAMB  # noqa: E402
-from meshmend.train.sharding.mirror_placement import mirrors_of  # noqa: E402
 from meshmend.train.sharding.sharded_optimizers import ShardedOptimizers  # noqa: E402
-from meshmend.train.sharding.update_shares import UpdateShares  # noqa: E402
+from meshmend.train.sharding.update_shares import UpdateShares, mirrors_of  # noqa: E402
 from meshmend.train.state.checkpoint import Saving  # noqa: E402
 from meshmend.train.state.torch_shards import merged, packed, shard_of, unpacked  # noqa: E402
 from meshmend.train.torch.job import Job  # noqa: E402

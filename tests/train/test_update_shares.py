@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshmend.train.sharding.mirror_placement import mirrors_of
 from meshmend.train.sharding.update_shares import (
     LARGEST_MOVE_BYTES,
     Spans,
     UpdateShares,
     batches_of_moves,
+    mirrors_of,
     moves_to,
     without,
 )

@@ -205,7 +205,7 @@ def _check_lowering(lower: str | None, slices: int | None) -> None:
 def _check_mirrors(domains: list[str] | None, collective: str, mesh: "Mesh") -> None:
     """Raise InputError if domains of mirrors are given that make no sense for this plan."""
     from meshmend.topology.failures import board_shape
-    from meshmend.train.sharding.mirror_placement import check_domains
+    from meshmend.train.sharding.update_shares import check_domains
 
     if domains and collective != "sharded-update":
         raise InputError(

@@ -66,8 +66,7 @@ def mirror_facts(plan: "Plan", domains: list[str] | None) -> dict[str, Any]:
     """
     from dataclasses import asdict
 
-    from meshmend.train.sharding.mirror_cost import mirror_cost
-    from meshmend.train.sharding.mirror_placement import DEFAULT_DOMAINS
+    from meshmend.train.sharding.update_shares import DEFAULT_DOMAINS, mirror_cost
 
     target = plan.target
     cost = mirror_cost(

@@ -334,7 +334,7 @@ def _mirror_domains(names: list[str] | None, mesh: "Mesh", *, is_sharded: bool) 
         InputError: they are unknown, or no mirrors can be placed so.
     """
     from meshmend.topology.failures import board_shape
-    from meshmend.train.sharding.mirror_placement import DEFAULT_DOMAINS, check_domains
+    from meshmend.train.sharding.update_shares import DEFAULT_DOMAINS, check_domains
 
     if names and not is_sharded:
         raise InputError("--mirror-domain needs --shard-optimizer: other jobs have no mirrors")

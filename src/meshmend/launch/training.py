@@ -44,7 +44,7 @@ from meshmend.pages.report.training_run import TrainingRun, training_run
 from meshmend.planning.settings import Settings
 from meshmend.topology.text import mesh_words
 from meshmend.train.data.audit import Audit, audit
-from meshmend.train.sharding.mirror_placement import DEFAULT_DOMAINS
+from meshmend.train.sharding.update_shares import DEFAULT_DOMAINS
 from meshmend.train.state.checkpoint import Saving, newest_complete
 from meshmend.train.state.resume import AUTO, Resume, folder_to_resume, resumable
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from meshmend.train.core.worker_loop import SumSizes
-from meshmend.train.sharding.mirror_placement import DEFAULT_DOMAINS
+from meshmend.train.sharding.update_shares import DEFAULT_DOMAINS
 from meshmend.train.state.checkpoint import Saving
 from meshmend.train.state.resume import Resume
 from meshmend.train.state.shard_format import ShardFormat, State

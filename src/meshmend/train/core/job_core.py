@@ -22,7 +22,7 @@ from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.membership.messages import FRESH
 from meshmend.topology.failures import Chip
 from meshmend.train.core.exchange import Exchange
-from meshmend.train.core.learner import Learner
+from meshmend.train.core.learner import Learner, MakeSharding, Sharding
 from meshmend.train.core.shared_calls import SharedCalls
 from meshmend.train.core.step_sums import RAISE, Culprits, NonFinite, StepSums, check_policy
 from meshmend.train.core.worker_environment import (
@@ -34,7 +34,6 @@ from meshmend.train.core.worker_environment import (
 from meshmend.train.core.worker_loop import Bytes, SumSizes, WorkerLoop
 from meshmend.train.data.ledger import Ledger
 from meshmend.train.data.samples import Indices, Order, Share, StreamOrder, batch_of, share_of
-from meshmend.train.sharding.sharding import MakeSharding, Sharding
 from meshmend.train.state.checkpoint import FolderOwner, Saving, new_owner
 from meshmend.train.state.checkpoint_writer import StepSaving, WriteFailures
 from meshmend.train.state.comparison import COMPARE_EVERY, StateComparison

@@ -1,14 +1,19 @@
 """What a framework contributes to a job: parameters, gradients, an optimizer, and their state.
 
-`JobCore` knows chips, steps, samples and checkpoints, but no framework. It trains a `Learner`.
+`JobCore` knows chips, steps, samples and checkpoints, but no framework. It trains a `Learner`. A
+`Sharding` shares out the work and the state of the update among the chips.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshmend.membership.faults.fault import Moment
+from meshmend.membership.generation import Generation
+from meshmend.membership.messages import Go
+from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.worker_loop import SumSizes
 from meshmend.train.state.shard_format import ShardFormat
 
@@ -85,3 +90,40 @@ class Learner(Protocol):
 
     def share_digests(self) -> dict[str, str]:
         """Return a digest of each share of a sharded optimizer that this chip keeps, by place."""
+
+
+class ShardedReplica(Protocol):
+    """What a sharded update needs of its job; `JobCore` is such."""
+
+    @property
+    def step_number(self) -> int:
+        """The number of steps that are done."""
+
+    def packed_state(self) -> Bytes:
+        """Return the state that all chips have, without that of the shares."""
+
+    def take_over(self, state: Bytes) -> None:
+        """Replace that state by the one of another chip."""
+
+    def inject(self, moment: Moment) -> None:
+        """Inject the fault that is due at a moment, if there is one."""
+
+
+class Sharding(Protocol):
+    """One chip's part in a sharded update; `ShardedUpdate` is such."""
+
+    @property
+    def has_lost_state(self) -> bool:
+        """Whether a part of the state is lost, so that this chip must read a checkpoint."""
+
+    def sum_sizes(self) -> SumSizes:
+        """Return the sizes of the sums and gathers of an update on the chips that train now."""
+
+    def gather(self) -> None:
+        """Compute this chip's share of the new weights, and gather those of all chips."""
+
+    def catch_up(self, go: Go, generation: Generation) -> None:
+        """Get the state that a generation begins with, and this chip's share of it."""
+
+
+MakeSharding = Callable[[ShardedReplica, Exchange], Sharding]

@@ -6,27 +6,29 @@ counts: the optimizers step in place on what this chip keeps, its own share and 
 mirrors. Both give the same bits, and so does the mirror. If the gather fails, the gradients are
 still there, and the step is done in place later, or never.
 
-An optimizer that needs norms of whole tensors gets them before the trial: every chip adds up the
-squares of its own share, and the chips sum these.
+For the time of a step the groups of an optimizer hold pieces in place of parameters, and its state
+is theirs. An optimizer cannot tell a piece from a parameter, if it updates each element by itself.
+One that needs norms of whole tensors, such as LARS, gets them before the trial: every chip adds up
+the squares of its own share, and the chips sum these. A piece of a 16-bit parameter steps on its
+master, float32 weights that are a part of its state; its own elements are the master's, rounded.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from meshmend.errors import InputError
 from meshmend.planning.plan_request import GATHER, SumSizes
-from meshmend.train.sharding.elementwise import (
-    check_elementwise,
-    check_parameters,
-    refuse_hooks,
-)
-from meshmend.train.sharding.flat_parameters import FlatParameters, Piece
-from meshmend.train.sharding.master_weights import MASTER, check_no_masters, needs_master
-from meshmend.train.sharding.optimizer_pieces import OptimizerPieces
-from meshmend.train.sharding.piece_states import (
+from meshmend.train.sharding.layerwise import LAYERWISE
+from meshmend.train.sharding.pieces import (
+    FlatParameters,
+    OptimizerPieces,
+    Piece,
     State,
     copied,
     cut_state,
@@ -34,15 +36,42 @@ from meshmend.train.sharding.piece_states import (
     n_bytes_of,
     whole_state,
 )
-from meshmend.train.sharding.piece_steps import PieceSteps, PieceWork, SquaredNorms
 from meshmend.train.sharding.update_shares import Span, Spans, UpdateShares, without
 from meshmend.train.state.torch_state import digest, packed, unpacked
-from meshmend.train.torch.optimizers import part_name
+from meshmend.train.torch.optimizers import MASTER, check_no_masters, needs_master, part_name
 
 StateName = tuple[int, int]  # of the last update: the generation in which it was made, its step
-
+SquaredNorms = NDArray[np.float64]  # two for each parameter
 _TRIED_PARTS: Final = 8  # a trial copies the state of about an eighth of the share at a time
 _SHARDED: Final = "sharded"
+
+_ELEMENTWISE: Final = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.ASGD,
+)
+
+
+class _PieceWork(NamedTuple):
+    """A piece to step on: its elements and its state, both changed in place."""
+
+    piece: Piece
+    values: torch.Tensor
+    state: State
+
+    @property
+    def stepped(self) -> torch.Tensor:
+        """What the optimizer changes: the master, if there is one."""
+        master = self.state.get(MASTER)
+        return self.values if master is None else master
 
 
 class ShardedOptimizers:
@@ -61,11 +90,11 @@ class ShardedOptimizers:
     ) -> None:
         self._optimizers = dict(optimizers)
         for each in self._optimizers.values():
-            check_elementwise(each)
-            refuse_hooks(each)
-        self._steps = PieceSteps(self._optimizers)
+            _check_elementwise(each)
+            _refuse_hooks(each)
+        self._steps = _PieceSteps(self._optimizers)
         parameters = [each for groups in self._steps.lists for group in groups for each in group]
-        check_parameters(parameters)
+        _check_parameters(parameters)
         self.flat = FlatParameters(parameters)
         self._has_masters = has_masters
         self.held: Spans = ()
@@ -127,7 +156,7 @@ class ShardedOptimizers:
         payload[self._own[0] : self._own[1]] = 0  # padding between parameters
         for pieces in self._batches(self.flat.pieces(self._own), shares.share_bytes):
             work = [
-                PieceWork(piece, self.flat.values(piece).clone(), copied(self._states[piece]))
+                _PieceWork(piece, self.flat.values(piece).clone(), copied(self._states[piece]))
                 for piece in pieces
             ]
             self._steps.step(work, self.flat, self._norms, with_hooks=False)
@@ -161,9 +190,9 @@ class ShardedOptimizers:
         self.name = self.tried or self.name
         self.begin()
 
-    def _kept(self, pieces: Iterable[Piece]) -> list[PieceWork]:
+    def _kept(self, pieces: Iterable[Piece]) -> list[_PieceWork]:
         """Return pieces that this chip keeps, to step on in place."""
-        return [PieceWork(each, self.flat.values(each), self._states[each]) for each in pieces]
+        return [_PieceWork(each, self.flat.values(each), self._states[each]) for each in pieces]
 
     def _batches(self, pieces: Sequence[Piece], share_bytes: int) -> Iterator[list[Piece]]:
         batch: list[Piece] = []
@@ -308,3 +337,165 @@ def _refuse_state_dict(_optimizer: torch.optim.Optimizer) -> None:
         "this optimizer's state_dict would lack the state that is on other chips: the job has "
         "shard_optimizer=True; save it with Job(saving=...)"
     )
+
+
+class _PieceSteps:
+    """The optimizers of a job, by name, whose parameters lie in a row."""
+
+    def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
+        self._optimizers = list(optimizers.values())
+        self.lists = [
+            [list(group["params"]) for group in each.param_groups] for each in self._optimizers
+        ]
+        self._n_parameters = sum(len(group) for groups in self.lists for group in groups)
+
+    @property
+    def needs_norms(self) -> bool:
+        """Whether an optimizer needs norms of whole tensors."""
+        return any(isinstance(each, LAYERWISE) for each in self._optimizers)
+
+    @property
+    def n_norms(self) -> int:
+        """How many squared norms there are: two for each parameter."""
+        return 2 * self._n_parameters
+
+    def squared_norms(self, work: Sequence[_PieceWork], flat: FlatParameters) -> SquaredNorms:
+        """Return what these pieces contribute to the squared norms of all parameters."""
+        found = np.zeros((self._n_parameters, 2))
+        number_of = {each.stepped: each.piece.number for each in work}
+        with self._on(work, flat):
+            for optimizer in self._optimizers:
+                if isinstance(optimizer, LAYERWISE):
+                    for parameter, *squares in optimizer.squared_norms():
+                        found[number_of[parameter]] += squares
+        return found
+
+    def step(
+        self,
+        work: Sequence[_PieceWork],
+        flat: FlatParameters,
+        norms: SquaredNorms | None,
+        *,
+        with_hooks: bool,
+    ) -> None:
+        """Step on pieces, with the squared norms of all parameters if an optimizer needs them."""
+        with self._on(work, flat):
+            for optimizer in self._optimizers:
+                if isinstance(optimizer, LAYERWISE):
+                    assert norms is not None, "the norms of this step are not known"
+                    roots = np.sqrt(norms).tolist()
+                    optimizer.norms = {each.stepped: roots[each.piece.number] for each in work}
+                if with_hooks:
+                    _step_and_call_hooks(optimizer, work)
+                else:
+                    _step_without_hooks(optimizer)
+                    _round_masters(optimizer, work)
+                for each in work:
+                    if each.stepped in optimizer.state:
+                        each.state.update(optimizer.state[each.stepped])
+
+    @contextmanager
+    def _on(self, work: Sequence[_PieceWork], flat: FlatParameters) -> Iterator[None]:
+        """Give the optimizers pieces for parameters, and take them back."""
+        for each in work:
+            gradient = flat.gradient(each.piece)
+            each.stepped.grad = None if gradient is None else gradient.to(each.stepped.dtype)
+        first = 0
+        kept = [each.state for each in self._optimizers]
+        try:
+            for optimizer, lists in zip(self._optimizers, self.lists, strict=True):
+                optimizer.state = defaultdict(dict)
+                for group, parameters in zip(optimizer.param_groups, lists, strict=True):
+                    last = first + len(parameters)
+                    mine = [each for each in work if first <= each.piece.number < last]
+                    group["params"] = [each.stepped for each in mine]
+                    optimizer.state.update((each.stepped, _inner(each.state)) for each in mine)
+                    first = last
+            yield
+        finally:
+            for optimizer, state, lists in zip(self._optimizers, kept, self.lists, strict=True):
+                optimizer.state = state
+                if isinstance(optimizer, LAYERWISE):
+                    optimizer.norms = None
+                for group, parameters in zip(optimizer.param_groups, lists, strict=True):
+                    group["params"] = parameters
+            for each in work:
+                each.stepped.grad = None
+
+    def check_unchanged(self) -> None:
+        """Raise InputError if the optimizers have hooks, or other parameters than at first."""
+        for optimizer, lists in zip(self._optimizers, self.lists, strict=True):
+            _refuse_hooks(optimizer)
+            now = [group["params"] for group in optimizer.param_groups]
+            if [list(map(id, each)) for each in now] != [list(map(id, each)) for each in lists]:
+                raise InputError(
+                    "shard_optimizer needs the parameters that the optimizer had when the job was "
+                    "made, but its groups have changed; make the job after the last add_param_group"
+                )
+
+
+def _check_elementwise(optimizer: torch.optim.Optimizer) -> None:
+    """Raise InputError if an optimizer may need more than one element to update an element.
+
+    LARS and LAMB do, but say what they need. An optimizer that we do not know says that it does not
+    with an attribute.
+    """
+    known = (*_ELEMENTWISE, *LAYERWISE)
+    if type(optimizer) in known or getattr(optimizer, "is_elementwise", False):
+        return
+    name = type(optimizer).__name__
+    raise InputError(
+        "shard_optimizer needs an optimizer that updates each element by itself, such as SGD, "
+        f"Adam or AdamW, or LARS or LAMB of meshmend.train, but got {name}; train with "
+        f"shard_optimizer=False, or set {name}.is_elementwise = True if it does"
+    )
+
+
+def _refuse_hooks(optimizer: torch.optim.Optimizer) -> None:
+    """Raise InputError if something happens between the sums and the update."""
+    hooks: Any = getattr(optimizer, "_optimizer_step_pre_hooks", None)
+    if hooks:
+        raise InputError(
+            "shard_optimizer cannot call step_pre_hooks: a step is tried before it counts; clip "
+            "with job.clip_grad_norm, or train with shard_optimizer=False"
+        )
+
+
+def _check_parameters(parameters: list[torch.Tensor]) -> None:
+    """Raise InputError if the parameters of the optimizers do not lie in a row, each once."""
+    if len({id(each) for each in parameters}) != len(parameters):
+        raise InputError("shard_optimizer needs each parameter in one group of one optimizer")
+    for number, parameter in enumerate(parameters):
+        if not parameter.is_contiguous():
+            raise InputError(
+                f"shard_optimizer needs contiguous parameters, but number {number}, of shape "
+                f"{tuple(parameter.shape)}, is not; call model.to(memory_format="
+                "torch.contiguous_format)"
+            )
+
+
+def _inner(state: State) -> State:
+    """Return what the optimizer sees of a state: it begins with an empty one."""
+    return {key: value for key, value in state.items() if key != MASTER}
+
+
+def _step_without_hooks(optimizer: torch.optim.Optimizer) -> None:
+    step: Any = type(optimizer).step
+    getattr(step, "__wrapped__", step)(optimizer)
+
+
+def _step_and_call_hooks(optimizer: torch.optim.Optimizer, work: Sequence[_PieceWork]) -> None:
+    """Step; the hooks see the new weights, also those that are rounded from masters."""
+    hooks: Any = vars(optimizer)["_optimizer_step_post_hooks"]
+    handle = optimizer.register_step_post_hook(lambda *_: _round_masters(optimizer, work))
+    hooks.move_to_end(handle.id, last=False)
+    try:
+        optimizer.step()
+    finally:
+        handle.remove()
+
+
+def _round_masters(optimizer: torch.optim.Optimizer, work: Sequence[_PieceWork]) -> None:
+    for each in work:
+        if each.stepped is not each.values and each.stepped in optimizer.state:
+            each.values.copy_(each.stepped)

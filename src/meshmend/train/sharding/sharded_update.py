@@ -25,23 +25,21 @@ from meshmend.membership.messages import Go
 from meshmend.planning.plan_request import SumSizes
 from meshmend.train.core.byte_gather import gather_bytes
 from meshmend.train.core.exchange import Bytes, Exchange
+from meshmend.train.core.learner import ShardedReplica
 from meshmend.train.core.worker_environment import WorkerEnvironment
-from meshmend.train.sharding.mirror_placement import (
-    DEFAULT_DOMAINS,
-    check_domains,
-    counted_domains,
-    domains_of,
-    kept_apart,
-    mirrors_of,
-)
 from meshmend.train.sharding.sharded_optimizers import StateName
-from meshmend.train.sharding.sharding import ShardedReplica
 from meshmend.train.sharding.update_shares import (
+    DEFAULT_DOMAINS,
     Move,
     Span,
     Spans,
     UpdateShares,
     batches_of_moves,
+    check_domains,
+    counted_domains,
+    domains_of,
+    kept_apart,
+    mirrors_of,
     moves_to,
     without,
 )

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 import torch
 
 from meshmend.errors import CheckpointDamageError, InputError
-from meshmend.train.sharding.optimizer_pieces import SavedPiece, put_pieces, take_pieces
+from meshmend.train.sharding.pieces import SavedPiece, put_pieces, take_pieces
 from meshmend.train.state.shard_format import NO_ORIGIN, Origin, ShardFormat, State
 
 FORMAT = "meshmend-checkpoint"

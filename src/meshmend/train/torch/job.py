@@ -23,12 +23,12 @@ from meshmend.errors import InputError
 from meshmend.train.core.chip_job import ChipJob, added
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.job_core import JobCore, JobSettings
+from meshmend.train.core.learner import ShardedReplica, Sharding
 from meshmend.train.core.step_sums import RAISE
 from meshmend.train.core.worker_environment import worker_environment
 from meshmend.train.data.sample_source import JobData
-from meshmend.train.sharding.mirror_placement import DEFAULT_DOMAINS
 from meshmend.train.sharding.sharded_update import ShardedUpdate
-from meshmend.train.sharding.sharding import ShardedReplica, Sharding
+from meshmend.train.sharding.update_shares import DEFAULT_DOMAINS
 from meshmend.train.state.checkpoint import Saving
 from meshmend.train.state.comparison import COMPARE_EVERY
 from meshmend.train.state.resume import Resume

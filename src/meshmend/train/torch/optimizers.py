@@ -2,22 +2,37 @@
 
 Every chip has the same summed gradients, bit for bit. So every chip clips them by the same norm,
 finds the same infinities in them, and changes the scale in the same way.
+
+A model of bfloat16 or float16 loses small changes. With **master weights** the changes are made to
+float32 copies, and the parameters are the masters, rounded. A master is a part of the optimizer's
+state, under the name `master`: it is saved, sent and sharded as the rest of it.
 """
 
 import gc
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import torch
 
 from meshmend.errors import InputError
-from meshmend.train.sharding.master_weights import MasterWeights, check_no_masters
-from meshmend.train.sharding.piece_states import n_bytes_of
+from meshmend.train.sharding.pieces import n_bytes_of
 
 Optimizers = (
     torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer]
 )
+
+MASTER: Final = "master"
+_SHORT: Final = (torch.bfloat16, torch.float16)
+
+
+def optimizers_of(optimizer: Optimizers) -> dict[str, torch.optim.Optimizer]:
+    """Return the optimizers of a job by name, given one, a sequence of them, or a dict."""
+    if isinstance(optimizer, Mapping):
+        return dict(optimizer)
+    if isinstance(optimizer, Sequence):
+        return {str(at): each for at, each in enumerate(optimizer)}
+    return {"": optimizer}
 
 
 class SteppedOptimizers:
@@ -121,6 +136,25 @@ class SteppedOptimizers:
         scaler.scale(torch.zeros((), device=device))
 
 
+def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    return any(parameter.grad is not None for parameter in _parameters_of(optimizer))
+
+
+def _refuse_closure(optimizer: torch.optim.Optimizer) -> None:
+    """Raise InputError if an optimizer computes the loss several times in a step."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise InputError(
+            f"Job cannot step {type(optimizer).__name__}: it needs a closure that computes the "
+            "loss several times in a step; use an optimizer that steps once, such as SGD or AdamW"
+        )
+
+
 def part_name(
     name: str,
     optimizers: Mapping[str, torch.optim.Optimizer],
@@ -141,22 +175,82 @@ def part_name(
     return name
 
 
-def optimizers_of(optimizer: Optimizers) -> dict[str, torch.optim.Optimizer]:
-    """Return the optimizers of a job by name, given one, a sequence of them, or a dict."""
-    if isinstance(optimizer, Mapping):
-        return dict(optimizer)
-    if isinstance(optimizer, Sequence):
-        return {str(at): each for at, each in enumerate(optimizer)}
-    return {"": optimizer}
+class MasterWeights:
+    """The masters of all parameters of an optimizer that is not sharded.
+
+    From now on the groups of the optimizer hold the masters in place of 16-bit parameters.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._pairs: list[tuple[int, torch.Tensor, torch.Tensor]] = []  # number, parameter, master
+        number = 0
+        for group in optimizer.param_groups:
+            for at, parameter in enumerate(group["params"]):
+                if needs_master(parameter):
+                    master = parameter.detach().float()
+                    group["params"][at] = master
+                    self._pairs.append((number, parameter, master))
+                    if parameter in optimizer.state:
+                        state = optimizer.state.pop(parameter)
+                        optimizer.state[master] = _in_float32(state)
+                number += 1
+
+    @property
+    def n_bytes(self) -> int:
+        """The bytes of all masters."""
+        return sum(master.nbytes for _, _, master in self._pairs)
+
+    def take_gradients(self) -> None:
+        """Give the masters the gradients of the parameters."""
+        for _, parameter, master in self._pairs:
+            master.grad = None if parameter.grad is None else parameter.grad.float()
+
+    @torch.no_grad()
+    def give_weights(self) -> None:
+        """Set the parameters to the masters, rounded; the masters' gradients go."""
+        for _, parameter, master in self._pairs:
+            parameter.copy_(master)
+            master.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the optimizer's state with the masters in it."""
+        document = self._optimizer.state_dict()
+        states = {number: dict(state) for number, state in document["state"].items()}
+        for number, _, master in self._pairs:
+            states.setdefault(number, {})[MASTER] = master
+        return {**document, "state": dict(sorted(states.items()))}
+
+    @torch.no_grad()
+    def load_state_dict(self, document: dict[str, Any]) -> None:
+        """Replace the optimizer's state and the masters."""
+        states = {int(number): dict(state) for number, state in document["state"].items()}
+        for number, parameter, master in self._pairs:
+            saved = states.get(number, {}).pop(MASTER, None)
+            master.copy_(parameter if saved is None else saved)
+        kept = {number: state for number, state in states.items() if state}
+        self._optimizer.load_state_dict({**document, "state": kept})
 
 
-def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
+def needs_master(parameter: torch.Tensor) -> bool:
+    """Whether a parameter is of a type that loses small changes."""
+    return parameter.dtype in _SHORT
 
 
-def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    return any(parameter.grad is not None for parameter in _parameters_of(optimizer))
+def check_no_masters(states: Iterable[Mapping[str, Any]]) -> None:
+    """Raise InputError if a state has masters: a job without masters would lose them."""
+    if any(MASTER in state for state in states):
+        raise InputError(
+            "this state has float32 master weights, which this job would lose; make the job with "
+            "master_weights=True"
+        )
+
+
+def _in_float32(state: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: value.float() if isinstance(value, torch.Tensor) and value.dtype in _SHORT else value
+        for key, value in state.items()
+    }
 
 
 def check_schedulers(
@@ -202,13 +296,3 @@ def _parts_of(objects: Sequence[object], depth: int) -> Iterator[object]:
         inner += each if isinstance(each, list | tuple) else []
         if depth and not isinstance(each, torch.optim.Optimizer | torch.nn.Module):
             yield from _parts_of(inner, depth - 1)
-
-
-def _refuse_closure(optimizer: torch.optim.Optimizer) -> None:
-    """Raise InputError if an optimizer computes the loss several times in a step."""
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise InputError(
-            f"Job cannot step {type(optimizer).__name__}: it needs a closure that computes the "
-            "loss several times in a step; use an optimizer that steps once, such as SGD or AdamW"
-        )
