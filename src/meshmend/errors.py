@@ -21,7 +21,7 @@
     │   ├── StalledError        nothing moved for the time allowed
     │   └── HandshakeError      the other end did not prove that it knows the secret
     ├── ChannelError            a control connection closed, or carries no valid message
-    ├── MessageError            a control message or an event that its codec refuses
+    ├── MessageError            a control message or an event that is not valid
     ├── RefusedError            the coordinator refuses this worker
     ├── TurnedAwayError         the coordinator counts this worker as dead
     ├── JobFailedError          the job cannot go on: the state that counts is lost
@@ -132,7 +132,7 @@ class ChannelError(MeshmendError):
 
 
 class MessageError(MeshmendError):
-    """A codec refuses a control message or a run event."""
+    """A control message or a run event is not valid."""
 
 
 class RefusedError(MeshmendError):

@@ -224,12 +224,13 @@ class Gate:
 def main() -> None:
     from meshmend.launch.elastic import run_elastic
     from meshmend.launch.elastic_job import ElasticJob
-    from meshmend.membership.events import EVENTS, TimedEvent, event_line
+    from meshmend.membership.events import TimedEvent, event_line
     from meshmend.membership.faults.fault import parse_fault
     from meshmend.membership.timing import Timing
     from meshmend.planning.settings import Settings
     from meshmend.topology.text import parse_mesh
     from meshmend.train.data.audit import audit
+    from meshmend.transport.codec import plain
 
     folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
     gate = Gate(folder / "gate", *options.get("gate", (None, [])))
@@ -261,7 +262,7 @@ def main() -> None:
         "finished": outcome.is_finished,
         "why": outcome.why,
         "chips": outcome.chips,
-        "faults": [EVENTS.encode(each.event()) for each in outcome.recoveries],
+        "faults": [plain(each.event()) for each in outcome.recoveries],
         "audit": asdict(audit(folder / "ledger")),
         "events": [json.loads(event_line(event)) for event in events],
     }

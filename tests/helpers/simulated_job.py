@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
+from msgspec import structs
+
 from meshmend.membership.decision import Decision
 from meshmend.membership.generation import Generation
 from meshmend.membership.history import CoordinatorRecord, History
@@ -84,7 +86,7 @@ class Worker:
     def hello(self) -> tuple[str, Any]:
         """What it says first: how it stands, and the generation it heard of last."""
         heard = self.memory.number if self.memory else 0
-        status = replace(self.status, generation=max(self.status.generation, heard))
+        status = structs.replace(self.status, generation=max(self.status.generation, heard))
         return "hello", (status, self.memory if self.state_version != FRESH else None)
 
 

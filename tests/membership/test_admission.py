@@ -1,17 +1,18 @@
 """Whom a coordinator lets in: the same arguments, and nothing that cannot be true."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from meshmend.membership.admission import Admission
 from meshmend.membership.generation import LARGEST_NUMBER, Generation, Seat
-from meshmend.membership.history import RECORDS, CoordinatorRecord, History
+from meshmend.membership.history import CoordinatorRecord, History
 from meshmend.membership.job_fingerprint import NOT_COMPARED, JobFingerprint
 from meshmend.membership.job_spec import JobSpec
 from meshmend.membership.membership import Membership
 from meshmend.membership.messages import Hello, Status
+from meshmend.membership.record_file import history_of, record_text
 from meshmend.membership.timing import Timing
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
@@ -56,7 +57,7 @@ def test_a_coordinator_that_is_started_again_compares_with_what_its_record_says(
     rules.generation_began()
     rules.leave((0, 0))
 
-    kept = RECORDS.decode(RECORDS.encode(history.record))
+    kept = history_of(record_text(history.record), history.record.job).record
     again = admission(History(kept))
     assert "batch is 8" in again.why_refused(hello((0, 1), fingerprint=replace(OURS, batch=8)))
     assert again.why_refused(hello((0, 1))) == ""

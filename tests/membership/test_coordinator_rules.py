@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from meshmend.membership.coordinator import Coordinator
 from meshmend.membership.generation import Generation, Seat
 from meshmend.membership.history import BegunGeneration, CoordinatorRecord, History
@@ -78,7 +80,7 @@ def test_a_link_that_is_mended_as_soon_as_it_is_cut_gets_a_new_generation() -> N
     link = Link.between(one, other)
     lost = Status(before.number, state_version=before.number, lost=(other,))
     membership.update_status(one, lost, 2.0)
-    membership.update_status(other, replace(lost, lost=(one,)), 2.0)
+    membership.update_status(other, structs.replace(lost, lost=(one,)), 2.0)
     assert membership.decide(2.15).generation is None
 
     membership.mend(link, 2.16)
@@ -151,8 +153,8 @@ def says_hello(coordinator: Coordinator, connection: int, status: Status, now: f
     """Let a worker of chip 0,0 connect; it remembers the generation that its state is of."""
     address = ("host", connection)
     memory = Generation(status.state_version, (Seat((0, 0), address, 1),), frozenset(), ())
-    holds = status.state_version != FRESH
-    first = replace(hello((0, 0), status), address=address, memory=memory if holds else None)
+    known = memory if status.state_version != FRESH else None
+    first = structs.replace(hello((0, 0), status), address=address, memory=known)
     coordinator.opened(connection, "worker", now)
     coordinator.received(connection, first, now)
 
@@ -168,7 +170,7 @@ def answer_to_ready(
             if isinstance(message, Go | Failed):
                 return message
             if isinstance(message, NewGeneration):
-                ready = replace(status, generation=message.generation.number, ready=True)
+                ready = structs.replace(status, generation=message.generation.number, ready=True)
                 coordinator.received(1, StatusChanged(ready), float(second))
     raise AssertionError("it decided nothing")
 
@@ -294,7 +296,7 @@ def test_a_coordinator_that_is_started_again_does_not_wait_for_a_worker_that_is_
     status = Status(2, state_version=2, step=5)
     memory = Generation(2, seats, frozenset(), ())
     coordinator.opened(1, "worker", 0.0)
-    coordinator.received(1, replace(hello((0, 0), status), memory=memory), 0.0)
+    coordinator.received(1, structs.replace(hello((0, 0), status), memory=memory), 0.0)
     coordinator.tick(2 * TIMING.settle_s)
 
     assert NewGeneration in sent.kinds(1)
@@ -309,7 +311,7 @@ def test_a_generation_that_may_have_begun_does_not_begin_again_with_other_holder
     for number, (chip, version) in enumerate(zip(MESH.live, (2, 1), strict=True)):
         status = Status(2, ready=True, state_version=version, step=1)
         coordinator.opened(number, "worker", 0.0)
-        coordinator.received(number, replace(hello(chip, status), memory=memory), 0.0)
+        coordinator.received(number, structs.replace(hello(chip, status), memory=memory), 0.0)
     coordinator.tick(0.0)
     assert Go not in sent.kinds(0)
     coordinator.tick(1.0)

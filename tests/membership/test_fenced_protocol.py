@@ -5,9 +5,9 @@ A seed that fails is replayed, with all that happened, by
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from meshmend.membership import history as history_rules
 from meshmend.membership import record_file, timing

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import pytest
+from msgspec import structs
 
 from meshmend.membership import events
 from meshmend.membership.change_timer import ChangeTimer
@@ -319,15 +320,14 @@ def test_a_change_is_timed_from_what_began_it(
 
 def test_a_worker_that_leaves_before_the_job_began_is_no_recovery() -> None:
     progress = JobProgress()
-    for clock, event in enumerate(
-        [
-            events.WorkerArrived(A),
-            events.WorkerLeft(A),
-            events.WorkerArrived(A),
-            events.GenerationBegan(1, (A,), 0),
-            stepped(A),
-        ]
-    ):
+    happened: list[events.Event] = [
+        events.WorkerArrived(A),
+        events.WorkerLeft(A),
+        events.WorkerArrived(A),
+        events.GenerationBegan(1, (A,), 0),
+        stepped(A),
+    ]
+    for clock, event in enumerate(happened):
         progress.take(float(clock), event)
 
     assert sum(progress.counts().recoveries) == 0
@@ -365,7 +365,7 @@ def test_a_worker_says_what_it_knows_and_that_its_coordinator_is_lost() -> None:
     assert status.steps_per_s == pytest.approx(3 / 5)
     assert status.samples_per_s == pytest.approx(64 * 3 / 5)
     assert status.waits == ()
-    assert keeper.status(7.0, is_brief=True) == replace(status, generation=None)
+    assert keeper.status(7.0, is_brief=True) == structs.replace(status, generation=None)
 
 
 def test_a_worker_that_lost_a_peer_and_its_coordinator_says_for_whom_it_waits() -> None:
@@ -423,7 +423,7 @@ def test_several_workers_together_know_who_is_behind() -> None:
 
 def test_a_worker_that_has_lost_a_peer_means_that_the_job_does_not_step() -> None:
     lost = ChipsWait((A,), (D,), "it lost its connection to them")
-    first = replace(answer(A, 6, 5.0), phase=JobPhase.PREPARING, waits=(lost,))
+    first = structs.replace(answer(A, 6, 5.0), phase=JobPhase.PREPARING, waits=(lost,))
 
     for answers in ([first, answer(B, 6, 5.0)], [answer(B, 6, 5.0), first]):
         status = merged(answers[0], answers[1:])

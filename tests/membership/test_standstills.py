@@ -1,6 +1,8 @@
 """Histories in which a job stood still, by hand: each had its cause in one decision."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from meshmend.membership.coordinator import Coordinator
 from meshmend.membership.decision import Decision

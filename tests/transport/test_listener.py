@@ -223,7 +223,7 @@ def test_an_end_of_another_version_is_refused_in_one_line_at_both_ends(
         answer = caller.recv(64, socket.MSG_WAITALL)
         assert caller.recv(1) == b""
     listener.close()
-    assert "the other end speaks 'meshmend/9', this process 'meshmend/4'; install" in caplog.text
+    assert "the other end speaks 'meshmend/9', this process 'meshmend/5'; install" in caplog.text
     assert admitted == []
 
     def answer_twice(other: socket.socket) -> None:
@@ -237,6 +237,6 @@ def test_an_end_of_another_version_is_refused_in_one_line_at_both_ends(
     with listening("127.0.0.1") as other:
         thread = threading.Thread(target=answer_twice, args=(other,), daemon=True)
         thread.start()
-        with pytest.raises(HandshakeError, match="other end speaks 'meshmend/4', this process"):
+        with pytest.raises(HandshakeError, match="other end speaks 'meshmend/5', this process"):
             call(other.getsockname())
         thread.join(HANG_S)

@@ -168,8 +168,8 @@ def test_a_dialler_with_the_wrong_secret_is_refused_and_logged(
     [
         (b"GET / HTTP/1.1\r\nHost: example\r\n\r\n" + bytes(60), "not a meshmend handshake"),
         (b"x", "closed the connection during the handshake"),
-        (b"meshmend/4" + bytes(16) + bytes(32), "wants rank 0, but this is rank 1"),
-        (b"meshmend/4" + bytes(4) + bytes([0, 0, 0, 1]) + bytes(72), "does not know the secret"),
+        (b"meshmend/5" + bytes(16) + bytes(32), "wants rank 0, but this is rank 1"),
+        (b"meshmend/5" + bytes(4) + bytes([0, 0, 0, 1]) + bytes(72), "does not know the secret"),
     ],
 )
 def test_garbage_on_the_port_is_refused_and_a_peer_still_gets_in(

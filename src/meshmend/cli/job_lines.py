@@ -1,15 +1,17 @@
 """Prints the events of a coordinator on standard error, one line each; steps are left out."""
 
 import time
-from dataclasses import replace
 from typing import Any
+
+from msgspec import structs
 
 from meshmend.cli.console import note
 from meshmend.membership import events
 from meshmend.membership.change_timer import ChangeTimer
-from meshmend.membership.events import EVENTS, Event, TimedEvent
+from meshmend.membership.events import Event, TimedEvent
 from meshmend.pages.report.event_words import change_words, event_words
 from meshmend.topology.failures import Chip
+from meshmend.transport.codec import plain
 
 _SHOWN = (
     events.GenerationBegan,
@@ -67,7 +69,7 @@ class JobLines:
             case events.GenerationForming():
                 self._why = event.why
             case events.GenerationBegan():
-                event = replace(event, why=self._why)
+                event = structs.replace(event, why=self._why)
         if isinstance(event, _SHOWN):
             self._print(t, event_words(event), event)
         if (change := self._timer.take(clock, event)) is not None:
@@ -77,7 +79,7 @@ class JobLines:
     def _print(t: float, text: str, event: Event | None = None) -> None:
         fields: dict[str, Any] = {}
         if event is not None:
-            fields["event"] = EVENTS.encode(event)
+            fields["event"] = plain(event)
             if (chip := getattr(event, "chip", None)) is not None:
                 fields["chip"] = chip
         note(_line(t, text), message=text, **fields)

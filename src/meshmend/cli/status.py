@@ -126,9 +126,12 @@ def _ask(question: "StatusQuestion") -> "JobStatus":
 
 
 def _document(status: "JobStatus") -> dict[str, object]:
-    from meshmend.membership.messages import MESSAGES, StatusAnswer
+    from meshmend.transport.codec import plain
 
-    document: dict[str, object] = MESSAGES.encode(StatusAnswer(status))["status"]
+    document: dict[str, object] = plain(status)
+    if (formed := status.generation) is not None:
+        cut, mended = sorted(map(str, formed.cut)), [[str(link), at] for link, at in formed.mended]
+        document["generation"] = {**plain(formed), "cut": cut, "mended": mended}
     return document
 
 

@@ -14,6 +14,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from msgspec import structs
+
 from meshmend.errors import InputError
 from meshmend.launch.children import Child
 from meshmend.launch.elastic_job import ElasticJob, Outcome
@@ -286,7 +288,7 @@ class _Launcher:
                 self._chip_counts.append(len(event.chips))
                 self._generation = event
                 self._plan_ahead()
-                self._report(replace(event, why=self._why_forming), at=clock)
+                self._report(structs.replace(event, why=self._why_forming), at=clock)
             case WorkerSaved():
                 self._report(CheckpointSaved(event.step, event.path), at=event.at)
             case WorkerStepped():

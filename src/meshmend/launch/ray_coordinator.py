@@ -9,12 +9,13 @@ import json
 import shutil
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
 from typing import Final
 
 import ray
+from msgspec.structs import replace
 
 from meshmend.errors import InputError, MeshmendError
 from meshmend.files import write_whole
@@ -28,7 +29,7 @@ from meshmend.membership.coordinator_server import CoordinatorServer
 from meshmend.membership.job_spec import JobSpec
 from meshmend.pages.report.event_words import event_words
 from meshmend.topology.failures import Chip
-from meshmend.transport.codec import Codec
+from meshmend.transport.codec import Value, plain, value_of
 from meshmend.transport.listener import Port, listening
 
 _TICK_S: Final = 0.1
@@ -50,8 +51,7 @@ _SHOWN: Final = (
 )
 
 
-@dataclass(frozen=True)
-class RayRecord:
+class RayRecord(Value, frozen=True, tag_field="kind", tag="ray"):
     """What the next coordinator must know if this one dies, beside the state of the job.
 
     `outcome` is None while the job runs, empty when it has finished, else why it failed.
@@ -60,9 +60,6 @@ class RayRecord:
     port: Port
     outcome: str | None = None
     placements: tuple[HostPlacement | None, ...] = ()
-
-
-_RECORDS: Final = Codec("the record of a Ray job", {"ray": RayRecord})
 
 
 @dataclass(frozen=True)
@@ -219,9 +216,10 @@ class RayCoordinator:
 
     def _load_record(self) -> RayRecord | None:
         try:
-            record: RayRecord = _RECORDS.decode(json.loads(self._file.read_text(encoding="utf-8")))
+            document = json.loads(self._file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
+        record: RayRecord = value_of(document, RayRecord, "the record of a Ray job")
         return record
 
     def _save(self, record: RayRecord) -> None:
@@ -229,6 +227,6 @@ class RayCoordinator:
         self._record = record
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_whole(self._file, json.dumps(_RECORDS.encode(record)))
+            write_whole(self._file, json.dumps(plain(record)))
         except OSError as error:
             say(f"the record of the job in {self._folder} cannot be written: {error.strerror}")

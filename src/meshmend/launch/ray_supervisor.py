@@ -19,6 +19,7 @@ from meshmend.launch.output_lines import say  # Ray shows these lines to the use
 from meshmend.launch.ray_host import NAMESPACE, HostSettings, start_host
 from meshmend.launch.ray_nodes import Reservation, lost_nodes, reserve
 from meshmend.topology.failures import Chip
+from meshmend.transport.codec import Value
 from meshmend.units import counted
 
 _ASK_NODE_S: Final = 0.2  # between two questions to the node of a host without a connected chip
@@ -28,8 +29,7 @@ _RENEW_S: Final = 5.0  # a node that was lost may be back, so a reservation is m
 _SAY_S: Final = 30.0  # between two lines that say that nodes are missing
 
 
-@dataclass(frozen=True)
-class HostPlacement:
+class HostPlacement(Value, frozen=True):
     """Where a host is: the name of its actor, and the number of the actor's node."""
 
     actor: str

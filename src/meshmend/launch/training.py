@@ -26,7 +26,6 @@ from meshmend.launch.one_thread import compute_in_one_thread
 from meshmend.launch.run_log import run_log
 from meshmend.locks import held_lock
 from meshmend.membership.events import (
-    EVENTS,
     Event,
     GenerationBegan,
     RunEnded,
@@ -47,6 +46,7 @@ from meshmend.train.data.audit import Audit, audit
 from meshmend.train.sharding.update_shares import DEFAULT_DOMAINS
 from meshmend.train.state.checkpoint import Saving, newest_complete
 from meshmend.train.state.resume import AUTO, Resume, folder_to_resume, resumable
+from meshmend.transport.codec import plain
 
 _log = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ def train(training: Training, show: Callable[[TimedEvent], None]) -> TrainingRes
         ended = _end_event(outcome, found, so_far, folder)
         on_event(ended)
     run = training_run(log.lines())
-    summary = EVENTS.encode(ended.event)
+    summary = plain(ended.event)
     del summary["event"]
     summary |= {"run_dir": str(folder), "report": _report(run, folder / "report.html")}
     failure = "" if outcome.is_finished else f"the job did not finish: {outcome.why}"

@@ -4,8 +4,9 @@ Knows messages, not connections. A worker that knows the secret may still send w
 mistake or on purpose. The coordinator refuses impossible values before it acts on them.
 """
 
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from meshmend.membership.events import (
     Event,

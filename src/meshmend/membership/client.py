@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from msgspec import structs
+
 from meshmend.membership.events import Event
 from meshmend.membership.generation import Generation
 from meshmend.membership.job_fingerprint import JobFingerprint
@@ -181,12 +183,13 @@ class MembershipClient:
         """Return the first message of a new connection."""
         assert self._address is not None, "hello() needs join() to be called first"
         known_number = self._memory.number if self._memory else 0
+        latest = max(self.status.generation, known_number)
         return Hello(
             job=self._identity.job,
             shape=self._identity.shape,
             chip=self._identity.chip,
             address=self._address,
-            status=replace(self.status, generation=max(self.status.generation, known_number)),
+            status=structs.replace(self.status, generation=latest),
             memory=self._memory if self.status.state_version != FRESH else None,
             fingerprint=self.fingerprint,
             term=self._term,
@@ -205,7 +208,7 @@ class MembershipClient:
 
     def heartbeat(self) -> Heartbeat:
         """Return a heartbeat with the current position of the loop."""
-        return replace(self._position, sent=self._clock())
+        return structs.replace(self._position, sent=self._clock())
 
     def received(self, message: Message) -> bool:
         """Handle one message; return whether to keep this connection."""

@@ -28,9 +28,10 @@ from meshmend.membership.history import CoordinatorRecord, History
 from meshmend.membership.job_spec import JobSpec
 from meshmend.membership.job_status import JobStatus
 from meshmend.membership.membership import Membership
-from meshmend.membership.messages import MESSAGES, Message
+from meshmend.membership.messages import Message
 from meshmend.membership.stragglers import Stragglers
 from meshmend.topology.failures import Chip
+from meshmend.transport.codec import tag_of
 from meshmend.transport.rate_limit import RateLimit
 
 _log = getLogger(__name__)
@@ -356,7 +357,7 @@ class Coordinator:
         self._close(connection, messages.TurnedAway(why), events.WorkerTurnedAway(chip, why))
 
     def _refuse_unexpected(self, connection: ControlConnection, message: Message) -> None:
-        self._refuse(connection, f"an unexpected message {MESSAGES.name_of(message)!r}")
+        self._refuse(connection, f"an unexpected message {tag_of(message)!r}")
 
     def _refuse(self, connection: ControlConnection, why: str, *, for_now: bool = False) -> None:
         """Close a connection; `for_now` lets a delayed worker try again instead of ending it."""

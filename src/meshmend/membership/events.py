@@ -1,25 +1,38 @@
-"""The events of a job: frozen dataclasses that a coordinator sends and a run writes to a file.
+"""The events of a job: values that a coordinator sends and a run writes to a file.
 
-`EVENTS` encodes and decodes every kind. A line of `events.jsonl` is an event with `t`, the seconds
+`Event` is one of any kind. A line of `events.jsonl` is an event with `t`, the seconds
 since the start of the run. `docs/events.md` lists all kinds and fields, and who gets them.
 """
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
+from msgspec import Meta, field
+
 from meshmend.errors import InputError, MessageError
 from meshmend.membership.faults.fault import FaultKind
-from meshmend.transport.codec import LARGEST, Codec, Count, Real, Seconds, Within, shown
+from meshmend.transport.codec import (
+    LARGEST,
+    Count,
+    Finite,
+    Real,
+    Seconds,
+    Value,
+    plain,
+    shown,
+    tag_of,
+    value_of,
+)
 
 ChipCoordinates = tuple[Count, ...]
 
 VERSION: Final = 1  # of the format of events.jsonl; the start event holds it
 
 
-class Event:
+class _Kind(Value, frozen=True, tag_field="event"):
     """Something that happened in a job; the base class of every kind below."""
 
 
@@ -30,8 +43,7 @@ class CoordinatorState(StrEnum):
     BACK = "back"
 
 
-@dataclass(frozen=True)
-class RunStarted(Event):
+class RunStarted(_Kind, frozen=True, tag="start"):
     """A run begins: `mesh`, `wrap` and `fail` are written as the options of that name are."""
 
     mesh: str
@@ -42,54 +54,48 @@ class RunStarted(Event):
     date: str = ""
     model: str = ""
     size: str = ""
-    rate: float | str | None = None
+    rate: Finite | str | None = None
     seed: int = 0
     policy: str = ""
     parameters: Count = 0
-    version: Annotated[int, Within(VERSION, VERSION)] = VERSION
+    version: Annotated[int, Meta(ge=VERSION, le=VERSION)] = VERSION
 
 
-@dataclass(frozen=True)
-class WorkerArrived(Event):
+class WorkerArrived(_Kind, frozen=True, tag="arrived"):
     """A worker has connected and is ready."""
 
     chip: ChipCoordinates
 
 
-@dataclass(frozen=True)
-class WorkerLeft(Event):
+class WorkerLeft(_Kind, frozen=True, tag="left"):
     """The coordinator lost the connection to a worker."""
 
     chip: ChipCoordinates
     why: str = ""
 
 
-@dataclass(frozen=True)
-class WorkerTurnedAway(Event):
+class WorkerTurnedAway(_Kind, frozen=True, tag="turned away"):
     """The coordinator counts a worker as dead; it may come back as a new one."""
 
     chip: ChipCoordinates
     why: str
 
 
-@dataclass(frozen=True)
-class ConnectionRefused(Event):
+class ConnectionRefused(_Kind, frozen=True, tag="refused"):
     """The coordinator closed a connection because of what the other end said, or did not say."""
 
     who: str
     why: str
 
 
-@dataclass(frozen=True)
-class ChipsWaiting(Event):
+class ChipsWaiting(_Kind, frozen=True, tag="waiting"):
     """Workers are connected but do not train; `why` is the reason."""
 
     chips: tuple[ChipCoordinates, ...]
     why: str
 
 
-@dataclass(frozen=True)
-class GenerationForming(Event):
+class GenerationForming(_Kind, frozen=True, tag="forming"):
     """The coordinator asks these chips to form a generation."""
 
     number: Count
@@ -97,8 +103,7 @@ class GenerationForming(Event):
     why: str
 
 
-@dataclass(frozen=True)
-class GenerationBegan(Event):
+class GenerationBegan(_Kind, frozen=True, tag="generation"):
     """All chips of a generation are ready; they go on with the step after `step`.
 
     `waiting` are the chips of workers that are connected but do not train, `cut` the links that are
@@ -113,24 +118,21 @@ class GenerationBegan(Event):
     why: str = ""
 
 
-@dataclass(frozen=True)
-class StateLost(Event):
+class StateLost(_Kind, frozen=True, tag="lost"):
     """No worker is left that holds the state after `step`; the job waits for one that does."""
 
     step: Count
     waits_s: Seconds
 
 
-@dataclass(frozen=True)
-class StateRestored(Event):
+class StateRestored(_Kind, frozen=True, tag="restored"):
     """No holder came back: the job goes on after `step`, and redoes the steps up to `lost`."""
 
     step: Count
     lost: Count
 
 
-@dataclass(frozen=True)
-class HistoryDropped(Event):
+class HistoryDropped(_Kind, frozen=True, tag="dropped"):
     """The job goes on without steps of another coordinator's term, up to `step`: they are lost.
 
     `chip` holds them, or none if only the coordinator's record names them. Two coordinators of one
@@ -142,28 +144,24 @@ class HistoryDropped(Event):
     chip: ChipCoordinates | None = None
 
 
-@dataclass(frozen=True)
-class CoordinatorSuperseded(Event):
+class CoordinatorSuperseded(_Kind, frozen=True, tag="superseded"):
     """Another coordinator of a later term serves the job; this one ends."""
 
     term: Count
     later: Count
 
 
-@dataclass(frozen=True)
-class JobFinished(Event):
+class JobFinished(_Kind, frozen=True, tag="finished"):
     """All members have done the last step, or an observer ended the job."""
 
 
-@dataclass(frozen=True)
-class JobFailed(Event):
+class JobFailed(_Kind, frozen=True, tag="failed"):
     """The job cannot go on."""
 
     why: str
 
 
-@dataclass(frozen=True)
-class WorkerStepped(Event):
+class WorkerStepped(_Kind, frozen=True, tag="stepped"):
     """A worker finished a step.
 
     Rank 0 reports every step; the other ranks report their first step of each generation. `at` is
@@ -182,8 +180,7 @@ class WorkerStepped(Event):
     sums: tuple[tuple[Count, str], ...] = ()
 
 
-@dataclass(frozen=True)
-class WorkerSaved(Event):
+class WorkerSaved(_Kind, frozen=True, tag="saved"):
     """Rank 0 has written its part of a checkpoint; `path` is the folder of checkpoints."""
 
     chip: ChipCoordinates
@@ -192,8 +189,7 @@ class WorkerSaved(Event):
     path: str
 
 
-@dataclass(frozen=True)
-class WriteFailed(Event):
+class WriteFailed(_Kind, frozen=True, tag="unwritten"):
     """A worker cannot write `what`, such as its ledger; it trains on without it.
 
     Sent once until it can be written again; for each `step` whose checkpoint lacks a part.
@@ -205,8 +201,7 @@ class WriteFailed(Event):
     step: Count | None = None
 
 
-@dataclass(frozen=True)
-class NonFiniteSum(Event):
+class NonFiniteSum(_Kind, frozen=True, tag="non-finite"):
     """The gradients of a step are not finite, because those of this chip's parameters are not.
 
     `parameters` names some of the `n_parameters`; none, if the sum is too large for its type.
@@ -218,8 +213,7 @@ class NonFiniteSum(Event):
     n_parameters: Count = 0
 
 
-@dataclass(frozen=True)
-class StatesDiffer(Event):
+class StatesDiffer(_Kind, frozen=True, tag="states-differ"):
     """The states of the chips are not equal after a step, and the job ends.
 
     `strange` are the chips that differ from most others, `names` some of the `n_names` parts of the
@@ -234,8 +228,7 @@ class StatesDiffer(Event):
     equal_after: Count | None = None
 
 
-@dataclass(frozen=True)
-class StepFinished(Event):
+class StepFinished(_Kind, frozen=True, tag="step"):
     """All chips of a generation finished a step."""
 
     step: Count
@@ -245,16 +238,14 @@ class StepFinished(Event):
     samples: Count
 
 
-@dataclass(frozen=True)
-class CheckpointSaved(Event):
+class CheckpointSaved(_Kind, frozen=True, tag="checkpoint"):
     """A checkpoint is on disk; `path` is the folder of checkpoints."""
 
     step: Count
     path: str
 
 
-@dataclass(frozen=True)
-class FaultHappened(Event):
+class FaultHappened(_Kind, frozen=True, tag="fault"):
     """A fault was injected, or a worker died by itself; the latter has no `kind`.
 
     `fault` is for people to read. `chips` are the chips that it hits or gives back: none for a
@@ -267,8 +258,7 @@ class FaultHappened(Event):
     chips: tuple[ChipCoordinates, ...] = ()
 
 
-@dataclass(frozen=True)
-class FaultRecovered(Event):
+class FaultRecovered(_Kind, frozen=True, tag="recovered"):
     """The job has recovered from a fault: every chip of the latest generation finished a step.
 
     `detected_s` and `recovered_s` are seconds since the fault; None where that did not happen.
@@ -282,22 +272,19 @@ class FaultRecovered(Event):
     chips: tuple[ChipCoordinates, ...] = ()
 
 
-@dataclass(frozen=True)
-class FaultMissed(Event):
+class FaultMissed(_Kind, frozen=True, tag="missed"):
     """The job was over before this fault was due; `fault` is written as `--inject` reads it."""
 
     fault: str
 
 
-@dataclass(frozen=True)
-class CoordinatorChanged(Event):
+class CoordinatorChanged(_Kind, frozen=True, tag="coordinator"):
     """The coordinator died, or was started again."""
 
     state: CoordinatorState
 
 
-@dataclass(frozen=True)
-class SampleCounts:
+class SampleCounts(Value, frozen=True):
     """How many samples the steps that count used, missed or used twice; None where not known."""
 
     used: Count = 0
@@ -305,8 +292,7 @@ class SampleCounts:
     repeated: Count | None = None
 
 
-@dataclass(frozen=True)
-class RunEnded(Event):
+class RunEnded(_Kind, frozen=True, tag="end"):
     """A run is over; the fields sum it up. `chips` has one count per change of the set of chips.
 
     `redone` counts the steps that were lost and done again. `restores` lists the restores that
@@ -330,37 +316,33 @@ class RunEnded(Event):
     missing_checkpoints: tuple[Count, ...] = ()
 
 
-EVENTS: Final = Codec(
-    "an event",
-    {
-        "start": RunStarted,
-        "arrived": WorkerArrived,
-        "left": WorkerLeft,
-        "turned away": WorkerTurnedAway,
-        "refused": ConnectionRefused,
-        "waiting": ChipsWaiting,
-        "forming": GenerationForming,
-        "generation": GenerationBegan,
-        "lost": StateLost,
-        "restored": StateRestored,
-        "dropped": HistoryDropped,
-        "superseded": CoordinatorSuperseded,
-        "finished": JobFinished,
-        "failed": JobFailed,
-        "stepped": WorkerStepped,
-        "saved": WorkerSaved,
-        "unwritten": WriteFailed,
-        "non-finite": NonFiniteSum,
-        "states-differ": StatesDiffer,
-        "step": StepFinished,
-        "checkpoint": CheckpointSaved,
-        "fault": FaultHappened,
-        "recovered": FaultRecovered,
-        "missed": FaultMissed,
-        "coordinator": CoordinatorChanged,
-        "end": RunEnded,
-    },
-    key="event",
+Event = (
+    RunStarted
+    | WorkerArrived
+    | WorkerLeft
+    | WorkerTurnedAway
+    | ConnectionRefused
+    | ChipsWaiting
+    | GenerationForming
+    | GenerationBegan
+    | StateLost
+    | StateRestored
+    | HistoryDropped
+    | CoordinatorSuperseded
+    | JobFinished
+    | JobFailed
+    | WorkerStepped
+    | WorkerSaved
+    | WriteFailed
+    | NonFiniteSum
+    | StatesDiffer
+    | StepFinished
+    | CheckpointSaved
+    | FaultHappened
+    | FaultRecovered
+    | FaultMissed
+    | CoordinatorChanged
+    | RunEnded
 )
 
 
@@ -380,7 +362,7 @@ def missing_checkpoints(events: Iterable[Event]) -> tuple[int, ...]:
 
 def event_line(timed: TimedEvent) -> str:
     """Return an event as a line of `events.jsonl`."""
-    encoded = EVENTS.encode(timed.event)
+    encoded = plain(timed.event)
     document = {"event": encoded.pop("event"), "t": round(timed.t, 4), **encoded}
     return json.dumps(document, separators=(",", ":")) + "\n"
 
@@ -406,7 +388,7 @@ def read_events(lines: Iterable[str]) -> tuple[TimedEvent, ...]:
         events.append(_timed(document, number))
     first = events[0].event if events else None
     if not isinstance(first, RunStarted):
-        found = repr(EVENTS.name_of(first)) if first else "no event at all"
+        found = repr(tag_of(first)) if first else "no event at all"
         raise InputError(f"events.jsonl needs to begin with a start event, but got {found}")
     return tuple(events)
 
@@ -428,7 +410,7 @@ def _timed(document: Any, number: int) -> TimedEvent:
             f"{shown(version)}; read it with the meshmend that wrote it"
         )
     try:
-        event: Event = EVENTS.decode(fields or document)
+        event: Event = value_of(fields or document, Event, "an event")
     except MessageError as error:
         raise InputError(f"events.jsonl, line {number}: {error}") from None
     if isinstance(t, bool) or not isinstance(t, int | float) or not 0 <= t <= LARGEST:

@@ -4,13 +4,15 @@ The coordinator makes this value and every worker reads it. `membership` decides
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Final
 
+from msgspec import Meta
+
 from meshmend.membership.events import ChipCoordinates
 from meshmend.topology.failures import Chip, Link
-from meshmend.transport.codec import Within
+from meshmend.transport.codec import Value
 from meshmend.transport.listener import Address
 
 if TYPE_CHECKING:
@@ -18,14 +20,13 @@ if TYPE_CHECKING:
 
 # Enough for one generation a second for thirty years. Frames and handshakes hold 32 bits.
 LARGEST_NUMBER: Final = 1 << 30
-GenerationNumber = Annotated[int, Within(0, LARGEST_NUMBER)]
+GenerationNumber = Annotated[int, Meta(ge=0, le=LARGEST_NUMBER)]
 _TOKENS: Final = 1_000_000
 LARGEST_TERM: Final = 1 << 50
-Term = Annotated[int, Within(0, LARGEST_TERM)]
+Term = Annotated[int, Meta(ge=0, le=LARGEST_TERM)]
 
 
-@dataclass(frozen=True, order=True)
-class Seat:
+class Seat(Value, frozen=True, order=True):
     """A member of a generation: its chip, where it listens, and since when it is a member.
 
     `since` is the generation with which it last joined; it has been a member ever since.
@@ -36,8 +37,7 @@ class Seat:
     since: GenerationNumber
 
 
-@dataclass(frozen=True)
-class Generation:
+class Generation(Value, frozen=True, dict=True):
     """A numbered set of chips that train together.
 
     `mended` holds the links that were cut and repaired, each with the generation of the repair.

@@ -9,20 +9,21 @@ Knows statuses, not sockets or clocks. `CoordinatorRecord` is what a coordinator
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from meshmend.membership.generation import Generation, GenerationNumber, Term, term_after
 from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.membership.messages import FRESH, StateVersion, Status
 from meshmend.topology.failures import Chip
-from meshmend.transport.codec import Codec, Count
+from meshmend.transport.codec import Count, Value
 from meshmend.transport.listener import Address
 
 Process = tuple[Chip, Address]  # one worker process; a second one of this chip has another address
 
 
-@dataclass(frozen=True)
-class BegunGeneration:
+class BegunGeneration(Value, frozen=True):
     """A generation that got its go message, and the processes that were its members.
 
     `is_confirmed`: a worker was up to date in it, and the next generation continued from its state.
@@ -39,8 +40,7 @@ class BegunGeneration:
     term: Term = 0
 
 
-@dataclass(frozen=True)
-class VoidGeneration:
+class VoidGeneration(Value, frozen=True):
     """A generation that took no step: whoever was up to date in it holds what it began with.
 
     That state counts as `version`. One that was read from a checkpoint counts as that of its own
@@ -51,8 +51,7 @@ class VoidGeneration:
     version: StateVersion
 
 
-@dataclass(frozen=True)
-class CoordinatorRecord:
+class CoordinatorRecord(Value, frozen=True, tag_field="kind", tag="coordinator"):
     """What a coordinator saves for the next coordinator of its job.
 
     `begun` holds at most two generations: last, the latest to begin, if it may have taken steps;
@@ -73,9 +72,6 @@ class CoordinatorRecord:
     term: Term = 0
     lineage: tuple[tuple[Term, GenerationNumber], ...] = ()
     is_unknown: bool = False
-
-
-RECORDS = Codec("a coordinator's record", {"coordinator": CoordinatorRecord})
 
 
 @dataclass

@@ -4,10 +4,11 @@ Each argument has a name, so that a refusal can say which one differs. `train/fi
 the fingerprint of a model and its data; this module only compares.
 """
 
-from dataclasses import dataclass, fields
 from typing import Final
 
-from meshmend.transport.codec import Count, shown
+from msgspec.structs import fields
+
+from meshmend.transport.codec import Count, Value, shown
 
 NOT_COMPARED: Final = "not compared"  # the value of a text that a worker could not compute
 _LONGEST_SHOWN: Final = 200  # characters of a value
@@ -18,8 +19,7 @@ _WORDS: Final = {
 }
 
 
-@dataclass(frozen=True)
-class JobFingerprint:
+class JobFingerprint(Value, frozen=True):
     """The arguments of a worker's job; workers with different arguments cannot train together.
 
     `model` and `samples` are texts with counts and a digest: of the parameters' shapes and types,

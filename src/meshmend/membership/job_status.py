@@ -5,14 +5,15 @@ that two hosts with different clocks understand each other. Knows no sockets and
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
+
+from msgspec.structs import replace
 
 from meshmend.membership.events import ChipCoordinates, Event
 from meshmend.membership.generation import Generation, GenerationNumber
 from meshmend.membership.job_fingerprint import JobFingerprint
-from meshmend.transport.codec import Count, Seconds
+from meshmend.transport.codec import Count, Seconds, Value
 from meshmend.transport.listener import Address
 
 # Loops report their positions twice a second: one that is behind for less may just be late.
@@ -40,8 +41,7 @@ class ChangeCause(StrEnum):
     LINKS = "links"  # a link was cut or repaired
 
 
-@dataclass(frozen=True)
-class FinishedChange:
+class FinishedChange(Value, frozen=True):
     """A change that is over: every chip of the new generation has finished a step.
 
     `took_s` counts from the first worker that left, else from the last that connected.
@@ -54,24 +54,21 @@ class FinishedChange:
     generation: GenerationNumber
 
 
-@dataclass(frozen=True)
-class PastChange:
+class PastChange(Value, frozen=True):
     """A change of the chips that train, and how long ago it was over."""
 
     ago_s: Seconds
     change: FinishedChange
 
 
-@dataclass(frozen=True)
-class PastEvent:
+class PastEvent(Value, frozen=True):
     """An event, and how long ago it happened."""
 
     ago_s: Seconds
     event: Event
 
 
-@dataclass(frozen=True)
-class WorkerSummary:
+class WorkerSummary(Value, frozen=True):
     """One connected worker: where it listens, and where its loop is.
 
     `generation` is the one that it was last up to date in, `step` its last finished step, `begun`
@@ -90,8 +87,7 @@ class WorkerSummary:
     finished: bool = False
 
 
-@dataclass(frozen=True)
-class ChipsWait:
+class ChipsWait(Value, frozen=True):
     """Chips that wait: `awaited` are the chips that they wait for, none if it is no chip."""
 
     chips: tuple[ChipCoordinates, ...]
@@ -100,16 +96,14 @@ class ChipsWait:
     since_s: Seconds | None = None
 
 
-@dataclass(frozen=True)
-class SharedArguments:
+class SharedArguments(Value, frozen=True):
     """The arguments that these chips' workers were started with."""
 
     fingerprint: JobFingerprint
     chips: tuple[ChipCoordinates, ...]
 
 
-@dataclass(frozen=True)
-class JobCounts:
+class JobCounts(Value, frozen=True):
     """What a coordinator has counted since it began; all zero where a worker answers.
 
     `recoveries` has one count per bucket of `RECOVERY_BUCKETS_S`, and one above the last bucket:
@@ -129,8 +123,7 @@ class JobCounts:
     recovery_s: Seconds = 0.0
 
 
-@dataclass(frozen=True)
-class JobStatus:
+class JobStatus(Value, frozen=True):
     """How a job is now; `answered_by` is the chip of the worker that says so, else None.
 
     `version` and `uptime_s` are those of the process that answers. `step` is the last one that is
@@ -156,7 +149,7 @@ class JobStatus:
     arguments: tuple[SharedArguments, ...] = ()
     events: tuple[PastEvent, ...] = ()
     changes: tuple[PastChange, ...] = ()
-    counts: JobCounts = field(default_factory=JobCounts)
+    counts: JobCounts = JobCounts()
 
     @property
     def n_steps(self) -> int | None:

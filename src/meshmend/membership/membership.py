@@ -13,6 +13,8 @@ checkpoint; without a checkpoint the job fails.
 from collections.abc import Iterable
 from dataclasses import replace
 
+from msgspec import structs
+
 from meshmend.membership.connected_worker import ConnectedWorker
 from meshmend.membership.decision import Decision
 from meshmend.membership.generation import Generation, Seat
@@ -304,7 +306,11 @@ class Membership:
         cut, mended = frozenset(self._cut), tuple(self._mended.items())
         formed = Generation(number, tuple(seats), cut, mended, self.history.record.term)
         before = self.generation
-        if before and self.go and formed == replace(before, number=number, term=formed.term):
+        if (
+            before
+            and self.go
+            and formed == structs.replace(before, number=number, term=formed.term)
+        ):
             return None
         self._changes.doubts.clear()
         self._n_skipped = 0

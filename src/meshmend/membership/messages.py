@@ -1,24 +1,24 @@
 """Control messages between the coordinator, its workers and its observers, as values.
 
-Each message is a frozen dataclass; `encode_message` and `decode_message` turn one into the bytes of
-a frame and back. Every frame holds the version of the protocol: two ends with different versions
-disconnect at the first message, with one clear error.
+`encode_message` and `decode_message` turn one into the bytes of a frame and back: the version of
+the protocol, one byte, then MessagePack. Two ends with different versions disconnect at the first
+message, with one clear error.
 """
 
-import json
-from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
+
+import msgspec
 
 from meshmend.errors import MessageError
-from meshmend.membership.events import EVENTS, ChipCoordinates, Event
+from meshmend.membership.events import ChipCoordinates, Event
 from meshmend.membership.generation import LARGEST_NUMBER, Generation, GenerationNumber, Term
 from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.membership.job_status import JobStatus
-from meshmend.topology.failures import Link, parse_link
-from meshmend.transport.codec import Codec, Count, Seconds, Within
+from meshmend.topology.failures import Link
+from meshmend.transport.codec import Count, Seconds, Value, checked
 from meshmend.transport.listener import Address
 
-VERSION: Final = 7
+VERSION: Final = 8
 # The numbers by which handshakes call the ends of control connections that are not seats.
 COORDINATOR: Final = 0xFFFFFFFF
 OBSERVER: Final = 0xFFFFFFFE
@@ -26,15 +26,14 @@ ASKER: Final = 0xFFFFFFFD
 
 FRESH: Final = -1  # the state version of a worker that holds no trained state
 
-StateVersion = Annotated[int, Within(FRESH, LARGEST_NUMBER)]
+StateVersion = Annotated[int, msgspec.Meta(ge=FRESH, le=LARGEST_NUMBER)]
 
 
-class Message:
+class _Kind(Value, frozen=True, tag_field="kind"):
     """A control message; the base class of every kind below."""
 
 
-@dataclass(frozen=True)
-class Status:
+class Status(Value, frozen=True):
     """What a worker reports about itself.
 
     `generation` is the latest it received, `ready` whether it is ready for that one, `lost` the
@@ -53,8 +52,7 @@ class Status:
     term: Term = 0
 
 
-@dataclass(frozen=True)
-class Hello(Message):
+class Hello(_Kind, frozen=True, tag="hello"):
     """Worker: who I am, where I listen, and my status.
 
     `memory` is the latest generation that I received, `fingerprint` the arguments of my job, `term`
@@ -71,15 +69,13 @@ class Hello(Message):
     term: Term = 0
 
 
-@dataclass(frozen=True)
-class StatusChanged(Message):
+class StatusChanged(_Kind, frozen=True, tag="status"):
     """Worker: my new status."""
 
     status: Status
 
 
-@dataclass(frozen=True)
-class Heartbeat(Message):
+class Heartbeat(_Kind, frozen=True, tag="heartbeat"):
     """Worker: I am alive; my loop is in this generation and has begun the sum of this step.
 
     `sent` is the time by my clock; `Alive` sends it back.
@@ -90,29 +86,25 @@ class Heartbeat(Message):
     sent: Seconds = 0.0
 
 
-@dataclass(frozen=True)
-class Traffic(Message):
+class Traffic(_Kind, frozen=True, tag="traffic"):
     """Worker: how many bytes I have sent to each chip since I began."""
 
     sent: tuple[tuple[ChipCoordinates, Count], ...]
 
 
-@dataclass(frozen=True)
-class Report(Message):
+class Report(_Kind, frozen=True, tag="report"):
     """Worker: an event for the observers. May be lost."""
 
     event: Event
 
 
-@dataclass(frozen=True)
-class Observe(Message):
+class Observe(_Kind, frozen=True, tag="observe"):
     """Observer: send me all events of this job."""
 
     job: str
 
 
-@dataclass(frozen=True)
-class AskStatus(Message):
+class AskStatus(_Kind, frozen=True, tag="ask status"):
     """Asker: send me the status of this job; None means whatever job you have.
 
     A worker answers too. It leaves out the generation, which is long, if the question `is_brief`.
@@ -122,41 +114,35 @@ class AskStatus(Message):
     is_brief: bool = False
 
 
-@dataclass(frozen=True)
-class StatusAnswer(Message):
+class StatusAnswer(_Kind, frozen=True, tag="status of the job"):
     """Coordinator or worker, to askers: the status of the job."""
 
     status: JobStatus
 
 
-@dataclass(frozen=True)
-class CutLink(Message):
+class CutLink(_Kind, frozen=True, tag="cut"):
     """Observer: make both ends of a link break their connection, as a cut cable would."""
 
     link: Link
 
 
-@dataclass(frozen=True)
-class MendLink(Message):
+class MendLink(_Kind, frozen=True, tag="mend"):
     """Observer: a link that was cut works again."""
 
     link: Link
 
 
-@dataclass(frozen=True)
-class Absent(Message):
+class Absent(_Kind, frozen=True, tag="absent"):
     """Observer: the worker of this chip died before it connected; begin without it."""
 
     chip: ChipCoordinates
 
 
-@dataclass(frozen=True)
-class Finish(Message):
+class Finish(_Kind, frozen=True, tag="finish"):
     """Observer: end the job now, whatever step it is at."""
 
 
-@dataclass(frozen=True)
-class Welcome(Message):
+class Welcome(_Kind, frozen=True, tag="welcome"):
     """Coordinator: you are admitted; you count as dead after this time without a heartbeat.
 
     You may step for `lease_s` seconds without word from me, of which each `Alive` renews the count.
@@ -167,8 +153,7 @@ class Welcome(Message):
     term: Term = 0
 
 
-@dataclass(frozen=True)
-class Alive(Message):
+class Alive(_Kind, frozen=True, tag="alive"):
     """Coordinator: I am alive. Sent four times per heartbeat timeout, or to get a quick answer.
 
     With a `generation`: you are a member of it, and it is the latest. The lease to step in it
@@ -179,15 +164,13 @@ class Alive(Message):
     sent: Seconds = 0.0
 
 
-@dataclass(frozen=True)
-class NewGeneration(Message):
+class NewGeneration(_Kind, frozen=True, tag="generation"):
     """Coordinator: stop the current step and get ready for this generation."""
 
     generation: Generation
 
 
-@dataclass(frozen=True)
-class Go(Message):
+class Go(_Kind, frozen=True, tag="go"):
     """Coordinator: go on after this step; a chip that is not a holder copies a holder's state.
 
     `restores`: the holders read the checkpoint of that step first. `lost` is the last step done
@@ -201,29 +184,25 @@ class Go(Message):
     lost: Count | None = None
 
 
-@dataclass(frozen=True)
-class Wait(Message):
+class Wait(_Kind, frozen=True, tag="wait"):
     """Coordinator: you do not train now; `why` is the reason."""
 
     why: str
 
 
-@dataclass(frozen=True)
-class TurnedAway(Message):
+class TurnedAway(_Kind, frozen=True, tag="turned away"):
     """Coordinator: you count as dead; you may come back."""
 
     why: str
 
 
-@dataclass(frozen=True)
-class Refused(Message):
+class Refused(_Kind, frozen=True, tag="refused"):
     """Coordinator: I refuse your connection for good; `why` is the reason."""
 
     why: str
 
 
-@dataclass(frozen=True)
-class TryLater(Message):
+class TryLater(_Kind, frozen=True, tag="later"):
     """Coordinator: I refuse your connection for now.
 
     `is_chip_taken`: your chip has another worker.
@@ -233,70 +212,65 @@ class TryLater(Message):
     is_chip_taken: bool = False
 
 
-@dataclass(frozen=True)
-class Over(Message):
+class Over(_Kind, frozen=True, tag="over"):
     """Coordinator: the job is done."""
 
 
-@dataclass(frozen=True)
-class Failed(Message):
+class Failed(_Kind, frozen=True, tag="failed"):
     """Coordinator: the job cannot go on; `why` is the reason."""
 
     why: str
 
 
-@dataclass(frozen=True)
-class Sever(Message):
+class Sever(_Kind, frozen=True, tag="sever"):
     """Coordinator: break the connection to this chip."""
 
     chip: ChipCoordinates
 
 
-@dataclass(frozen=True)
-class Observed(Message):
+class Observed(_Kind, frozen=True, tag="observed"):
     """Coordinator, to observers: an event and its time by the coordinator's clock."""
 
     clock: Seconds
     event: Event
 
 
-MESSAGES: Final = Codec(
-    "a message",
-    {
-        "hello": Hello,
-        "status": StatusChanged,
-        "heartbeat": Heartbeat,
-        "traffic": Traffic,
-        "report": Report,
-        "observe": Observe,
-        "ask status": AskStatus,
-        "status of the job": StatusAnswer,
-        "cut": CutLink,
-        "mend": MendLink,
-        "absent": Absent,
-        "finish": Finish,
-        "welcome": Welcome,
-        "alive": Alive,
-        "generation": NewGeneration,
-        "go": Go,
-        "wait": Wait,
-        "turned away": TurnedAway,
-        "refused": Refused,
-        "later": TryLater,
-        "over": Over,
-        "failed": Failed,
-        "sever": Sever,
-        "observed": Observed,
-    },
-    texts={Link: parse_link},
-    nested={Event: EVENTS},
+Message = (
+    Hello
+    | StatusChanged
+    | Heartbeat
+    | Traffic
+    | Report
+    | Observe
+    | AskStatus
+    | StatusAnswer
+    | CutLink
+    | MendLink
+    | Absent
+    | Finish
+    | Welcome
+    | Alive
+    | NewGeneration
+    | Go
+    | Wait
+    | TurnedAway
+    | Refused
+    | TryLater
+    | Over
+    | Failed
+    | Sever
+    | Observed
 )
+
+
+_VERSION_BYTE: Final = bytes([VERSION])
+_encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
+_decoder: Final = msgspec.msgpack.Decoder(Message)
 
 
 def encode_message(message: Message) -> bytes:
     """Return a message as the bytes of a frame."""
-    document = {"v": VERSION, **MESSAGES.encode(message)}
-    return json.dumps(document, separators=(",", ":")).encode()
+    return _VERSION_BYTE + _encoder.encode(message)
 
 
 def decode_message(frame: bytes) -> Message:
@@ -305,15 +279,10 @@ def decode_message(frame: bytes) -> Message:
     Raises:
         MessageError: it holds no message, or one of another version.
     """
-    try:
-        document: Any = json.loads(frame)
-    except (ValueError, RecursionError):
-        raise MessageError(f"a frame needs a JSON object, but got {frame[:40]!r}") from None
-    version = document.pop("v", None) if isinstance(document, dict) else None
-    if version != VERSION:
+    if frame[:1] != _VERSION_BYTE:
         raise MessageError(
-            f"this end speaks version {VERSION} of the protocol, but got {frame[:40]!r} of version "
-            f"{version!r}; install the same meshmend on all hosts"
+            f"this end speaks version {VERSION} of the protocol, but got {frame[:40]!r}; install "
+            "the same meshmend on all hosts"
         )
-    message: Message = MESSAGES.decode(document)
+    message: Message = checked(lambda: _decoder.decode(memoryview(frame)[1:]), "a message")
     return message

@@ -13,7 +13,8 @@ from typing import Final
 
 from meshmend.errors import InputError, MessageError
 from meshmend.files import write_whole
-from meshmend.membership.history import RECORDS, CoordinatorRecord, History
+from meshmend.membership.history import CoordinatorRecord, History
+from meshmend.transport.codec import plain, value_of
 from meshmend.transport.listener import Address
 
 VERSION: Final = 2
@@ -75,7 +76,7 @@ def members_in(path: Path) -> tuple[Address, ...]:
 
 def record_text(record: CoordinatorRecord) -> str:
     """Return a record as the text that `history_of` reads."""
-    rest = json.dumps({"version": VERSION, **RECORDS.encode(record)}).removeprefix("{")
+    rest = json.dumps({"version": VERSION, **plain(record)}).removeprefix("{")
     return _BEFORE_CHECKSUM + _checksum(rest) + _AFTER_CHECKSUM + rest
 
 
@@ -132,7 +133,7 @@ def _record_of(text: str) -> CoordinatorRecord:
     begins = f"{_BEFORE_CHECKSUM}{found}{_AFTER_CHECKSUM}"
     if not text.startswith(begins) or found != _checksum(text.removeprefix(begins)):
         raise MessageError("it is not what was written: its checksum differs")
-    record: CoordinatorRecord = RECORDS.decode(document)
+    record: CoordinatorRecord = value_of(document, CoordinatorRecord, "the record")
     return record
 
 

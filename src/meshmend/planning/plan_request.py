@@ -3,24 +3,21 @@
 Imports little, because the process reads its task before it imports the planner.
 """
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
-from meshmend.errors import MessageError
-from meshmend.topology.failures import Link, parse_failure
+import msgspec
+
 from meshmend.topology.mesh import Mesh
-from meshmend.transport.codec import Codec, Count, Within
+from meshmend.transport.codec import Count, Value, checked
 
 # Of each sum the number of elements, and their type; of each gather the bytes, and GATHER.
 SumSizes = Sequence[tuple[int, str]]
 GATHER: Final = "all-gather"
 
 
-@dataclass(frozen=True)
-class PlanRequest:
+class PlanRequest(Value, frozen=True):
     """Sums and gathers that may be needed next: on what is left when a board of a mesh fails."""
 
     mesh: Mesh
@@ -29,13 +26,12 @@ class PlanRequest:
     sums: tuple[tuple[Count, str], ...]
 
 
-@dataclass(frozen=True)
-class PlanTask:
+class PlanTask(Value, frozen=True):
     """A request, the folder of its plans, and where in the list of losses to begin, 0 to 1."""
 
     folder: str
     request: PlanRequest
-    begin: Annotated[float, Within(0.0, 1.0)] = 0.0
+    begin: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
 
     @property
     def path(self) -> Path:
@@ -43,19 +39,9 @@ class PlanTask:
         return Path(self.folder)
 
 
-def _link(text: str) -> Link:
-    link = parse_failure(text)
-    if not isinstance(link, Link):
-        raise ValueError(text)
-    return link
-
-
-_CODEC: Final = Codec("a task to plan ahead", {"plan": PlanTask}, texts={Link: _link})
-
-
 def encode_task(task: PlanTask) -> bytes:
     """Return a task as bytes that `decode_task` reads back."""
-    return json.dumps(_CODEC.encode(task)).encode()
+    return msgspec.json.encode(task)
 
 
 def decode_task(data: bytes) -> PlanTask:
@@ -64,9 +50,7 @@ def decode_task(data: bytes) -> PlanTask:
     Raises:
         MessageError: the bytes are not a task.
     """
-    try:
-        document = json.loads(data)
-    except ValueError as error:
-        raise MessageError(f"a task to plan ahead needs to be JSON, but: {error}") from None
-    task: PlanTask = _CODEC.decode(document)
+    task: PlanTask = checked(
+        lambda: msgspec.json.decode(data, type=PlanTask), "a task to plan ahead"
+    )
     return task

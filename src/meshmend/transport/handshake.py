@@ -32,7 +32,7 @@ ANYONE: Final = 0xFFFFFFFC
 
 _NAME: Final = b"meshmend/"
 # Another number whenever frames, control messages or this handshake change.
-_MAGIC: Final = _NAME + b"4"
+_MAGIC: Final = _NAME + b"5"
 _HELLO: Final = struct.Struct(">10sIIII32s")
 _NONCE_BYTES: Final = 32
 _PROOF_BYTES: Final = 32

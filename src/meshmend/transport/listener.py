@@ -24,14 +24,15 @@ from dataclasses import dataclass
 from logging import getLogger
 from typing import Annotated, Final
 
+import msgspec
+
 from meshmend.errors import HandshakeError, InputError, TransportError
-from meshmend.transport.codec import Within
 from meshmend.transport.event_fd import clear
 from meshmend.transport.fork_guard import close_in_forks
 from meshmend.transport.handshake import ConnectRequest, ListenerHandshake
 from meshmend.transport.rate_limit import RateLimit
 
-Port = Annotated[int, Within(0, 65535)]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Address = tuple[str, Port]
 
 _log = getLogger(__name__)

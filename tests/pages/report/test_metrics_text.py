@@ -2,10 +2,10 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from meshmend.membership.generation import Generation, Seat
 from meshmend.membership.job_fingerprint import JobFingerprint
@@ -20,7 +20,7 @@ from meshmend.membership.job_status import (
 )
 from meshmend.pages.report.metrics_text import SentBytes, families, metrics_text
 
-DASHBOARD = Path(__file__).parents[2] / "examples" / "grafana" / "meshmend.json"
+DASHBOARD = Path(__file__).parents[3] / "examples" / "grafana" / "meshmend.json"
 A, B, C = (0, 0), (0, 1), (1, 0)
 SENT: SentBytes = {A: {B: 1000, C: 10}, B: {A: 2000}}
 

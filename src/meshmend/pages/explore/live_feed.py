@@ -26,7 +26,6 @@ from meshmend.errors import (
     TransportError,
 )
 from meshmend.membership.events import (
-    EVENTS,
     CoordinatorChanged,
     CoordinatorState,
     Event,
@@ -40,6 +39,7 @@ from meshmend.membership.messages import COORDINATOR, OBSERVER, Observe, Observe
 from meshmend.membership.status_client import StatusQuestion, ask_job
 from meshmend.pages.report.event_words import event_words
 from meshmend.transport.channel import Channel
+from meshmend.transport.codec import plain
 from meshmend.transport.handshake import ConnectRequest, Deadline, dial
 
 _STEPS_EVERY_S: Final = 2.0
@@ -224,7 +224,7 @@ class LiveFeed:
     def _tell_event(self, event: Event, words: str) -> None:
         """Tell an event now, and ask for the status: it has changed."""
         self._changed.set()
-        encoded = EVENTS.encode(event)
+        encoded = plain(event)
         self._tell({"kind": "event", "at": time.time(), "words": words, "event": encoded})
 
 
