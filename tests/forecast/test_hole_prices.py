@@ -7,10 +7,10 @@ import pytest
 
 from forecasts import DAY_S, scenario
 from meshmend.errors import UnsupportedError
-from meshmend.forecast import hole_prices
 from meshmend.forecast.hole_prices import step_prices
 from meshmend.forecast.machine import machine_of
 from meshmend.forecast.scenario import JobModel, RepairModel, Scenario
+from meshmend.planning import comparison
 from meshmend.planning.comparison import compared
 from meshmend.topology.fabric import fabric
 from meshmend.topology.mesh import Mesh
@@ -49,10 +49,10 @@ def test_prices_are_kept_and_a_damaged_file_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = step_prices(machine_of(asked("4x4")), cache_dir=tmp_path)
-    files = sorted((tmp_path / "holes").glob("*.json"))
+    files = sorted((tmp_path / "prices").glob("*.json"))
     assert len(files) == 2
     with monkeypatch.context() as patched:
-        patched.setattr(hole_prices, "compared", None)
+        patched.setattr(comparison, "price", None)
         again = step_prices(machine_of(asked("4x4")), cache_dir=tmp_path)
     files[0].write_text("{")
 

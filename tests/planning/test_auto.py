@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshmend.planning import choose as choosing
-from meshmend.planning.choose import Choice, choose, chosen_schedule, forget, payload_class_bytes
+from meshmend.planning.choose import (
+    Choice,
+    choose,
+    chosen_schedule,
+    decode_choice,
+    encode_choice,
+    forget,
+    payload_class_bytes,
+)
 from meshmend.planning.comparison import compared
 from meshmend.planning.packed_trees import TreeShape, trees_of
 from meshmend.planning.pricing import Question, price, supported_names
@@ -215,13 +223,12 @@ def test_a_choice_builds_the_same_schedule_again(mesh: Mesh, collective: Collect
     check_contributions(other)
 
 
-def test_a_choice_from_disk_has_trees_that_need_not_carry_alike(tmp_path: Path) -> None:
+def test_a_choice_from_disk_has_trees_that_need_not_carry_alike() -> None:
     mesh, shape = MESHES[3], TreeShape(2, window=13)
     packing = trees_of(mesh, shape).packing
-    choice, path = Choice("trees", Pipeline(4, 0.5), shape, packing), tmp_path / "answer.json"
+    choice = Choice("trees", Pipeline(4, 0.5), shape, packing)
 
-    choosing._to_disk(path, choice)
-    again = choosing._from_disk(path, mesh)
+    again = decode_choice(mesh, encode_choice(choice))
 
     assert again == choice
     assert again.packing is not None
@@ -231,14 +238,13 @@ def test_a_choice_from_disk_has_trees_that_need_not_carry_alike(tmp_path: Path) 
     assert np.array_equal(packing.roots, again.packing.roots)
 
 
-def test_a_choice_from_disk_passes_chips_at_its_ends_as_before(tmp_path: Path) -> None:
+def test_a_choice_from_disk_passes_chips_at_its_ends_as_before() -> None:
     mesh, shape = parse_mesh("16x16"), TreeShape(4, 0, straight=0, express_ends=True)
-    trees, path = trees_of(mesh, shape), tmp_path / "answer.json"
-    choosing._to_disk(path, Choice("trees", Pipeline(4), shape, trees.packing))
+    trees = trees_of(mesh, shape)
+    choice = Choice("trees", Pipeline(4), shape, trees.packing)
 
-    again = choosing._from_disk(path, mesh)
+    again = decode_choice(mesh, encode_choice(choice))
 
-    assert again is not None
     schedule = chosen_schedule(mesh, again, Collective.ALLREDUCE)
     assert (schedule.src == trees.schedule.src).all()
     assert (schedule.dst == trees.schedule.dst).all()

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from meshmend.planning.kept_limits import kept_or_computed_limit
-from meshmend.planning.pricing import Question
+from meshmend.planning import comparison
+from meshmend.planning.comparison import lower_bound
+from meshmend.planning.question import Question
 from meshmend.schedule.table import Collective
-from meshmend.simulator.limit import Limit, limit
 from meshmend.topology.fabric import FABRICS
 from meshmend.topology.text import parse_mesh
 
@@ -21,32 +21,25 @@ def asked(collective: Collective = Collective.ALLREDUCE) -> Question:
     )
 
 
-def kept(folder: Path, question: Question, *, may_compute: bool = True) -> Limit:
-    def computed() -> Limit:
-        assert may_compute, "computed again"
-        return limit(question.mesh, question.fabric, question.payload_bytes, question.collective)
-
-    return kept_or_computed_limit(folder, question, computed)
-
-
 @pytest.mark.parametrize("collective", list(Collective))
 def test_the_second_time_it_is_read_and_says_the_same(
-    tmp_path: Path, collective: Collective
+    tmp_path: Path, collective: Collective, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = kept(tmp_path, asked(collective))
-    again = kept(tmp_path, asked(collective), may_compute=False)
+    first = lower_bound(asked(collective), tmp_path)
+    monkeypatch.setattr(comparison, "limit", lambda *_: pytest.fail("computed again"))
+    again = lower_bound(asked(collective), tmp_path)
 
     assert again.describe() == first.describe()
     assert again.bounds_s() == first.bounds_s()
     assert again.bandwidth_or_latency_s == first.bandwidth_or_latency_s
 
 
-DAMAGE: list[Any] = ["", "[]", "{}", '"part_of"', '"lower": 9e9,', '"rank": 99999,']
+DAMAGE: list[Any] = ["", "[]", "{}", '"part_of"', '"packing_lower": 9e9,', '"rank": 99999,']
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_limit_is_computed_again(tmp_path: Path, damage: str) -> None:
-    first = kept(tmp_path, asked())
+    first = lower_bound(asked(), tmp_path)
     (file,) = (tmp_path / "limits").iterdir()
     text = file.read_text()
     if damage.endswith(","):
@@ -57,11 +50,11 @@ def test_a_damaged_limit_is_computed_again(tmp_path: Path, damage: str) -> None:
         text = damage
     file.write_text(text)
 
-    assert kept(tmp_path, asked()).describe() == first.describe()
+    assert lower_bound(asked(), tmp_path).describe() == first.describe()
 
 
 def test_without_a_folder_or_on_few_chips_nothing_is_kept(tmp_path: Path) -> None:
     small = Question(parse_mesh("4x4"), 1e6, FABRICS["tpu-v4"])
-    kept(tmp_path, small)
+    lower_bound(small, tmp_path)
 
     assert not list(tmp_path.iterdir())

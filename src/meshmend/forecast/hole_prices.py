@@ -9,11 +9,9 @@ all others, which docs/forecast.md states and the tests measure:
 - No hole makes a sum faster.
 """
 
-import hashlib
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +21,6 @@ from meshmend.forecast.machine import Machine
 from meshmend.forecast.scenario import Scenario
 from meshmend.forecast.walk_arrays import Floats
 from meshmend.planning.comparison import AUTO, compared
-from meshmend.planning.kept_json import keep_json
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
 from meshmend.schedule.algorithms import algorithm
 from meshmend.simulator.limit import limit
@@ -31,7 +28,6 @@ from meshmend.topology.failures import Failure, Link
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 
-_VERSION = 1  # of the files
 # Chips up to which so many holes of one machine are priced; two minutes on one core.
 _BUDGETS = ((64, 32), (256, 12), (1024, 3), (2048, 2))
 _LEAST_BUDGET = 1
@@ -190,12 +186,6 @@ class _PriceBook:
 
     def price(self, mesh: Mesh, progress: ProgressCallback) -> float:
         """Return the seconds that a sum takes on a connected mesh."""
-        path = self._path(mesh)
-        if path is not None and path.exists():
-            try:
-                return float(json.loads(path.read_text(encoding="utf-8"))["time_s"])
-            except (OSError, ValueError, KeyError, TypeError):
-                pass  # a damaged file: price again
         job = self._scenario.job
         result = compared(
             mesh,
@@ -205,15 +195,4 @@ class _PriceBook:
             cache_dir=self._cache_dir,
             progress=lambda step, part=None, /: progress(f"{mesh}: {step}", part),
         )
-        time_s = result.prices[0].time_s
-        if path is not None:
-            keep_json(path, {"mesh": str(mesh), "algorithm": job.algorithm, "time_s": time_s})
-        return time_s
-
-    def _path(self, mesh: Mesh) -> Path | None:
-        if self._cache_dir is None:
-            return None
-        job = self._scenario.job
-        figures = {k: v for k, v in asdict(job.fabric).items() if k not in ("source", "usual_mesh")}
-        text = json.dumps([_VERSION, str(mesh), figures, job.payload_bytes, job.algorithm])
-        return self._cache_dir / "holes" / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+        return result.prices[0].time_s

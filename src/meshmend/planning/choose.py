@@ -4,18 +4,17 @@ Algorithms are compared by simulation; bounds rule most of them out before that.
 memory and, if a folder is given, on disk, so that no search is repeated.
 """
 
-import hashlib
-import json
 import math
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
 
-from meshmend.errors import InputError, TopologyError
+from meshmend.errors import TopologyError
+from meshmend.planning.cache import Cache
 from meshmend.planning.exchange_prices import EXPRESS, SCATTERED_AXES
-from meshmend.planning.kept_json import keep_json
 from meshmend.planning.packed_trees import Trees, TreeShape, trees_of
 from meshmend.planning.pricing import TREES, Price, Question, names_to_try, price
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
@@ -35,7 +34,6 @@ from meshmend.trees.tree_packing import TreePacking
 _CLASSES_PER_OCTAVE = 24
 _SHORT = 4  # a payload is short if the hops of a tree take this many times as long as its bytes
 _MOST_RANKS_TIMES_TREES = 30_000  # of many trees whose pipeline is searched for in a second or two
-_VERSION = 12  # of the search; answers on disk of other versions are not read
 
 _known: dict[tuple[Mesh, Fabric, float, Collective], "Choice"] = {}
 
@@ -120,13 +118,9 @@ def _choice_for_class(
     key = (question.mesh, question.fabric, question.payload_bytes, question.collective)
     if key in _known:
         return _known[key]
-    path = None if cache_dir is None else cache_dir / f"{question_key(question)}.json"
-    choice = _from_disk(path, question.mesh)
-    if choice is None:
-        choice = _search(question, progress)
-        _to_disk(path, choice)
-    _known[key] = choice
-    return choice
+    on_disk = Cache(cache_dir, "choice", encode_choice, partial(decode_choice, question.mesh))
+    _known[key] = on_disk.get_or_make(question.key, lambda: _search(question, progress))
+    return _known[key]
 
 
 def forget() -> None:
@@ -183,63 +177,59 @@ def _choice_of(mesh: Mesh, best: Price) -> Choice:
     return Choice(best.name, best.pipeline, best.shape, packing)
 
 
-def _packing(mesh: Mesh, document: dict[str, list[Any]]) -> TreePacking:
-    """Return the packing that a document holds.
+@dataclass(frozen=True)
+class _StoredChoice:
+    """A choice as a file holds it: its trees as the parent of each rank, -1 for the root."""
+
+    algorithm: str
+    pipeline: Pipeline
+    shape: TreeShape | None
+    parents: list[list[int]] | None
+    weights: list[float] | None
+
+
+def encode_choice(choice: Choice) -> bytes:
+    """Return a choice, with its trees, as bytes that `decode_choice` reads back."""
+    trees = choice.packing
+    stored = _StoredChoice(
+        choice.algorithm,
+        choice.pipeline,
+        choice.shape,
+        None if trees is None else trees.parents.tolist(),
+        None if trees is None else trees.weights.tolist(),
+    )
+    return msgspec.json.encode(stored)
+
+
+def decode_choice(mesh: Mesh, content: bytes) -> Choice:
+    """Return the choice that `encode_choice` wrote.
 
     Raises:
-        TopologyError: its trees are not spanning trees of the mesh.
+        msgspec.MsgspecError: the bytes are not a choice.
+        InputError: there is no such algorithm, or the trees are none of this mesh.
     """
-    parents = np.array(document["parents"], dtype=np.int32)
-    fits = parents.ndim == 2 and len(parents) > 0 and parents.shape[1] == mesh.n_live
-    if not fits or not np.all(
-        (mesh.neighbor_ranks == parents[:, :, None]).any(axis=2) | (parents == -1)
-    ):
+    stored = msgspec.json.decode(content, type=_StoredChoice)
+    packing = None
+    if stored.shape is not None:
+        packing = _packing(mesh, stored.parents or [], stored.weights or [])
+    return Choice(algorithm(stored.algorithm).name, stored.pipeline, stored.shape, packing)
+
+
+def _packing(mesh: Mesh, parents: list[list[int]], weights: list[float]) -> TreePacking:
+    """Return the packing of trees with these parents.
+
+    Raises:
+        TopologyError: they are not spanning trees of the mesh.
+        ValueError: the trees have not one length.
+    """
+    up = np.array(parents, dtype=np.int32)
+    fits = up.ndim == 2 and len(up) > 0 and up.shape[1] == mesh.n_live
+    if not fits or not np.all((mesh.neighbor_ranks == up[:, :, None]).any(axis=2) | (up == -1)):
         raise TopologyError(
             f"a packing on {mesh} needs parents that are neighbours, but got others"
         )
     return TreePacking(
-        roots=np.argmin(parents, axis=1).astype(np.int32),
-        parents=parents,
-        weights=np.array(document["weights"], dtype=np.float64),
+        roots=np.argmin(up, axis=1).astype(np.int32),
+        parents=up,
+        weights=np.array(weights, dtype=np.float64),
     )
-
-
-def question_key(question: Question) -> str:
-    """Return the name of a question's file: the same for equal meshes, figures and payloads."""
-    figures = asdict(question.fabric)
-    for words in ("name", "source", "usual_mesh"):
-        figures.pop(words)
-    asked = (str(question.mesh), figures, question.payload_bytes, question.collective)
-    text = json.dumps([_VERSION, *asked])
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _from_disk(path: Path | None, mesh: Mesh) -> Choice | None:
-    if path is None:
-        return None
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        shape = document["shape"]
-        return Choice(
-            str(algorithm(document["algorithm"]).name),
-            Pipeline(
-                int(document["pipeline"]["slices"]),
-                float(document["pipeline"]["skew"]),
-                float(document["pipeline"]["stagger"]),
-                bool(document["pipeline"]["leaves_last"]),
-            ),
-            None if shape is None else TreeShape(**shape),
-            None if shape is None else _packing(mesh, document["packing"]),
-        )
-    except (InputError, OSError, ValueError, KeyError, TypeError):
-        return None  # no answer, or a damaged one: search again
-
-
-def _to_disk(path: Path | None, choice: Choice) -> None:
-    if path is None:
-        return
-    document = asdict(replace(choice, packing=None))
-    if choice.packing is not None:
-        parents, weights = choice.packing.parents, choice.packing.weights
-        document["packing"] = {"parents": parents.tolist(), "weights": weights.tolist()}
-    keep_json(path, document)

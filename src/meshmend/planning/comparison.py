@@ -1,18 +1,22 @@
 """Compares algorithms: what each costs for one payload, and the physical limit."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
+
 from meshmend.errors import UnsupportedError
+from meshmend.planning.cache import Cache
 from meshmend.planning.choose import choose
-from meshmend.planning.kept_limits import kept_or_computed_limit
-from meshmend.planning.kept_prices import NamedQuestion, kept_or_found
+from meshmend.planning.packed_trees import TreeShape
 from meshmend.planning.pricing import (
     BASELINES,
     Price,
+    PriceFigures,
     Question,
     checked_names,
     price,
@@ -20,12 +24,15 @@ from meshmend.planning.pricing import (
     supported_names,
 )
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
+from meshmend.planning.tree_formula import Pipeline
 from meshmend.schedule.algorithms import ALGORITHMS
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
 from meshmend.schedule.table import Collective
+from meshmend.simulator.exits import Exit
 from meshmend.simulator.limit import Limit, limit
 from meshmend.simulator.network_program import program_of
+from meshmend.simulator.packing_number import PackingNumber
 from meshmend.simulator.rules import Simulation, simulate
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.graph import largest_part
@@ -34,6 +41,7 @@ from meshmend.topology.mesh import Mesh
 ALL = "all"
 _SIDE_BY_SIDE_CHIPS = 1500  # up to here two algorithms are simulated at the same time
 AUTO = "auto"
+_CHIPS_OF_QUICK_LIMITS = 256  # up to here a limit is computed as fast as it is read
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +111,15 @@ class Comparison:
         )
 
 
+@dataclass(frozen=True)
+class _NamedQuestion:
+    """What an algorithm, a baseline or `auto` costs, with the best slices or with so many."""
+
+    question: Question
+    name: str
+    slices: int | None = None
+
+
 def compared(
     mesh: Mesh,
     fabric: Fabric,
@@ -131,7 +148,7 @@ def compared(
     else:
         to_price = checked_names(name for name in names if name != AUTO)
     shares = ProgressShares(progress, len(to_price) + (AUTO in names))
-    asked = [NamedQuestion(question, name, slices) for name in to_price]
+    asked = [_NamedQuestion(question, name, slices) for name in to_price]
     results = _prices(asked, cache_dir, shares, may_refuse=ALL in names)
     prices = [result for result in results if isinstance(result, Price)]
     for name, result in zip(to_price, results, strict=True):
@@ -140,14 +157,12 @@ def compared(
     if AUTO in names:
         prices.append(_price_of_auto(question, prices, cache_dir, shares.of(len(to_price))))
     prices.sort(key=lambda price: price.time_s)
-    least = kept_or_computed_limit(
-        cache_dir, question, lambda: limit(part, fabric, payload_bytes, collective)
-    )
+    least = lower_bound(question, cache_dir)
     return Comparison(mesh, part, fabric, payload_bytes, least, tuple(prices), refused)
 
 
 def _prices(
-    asked: Sequence[NamedQuestion],
+    asked: Sequence[_NamedQuestion],
     cache_dir: Path | None,
     shares: ProgressShares,
     *,
@@ -155,14 +170,14 @@ def _prices(
 ) -> list[Price | UnsupportedError]:
     """Return the price of each name, or its refusal if `may_refuse` allows that."""
 
-    def priced(share: int, each: NamedQuestion) -> Price | UnsupportedError:
+    def priced(share: int, each: _NamedQuestion) -> Price | UnsupportedError:
         def found() -> Price:
             result = price(each.question, each.name, slices=each.slices, progress=shares.of(share))
             assert result is not None, "without a time to beat there is always a price"
             return result
 
         try:
-            return kept_or_found(cache_dir, each, found)
+            return _cached_price(cache_dir, each, found)
         except UnsupportedError as error:
             if not may_refuse:
                 raise
@@ -180,9 +195,9 @@ def _price_of_auto(
     question: Question, known: Sequence[Price], cache_dir: Path | None, progress: ProgressCallback
 ) -> Price:
     """Return what `auto` costs: as it was kept on disk, or found now and kept."""
-    return kept_or_found(
+    return _cached_price(
         cache_dir,
-        NamedQuestion(question, AUTO),
+        _NamedQuestion(question, AUTO),
         lambda: _found_price_of_auto(question, known, cache_dir, progress),
     )
 
@@ -220,3 +235,96 @@ def refusals(mesh: Mesh) -> dict[str, str]:
         except UnsupportedError as error:
             reasons[name] = str(error)
     return reasons
+
+
+@dataclass(frozen=True)
+class _StoredPrice:
+    """A price as a file holds it: the figures that are shown, without the simulation."""
+
+    name: str
+    figures: PriceFigures
+    n_chips: int
+    pipeline: Pipeline
+    detail: str
+    shape: TreeShape | None
+
+
+def _cached_price(
+    cache_dir: Path | None, asked: _NamedQuestion, find: Callable[[], Price]
+) -> Price:
+    """Return the price that was kept for exactly this payload, or find it and keep it.
+
+    A kept price has no simulation: whoever needs one, such as a trace, has it found again.
+    """
+
+    def encoded(price: Price) -> bytes:
+        fields = (price.name, price.figures, price.n_chips, price.pipeline)
+        return msgspec.json.encode(_StoredPrice(*fields, price.detail, price.shape))
+
+    def decoded(content: bytes) -> Price:
+        stored = msgspec.json.decode(content, type=_StoredPrice)
+        return Price(
+            stored.name,
+            stored.figures,
+            lambda: find().simulation,
+            stored.n_chips,
+            stored.pipeline,
+            stored.detail,
+            stored.shape,
+        )
+
+    cache = Cache(cache_dir and cache_dir / "prices", "price", encoded, decoded)
+    return cache.get_or_make((*asked.question.key, asked.name, asked.slices), find)
+
+
+@dataclass(frozen=True)
+class _StoredLimit:
+    """What is computed of a limit; the fabric and the mesh are the question's own."""
+
+    packing_lower: float
+    part_of: list[int]
+    exits: tuple[Exit, ...]
+    bandwidth_s: float
+    latency_s: float
+    chip_s: float | None
+    update_s: float | None
+
+
+def lower_bound(question: Question, cache_dir: Path | None = None) -> Limit:
+    """Return the limit of a question.
+
+    On thousands of chips its packing number takes longer than all the rest of an answer, so it is
+    kept.
+    """
+    mesh, fabric, payload_bytes = question.mesh, question.fabric, question.payload_bytes
+
+    def encoded(found: Limit) -> bytes:
+        seconds = (found.bandwidth_s, found.latency_s, found.chip_s, found.update_s)
+        part_of = found.packing.part_of.tolist()
+        return msgspec.json.encode(
+            _StoredLimit(found.packing.lower, part_of, found.exits, *seconds)
+        )
+
+    def decoded(content: bytes) -> Limit:
+        stored = msgspec.json.decode(content, type=_StoredLimit)
+        if not all(0 <= way.rank < mesh.n_live for way in stored.exits):
+            raise ValueError(f"exits need chips of {mesh}")
+        part_of = np.array(stored.part_of, dtype=np.int32)
+        return Limit(
+            fabric,
+            payload_bytes,
+            PackingNumber(mesh, stored.packing_lower, part_of),
+            stored.bandwidth_s,
+            stored.latency_s,
+            stored.chip_s,
+            stored.update_s,
+            question.collective,
+            stored.exits,
+        )
+
+    folder = cache_dir and cache_dir / "limits"
+    if mesh.n_live <= _CHIPS_OF_QUICK_LIMITS:
+        folder = None
+    return Cache(folder, "limit", encoded, decoded).get_or_make(
+        question.key, lambda: limit(mesh, fabric, payload_bytes, question.collective)
+    )

@@ -59,6 +59,14 @@ class PlanFile(NamedTuple):
     target: Target = Target()
 
 
+def encode_plan(plan: PlanFile) -> bytes:
+    """Return the content of a plan file."""
+    document = plan_document(plan.mesh, plan.schedule) | {"target": asdict(plan.target)}
+    if plan.pipeline is not None:
+        document["pipeline"] = asdict(plan.pipeline)
+    return json.dumps(document, separators=(",", ":")).encode() + b"\n"
+
+
 def write_plan(
     path: Path,
     mesh: Mesh,
@@ -73,18 +81,13 @@ def write_plan(
     Raises:
         PlanFileError: the file cannot be written.
     """
-    document = plan_document(mesh, schedule)
-    if pipeline is not None:
-        document["pipeline"] = asdict(pipeline)
-    if target is not None:
-        document["target"] = asdict(target)
-    text = json.dumps(document, separators=(",", ":")) + "\n"
+    content = encode_plan(PlanFile(mesh, schedule, pipeline, target or Target()))
     try:
         if path.exists() and not path.is_file():  # a pipe or a terminal cannot be replaced
-            path.write_text(text, encoding="utf-8")
+            path.write_bytes(content)
             return
         file = path.resolve()  # a link stays a link
-        write_whole(file, text, is_durable=False)
+        write_whole(file, content, is_durable=False)
     except OSError as error:
         raise PlanFileError(f"cannot write the plan to {path}: {error.strerror}") from None
 
@@ -96,9 +99,20 @@ def read_plan(path: Path) -> PlanFile:
         PlanFileError: the file does not exist, is no plan file, is damaged, or has another version.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
     except OSError as error:
         raise PlanFileError(f"cannot read the plan {path}: {error.strerror}") from None
+    return decode_plan(content, str(path))
+
+
+def decode_plan(content: bytes, path: str) -> PlanFile:
+    """Return what the content of a plan file says; errors name `path` as where it is from.
+
+    Raises:
+        PlanFileError: it is no plan file, is damaged, or has another version.
+    """
+    try:
+        document = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise PlanFileError(f"{path} is not a plan file: not JSON ({error})") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:

@@ -4,18 +4,19 @@ After a failure the job waits for the new plan, so the plan is made while nothin
 that needs a plan looks into the folder first, and makes the plan itself if there is none.
 """
 
-import hashlib
 import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from meshmend import __version__
-from meshmend.errors import MeshmendError, UnsupportedError
+from meshmend.errors import MeshmendError, ProofError, UnsupportedError
 from meshmend.locks import folder_lock
+from meshmend.planning.cache import Cache, Key
 from meshmend.planning.catalogue import (
     CollectiveCall,
     is_remembered,
@@ -24,7 +25,7 @@ from meshmend.planning.catalogue import (
     proved_spread,
     remember,
 )
-from meshmend.planning.files import read_plan, write_plan
+from meshmend.planning.files import PlanFile, decode_plan, encode_plan
 from meshmend.planning.plan_request import GATHER, PlanRequest, SumSizes
 from meshmend.schedule.rank_order import in_rank_order
 from meshmend.schedule.table import Collective, Schedule
@@ -38,6 +39,7 @@ PlannedCall = tuple[CollectiveCall, int]  # and the bytes that it is planned for
 _ALLREDUCE: Final = CollectiveCall("allreduce")
 _ALL_GATHER: Final = CollectiveCall(GATHER)
 _LOCK_TIMEOUT_S: Final = 60.0
+_MOST_BYTES: Final = 4 << 30  # of one folder: plans for the loss of each board of 4096 chips
 
 
 def board_losses(mesh: Mesh, board: tuple[int, ...]) -> Iterator[Mesh]:
@@ -94,11 +96,11 @@ def plan_ahead(folder: Path, request: PlanRequest, *, begin: float = 0.0) -> Non
 
 def store_plans(folder: Path, mesh: Mesh, algorithm: str, sums: SumSizes) -> None:
     """Plan sums for a mesh and put the plans into the folder, unless they exist."""
+    plans = _plans_in(folder)
     for call, class_bytes in planned_calls(sums):
-        path = _path(folder, mesh, algorithm, (call, class_bytes))
-        if mesh.n_live > 1 and not path.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            write_plan(path, mesh, proved_schedule(mesh, algorithm, call, class_bytes)[0])
+        key = _key(mesh, algorithm, call, class_bytes)
+        if mesh.n_live > 1 and not plans.has_file(key):
+            plans.put(key, PlanFile(mesh, proved_schedule(mesh, algorithm, call, class_bytes)[0]))
 
 
 def load_or_make_plans(
@@ -130,12 +132,11 @@ def load_plans(folder: Path, mesh: Mesh, algorithm: str, sums: SumSizes) -> None
     for call, class_bytes in planned_calls(sums):
         if is_remembered(mesh, algorithm, call, class_bytes):
             continue
-        try:
-            found = read_plan(_path(folder, mesh, algorithm, (call, class_bytes)))
-            if found.mesh == mesh and _is_for(found.schedule, call, mesh):
-                remember(mesh, algorithm, call, class_bytes, found.schedule)
-        except MeshmendError:
+        found = _plans_in(folder).get(_key(mesh, algorithm, call, class_bytes))
+        if found is None or found.mesh != mesh or not _is_for(found.schedule, call, mesh):
             continue
+        with suppress(ProofError):
+            remember(mesh, algorithm, call, class_bytes, found.schedule)
 
 
 def planned_calls(sums: SumSizes) -> list[PlannedCall]:
@@ -155,8 +156,12 @@ def _is_for(schedule: Schedule, call: CollectiveCall, mesh: Mesh) -> bool:
     return call == _ALLREDUCE or in_rank_order(schedule) is schedule
 
 
-def _path(folder: Path, mesh: Mesh, algorithm: str, call: PlannedCall) -> Path:
+def _plans_in(folder: Path) -> Cache[PlanFile]:
+    """Return the plans in a folder; each is a plan file, which `meshmend verify` reads."""
     # All chips must run the same plan, so a plan that another version made is not read.
-    key = f"{mesh} {algorithm} {call[0].name} {call[1]} {__version__}"
-    name = hashlib.blake2b(key.encode(), digest_size=12)
-    return folder / f"{name.hexdigest()}.json"
+    decode = partial(decode_plan, path="a plan made ahead")
+    return Cache(folder, __version__, encode_plan, decode, _MOST_BYTES)
+
+
+def _key(mesh: Mesh, algorithm: str, call: CollectiveCall, class_bytes: int) -> Key:
+    return (str(mesh), algorithm, call.name, class_bytes)
