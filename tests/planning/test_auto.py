@@ -238,21 +238,6 @@ def test_a_choice_from_disk_has_trees_that_need_not_carry_alike() -> None:
     assert np.array_equal(packing.roots, again.packing.roots)
 
 
-def test_a_choice_from_disk_passes_chips_at_its_ends_as_before() -> None:
-    mesh, shape = parse_mesh("16x16"), TreeShape(4, 0, straight=0, express_ends=True)
-    trees = trees_of(mesh, shape)
-    choice = Choice("trees", Pipeline(4), shape, trees.packing)
-
-    again = decode_choice(mesh, encode_choice(choice))
-
-    schedule = chosen_schedule(mesh, again, Collective.ALLREDUCE)
-    assert (schedule.src == trees.schedule.src).all()
-    assert (schedule.dst == trees.schedule.dst).all()
-    check_contributions(schedule)
-    far = np.abs(mesh.coordinates[schedule.src] - mesh.coordinates[schedule.dst]).sum(axis=1)
-    assert far.max() > 1
-
-
 def test_without_trees_the_choice_is_the_algorithms_own_schedule() -> None:
     schedule = chosen_schedule(
         parse_mesh("4x4"), Choice("two-d", Pipeline(2)), Collective.ALLREDUCE

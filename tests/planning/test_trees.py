@@ -182,7 +182,7 @@ def test_trees_that_fill_gaps_are_faster_only_if_their_leaves_come_last() -> Non
     assert found.trees.simulated(REFERENCE, 1e7, all_alike).time_s > 1.01 * found.time_s
 
 
-def test_a_payload_that_passes_in_the_time_of_the_way_gets_straight_trees_with_ends() -> None:
+def test_a_payload_that_passes_in_the_time_of_the_way_gets_straight_trees() -> None:
     found = best_trees(SQUARE, REFERENCE, 1e6)
     others = [
         trees.simulated(REFERENCE, 1e6, best_pipeline(trees, REFERENCE, 1e6)).time_s
@@ -190,19 +190,16 @@ def test_a_payload_that_passes_in_the_time_of_the_way_gets_straight_trees_with_e
     ]
 
     assert found.trees.shape.kind is TreeKind.STRAIGHT
-    assert found.trees.shape.express_ends
     assert found.time_s < 0.99 * min(others)
     placement = placed(SQUARE, found.trees.schedule)
-    assert placement.routes.hops.max() == 3  # on the way to the farthest chips two are passed
     check_deadlock_free(SQUARE, placement.routes)
     check_hops(found.trees.schedule, placement)
 
 
-def test_straight_trees_of_a_longer_payload_stop_at_every_chip() -> None:
+def test_the_leaves_of_straight_trees_go_last_and_all_slices_are_simulated() -> None:
     found = best_trees(SQUARE, REFERENCE, 4e6)
 
     assert found.trees.shape.kind is TreeKind.STRAIGHT
-    assert not found.trees.shape.express_ends
     assert found.pipeline.leaves_last
     assert found.simulation.slices == found.pipeline.slices  # none of its time is estimated
 

@@ -1,4 +1,4 @@
-"""Straight trees: right trees, bent only where links would be crowded; and their express ends."""
+"""Straight trees: right trees, bent only where links would be crowded."""
 
 import numpy as np
 import pytest
@@ -7,23 +7,17 @@ from hypothesis import strategies as st
 
 from crowded_links import needed_by_links
 from meshmend.errors import TopologyError
-from meshmend.planning.packed_trees import TreeShape, trees_of
-from meshmend.planning.tree_search import best_pipeline
-from meshmend.schedule.contributions import check_contributions
-from meshmend.schedule.table import Collective
-from meshmend.schedule.trees import tree_schedule
 from meshmend.topology.fabric import fabric
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.graph import distances_from
 from meshmend.topology.mesh import Mesh
 from meshmend.trees import straight_trees
-from meshmend.trees.express_ends import express_ends
 from meshmend.trees.forest_invariants import check_forest
 from meshmend.trees.straight_trees import GAP, RootChoice, root_choices, straight_forest
 from meshmend.trees.tree_counts import pace
 from meshmend.trees.tree_forest import PORT, Forest
 from meshmend.trees.tree_gaps import bend
-from meshmend.trees.tree_packing import TreePacking, straight_packing, tree_packing
+from meshmend.trees.tree_packing import TreePacking, straight_packing
 from strategies import connected_meshes
 
 REFERENCE = fabric("reference")
@@ -136,43 +130,3 @@ def test_the_same_seed_gives_the_same_trees_and_another_seed_others() -> None:
 def test_figures_out_of_range_are_refused(n_trees: int, slack: int, seed: int) -> None:
     with pytest.raises(TopologyError, match="straight_packing needs"):
         straight_packing(SQUARE, n_trees=n_trees, depth_slack=slack, seed=seed)
-
-
-def test_the_end_of_a_line_by_hand() -> None:
-    # A row of eight chips that hangs from its left end: the last two hops stop everywhere, then one
-    # chip is passed, then two; what was passed hangs on the chip beyond it.
-    packing = tree_packing(Mesh((1, 8)), n_trees=1)
-    parents = np.array([[-1, 0, 1, 2, 3, 4, 5, 6]], dtype=np.int32)
-    packing = TreePacking(np.array([0], dtype=np.int32), parents, np.array([1.0]))
-
-    passing = express_ends(Mesh((1, 8)), packing)
-
-    assert passing.parents.tolist() == [[-1, 0, 3, 4, 1, 6, 4, 6]]
-
-
-@given(connected_meshes(), st.integers(1, 3), st.integers(0, 9))
-@settings(deadline=None, max_examples=60)
-def test_express_ends_reach_every_rank_over_no_more_hops_than_the_deepest_tree(
-    mesh: Mesh, n_trees: int, seed: int
-) -> None:
-    packing = tree_packing(mesh, n_trees=n_trees, seed=seed)
-
-    passing = express_ends(mesh, packing)
-
-    for tree in range(n_trees):
-        ways = [way_hops(mesh, passing, tree, rank) for rank in range(mesh.n_live)]
-        assert max(ways) <= packing.depths[tree]
-    check_contributions(tree_schedule(passing, Collective.ALLREDUCE))
-
-
-def test_express_ends_take_fewer_messages_to_the_farthest_ranks_and_less_time() -> None:
-    seed = root_choices(mesh_figures(SQUARE), 4)[0].seed
-    stopping = trees_of(SQUARE, TreeShape(4, 0, straight=seed))
-    express = trees_of(SQUARE, TreeShape(4, 0, straight=seed, express_ends=True))
-    pipeline = best_pipeline(stopping, REFERENCE, 5e5)
-
-    assert express_ends(SQUARE, stopping.packing).depth < stopping.packing.depth
-    stopping_s, express_s = (
-        trees.simulated(REFERENCE, 5e5, pipeline).time_s for trees in (stopping, express)
-    )
-    assert express_s < stopping_s

@@ -168,7 +168,7 @@ def _in_order(question: Question) -> list[str]:
     share = (mesh.n_live - 1) / max(1, len(mesh.links))
     bytes_s = share * question.payload_bytes / fabric.link_bandwidth_bytes_per_s
     short = _SHORT * bytes_s < 2 * mesh_figures(mesh).radius * fabric.hop_latency_s
-    first = {*SCATTERED_AXES, *EXPRESS} if short else set()
+    first = {*SCATTERED_AXES, EXPRESS} if short else set()
     return sorted(names, key=lambda name: name not in first)
 
 

@@ -22,14 +22,14 @@ SCATTERED_AXES: Final = {"exchange": 0, "exchange-1": 1, "exchange-2": 2}
 # 4x2 at 1 MB takes 42.6 us, with a skew of 0.5, 1, 2 and 4 it takes 38.2, 37.6, 36.7 and 36.7.
 SKEW: Final = 4.0
 
-EXPRESS: Final = ("express", "express-apart")
+EXPRESS: Final = "express"
 # 32x32 less 4x2 at 100 KB in 3 slices takes 45.7 us without delays, 38.2 us with a skew of 1.
 EXPRESS_SKEW: Final = 1.0
 
 TWO_ROOTS: Final = "two-roots"
 # 32x32 at 1 MB takes 1.782, 1.642 and 1.629 times the limit with a skew of 1, 2 and 4, or 8.
 TWO_ROOTS_SKEW: Final = 4.0
-ALLREDUCE_ONLY: Final = frozenset({*SCATTERED_AXES, *EXPRESS, TWO_ROOTS})
+ALLREDUCE_ONLY: Final = frozenset({*SCATTERED_AXES, EXPRESS, TWO_ROOTS})
 
 # 4x4x4, 8x8x8 and 16x16x16, 6x6, 8x8 and 16x16 less a chip, a link or a board: 1.15 to 1.6.
 _BUSIER: Final = 1.15
@@ -37,8 +37,10 @@ _BUSIER: Final = 1.15
 
 def exchange_skew(mesh: Mesh, name: str) -> float:
     """Return the skew of an algorithm of one schedule; without holes exchanges have none."""
-    if name in EXPRESS or name == TWO_ROOTS:
-        return TWO_ROOTS_SKEW if name == TWO_ROOTS else EXPRESS_SKEW
+    if name == EXPRESS:
+        return EXPRESS_SKEW
+    if name == TWO_ROOTS:
+        return TWO_ROOTS_SKEW
     is_broken = bool(mesh.failed or mesh.failed_links)
     return SKEW if name in SCATTERED_AXES and is_broken else 0.0
 

@@ -64,7 +64,7 @@ def least_time(question: Question, name: str) -> float:
     half_s = halves * question.payload_bytes / 2 / fabric.link_bandwidth_bytes_per_s
     if name in SCATTERED_AXES:
         return least_exchange_s(question.mesh, fabric, question.payload_bytes, name)
-    if name in EXPRESS:
+    if name == EXPRESS:
         return least_express_s(question.mesh, fabric, question.payload_bytes)
     if name == TWO_ROOTS:
         return hoped_two_roots_s(question.mesh, fabric, question.payload_bytes)

@@ -21,7 +21,6 @@ from meshmend.simulator.rules import Simulation, simulate
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
-from meshmend.trees.express_ends import express_ends
 from meshmend.trees.straight_trees import GAP
 from meshmend.trees.tree_counts import pace
 from meshmend.trees.tree_packing import (
@@ -50,8 +49,8 @@ class TreeShape:
     deep as even loads need. More `effort` means a longer search. With a `window` there are as many
     channel-disjoint trees as possible instead. All slices then pass a channel within the time of
     `window` hops. With a `gap` the leaves of the trees fill the gaps of the channels. With a seed
-    in `straight` the branches are straight lines, and with `express_ends` the last messages to the
-    farthest ranks pass chips. Trees that hang from owners carry `chunks_each` chunks of each rank.
+    in `straight` the branches are straight lines. Trees that hang from owners carry `chunks_each`
+    chunks of each rank.
     """
 
     n_trees: int
@@ -61,7 +60,6 @@ class TreeShape:
     chunks_each: int = 1
     gap: float | None = None
     straight: int | None = None
-    express_ends: bool = False
 
     @property
     def is_disjoint(self) -> bool:
@@ -105,10 +103,7 @@ class Trees:
     @cached_property
     def schedule(self) -> Schedule:
         """The allreduce over the trees."""
-        packing = self.packing
-        if self.shape.express_ends:
-            packing = express_ends(self.mesh, packing)
-        return tree_schedule(packing, Collective.ALLREDUCE)
+        return tree_schedule(self.packing, Collective.ALLREDUCE)
 
     @cached_property
     def _program_and_remaining_hops(self) -> tuple[Program, NDArray[np.int32]]:

@@ -173,7 +173,7 @@ def names_to_try(mesh: Mesh, collective: Collective = Collective.ALLREDUCE) -> I
     has_rings = wraps_around and not (mesh.failed or mesh.failed_links)
     names = list(supported_names(mesh, collective))
     if wraps_around and (has_rings or mesh.n_live > _FEW_CHIPS):
-        names = [name for name in names if name not in EXPRESS]
+        names = [name for name in names if name != EXPRESS]
     if n_exchange_rows(mesh) > _MOST_EXCHANGE_ROWS:
         names = [name for name in names if name not in SCATTERED_AXES]
     if has_rings:

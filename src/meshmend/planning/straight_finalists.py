@@ -5,7 +5,6 @@ simulated here.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from meshmend.planning.packed_trees import Trees, TreeShape, is_straight, trees_of
 from meshmend.planning.tree_formula import PipelineRequest, TreeFigures, TreeFormula
@@ -23,9 +22,6 @@ _FEW_TREES_GAP = 0.93
 _SHORTEST_GAP, _LONGEST_GAP = 0.42, 4.0
 # Between these other trees are slower, and searching for them takes seconds on large meshes.
 _SHORTEST_ENOUGH_GAP, _LONGEST_ENOUGH_GAP = 0.5, 1.6
-# Ends pass chips if the gap is long: links at the ends then carry a tree twice. If it is very
-# long, they always do.
-_EXPRESS_GAP, _ONLY_EXPRESS_GAP = 0.93, 1.2
 _MOST_BENT, _MOST_FOUND = 8, 3  # choices of roots to bend for long, and to simulate
 # Times differ by half a percent between them. A full mesh must not be slower than one with a hole.
 _MOST_FOUND_IF_FULL = 6
@@ -37,9 +33,8 @@ def straight_finalists(mesh: Mesh, request: PipelineRequest) -> list[Trees]:
     figures = mesh_figures(mesh)
     return [
         trees_of(mesh, shape)
-        for n_trees, gap in _gaps(figures, request).items()
-        for found in _found(figures, n_trees)
-        for shape in _with_ends(found, gap)
+        for n_trees in _tree_counts(figures, request)
+        for shape in _found(figures, n_trees)
     ]
 
 
@@ -51,19 +46,17 @@ def are_enough(found: list[Trees], request: PipelineRequest) -> bool:
     return _SHORTEST_ENOUGH_GAP <= gap <= _LONGEST_ENOUGH_GAP
 
 
-def _gaps(figures: MeshFigures, request: PipelineRequest) -> dict[int, float]:
-    """Return the numbers of trees that suit a payload, and the gap that each has."""
+def _tree_counts(figures: MeshFigures, request: PipelineRequest) -> Iterator[int]:
+    """Yield the numbers of trees that suit a payload."""
     mesh, degree = figures.mesh, figures.min_degree
     if not _LEAST_RANKS <= mesh.n_live <= _HUGE_RANKS or any(mesh.wrap) or degree < 2:
-        return {}
-    gaps = {}
+        return
     for n_trees in (2 * degree, 3 * degree):
         likely = TreeFigures(n_trees, figures.radius + 1, pace(figures, n_trees, GAP))
         gap = _gap(request.formula(likely), request) if request.payload_bytes else 0.0
         is_right = (n_trees == 2 * degree) == (gap >= _FEW_TREES_GAP)
         if _SHORTEST_GAP <= gap <= _LONGEST_GAP and (is_right or mesh.n_live <= _SMALL_RANKS):
-            gaps[n_trees] = gap
-    return gaps
+            yield n_trees
 
 
 def _gap(formula: TreeFormula, request: PipelineRequest) -> float:
@@ -82,10 +75,3 @@ def _found(figures: MeshFigures, n_trees: int) -> list[TreeShape]:
         if len(found) == n_wanted:
             break
     return found
-
-
-def _with_ends(shape: TreeShape, gap: float) -> Iterator[TreeShape]:
-    if gap <= _ONLY_EXPRESS_GAP:
-        yield shape
-    if gap >= _EXPRESS_GAP:
-        yield replace(shape, express_ends=True)

@@ -41,8 +41,8 @@ _FILL_GAPS = (TreeKind.GAP_FILLING, TreeKind.STRAIGHT)  # their leaves go last
 # less time with this part of the formula's number.
 _SLICES_OF_MANY_TREES = 0.7
 # Straight trees take fewer slices than the formula says where the gap is short, because leaves wait
-# for it, and where ends are express. So found on 32x32 less 4x2 from 2 to 14 MB.
-_STRAIGHT_SLICES, _STRAIGHT_SLICES_PER_GAP, _EXPRESS_SLICES = 0.55, 0.4, 0.87
+# for it. So found on 32x32 less 4x2 from 2 to 14 MB.
+_STRAIGHT_SLICES, _STRAIGHT_SLICES_PER_GAP = 0.55, 0.4
 _LEAST_FINALISTS = 2  # even if their first simulations take more than half of the messages
 _MESSAGES_SIMULATED_WHOLE = 120_000  # up to here all slices are simulated, not estimated
 _SLICES_BEYOND_FULL = 8  # simulated after as many as fill the pipeline
@@ -152,11 +152,11 @@ def _best_of(
     return FastestTrees(trees, pipeline, simulation.time_s, simulation)
 
 
-def _straight_slices(shape: TreeShape, formula: TreeFormula) -> int:
+def _straight_slices(formula: TreeFormula) -> int:
     """Return about how many slices straight trees need."""
     best = formula.best_slices()
     part = min(1.0, _STRAIGHT_SLICES + _STRAIGHT_SLICES_PER_GAP * formula.gap(best))
-    return max(1, round(part * best * (_EXPRESS_SLICES if shape.express_ends else 1.0)))
+    return max(1, round(part * best))
 
 
 def is_simulated_whole(trees: Trees, pipeline: Pipeline) -> bool:
@@ -205,7 +205,7 @@ class _PipelineSearch:
             aligned = formula.aligned_slices(best)
             slices = aligned if aligned <= _MOST_ALIGNED * best else best
         elif slices is None and trees.shape.kind is TreeKind.STRAIGHT:
-            slices = _straight_slices(trees.shape, formula)
+            slices = _straight_slices(formula)
         elif slices is None and trees.figures.n_trees > MOST_TREES:
             slices = max(1, round(_SLICES_OF_MANY_TREES * formula.best_slices()))
         return _pipeline(trees, formula, slices or formula.best_slices(), USUAL_DELAY_HOPS_PER_HOP)

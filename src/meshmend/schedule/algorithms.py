@@ -11,7 +11,7 @@ from meshmend.schedule.exchange_nd import (
     exchange_1,
     exchange_2,
 )
-from meshmend.schedule.express import check_express_apart, express, express_apart
+from meshmend.schedule.express import express
 from meshmend.schedule.ft_two_d import ft_two_d
 from meshmend.schedule.ring_builders import rank_ring, ring_1d, row_pair, two_d
 from meshmend.schedule.rings_nd import rings_nd
@@ -131,15 +131,6 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
                 "any connected mesh or torus, any failures",
                 "a tree for each axis whose messages pass chips without stopping: for payloads up "
                 "to some hundred kilobytes on meshes",
-            ),
-            Algorithm(
-                "express-apart",
-                express_apart,
-                check_express_apart,
-                "",
-                "failures that make the trees of `express` share links next to their roots",
-                "express with trees that share none: for payloads around a hundred kilobytes on "
-                "meshes with a hole in the middle",
             ),
             Algorithm(
                 "two-roots",

@@ -21,9 +21,6 @@ from meshmend.trees.tree_packing import TreePacking
 Ranks = NDArray[np.int32]
 
 _MOST_ROOTS_TRIED = 16
-_HOPS_APART = (
-    1  # from the ranks in the middle; two hops more up and down are a third more at 100 KB
-)
 
 
 def axis_tree_packing(mesh: Mesh) -> TreePacking:
@@ -33,7 +30,7 @@ def axis_tree_packing(mesh: Mesh) -> TreePacking:
     are the straightest, so that a sum comes to it in the fewest messages, and if possible not from
     the root of another.
     """
-    tried, trees, used = _possible_roots(mesh, 0), list[Ranks](), set[int]()
+    tried, trees, used = _possible_roots(mesh), list[Ranks](), set[int]()
     for order in _axis_orders(mesh):
         possible = {root: axis_tree(mesh, root, order) for root in tried}
         stops = {root: _most_stops(mesh, tree) for root, tree in possible.items()}
@@ -43,42 +40,14 @@ def axis_tree_packing(mesh: Mesh) -> TreePacking:
     return _packing_of(trees)
 
 
-def axis_trees_apart(mesh: Mesh) -> TreePacking:
-    """Return one tree for each axis whose last lines share no channel, where roots allow that.
-
-    Next to a hole in the middle the last lines of all trees run beside it, over the same links. So
-    here a root may be a hop off the middle. And a line that ends at a hole turns one rank earlier,
-    so that it leaves the rank at the hole to the lines that pass the hole.
-    """
-    eccentricities = mesh_figures(mesh).eccentricities
-    tried, trees, taken = _possible_roots(mesh, _HOPS_APART), list[Ranks](), set[tuple[int, int]]()
-    for order in _axis_orders(mesh):
-        possible = {root: _turned_before_holes(mesh, root, order) for root in tried}
-        ways = {root: _last_channels(mesh, tree) for root, tree in possible.items()}
-        key = {
-            root: (_most_stops(mesh, tree), len(ways[root] & taken), int(eccentricities[root]))
-            for root, tree in possible.items()
-        }
-        root = min(tried, key=lambda root: key[root])
-        trees.append(possible[root])
-        taken |= ways[root]
-    return _packing_of(trees)
-
-
-def share_last_lines(mesh: Mesh, packing: TreePacking) -> bool:
-    """Whether two trees of a packing come to their roots over the same channel."""
-    ways = [_last_channels(mesh, parents) for parents in packing.parents]
-    return sum(map(len, ways)) > len(set().union(*ways))
-
-
 def _axis_orders(mesh: Mesh) -> list[list[int]]:
     """Return the axes that are longer than 1 in every rotated order."""
     axes = [axis for axis, size in enumerate(mesh.shape) if size > 1] or [0]
     return [axes[first:] + axes[:first] for first in range(len(axes))]
 
 
-def _possible_roots(mesh: Mesh, slack: int) -> list[int]:
-    central = mesh_figures(mesh).ranks_within(mesh_figures(mesh).radius + slack)
+def _possible_roots(mesh: Mesh) -> list[int]:
+    central = mesh_figures(mesh).ranks_within(mesh_figures(mesh).radius)
     roots: list[int] = central[:: -(-len(central) // _MOST_ROOTS_TRIED)].tolist()
     return roots
 
@@ -105,26 +74,6 @@ def nearer_neighbors(mesh: Mesh, near: NDArray[np.integer], order: Sequence[int]
             is_nearer = (beside[:, port] >= 0) & (near[beside[:, port]] < near)
             parents = np.where(is_nearer, beside[:, port], parents)
     return parents
-
-
-def _turned_before_holes(mesh: Mesh, root: int, order: list[int]) -> Ranks:
-    """Return the tree of `axis_tree`, whose lines turn a hop early where they end at a hole."""
-    parents, beside = axis_tree(mesh, root, order), mesh.neighbor_ranks
-    turned = axis_tree(mesh, root, order[1:] + order[:1])
-    for port in (2 * order[0], 2 * order[0] + 1):
-        ahead = beside[:, port]
-        beyond = mesh.coordinates[:, order[0]] + (4 * (port % 2) - 2)
-        is_inside = (beyond >= 0) & (beyond < mesh.shape[order[0]])
-        ends_at_hole = (parents == ahead) & (beside[ahead, port] < 0) & is_inside
-        parents = np.where(ends_at_hole & (parents >= 0), turned, parents)
-    return parents
-
-
-def _last_channels(mesh: Mesh, parents: Ranks) -> set[tuple[int, int]]:
-    """Return the channels, as pairs of ranks, of all messages that end at the root of a tree."""
-    taker, root = straight_to(mesh, _packing_of([parents]))[0], int(np.argmin(parents))
-    below = np.flatnonzero(taker == root).tolist()
-    return {(rank, int(parents[rank])) for rank in below}
 
 
 def _most_stops(mesh: Mesh, parents: Ranks) -> int:
