@@ -154,7 +154,7 @@ def _without_newest(folder: Path, copy: Path) -> Path:
 )
 def test_hugging_face_s_trainer_refuses_in_one_line(argument: str, words: str) -> None:
     from meshmend.errors import InputError
-    from meshmend.train.hf_arguments import refuse_unsupported
+    from meshmend.train.hf import refuse_unsupported
 
     class Arguments:
         fsdp = deepspeed = parallelism_config = None

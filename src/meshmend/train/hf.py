@@ -10,14 +10,14 @@ know the same metrics. The chip that leads writes checkpoints and prints logs.
 Alone, without `meshmend run --elastic`, it trains on one chip.
 """
 
+import json
 import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, Final
 
 from meshmend.errors import InputError
 
@@ -29,15 +29,16 @@ except ModuleNotFoundError as error:
         "'meshmend[hf]'"
     ) from None
 
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
+import torch
+from transformers.trainer_callback import ExportableState, PrinterCallback, ProgressCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from meshmend.train.core.worker_environment import worker_environment
-from meshmend.train.hf_arguments import refuse_unsupported
-from meshmend.train.hf_progress import TrainerProgress
 from meshmend.train.torch.job import Job
 
-_STATE_FILE = "trainer_state.json"  # the last file of a checkpoint that the trainer writes
+_STATE_FILE: Final = "trainer_state.json"  # the last file of a checkpoint that the trainer writes
+
+_OF_THIS_CHIP: Final = ("is_local_process_zero", "is_world_process_zero", "is_hyper_param_search")
 
 MicroBatches = list[tuple[int, Any]]  # the number of samples, and the samples after the collator
 
@@ -137,7 +138,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # untyped
             steps=max_steps,
             seed=seed,
             collate=micro_batches,
-            also=[self.lr_scheduler, TrainerProgress(self, self._stop_after)],
+            also=[self.lr_scheduler, _TrainerProgress(self, self._stop_after)],
         )
 
     def _samples(self) -> tuple[Any, Callable[[list[Any]], Any]]:
@@ -282,6 +283,53 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # untyped
             super().save_model(output_dir, _internal_call)
 
 
+class _TrainerProgress:
+    """The state of a trainer as part of a job's state: step, logs, best metric, callbacks.
+
+    `stop_after(step)` is called if the state of another chip says that this step is the last.
+    """
+
+    is_compared: Final = False  # logs hold how long something took, and who leads differs
+
+    def __init__(self, trainer: Any, stop_after: Callable[[int], None]) -> None:
+        self._trainer = trainer
+        self._stop_after = stop_after
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as one text."""
+        trainer = self._trainer
+        state = {
+            "state": asdict(trainer.state),
+            "control": asdict(trainer.control),
+            "callbacks": [callback.state() for callback in self._stateful()],
+            "loss": float(trainer._tr_loss),
+            "total_loss": trainer._total_loss_scalar,
+            "logged": trainer._globalstep_last_logged,
+        }
+        return {"text": json.dumps(state)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replace the state; who leads is left as it is."""
+        trainer, saved = self._trainer, json.loads(state["text"])
+        for each in fields(trainer.state):
+            if each.name not in _OF_THIS_CHIP:
+                setattr(trainer.state, each.name, saved["state"][each.name])
+        for name, value in saved["control"].items():
+            setattr(trainer.control, name, value)
+        for callback, its_state in zip(self._stateful(), saved["callbacks"], strict=True):
+            for name, value in its_state["attributes"].items():
+                setattr(callback, name, value)
+        trainer._tr_loss.fill_(saved["loss"])
+        trainer._total_loss_scalar = saved["total_loss"]
+        trainer._globalstep_last_logged = saved["logged"]
+        if trainer.control.should_training_stop:
+            self._stop_after(trainer.state.global_step)
+
+    def _stateful(self) -> list[Any]:
+        callbacks = self._trainer.callback_handler.callbacks
+        return [callback for callback in callbacks if isinstance(callback, ExportableState)]
+
+
 def newest_checkpoint(folder: Path) -> Path:
     """Return the newest checkpoint of a folder that was written to its end.
 
@@ -300,3 +348,59 @@ def newest_checkpoint(folder: Path) -> Path:
 def _unwrapped(optimizer: Any) -> Any:
     """Return the optimizer inside the wrapper of accelerate, or itself if there is no wrapper."""
     return getattr(optimizer, "optimizer", optimizer)
+
+
+# A name, whether the arguments ask for it, and what to do instead.
+_REFUSED: Final[tuple[tuple[str, Callable[[Any], Any], str], ...]] = (
+    ("fsdp", lambda args: args.fsdp, "each chip holds the whole model"),
+    ("deepspeed", lambda args: args.deepspeed, "each chip holds the whole model"),
+    ("parallelism_config", lambda args: args.parallelism_config, "each chip holds the whole model"),
+    ("fp16", lambda args: args.fp16, "use bf16=True, which needs no loss scale"),
+    (
+        "auto_find_batch_size",
+        lambda args: args.auto_find_batch_size,
+        "set per_device_train_batch_size",
+    ),
+    (
+        "lr_scheduler_type",
+        lambda args: (
+            str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+            in ("reduce_lr_on_plateau", "greedy")
+        ),
+        "use one that depends on the step alone, such as linear or cosine",
+    ),
+    (
+        "train_sampling_strategy",
+        lambda args: args.train_sampling_strategy != "random",
+        "the job shuffles each epoch by data_seed, or by seed",
+    ),
+    ("push_to_hub", lambda args: args.push_to_hub, "push the saved folder after the training"),
+    (
+        "include_num_input_tokens_seen",
+        lambda args: args.include_num_input_tokens_seen not in ("no", False),
+        "tokens are counted on each chip, and not summed",
+    ),
+    ("save_on_each_node", lambda args: args.save_on_each_node, "one chip saves, for all"),
+    (
+        "several GPUs in a process",
+        lambda args: args.n_gpu > 1,
+        "give each worker one of them with CUDA_VISIBLE_DEVICES",
+    ),
+)
+
+
+def refuse_unsupported(args: Any, dataset: Any, trial: Any) -> None:
+    """Raise InputError for the first argument of a trainer that the job cannot honour."""
+    for name, is_asked_for, advice in _REFUSED:
+        if is_asked_for(args):
+            raise InputError(f"meshmend.train.hf.Trainer does not support {name}: {advice}")
+    if trial is not None:
+        raise InputError(
+            "meshmend.train.hf.Trainer does not support a search of hyperparameters: run one job "
+            "for each trial"
+        )
+    if dataset is None or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise InputError(
+            "meshmend.train.hf.Trainer needs a train_dataset with len() and [], but got "
+            f"{type(dataset).__name__}; exactly-once needs to know which samples there are"
+        )

@@ -10,6 +10,7 @@ over all chips, and if the mesh changed meanwhile it is done again, before Light
 Validation runs on every chip, over all samples. The chip that leads logs and saves.
 """
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -24,11 +25,14 @@ except ModuleNotFoundError as error:
         "installed; run: pip install 'meshmend[lightning]'"
     ) from None
 
+from lightning.pytorch.trainer.call import (
+    _call_callbacks_load_state_dict,
+    _call_callbacks_state_dict,
+)
 from lightning_utilities.core.rank_zero import rank_zero_only
+from torch.utils.data import DataLoader, IterableDataset
 
 from meshmend.train.core.worker_environment import worker_environment
-from meshmend.train.lightning_arguments import check_loader, check_trainer
-from meshmend.train.lightning_progress import JobLoader, LightningProgress
 from meshmend.train.torch.job import Job
 
 _NEVER: Final = 2**62
@@ -46,7 +50,7 @@ class MeshmendStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # untyped
     def __init__(self, device: Any = "cpu", *, seed: int = 0, **named: Any) -> None:
         super().__init__(device, **named)
         self._seed = seed
-        self._loader: JobLoader | None = None
+        self._loader: _JobLoader | None = None
         self._job: Job | None = None
         self._batches: Iterator[Any] = iter(())
         self._ahead: deque[Any] = deque()  # batches of the job that Lightning has not asked for
@@ -75,18 +79,18 @@ class MeshmendStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # untyped
         """Replace the training loader by one that hands out the samples of the job."""
         if not self.lightning_module.trainer.training:
             return dataloader
-        check_loader(dataloader)
-        self._loader = JobLoader(dataloader, self._n_chips, self._next_batch, self._steps_done)
+        _check_loader(dataloader)
+        self._loader = _JobLoader(dataloader, self._n_chips, self._next_batch, self._steps_done)
         return self._loader
 
     def on_train_start(self) -> None:
         """Join the job; a chip that comes late takes over the state of the others."""
         trainer = self.lightning_module.trainer
-        check_trainer(trainer)
+        _check_trainer(trainer)
         (optimizer,) = self.optimizers
         optimizer.register_step_pre_hook(lambda *_: self._before_update(optimizer))
         optimizer.register_step_post_hook(lambda *_: self._after_update())
-        progress = LightningProgress(trainer)
+        progress = _LightningProgress(trainer)
         loader = self._loader
         assert loader is not None
         self._job = Job(
@@ -198,3 +202,112 @@ def _n_steps(trainer: Any) -> int:
     if trainer.max_epochs is not None and trainer.max_epochs >= 0:
         limits.append(trainer.max_epochs * trainer.fit_loop.max_batches)
     return int(min(limits))
+
+
+class _JobLoader:
+    """The training loader of Lightning: an epoch of batches that the job hands out.
+
+    `batch` counts the samples of a step over all chips. Batches cross the ends of epochs.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        n_chips: int,
+        next_batch: Callable[[], Any],
+        steps_done: Callable[[], int],
+    ) -> None:
+        self.dataset, self.collate = loader.dataset, loader.collate_fn
+        self.batch: int = loader.batch_size * n_chips
+        rounded = math.floor if loader.drop_last else math.ceil
+        self._n_batches = max(1, int(rounded(len(loader.dataset) / self.batch)))
+        self._next_batch, self._steps_done = next_batch, steps_done
+
+    def __len__(self) -> int:
+        return self._n_batches
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches that are left of the epoch."""
+        for _ in range(self._n_batches - self._steps_done() % self._n_batches):
+            yield self._next_batch()
+
+
+class _LightningProgress:
+    """The states of Lightning's loops and callbacks, as part of a job's state.
+
+    A chip that comes late takes them over before its own loops begin. Later the loops of all chips
+    count for themselves.
+    """
+
+    is_compared: Final = False  # callbacks hold how long something took, and who saves
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._has_begun = False
+        self._taken: dict[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of the loops and of the callbacks."""
+        return {
+            "fit_loop": self._trainer.fit_loop.state_dict(),
+            "callbacks": _call_callbacks_state_dict(self._trainer),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the states, unless the loops have begun."""
+        if not self._has_begun:
+            self._taken = state
+
+    def begin(self) -> None:
+        """Give the loops and callbacks the states that were taken over, before they begin."""
+        self._has_begun = True
+        if self._taken is None:
+            return
+        loop = self._trainer.fit_loop
+        loop.load_state_dict(self._taken["fit_loop"])
+        loop.reset()  # as if the trainer had resumed from a checkpoint
+        _call_callbacks_load_state_dict(self._trainer, self._taken)
+        self._taken = None
+
+
+def _check_loader(loader: object) -> None:
+    """Raise InputError unless the job can hand out the samples of a training loader."""
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        raise InputError(
+            "MeshmendStrategy needs a training DataLoader of a data set with len() and [], but got "
+            f"{type(getattr(loader, 'dataset', loader)).__name__}"
+        )
+    if loader.batch_size is None:
+        raise InputError(
+            "MeshmendStrategy needs a training DataLoader with a batch_size, but it has a "
+            "batch_sampler or none; the job shares out the samples itself"
+        )
+
+
+def _check_trainer(trainer: Any) -> None:
+    """Raise InputError for the first thing that the job cannot do."""
+    module = trainer.lightning_module
+    if not module.automatic_optimization:
+        raise InputError(
+            "MeshmendStrategy needs automatic optimization, but the module sets "
+            "automatic_optimization to False; use meshmend.train.Job in a loop of your own"
+        )
+    if len(trainer.optimizers) != 1:
+        raise InputError(
+            f"MeshmendStrategy needs one optimizer, but the module has {len(trainer.optimizers)}; "
+            "use meshmend.train.Job in a loop of your own"
+        )
+    if trainer.accumulate_grad_batches != 1:
+        raise InputError(
+            "MeshmendStrategy does not accumulate gradients: a step sums over all chips; set "
+            "accumulate_grad_batches=1 and a larger batch_size"
+        )
+    if getattr(trainer.precision_plugin, "scaler", None) is not None:
+        raise InputError("MeshmendStrategy does not support fp16: use precision='bf16-mixed'")
+    if trainer.max_steps < 0 and (trainer.max_epochs is None or trainer.max_epochs < 0):
+        raise InputError("MeshmendStrategy needs max_steps or max_epochs, but got neither")
+    if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
+        raise InputError(
+            "MeshmendStrategy does not support ReduceLROnPlateau: use a scheduler that depends on "
+            "the step alone"
+        )
