@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from meshmend.train.torch.group_state import GroupState
-from meshmend.train.torch.group_undo import StateBefore
+from meshmend.train.torch.group_state import GroupState, StateBefore
 
 
 class Net(torch.nn.Module):

@@ -11,19 +11,58 @@
 Each chip begins with a group of its own. `reconfigure` joins the job: the default process group is
 then that of all live chips, and a chip that comes late has the state of the others. When a chip
 dies or comes back, every collective under way fails, and `retrying` calls `reconfigure` again.
+
+`ElasticGroup` is one chip's part in it: its generations, its steps, its objects. `WorkerLoop` knows
+the protocol, `group_state.py` the objects of a script, `group_meeting.py` how a group is made.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+import inspect
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
+from dataclasses import replace
+from typing import Any, Final, ParamSpec, TypeVar
 
-from meshmend.train.core.worker_environment import worker_environment
-from meshmend.train.torch.group_member import Build, ElasticGroup
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from meshmend import __version__
+from meshmend.errors import InputError, PeerLostError, TransportError
+from meshmend.membership.events import WorkerStepped
+from meshmend.membership.faults.fault import Moment
+from meshmend.membership.faults.self_injection import SelfInjection
+from meshmend.membership.job_fingerprint import NOT_COMPARED, JobFingerprint
+from meshmend.planning.environment import settings_from
+from meshmend.train.core.exchange import Exchange
+from meshmend.train.core.worker_environment import (
+    WorkerEnvironment,
+    coordinator_client,
+    exchange_of,
+    worker_environment,
+)
+from meshmend.train.core.worker_loop import Bytes, SumSizes, WorkerLoop
+from meshmend.train.data.ledger import Ledger
+from meshmend.train.state.checkpoint_writer import WriteFailures
+from meshmend.train.torch.group_meeting import (
+    MEETING_SUM,
+    broadcast_bytes,
+    drop_group,
+    init_group,
+    meet,
+)
+from meshmend.train.torch.group_state import GroupState
 from meshmend.train.torch.learner import Stateful
 
+Build = Callable[[], Sequence[Stateful]]
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+_log = logging.getLogger(__name__)
+_NEWS_S: Final = 3.0  # beyond the link timeout: for the coordinator to tell of a change
+_POLL_S: Final = 0.005
 
 
 def reconfigure(*state: Stateful, build: Build | None = None) -> None:
@@ -98,3 +137,408 @@ def elastic_step(
 def elastic_group() -> "ElasticGroup":
     """Return the elastic group of this process."""
     return ElasticGroup(worker_environment())
+
+
+class ElasticGroup:
+    """One chip's part in an elastic process group; call its methods from the main thread only.
+
+    Outside an elastic job it leaves the process group alone, and steps only count.
+    """
+
+    def __init__(self, environment: WorkerEnvironment) -> None:
+        self._environment = environment
+        self._state = GroupState(())
+        self._build: Build | None = None
+        self._taken: Bytes | None = None  # the state for the objects that `build` will make
+        self.step_number = 0  # steps done
+        self._n_steps: int | None = None
+        self._is_checked = False  # whether the objects are known to hold all that steps change
+        self._has_stepped = False  # whether an optimizer has stepped in a step that counts
+        self._has_captured = False  # whether the state before the next step is kept
+        self._has_failed = False  # whether the last step was undone, and its code may still run
+        self._n_stepped = 0  # optimizers that have stepped in this step
+        self._is_equal = False  # whether the chips have agreed on their first state
+        self._reported = 0  # the last generation in which this chip reported a step
+        self._self_injection = SelfInjection(environment.chip, environment.faults)
+        self._group: Any = None
+        self._store: Any = None  # of the group: what C++ code holds of it does not keep it alive
+        self._is_interrupted = False
+        self._is_finishing = False
+        self._has_ended = False  # a loop over all steps
+        self._hooks: list[Any] = []
+        self._exchange: Exchange | None = None
+        self._loop: WorkerLoop | None = None
+        failures = WriteFailures(environment)
+        self._ledger = Ledger(
+            environment.run_dir / "ledger" if environment.run_dir else None,
+            environment.chip,
+            on_failure=lambda why: failures.report("its ledger", why),
+        )
+
+    @property
+    def objects(self) -> tuple[Stateful, ...]:
+        """The objects whose state is that of the group."""
+        return self._state.objects
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job is over."""
+        return self._loop is not None and self._loop.is_over
+
+    def reconfigure(self, state: Sequence[Stateful], build: Build | None) -> None:
+        """Join the job, or the next generation; see `reconfigure` of this module."""
+        if state and build is not None:
+            raise InputError(
+                "reconfigure needs objects or build=, but got both; let build return the objects"
+            )
+        if state or build is not None:
+            self._adopt(state)
+            self._build = build
+        if self._environment.identity is None:
+            self._rebuild()
+        elif self._loop is None:
+            self._regroup(self._join().start)
+        else:
+            self.keep_up()
+
+    def steps(self, n_steps: int) -> Iterator[int]:
+        """Yield the number of the next step until all chips have done `n_steps`."""
+        if self._environment.identity is not None and self._loop is None:
+            raise InputError("steps needs the process group of a job; call reconfigure before")
+        if self._has_ended:
+            raise InputError(
+                "the job has ended with its first loop over steps; give that loop all steps"
+            )
+        self._n_steps = n_steps
+        while not self.is_over:
+            self._forget_rest()
+            self.keep_up()
+            if self.step_number < n_steps:
+                self._capture()
+                yield self.step_number
+            elif self._loop is None:
+                break
+            elif not self.is_over:
+                self._is_finishing = True
+                self._regroup(self._loop.finish)
+                self._is_finishing = False
+        self._has_ended = self._loop is not None
+        self._close()
+
+    def keep_up(self) -> None:
+        """Enter the next generation if there is one, or if the group is broken."""
+        if self._loop is None or self.is_over:
+            return
+        is_broken = self._group is None or self._group.failure is not None
+        if self._is_outdated() or is_broken or not self._loop.keep_lease():
+            self._fail_over()
+
+    def is_to_do(self, step: int) -> bool:
+        """Whether this step is the next one, in the newest generation."""
+        self._forget_rest()
+        self.keep_up()
+        return self.step_number == step and not self.is_over
+
+    def begin_step(self) -> None:
+        """Prepare for a step that may fail."""
+        self._n_stepped = 0
+        self._has_failed = False
+        self._self_injection.at(Moment.FORWARD, self.step_number)
+        if self._loop is not None:
+            if not self._is_checked:
+                self._state.check_comparable()
+                self._is_checked = True
+            if not self._has_captured:  # else since `steps` has yielded it
+                self._capture()
+            coordinator_client().mark(self._loop.number, self.step_number + 1)
+
+    def complete_step(self) -> None:
+        """Count a step that has ended without an error."""
+        if self._loop is None:
+            self.step_number += 1
+            return
+        self._refuse_half_step()
+        self._state.note_moving()
+        self._has_stepped = self._has_stepped or self._n_stepped > 0
+        self.step_number += 1
+        self._has_captured = False
+        number = self._loop.number
+        self._ledger.write_done(self.step_number, number, 0)
+        if self._environment.checks:
+            self._write_state_hash()
+        self._loop.note_step()
+        assert self._exchange is not None
+        is_first, self._reported = self._reported != number, number
+        if is_first or self._exchange.rank == 0:
+            stepped = WorkerStepped(
+                chip=self._environment.chip,
+                step=self.step_number,
+                generation=number,
+                at=time.monotonic(),
+                leads=self._exchange.rank == 0,
+                first=is_first,
+                loss=None,
+                samples=0,
+                sums=(MEETING_SUM,) if is_first else (),
+            )
+            coordinator_client().report(stepped)
+
+    def handle_failure(self, error: BaseException) -> None:
+        """Reconfigure after a step that failed because the mesh changed; else raise its error.
+
+        The state is what it was before the step, or that of a chip that has done the step.
+        """
+        loop = self._loop
+        if loop is None:
+            raise error
+        self._report_lost(loop)
+        self._expect_change(error)
+        _log.info("chip %s: step %d failed: %s", self._environment.chip, self.step_number, error)
+        self._drop()  # so that nothing writes any more
+        self._state.before.restore()
+        self._fail_over()
+        if not self.is_over:
+            self._capture()
+            self._has_failed = True
+
+    def _capture(self) -> None:
+        """Keep the state before a step: what fails from here on is undone."""
+        if self._loop is not None:
+            self._state.before.capture()
+            self._has_captured = True
+
+    def _forget_rest(self) -> None:
+        """Undo what the rest of the loop's body has changed after a step that failed."""
+        if self._has_failed:
+            self._state.before.restore()
+            self._has_failed = False
+
+    def _refuse_half_step(self) -> None:
+        """Raise InputError after a block that makes gradients but leaves the step to a later one.
+
+        They are in no other chip's state: a chip that dies takes its part of them along.
+        """
+        before = self._state.before
+        if (
+            self._n_stepped == 0
+            and self._state.optimizers
+            and before.has_new_gradients()
+            and not before.has_updated_scaler()
+        ):
+            raise InputError(
+                "retrying needs a whole step in its block, but got gradients without "
+                "optimizer.step(); put all backward passes of an accumulation into one block"
+            )
+
+    def _adopt(self, objects: Sequence[Stateful]) -> None:
+        """Make these the objects of the group, and watch when their optimizers step."""
+        for hook in self._hooks:
+            hook.remove()
+        self._state = GroupState(objects)
+        self._hooks = [register_optimizer_step_pre_hook(self._check_update)]
+        self._has_captured = self._has_failed = self._is_checked = False
+        for optimizer in self._state.optimizers:
+            self._hooks += [
+                optimizer.register_step_pre_hook(self._before_update),
+                optimizer.register_step_post_hook(self._after_update),
+            ]
+
+    def _check_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Refuse, before it steps, what changes the model but is not in the state."""
+        if self._loop is None or self._has_stepped:
+            return
+        self._state.check_optimizer(optimizer)
+        frame = inspect.currentframe()
+        while frame is not None:
+            self._state.check_scaler(frame.f_locals.get("self"))
+            frame = frame.f_back
+
+    def _before_update(self, *_: object) -> None:
+        self._self_injection.at(Moment.UPDATE, self.step_number)
+
+    def _after_update(self, *_: object) -> None:
+        self._n_stepped += 1
+
+    def _join(self) -> WorkerLoop:
+        client = coordinator_client()
+        client.set_fingerprint(self._fingerprint())
+        self._exchange = exchange_of(self._environment)
+        self._exchange.on_interrupt = self._interrupt
+        self._loop = WorkerLoop(
+            self._environment.chip, self, client, self._exchange, self._self_injection
+        )
+        return self._loop
+
+    def _fingerprint(self) -> JobFingerprint:
+        parameters, classes = self._state.words()
+        return JobFingerprint(
+            version=__version__,
+            steps=0,
+            batch=0,
+            seed=0,
+            policy="",
+            model=parameters,
+            optimizer=classes,
+            dataset_length=0,
+            samples=NOT_COMPARED,
+            framework="torch, with a process group",
+        )
+
+    def _interrupt(self) -> None:
+        """Make the collectives under way fail; the client's thread calls this."""
+        self._is_interrupted = True
+        # Who has done all steps waits in no collective, and may use the group after the job.
+        if (group := self._group) is not None and not self._is_finishing:
+            group.abort()
+
+    def _is_outdated(self) -> bool:
+        """Whether the coordinator has told of something else than the present generation."""
+        news, loop = coordinator_client().news, self._loop
+        assert loop is not None
+        is_same = news.generation is not None and news.generation.number == loop.number
+        is_away = news.turned_away or news.refused or news.failed or news.is_over
+        return not is_same or bool(news.wait or is_away)
+
+    def _report_lost(self, loop: WorkerLoop) -> None:
+        """Report the peer that the first failed collective lost, if it knows one."""
+        failure = self._group.failure if self._group is not None else None
+        if isinstance(failure, PeerLostError) and failure.rank is not None:
+            assert self._exchange is not None
+            loop.report_lost(self._exchange.mesh.live[failure.rank], str(failure))
+
+    def _expect_change(self, error: BaseException) -> None:
+        """Wait for the coordinator to tell of a change; raise the error if it does not.
+
+        Only an error that a collective may have raised is worth a wait.
+        """
+        if not isinstance(error, RuntimeError | TransportError | OSError) and isinstance(
+            error, Exception
+        ):
+            wait_s = 0.0
+        else:
+            wait_s = _NEWS_S + self._environment.exchange_settings.link_timeout_s
+        deadline = time.monotonic() + wait_s
+        while not self._is_outdated():
+            if time.monotonic() >= deadline:
+                raise error
+            time.sleep(_POLL_S)
+
+    def _fail_over(self) -> None:
+        """Leave the present group, and join the next generation."""
+        loop = self._loop
+        assert loop is not None
+        self._has_captured = False
+        self._drop()
+        self._regroup(functools.partial(loop.recover, after=loop.number))
+
+    def _regroup(self, enter: Callable[[], None]) -> None:
+        """Enter a generation and make its process group; try again with the next if that fails."""
+        loop = self._loop
+        assert loop is not None
+        enter()
+        while not loop.is_over:
+            self._drop()
+            try:
+                if self._form(loop):
+                    return
+            except (RuntimeError, TransportError) as error:
+                self._expect_change(error)
+            loop.recover(after=loop.number)
+        if loop.was_waiting:
+            _log.info("chip %s has no part in the end of the job", self._environment.chip)
+            self._close()
+            sys.exit(0)
+
+    def _drop(self) -> None:
+        self._group = None
+        drop_group()
+        self._store = None
+
+    def _form(self, loop: WorkerLoop) -> bool:
+        """Make the process group of the present generation; return False if it is over."""
+        exchange = self._exchange
+        assert exchange is not None
+        self._is_interrupted = False
+        settings = replace(
+            settings_from(os.environ),
+            mesh=exchange.mesh,
+            link_timeout_s=self._environment.exchange_settings.link_timeout_s,
+        )
+        met = meet(
+            settings,
+            exchange.rank,
+            lambda payload: loop.try_sum([(payload, *MEETING_SUM)]),
+            lambda: self._is_interrupted,
+            is_new=not self._is_equal,
+        )
+        if met is None:
+            return False
+        self._store, n_new = met
+        self._group = init_group(settings, self._store, exchange.rank)
+        if self._is_outdated():  # while there was no group to interrupt
+            return False
+        self._rebuild()
+        if n_new:
+            self._state.load(broadcast_bytes(self._state.packed(self.step_number)))
+        self._is_equal = True
+        return True
+
+    def _rebuild(self) -> None:
+        """Tie the objects to the present group: make them anew, or give them the group."""
+        if self._build is None:
+            if self._group is not None:
+                self._state.use_default_group()
+            return
+        held = self.packed_state()
+        self._adopt(tuple(self._build()))
+        self._state.load(held)
+        self._taken = None
+
+    def _write_state_hash(self) -> None:
+        assert self._loop is not None
+        self._ledger.write_hold(self.step_number, self._loop.number, self._state.digest())
+
+    def _close(self) -> None:
+        """Leave the job; the process group stays until the script ends or destroys it."""
+        if self._loop is not None and not self._loop.was_waiting:
+            self._write_state_hash()
+        self._ledger.close()
+        if self._exchange is not None:
+            coordinator_client().close()
+            self._exchange.close()
+
+    # The methods that `WorkerLoop` calls: this class is its `Replica`.
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all steps are done."""
+        return self._n_steps is not None and self.step_number >= self._n_steps
+
+    def sum_sizes(self) -> SumSizes:
+        """Return the one sum that a generation makes beside its process group."""
+        return (MEETING_SUM,)
+
+    def packed_state(self) -> Bytes:
+        """Return the states of all objects at this step, as bytes."""
+        return self._state.packed(self.step_number) if self._taken is None else self._taken
+
+    def take_over(self, state: Bytes) -> None:
+        """Replace all of this chip's state by that of another chip."""
+        self._is_equal = True
+        if self._build is None:
+            self.step_number = self._state.load(state)
+        else:
+            self._taken = state  # for the objects that are made for the next group
+            self.step_number = GroupState(()).step_in(state)
+
+    def newest_checkpoint(self) -> int | None:
+        """Return None: checkpoints are the script's own."""
+        return None
+
+    def went_back(self, step: int, generation: int) -> None:
+        """Write to the ledger that a generation restores an earlier step; later ones are lost."""
+        self._ledger.write_restore(step, generation)
+
+    def restore(self, step: int) -> None:
+        """Do nothing: without checkpoints, only the beginning of a job is restored."""
+        assert step == self.step_number, "no checkpoint was announced"
