@@ -22,9 +22,8 @@ from meshmend.planning.catalogue import (  # noqa: E402
 )
 from meshmend.planning.environment import settings_from  # noqa: E402
 from meshmend.planning.settings import Settings  # noqa: E402
-from meshmend.torch.completion import CompletionThreads  # noqa: E402
 from meshmend.torch.group_factory import check_world  # noqa: E402
-from meshmend.torch.progress_thread import Progress  # noqa: E402
+from meshmend.torch.progress_thread import CompletionThreads, Progress  # noqa: E402
 
 # Each check is a function of its name; a worker prints the name when it has passed.
 CHECKS = """

@@ -204,7 +204,7 @@ def _facts(mesh: "Mesh") -> dict[str, Any]:
 
 
 def _print_facts(mesh: "Mesh", facts: dict[str, Any]) -> None:
-    from meshmend.pages.draw.mesh_text import mesh_text
+    from meshmend.pages.draw.mesh_picture import mesh_text
     from meshmend.units import counted
 
     print(mesh_text(mesh))

@@ -279,7 +279,7 @@ def _facts(bed: "Testbed") -> dict[str, Any]:
 
 
 def _print_bed(bed: "Testbed", *, as_json: bool) -> None:
-    from meshmend.pages.draw.mesh_text import mesh_text
+    from meshmend.pages.draw.mesh_picture import mesh_text
     from meshmend.units import format_bandwidth
 
     facts = _facts(bed)

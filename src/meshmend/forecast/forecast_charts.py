@@ -15,9 +15,21 @@ from meshmend.forecast.forecasting import (
 from meshmend.forecast.machine import machine_of
 from meshmend.forecast.sweeps import MAP_FACTORS
 from meshmend.forecast.walk_arrays import LOG, N_LOG, Floats
-from meshmend.pages.draw.colours import FAINT, LIVE_EDGE, RED, lighter, series
-from meshmend.pages.draw.frame import framed
-from meshmend.pages.draw.svg import INK, SOFT_INK, Attributes, Panel, label, mark, text_width
+from meshmend.pages.draw.svg import (
+    FAINT,
+    INK,
+    LIVE_EDGE,
+    RED,
+    SOFT_INK,
+    Attributes,
+    Panel,
+    framed,
+    label,
+    lighter,
+    mark,
+    series,
+    text_width,
+)
 from meshmend.units import format_duration
 
 CAUSE_WORDS = {

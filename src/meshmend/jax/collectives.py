@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshmend.errors import InputError
-from meshmend.jax.own_transpose import AxisName
-from meshmend.jax.permutes import vector_all_gather, vector_reduce_scatter
+from meshmend.jax.permutes import AxisName, vector_all_gather, vector_reduce_scatter
 from meshmend.planning.plan import Plan
 from meshmend.schedule.table import Collective
 

@@ -20,8 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from meshmend.errors import InputError, UnsupportedError
-from meshmend.jax.own_transpose import AxisName, with_own_transpose
-from meshmend.jax.permutes import filled_buffer
+from meshmend.jax.permutes import AxisName, filled_buffer, with_own_transpose
 from meshmend.planning.plan import Plan
 from meshmend.schedule.priority import remaining_hops
 from meshmend.schedule.table import Schedule

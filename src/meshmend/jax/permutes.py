@@ -5,7 +5,8 @@ device reads its own row, so the program's size does not grow with the steps or 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,11 +14,35 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meshmend.jax.own_transpose import AxisName, with_own_transpose
 from meshmend.planning.lowering import lowered
 from meshmend.planning.plan import Plan
 from meshmend.schedule.lockstep_program import LockstepProgram
 from meshmend.schedule.permutations import Pairs
+
+AxisName = str | tuple[str, ...]
+Sum = Callable[[jax.Array, Any, AxisName], jax.Array]  # what a chip has, the program, the axis
+
+
+def with_own_transpose(run: Sum) -> Sum:
+    """Return a sum whose gradient is the sum of the gradients, by the same program.
+
+    JAX's own gradient is right too, but the transpose of each slice is a sum over the whole buffer.
+    """
+
+    @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+    def summed(array: jax.Array, program: Any, axis_name: AxisName) -> jax.Array:
+        return run(array, program, axis_name)
+
+    def forward(array: jax.Array, program: Any, axis_name: AxisName) -> tuple[jax.Array, None]:
+        return summed(array, program, axis_name), None
+
+    def backward(
+        program: Any, axis_name: AxisName, _: None, gradient: jax.Array
+    ) -> tuple[jax.Array]:
+        return (summed(gradient, program, axis_name),)
+
+    summed.defvjp(forward, backward)
+    return summed
 
 
 class StepTables(NamedTuple):

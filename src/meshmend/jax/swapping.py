@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from meshmend.errors import InputError
 from meshmend.jax.collectives import as_numbers, by_type
-from meshmend.jax.own_transpose import AxisName
-from meshmend.jax.permutes import StepTables, filled_buffer, run_steps
+from meshmend.jax.permutes import AxisName, StepTables, filled_buffer, run_steps
 from meshmend.planning.plan import Plan
 from meshmend.schedule.cells import in_pieces, with_equal_cells
 from meshmend.schedule.lockstep_program import LockstepProgram, lockstep_program

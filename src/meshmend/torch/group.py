@@ -6,12 +6,13 @@ several tensors on one rank, and arguments that do not fit, which Gloo refuses.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.autograd
 import torch.compiler
 import torch.distributed
 from torch.utils._pytree import tree_map_only
@@ -35,10 +36,33 @@ from meshmend.torch.call_arguments import (
     op_name,
     options_of,
 )
-from meshmend.torch.profiler_range import begin_range
 from meshmend.torch.progress_thread import Progress, Rest, Starter
 from meshmend.torch.transports import transport_of
 from meshmend.transport.transport import Task
+
+Future = torch.futures.Future[Any]
+
+
+def begin_range(
+    name: str, tensors: list[torch.Tensor], algorithm: Callable[[], str]
+) -> Callable[[Future], None] | None:
+    """Begin a range if this thread is profiled; return what ends it together with a future."""
+    if not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]  # not in the stubs
+        return None
+    profiler: Any = torch.ops.profiler
+    began = profiler._record_function_enter_new(f"meshmend:{name}")
+    details = {"bytes": sum(tensor.nbytes for tensor in tensors), "algorithm": algorithm()}
+    call = f"meshmend call: {name}, {details['bytes']} bytes, {details['algorithm']}"
+    with torch._C._profiler._RecordFunctionFast(call, tensors, details):
+        pass
+
+    def end_with(future: Future) -> None:
+        # The profiler knows the threads that it watches, and ours is none of them. This callback
+        # takes the state of the calling thread along.
+        profiler._call_end_callbacks_on_jit_fut(began, future)
+
+    return end_with
+
 
 ALLREDUCE, REDUCE_SCATTER, ALL_GATHER = (
     CollectiveCall("allreduce"),

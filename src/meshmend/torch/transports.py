@@ -1,7 +1,11 @@
 """The transports of a process group: sockets, or the messages of Gloo or NCCL."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -9,12 +13,292 @@ import torch
 import torch.distributed
 from numpy.typing import NDArray
 
+from meshmend.errors import PeerLostError, StalledError, StoppedError
 from meshmend.planning.settings import Settings
 from meshmend.topology.failures import Chip
-from meshmend.torch.message_transport import MessageTransport
+from meshmend.transport.combine import OPS
 from meshmend.transport.listener import Address
+from meshmend.transport.rank_program import ADD, LOCAL_ADD, PUT, SEND
 from meshmend.transport.sockets import SocketTransport
 from meshmend.transport.transport import Task
+
+Post = Callable[[list[torch.Tensor], int, int], Any]  # send or recv of a process group
+
+_COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "sum": torch.Tensor.add_,
+    "product": torch.Tensor.mul_,
+    "min": lambda kept, sent: torch.minimum(kept, sent, out=kept),
+    "max": lambda kept, sent: torch.maximum(kept, sent, out=kept),
+}
+
+
+class MessageTransport:
+    """Point-to-point messages of torch.distributed: Gloo's, and NCCL's by the same code.
+
+    A key numbers one move of one slice. Messages between two ranks go in the order of their keys,
+    because NCCL matches them by order alone. That order cannot block: the smallest unfinished key
+    waits for nothing. Messages to higher ranks (`up`) and messages to lower ranks (`down`) use two
+    groups, so that neither kind waits for the other. One thread per peer and direction waits for
+    messages; the caller's thread does everything else.
+
+    On a GPU, a message that is waited for is a running kernel. Some operations wait for all
+    running kernels of the device: allocating memory, loading a kernel at its first use, using a
+    stream that shares a hardware queue. They would wait for another chip, which may wait for this
+    one. So all memory is allocated and all kernels are loaded before the first message, and there
+    are few streams.
+
+    After `interrupt` the groups cannot be used again: they still wait for their messages.
+    """
+
+    def __init__(self, rank: int, up: Any, down: Any, *, device_type: str = "cpu") -> None:
+        self.device_type = device_type
+        self._rank = rank
+        self._up = up
+        self._down = down
+        self._connected: set[int] = set()
+        self._events: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+
+    def run(self, task: Task, flat: torch.Tensor, *, timeout_s: float = 1800.0) -> None:
+        """Run a task in place in a flat tensor: send and receive its messages.
+
+        Raises:
+            PeerLostError: a message failed. StoppedError: `interrupt` was called.
+            StalledError: no message was finished within `timeout_s`.
+        """
+        self._connect(task.program.peers, flat.device)
+        if flat.is_cuda:
+            _load_kernels(_op_of(task), flat.dtype, flat.device)
+        run = _TaskRun(task, flat, self._events)
+        _synchronize(flat)
+        for peer in task.program.peers:
+            out, back = (self._up, self._down) if peer > self._rank else (self._down, self._up)
+            run.start(peer, out.send, back.recv)
+        run.begin()
+        while run.n_left > 0:
+            try:
+                key, what = self._events.get(timeout=timeout_s)
+            except queue.Empty:
+                raise StalledError(
+                    f"rank {self._rank} saw nothing move for {timeout_s:g} s"
+                ) from None
+            if key == _STOP:
+                raise StoppedError(f"rank {self._rank} was told to stop")
+            if isinstance(what, Exception):
+                raise PeerLostError(f"a message of rank {self._rank} failed: {what}")
+            run.take(key, what)
+
+    def start(
+        self, task: Task, flat: torch.Tensor, *, timeout_s: float = 1800.0
+    ) -> Callable[[], None]:
+        """Run a task, one at a time; return what there is left to do: nothing."""
+        self.run(task, flat, timeout_s=timeout_s)
+        return lambda: None
+
+    def interrupt(self) -> None:
+        """Interrupt a run: the one under way, or else the next one, raises StoppedError."""
+        self._events.put((_STOP, None))
+
+    def _connect(self, peers: Iterable[int], device: torch.device) -> None:
+        """Exchange a first message with each new peer.
+
+        NCCL connects two ranks at their first message, and each end then waits for the other. All
+        ranks go through the pairs in the same order, so no ranks wait for each other in a circle.
+        """
+        new = sorted(set(peers) - self._connected, key=lambda peer: sorted((peer, self._rank)))
+        for peer in new:
+            token = torch.zeros(1, device=device)
+            for group, is_sender in (
+                (self._up, peer > self._rank),
+                (self._down, peer < self._rank),
+            ):
+                post = group.send if is_sender else group.recv
+                try:
+                    _exchange(post, token, peer)
+                except Exception as error:
+                    raise PeerLostError(
+                        f"rank {self._rank} cannot reach rank {peer}: {error}", peer
+                    ) from None
+            self._connected.add(peer)
+
+    def close(self) -> None:
+        """Close both groups."""
+        self._up = self._down = None
+
+
+_STOP = -1
+_POLL_S = 20e-6
+_ALIGNMENTS = 16
+
+
+def _exchange(post: Post, tensor: torch.Tensor, peer: int) -> None:
+    """Send or receive one message; return when it is done.
+
+    On a GPU it polls for the end. Waiting in a stream would block that stream, and a stream for
+    each message would need more streams than the hardware has queues.
+    """
+    work = post([tensor], peer, 0)
+    while tensor.is_cuda and not work.is_completed():
+        time.sleep(_POLL_S)
+    work.wait()
+
+
+def _op_of(task: Task) -> str:
+    return OPS[task.code % len(OPS)]
+
+
+@cache
+def _load_kernels(op: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Make CUDA load the kernels that combine two tensors now, not at their first use.
+
+    There is one for each alignment that a part of a payload may have.
+    """
+    for at in range(_ALIGNMENTS):
+        kept = torch.zeros(2 * _ALIGNMENTS, dtype=dtype, device=device)[at : at + _ALIGNMENTS]
+        _COMBINE[op](kept, torch.zeros(_ALIGNMENTS, dtype=dtype, device=device))
+    torch.cuda.synchronize(device)
+
+
+def _synchronize(tensor: torch.Tensor) -> None:
+    """Wait until other streams can read what was computed on a tensor."""
+    if tensor.is_cuda:
+        torch.cuda.current_stream(tensor.device).synchronize()
+
+
+class _TaskRun:
+    """One run of a task: which keys still wait, and which messages arrived early."""
+
+    def __init__(
+        self, task: Task, flat: torch.Tensor, events: "queue.SimpleQueue[tuple[int, Any]]"
+    ) -> None:
+        program, layout = task.program, task.layout
+        itemsize = flat.element_size()
+        self._program = program
+        self._flat = flat
+        self._events = events
+        self._start, self._source = layout.start.tolist(), layout.source.tolist()
+        self._n_elements = (layout.size // itemsize).tolist()
+        self._scratch = flat.new_empty(layout.scratch_bytes // itemsize)
+        self._needs = np.tile(program.needs, layout.n_slices).tolist()
+        self._kind = np.tile(program.kind, layout.n_slices)
+        self._peer = np.tile(program.peer, layout.n_slices)
+        self._combine = _COMBINE[_op_of(task)]
+        self._early: dict[int, torch.Tensor] = {}
+        self.n_left = len(self._needs)
+        self._has_bytes = layout.size > 0
+        sends = self._kind == SEND
+        self._unsent = {
+            peer: np.flatnonzero(sends & (self._peer == peer)).tolist()[::-1]
+            for peer in program.peers
+        }
+        self._outboxes: dict[int, queue.SimpleQueue[int]] = {
+            peer: queue.SimpleQueue() for peer in program.peers
+        }
+        for key in np.flatnonzero(~sends & ~self._has_bytes).tolist():
+            self._early[key] = flat[:0]
+        comes = (self._kind == ADD) | (self._kind == PUT)
+        incoming = np.flatnonzero(comes & self._has_bytes).tolist() if flat.is_cuda else []
+        sizes = [self._n_elements[key] for key in incoming]
+        self._buffers = dict(
+            zip(incoming, flat.new_empty(sum(sizes)).split_with_sizes(sizes), strict=True)
+        )
+
+    def start(self, peer: int, send: Post, receive: Post) -> None:
+        """Start the threads that exchange messages with one peer."""
+        comes = (self._kind == ADD) | (self._kind == PUT)
+        incoming = (self._peer == peer) & comes & self._has_bytes
+        jobs = (
+            (self._send_all, send, len(self._unsent[peer])),
+            (self._receive_all, receive, np.flatnonzero(incoming).tolist()),
+        )
+        for job, post, what in jobs:
+            threading.Thread(target=job, args=(peer, post, what), daemon=True).start()
+
+    def begin(self) -> None:
+        """Release every key that waits for nothing."""
+        n_moves = self._program.n_moves
+        for key in range(len(self._needs)):
+            if self._program.needs[key % n_moves] == 0 and self._release(key):
+                self._finish(key)
+
+    def take(self, key: int, received: torch.Tensor | None) -> None:
+        """Record that a key was sent, or apply what was received for it."""
+        if received is not None:
+            self._early[key] = received
+            if self._needs[key] > 0:
+                return
+            self._apply(key)
+        self._finish(key)
+
+    def _finish(self, key: int) -> None:
+        program = self._program
+        done = [key]
+        while done:
+            key = done.pop()
+            self.n_left -= 1
+            move = key % program.n_moves
+            span = slice(program.following_ptr[move], program.following_ptr[move + 1])
+            for following in program.following[span].tolist():
+                freed = key - move + following
+                self._needs[freed] -= 1
+                if self._needs[freed] == 0 and self._release(freed):
+                    done.append(freed)
+
+    def _release(self, key: int) -> bool:
+        """Start a key that waits for nothing any more; return whether that finished it."""
+        if self._kind[key] == SEND:
+            unsent = self._unsent[int(self._peer[key])]
+            while unsent and self._needs[unsent[-1]] == 0:
+                self._outboxes[int(self._peer[key])].put(unsent.pop())
+            return False
+        if self._kind[key] < LOCAL_ADD and key not in self._early:
+            return False
+        self._apply(key)
+        return True
+
+    def _apply(self, key: int) -> None:
+        part = self._place(key, self._start[key])
+        if self._kind[key] >= LOCAL_ADD:
+            received = self._place(key, self._source[key])
+        else:
+            received = self._early.pop(key)
+        if self._kind[key] in {ADD, LOCAL_ADD}:
+            self._combine(part, received)
+        elif received.data_ptr() != part.data_ptr():
+            part.copy_(received)
+        _synchronize(part)
+
+    def _place(self, key: int, start: int) -> torch.Tensor:
+        """Return a key's bytes at a place in the payload, or in scratch if it is below zero."""
+        flat, start = (self._flat, start) if start >= 0 else (self._scratch, ~start)
+        first = start // flat.element_size()
+        return flat[first : first + self._n_elements[key]]
+
+    def _send_all(self, peer: int, send: Post, n_keys: int) -> None:
+        for _ in range(n_keys):
+            key = self._outboxes[peer].get()
+            if not self._has_bytes[key]:
+                self._events.put((key, None))
+                continue
+            self._attempt(key, send, self._place(key, self._start[key]), peer, None)
+
+    def _receive_all(self, peer: int, receive: Post, keys: list[int]) -> None:
+        for key in keys:
+            part = self._place(key, self._start[key])
+            is_free = self._kind[key] == PUT and self._needs[key] == 0
+            buffer = self._buffers.get(key)
+            target = part if is_free else torch.empty_like(part) if buffer is None else buffer
+            self._attempt(key, receive, target, peer, target)
+
+    def _attempt(
+        self, key: int, post: Post, tensor: torch.Tensor, peer: int, what: torch.Tensor | None
+    ) -> None:
+        try:
+            _exchange(post, tensor, peer)
+        except Exception as error:
+            self._events.put((key, error))
+        else:
+            self._events.put((key, what))
+
 
 # torch's stubs lack half of what c10d offers to a backend, so it is untyped here.
 dist: Any = torch.distributed

@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshmend.errors import InputError
-from meshmend.pages.draw.chart import Axis, Series, chart_svg, spread
-from meshmend.pages.draw.colours import heat, lighter
-from meshmend.pages.draw.svg import clipped, line_path, number, text_width, wrapped
-from meshmend.pages.draw.ticks import ticks_around
+from meshmend.pages.draw.chart import Axis, Series, chart_svg, spread, ticks_around
+from meshmend.pages.draw.svg import clipped, heat, lighter, line_path, number, text_width, wrapped
 
 LOG = Axis("payload")
 LINEAR = Axis("ratio", log=False)

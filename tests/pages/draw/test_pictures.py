@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 import meshmend
 from meshmend.errors import InputError
 from meshmend.lab.paper.paper_figures import paper_figures
+from meshmend.pages.draw.algorithm_picture import trees_svg, two_roots_svg
 from meshmend.pages.draw.grid import fitting_grid
 from meshmend.pages.draw.load_picture import link_load_svg
 from meshmend.pages.draw.mesh_picture import MAX_DRAWN_CHIPS, mesh_svg
 from meshmend.pages.draw.overlays import layout_svg, rings_svg, routes_svg
 from meshmend.pages.draw.svg import Point, text_width
-from meshmend.pages.draw.tree_picture import trees_svg
-from meshmend.pages.draw.two_root_picture import two_roots_svg
 from meshmend.topology.failures import Chip, Link
 from meshmend.topology.graph import distances_from, largest_part, stranded
 from meshmend.topology.mesh import Mesh

@@ -17,8 +17,7 @@ from meshmend.membership.events import (
     StateRestored,
     TimedEvent,
 )
-from meshmend.pages.draw.strips import Flag, decimated, flags
-from meshmend.pages.draw.ticks import ticks_inside
+from meshmend.pages.draw.chart import Flag, decimated, flags, ticks_inside
 from meshmend.pages.report.training_lanes import MAX_LANES, lanes
 from meshmend.pages.report.training_page import training_page
 from meshmend.pages.report.training_run import training_run

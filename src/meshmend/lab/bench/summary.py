@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from meshmend.lab.bench.benchmark import BenchmarkResults, PayloadResults, Result
-from meshmend.pages.draw.bars import MeasuredBar, bars_svg
-from meshmend.pages.draw.chart import Axis, Series, chart_svg, limit_series
+from meshmend.pages.draw.chart import Axis, MeasuredBar, Series, bars_svg, chart_svg, limit_series
 from meshmend.units import format_bandwidth, format_bytes, format_time
 
 LIMIT_NOTE = "at the link rate asked for, all of it payload"

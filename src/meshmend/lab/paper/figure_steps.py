@@ -5,12 +5,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshmend.pages.draw.colours import AMBER, BLUE, FAINT, GREEN, LIVE_EDGE, RED
-from meshmend.pages.draw.frame import surrounded
 from meshmend.pages.draw.grid import Grid
 from meshmend.pages.draw.mesh_picture import mesh_panel
 from meshmend.pages.draw.overlays import forwarding_marks, layout_fills, ring_marks, route_marks
 from meshmend.pages.draw.svg import (
+    AMBER,
+    BLUE,
+    FAINT,
+    GREEN,
+    LIVE_EDGE,
+    RED,
     SOFT_INK,
     Attributes,
     Panel,
@@ -20,6 +24,7 @@ from meshmend.pages.draw.svg import (
     line_path,
     mark,
     stacked,
+    surrounded,
     tiled,
 )
 from meshmend.topology.failures import Chip

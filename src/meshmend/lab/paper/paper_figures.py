@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from meshmend.lab.paper.figure_steps import forwarding_steps, route_between, two_d_steps
-from meshmend.pages.draw.colours import BLUE, LIVE_EDGE, RED, SERIES
-from meshmend.pages.draw.frame import Key, framed, surrounded
 from meshmend.pages.draw.mesh_picture import ground_keys, mesh_panel
 from meshmend.pages.draw.overlays import (
     layout_grid,
@@ -19,7 +17,7 @@ from meshmend.pages.draw.overlays import (
     ring_marks,
     route_marks,
 )
-from meshmend.pages.draw.svg import beside
+from meshmend.pages.draw.svg import BLUE, LIVE_EDGE, RED, SERIES, Key, beside, framed, surrounded
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.trees.pairs import fault_tolerant_layout, row_pair_layout

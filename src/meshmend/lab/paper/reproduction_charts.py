@@ -5,9 +5,23 @@ from dataclasses import dataclass
 
 from meshmend.lab.paper.paper_tables import RUN_TO_RUN
 from meshmend.lab.paper.reproduction import Reproduction
-from meshmend.pages.draw.colours import BLUE, FAINT, GREEN, LINK, LIVE_EDGE
-from meshmend.pages.draw.frame import Key, framed
-from meshmend.pages.draw.svg import INK, SOFT_INK, Attributes, Panel, Point, label, line_path, mark
+from meshmend.pages.draw.svg import (
+    BLUE,
+    FAINT,
+    GREEN,
+    INK,
+    LINK,
+    LIVE_EDGE,
+    SOFT_INK,
+    Attributes,
+    Key,
+    Panel,
+    Point,
+    framed,
+    label,
+    line_path,
+    mark,
+)
 
 _WIDTH = 960.0
 _BARS_HEIGHT = 240.0

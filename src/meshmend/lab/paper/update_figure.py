@@ -5,9 +5,9 @@ neighbors of the failed chips". The caption has its simulated time beside that o
 """
 
 from meshmend.lab.paper.figure_steps import update_steps
-from meshmend.pages.draw.frame import framed
 from meshmend.pages.draw.mesh_picture import ground_keys
 from meshmend.pages.draw.overlays import layout_keys
+from meshmend.pages.draw.svg import framed
 from meshmend.planning.pricing import TREES, Question, price
 from meshmend.schedule.table import Collective
 from meshmend.topology.fabric import FABRICS

@@ -7,11 +7,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.errors import InputError
-from meshmend.pages.draw.colours import heat
-from meshmend.pages.draw.frame import colour_bar, framed
 from meshmend.pages.draw.grid import Grid, drawn_apart, fitting_grid
 from meshmend.pages.draw.mesh_picture import ground_keys, mesh_panel
-from meshmend.pages.draw.svg import Attributes, Point, line_path, mark, stacked
+from meshmend.pages.draw.svg import (
+    Attributes,
+    Point,
+    colour_bar,
+    framed,
+    heat,
+    line_path,
+    mark,
+    stacked,
+)
 from meshmend.topology.mesh import Mesh
 
 _SHADES = 24

@@ -6,12 +6,25 @@ put several on one mesh; each `*_svg` function returns a finished document.
 
 from collections.abc import Collection, Sequence
 
-from meshmend.pages.draw.colours import AMBER, BLUE, BLUE_FILL, GREEN, YELLOW_FILL, series
-from meshmend.pages.draw.frame import Key, framed
-from meshmend.pages.draw.grid import Grid, Reach, fitting_grid, reach
-from meshmend.pages.draw.lanes import LanePath, traces
+from meshmend.pages.draw.grid import Grid, LanePath, Reach, fitting_grid, reach, traces
 from meshmend.pages.draw.mesh_picture import ground_keys, mesh_panel
-from meshmend.pages.draw.svg import Attributes, Panel, arrow_head, group, line_path, mark, towards
+from meshmend.pages.draw.svg import (
+    AMBER,
+    BLUE,
+    BLUE_FILL,
+    GREEN,
+    YELLOW_FILL,
+    Attributes,
+    Key,
+    Panel,
+    arrow_head,
+    framed,
+    group,
+    line_path,
+    mark,
+    series,
+    towards,
+)
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.trees.pairs import AXIS_NAMES, PairLayout

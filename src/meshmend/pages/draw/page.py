@@ -7,23 +7,25 @@ attributes; where the reader's system is dark, the style sheet exchanges those i
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from meshmend.pages.draw.colours import (
+from meshmend.pages.draw.chart import ON_COLOUR
+from meshmend.pages.draw.svg import (
     AMBER,
+    BACKGROUND,
     BLUE,
     FAILED_FILL,
     FAINT,
     GREEN,
+    INK,
     LINK,
     LIVE_EDGE,
     LIVE_FILL,
     PURPLE,
     RED,
+    SOFT_INK,
     STRANDED_FILL,
     YELLOW_FILL,
     lighter,
 )
-from meshmend.pages.draw.strips import ON_COLOUR
-from meshmend.pages.draw.svg import BACKGROUND, INK, SOFT_INK
 
 _LIGHT = {
     "page": "#f4f6f8", "card": BACKGROUND, "line": FAINT, "ink": INK, "soft": SOFT_INK,

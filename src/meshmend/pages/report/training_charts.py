@@ -6,16 +6,7 @@ Faults are drawn as flags, with their numbers in the page's table.
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.pages.draw.colours import (
-    AMBER,
-    BLUE,
-    GREEN,
-    PURPLE,
-    RED,
-    lighter,
-)
-from meshmend.pages.draw.frame import Key, legend
-from meshmend.pages.draw.strips import (
+from meshmend.pages.draw.chart import (
     LEFT,
     RIGHT,
     WIDTH,
@@ -29,7 +20,21 @@ from meshmend.pages.draw.strips import (
     staircase,
     value_axis,
 )
-from meshmend.pages.draw.svg import SOFT_INK, Attributes, Panel, document, stacked
+from meshmend.pages.draw.svg import (
+    AMBER,
+    BLUE,
+    GREEN,
+    PURPLE,
+    RED,
+    SOFT_INK,
+    Attributes,
+    Key,
+    Panel,
+    document,
+    legend,
+    lighter,
+    stacked,
+)
 from meshmend.pages.report.event_words import seconds
 from meshmend.pages.report.training_lanes import lane_keys, lane_marks, lanes
 from meshmend.pages.report.training_parts import RunFault

@@ -4,10 +4,17 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshmend.pages.draw.colours import FAILED_FILL, GREEN, STRANDED_FILL, YELLOW_FILL, lighter
-from meshmend.pages.draw.frame import Key
-from meshmend.pages.draw.strips import LEFT, Span, box
-from meshmend.pages.draw.svg import SOFT_INK, label
+from meshmend.pages.draw.chart import LEFT, Span, box
+from meshmend.pages.draw.svg import (
+    FAILED_FILL,
+    GREEN,
+    SOFT_INK,
+    STRANDED_FILL,
+    YELLOW_FILL,
+    Key,
+    label,
+    lighter,
+)
 from meshmend.pages.report.training_parts import RunGeneration
 from meshmend.pages.report.training_run import TrainingRun
 from meshmend.topology.failures import Chip

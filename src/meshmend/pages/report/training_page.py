@@ -5,11 +5,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from html import escape
 
-from meshmend.pages.draw.colours import YELLOW_FILL
 from meshmend.pages.draw.grid import Grid
 from meshmend.pages.draw.mesh_picture import mesh_panel
 from meshmend.pages.draw.page import card, headline, page, table
-from meshmend.pages.draw.svg import document
+from meshmend.pages.draw.svg import YELLOW_FILL, document
 from meshmend.pages.report.event_words import (
     chips_words,
     event_words,
