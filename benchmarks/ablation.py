@@ -125,10 +125,6 @@ FAMILIES_OF_TREES: dict[str, tuple[Recognise, Patch]] = {
         _has(lambda shape: shape.n_trees > MOST_TREES),
         (tree_finalists, "_many_on_tori", _none),
     ),
-    "more effort": (
-        _has(lambda shape: shape.effort > 1),
-        (tree_finalists, "_shallower_shapes", lambda *_: []),
-    ),
 }
 
 

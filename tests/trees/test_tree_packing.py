@@ -153,15 +153,6 @@ def test_a_single_tree_is_as_shallow_as_can_be() -> None:
     assert tree_packing(mesh, n_trees=1, depth_slack=5).depth == mesh_figures(mesh).radius
 
 
-def test_more_effort_finds_evener_trees_within_a_tight_depth() -> None:
-    mesh = parse_mesh("16x32", fail=["4x2@6,14"])
-    quick, slow = (tree_packing(mesh, n_trees=9, depth_slack=2, effort=effort) for effort in (1, 4))
-
-    assert slow.max_load <= quick.max_load
-    assert slow.max_load == pytest.approx(5 / 9)
-    assert slow.depth <= mesh_figures(mesh).radius + 2
-
-
 def test_a_bridge_carries_everything() -> None:
     mesh = parse_mesh("4x9", fail=["3x1@0,4"])
     packing = tree_packing(mesh, n_trees=3)
@@ -220,7 +211,6 @@ def test_large_meshes_are_packed_in_time(shape: str, limit_s: float) -> None:
     [
         (lambda: tree_packing(parse_mesh("2x2"), n_trees=0), "at least one tree"),
         (lambda: tree_packing(parse_mesh("2x2"), n_trees=1, depth_slack=-1), "slack from 0 on"),
-        (lambda: tree_packing(parse_mesh("2x2"), n_trees=1, effort=0), "an effort from 1 on"),
         (lambda: tree_packing(parse_mesh("1x3", fail=["0,1"]), n_trees=1), "use largest_part"),
         (lambda: three_chips((-1, 0, 1), weights=(0.5,)), "weights from 0 on that sum to 1"),
         (lambda: three_chips((-1, 0, 1), weights=(0.5, 0.5)), "one weight per root"),

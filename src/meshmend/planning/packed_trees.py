@@ -46,7 +46,7 @@ class TreeShape:
     """The parameters of a packing: with the mesh they give the same trees again.
 
     `depth_slack` is how many hops deeper than the radius the trees may be; with None they are as
-    deep as even loads need. More `effort` means a longer search. With a `window` there are as many
+    deep as even loads need. With a `window` there are as many
     channel-disjoint trees as possible instead. All slices then pass a channel within the time of
     `window` hops. With a `gap` the leaves of the trees fill the gaps of the channels. With a seed
     in `straight` the branches are straight lines. Trees that hang from owners carry `chunks_each`
@@ -55,7 +55,6 @@ class TreeShape:
 
     n_trees: int
     depth_slack: int | None = None
-    effort: int = 1
     window: int | None = None
     chunks_each: int = 1
     gap: float | None = None
@@ -145,9 +144,7 @@ def trees_of(mesh: Mesh, shape: TreeShape) -> Trees:
     if shape.straight is not None and shape.depth_slack is not None:
         packing = _straight(mesh, shape.n_trees, shape.depth_slack, shape.straight)
     if packing is None:
-        packing = tree_packing(
-            mesh, n_trees=shape.n_trees, depth_slack=shape.depth_slack, effort=shape.effort
-        )
+        packing = tree_packing(mesh, n_trees=shape.n_trees, depth_slack=shape.depth_slack)
     return Trees(mesh, shape, packing)
 
 

@@ -8,7 +8,7 @@ from meshmend.schedule.table import Collective
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.mesh import Mesh
 
-SEARCH_VERSION: Final = 13  # answers that another version of the search found are not read
+SEARCH_VERSION: Final = 14  # answers that another version of the search found are not read
 _FOR_THE_READER: Final = ("name", "source", "usual_mesh")  # of a fabric
 
 

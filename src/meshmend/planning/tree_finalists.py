@@ -59,25 +59,16 @@ _MOST_TRIED, LONG_GAP = 6, 0.3
 _LEAST_RANKS_WITH_GAPS = 32
 _SHORT_RADIUS_HOPS = 12  # up to here a slack of two hops is slower than one, above faster
 # Packing takes time that grows with the mesh. So its size limits how many balanced packings are
-# tried, and with how much effort.
+# tried.
 _SMALL_RANKS, _HUGE_RANKS = 128, 2048
 _RANKS_OF_ONE_KIND = 512
 _PACKINGS_IF_SMALL, _PACKINGS_USUALLY, _PACKINGS_IF_HUGE = 25, 5, 2
-_MOST_EFFORT = 4
-_RANKS_TIMES_TREES_PER_EFFORT = 3_700  # smaller forests get more attempts anyway
-_MOST_RANKS_TIMES_TREES_FOR_EFFORT = 30_000
-_MOST_RANKS_TIMES_TREES_IF_SMALL = 500
-# A payload that keeps a link busy for this many times the hops to the middle gains too little from
-# one hop less: less than 1/300 of the time.
-_LONG_PAYLOAD_RADII = 300
 
 
 def finalists(mesh: Mesh, request: PipelineRequest) -> list[Trees]:
     """Return the packings that may be fastest, the best of each kind first, nine at most."""
     figures = mesh_figures(mesh)
     packed = _packed_by_formula(figures, request)
-    for shape in _shallower_shapes(figures, request, packed):
-        packed[shape] = request.likely_s(trees_of(mesh, shape).figures)
     order = sorted(packed, key=lambda shape: packed[shape])
     near = [shape for shape in order if not _is_far_behind(packed[shape], shape, packed)]
     best_of_each_kind = {shape.kind: shape for shape in reversed(near)}.values()
@@ -212,34 +203,3 @@ def _most_packings(mesh: Mesh) -> int:
     if mesh.n_live > _HUGE_RANKS:
         return _PACKINGS_IF_HUGE
     return _PACKINGS_USUALLY if mesh.n_live > _SMALL_RANKS else _PACKINGS_IF_SMALL
-
-
-def _shallower_shapes(
-    figures: MeshFigures, request: PipelineRequest, packed: dict[TreeShape, float]
-) -> list[TreeShape]:
-    """Return shapes a hop shallower than the best balanced ones, to be searched for with effort."""
-    radius_s = figures.radius * request.fabric.hop_latency_s
-    long_bytes = _LONG_PAYLOAD_RADII * radius_s * request.fabric.link_bandwidth_bytes_per_s
-    if request.payload_bytes > long_bytes:
-        return []
-    best = sorted(_balanced(packed), key=lambda shape: packed[shape])
-    n_tried = 1 if figures.mesh.n_live > _SMALL_RANKS else MOST_FINALISTS
-    shallower = (_shallower(figures, shape) for shape in best[:n_tried])
-    return [shape for shape in shallower if shape is not None and shape not in packed]
-
-
-def _shallower(figures: MeshFigures, shape: TreeShape) -> TreeShape | None:
-    """Return a shape one hop shallower to be searched for with more effort, if that is worth it.
-
-    On large meshes there are too few ranks in the middle for trees without any slack.
-    """
-    mesh = figures.mesh
-    slack = trees_of(mesh, shape).figures.depth - figures.radius - 1
-    work = mesh.n_live * shape.n_trees
-    if mesh.n_live <= _SMALL_RANKS:
-        is_worth_it = slack >= 0 and work < _MOST_RANKS_TIMES_TREES_IF_SMALL
-        return TreeShape(shape.n_trees, slack, _MOST_EFFORT) if is_worth_it else None
-    effort = min(_MOST_EFFORT, work // _RANKS_TIMES_TREES_PER_EFFORT)
-    if slack < 1 or effort < 2 or work > _MOST_RANKS_TIMES_TREES_FOR_EFFORT:
-        return None
-    return TreeShape(shape.n_trees, slack, effort)

@@ -5,7 +5,6 @@ that fails it tries other roots, then more depth, then a busier link.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from meshmend.trees.tree_gaps import fill_gaps
 
 # Found by trying. Losses and gains are what `benchmarks/tune_trees.py` finds on small meshes.
 #
-# A search with effort 1 may grow this many ranks x trees in all its attempts. Small forests get
+# A search may grow this many ranks x trees in all its attempts. Small forests get
 # many attempts, large ones a single one. With at most 4 attempts schedules are up to 1.3 % slower;
 # 36 attempts gain nothing.
 _RANKS_TIMES_TREES_PER_SEARCH = 60_000
@@ -40,41 +39,15 @@ _MORE_SLACK_HOPS = 4
 _LONG_GAP = 0.3
 
 
-@dataclass(frozen=True)
-class SearchEffort:
-    """How long to search for balanced trees, and where the random numbers start."""
-
-    effort: int
-    seed: int
-
-    def n_attempts(self, n_ranks: int, n_trees: int) -> int:
-        """Return how many forests to try: more if they are small."""
-        n_affordable = _RANKS_TIMES_TREES_PER_SEARCH // (n_ranks * n_trees)
-        return self.effort * max(1, min(_MOST_ATTEMPTS, n_affordable))
-
-    def idle_rounds(self, n_ranks: int, n_trees: int) -> int:
-        """Return how many rounds of exchanges may gain nothing: more on small forests."""
-        n_affordable = _RANKS_TIMES_TREES_PER_SEARCH // (
-            _IDLE_ROUNDS_PER_ATTEMPT * n_ranks * n_trees
-        )
-        return self.effort * (_LEAST_IDLE_ROUNDS + min(_MOST_MORE_IDLE_ROUNDS, n_affordable))
-
-    def hopeless_load(self, n_trees: int) -> int:
-        """Return the load above the goal with which an attempt is given up."""
-        return self.effort * max(_LEAST_HOPELESS_LOAD, n_trees // _TREES_PER_HOPELESS_LOAD)
-
-
-def forest_within(
-    figures: MeshFigures, n_trees: int, depth_slack: int, search: SearchEffort
-) -> Forest:
+def forest_within(figures: MeshFigures, n_trees: int, depth_slack: int, seed: int) -> Forest:
     """Return the evenest of a few forests no deeper than the radius and the slack."""
     n_ranks = figures.mesh.n_live
     cap, goal = figures.radius + depth_slack, least_load(figures, n_trees)
-    idle_rounds = search.idle_rounds(n_ranks, n_trees)
+    idle_rounds = _idle_rounds(n_ranks, n_trees)
     forests = []
-    for attempt in range(search.n_attempts(n_ranks, n_trees)):
+    for attempt in range(_n_attempts(n_ranks, n_trees)):
         roots = _possible_roots(figures, depth_slack, attempt)
-        forests.append(_grown(figures, n_trees, roots, seed=search.seed, attempt=attempt))
+        forests.append(_grown(figures, n_trees, roots, seed=seed, attempt=attempt))
         if not balance_loads(forests[-1], goal, cap, idle_rounds=idle_rounds, roots=roots):
             return forests[-1]
     best = min(forests, key=lambda forest: int(forest.load.max()))
@@ -87,20 +60,20 @@ def forest_within(
     return best
 
 
-def evenest_forest(figures: MeshFigures, n_trees: int, search: SearchEffort) -> Forest:
+def evenest_forest(figures: MeshFigures, n_trees: int, seed: int) -> Forest:
     """Return the shallowest forest found among those of the least load found."""
     n_ranks, load = figures.mesh.n_live, least_load(figures, n_trees)
     while True:
         for slack in _depth_slacks(figures.radius):
-            for attempt in range(min(search.n_attempts(n_ranks, n_trees), 2 + 2 * slack)):
+            for attempt in range(min(_n_attempts(n_ranks, n_trees), 2 + 2 * slack)):
                 roots = _possible_roots(figures, slack, attempt)
-                forest = _grown(figures, n_trees, roots, seed=search.seed, attempt=attempt)
+                forest = _grown(figures, n_trees, roots, seed=seed, attempt=attempt)
                 excess_load = balance_loads(
                     forest,
                     load,
                     figures.radius + slack,
-                    idle_rounds=search.idle_rounds(n_ranks, n_trees),
-                    hopeless_load=search.hopeless_load(n_trees),
+                    idle_rounds=_idle_rounds(n_ranks, n_trees),
+                    hopeless_load=max(_LEAST_HOPELESS_LOAD, n_trees // _TREES_PER_HOPELESS_LOAD),
                     roots=roots,
                 )
                 if not excess_load:
@@ -129,6 +102,18 @@ def gap_filling_forest(
         if fill_gaps(forest, goal=goal, caps=caps.astype(np.int32), gap=gap) <= goal:
             break
     return forest
+
+
+def _n_attempts(n_ranks: int, n_trees: int) -> int:
+    """Return how many forests to try: more if they are small."""
+    n_affordable = _RANKS_TIMES_TREES_PER_SEARCH // (n_ranks * n_trees)
+    return max(1, min(_MOST_ATTEMPTS, n_affordable))
+
+
+def _idle_rounds(n_ranks: int, n_trees: int) -> int:
+    """Return how many rounds of exchanges may gain nothing: more on small forests."""
+    n_affordable = _RANKS_TIMES_TREES_PER_SEARCH // (_IDLE_ROUNDS_PER_ATTEMPT * n_ranks * n_trees)
+    return _LEAST_IDLE_ROUNDS + min(_MOST_MORE_IDLE_ROUNDS, n_affordable)
 
 
 def _grown(

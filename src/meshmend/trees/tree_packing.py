@@ -22,7 +22,6 @@ from meshmend.topology.mesh import Mesh
 from meshmend.trees.forest_invariants import check_forest, check_spanning_trees
 from meshmend.trees.straight_trees import RootChoice, straight_forest
 from meshmend.trees.tree_balanced import (
-    SearchEffort,
     evenest_forest,
     forest_within,
     gap_filling_forest,
@@ -179,7 +178,7 @@ def _hops(roots: NDArray[np.int32], parents: NDArray[np.int32]) -> NDArray[np.in
 
 
 def tree_packing(
-    mesh: Mesh, *, n_trees: int, depth_slack: int | None = None, effort: int = 1, seed: int = 0
+    mesh: Mesh, *, n_trees: int, depth_slack: int | None = None, seed: int = 0
 ) -> TreePacking:
     """Return `n_trees` spanning trees of equal weight with even loads on the links.
 
@@ -187,24 +186,23 @@ def tree_packing(
     even as the search finds them within it. Without, the loads come first and the depth is the
     least that was found for them. A single tree is as shallow as can be. Trees start as
     shortest-path trees from central roots, and exchanges even out their loads. Time grows about
-    as chips x trees, plus chips squared for the radius. More `effort` takes that many times as
-    long and may find evener or shallower trees. Deterministic for a seed.
+    as chips x trees, plus chips squared for the radius. Deterministic for a seed.
 
     Raises:
         TopologyError: the mesh is not connected, or a count is out of range.
     """
-    if min(n_trees, effort) < 1 or (depth_slack is not None and depth_slack < 0):
+    if n_trees < 1 or (depth_slack is not None and depth_slack < 0):
         raise TopologyError(
-            f"tree_packing needs at least one tree, an effort from 1 on and a slack from 0 on, but "
-            f"got {n_trees} trees, effort {effort} and slack {depth_slack}"
+            f"tree_packing needs at least one tree and a slack from 0 on, but got {n_trees} trees "
+            f"and slack {depth_slack}"
         )
-    figures, search = _connected_figures(mesh, "tree_packing"), SearchEffort(effort, seed)
+    figures = _connected_figures(mesh, "tree_packing")
     if n_trees == 1:
         depth_slack = 0  # one tree loads its links alike, however deep it is
     if depth_slack is None:
-        forest = evenest_forest(figures, n_trees, search)
+        forest = evenest_forest(figures, n_trees, seed)
     else:
-        forest = forest_within(figures, n_trees, depth_slack, search)
+        forest = forest_within(figures, n_trees, depth_slack, seed)
     root_all(forest.ways, forest.state)
     check_forest(forest, cap=None if depth_slack is None else figures.radius + depth_slack)
     return _packing(forest, np.full(n_trees, 1 / n_trees))
