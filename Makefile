@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+TRAINS := $(VENV)/.trains
 
-.PHONY: install check kernels test slow engines torch-suite bench bench-torch bench-recovery train soak docs figures clean
+.PHONY: install check kernels test slow engines torch-suite bench bench-torch bench-recovery train soak docs figures dist clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -33,9 +34,11 @@ test: $(INSTALLED)
 	$(BIN)/pytest --numprocesses 2 --dist loadfile
 	$(BIN)/pytest -m engines -rs tests/engines/test_slurm.py -k '2x2-1x1 or accepts'
 
+# The long sweeps, and all examples of the property tests, of which `make test` tries a third.
 slow: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[lightning]'
-	$(BIN)/pytest --numprocesses 2 -m slow
+	$(BIN)/pytest --numprocesses 2 -m slow --hypothesis-profile thorough
+	$(BIN)/pytest --numprocesses 2 -m 'hypothesis and not slow and not engines' --hypothesis-profile thorough
 
 # Jobs under a real Slurm and a real Ray: one test at a time, because they measure how long a
 # recovery takes.
@@ -71,8 +74,14 @@ bench-torch: $(INSTALLED)
 bench-recovery: $(INSTALLED)
 	$(BIN)/python benchmarks/recovery.py
 
+# What `make train` needs and no more; nothing where everything is installed already.
+$(TRAINS): pyproject.toml constraints.txt
+	test -e $(INSTALLED) || $(PYTHON) -m venv $(VENV)
+	test -e $(INSTALLED) || $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train]'
+	touch $@
+
 # A tiny ResNet on 4x4 loses a board, goes on, gets it back; ends with a report.
-train: $(INSTALLED)
+train: $(TRAINS)
 	$(BIN)/meshmend train resnet --mesh 4x4 --steps 120 \
 		--inject "kill 2x2@0,2 at 40" --inject "repair 2x2@0,2 at 80"
 
@@ -90,5 +99,10 @@ docs: $(INSTALLED)
 figures: $(INSTALLED)
 	$(BIN)/meshmend figures -o figures
 
+# A wheel and a source distribution in dist/; tests/test_release.py installs the wheel.
+dist: $(INSTALLED)
+	rm -rf dist
+	$(BIN)/python -m hatchling build --directory dist
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis figures site
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis figures site dist

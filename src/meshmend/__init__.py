@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from meshmend.topology.fabric import Fabric
     from meshmend.topology.mesh import Mesh
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Fabric",
     "Mesh",

@@ -35,6 +35,7 @@ def printed_in(path: Path) -> str:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_prints_what_stands_in_it(notebook: Path) -> None:
     done = subprocess.run(

@@ -29,7 +29,9 @@ def test_a_mesh_less_its_middle_sums_without_races() -> None:
     assert interpreted(SQUARE) == faultless(8)
 
 
-@pytest.mark.parametrize("mutant", ["credit removed", "slots merged"])
+@pytest.mark.parametrize(
+    "mutant", ["credit removed", pytest.param("slots merged", marks=pytest.mark.slow)]
+)
 def test_missing_flow_control_is_caught(mutant: str) -> None:
     ended = interpreted(replace(SQUARE, n_elements=16 * TILE, slices=2, mutant=mutant))
 

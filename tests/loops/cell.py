@@ -241,10 +241,18 @@ def hf_loop(folder: Path, cell: dict[str, Any]) -> int:
     return 0
 
 
-def jax_loop(folder: Path, cell: dict[str, Any]) -> int:
+def prepared_jax() -> Any:
+    """Return JAX, which keeps its programs on disk: the chips and the plain loop have the same."""
     import jax
 
     jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_compilation_cache_dir", str(Path(sys.argv[1]) / "programs"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    return jax
+
+
+def jax_loop(folder: Path, cell: dict[str, Any]) -> int:
+    prepared_jax()
     from jax_styles import JAX_STYLES
     from meshmend.train import JaxJob
     from styles import BATCH, samples
@@ -296,9 +304,7 @@ Found = tuple[float, dict[str, list[float]]]
 
 def jax_reference(cell: dict[str, Any]) -> list[Found]:
     """Return the loss and the state after each step of a plain loop in JAX."""
-    import jax
-
-    jax.config.update("jax_enable_x64", True)
+    prepared_jax()
     from jax_styles import JAX_STYLES, plain_run
 
     style = next(each for each in JAX_STYLES if each.name == cell["style"])
