@@ -56,7 +56,7 @@ def _of_class(kind: Any) -> st.SearchStrategy[Any]:
 def _of(hint: Any) -> st.SearchStrategy[Any]:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return _number(arguments[0], arguments[1])
+        return _limited(arguments[0], arguments[1])
     if origin in (Union, types.UnionType):
         return st.one_of(*(_of(each) for each in arguments))
     if origin is tuple and arguments[-1] is not Ellipsis:
@@ -70,7 +70,9 @@ def _of(hint: Any) -> st.SearchStrategy[Any]:
     return _of_class(hint)
 
 
-def _number(kind: type, limit: Meta) -> st.SearchStrategy[Any]:
+def _limited(kind: type, limit: Meta) -> st.SearchStrategy[Any]:
+    if kind is bytes:
+        return st.binary(min_size=limit.min_length or 0, max_size=limit.max_length)
     assert limit.ge is not None
     assert limit.le is not None
     if kind is int:

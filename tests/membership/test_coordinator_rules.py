@@ -8,10 +8,12 @@ from meshmend.membership.coordinator import Coordinator
 from meshmend.membership.generation import Generation, Seat
 from meshmend.membership.history import BegunGeneration, CoordinatorRecord, History
 from meshmend.membership.job_spec import JobSpec
+from meshmend.membership.job_status import JobPhase
 from meshmend.membership.membership import Membership
 from meshmend.membership.messages import (
     FRESH,
     Absent,
+    AskMemory,
     Failed,
     Go,
     Heartbeat,
@@ -25,6 +27,7 @@ from meshmend.membership.messages import (
     TurnedAway,
     Wait,
     Welcome,
+    encode_message,
 )
 from meshmend.membership.timing import Timing
 from meshmend.topology.failures import Chip, Link
@@ -109,6 +112,7 @@ def test_a_worker_that_comes_back_is_told_again_why_it_waits() -> None:
     for number in (1, 2):
         coordinator.opened(number, "worker", 0.0)
         coordinator.received(number, hello((0, 0)), 0.0)
+        coordinator.tick(0.0)
         assert Wait in sent.kinds(number)
         coordinator.closed(number, "gone", 0.0)
 
@@ -318,3 +322,72 @@ def test_a_generation_that_may_have_begun_does_not_begin_again_with_other_holder
 
     (made,) = (each for each in sent.messages[0] if isinstance(each, NewGeneration))
     assert made.generation.number > memory.number
+
+
+def restarted(record: CoordinatorRecord, *, n_hellos: int = 2) -> tuple[Coordinator, Sent]:
+    """A coordinator with this record, and workers that name the generation they remember."""
+    sent = Sent()
+    coordinator = Coordinator(JobSpec("ours", MESH, (1, 1), TIMING), sent, history=History(record))
+    for number, chip in enumerate(MESH.live[:n_hellos]):
+        named = structs.replace(hello(chip, Status(2, True, 2, 5)), recalls=FORMED.name)
+        coordinator.opened(number, "worker", 0.0)
+        coordinator.received(number, named, 0.0)
+    return coordinator, sent
+
+
+FORMED = Generation(2, tuple(Seat(chip, ("host", 1 + chip[1]), 1) for chip in MESH.live))
+SAME = CoordinatorRecord("ours", highest=2, formed=FORMED)
+
+
+def test_a_generation_that_the_record_holds_is_only_named_in_a_hello() -> None:
+    coordinator, sent = restarted(SAME)
+    coordinator.tick(0.0)
+
+    assert [sent.kinds(number) & {Welcome, AskMemory} for number in (0, 1)] == [{Welcome}] * 2
+    assert coordinator.status(0.0).generation == FORMED
+
+
+def test_a_generation_that_the_record_does_not_hold_is_asked_for_once_more() -> None:
+    """Its digest differs; what the worker says meanwhile does not end its connection."""
+    other = structs.replace(FORMED, cut=frozenset([Link((0, 0), (0, 1))]))
+    coordinator, sent = restarted(structs.replace(SAME, formed=other), n_hellos=1)
+    assert sent.kinds(0) == {AskMemory}
+    coordinator.received(0, StatusChanged(Status(2, True, 2, 6)), 0.0)
+    assert sent.kinds(0) == {AskMemory}
+
+    whole = structs.replace(hello((0, 0), Status(2, True, 2, 6)), memory=FORMED)
+    coordinator.received(0, structs.replace(whole, recalls=FORMED.name), 0.0)
+    coordinator.tick(0.0)
+
+    assert Welcome in sent.kinds(0)
+    assert coordinator.status(0.0).generation == FORMED
+
+
+def test_a_hello_is_as_short_on_a_thousand_chips_as_on_two() -> None:
+    seats = tuple(Seat((at // 32, at % 32), ("host", 1), 1) for at in range(1024))
+    large = Generation(2, seats)
+
+    assert large.name != FORMED.name
+    named = structs.replace(hello((0, 0), Status(2, True, 2, 5)), recalls=large.name)
+    assert len(encode_message(named)) < 400
+
+
+def test_a_restarted_coordinator_waits_as_long_as_workers_of_its_generation_keep_coming() -> None:
+    mesh = parse_mesh("4x4")
+    seats = tuple(Seat(chip, ("host", 1), 1) for chip in mesh.live)
+    formed = Generation(2, seats)
+    history = History(CoordinatorRecord("ours", highest=2, formed=formed))
+    sent = Sent()
+    coordinator = Coordinator(JobSpec("ours", mesh, (1, 1), TIMING), sent, history=history)
+    for number, chip in enumerate(mesh.live):
+        now = 0.5 * number * TIMING.recall_s  # the last one comes after 7.5 times `recall_s`
+        status = Status(2, True, 2, 5)
+        named = Hello("ours", mesh.shape, chip, ("host", 1), status, recalls=formed.name)
+        coordinator.opened(number, "worker", now)
+        coordinator.received(number, named, now)
+        coordinator.tick(now)
+
+    coordinator.tick(now + TIMING.settle_s * 2)
+
+    assert not any(NewGeneration in sent.kinds(number) for number in range(16))
+    assert coordinator.status(now).phase is JobPhase.TRAINING

@@ -126,12 +126,19 @@ def _ask(question: "StatusQuestion") -> "JobStatus":
 
 
 def _document(status: "JobStatus") -> dict[str, object]:
+    from msgspec import structs
+
     from meshmend.transport.codec import plain
 
     document: dict[str, object] = plain(status)
     if (formed := status.generation) is not None:
-        cut, mended = sorted(map(str, formed.cut)), [[str(link), at] for link, at in formed.mended]
-        document["generation"] = {**plain(formed), "cut": cut, "mended": mended}
+        document["generation"] = {
+            "number": formed.number,
+            "seats": [structs.asdict(seat) for seat in formed.seats],
+            "cut": sorted(map(str, formed.cut)),
+            "mended": [[str(link), number] for link, number in formed.mended],
+            "term": formed.term,
+        }
     return document
 
 

@@ -104,7 +104,7 @@ class Admission:
         latest = record.begun[-1] if record.begun else None
         if latest is None or not latest.members or status.state_version != latest.number:
             return ""
-        if (chip, hello.address) in latest.members or not self._history.contains(status):
+        if latest.has_member((chip, hello.address)) or not self._history.contains(status):
             return ""  # a state of another coordinator's term is dropped, with an event
         held = f"it holds the state of generation {latest.number}, but was not a member of it"
         return f"{held}; {_START_ANEW}"

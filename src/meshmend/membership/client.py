@@ -22,6 +22,7 @@ from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.membership.messages import (
     FRESH,
     Alive,
+    AskMemory,
     Failed,
     Go,
     Heartbeat,
@@ -98,6 +99,7 @@ class MembershipClient:
         self._address: Address | None = None
         self._reports: deque[Event] = deque(maxlen=_MOST_REPORTS)
         self._is_status_unsent = False
+        self._is_memory_wanted = False  # whether the coordinator has asked for it
         self._position = Heartbeat(0, 0)
         self._memory: Generation | None = None  # the latest generation it received
         self._on_change: Callable[[], None] = lambda: None
@@ -179,28 +181,34 @@ class MembershipClient:
         """Queue an event for the observers; it may be lost."""
         self._reports.append(event)
 
-    def hello(self) -> Hello:
-        """Return the first message of a new connection."""
+    def hello(self, *, is_whole: bool = False) -> Hello:
+        """Return the first message of a new connection; if `is_whole`, with the generation."""
         assert self._address is not None, "hello() needs join() to be called first"
         known_number = self._memory.number if self._memory else 0
         latest = max(self.status.generation, known_number)
+        memory = self._memory if self.status.state_version != FRESH else None
+        self._is_memory_wanted = False
         return Hello(
             job=self._identity.job,
             shape=self._identity.shape,
             chip=self._identity.chip,
             address=self._address,
             status=structs.replace(self.status, generation=latest),
-            memory=self._memory if self.status.state_version != FRESH else None,
+            memory=memory if is_whole else None,
             fingerprint=self.fingerprint,
             term=self._term,
+            recalls=memory.name if memory else None,
         )
 
-    def next_status(self) -> StatusChanged | None:
-        """Return the status if `tell` has set it since it was last sent."""
-        if not self._is_status_unsent:
-            return None
-        self._is_status_unsent = False
-        return StatusChanged(self.status)
+    def next_status(self) -> StatusChanged | Hello | None:
+        """Return the status if `tell` has set it since it was last sent.
+
+        A coordinator that has asked for the generation gets a whole hello with it instead.
+        """
+        is_unsent, self._is_status_unsent = self._is_status_unsent, False
+        if self._is_memory_wanted:
+            return self.hello(is_whole=True)
+        return StatusChanged(self.status) if is_unsent else None
 
     def next_report(self) -> Report | None:
         """Return the oldest report that has not been sent, or None."""
@@ -228,6 +236,8 @@ class MembershipClient:
                 self.set_news(News(generation=generation))
             case Alive(generation=generation, sent=sent) if generation is not None:
                 self._renew(generation, sent)
+            case AskMemory():
+                self._is_memory_wanted = True
             case Go():
                 if self._ready_since[0] == message.generation:
                     self._renew(*self._ready_since)

@@ -28,7 +28,8 @@ class ControlConnection:
     """A connection of a worker, an observer, an asker, or a stranger.
 
     An asker was sent the status of the job; it hangs up once it has read it. A stranger has not
-    said yet which of these it is. `beat` is the last heartbeat of a worker.
+    said yet which of these it is; if it `is_asked`, it will say hello once more. `beat` is the last
+    heartbeat of a worker.
     """
 
     number: int
@@ -37,19 +38,14 @@ class ControlConnection:
     chip: Chip | None = None
     is_observer: bool = False
     is_asker: bool = False
+    is_asked: bool = False
     beat: Heartbeat | None = None
     reports: RateLimit = field(default_factory=lambda: RateLimit(_MOST_REPORTS_PER_S))
 
-    @property
-    def is_stranger(self) -> bool:
-        """Whether it has not said yet who it is."""
-        return self.chip is None and not self.is_observer and not self.is_asker
 
-
-def stranger_over_limit(connections: Iterable[ControlConnection]) -> ControlConnection | None:
-    """Return the oldest stranger if there are too many strangers, else None."""
-    strangers = [each for each in connections if each.is_stranger]
-    return strangers[0] if len(strangers) >= _MOST_STRANGERS else None
+def most_strangers(n_chips: int) -> int:
+    """Return how many strangers may be connected: all workers of a job may come at once."""
+    return max(_MOST_STRANGERS, 2 * n_chips)
 
 
 def asker_over_limit(connections: Iterable[ControlConnection]) -> ControlConnection | None:

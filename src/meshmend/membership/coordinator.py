@@ -13,13 +13,15 @@ from collections.abc import Callable
 from logging import getLogger
 from typing import Final
 
+from msgspec import structs
+
 from meshmend.membership import events, messages
 from meshmend.membership.admission import Admission, is_own_report
 from meshmend.membership.connections import (
     Connections,
     ControlConnection,
     asker_over_limit,
-    stranger_over_limit,
+    most_strangers,
 )
 from meshmend.membership.coordinator_status import StatusKeeper
 from meshmend.membership.decision import Decision
@@ -77,6 +79,8 @@ class Coordinator:
         )
         self._admission = Admission(spec, self._history, self._membership)
         self._connections: dict[int, ControlConnection] = {}
+        self._strangers: dict[int, ControlConnection] = {}  # those that have not said who they are
+        self._observers: dict[int, ControlConnection] = {}
         self._worker_of: dict[Chip, ControlConnection] = {}
         self._reported_taken: set[Chip] = set()  # chips whose second worker was reported
         self._refusals = RateLimit(_MOST_REFUSALS_PER_S)
@@ -85,6 +89,9 @@ class Coordinator:
         self._keeper = StatusKeeper(spec, self._membership, self._admission, self._stragglers)
         self._last_tick: float | None = None
         self._last_alive_at = 0.0  # when it last sent `Alive`
+        self._none_silent_until = 0.0  # before that, no connection can have been silent too long
+        self._look_for_stuck_at = 0.0
+        self._has_newcomers = False  # that have not been told why they wait
         self.failure = ""  # why the job could not go on
         self._now = 0.0
 
@@ -105,9 +112,11 @@ class Coordinator:
     def opened(self, number: int, name: str, now: float) -> None:
         """Record a new connection; close the oldest stranger if there are too many."""
         self._now = now
-        if (stranger := stranger_over_limit(self._connections.values())) is not None:
-            self._refuse(stranger, "too many connections, and it had sent no hello", for_now=True)
-        self._connections[number] = ControlConnection(number, name, now)
+        if len(self._strangers) >= most_strangers(self._spec.mesh.n_chips):
+            oldest = next(iter(self._strangers.values()))
+            self._refuse(oldest, "too many connections, and it had sent no hello", for_now=True)
+        connection = ControlConnection(number, name, now)
+        self._connections[number] = self._strangers[number] = connection
 
     def closed(self, number: int, why: str, now: float) -> None:
         """Record that a connection was lost."""
@@ -152,15 +161,20 @@ class Coordinator:
             for connection in self._connections.values():
                 connection.heard = now
             self._stragglers.restart_clocks()
+            self._look_for_stuck_at = now
         self._last_tick = now
         if now - self._last_alive_at >= self._spec.timing.alive_every_s:
             self._last_alive_at = now
             self._give_way(self._term_on_disk(), is_on_disk=True)
-            for connection in list(self._connections.values()):
-                if connection.is_observer or connection.chip is not None:
-                    self._send(connection, self._sign_of_life(connection))
-        self._drop_silent(timeout_s)
-        self._drop_stuck()
+            for connection in (*self._observers.values(), *self._worker_of.values()):
+                self._send(connection, self._sign_of_life(connection))
+        if now > self._none_silent_until:
+            self._drop_silent(timeout_s)
+        if now >= self._look_for_stuck_at:
+            self._look_for_stuck_at = now + self._spec.timing.alive_every_s / 2
+            self._drop_stuck()
+        if self._has_newcomers:
+            self._notify_waiting(announce=False)
         while (decision := self._membership.decide(now)) != Decision():
             self._carry_out(decision)
 
@@ -205,7 +219,7 @@ class Coordinator:
         go, generation, beat = self._membership.go, self._membership.generation, connection.beat
         if go is None or generation is None or beat is None or beat.generation != go.generation:
             return messages.Alive()
-        if connection.chip not in generation.chips:
+        if connection.chip not in generation.seat_of:
             return messages.Alive()
         return messages.Alive(beat.generation, beat.sent)
 
@@ -213,15 +227,19 @@ class Coordinator:
         """Handle a message of a connection that has not said yet who it is."""
         match message:
             case messages.Observe(job=job):
-                n_observers = sum(each.is_observer for each in self._connections.values())
-                if why := self._admission.why_observer_refused(job, n_observers):
+                if why := self._admission.why_observer_refused(job, len(self._observers)):
                     self._refuse(connection, why)
-                connection.is_observer = not why
+                    return
+                connection.is_observer = True
+                self._observers[connection.number] = connection
+                self._strangers.pop(connection.number, None)
             case messages.Hello():
                 self._handle_hello(connection, message)
             case messages.AskStatus() if not connection.is_asker:
                 self._answer(connection, message)
             case messages.Heartbeat():
+                pass
+            case _ if connection.is_asked:  # its second hello will say all that counts
                 pass
             case _:
                 self._refuse_unexpected(connection, message)
@@ -266,7 +284,14 @@ class Coordinator:
 
     def _handle_hello(self, connection: ControlConnection, hello: messages.Hello) -> None:
         """Admit a worker that says who it is, or close its connection with the reason."""
-        chip = hello.chip
+        chip, memory = hello.chip, hello.memory
+        if memory is None and hello.recalls is not None:
+            memory = self._membership.recalled(hello.recalls)
+            if memory is None:
+                connection.is_asked = True
+                self._send(connection, messages.AskMemory())
+                return
+            hello = structs.replace(hello, memory=memory)
         if why := self._admission.why_refused(hello):
             self._refuse(connection, why)
             return
@@ -293,19 +318,20 @@ class Coordinator:
             self._close(connection, messages.TryLater(why, is_chip_taken=True), event)
             return
         self._membership.arrive(
-            chip, hello.address, status=hello.status, memory=hello.memory, now=self._now
+            chip, hello.address, status=hello.status, memory=memory, now=self._now
         )
         for wrong, why in self._admission.admit(hello):
             self._refuse(self._worker_of[wrong], why)
         connection.chip = chip
         self._worker_of[chip] = connection
+        self._strangers.pop(connection.number, None)
         self._publish(events.WorkerArrived(chip))
         timing = self._spec.timing
         welcome = messages.Welcome(timing.heartbeat_timeout_s, timing.lease_s, self._term)
         self._send(connection, welcome)
         if self._history.is_committed:
             self._tell_dropped(chip, hello.status)
-        self._notify_waiting(announce=False)
+        self._has_newcomers = True
 
     def _answer(self, connection: ControlConnection, question: messages.AskStatus) -> None:
         """Send the status once; the asker hangs up when it has read it."""
@@ -318,6 +344,7 @@ class Coordinator:
         if (oldest := asker_over_limit(self._connections.values())) is not None:
             self._drop_asker(oldest)
         connection.is_asker, connection.heard = True, self._now
+        self._strangers.pop(connection.number, None)
         self._send(connection, messages.StatusAnswer(self.status(self._now)))
 
     def _drop_asker(self, connection: ControlConnection) -> None:
@@ -328,12 +355,15 @@ class Coordinator:
     def _repeat_go(self, connection: ControlConnection, status: messages.Status) -> None:
         """Send the go message again to a member that missed it."""
         go, generation = self._membership.go, self._membership.generation
-        if go is None or generation is None or connection.chip not in generation.chips:
+        if go is None or generation is None or connection.chip not in generation.seat_of:
             return
         if status.ready and status.generation == go.generation != status.state_version:
             self._send(connection, go)
 
     def _drop_silent(self, timeout_s: float) -> None:
+        heard = [each.heard for each in self._connections.values() if not each.is_observer]
+        # Whoever is heard from later, or comes later, is not silent before that either.
+        self._none_silent_until = min(heard, default=self._now) + timeout_s
         for connection in list(self._connections.values()):
             silent_s = self._now - connection.heard
             if connection.is_observer or silent_s <= timeout_s:
@@ -384,6 +414,8 @@ class Coordinator:
         """Forget a connection and its worker."""
         if self._connections.pop(connection.number, None) is None:
             return
+        self._strangers.pop(connection.number, None)
+        self._observers.pop(connection.number, None)
         chip = connection.chip
         if chip is None or self._worker_of.get(chip) is not connection:
             return
@@ -450,6 +482,7 @@ class Coordinator:
 
     def _notify_waiting(self, *, announce: bool) -> None:
         """Send each waiting worker its reason once; with `announce`, send all to observers."""
+        self._has_newcomers = False
         for chip, why in self._keeper.wait_reasons.update(self._now):
             self._send_to((chip,), messages.Wait(why))
         for event in self._keeper.wait_reasons.events() if announce else ():
@@ -466,6 +499,6 @@ class Coordinator:
     def _publish(self, event: Event) -> None:
         self._keeper.progress.take(self._now, event)
         self._on_event(self._now, event)
-        for connection in list(self._connections.values()):
-            if connection.is_observer:
-                self._send(connection, messages.Observed(self._now, event))
+        observed = messages.Observed(self._now, event)
+        for connection in list(self._observers.values()):
+            self._send(connection, observed)

@@ -18,9 +18,9 @@ from meshmend.membership.events import Event
 from meshmend.membership.history import CoordinatorRecord
 from meshmend.membership.job_spec import JobSpec
 from meshmend.membership.job_status import JobStatus
-from meshmend.membership.message_channel import MessageChannel
+from meshmend.membership.message_channel import MessageChannel, packed_message
 from meshmend.membership.messages import COORDINATOR, Message
-from meshmend.membership.record_file import RecordSaver, load_history, save_record, term_in
+from meshmend.membership.record_file import RecordSaver, TermOnDisk, load_history, save_record
 from meshmend.topology.failures import Chip
 from meshmend.transport.channel import Channel
 from meshmend.transport.event_fd import clear
@@ -75,10 +75,11 @@ class CoordinatorServer:
             history=history,
             token=secrets.randbits(32),
             keep=self._saver.save,
-            term_on_disk=lambda: term_in(record_file) if record_file else 0,
+            term_on_disk=TermOnDisk(record_file).read if record_file else lambda: 0,
             on_event=on_event,
         )
         self._channels: dict[int, MessageChannel] = {}
+        self._congested: set[int] = set()  # connections that have not taken all that was sent
         self._broken: list[tuple[int, str]] = []  # connections that failed while we sent
         self._n_opened = 0
         self._is_stopped = False
@@ -87,8 +88,14 @@ class CoordinatorServer:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_fd, selectors.EVENT_READ)
+        self._packed: tuple[Message | None, bytes] = None, b""  # the last message that was sent
         self._listener = Listener(
-            listener, secret, COORDINATOR, name="the coordinator", admit=self._admit
+            listener,
+            secret,
+            COORDINATOR,
+            name="the coordinator",
+            admit=self._admit,
+            n_expected=spec.mesh.n_chips,
         )
 
     def serve(self) -> None:
@@ -154,7 +161,9 @@ class CoordinatorServer:
         if channel is None:
             return
         try:
-            channel.send(message)
+            if message is not self._packed[0]:  # one for all workers is encoded once
+                self._packed = message, packed_message(message)
+            channel.send_packed(self._packed[1])
             self._watch(connection)
         except ChannelError as error:
             self._broken.append((connection, str(error)))
@@ -162,6 +171,7 @@ class CoordinatorServer:
     def hang_up(self, connection: int) -> None:
         """Close a connection."""
         if (channel := self._channels.pop(connection, None)) is not None:
+            self._congested.discard(connection)
             self._selector.unregister(channel)
             channel.close()
 
@@ -220,7 +230,11 @@ class CoordinatorServer:
         self._coordinator.opened(self._n_opened, f"{host}:{port}", time.monotonic())
 
     def _watch(self, connection: int) -> None:
+        """Wait until a connection takes more, if it has not taken all that was sent."""
         channel = self._channels[connection]
+        if channel.has_unsent == (connection in self._congested):
+            return
+        self._congested ^= {connection}
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.has_unsent else 0)
         self._selector.modify(channel, events, connection)
 

@@ -3,11 +3,13 @@
 The coordinator makes this value and every worker reads it. `membership` decides who is in it.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Final
 
+import msgspec
 from msgspec import Meta
 
 from meshmend.membership.events import ChipCoordinates
@@ -22,11 +24,12 @@ if TYPE_CHECKING:
 LARGEST_NUMBER: Final = 1 << 30
 GenerationNumber = Annotated[int, Meta(ge=0, le=LARGEST_NUMBER)]
 _TOKENS: Final = 1_000_000
+_DIGEST_BYTES: Final = 16
 LARGEST_TERM: Final = 1 << 50
 Term = Annotated[int, Meta(ge=0, le=LARGEST_TERM)]
 
 
-class Seat(Value, frozen=True, order=True):
+class Seat(Value, frozen=True, order=True, array_like=True):
     """A member of a generation: its chip, where it listens, and since when it is a member.
 
     `since` is the generation with which it last joined; it has been a member ever since.
@@ -35,6 +38,14 @@ class Seat(Value, frozen=True, order=True):
     chip: ChipCoordinates
     address: Address
     since: GenerationNumber
+
+
+class GenerationName(Value, frozen=True):
+    """What names a generation in a few bytes, whatever its size; `digest` is that of its parts."""
+
+    number: GenerationNumber
+    term: Term
+    digest: Annotated[bytes, Meta(min_length=_DIGEST_BYTES, max_length=_DIGEST_BYTES)]
 
 
 class Generation(Value, frozen=True, dict=True):
@@ -55,6 +66,13 @@ class Generation(Value, frozen=True, dict=True):
     def chips(self) -> tuple[Chip, ...]:
         """The chips, in row-major order."""
         return tuple(seat.chip for seat in self.seats)
+
+    @cached_property
+    def name(self) -> GenerationName:
+        """The name of this generation: equal names are of equal generations."""
+        parts = msgspec.msgpack.encode(self, order="deterministic")
+        digest = hashlib.blake2b(parts, digest_size=_DIGEST_BYTES).digest()
+        return GenerationName(self.number, self.term, digest)
 
     @cached_property
     def seat_of(self) -> Mapping[Chip, Seat]:

@@ -10,6 +10,7 @@ Knows statuses, not sockets or clocks. `CoordinatorRecord` is what a coordinator
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from msgspec.structs import replace
 
@@ -23,7 +24,7 @@ from meshmend.transport.listener import Address
 Process = tuple[Chip, Address]  # one worker process; a second one of this chip has another address
 
 
-class BegunGeneration(Value, frozen=True):
+class BegunGeneration(Value, frozen=True, dict=True):
     """A generation that got its go message, and the processes that were its members.
 
     `is_confirmed`: a worker was up to date in it, and the next generation continued from its state.
@@ -38,6 +39,14 @@ class BegunGeneration(Value, frozen=True):
     step: Count = 0
     is_restored: bool = False
     term: Term = 0
+
+    @cached_property
+    def _members(self) -> frozenset[Process]:
+        return frozenset(self.members)
+
+    def has_member(self, process: Process) -> bool:
+        """Whether a process was a member."""
+        return process in self._members
 
 
 class VoidGeneration(Value, frozen=True):
@@ -59,6 +68,7 @@ class CoordinatorRecord(Value, frozen=True, tag_field="kind", tag="coordinator")
     no step. `step` is the highest step that a worker reported. `highest` is the highest generation
     number in use. All workers have the same `fingerprint`. `term` is the coordinator's. `lineage`
     holds the terms before it, each with the highest of its generations that belong to this history.
+    `formed` is the latest generation that was formed: workers only name it.
     `is_unknown`: the record before this one could not be read, or was lost, and no generation has
     begun since: a state exists, but it is not known which.
     """
@@ -72,6 +82,7 @@ class CoordinatorRecord(Value, frozen=True, tag_field="kind", tag="coordinator")
     term: Term = 0
     lineage: tuple[tuple[Term, GenerationNumber], ...] = ()
     is_unknown: bool = False
+    formed: Generation | None = None
 
 
 @dataclass
@@ -263,7 +274,7 @@ class History:
         It either holds the state of that generation or can prove that it took no step.
         """
         begun = self.record.begun
-        return bool(begun) and not begun[-1].is_confirmed and process in begun[-1].members
+        return bool(begun) and not begun[-1].is_confirmed and begun[-1].has_member(process)
 
     def has_witness(self, workers: Iterable[tuple[Process, Status]]) -> bool:
         """Whether one of the workers holds the state that counts, or can prove which state does."""
@@ -282,10 +293,8 @@ def _superseded(void: VoidGeneration) -> VoidGeneration:
 
 def _proves_no_step(process: Process, status: Status, begun: BegunGeneration) -> bool:
     """Whether a member's status proves that its generation took no step."""
-    if begun.is_confirmed or process not in begun.members:
-        return False
-    if status.state_version >= begun.number:
+    if begun.is_confirmed or status.state_version >= begun.number:
         return False
     has_left = status.generation > begun.number
     has_given_up = status.generation == begun.number and not status.ready
-    return has_left or has_given_up
+    return (has_left or has_given_up) and begun.has_member(process)

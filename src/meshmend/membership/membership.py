@@ -10,14 +10,15 @@ without a worker that holds that state. If none is left, the others wait for one
 checkpoint; without a checkpoint the job fails.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cached_property
 
 from msgspec import structs
 
 from meshmend.membership.connected_worker import ConnectedWorker
 from meshmend.membership.decision import Decision
-from meshmend.membership.generation import Generation, Seat
+from meshmend.membership.generation import Generation, GenerationName, Seat
 from meshmend.membership.history import CoordinatorRecord, History
 from meshmend.membership.messages import FRESH, Go, Hello, Status
 from meshmend.membership.pending_changes import PendingChanges
@@ -29,6 +30,7 @@ from meshmend.transport.listener import Address
 
 # How many generations a lost coordinator may have made that no live worker knows of.
 UNHEARD_GENERATIONS = 10
+_LONGEST_RECALL = 10  # times `recall_s`, while workers of the recalled generation keep coming
 
 
 class Membership:
@@ -49,6 +51,7 @@ class Membership:
         self._mended: dict[Link, int] = {}
         self._changes = PendingChanges(timing.settle_s, timing.doubt_s)
         self._gather_until: float | None = None
+        self._recall_limit = 0.0
         self._initial_chips = frozenset(mesh.live)
         self._awaited: set[Chip] = set(mesh.live)
         self._absent: set[Chip] = set()  # chips whose workers are known to be dead
@@ -59,6 +62,7 @@ class Membership:
         self.history = history or History(CoordinatorRecord(""))
         self.generation: Generation | None = None
         self.go: Go | None = None
+        self._looked_at = 0  # the index of a member that was not ready
         self.is_over = False
 
     def arrive(
@@ -77,6 +81,8 @@ class Membership:
         """
         if memory is not None and (self.generation is None or self._is_recalling):
             self._recall(memory, now)
+            if chip in self._awaited:  # others of its generation are still on their way
+                self._gather_until = min(now + self._timing.recall_s, self._recall_limit)
         self.history.update((chip, address), status)
         if self.generation is None and self._gather_until is None:
             self._gather_until = now + self._timing.gather_s
@@ -214,18 +220,36 @@ class Membership:
         has_newest = not self._restorable(self.workers) and self.history.restorable(hello.status)
         return self.is_state_lost and (bool(has_newest) or self.history.has_witness(who))
 
+    def recalled(self, name: GenerationName) -> Generation | None:
+        """Return the generation that a worker names; None if only a worker can tell it.
+
+        Once this coordinator knows all generations, what a worker recalls changes nothing.
+        """
+        known = self.generation, self.history.record.formed
+        found = (each for each in known if each is not None and each.name == name)
+        return next(found, self.generation if self.knows_all else None)
+
     def waiting(self) -> tuple[Chip, ...]:
         """Return the chips whose workers are connected but are not members."""
         members = set(self.generation.chips) if self.generation else set()
         return tuple(sorted(set(self.workers) - members))
 
-    def reason_to_wait(self, chip: Chip) -> str:
-        """Return why a connected worker is not a member."""
+    def reasons_to_wait(self) -> dict[Chip, str]:
+        """Return why each connected worker that is not a member is none."""
+        waiting = self.waiting()
+        is_forming = not (self.generation is None or self._gather_until is not None)
+        if not waiting or not is_forming or self.is_state_lost:
+            return {chip: self.reason_to_wait(chip) for chip in waiting}
+        part = self._largest_part(self._eligible())
+        return {chip: self.reason_to_wait(chip, part) for chip in waiting}
+
+    def reason_to_wait(self, chip: Chip, part: frozenset[Chip] | None = None) -> str:
+        """Return why a connected worker is not a member; `part` would form a generation now."""
         if self.generation is None or self._gather_until is not None:
             return "the other workers have not connected yet"
         if self.is_state_lost:
             return self.history.why_waiting(self._timing.holder_timeout_s)
-        if chip in self._largest_part(self._eligible()):
+        if chip in (self._largest_part(self._eligible()) if part is None else part):
             return "the next generation is being formed"
         if missing := sorted(self._board_of(chip) - set(self.workers)):
             verb = "is" if len(missing) == 1 else "are"
@@ -236,6 +260,7 @@ class Membership:
         """Adopt the generation that a worker remembers, if it is the latest so far."""
         if self.generation is None:
             self._gather_until = now + self._timing.recall_s
+            self._recall_limit = now + _LONGEST_RECALL * self._timing.recall_s
         elif memory.number <= self.generation.number:
             return
         self._is_recalling = True
@@ -283,11 +308,20 @@ class Membership:
         For a chip that was live at the start, only those that were live at the start.
         """
 
-        def number(of: Chip) -> Chip:
-            return tuple(at // size for at, size in zip(of, self._board, strict=True))
+        is_initial = chip in self._initial_chips
+        return self._boards[is_initial][self._board_number(chip)]
 
-        known = self._initial_chips if chip in self._initial_chips else self._mesh.live
-        return {other for other in known if number(other) == number(chip)}
+    def _board_number(self, chip: Chip) -> Chip:
+        return tuple(at // size for at, size in zip(chip, self._board, strict=True))
+
+    @cached_property
+    def _boards(self) -> tuple[Mapping[Chip, set[Chip]], Mapping[Chip, set[Chip]]]:
+        """The chips of each board, by its number: all of them, and those live at the start."""
+        boards: tuple[dict[Chip, set[Chip]], dict[Chip, set[Chip]]] = {}, {}
+        for known, chips in zip(boards, (self._mesh.live, self._initial_chips), strict=True):
+            for chip in chips:
+                known.setdefault(self._board_number(chip), set()).add(chip)
+        return boards
 
     def _form_generation(self) -> Generation | None:
         """Form and return the next generation; None if it would equal this one or has no chips."""
@@ -315,6 +349,7 @@ class Membership:
         self._changes.doubts.clear()
         self._n_skipped = 0
         self.history.use_number(number)
+        self.history.record = structs.replace(self.history.record, formed=formed)
         self.generation, self.go = formed, None
         return formed
 
@@ -367,10 +402,12 @@ class Membership:
         # A generation of an earlier coordinator may have begun already, with other holders.
         if self.generation is None or self.go is not None or self._n_skipped:
             return None
-        number = self.generation.number
-        for chip in self.generation.chips:
-            worker = self.workers.get(chip)
+        number, chips = self.generation.number, self.generation.chips
+        # It goes on where it found a late one before, so that it looks at each about once.
+        for at in range(self._looked_at, self._looked_at + len(chips)):
+            worker = self.workers.get(chips[at % len(chips)])
             if not worker or not worker.status.ready or worker.status.generation != number:
+                self._looked_at = at % len(chips)
                 return None
         if self._is_restoring:
             return self._begin_from_saved_state(self.generation)
@@ -401,6 +438,6 @@ class Membership:
         """Set `is_over` once every member has finished; return True only that once."""
         if self.generation is None or self.go is None or self.is_over:
             return False
-        workers = [self.workers.get(chip) for chip in self.generation.chips]
+        workers = (self.workers.get(chip) for chip in self.generation.chips)
         self.is_over = all(worker and worker.status.finished for worker in workers)
         return self.is_over

@@ -1,8 +1,13 @@
 """Control messages over a channel: typed values in, typed values out."""
 
 from meshmend.membership.messages import Message, decode_message, encode_message
-from meshmend.transport.channel import Channel
+from meshmend.transport.channel import Channel, packed_frame
 from meshmend.transport.liveness import LinkWatch
+
+
+def packed_message(message: Message) -> bytes:
+    """Return a message as the bytes that cross a connection."""
+    return packed_frame(encode_message(message))
 
 
 class MessageChannel:
@@ -26,7 +31,15 @@ class MessageChannel:
         Raises:
             ChannelError: the other end has closed, or takes nothing any more.
         """
-        self._channel.send(encode_message(message))
+        self.send_packed(packed_message(message))
+
+    def send_packed(self, packed: bytes) -> None:
+        """Send what `packed_message` returned; a message for many is packed once.
+
+        Raises:
+            ChannelError: the other end has closed, or takes nothing any more.
+        """
+        self._channel.send_packed(packed)
 
     def flush(self) -> None:
         """Send the bytes that are still waiting.

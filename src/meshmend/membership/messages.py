@@ -11,7 +11,13 @@ import msgspec
 
 from meshmend.errors import MessageError
 from meshmend.membership.events import ChipCoordinates, Event
-from meshmend.membership.generation import LARGEST_NUMBER, Generation, GenerationNumber, Term
+from meshmend.membership.generation import (
+    LARGEST_NUMBER,
+    Generation,
+    GenerationName,
+    GenerationNumber,
+    Term,
+)
 from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.membership.job_status import JobStatus
 from meshmend.topology.failures import Link
@@ -55,8 +61,9 @@ class Status(Value, frozen=True):
 class Hello(_Kind, frozen=True, tag="hello"):
     """Worker: who I am, where I listen, and my status.
 
-    `memory` is the latest generation that I received, `fingerprint` the arguments of my job, `term`
-    the highest of the coordinators that have admitted me.
+    `recalls` names the latest generation that I received; `memory` is that generation itself, if I
+    was asked for it. `fingerprint` holds the arguments of my job. `term` is the highest of the
+    coordinators that have admitted me.
     """
 
     job: str
@@ -67,6 +74,7 @@ class Hello(_Kind, frozen=True, tag="hello"):
     memory: Generation | None = None
     fingerprint: JobFingerprint | None = None
     term: Term = 0
+    recalls: GenerationName | None = None
 
 
 class StatusChanged(_Kind, frozen=True, tag="status"):
@@ -164,6 +172,10 @@ class Alive(_Kind, frozen=True, tag="alive"):
     sent: Seconds = 0.0
 
 
+class AskMemory(_Kind, frozen=True, tag="memory"):
+    """Coordinator: I do not know the generation that you name; say hello again, and tell it."""
+
+
 class NewGeneration(_Kind, frozen=True, tag="generation"):
     """Coordinator: stop the current step and get ready for this generation."""
 
@@ -250,6 +262,7 @@ Message = (
     | Finish
     | Welcome
     | Alive
+    | AskMemory
     | NewGeneration
     | Go
     | Wait

@@ -58,6 +58,25 @@ def term_in(path: Path) -> int:
         return 0
 
 
+class TermOnDisk:
+    """Reads the term of a record again and again; a file that has not changed is not read twice."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read: tuple[tuple[int, int, int] | None, int] = None, 0
+
+    def read(self) -> int:
+        """Return the term of the record on disk, 0 if there is none that can be read."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return 0
+        version = found.st_ino, found.st_mtime_ns, found.st_size
+        if version != self._read[0]:
+            self._read = version, term_in(self._path)
+        return self._read[1]
+
+
 def members_in(path: Path) -> tuple[Address, ...]:
     """Return where the workers of the last generations in a record listen, the latest first.
 

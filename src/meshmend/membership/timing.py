@@ -19,7 +19,8 @@ class Timing:
     - `doubt_s`: from a complaint about a connection until the link counts as cut, if both ends
       live.
     - `gather_s`: waits for the first workers of a job.
-    - `recall_s`: waits for the workers after the coordinator was started again.
+    - `recall_s`: after the coordinator was started again, waits for one more worker of the latest
+      generation.
     - `heartbeat_timeout_s`: a worker without a heartbeat for this time counts as dead; so does a
       coordinator without a sign of life.
     - `straggler_timeout_s`: a worker whose loop keeps the others waiting for this time counts as

@@ -20,8 +20,7 @@ class WaitReasons:
 
     def update(self, now: float) -> tuple[tuple[Chip, str], ...]:
         """Ask which workers wait now, and why; return those whose reason is new."""
-        waiting = self._membership.waiting()
-        reasons = {chip: self._membership.reason_to_wait(chip) for chip in waiting}
+        reasons = self._membership.reasons_to_wait()
         new = tuple((chip, why) for chip, why in reasons.items() if self._reasons.get(chip) != why)
         self._reasons = reasons
         self._since = {chip: self._since.get(chip, now) for chip in reasons}

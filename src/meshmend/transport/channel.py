@@ -49,10 +49,21 @@ class Channel:
         """Send a frame, or as much of it as the connection takes; `flush` sends the rest.
 
         Raises:
-            ChannelError: the other end has closed.
+            ChannelError: the other end has closed, or does not read.
         """
-        self._unsent += _HEAD.pack(len(frame), _checksum_of(len(frame)), zlib.crc32(frame)) + frame
-        self.flush()
+        self.send_packed(packed_frame(frame))
+
+    def send_packed(self, packed: bytes) -> None:
+        """Send what `packed_frame` returned; a frame for many channels is packed once.
+
+        Raises:
+            ChannelError: the other end has closed, or does not read.
+        """
+        # What fits into the kernel's buffer at once, which is nearly everything, is not copied.
+        n_sent = 0 if self._unsent else self._send(packed)
+        if n_sent < len(packed):
+            self._unsent += memoryview(packed)[n_sent:]
+            self.flush()
 
     def flush(self) -> None:
         """Send as much of what is left as the connection takes.
@@ -60,17 +71,19 @@ class Channel:
         Raises:
             ChannelError: the other end has closed, or does not read.
         """
-        while self._unsent:
-            try:
-                del self._unsent[: self._connection.send(self._unsent)]
-            except BlockingIOError:
-                break
-            except OSError as error:
-                raise ChannelError(
-                    f"the other end closed the connection: {error.strerror}"
-                ) from None
+        while self._unsent and (n_sent := self._send(self._unsent)):
+            del self._unsent[:n_sent]
         if len(self._unsent) > MOST_UNSENT_BYTES:
             raise ChannelError("the other end does not read what it is sent")
+
+    def _send(self, data: bytes | bytearray) -> int:
+        """Return how many bytes the connection takes now."""
+        try:
+            return self._connection.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise ChannelError(f"the other end closed the connection: {error.strerror}") from None
 
     def receive(self) -> list[bytes]:
         """Return the frames that have arrived completely; call again while there is more to read.
@@ -118,6 +131,11 @@ class Channel:
             frames.append(frame)
             del self._received[: _HEAD.size + length]
         return frames
+
+
+def packed_frame(frame: bytes) -> bytes:
+    """Return a frame with its length and checksums, as it crosses a connection."""
+    return _HEAD.pack(len(frame), _checksum_of(len(frame)), zlib.crc32(frame)) + frame
 
 
 def _checksum_of(length: int) -> int:

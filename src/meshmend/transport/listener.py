@@ -39,7 +39,7 @@ _log = getLogger(__name__)
 _HANDSHAKE_S: Final = 5.0
 _MOST_PENDING: Final = 128  # callers that have not proved the secret
 _SHARE_OF_DESCRIPTORS: Final = 8  # pending callers take at most this part: an eighth
-_BACKLOG: Final = 1024
+_BACKLOG: Final = 4096  # the kernel takes as many as net.core.somaxconn
 _DEFER_S: Final = 1
 _OUT_OF_DESCRIPTORS: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _ACCEPT_RETRY_S: Final = 0.05  # when this process has no descriptor left
@@ -63,7 +63,8 @@ class Listener:
     """Calls `admit(connection, request)` in its thread for every caller that proved the secret.
 
     `admit` may refuse with a HandshakeError and must not block. `name` is the name of this
-    end in the log, `rank` the number under which callers ask for it.
+    end in the log, `rank` the number under which callers ask for it. `n_expected`: so many may call
+    in the same moment, and none of them is cut off.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Listener:
         *,
         name: str,
         admit: Callable[[socket.socket, ConnectRequest], None],
+        n_expected: int = 0,
     ) -> None:
         self._listener = listener
         self._secret = secret
@@ -82,7 +84,7 @@ class Listener:
         self._admit = admit
         self._pending: dict[int, _Caller] = {}  # by descriptor, the longest-waiting first
         self._n_pending_of: Counter[str] = Counter()  # by host
-        self._most_pending = _most_pending()
+        self._most_pending = _most_pending(n_expected)
         self._refusals = RateLimit(_MOST_LOGGED_PER_S)
         self._refused_at: deque[float] = deque(maxlen=_MANY_REFUSALS)
         self._is_closed = False
@@ -225,9 +227,9 @@ class Listener:
                 del self._n_pending_of[host]
 
 
-def _most_pending() -> int:
+def _most_pending(n_expected: int) -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(1, min(_MOST_PENDING, soft // _SHARE_OF_DESCRIPTORS))
+    return max(1, min(max(_MOST_PENDING, n_expected), soft // _SHARE_OF_DESCRIPTORS))
 
 
 def listening(bind: str, port: int = 0, *, backlog: int = _BACKLOG) -> socket.socket:
