@@ -22,6 +22,7 @@ import urllib.request
 from contextlib import ExitStack, closing
 from dataclasses import replace
 
+from meshmend.config import Timing
 from meshmend.membership.client import WorkerIdentity
 from meshmend.membership.coordinator_client import CoordinatorClient
 from meshmend.membership.coordinator_server import CoordinatorServer
@@ -29,7 +30,6 @@ from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.membership.job_spec import JobSpec
 from meshmend.membership.messages import Status
 from meshmend.membership.status_responder import StatusResponder
-from meshmend.membership.timing import Timing
 from meshmend.pages.report.metrics_text import CONTENT_TYPE, metrics_text
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh

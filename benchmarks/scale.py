@@ -30,6 +30,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
+from meshmend.config import Timing
 from meshmend.errors import InputError
 from meshmend.membership import messages
 from meshmend.membership.client import News, WorkerIdentity
@@ -40,7 +41,6 @@ from meshmend.membership.job_spec import JobSpec
 from meshmend.membership.job_status import JobPhase
 from meshmend.membership.messages import FRESH, Hello, Message, Status
 from meshmend.membership.status_client import StatusQuestion, ask_job
-from meshmend.membership.timing import Timing
 from meshmend.topology.failures import Chip, board_shape
 from meshmend.topology.mesh import Mesh
 from meshmend.transport.listener import Address, listening

@@ -23,6 +23,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from meshmend.config import Timing
 from meshmend.errors import TestbedError
 from meshmend.lab.testbed.bed import Testbed
 from meshmend.lab.workloads.registry import workload
@@ -42,7 +43,6 @@ from meshmend.membership.events import (
 )
 from meshmend.membership.faults.fault import Fault
 from meshmend.membership.faults.random_faults import random_faults
-from meshmend.membership.timing import Timing
 from meshmend.pages.report.event_words import event_words
 from meshmend.planning.compile_once import compile_once
 from meshmend.planning.settings import Settings

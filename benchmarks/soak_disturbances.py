@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from meshmend.config import CHIP
 from meshmend.errors import MeshmendError
 from meshmend.lab.testbed.bed import Testbed
 from meshmend.lab.workloads.trainable import SampleSet
@@ -20,7 +21,6 @@ from meshmend.lab.workloads.workload import Workload
 from meshmend.membership.faults.fault import Fault, FaultKind
 from meshmend.topology.failures import Block, Chip
 from meshmend.topology.mesh import Mesh
-from meshmend.variables import CHIP
 
 _REST_S = 20.0  # without disturbances at the end
 _LEDGER_DISK = "64m"

@@ -26,12 +26,12 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+from meshmend.config import SECRET
 from meshmend.errors import MeshmendError
 from meshmend.lab.testbed.bed import Testbed
 from meshmend.launch.one_thread import compute_in_one_thread
 from meshmend.topology.failures import Chip
 from meshmend.topology.text import parse_mesh
-from meshmend.variables import SECRET
 from record import record
 
 MESH = parse_mesh("2x2")
@@ -174,11 +174,11 @@ def partition() -> float:
 
 def freeze() -> float:
     """Return how long until a job goes on whose coordinator is frozen when a chip is killed."""
+    from meshmend.config import Timing
     from meshmend.lab.workloads.registry import workload
     from meshmend.launch.training import Training, train
     from meshmend.membership.events import FaultRecovered, TimedEvent
     from meshmend.membership.faults.fault import parse_fault
-    from meshmend.membership.timing import Timing
     from meshmend.planning.settings import Settings
 
     recovered: dict[str, float | None] = {}

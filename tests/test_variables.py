@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from meshmend import variables
-from meshmend.variables import MESH, VARIABLES, variable_table, warn_of_unknown
+from meshmend import config
+from meshmend.config import MESH, VARIABLES, variable_table, warn_of_unknown
 
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
 def _nothing_said_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(variables, "_warned", set())
+    monkeypatch.setattr(config, "_warned", set())
 
 
 def test_the_documentation_shows_the_table() -> None:
@@ -24,7 +24,7 @@ def test_the_documentation_shows_the_table() -> None:
 
 
 def test_no_other_module_spells_a_name() -> None:
-    owner = ROOT / "src" / "meshmend" / "variables.py"
+    owner = ROOT / "src" / "meshmend" / "config.py"
     modules = [path for path in sorted((ROOT / "src").rglob("*.py")) if path != owner]
 
     assert {

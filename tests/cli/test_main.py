@@ -284,7 +284,7 @@ MISTAKES = [
     "train --inject foo",
     "train --testbed foo",
     "train --algorithm foo",
-    "train --batch-policy foo",
+    "train --set training.batch_policy=foo",
     "run --mesh foo script.py",
     "run --mesh 4x4 nowhere.py",
     "run --mesh 4x4 --inject foo script.py",

@@ -26,7 +26,10 @@ from meshmend.planning.compile_once import compile_once
         ("--mesh 2x2 --fail 2x2@0,0", "needs at least one live chip"),
         ("--inject murder", "--inject cannot read 'murder'"),
         ("--inject kill_0,0_at_" + "9" * 400, "at most 200 characters, but got 412"),
-        ("--batch-policy grow", "a batch policy needs to be constant or shrink, but got 'grow'"),
+        (
+            "--set training.batch_policy=grow",
+            "a batch policy needs to be constant or shrink, but got 'grow'",
+        ),
         ("--lr 0", "--lr needs a number above 0, but got 0.0"),
         ("--lr nan", "--lr needs a number above 0, but got nan"),
         ("--steps 0", "'--steps'"),
@@ -37,8 +40,11 @@ from meshmend.planning.compile_once import compile_once
         ("--optimizer lion", "the optimizer needs to be one of sgd, adam, adamw, adagrad, rmsprop"),
         ("--shard-optimizer --framework jax", "--shard-optimizer needs --framework torch"),
         ("--master-weights --framework jax", "--master-weights needs --framework torch"),
-        ("--mirror-domain row", "--mirror-domain needs --shard-optimizer"),
-        ("--shard-optimizer --mesh 1x4 --mirror-domain row", "shares no row with their owner"),
+        ("--set sharding.mirror_domain=row", "sharding.mirror_domain needs --shard-optimizer"),
+        (
+            "--shard-optimizer --mesh 1x4 --set sharding.mirror_domain=row",
+            "shares no row with their owner",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_refused_in_one_line(

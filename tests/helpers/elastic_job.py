@@ -222,11 +222,11 @@ class Gate:
 
 
 def main() -> None:
+    from meshmend.config import Timing
     from meshmend.launch.elastic import run_elastic
     from meshmend.launch.elastic_job import ElasticJob
     from meshmend.membership.events import TimedEvent, event_line
     from meshmend.membership.faults.fault import parse_fault
-    from meshmend.membership.timing import Timing
     from meshmend.planning.settings import Settings
     from meshmend.topology.text import parse_mesh
     from meshmend.train.data.audit import audit

@@ -53,7 +53,7 @@ class TwoHosts:
         self._endpoint = f"127.0.0.1:{free_port()}"
 
     def coordinator(self, *options: str | Path, name: str = "coordinator") -> Command:
-        line = ("--mesh", "2x2", "--listen", self._endpoint, "--heartbeat-timeout", "60")
+        line = ("--mesh", "2x2", "--listen", self._endpoint, "--set", "timing.heartbeat_timeout=60")
         started: Command = self._start(name, "coordinator", *line, *options)  # type: ignore[operator]
         return started
 

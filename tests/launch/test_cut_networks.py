@@ -46,7 +46,7 @@ class CutJob:
         record = self.folder / "record.json"
         self._start(
             "coordinator", HERE, "coordinator", "--listen", self._endpoint, "--state", record,
-            "--heartbeat-timeout", "1", "--holder-timeout", "4",
+            "--set", "timing.heartbeat_timeout=1", "--set", "timing.holder_timeout=4",
         )  # fmt: skip
 
     def start_worker(self, name: str, host: Chip, chip: Chip, *, pace_s: float) -> None:

@@ -330,7 +330,7 @@ def test_a_job_in_which_all_chips_stand_still_ends_and_says_where_they_are(
     script: Path, tmp_path: Path
 ) -> None:
     with commands(tmp_path) as start:
-        options = ("--mesh", "1x2", "--straggler-timeout", "2")
+        options = ("--mesh", "1x2", "--set", "timing.straggler_timeout=2")
         ran = start("run", "run", "--elastic", *options, script, "all stuck")
 
         assert ran.end() == 1, ran.err
@@ -342,7 +342,16 @@ def test_a_job_that_stands_still_before_its_first_step_ends(tmp_path: Path) -> N
     script = tmp_path / "script.py"
     script.write_text("import time\ntime.sleep(600)\n")
     with commands(tmp_path) as start:
-        ran = start("run", "run", "--elastic", "--mesh", "1x2", "--straggler-timeout", "2", script)
+        ran = start(
+            "run",
+            "run",
+            "--elastic",
+            "--mesh",
+            "1x2",
+            "--set",
+            "timing.straggler_timeout=2",
+            script,
+        )
 
         assert ran.end() == 1, ran.err
         assert "1x2@0,0 has not connected to the coordinator" in ran.err
@@ -350,7 +359,14 @@ def test_a_job_that_stands_still_before_its_first_step_ends(tmp_path: Path) -> N
 
 def test_a_chip_whose_loop_stands_still_is_left_behind(script: Path, tmp_path: Path) -> None:
     with commands(tmp_path) as start:
-        options = ("--mesh", "1x2", "--straggler-timeout", "5", "--run-dir", tmp_path / "run")
+        options = (
+            "--mesh",
+            "1x2",
+            "--set",
+            "timing.straggler_timeout=5",
+            "--run-dir",
+            tmp_path / "run",
+        )
         ran = start("run", "run", "--elastic", *options, script, "stuck")
 
         assert ran.end() == 0, ran.err
@@ -410,7 +426,7 @@ def test_an_interrupted_run_leaves_no_worker(number: int, code: int, tmp_path: P
         (["--elastic", "nowhere.py"], "there is no file nowhere.py"),
         (["--elastic", "--inject", "kill 5,5 at 3", "{script}"], "--inject 'kill 5,5 at 3'"),
         (["--elastic", "--inject", "maim 0,0 at 3", "{script}"], "--inject cannot read"),
-        (["--elastic", "--slices", "4", "{script}"], "--slices cannot be used with --elastic"),
+        (["--elastic", "--set", "sums.slices=4", "{script}"], "sums.slices cannot be set with --"),
         (["--elastic", "--preload", "nosuchmodule", "{script}"], "cannot import nosuchmodule"),
         (["--elastic", "--run-dir", "{taken}", "{script}"], "a run needs a new folder"),
         (["--inject", "kill 0,0 at 3", "{script}"], "--inject and --run-dir need --elastic"),

@@ -81,7 +81,7 @@ class OnLoopback:
 
     def coordinator(self) -> Command:
         self._n_started += 1
-        listen = ("--listen", f"127.0.0.1:{self._port}", "--heartbeat-timeout", "60")
+        listen = ("--listen", f"127.0.0.1:{self._port}", "--set", "timing.heartbeat_timeout=60")
         line = ("coordinator", "--mesh", "2x2", "--board", "1x1", *listen)
         return self._start(f"coordinator{self._n_started}", *line)
 
@@ -292,7 +292,7 @@ def test_a_second_worker_of_a_chip_waits_quietly_and_gives_up(job: OnLoopback) -
     coordinator = job.coordinator()
     first = job.worker("0,0")
     until(lambda: "connected, 1 of 4" in coordinator.err, why=lambda: coordinator.err)
-    second = job.worker("0,0", "--wait-for-chip", "2")
+    second = job.worker("0,0", "--set", "timing.wait_for_chip=2")
 
     assert second.end() == 1
     assert second.err.splitlines()[-1] == (
@@ -303,7 +303,7 @@ def test_a_second_worker_of_a_chip_waits_quietly_and_gives_up(job: OnLoopback) -
 
 
 def test_a_worker_that_finds_no_coordinator_gives_up(job: OnLoopback) -> None:
-    late = job.worker("0,0", "--join-timeout", "1")
+    late = job.worker("0,0", "--set", "timing.join_timeout=1")
 
     assert late.end() == 1
     assert "chip (0, 0) found no coordinator at 127.0.0.1:" in late.err.splitlines()[-1]

@@ -52,7 +52,7 @@ def test_a_jax_worker_is_killed_and_comes_back_and_one_of_torch_is_refused(
         (tmp_path / f"{name}_loop.py").write_text(text)
     gate, run_dir, address = tmp_path / "gate", tmp_path / "run", f"127.0.0.1:{free_port()}"
     with commands(tmp_path) as start:
-        listen = ("--listen", address, "--board", "1x1", "--heartbeat-timeout", "60")
+        listen = ("--listen", address, "--board", "1x1", "--set", "timing.heartbeat_timeout=60")
         coordinator = start("coordinator", "coordinator", "--mesh", "1x2", *listen)
 
         def worker(name: str, chip: str, framework: str = "jax") -> Command:

@@ -19,9 +19,10 @@ from waiting import until
 
 pytest.importorskip("torch")
 
+from meshmend.config import JobConfig
 from meshmend.launch.kubernetes import READY_FOLDER, KubernetesJob, indexed_job_manifests
 from meshmend.membership.messages import FRESH, Status
-from meshmend.topology.mesh import Mesh
+from meshmend.topology.failures import format_shape
 from meshmend.train.core.worker_environment import ReadyFile
 from meshmend.train.data.audit import audit
 
@@ -48,7 +49,7 @@ class PairOfChips:
     def coordinator(self, *options: str) -> Command:
         line = ("coordinator", "--mesh", "1x2", "--board", "1x1", "--listen", self._endpoint)
         return self._start(
-            "coordinator", *line, "--heartbeat-timeout", "60", *options, **self._secret
+            "coordinator", *line, "--set", "timing.heartbeat_timeout=60", *options, **self._secret
         )
 
     def worker(self, chip: str, name: str = "") -> Command:
@@ -66,7 +67,7 @@ def job(tmp_path: Path) -> Iterator[PairOfChips]:
 
 def test_a_worker_that_comes_after_the_end_finishes_too(job: PairOfChips) -> None:
     """So the pod of a host that came back too late completes, and with it the Job."""
-    coordinator = job.coordinator("--linger", "600")
+    coordinator = job.coordinator("--set", "timing.linger=600")
     job.gate.touch()
     workers = [job.worker("0,0"), job.worker("0,1")]
     assert [worker.end() for worker in workers] == [0, 0], coordinator.err
@@ -82,7 +83,7 @@ def test_a_worker_that_comes_after_the_end_finishes_too(job: PairOfChips) -> Non
 
 
 def test_a_coordinator_that_has_stayed_long_enough_ends(job: PairOfChips) -> None:
-    coordinator = job.coordinator("--linger", "0.1")
+    coordinator = job.coordinator("--set", "timing.linger=0.1")
     job.gate.touch()
     workers = [job.worker("0,0"), job.worker("0,1")]
 
@@ -91,17 +92,23 @@ def test_a_coordinator_that_has_stayed_long_enough_ends(job: PairOfChips) -> Non
     assert coordinator.err.splitlines()[-1] == "meshmend: all workers have finished"
 
 
+def k8s_job(mesh: str, hosts: str, *arguments: str, run_dir: str = "") -> KubernetesJob:
+    """A job for Kubernetes, each of whose pods has a block of chips."""
+    settings = {"mesh.shape": mesh, "hosts.block": hosts, "job.name": "train"}
+    settings |= {"kubernetes.image": "image", "job.run_dir": run_dir}
+    return KubernetesJob(JobConfig().with_(settings), arguments)
+
+
 def test_the_commands_of_a_manifest_train_through_the_death_of_a_pod(tmp_path: Path) -> None:
     """What Kubernetes would do is done by hand: variables, the address of the service, a restart.
 
     Two pods with two chips each; one is killed with all its workers.
     """
-    job = KubernetesJob(
-        "train",
-        "image",
-        Mesh((2, 2)),
-        (1, 2),
-        (str(tmp_path / "script.py"), str(tmp_path / "gate")),
+    job = k8s_job(
+        "2x2",
+        "1x2",
+        str(tmp_path / "script.py"),
+        str(tmp_path / "gate"),
         run_dir=str(tmp_path / "run"),
     )
     (tmp_path / "script.py").write_text(SCRIPT)
@@ -145,7 +152,7 @@ def test_the_commands_of_a_manifest_train_through_the_death_of_a_pod(tmp_path: P
 
 def probe_succeeds(folder: Path, host: tuple[int, ...]) -> bool:
     """Run the readiness probe of a manifest for a pod with this block of chips."""
-    job = KubernetesJob("train", "image", Mesh((1, 2)), host, ("train.py",))
+    job = k8s_job("1x2", format_shape(host), "train.py")
     container = indexed_job_manifests(job)[-1]["spec"]["template"]["spec"]["containers"][0]
     command = container["readinessProbe"]["exec"]["command"]
     assert str(prod(host)) in command[-1]
@@ -172,7 +179,7 @@ def test_the_probe_of_a_pod_succeeds_while_all_its_chips_train(job: PairOfChips)
 
 
 def test_the_probe_of_the_coordinator_fails_while_it_hangs(job: PairOfChips) -> None:
-    pod = KubernetesJob("train", "image", Mesh((1, 2)), (1, 1), ("train.py",))
+    pod = k8s_job("1x2", "1x1", "train.py")
     container = indexed_job_manifests(pod)[-2]["spec"]["template"]["spec"]["containers"][0]
     probe, port = container["livenessProbe"], free_port()
     coordinator = job.coordinator("--metrics", f"127.0.0.1:{port}")

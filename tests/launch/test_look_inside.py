@@ -47,7 +47,7 @@ class WatchedJob:
         where = ("--listen", self.where, "--metrics", self.metrics, "--state", self.record)
         line = ("coordinator", "--mesh", "2x2", "--board", "1x1", "--log-json", "--job", "ours")
         return self._start(
-            f"coordinator{self._n_started}", *line, *where, "--heartbeat-timeout", "60"
+            f"coordinator{self._n_started}", *line, *where, "--set", "timing.heartbeat_timeout=60"
         )
 
     def worker(self, chip: str) -> Command:

@@ -50,7 +50,7 @@ class FourHosts:
         host = self.hosts[0, 0]
         self.coordinator = f"coordinator {len(self.running)}"
         line = ["coordinator", "--mesh", "2x2", "--board", "1x1", "--listen", self._endpoint]
-        line += ["--state", f"{host.disk}/record.json", "--heartbeat-timeout", "60"]
+        line += ["--state", f"{host.disk}/record.json", "--set", "timing.heartbeat_timeout=60"]
         self._start(host, self.coordinator, line)
 
     def start_worker(self, chip: Chip) -> None:

@@ -1,5 +1,6 @@
 """A job in which nothing moves: when that has been too long, and where its workers stand."""
 
+from meshmend.config import Timing
 from meshmend.launch.standstill import Standstill
 from meshmend.membership.events import (
     ChipsWaiting,
@@ -10,7 +11,6 @@ from meshmend.membership.events import (
     WorkerArrived,
     WorkerStepped,
 )
-from meshmend.membership.timing import Timing
 
 BOTH = ((0, 0), (0, 1))
 TIMING = Timing(straggler_timeout_s=10.0, heartbeat_timeout_s=2.0)

@@ -48,8 +48,8 @@ class TwoAgents:
 
     def coordinator(self) -> None:
         line = ["meshmend", "coordinator", "--mesh", "2x2", "--board", "1x2"]
-        line += ["--listen", f"127.0.0.1:{self._port}", "--holder-timeout", "1"]
-        self._start("coordinator", [*line, "--heartbeat-timeout", "60"])
+        line += ["--listen", f"127.0.0.1:{self._port}", "--set", "timing.holder_timeout=1"]
+        self._start("coordinator", [*line, "--set", "timing.heartbeat_timeout=60"])
 
     def agent(self, node: int, name: str) -> None:
         how = {

@@ -356,11 +356,11 @@ def step_by_share(parts: Any, inputs: Any, labels: Any, n_shares: int, *, is_mea
 
 
 def main() -> None:
+    from meshmend.config import Timing
     from meshmend.launch import job_processes
     from meshmend.launch.elastic import run_elastic
     from meshmend.launch.elastic_job import ElasticJob
     from meshmend.membership.faults.fault import parse_fault
-    from meshmend.membership.timing import Timing
     from meshmend.planning.settings import Settings
     from meshmend.topology.text import parse_mesh
     from meshmend.train.data.audit import audit

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from meshmend.config import Timing
 from meshmend.membership.admission import Admission
 from meshmend.membership.generation import LARGEST_NUMBER, Generation, Seat
 from meshmend.membership.history import CoordinatorRecord, History
@@ -13,7 +14,6 @@ from meshmend.membership.job_spec import JobSpec
 from meshmend.membership.membership import Membership
 from meshmend.membership.messages import Hello, Status
 from meshmend.membership.record_file import history_of, record_text
-from meshmend.membership.timing import Timing
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 

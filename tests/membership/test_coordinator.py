@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import pytest
 from msgspec import msgpack, structs
 
+from meshmend.config import Timing
 from meshmend.errors import ChannelError, RefusedError
 from meshmend.lab.testbed.bed import Testbed
 from meshmend.membership.client import News, WorkerIdentity
@@ -54,7 +55,6 @@ from meshmend.membership.messages import (
     Welcome,
     encode_message,
 )
-from meshmend.membership.timing import Timing
 from meshmend.topology.failures import Chip, parse_link
 from meshmend.topology.text import parse_mesh
 from meshmend.transport.channel import Channel

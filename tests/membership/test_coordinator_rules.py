@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
+from meshmend.config import Timing
 from meshmend.membership.coordinator import Coordinator
 from meshmend.membership.generation import Generation, Seat
 from meshmend.membership.history import BegunGeneration, CoordinatorRecord, History
@@ -29,7 +30,6 @@ from meshmend.membership.messages import (
     Welcome,
     encode_message,
 )
-from meshmend.membership.timing import Timing
 from meshmend.topology.failures import Chip, Link
 from meshmend.topology.text import parse_mesh
 

@@ -9,8 +9,9 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
+from meshmend import config
 from meshmend.membership import history as history_rules
-from meshmend.membership import record_file, timing
+from meshmend.membership import record_file
 from meshmend.membership.client import MembershipClient
 from meshmend.membership.coordinator import Coordinator
 from meshmend.membership.history import CoordinatorRecord, History
@@ -43,7 +44,7 @@ def step_without_a_lease(patch: Patch) -> None:
 
 def outlast_the_holder_timeout(patch: Patch) -> None:
     """The lease is longer than the time after which others go on without the worker."""
-    patch.setattr(timing, "_LEASE_SHARE", 3.0)
+    patch.setattr(config, "_LEASE_SHARE", 3.0)
 
 
 def keep_no_term(patch: Patch) -> None:

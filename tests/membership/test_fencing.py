@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from meshmend.config import Timing
 from meshmend.errors import InputError
 from meshmend.membership.client import WorkerIdentity
 from meshmend.membership.coordinator_client import CoordinatorClient
@@ -18,7 +19,6 @@ from meshmend.membership.job_spec import JobSpec
 from meshmend.membership.message_channel import MessageChannel
 from meshmend.membership.messages import COORDINATOR, Hello, Status
 from meshmend.membership.record_file import term_in
-from meshmend.membership.timing import Timing
 from meshmend.topology.text import parse_mesh
 from meshmend.transport.channel import Channel
 from meshmend.transport.handshake import ConnectRequest, Deadline, dial

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from msgspec import structs
 
+from meshmend.config import Timing
 from meshmend.membership import events
 from meshmend.membership.change_timer import ChangeTimer
 from meshmend.membership.client import MembershipClient, WorkerIdentity
@@ -41,7 +42,6 @@ from meshmend.membership.messages import (
     TryLater,
     Wait,
 )
-from meshmend.membership.timing import Timing
 from meshmend.membership.worker_status import WorkerStatusKeeper
 from meshmend.topology.failures import Chip
 from meshmend.topology.text import parse_mesh

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from meshmend.config import Timing
 from meshmend.membership.coordinator import Coordinator
 from meshmend.membership.decision import Decision
 from meshmend.membership.generation import Generation, Seat
@@ -19,7 +20,6 @@ from meshmend.membership.messages import (
     Status,
     TurnedAway,
 )
-from meshmend.membership.timing import Timing
 from meshmend.topology.failures import Chip
 from meshmend.topology.text import parse_mesh
 from meshmend.transport.listener import Address

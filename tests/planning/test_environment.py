@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshmend.config import TESTBED_DIR, VARIABLES, Timing
 from meshmend.errors import InputError
 from meshmend.planning.environment import Environment, settings_from
 from meshmend.planning.settings import TRANSPORTS, Settings
 from meshmend.topology.mesh import Mesh
-from meshmend.variables import TESTBED_DIR, VARIABLES
 from strategies import broken_meshes
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="\0\n"), min_size=1)
@@ -42,15 +42,17 @@ def environments(draw: st.DrawFn) -> Environment:
         settings,
         chip=chip,
         coordinator=draw(st.none() | st.tuples(words, st.integers(0, 65535))),
-        job=draw(st.text()),
+        job=draw(words),
         job_dir=draw(st.none() | words.map(Path)),
         plans_ahead=draw(st.booleans()),
         board=board,
         faults=tuple(draw(st.lists(words))),
         checks=draw(st.booleans()),
-        link_timeout_s=draw(st.floats(0.1, 1e6)),
-        join_timeout_s=draw(st.none() | st.floats(0, 1e9)),
-        wait_for_chip_s=draw(st.none() | st.floats(0, 1e9)),
+        timing=Timing(
+            link_timeout_s=draw(st.floats(0.5, 1e6)),
+            join_timeout_s=draw(st.floats(0, 1e6)),
+            wait_for_chip_s=draw(st.floats(0, 1e6)),
+        ),
     )
 
 
@@ -83,9 +85,15 @@ def test_an_empty_environment_says_nothing() -> None:
         ({"MESHMEND_MESH": "4by4"}, "MESHMEND_MESH, .* need to describe a mesh, but: .* '4by4'"),
         ({"MESHMEND_WRAP": "5"}, "MESHMEND_WRAP and .* but: .* '5'"),
         ({"MESHMEND_FAIL": "9,9"}, "MESHMEND_FAIL need to describe a mesh, but: .*9, 9"),
-        ({"MESHMEND_SLICES": "two"}, "MESHMEND_SLICES needs a whole number, but got 'two'"),
-        ({"MESHMEND_SLICES": "-1"}, "MESHMEND_SLICES needs a whole number, but got '-1'"),
-        ({"MESHMEND_WINDOW": "20kB"}, "MESHMEND_WINDOW needs a whole number, but got '20kB'"),
+        (
+            {"MESHMEND_SLICES": "two"},
+            "MESHMEND_SLICES needs a whole number of at least 0, but got 'two'",
+        ),
+        (
+            {"MESHMEND_SLICES": "-1"},
+            "MESHMEND_SLICES needs a whole number of at least 0, but got '-1'",
+        ),
+        ({"MESHMEND_WINDOW": "20kB"}, "MESHMEND_WINDOW needs bytes of at least 0, but got '20kB'"),
         ({"MESHMEND_TRANSPORT": "mpi"}, "MESHMEND_TRANSPORT needs one of .* but got 'mpi'"),
         ({"MESHMEND_CHIP": "a"}, "MESHMEND_CHIP needs a chip such as 0,1, but got 'a'"),
         ({"MESHMEND_CHIP": "4,0"}, "MESHMEND_CHIP needs a chip of 4x4 such as 0,1, but got '4,0'"),

@@ -7,68 +7,40 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshmend.cli.console import compile_for_workers
-from meshmend.cli.coordinator import BoardOption, JobOption, SecretOption
 from meshmend.cli.options import (
     SCRIPT_LAST,
-    FailOption,
-    LinkTimeoutOption,
-    MeshOption,
-    WrapOption,
-    mesh_of,
-)
-from meshmend.cli.worker import (
-    AlgorithmOption,
-    BindOption,
     CoordinatorOption,
-    JoinTimeoutOption,
     ModuleOption,
-    RunFolderOption,
     ScriptArgument,
     ScriptArguments,
-    WaitForChipOption,
-    warn_if_unanswered,
 )
+from meshmend.cli.settings import job_command
+from meshmend.cli.worker import warn_if_unanswered
+from meshmend.errors import InputError
 
 if TYPE_CHECKING:
+    from meshmend.config import JobConfig
     from meshmend.launch.host_agent import HostWorkers
 
 CONTEXT = SCRIPT_LAST
 
 
+@job_command("agent", needs=("mesh.shape",))
 def agent_command(
+    config: "JobConfig",
     script: ScriptArgument,
     arguments: ScriptArguments = None,
     *,
     coordinator: CoordinatorOption,
-    mesh: MeshOption,
     chips: Annotated[
         str | None,
         typer.Option(
             "--chips",
             metavar="4x2@0,2",
-            help="The chips of this host: a block, or one chip such as 0,2.",
+            help="The chips of this host: a block, or one chip such as 0,2; else block number "
+            "SLURM_NODEID or JOB_COMPLETION_INDEX of --hosts.",
         ),
     ] = None,
-    hosts: Annotated[
-        str | None,
-        typer.Option(
-            "--hosts",
-            metavar="4x2",
-            help="Instead of --chips, the block of each host; this one has number SLURM_NODEID or "
-            "JOB_COMPLETION_INDEX.",
-        ),
-    ] = None,
-    wrap: WrapOption = "none",
-    fail: FailOption = None,
-    bind: BindOption = None,
-    job: JobOption = "job",
-    board: BoardOption = None,
-    algorithm: AlgorithmOption = "auto",
-    run_dir: RunFolderOption = None,
-    secret_file: SecretOption = None,
-    link_timeout: LinkTimeoutOption = 2.0,
-    join_timeout: JoinTimeoutOption = 300.0,
-    wait_for_chip: WaitForChipOption = 60.0,
     is_module: ModuleOption = False,
     supervised: Annotated[
         bool,
@@ -101,27 +73,27 @@ def agent_command(
 
     - meshmend agent --coordinator 10.0.0.1:7000 --mesh 4x4 --chips 4x2@0,2 train.py --lr 0.1
     """
-    from meshmend.errors import InputError
     from meshmend.launch.host_blocks import own_chips_from
+    from meshmend.topology.text import configured_mesh
 
-    begin = mesh_of(mesh, wrap, fail)
-    own_chips = own_chips_from(chips, hosts, os.environ, begin)
+    begin = configured_mesh(config.mesh)
+    own_chips = own_chips_from(chips, config.hosts.block, os.environ, begin)
     from meshmend.launch.hosts import (
         address_toward,
         board_from,
         endpoint_from,
-        ready_dir_from,
         secret_from,
+        with_whole_paths,
     )
 
     endpoint = endpoint_from(coordinator, "--coordinator")
-    boards = board_from(board, begin)
-    secret = secret_from(os.environ, secret_file)
+    board_from(config.mesh.board, begin)  # refuses a board that does not fit
+    secret = secret_from(os.environ, config.job.secret_file)
     if not is_module and not Path(script).is_file():
         raise InputError(f"meshmend agent needs a script, but there is no file {script}")
-    address = bind or address_toward(endpoint)
+    address = config.sums.bind or address_toward(endpoint)
     warn_if_unanswered(endpoint, secret.encode(), f"the host of chip {own_chips[0]} waits")
-    job_dir = run_dir.absolute() if run_dir else None
+    job_dir = Path(config.job.run_dir).absolute() if config.job.run_dir else None
     if slurm_job is not None and job_dir is not None:
         from meshmend.launch.slurm_watch import start_watch
 
@@ -133,26 +105,14 @@ def agent_command(
     from meshmend.launch.forked_worker import Script, script_body
     from meshmend.launch.host_agent import HostWorkers, variables_of
     from meshmend.launch.slurm_watch import is_ending
-    from meshmend.planning.environment import Environment, sums_payloads_in
-    from meshmend.planning.settings import Settings
+    from meshmend.planning.environment import Environment
 
-    environment = Environment(
-        Settings(
-            begin,
-            algorithm=algorithm,
-            bind=address,
-            sums_payloads=sums_payloads_in(os.environ),
-            secret=secret,
-        ),
+    environment = Environment.from_config(
+        with_whole_paths(config),
         coordinator=endpoint,
-        job=job,
-        job_dir=job_dir,
+        secret=secret,
+        bind=address,
         plans_ahead=True,
-        board=boards,
-        link_timeout_s=link_timeout,
-        join_timeout_s=join_timeout,
-        wait_for_chip_s=wait_for_chip,
-        ready_dir=ready_dir_from(os.environ),
     )
     host = HostWorkers(
         variables_of(environment, own_chips),

@@ -10,88 +10,30 @@ import typer
 from meshmend import __version__
 from meshmend.cli.console import note
 from meshmend.cli.json_log import set_log_context
-from meshmend.cli.options import (
-    FailOption,
-    HeartbeatTimeoutOption,
-    HolderTimeoutOption,
-    LinkTimeoutOption,
-    LogJsonOption,
-    MeshOption,
-    StragglerTimeoutOption,
-    WrapOption,
-    check_seconds,
-    mesh_of,
-)
-from meshmend.variables import SECRET
+from meshmend.cli.options import LogJsonOption
+from meshmend.cli.settings import job_command
+from meshmend.errors import InputError, TerminatedError
 
 if TYPE_CHECKING:
     import socket
 
+    from meshmend.config import JobConfig
     from meshmend.membership.coordinator_server import CoordinatorServer
     from meshmend.membership.job_spec import JobSpec
     from meshmend.transport.listener import Address
     from meshmend.transport.metrics_server import MetricsServer
 
-JobOption = Annotated[
-    str,
-    typer.Option(
-        "--job", metavar="NAME", help="The name of the job; workers of another job are refused."
-    ),
-]
-BoardOption = Annotated[
-    str | None,
-    typer.Option(
-        "--board",
-        metavar="2x2",
-        help="The chips that fail and come back together; 2x2 unless given.",
-    ),
-]
-SecretOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--secret-file",
-        metavar="FILE",
-        help=f"A file with the text that all processes of the job must know; else {SECRET.name}.",
-    ),
-]
 
-
+@job_command("coordinator", needs=("mesh.shape",))
 def coordinator_command(
+    config: "JobConfig",
     *,
-    mesh: MeshOption,
     listen: Annotated[
         str,
         typer.Option(
             "--listen", metavar="HOST:PORT", help="The address of this host to listen on."
         ),
     ],
-    wrap: WrapOption = "none",
-    fail: FailOption = None,
-    job: JobOption = "job",
-    board: BoardOption = None,
-    heartbeat_timeout: HeartbeatTimeoutOption = 2.0,
-    straggler_timeout: StragglerTimeoutOption = 600.0,
-    link_timeout: LinkTimeoutOption = 2.0,
-    holder_timeout: HolderTimeoutOption = 60.0,
-    gather: Annotated[
-        float,
-        typer.Option(
-            "--gather",
-            callback=check_seconds,
-            min=0.0,
-            help="Seconds to wait for all chips at the beginning.",
-        ),
-    ] = 120.0,
-    linger: Annotated[
-        float,
-        typer.Option(
-            "--linger",
-            callback=check_seconds,
-            min=0.0,
-            help="Seconds to stay when the job has finished, to tell a worker that comes late.",
-        ),
-    ] = 0.0,
-    secret_file: SecretOption = None,
     state: Annotated[
         Path | None,
         typer.Option(
@@ -138,25 +80,19 @@ def coordinator_command(
 
     - meshmend coordinator --mesh 4x4 --listen 10.0.0.1:7000 --metrics 127.0.0.1:9090
     """
+    job = config.job.name
     set_log_context(job=job)
-    begin = mesh_of(mesh, wrap, fail)
-    from meshmend.errors import InputError, TerminatedError
     from meshmend.launch.hosts import board_from, endpoint_from, secret_from
     from meshmend.launch.termination import TERMINATED, terminable
     from meshmend.membership.job_spec import JobSpec
-    from meshmend.membership.timing import Timing
+    from meshmend.topology.text import configured_mesh
 
-    timing = Timing(
-        heartbeat_timeout_s=heartbeat_timeout,
-        straggler_timeout_s=straggler_timeout,
-        gather_s=gather,
-        link_timeout_s=link_timeout,
-        holder_timeout_s=holder_timeout,
-    )
-    spec = JobSpec(job, begin, board_from(board, begin), timing, __version__)
+    begin = configured_mesh(config.mesh)
+    board = board_from(config.mesh.board, begin)
+    spec = JobSpec(job, begin, board, config.timing, __version__)
     endpoint = endpoint_from(listen, "--listen")
     metrics_endpoint = endpoint_from(metrics, "--metrics") if metrics else None
-    secret = secret_from(os.environ, secret_file).encode()
+    secret = secret_from(os.environ, config.job.secret_file).encode()
     if state is None and (new or restarted):
         raise InputError(
             f"{'--new' if new else '--restarted'} needs --state FILE, the record of an earlier run"
@@ -174,7 +110,7 @@ def coordinator_command(
                 spec,
                 record=state,
                 restarted=restarted,
-                linger_s=linger,
+                linger_s=config.timing.linger_s,
                 scraped=scraped,
             )
         except TerminatedError:
@@ -188,7 +124,6 @@ def _listeners(
     endpoint: "Address", metrics_endpoint: "Address | None"
 ) -> "tuple[socket.socket, socket.socket | None]":
     """Return the sockets for workers and for scrapers; neither, if one cannot be had."""
-    from meshmend.errors import InputError
     from meshmend.transport.listener import listening
 
     listener = listening(*endpoint)

@@ -1,7 +1,6 @@
 """`meshmend run --elastic`: runs a script that survives lost chips, and prints its events."""
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,10 +18,6 @@ ElasticOption = Annotated[
         help="The script survives lost chips: it loops over a meshmend.train.Job or JaxJob, or "
         "over meshmend.torch.steps.",
     ),
-]
-RunDirOption = Annotated[
-    Path | None,
-    typer.Option("--run-dir", metavar="FOLDER", help="Keep ledgers and events; with --elastic."),
 ]
 
 

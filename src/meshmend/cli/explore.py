@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshmend.cli.console import cache_dir
-from meshmend.cli.coordinator import SecretOption
 from meshmend.cli.live_page import check_installed
-from meshmend.cli.options import FabricOption, FailOption, PayloadOption, WrapOption, mesh_of
+from meshmend.cli.options import (
+    FabricOption,
+    FailOption,
+    PayloadOption,
+    SecretOption,
+    WrapOption,
+    mesh_of,
+)
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from meshmend import __version__
 from meshmend.cli.completion import prepare_completion
 from meshmend.cli.console import note
 from meshmend.cli.json_log import finish_json_log, start_json_log
+from meshmend.config import warn_of_unknown
 from meshmend.errors import InputError, MeshmendError
-from meshmend.variables import warn_of_unknown
 
 # Each command: its name, its module in `meshmend.cli`, and its function there, or its Typer of
 # further commands. `CONTEXT` in a module holds the context settings of its commands.

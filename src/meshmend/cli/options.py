@@ -7,12 +7,13 @@ mistake at once.
 
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from meshmend.config import LEAVES, warn_of_unknown
 from meshmend.errors import InputError
-from meshmend.variables import warn_of_unknown
 
 if TYPE_CHECKING:
     from meshmend.topology.fabric import Fabric
@@ -48,46 +49,13 @@ FailOption = Annotated[
         "board:3,4, host:3,4.",
     ),
 ]
-HeartbeatTimeoutOption = Annotated[
-    float,
-    typer.Option(
-        "--heartbeat-timeout",
-        callback=check_seconds,
-        min=0.2,
-        help="Seconds without a heartbeat after which a worker counts as dead.",
-    ),
+CoordinatorOption = Annotated[
+    str,
+    typer.Option("--coordinator", metavar="HOST:PORT", help="The address of the coordinator."),
 ]
-LinkTimeoutOption = Annotated[
-    float,
-    typer.Option(
-        "--link-timeout",
-        callback=check_seconds,
-        min=0.5,
-        help="Seconds without an answer over a link after which it counts as cut; a chip that is "
-        "busy still answers.",
-    ),
-]
-HolderTimeoutOption = Annotated[
-    float,
-    typer.Option(
-        "--holder-timeout",
-        callback=check_seconds,
-        min=0.2,
-        help="If no connected worker holds the latest state: seconds to wait for one, before going "
-        "on from a checkpoint. Workers without word from the coordinator stop after three quarters "
-        "of it.",
-    ),
-]
-StragglerTimeoutOption = Annotated[
-    float,
-    typer.Option(
-        "--straggler-timeout",
-        callback=check_seconds,
-        min=0.0,
-        max=1800.0,
-        help="Seconds that a worker's loop may keep the others waiting before the worker counts "
-        "as dead; 0: for ever.",
-    ),
+SecretOption = Annotated[
+    Path | None,
+    typer.Option("--secret-file", metavar="FILE", help=LEAVES["job.secret_file"].words),
 ]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on standard output, nothing else.")
@@ -114,6 +82,11 @@ LogJsonOption = Annotated[
     ),
 ]
 
+ScriptArgument = Annotated[
+    str, typer.Argument(metavar="SCRIPT", help="The script, or with -m a module.")
+]
+ScriptArguments = Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Its arguments.")]
+ModuleOption = Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module's name.")]
 # The context settings of a command that runs a script: all arguments after it belong to the script.
 SCRIPT_LAST = {"allow_interspersed_args": False}
 

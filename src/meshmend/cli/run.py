@@ -3,78 +3,36 @@
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from meshmend.cli.console import compile_for_workers
-from meshmend.cli.elastic import ElasticOption, RunDirOption, run_elastic_script
+from meshmend.cli.elastic import ElasticOption, run_elastic_script
 from meshmend.cli.live_page import AllowFaultsOption, ExploreOption, page_request
 from meshmend.cli.options import (
     SCRIPT_LAST,
-    FailOption,
-    HeartbeatTimeoutOption,
-    HolderTimeoutOption,
-    LinkTimeoutOption,
-    MeshOption,
-    StragglerTimeoutOption,
-    WrapOption,
+    ModuleOption,
+    ScriptArgument,
+    ScriptArguments,
     check_algorithms,
-    mesh_of,
 )
-from meshmend.cli.train import InjectOption
+from meshmend.cli.settings import job_command
 from meshmend.errors import InputError
-from meshmend.variables import TRANSPORT
 
 if TYPE_CHECKING:
+    from meshmend.config import JobConfig
     from meshmend.launch.static_job import StaticJob
 
 CONTEXT = SCRIPT_LAST
 
 
+@job_command("run", needs=("mesh.shape",))
 def run_command(
-    script: Annotated[
-        str, typer.Argument(metavar="SCRIPT", help="The script, or with -m a module.")
-    ],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGS", help="Its arguments.")
-    ] = None,
+    config: "JobConfig",
+    script: ScriptArgument,
+    arguments: ScriptArguments = None,
     *,
-    mesh: MeshOption,
-    wrap: WrapOption = "none",
-    fail: FailOption = None,
-    algorithm: Annotated[
-        str, typer.Option("--algorithm", metavar="NAME", help="How to sum; auto by default.")
-    ] = "auto",
-    slices: Annotated[
-        int, typer.Option("--slices", metavar="N", min=0, help="Slices of a payload; 0: by size.")
-    ] = 0,
-    preload: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--preload",
-            metavar="MODULE",
-            help="Import this once, before the workers start; repeat for more.",
-        ),
-    ] = None,
-    testbed: Annotated[
-        str | None,
-        typer.Option(
-            "--testbed",
-            metavar="BANDWIDTH",
-            help="Put each worker into its chip's network, with links of e.g. 50Mbit.",
-        ),
-    ] = None,
-    is_module: Annotated[
-        bool, typer.Option("-m", "--module", help="SCRIPT is a module's name.")
-    ] = False,
+    is_module: ModuleOption = False,
     elastic: ElasticOption = False,
-    inject: InjectOption = None,
-    run_dir: RunDirOption = None,
-    heartbeat_timeout: HeartbeatTimeoutOption = 2.0,
-    straggler_timeout: StragglerTimeoutOption = 600.0,
-    link_timeout: LinkTimeoutOption = 2.0,
-    holder_timeout: HolderTimeoutOption = 60.0,
     explore: ExploreOption = False,
     allow_faults: AllowFaultsOption = False,
 ) -> int:
@@ -100,22 +58,26 @@ def run_command(
 
     - meshmend run --elastic --mesh 2x2 --inject "kill 0,1 at 20" examples/torch/elastic_ddp.py
     """
+    from meshmend.launch.hosts import board_from
     from meshmend.membership.faults.fault import parse_fault
+    from meshmend.topology.text import configured_mesh
     from meshmend.units import parse_bandwidth
 
-    begin = mesh_of(mesh, wrap, fail)
-    check_algorithms([algorithm], "auto")
-    if not elastic and (inject or run_dir is not None):
+    begin = configured_mesh(config.mesh)
+    local = config.local
+    check_algorithms([config.sums.algorithm], "auto")
+    if not elastic and (local.inject or config.job.run_dir):
         raise InputError(
             "--inject and --run-dir need --elastic: without it a lost chip ends the job"
         )
     if not elastic and (explore or allow_faults):
         raise InputError("--explore and --allow-faults need --elastic: the page follows such a job")
-    if elastic and slices:
-        raise InputError("--slices cannot be used with --elastic, which chooses them by size")
-    faults = tuple(parse_fault(text, begin) for text in inject or ())
+    if elastic and config.sums.slices:
+        raise InputError("sums.slices cannot be set with --elastic, which chooses them by size")
+    faults = tuple(parse_fault(text, begin) for text in local.inject)
+    board = board_from(config.mesh.board, begin)
     page = page_request(explore, allow_faults)
-    bandwidth = None if testbed is None else parse_bandwidth(testbed)
+    bandwidth = parse_bandwidth(local.testbed) if local.testbed else None
     if not is_module and not Path(script).is_file():
         raise InputError(f"meshmend run needs a script, but there is no file {script}")
     if not elastic:
@@ -128,34 +90,22 @@ def run_command(
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     n_threads = compute_in_one_thread()  # before torch is imported, below
     from meshmend.launch.forked_worker import Script
-    from meshmend.planning.environment import sums_payloads_in
-    from meshmend.planning.settings import TRANSPORTS, Settings
+    from meshmend.planning.settings import settings_of
 
     what = Script(script, tuple(arguments or ()), is_module)
-    settings = Settings(
-        begin,
-        algorithm=algorithm,
-        n_slices=slices,
-        transport=TRANSPORT.value_in(os.environ) or TRANSPORTS[0],
-        sums_payloads=sums_payloads_in(os.environ),
-    )
-    modules = tuple(preload or ())
+    settings = settings_of(config.sums, begin)
     if elastic:
         from meshmend.launch.elastic_script import ElasticScript
-        from meshmend.membership.timing import Timing
 
         run = ElasticScript(
             settings,
             what,
-            run_dir=run_dir,
-            preload=modules,
+            run_dir=Path(config.job.run_dir) if config.job.run_dir else None,
+            preload=local.preload,
             faults=faults,
-            timing=Timing(
-                heartbeat_timeout_s=heartbeat_timeout,
-                straggler_timeout_s=straggler_timeout,
-                link_timeout_s=link_timeout,
-                holder_timeout_s=holder_timeout,
-            ),
+            timing=config.timing,
+            board=board,
+            checks=config.job.check_every_step,
             testbed_bytes_per_s=bandwidth,
             n_threads=n_threads,
             page=page,
@@ -163,7 +113,9 @@ def run_command(
         return run_elastic_script(run)
     from meshmend.launch.static_job import StaticJob
 
-    return _run_once(StaticJob(settings, what, preload=modules, n_threads=n_threads), bandwidth)
+    return _run_once(
+        StaticJob(settings, what, preload=local.preload, n_threads=n_threads), bandwidth
+    )
 
 
 def _run_once(job: "StaticJob", bandwidth: float | None) -> int:

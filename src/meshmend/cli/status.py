@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshmend.cli.console import cache_dir, note, print_json
-from meshmend.cli.coordinator import SecretOption
-from meshmend.cli.options import JsonOption, check_seconds
+from meshmend.cli.options import JsonOption, SecretOption, check_seconds
 from meshmend.files import write_whole
 
 if TYPE_CHECKING:

@@ -1,18 +1,23 @@
 """`meshmend submit jobset` and `meshmend submit job`: print the Kubernetes manifests of a job."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from meshmend.cli.console import note, write_text
-from meshmend.cli.options import SCRIPT_LAST, MeshOption, WrapOption, check_seconds, mesh_of
-from meshmend.errors import InputError
+from meshmend.cli.options import SCRIPT_LAST, ModuleOption, ScriptArgument, ScriptArguments
+from meshmend.cli.settings import job_command
 
 if TYPE_CHECKING:
+    from meshmend.config import JobConfig
     from meshmend.launch.kubernetes import KubernetesJob
 
+# What differs from the defaults of other jobs: pods may wait in the queue, and a late one must
+# still hear that the job is over.
+_DEFAULTS = {"timing.gather": 600.0, "timing.linger": 86400.0}
 _SAME = """
 
 A pod that fails is restarted or recreated alone, while the others train on. The coordinator has a
@@ -35,157 +40,39 @@ _HELP = {
 }
 
 
-def manifests_command(
-    context: typer.Context,
-    script: Annotated[
-        str, typer.Argument(metavar="SCRIPT", help="The script in the image, or with -m a module.")
-    ],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGS", help="Its arguments.")
-    ] = None,
-    *,
-    mesh: MeshOption,
-    image: Annotated[
-        str,
-        typer.Option("--image", metavar="IMAGE", help="Image with meshmend, torch and the script."),
-    ],
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="The name of the job.")],
-    hosts: Annotated[
-        str | None,
-        typer.Option(
-            "--hosts",
-            metavar="RxC",
-            help="The block of chips that one pod has; one chip unless given.",
-        ),
-    ] = None,
-    wrap: WrapOption = "none",
-    board: Annotated[
-        str | None,
-        typer.Option(
-            "--board",
-            metavar="RxC",
-            help="The chips that fail and come back together; those of a pod, or 2x2.",
-        ),
-    ] = None,
-    namespace: Annotated[
-        str,
-        typer.Option("--namespace", metavar="NAME", help="The namespace; else the current one."),
-    ] = "",
-    secret: Annotated[
-        str,
-        typer.Option(
-            "--secret",
-            metavar="SECRET",
-            help="The Secret whose key 'secret' holds the job's secret; else NAME-secret.",
-        ),
-    ] = "",
-    cpu: Annotated[
-        str, typer.Option("--cpu", metavar="8", help="The cores that each worker pod requests.")
-    ] = "",
-    memory: Annotated[
-        str,
-        typer.Option(
-            "--memory", metavar="32Gi", help="The memory of each worker pod, also its limit."
-        ),
-    ] = "",
-    chips_resource: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--chips-resource",
-            metavar="google.com/tpu=4",
-            help="The devices of each worker pod; repeat for more.",
-        ),
-    ] = None,
-    mount: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--mount",
-            metavar="CLAIM:/FOLDER",
-            help="A PersistentVolumeClaim to mount in each worker pod; repeat for more.",
-        ),
-    ] = None,
-    run_dir: Annotated[
-        str,
-        typer.Option(
-            "--run-dir",
-            metavar="/FOLDER",
-            help="Where workers keep ledgers and plans; use a mounted claim to share them.",
-        ),
-    ] = "",
-    gather: Annotated[
-        float,
-        typer.Option(
-            "--gather",
-            callback=check_seconds,
-            min=0.0,
-            help="Seconds to wait for all pods at the beginning.",
-        ),
-    ] = 600.0,
-    max_restarts: Annotated[
-        int,
-        typer.Option(
-            "--max-restarts",
-            min=0,
-            max=2**31 - 1,
-            help="Restarts of all pods together, after which Kubernetes ends the job.",
-        ),
-    ] = 1000,
-    is_module: Annotated[
-        bool, typer.Option("-m", "--module", help="SCRIPT is a module's name.")
-    ] = False,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to this file.")
-    ] = None,
-) -> None:
-    # The help of both commands is in _HELP.
-    from meshmend.launch.host_blocks import host_blocks, host_shape_from
-    from meshmend.launch.hosts import board_from
-    from meshmend.launch.kubernetes import KubernetesJob
+def _command(kind: str) -> Callable[..., int]:
+    """Return the command that prints the manifests of a kind; its help is in _HELP."""
 
-    whole = mesh_of(mesh, wrap, None)
-    host = host_shape_from(hosts, whole) if hosts else (1,) * len(whole.shape)
-    host_blocks(whole, host)  # refuses a block that does not tile the mesh
-    is_block = any(size > 1 for size in host)
-    job = KubernetesJob(
-        name=name,
-        image=image,
-        mesh=whole,
-        host=host,
-        arguments=(*(("-m",) if is_module else ()), script, *(arguments or ())),
-        namespace=namespace,
-        secret=secret,
-        board=board_from(board, whole) if board else host if is_block else None,
-        run_dir=run_dir,
-        gather_s=gather,
-        max_restarts=max_restarts,
-        resources=_resources(cpu, memory, chips_resource or []),
-        claims=tuple(_pair(text, ":", "--mount", "CLAIM:/FOLDER") for text in mount or ()),
-    )
-    text = _manifest_text(job, context.info_name or "")
-    if output is None:
-        sys.stdout.write(text)
-    else:
-        write_text(output, text)
-        note(f"meshmend: wrote {output}; its first lines say what to run next")
+    @job_command(f"submit {kind}", defaults=_DEFAULTS, needs=("mesh.shape", "kubernetes.image"))
+    def manifests_command(
+        config: "JobConfig",
+        script: ScriptArgument,
+        arguments: ScriptArguments = None,
+        *,
+        name: Annotated[str, typer.Option("--name", metavar="NAME", help="The name of the job.")],
+        is_module: ModuleOption = False,
+        output: Annotated[
+            Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to this file.")
+        ] = None,
+    ) -> int:
+        from meshmend.launch.kubernetes import KubernetesJob
+
+        words = (*(("-m",) if is_module else ()), script, *(arguments or ()))
+        text = _manifest_text(KubernetesJob(config.with_({"job.name": name}), words), kind)
+        if output is None:
+            sys.stdout.write(text)
+        else:
+            write_text(output, text)
+            note(f"meshmend: wrote {output}; its first lines say what to run next")
+        return 0
+
+    return manifests_command
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of Kubernetes to an app."""
     for kind, words in _HELP.items():
-        app.command(kind, help=words, context_settings=SCRIPT_LAST)(manifests_command)
-
-
-def _resources(cpu: str, memory: str, chips: list[str]) -> tuple[tuple[str, str], ...]:
-    named = [(name, value) for name, value in (("cpu", cpu), ("memory", memory)) if value]
-    option, like = "--chips-resource", "NAME=COUNT such as google.com/tpu=4"
-    return (*named, *(_pair(text, "=", option, like) for text in chips))
-
-
-def _pair(text: str, separator: str, option: str, like: str) -> tuple[str, str]:
-    first, found, second = text.partition(separator)
-    if not (first and found and second):
-        raise InputError(f"{option} needs {like}, but got {text!r}")
-    return first, second
+        app.command(kind, help=words, context_settings=SCRIPT_LAST)(_command(kind))
 
 
 def _manifest_text(job: "KubernetesJob", kind: str) -> str:
@@ -194,7 +81,8 @@ def _manifest_text(job: "KubernetesJob", kind: str) -> str:
     from meshmend.launch.yaml_text import yaml_text
 
     documents = {"jobset": jobset_manifests, "job": indexed_job_manifests}[kind](job)
-    kubectl = f"kubectl --namespace {job.namespace}" if job.namespace else "kubectl"
+    namespace = job.config.kubernetes.namespace
+    kubectl = f"kubectl --namespace {namespace}" if namespace else "kubectl"
     comments = (
         f"meshmend submit {kind}: checked against the published schemas, never run on a cluster.",
         "First make the secret of the job, once; it is in no argument and in no file:",

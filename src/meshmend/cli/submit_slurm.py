@@ -9,77 +9,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshmend.cli.console import note, write_text
-from meshmend.cli.options import SCRIPT_LAST, FailOption, MeshOption, WrapOption, mesh_of
-from meshmend.cli.worker import ModuleOption, ScriptArgument, ScriptArguments
+from meshmend.cli.options import SCRIPT_LAST, ModuleOption, ScriptArgument, ScriptArguments
+from meshmend.cli.settings import job_command
+from meshmend.config import command_words
+from meshmend.errors import InputError
 
 if TYPE_CHECKING:
+    from meshmend.config import JobConfig
     from meshmend.launch.slurm_file import SlurmFile
 
 CONTEXT = SCRIPT_LAST
 
-HostsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--hosts",
-        metavar="RxC",
-        help="The block of chips that one host has; 4x2 unless given. Blocks tile the mesh.",
-    ),
-]
-HostBoardOption = Annotated[
-    str | None,
-    typer.Option(
-        "--board",
-        metavar="RxC",
-        help="The chips that fail and come back together; those of a host unless given.",
-    ),
-]
-PerChipOption = Annotated[
-    bool, typer.Option("--per-chip", help="Run a step for each chip instead of each host.")
-]
-PortOption = Annotated[
-    int | None,
-    typer.Option(
-        "--port",
-        min=1,
-        max=65535,
-        help="The coordinator's port on the first node, which all nodes must reach; else a free "
-        "one from 10000 to 32767.",
-    ),
-]
-SbatchOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--sbatch",
-        metavar="OPTION",
-        help="A further option of sbatch, such as '--partition=long'; repeat for more.",
-    ),
-]
 
-
+@job_command("submit slurm", needs=("mesh.shape",))
 def slurm_command(
+    config: "JobConfig",
     script: ScriptArgument,
     arguments: ScriptArguments = None,
     *,
-    mesh: MeshOption,
-    wrap: WrapOption = "none",
-    fail: FailOption = None,
-    hosts: HostsOption = None,
-    per_chip: PerChipOption = False,
-    board: HostBoardOption = None,
-    run_dir: Annotated[
-        str | None,
-        typer.Option(
-            "--run-dir",
-            metavar="FOLDER",
-            help="The folder of secret, record, ledgers and plans, which all nodes see; "
-            "runs/slurm-JOB unless given.",
-        ),
-    ] = None,
-    time: Annotated[
-        str | None, typer.Option("--time", metavar="TIME", help="The time limit, as for sbatch.")
-    ] = None,
-    port: PortOption = None,
-    sbatch: SbatchOption = None,
     is_module: ModuleOption = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the job file here.")
@@ -103,40 +50,28 @@ def slurm_command(
     - meshmend submit slurm --mesh 4x4 --hosts 2x2 --time 8:00:00 --sbatch "--partition=long" --run
       train.py
     """
-    from meshmend.errors import InputError
-    from meshmend.launch.host_blocks import host_blocks, host_shape_from, live_chips_of
+    from meshmend.launch.host_blocks import live_chips_of
     from meshmend.launch.slurm_file import SlurmFile
+    from meshmend.launch.slurm_job import SlurmJob
     from meshmend.topology.failures import format_shape
-    from meshmend.topology.text import mesh_words
 
-    begin = mesh_of(mesh, wrap, fail)
-    shape = host_shape_from(hosts, begin)
-    blocks = [block for block in host_blocks(begin, shape) if live_chips_of(block, begin)]
+    job = SlurmJob(config, (script, *(arguments or ())), is_module)
+    blocks = job.blocks()
     if not is_module and not Path(script).is_file():
         raise InputError(f"meshmend submit slurm needs a script, but there is no file {script}")
-    from meshmend.launch.hosts import board_from
-
-    board_from(board, begin)  # refuses a board that does not fit
-    words = mesh_words(begin)
-    options = ["--mesh", words["shape"], "--hosts", format_shape(shape)]
-    options += ["--wrap", wrap] if any(begin.wrap) else []
-    options += [word for failure in words["fail"] for word in ("--fail", failure)]
-    options += ["--board", board] if board else []
-    options += ["--per-chip"] if per_chip else []
-    options += ["--port", str(port)] if port else []
-    options += [word for extra in sbatch or () for word in ("--sbatch", extra)]
-    options += ["--module"] if is_module else []
+    _ = job.of_processes  # refuses a board that does not fit
+    told = config.with_({"hosts.block": format_shape(job.hosts), "job.run_dir": ""})
     file = SlurmFile(
         name=script.rpartition(".")[2] if is_module else Path(script).stem,
         n_nodes=len(blocks),
-        n_chips_per_node=max(len(live_chips_of(block, begin)) for block in blocks),
+        n_chips_per_node=max(len(live_chips_of(block, job.mesh)) for block in blocks),
         program=(sys.executable, "-m", "meshmend"),
-        options=tuple(options),
-        script=(script, *(arguments or ())),
-        per_chip=per_chip,
-        time=time,
-        run_dir=run_dir,
-        extras=tuple(sbatch or ()),
+        options=(*command_words("slurm-job", told), *(["--module"] if is_module else [])),
+        script=job.script,
+        per_chip=config.slurm.per_chip,
+        time=config.slurm.time or None,
+        run_dir=config.job.run_dir or None,
+        extras=config.slurm.sbatch,
         made_by=f"Made by: {shlex.join(['meshmend', *sys.argv[1:]])}",
     )
     return _deliver(file, output, is_submitted=run)
@@ -156,20 +91,12 @@ def _deliver(file: "SlurmFile", output: Path | None, *, is_submitted: bool) -> i
     return 0
 
 
+@job_command("slurm-job", needs=("mesh.shape", "job.run_dir", "job.secret_file"))
 def slurm_job_command(
+    config: "JobConfig",
     script: ScriptArgument,
     arguments: ScriptArguments = None,
     *,
-    mesh: MeshOption,
-    wrap: WrapOption = "none",
-    fail: FailOption = None,
-    hosts: HostsOption = None,
-    per_chip: PerChipOption = False,
-    board: HostBoardOption = None,
-    run_dir: Annotated[Path, typer.Option("--run-dir", metavar="FOLDER")],
-    secret_file: Annotated[Path, typer.Option("--secret-file", metavar="FILE")],
-    port: PortOption = None,
-    sbatch: SbatchOption = None,
     is_module: ModuleOption = False,
 ) -> int:
     """Run a job inside a Slurm allocation; the job file of `meshmend submit slurm` calls this.
@@ -178,26 +105,11 @@ def slurm_job_command(
     with the exit code of the coordinator. SIGTERM, as scancel sends it, ends everything.
     """
     from meshmend.errors import TerminatedError
-    from meshmend.launch.host_blocks import host_shape_from
-    from meshmend.launch.hosts import board_from
     from meshmend.launch.slurm_job import Allocation, SlurmJob, supervised
     from meshmend.launch.supervisor import supervise
     from meshmend.launch.termination import TERMINATED, terminable
 
-    begin = mesh_of(mesh, wrap, fail)
-    shape = host_shape_from(hosts, begin)
-    job = SlurmJob(
-        begin,
-        shape,
-        board_from(board, begin) if board else shape,
-        run_dir.absolute(),
-        secret_file.absolute(),
-        (script, *(arguments or ())),
-        is_module=is_module,
-        per_chip=per_chip,
-        port=port,
-        extras=tuple(sbatch or ()),
-    )
+    job = SlurmJob(config, (script, *(arguments or ())), is_module)
     try:
         with terminable():
             commands = supervised(job, Allocation.from_environment(os.environ))

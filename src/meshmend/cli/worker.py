@@ -8,83 +8,34 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshmend.cli.console import compile_for_workers, note
-from meshmend.cli.coordinator import BoardOption, JobOption, SecretOption
 from meshmend.cli.json_log import set_log_context
 from meshmend.cli.options import (
     SCRIPT_LAST,
-    FailOption,
-    LinkTimeoutOption,
+    CoordinatorOption,
     LogJsonOption,
-    MeshOption,
-    WrapOption,
-    check_seconds,
-    mesh_of,
+    ModuleOption,
+    ScriptArgument,
+    ScriptArguments,
 )
+from meshmend.cli.settings import job_command
+from meshmend.errors import InputError
 
 if TYPE_CHECKING:
+    from meshmend.config import JobConfig
     from meshmend.launch.forked_worker import Script
 
 CONTEXT = SCRIPT_LAST
 
 _ANSWER_TIMEOUT_S = 2.0
 
-ScriptArgument = Annotated[
-    str, typer.Argument(metavar="SCRIPT", help="The script, or with -m a module.")
-]
-ScriptArguments = Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Its arguments.")]
-CoordinatorOption = Annotated[
-    str,
-    typer.Option("--coordinator", metavar="HOST:PORT", help="The address of the coordinator."),
-]
-BindOption = Annotated[
-    str | None,
-    typer.Option(
-        "--bind",
-        metavar="ADDRESS",
-        help="The address to listen on; else the one by which the coordinator is reached.",
-    ),
-]
-AlgorithmOption = Annotated[
-    str, typer.Option("--algorithm", metavar="NAME", help="How to sum; auto by default.")
-]
-RunFolderOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--run-dir",
-        metavar="FOLDER",
-        help="The folder of ledgers and of plans made ahead; else there are no ledgers, and "
-        "plans are in the temporary folder.",
-    ),
-]
-JoinTimeoutOption = Annotated[
-    float,
-    typer.Option(
-        "--join-timeout",
-        callback=check_seconds,
-        min=0.0,
-        help="Seconds to look for the coordinator.",
-    ),
-]
-WaitForChipOption = Annotated[
-    float,
-    typer.Option(
-        "--wait-for-chip",
-        callback=check_seconds,
-        min=0.0,
-        help="Seconds to wait for a chip that has another worker.",
-    ),
-]
-ModuleOption = Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module's name.")]
 
-
+@job_command("worker", needs=("mesh.shape",))
 def worker_command(
+    config: "JobConfig",
     script: ScriptArgument,
     arguments: ScriptArguments = None,
     *,
     coordinator: CoordinatorOption,
-    mesh: MeshOption,
-    wrap: WrapOption = "none",
-    fail: FailOption = None,
     chip: Annotated[
         str | None,
         typer.Option(
@@ -94,15 +45,6 @@ def worker_command(
             "JOB_COMPLETION_INDEX.",
         ),
     ] = None,
-    bind: BindOption = None,
-    job: JobOption = "job",
-    board: BoardOption = None,
-    algorithm: AlgorithmOption = "auto",
-    run_dir: RunFolderOption = None,
-    secret_file: SecretOption = None,
-    link_timeout: LinkTimeoutOption = 2.0,
-    join_timeout: JoinTimeoutOption = 300.0,
-    wait_for_chip: WaitForChipOption = 60.0,
     is_module: ModuleOption = False,
     log_json: LogJsonOption = False,
 ) -> int:
@@ -118,54 +60,41 @@ def worker_command(
 
     - srun meshmend worker --coordinator 10.0.0.1:7000 --mesh 4x4 train.py
     """
-    from meshmend.errors import InputError
-
+    job = config.job.name
     set_log_context(job=job)
-    begin = mesh_of(mesh, wrap, fail)
     from meshmend.launch.hosts import (
         address_toward,
         board_from,
         chip_from,
         endpoint_from,
-        ready_dir_from,
         secret_from,
+        with_whole_paths,
     )
+    from meshmend.topology.text import configured_mesh
 
+    begin = configured_mesh(config.mesh)
     endpoint = endpoint_from(coordinator, "--coordinator")
     own_chip = chip_from(chip, os.environ, begin)
     set_log_context(job=job, chip=own_chip)
-    boards = board_from(board, begin)
-    secret = secret_from(os.environ, secret_file)
+    board_from(config.mesh.board, begin)  # refuses a board that does not fit
+    secret = secret_from(os.environ, config.job.secret_file)
     if not is_module and not Path(script).is_file():
         raise InputError(f"meshmend worker needs a script, but there is no file {script}")
-    address = bind or address_toward(endpoint)
+    address = config.sums.bind or address_toward(endpoint)
     warn_if_unanswered(endpoint, secret.encode(), f"chip {own_chip} waits")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     compile_for_workers(meanwhile=_import_torch)
     from meshmend.launch.forked_worker import Script
-    from meshmend.planning.environment import Environment, sums_payloads_in
-    from meshmend.planning.settings import Settings
+    from meshmend.planning.environment import Environment
 
-    environment = Environment(
-        Settings(
-            begin,
-            algorithm=algorithm,
-            bind=address,
-            sums_payloads=sums_payloads_in(os.environ),
-            secret=secret,
-        ),
+    os.environ |= Environment.from_config(
+        with_whole_paths(config),
         chip=own_chip,
         coordinator=endpoint,
-        job=job,
-        job_dir=run_dir.absolute() if run_dir else None,
+        secret=secret,
+        bind=address,
         plans_ahead=True,
-        board=boards,
-        link_timeout_s=link_timeout,
-        join_timeout_s=join_timeout,
-        wait_for_chip_s=wait_for_chip,
-        ready_dir=ready_dir_from(os.environ),
-    )
-    os.environ |= environment.to_environment()
+    ).to_environment()
     return _run_script(Script(script, tuple(arguments or ()), is_module))
 
 

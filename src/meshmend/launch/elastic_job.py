@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from meshmend.config import Timing
 from meshmend.launch.job_page import PageRequest
 from meshmend.launch.recoveries import Recovery
 from meshmend.membership.events import TimedEvent
 from meshmend.membership.faults.fault import Fault
-from meshmend.membership.timing import Timing
 from meshmend.planning.plan_request import SumSizes
 from meshmend.planning.settings import Settings
 from meshmend.topology.failures import Chip, Failure

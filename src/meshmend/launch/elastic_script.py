@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from meshmend.config import Timing
 from meshmend.errors import InputError
 from meshmend.lab.testbed.bed import Testbed
 from meshmend.launch.elastic import run_elastic
@@ -28,7 +29,6 @@ from meshmend.membership.events import (
     missing_checkpoints,
 )
 from meshmend.membership.faults.fault import Fault
-from meshmend.membership.timing import Timing
 from meshmend.planning.catalogue import prepare
 from meshmend.planning.settings import Settings
 from meshmend.scratch import scratch_folder
@@ -48,6 +48,8 @@ class ElasticScript:
     run_dir: Path | None = None
     faults: tuple[Fault, ...] = ()
     timing: Timing = field(default_factory=Timing)
+    board: tuple[int, ...] = ()
+    checks: bool = False
     preload: tuple[str, ...] = ()
     testbed_bytes_per_s: float | None = None
     n_threads: int = 1
@@ -110,6 +112,8 @@ def _run(run: ElasticScript, folder: Path, on_event: Callable[[TimedEvent], None
         on_event=on_event,
         faults=run.faults,
         timing=run.timing,
+        board=run.board,
+        checks=run.checks,
         n_threads=run.n_threads,
         page=run.page,
     )

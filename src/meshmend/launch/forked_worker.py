@@ -23,13 +23,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from meshmend.config import COORDINATOR
 from meshmend.errors import InputError, ResumeError
 from meshmend.launch.one_thread import compute_in_threads
 from meshmend.processes import die_with_parent
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.transport.listener import Address
-from meshmend.variables import COORDINATOR
 
 BAD_INPUT: Final = 2  # the exit code of a worker, and of a command, that was refused its input
 

@@ -51,7 +51,7 @@ def host_shape_from(text: str | None, mesh: Mesh) -> tuple[int, ...]:
     Raises:
         InputError: the text is no shape.
     """
-    if text is None:
+    if not text:
         return board_shape(len(mesh.shape), "host")
     try:
         return parse_shape(text)
@@ -72,18 +72,19 @@ def own_chips_from(
 ) -> tuple[Chip, ...]:
     """Return the live chips of this host: those that `--chips` names, or those of its block.
 
-    `--hosts` is the block of one host. The scheduler numbers the hosts.
+    `hosts` is the block of each host, which counts if no chips are named. The scheduler numbers the
+    hosts.
 
     Raises:
-        InputError: neither or both are given, or the scheduler has not numbered this host.
+        InputError: neither is given, or the scheduler has not numbered this host.
     """
-    if (chips is None) == (hosts is None):
-        raise InputError(
-            "meshmend agent needs either --chips, the chips of this host, or --hosts, the block of "
-            f"each host; it got {'neither' if chips is None else 'both'}"
-        )
     if chips is not None:
         return chips_from(chips, mesh)
+    if not hosts:
+        raise InputError(
+            "meshmend agent needs either --chips, the chips of this host, or --hosts, the block of "
+            "each host; it got neither"
+        )
     blocks = host_blocks(mesh, host_shape_from(hosts, mesh))
     name = next((each for each in _HOST_NUMBERS if environment.get(each)), None)
     if name is None:

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from meshmend.config import SECRET, JobConfig
 from meshmend.errors import HandshakeError, InputError, TransportError
 from meshmend.membership.messages import COORDINATOR, OBSERVER
 from meshmend.topology.failures import Chip, board_shape, format_shape, parse_shape
 from meshmend.transport.handshake import ConnectRequest, Deadline, dial
 from meshmend.transport.listener import Address
 from meshmend.transport.secret import HOW_TO_MAKE, check_secret, secret_in
-from meshmend.variables import READY_DIR, SECRET
 
 if TYPE_CHECKING:
     from meshmend.topology.mesh import Mesh
@@ -31,14 +31,14 @@ _TASKS: Final = (
 _HOW_TO_NAME: Final = "name the chip with --chip R,C"
 
 
-def secret_from(environment: Mapping[str, str], file: Path | None) -> str:
+def secret_from(environment: Mapping[str, str], file: Path | str | None) -> str:
     """Return the job's secret: the content of a file if one is named, else of the environment.
 
     Raises:
         InputError: there is no secret, it is too short, or other users can read the file.
     """
-    if file is not None:
-        return secret_in(file)
+    if file:
+        return secret_in(Path(file))
     secret = SECRET.value_in(environment)
     if not secret:
         raise InputError(
@@ -110,7 +110,7 @@ def board_from(text: str | None, mesh: "Mesh") -> tuple[int, ...]:
         InputError: the text is no shape, or its number of axes differs from the mesh's.
     """
     n_axes = len(mesh.shape)
-    if text is None:
+    if not text:
         return board_shape(n_axes)
     try:
         board = parse_shape(text)
@@ -122,10 +122,10 @@ def board_from(text: str | None, mesh: "Mesh") -> tuple[int, ...]:
     return board
 
 
-def ready_dir_from(environment: Mapping[str, str]) -> Path | None:
-    """Return the folder in which workers keep a file while they train, or None."""
-    folder = READY_DIR.value_in(environment)
-    return Path(folder).absolute() if folder else None
+def with_whole_paths(config: JobConfig) -> JobConfig:
+    """Return the settings of a job with folders that a process in another folder finds too."""
+    paths = ("job.run_dir", "job.ready_dir")
+    return config.with_({key: str(Path(at).absolute()) for key in paths if (at := config.get(key))})
 
 
 def address_toward(endpoint: Address) -> str:

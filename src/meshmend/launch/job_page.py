@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from meshmend.config import SECRET
 from meshmend.topology.mesh import Mesh, format_wrap
 from meshmend.transport.listener import Address
-from meshmend.variables import SECRET
 
 _END_S: Final = 2.0
 _MOST_BYTES: Final = 1 << 16  # of unread lines

@@ -82,7 +82,7 @@ class JobProcesses:
             board=job.board,
             faults=tuple(faults),
             checks=job.checks,
-            link_timeout_s=job.timing.link_timeout_s,
+            timing=job.timing,
         )
         variables = {
             **torchrun_variables(

@@ -12,13 +12,17 @@ that node is back.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any, Final
 
+from meshmend.config import READY_DIR, SECRET, JobConfig, command_words
 from meshmend.errors import InputError
+from meshmend.launch.host_blocks import host_blocks, host_shape_from
+from meshmend.launch.hosts import board_from
 from meshmend.topology.failures import format_shape
-from meshmend.topology.mesh import Mesh, format_wrap
-from meshmend.variables import READY_DIR, SECRET
+from meshmend.topology.mesh import Mesh
+from meshmend.topology.text import configured_mesh
 
 PORT: Final = 7000
 METRICS_PORT: Final = 9090
@@ -31,7 +35,6 @@ _LOST_NODE_S: Final = 30  # Kubernetes waits 300 s by default before it replaces
 _GRACE_S: Final = 10  # workers end within 2 s of SIGTERM
 _ALIVE_S: Final = 5  # between two questions to the coordinator whether it is alive
 _KILL_S: Final = 1  # from SIGTERM, on which a stopped process does not act, to SIGKILL
-_LINGER_S: Final = 86400  # how long a late pod can still hear that the job is over
 _LONGEST_NAME: Final = 40  # Kubernetes appends up to 23 characters for the name of a pod
 
 _NAME: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -45,31 +48,23 @@ Document = dict[str, Any]
 class KubernetesJob:
     """What the manifests of a job need to know.
 
-    `host` is the block of chips that one pod has. `arguments` are what follows the options of
-    `meshmend worker`: the script and its arguments. `resources` are those of one worker pod;
-    `claims` are volume claims and where each is mounted.
+    `arguments` are what follows the options of `meshmend worker`: the script and its arguments.
+
+    Raises:
+        InputError: a setting has no meaning in Kubernetes, or the hosts do not tile the mesh.
     """
 
-    name: str
-    image: str
-    mesh: Mesh
-    host: tuple[int, ...]
+    config: JobConfig
     arguments: tuple[str, ...]
-    namespace: str = ""
-    secret: str = ""
-    board: tuple[int, ...] | None = None
-    run_dir: str = ""
-    gather_s: float = 600.0
-    max_restarts: int = 1000
-    resources: tuple[tuple[str, str], ...] = ()
-    claims: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
+        wanted = self.config.kubernetes
         _check_name("--name", self.name, longest=_LONGEST_NAME)
-        _check_name("--namespace", self.namespace or "default")
+        _check_name("--namespace", wanted.namespace or "default")
         _check_name("--secret", self.secret_name)
-        if not self.image or re.search(r"\s", self.image):
-            raise InputError(f"--image needs the name of an image, but got {self.image!r}")
+        if not wanted.image or re.search(r"\s", wanted.image):
+            raise InputError(f"--image needs the name of an image, but got {wanted.image!r}")
+        host_blocks(self.mesh, self.host)  # refuses a block that does not tile the mesh
         for resource, quantity in self.resources:
             if not _RESOURCE.fullmatch(resource) or not _QUANTITY.fullmatch(quantity):
                 raise InputError(
@@ -82,6 +77,46 @@ class KubernetesJob:
                 raise InputError(f"--mount needs CLAIM:/FOLDER, but got {claim}:{folder}")
 
     @property
+    def name(self) -> str:
+        """The name of the job."""
+        return self.config.job.name
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """The mesh of the job."""
+        return configured_mesh(self.config.mesh)
+
+    @cached_property
+    def host(self) -> tuple[int, ...]:
+        """The block of chips that one pod has."""
+        block = self.config.hosts.block
+        return host_shape_from(block, self.mesh) if block else (1,) * len(self.mesh.shape)
+
+    @cached_property
+    def of_processes(self) -> JobConfig:
+        """The settings of its coordinator and workers: the chips of a pod fail together."""
+        board = self.config.mesh.board
+        if not board and prod(self.host) > 1:
+            board = format_shape(self.host)
+        if board:
+            board = format_shape(board_from(board, self.mesh))
+        return self.config.with_({"mesh.board": board})
+
+    @cached_property
+    def resources(self) -> tuple[tuple[str, str], ...]:
+        """What one worker pod asks for: names and quantities."""
+        wanted = self.config.kubernetes
+        named = [(name, value) for name in ("cpu", "memory") if (value := getattr(wanted, name))]
+        option, like = "--chips-resource", "NAME=COUNT such as google.com/tpu=4"
+        return (*named, *(_pair(text, "=", option, like) for text in wanted.chips_resource))
+
+    @cached_property
+    def claims(self) -> tuple[tuple[str, str], ...]:
+        """Volume claims, and where each is mounted."""
+        mounts = self.config.kubernetes.mount
+        return tuple(_pair(text, ":", "--mount", "CLAIM:/FOLDER") for text in mounts)
+
+    @property
     def n_hosts(self) -> int:
         """The number of worker pods."""
         return self.mesh.n_chips // prod(self.host)
@@ -89,7 +124,7 @@ class KubernetesJob:
     @property
     def secret_name(self) -> str:
         """The name of the Secret that holds the job's secret."""
-        return self.secret or f"{self.name}-secret"
+        return self.config.kubernetes.secret or f"{self.name}-secret"
 
 
 def jobset_manifests(job: KubernetesJob) -> list[Document]:
@@ -150,14 +185,13 @@ def _beside(job: KubernetesJob) -> list[Document]:
 def _coordinator_spec(job: KubernetesJob) -> Document:
     """Return the spec of the Job that runs the coordinator, with its record on a volume."""
     command = [
-        *("meshmend", "coordinator", *_mesh_options(job), *_board_options(job)),
-        *("--listen", f"0.0.0.0:{PORT}", "--job", job.name),
+        *("meshmend", "coordinator", "--listen", f"0.0.0.0:{PORT}"),
         *("--state", f"{_RECORD_FOLDER}/record.json", "--metrics", f"0.0.0.0:{METRICS_PORT}"),
-        *("--gather", f"{job.gather_s:g}", "--linger", str(_LINGER_S)),
+        *command_words("coordinator", job.of_processes),
     ]
     container = {
         "name": "coordinator",
-        "image": job.image,
+        "image": job.config.kubernetes.image,
         "command": command,
         "env": [_secret_variable(job)],
         "ports": [
@@ -184,19 +218,18 @@ def _coordinator_spec(job: KubernetesJob) -> Document:
 def _worker_spec(job: KubernetesJob) -> Document:
     """Return the spec of the indexed Job whose pod number k has the k-th block of chips."""
     n_chips = prod(job.host)
-    block = ["agent", "--hosts", format_shape(job.host)] if n_chips > 1 else ["worker"]
+    command_name = "agent" if n_chips > 1 else "worker"
     command = [
-        *("meshmend", *block, *_mesh_options(job), *_board_options(job)),
-        *("--coordinator", f"{_coordinator_name(job)}:{PORT}", "--job", job.name),
+        *("meshmend", command_name, "--coordinator", f"{_coordinator_name(job)}:{PORT}"),
         *("--bind", "$(POD_IP)"),
-        *(("--run-dir", _literal(job.run_dir)) if job.run_dir else ()),
+        *map(_literal, command_words(command_name, job.of_processes)),
         *map(_literal, job.arguments),
     ]
     pod_ip = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     ready = f'test "$(ls {READY_FOLDER} | wc -l)" -ge {n_chips}'
     container = {
         "name": "worker",
-        "image": job.image,
+        "image": job.config.kubernetes.image,
         "command": command,
         "env": [pod_ip, _secret_variable(job), {"name": READY_DIR.name, "value": READY_FOLDER}],
         "readinessProbe": {"exec": {"command": ["sh", "-c", ready]}, "periodSeconds": 5},
@@ -238,7 +271,7 @@ def _job_spec(
         "completionMode": "Indexed",
         "completions": n_pods,
         "parallelism": n_pods,
-        "backoffLimit": job.max_restarts,
+        "backoffLimit": job.config.kubernetes.max_restarts,
         "template": {"metadata": {"labels": _labels(job, component)}, "spec": pod},
     }
 
@@ -246,7 +279,7 @@ def _job_spec(
 def _document(
     job: KubernetesJob, api_version: str, kind: str, name: str, spec: Document
 ) -> Document:
-    namespace = {"namespace": job.namespace} if job.namespace else {}
+    namespace = {"namespace": where} if (where := job.config.kubernetes.namespace) else {}
     labels = {"app.kubernetes.io/name": "meshmend", "app.kubernetes.io/instance": job.name}
     metadata = {"name": name, **namespace, "labels": labels}
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec}
@@ -262,15 +295,6 @@ def _labels(job: KubernetesJob, component: str) -> dict[str, str]:
         "app.kubernetes.io/instance": job.name,
         "app.kubernetes.io/component": component,
     }
-
-
-def _mesh_options(job: KubernetesJob) -> tuple[str, ...]:
-    wrap = ("--wrap", format_wrap(job.mesh.wrap)) if any(job.mesh.wrap) else ()
-    return ("--mesh", format_shape(job.mesh.shape), *wrap)
-
-
-def _board_options(job: KubernetesJob) -> tuple[str, ...]:
-    return ("--board", format_shape(job.board)) if job.board else ()
 
 
 def _secret_variable(job: KubernetesJob) -> Document:
@@ -300,6 +324,13 @@ def _mounts(job: KubernetesJob) -> Document:
 def _literal(argument: str) -> str:
     """Return an argument so that Kubernetes does not replace `$(NAME)` in it."""
     return argument.replace("$", "$$")
+
+
+def _pair(text: str, separator: str, option: str, like: str) -> tuple[str, str]:
+    first, found, second = text.partition(separator)
+    if not (first and found and second):
+        raise InputError(f"{option} needs {like}, but got {text!r}")
+    return first, second
 
 
 def _check_name(option: str, name: str, *, longest: int = 63) -> None:

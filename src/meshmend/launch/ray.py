@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from meshmend.errors import InputError, JobFailedError
 
 try:
@@ -29,17 +31,17 @@ except ModuleNotFoundError:
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from meshmend.config import JobConfig, RunConfig, SumConfig, Timing, command_words
 from meshmend.launch.host_blocks import host_blocks, live_chips_of
 from meshmend.launch.hosts import board_from
 from meshmend.launch.ray_coordinator import RayCoordinator, RayStatus
 from meshmend.launch.ray_host import NAMESPACE, HostSettings
 from meshmend.launch.ray_nodes import head_node
 from meshmend.membership.job_spec import JobSpec
-from meshmend.membership.timing import Timing
 from meshmend.planning.plan import AUTO
-from meshmend.topology.failures import format_shape, parse_shape
+from meshmend.topology.failures import parse_shape
 from meshmend.topology.mesh import Mesh
-from meshmend.topology.text import mesh_words, parse_mesh
+from meshmend.topology.text import mesh_config, parse_mesh
 
 Loop = str | Path | Callable[[], object]
 
@@ -230,17 +232,13 @@ def attach(name: str) -> RayRun:
 
 def _agent_options(job: RayJob) -> tuple[str, ...]:
     """Return the options of `meshmend agent` that all hosts have in common."""
-    words = mesh_words(job.mesh)
-    options = ["--mesh", words["shape"], "--wrap", words["wrap"], "--job", job.name]
-    for failure in words["fail"]:
-        options += ["--fail", failure]
-    if job.board is not None:
-        options += ["--board", format_shape(job.board)]
-    if job.run_dir is not None:
-        options += ["--run-dir", str(job.run_dir.absolute())]
-    options += ["--link-timeout", str(job.timing.link_timeout_s)]
-    options += ["--join-timeout", str(_JOIN_TIMEOUT_S)]
-    return (*options, "--algorithm", job.algorithm)
+    config = JobConfig(
+        mesh=mesh_config(job.mesh, job.board),
+        job=RunConfig(name=job.name, run_dir=str(job.run_dir.absolute()) if job.run_dir else ""),
+        sums=SumConfig(algorithm=job.algorithm),
+        timing=msgspec.structs.replace(job.timing, join_timeout_s=_JOIN_TIMEOUT_S),
+    )
+    return tuple(command_words("agent", config))
 
 
 def _script_path(script: str | Path) -> str:

@@ -16,8 +16,8 @@ from typing import Any, Final
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from meshmend.config import SECRET
 from meshmend.topology.failures import Block
-from meshmend.variables import SECRET
 
 NAMESPACE: Final = "meshmend"  # Ray's namespace of all actors of all jobs
 

@@ -11,11 +11,11 @@ import sys
 import time
 from typing import Final
 
+from meshmend.config import SECRET
 from meshmend.launch.hang_check import HangCheck, is_coordinator_answering
 from meshmend.launch.output_lines import say
 from meshmend.processes import die_with_parent
 from meshmend.transport.listener import Address
-from meshmend.variables import SECRET
 
 _POLL_S: Final = 0.5
 

@@ -13,22 +13,23 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from meshmend.config import JobConfig, command_words
 from meshmend.errors import InputError
 from meshmend.launch.hang_check import is_coordinator_answering
-from meshmend.launch.host_blocks import host_blocks, live_chips_of
-from meshmend.launch.hosts import address_toward
+from meshmend.launch.host_blocks import host_blocks, host_shape_from, live_chips_of
+from meshmend.launch.hosts import address_toward, board_from
 from meshmend.launch.slurm_watch import SupervisorBeat, ask_slurm, record_in
 from meshmend.launch.supervisor import StepCommand, SupervisedJob
 from meshmend.membership.record_file import load_history
 from meshmend.topology.failures import Block, format_shape
 from meshmend.topology.mesh import Mesh
-from meshmend.topology.text import mesh_words
+from meshmend.topology.text import configured_mesh
 from meshmend.transport.secret import secret_in
 
-_JOB_NAME: Final = "job"
 _FOR_EVER_S: Final = 1e9  # a job beside this one may wait in the queue for long
 _PORTS: Final = range(10_000, 32_768)  # below those that Linux gives to outgoing connections
 _LOOPBACK: Final = "127."
@@ -48,22 +49,34 @@ _OF_BATCH_SCRIPT: Final = re.compile(
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """A job as the job file describes it.
+    """A job as the job file describes it: its settings, and the script with its arguments."""
 
-    `port` is that of the coordinator; None takes any free one. `extras` are the options of sbatch
-    that the job was given.
-    """
-
-    mesh: Mesh
-    hosts: tuple[int, ...]
-    board: tuple[int, ...]
-    run_dir: Path
-    secret_file: Path
+    config: JobConfig
     script: tuple[str, ...]
     is_module: bool = False
-    per_chip: bool = False
-    port: int | None = None
-    extras: tuple[str, ...] = ()
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """The mesh of the job."""
+        return configured_mesh(self.config.mesh)
+
+    @cached_property
+    def hosts(self) -> tuple[int, ...]:
+        """The block of chips of one host."""
+        return host_shape_from(self.config.hosts.block, self.mesh)
+
+    @cached_property
+    def run_dir(self) -> Path:
+        """The folder of the job, which all nodes see."""
+        return Path(self.config.job.run_dir).absolute()
+
+    @cached_property
+    def of_processes(self) -> JobConfig:
+        """The settings of its coordinator and agents, which may run in another folder."""
+        board = board_from(self.config.mesh.board or format_shape(self.hosts), self.mesh)
+        paths = {"job.run_dir": str(self.run_dir)}
+        paths["job.secret_file"] = str(Path(self.config.job.secret_file).absolute())
+        return self.config.with_({"mesh.board": format_shape(board), "hosts.block": "", **paths})
 
     def blocks(self) -> tuple[Block, ...]:
         """Return the blocks of the hosts that have a live chip: those that need a node."""
@@ -141,14 +154,15 @@ def supervised(job: SlurmJob, allocation: Allocation) -> SupervisedJob:
             f"{len(blocks)} nodes, but job {allocation.job_id} has {len(allocation.nodes)}; ask "
             f"for them with --nodes={len(blocks)}"
         )
-    secret = secret_in(job.secret_file).encode()
-    address = allocation.address, _free_port(allocation.address, job.port)
+    secret = secret_in(Path(job.of_processes.job.secret_file)).encode()
+    slurm = job.config.slurm
+    address = allocation.address, _free_port(allocation.address, slurm.port)
     endpoint = f"{address[0]}:{address[1]}"
     steps: dict[str, Callable[[], StepCommand]] = {}
     for block, node in zip(blocks, allocation.nodes, strict=False):
         parts = [Block((1,) * len(chip), chip) for chip in live_chips_of(block, job.mesh)]
-        for part in parts if job.per_chip else [block]:
-            name = f"{'chip' if job.per_chip else 'host'} {part}"
+        for part in parts if slurm.per_chip else [block]:
+            name = f"{'chip' if slurm.per_chip else 'host'} {part}"
             agent = _agent(job, part, endpoint, allocation.job_id)
             steps[name] = _Step(job, allocation, name, node, agent)
     if allocation.environment.get("SLURM_RESTART_COUNT"):
@@ -170,11 +184,12 @@ class _Coordinator:
 
     def __init__(self, job: SlurmJob, endpoint: str) -> None:
         self._record = record_in(job.run_dir)
+        self._job_name = job.config.job.name
         self._begun = self._begun_generations()
         self._command = _meshmend(
             "coordinator",
             *("--listen", endpoint, "--state", str(self._record)),
-            *_job_options(job),
+            *command_words("coordinator", job.of_processes),
         )
 
     def __call__(self) -> Sequence[str]:
@@ -182,7 +197,7 @@ class _Coordinator:
         return self._command if has_begun else (*self._command, "--restarted")
 
     def _begun_generations(self) -> object:
-        return load_history(self._record, _JOB_NAME).record.begun
+        return load_history(self._record, self._job_name).record.begun
 
 
 class _Step:
@@ -206,7 +221,7 @@ class _Step:
     def _inside(self) -> StepCommand:
         environment = self._allocation.environment
         share: tuple[str, ...] = ("--mem=0",)
-        if self._job.per_chip:
+        if self._job.config.slurm.per_chip:
             n_cpus = environment.get("SLURM_CPUS_PER_TASK", "1")
             share = ("--exact", f"--cpus-per-task={n_cpus}")
         where = (f"--nodelist={self._node}", f"--job-name={_title(self._name)}")
@@ -224,7 +239,7 @@ class _Step:
             f"{option}={inside[key]}" for key, option in _SAME_AS_JOB.items() if inside.get(key)
         ]
         title = f"--job-name={self._allocation.beside_name(self._name)}"
-        words = (*same, *_for_srun(self._job.extras), title, *_ONE_TASK)
+        words = (*same, *_for_srun(self._job.config.slurm.sbatch), title, *_ONE_TASK)
         return StepCommand(("srun", *words, *self._agent), outside, starts_within_s=_FOR_EVER_S)
 
 
@@ -237,27 +252,9 @@ def _agent(job: SlurmJob, chips: Block, endpoint: str, job_id: str) -> Sequence[
     return _meshmend(
         "agent",
         *("--coordinator", endpoint, "--chips", str(chips), "--supervised", "--slurm-job", job_id),
-        *("--run-dir", str(job.run_dir)),
-        *_job_options(job),
+        *command_words("agent", job.of_processes),
         *(["--module"] if job.is_module else []),
         *job.script,
-    )
-
-
-def _job_options(job: SlurmJob) -> Sequence[str]:
-    """Return the options that coordinator and agents share."""
-    words = mesh_words(job.mesh)
-    fail = [word for failure in words["fail"] for word in ("--fail", failure)]
-    return (
-        *("--mesh", words["shape"], "--wrap", words["wrap"], *fail),
-        *(
-            "--job",
-            _JOB_NAME,
-            "--board",
-            format_shape(job.board),
-            "--secret-file",
-            str(job.secret_file),
-        ),
     )
 
 

@@ -7,9 +7,9 @@ in events and times; this module uses neither processes nor a clock.
 
 from collections.abc import Iterable
 
+from meshmend.config import Timing
 from meshmend.membership import events
 from meshmend.membership.events import Event
-from meshmend.membership.timing import Timing
 from meshmend.pages.report.event_words import chips_words
 from meshmend.topology.failures import Chip
 

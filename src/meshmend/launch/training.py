@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from meshmend.config import Timing
 from meshmend.errors import InputError
 from meshmend.files import why_unwritten, write_whole
 from meshmend.lab.testbed.bed import Testbed
@@ -36,7 +37,6 @@ from meshmend.membership.events import (
     TimedEvent,
 )
 from meshmend.membership.faults.fault import Fault
-from meshmend.membership.timing import Timing
 from meshmend.pages.report.tensorboard import TensorBoardLog
 from meshmend.pages.report.training_page import training_page
 from meshmend.pages.report.training_run import TrainingRun, training_run
@@ -79,6 +79,7 @@ class Training:
     mirror_domains: tuple[str, ...] = DEFAULT_DOMAINS
     master_weights: bool = False
     timing: Timing = field(default_factory=Timing)
+    board: tuple[int, ...] = ()
 
     def arguments(self) -> TrainingArguments:
         """Return what the loop of a worker needs."""
@@ -268,6 +269,7 @@ def _run(training: Training, on_event: Callable[[TimedEvent], None]) -> Outcome:
         on_event=on_event,
         faults=training.faults,
         timing=training.timing,
+        board=training.board,
         sums=training.workload.sum_sizes(training.arguments(), training.settings.mesh.n_live),
         for_s=training.for_s,
         checks=training.checks,

@@ -16,6 +16,7 @@ from typing import Final
 
 from msgspec import structs
 
+from meshmend.config import Timing, alive_every_s
 from meshmend.membership.events import Event
 from meshmend.membership.generation import Generation
 from meshmend.membership.job_fingerprint import JobFingerprint
@@ -40,10 +41,8 @@ from meshmend.membership.messages import (
     Wait,
     Welcome,
 )
-from meshmend.membership.timing import Timing, alive_every_s
 from meshmend.topology.failures import Chip
 from meshmend.transport.listener import Address
-from meshmend.transport.liveness import DEFAULT_LINK_TIMEOUT_S
 
 _FIRST_HEARTBEAT_TIMEOUT_S: Final = 2.0  # until the coordinator sends its own
 _FIRST_LEASE_S: Final = Timing().lease_s
@@ -64,9 +63,9 @@ class WorkerIdentity:
     seat: int
     coordinator: Address
     secret: bytes
-    link_timeout_s: float = DEFAULT_LINK_TIMEOUT_S
-    join_timeout_s: float = 300.0
-    wait_for_chip_s: float = 60.0
+    link_timeout_s: float = Timing().link_timeout_s
+    join_timeout_s: float = Timing().join_timeout_s
+    wait_for_chip_s: float = Timing().wait_for_chip_s
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from meshmend.membership.timing import Timing
+from meshmend.config import Timing
 from meshmend.topology.mesh import Mesh
 
 

@@ -16,13 +16,13 @@ from functools import cached_property
 
 from msgspec import structs
 
+from meshmend.config import Timing
 from meshmend.membership.connected_worker import ConnectedWorker
 from meshmend.membership.decision import Decision
 from meshmend.membership.generation import Generation, GenerationName, Seat
 from meshmend.membership.history import CoordinatorRecord, History
 from meshmend.membership.messages import FRESH, Go, Hello, Status
 from meshmend.membership.pending_changes import PendingChanges
-from meshmend.membership.timing import Timing
 from meshmend.topology.failures import Chip, Link
 from meshmend.topology.graph import components
 from meshmend.topology.mesh import Mesh

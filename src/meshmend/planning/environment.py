@@ -1,54 +1,43 @@
-"""Reads and writes a process's place in a job as environment variables.
+"""A process's place in a job, in its environment variables.
 
 The launcher writes an `Environment` into the variables of each worker, and the worker reads it
-back. Knows nothing of torch, of the membership or of faults: an injected fault is a text here.
+back. The settings among them are those of `JobConfig`, whose tree has their names and bounds. Knows
+nothing of torch, of the membership or of faults: an injected fault is a text here.
 """
 
-import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from meshmend.errors import InputError, TopologyError
-from meshmend.planning.plan import AUTO
-from meshmend.planning.settings import LOOPBACK, TRANSPORTS, Settings
-from meshmend.topology.failures import Chip, board_shape, format_shape, parse_shape
-from meshmend.topology.mesh import Mesh
-from meshmend.topology.text import mesh_words, parse_mesh
-from meshmend.transport.listener import Address
-from meshmend.transport.liveness import DEFAULT_LINK_TIMEOUT_S
-from meshmend.transport.sockets import WINDOW_BYTES
-from meshmend.variables import (
-    ALGORITHM,
-    BIND,
-    BOARD,
-    CHECK,
-    CHECKSUM,
+from meshmend.config import (
     CHIP,
     COORDINATOR,
     FAIL,
     INJECT,
-    JOB,
-    JOB_DIR,
-    JOIN_TIMEOUT,
-    LINK_TIMEOUT,
+    LEAVES,
     MESH,
     PLAN_AHEAD,
-    READY_DIR,
     SECRET,
-    SLICES,
-    TRANSPORT,
-    WAIT_FOR_CHIP,
-    WINDOW,
-    WRAP,
-    Variable,
+    JobConfig,
+    MeshConfig,
+    RunConfig,
+    SumConfig,
+    Timing,
+    job_config,
     warn_of_unknown,
 )
+from meshmend.errors import InputError, TopologyError
+from meshmend.planning.settings import Settings, settings_of, sum_config
+from meshmend.topology.failures import Chip, board_shape, format_shape, parse_shape
+from meshmend.topology.mesh import Mesh
+from meshmend.topology.text import configured_mesh, mesh_config
+from meshmend.transport.listener import Address
 
 _LARGEST_PORT: Final = 0xFFFF
-_SWITCH: Final = {"": False, "0": False, "1": True}
+_BOARD: Final = LEAVES["mesh.board"].variable
+_JOB: Final = RunConfig()
 
 
 @dataclass(frozen=True)
@@ -56,36 +45,31 @@ class Environment:
     """What the environment says about a process: its settings, its chip, its job.
 
     Without a mesh there are no settings, no chip and no board. `faults` holds the faults that a
-    worker injects into itself, as texts. A timeout of None means the worker's default.
+    worker injects into itself, as texts. Of `timing` a worker reads the timeouts that have a
+    variable.
     """
 
     settings: Settings | None = None
     chip: Chip | None = None
     coordinator: Address | None = None
-    job: str = ""
+    job: str = _JOB.name
     job_dir: Path | None = None
     plans_ahead: bool = False
     board: tuple[int, ...] | None = None
     faults: tuple[str, ...] = ()
     checks: bool = False
-    link_timeout_s: float = DEFAULT_LINK_TIMEOUT_S
-    join_timeout_s: float | None = None
-    wait_for_chip_s: float | None = None
+    timing: Timing = field(default_factory=Timing)
     ready_dir: Path | None = None
 
     def __post_init__(self) -> None:
         mesh = self.settings.mesh if self.settings else None
-        for variable, value in ((CHIP, self.chip), (BOARD, self.board)):
+        for variable, value in ((CHIP.name, self.chip), (_BOARD, self.board)):
             if value is not None and mesh is None:
-                raise InputError(f"{variable.name} needs a mesh, but {MESH.name} is not set")
+                raise InputError(f"{variable} needs a mesh, but {MESH.name} is not set")
         if mesh is not None:
             _check_on_mesh(self.chip, self.board, mesh)
         if self.coordinator is not None:
             _check_coordinator(self.coordinator)
-        if not 0 < self.link_timeout_s < math.inf:
-            raise InputError(
-                f"{LINK_TIMEOUT.name} needs seconds above 0, but got {self.link_timeout_s}"
-            )
         if wrong := [text for text in self.faults if not text or "\n" in text]:
             raise InputError(f"{INJECT.name} needs one fault per line, but got {wrong[0]!r}")
 
@@ -97,25 +81,61 @@ class Environment:
             InputError: a value cannot be read.
         """
         warn_of_unknown(environment)
-        settings = _settings_in(environment)
-        chip = CHIP.value_in(environment) if settings else ""
-        board = BOARD.value_in(environment) if settings else ""
-        coordinator = COORDINATOR.value_in(environment)
-        folder, ready_folder = JOB_DIR.value_in(environment), READY_DIR.value_in(environment)
-        return cls(
-            settings=settings,
-            chip=_chip(chip) if chip else None,
+        config = job_config(environment=environment)
+        chip, coordinator = CHIP.value_in(environment), COORDINATOR.value_in(environment)
+        plans_ahead = PLAN_AHEAD.value_in(environment)
+        if plans_ahead not in ("", "0", "1"):
+            raise InputError(f"{PLAN_AHEAD.name} needs 1 or 0, but got {plans_ahead!r}")
+        return cls.from_config(
+            config,
+            chip=_chip(chip) if chip and config.mesh.shape else None,
             coordinator=_coordinator(coordinator) if coordinator else None,
-            job=JOB.value_in(environment),
-            job_dir=Path(folder) if folder else None,
-            plans_ahead=_switch(PLAN_AHEAD, environment),
-            board=_board(board) if board else None,
+            secret=SECRET.value_in(environment),
+            plans_ahead=plans_ahead == "1",
             faults=tuple(filter(None, INJECT.value_in(environment).split("\n"))),
-            checks=_switch(CHECK, environment),
-            link_timeout_s=_seconds(LINK_TIMEOUT, environment) or DEFAULT_LINK_TIMEOUT_S,
-            join_timeout_s=_seconds(JOIN_TIMEOUT, environment),
-            wait_for_chip_s=_seconds(WAIT_FOR_CHIP, environment),
-            ready_dir=Path(ready_folder) if ready_folder else None,
+        )
+
+    @classmethod
+    def from_config(
+        cls,
+        config: JobConfig,
+        *,
+        chip: Chip | None = None,
+        coordinator: Address | None = None,
+        secret: str = "",
+        bind: str = "",
+        plans_ahead: bool = False,
+        faults: tuple[str, ...] = (),
+    ) -> "Environment":
+        """Return the place of a process in the job of these settings.
+
+        It listens on `bind` if the settings name no address.
+
+        Raises:
+            InputError: the settings describe no mesh, or the chip or the board is none of it.
+        """
+        job, mesh, board = config.job, None, None
+        if config.mesh.shape:
+            try:
+                mesh = configured_mesh(config.mesh)
+            except TopologyError as error:
+                wrap = LEAVES["mesh.wrap"].variable
+                raise InputError(
+                    f"{MESH.name}, {wrap} and {FAIL.name} need to describe a mesh, but: {error}"
+                ) from None
+            board = _board(config.mesh.board) if config.mesh.board else None
+        return cls(
+            settings=settings_of(config.sums, mesh, bind=bind, secret=secret) if mesh else None,
+            chip=chip,
+            coordinator=coordinator,
+            job=job.name,
+            job_dir=Path(job.run_dir) if job.run_dir else None,
+            plans_ahead=plans_ahead,
+            board=board,
+            faults=faults,
+            checks=job.check_every_step,
+            timing=config.timing,
+            ready_dir=Path(job.ready_dir) if job.ready_dir else None,
         )
 
     def to_environment(self) -> dict[str, str]:
@@ -123,23 +143,27 @@ class Environment:
 
         It contains all variables of a job, so that none of the launcher's own values stays.
         """
+        settings = self.settings
         host, port = self.coordinator or ("", 0)
-        variables = {
-            CHIP: ",".join(map(str, self.chip or ())),
-            COORDINATOR: f"{host}:{port}" if host else "",
-            JOB: self.job,
-            JOB_DIR: str(self.job_dir) if self.job_dir else "",
-            PLAN_AHEAD: "1" if self.plans_ahead else "",
-            BOARD: format_shape(self.board or ()),
-            INJECT: "\n".join(self.faults),
-            CHECK: "1" if self.checks else "",
-            LINK_TIMEOUT: repr(self.link_timeout_s),
-            JOIN_TIMEOUT: "" if self.join_timeout_s is None else repr(self.join_timeout_s),
-            WAIT_FOR_CHIP: "" if self.wait_for_chip_s is None else repr(self.wait_for_chip_s),
-            READY_DIR: str(self.ready_dir) if self.ready_dir else "",
-            **_settings_variables(self.settings),
+        config = JobConfig(
+            mesh=mesh_config(settings.mesh, self.board) if settings else MeshConfig(),
+            job=RunConfig(
+                name=self.job,
+                run_dir=str(self.job_dir) if self.job_dir else "",
+                ready_dir=str(self.ready_dir) if self.ready_dir else "",
+                check_every_step=self.checks,
+            ),
+            sums=sum_config(settings) if settings else SumConfig(),
+            timing=self.timing,
+        )
+        return {
+            **config.variables(),
+            CHIP.name: ",".join(map(str, self.chip or ())),
+            COORDINATOR.name: f"{host}:{port}" if host else "",
+            PLAN_AHEAD.name: "1" if self.plans_ahead else "",
+            INJECT.name: "\n".join(self.faults),
+            SECRET.name: settings.secret if settings else "",
         }
-        return {variable.name: text for variable, text in variables.items()}
 
 
 def settings_from(environment: Mapping[str, str]) -> Settings:
@@ -156,87 +180,6 @@ def settings_from(environment: Mapping[str, str]) -> Settings:
             f"failed, {FAIL.name}"
         )
     return settings
-
-
-def sums_payloads_in(environment: Mapping[str, str]) -> bool:
-    """Whether an environment asks for checksums of the data of sums; launchers pass this on.
-
-    Raises:
-        InputError: the value cannot be read.
-    """
-    return _switch(CHECKSUM, environment)
-
-
-def _settings_in(environment: Mapping[str, str]) -> Settings | None:
-    shape = MESH.value_in(environment)
-    if not shape:
-        return None
-    try:
-        mesh = parse_mesh(
-            shape,
-            wrap=WRAP.value_in(environment) or "none",
-            fail=re.findall(r"[^;\s]+", FAIL.value_in(environment)),
-        )
-    except TopologyError as error:
-        raise InputError(
-            f"{MESH.name}, {WRAP.name} and {FAIL.name} need to describe a mesh, but: {error}"
-        ) from None
-    return Settings(
-        mesh=mesh,
-        algorithm=ALGORITHM.value_in(environment) or AUTO,
-        n_slices=_whole_number(SLICES, environment, 0),
-        transport=TRANSPORT.value_in(environment) or TRANSPORTS[0],
-        bind=BIND.value_in(environment) or LOOPBACK,
-        window_bytes=_whole_number(WINDOW, environment, WINDOW_BYTES),
-        sums_payloads=sums_payloads_in(environment),
-        secret=SECRET.value_in(environment),
-    )
-
-
-def _settings_variables(settings: Settings | None) -> dict[Variable, str]:
-    if settings is None:
-        every = (MESH, WRAP, FAIL, ALGORITHM, SLICES, TRANSPORT, BIND, WINDOW, CHECKSUM, SECRET)
-        return dict.fromkeys(every, "")
-    words = mesh_words(settings.mesh)
-    return {
-        MESH: words["shape"],
-        WRAP: words["wrap"],
-        FAIL: " ".join(words["fail"]),
-        ALGORITHM: settings.algorithm,
-        SLICES: str(settings.n_slices),
-        TRANSPORT: settings.transport,
-        BIND: settings.bind,
-        WINDOW: str(settings.window_bytes),
-        CHECKSUM: "1" if settings.sums_payloads else "",
-        SECRET: settings.secret,
-    }
-
-
-def _whole_number(variable: Variable, environment: Mapping[str, str], default: int) -> int:
-    text = variable.value_in(environment)
-    if not text:
-        return default
-    if not re.fullmatch(r"[0-9]{1,18}", text):
-        raise InputError(f"{variable.name} needs a whole number, but got {text!r}")
-    return int(text)
-
-
-def _seconds(variable: Variable, environment: Mapping[str, str]) -> float | None:
-    text = variable.value_in(environment)
-    try:
-        seconds = float(text) if text else None
-    except ValueError:
-        seconds = math.nan
-    if seconds is not None and not 0 <= seconds < math.inf:
-        raise InputError(f"{variable.name} needs seconds such as 2.5, but got {text!r}")
-    return seconds
-
-
-def _switch(variable: Variable, environment: Mapping[str, str]) -> bool:
-    text = variable.value_in(environment)
-    if text not in _SWITCH:
-        raise InputError(f"{variable.name} needs 1 or 0, but got {text!r}")
-    return _SWITCH[text]
 
 
 def _coordinator(text: str) -> Address:
@@ -262,7 +205,7 @@ def _board(text: str) -> tuple[int, ...]:
     try:
         return parse_shape(text)
     except ValueError:
-        raise InputError(f"{BOARD.name} needs a shape such as 2x2, but got {text!r}") from None
+        raise InputError(f"{_BOARD} needs a shape such as 2x2, but got {text!r}") from None
 
 
 def _check_on_mesh(chip: Chip | None, board: tuple[int, ...] | None, mesh: Mesh) -> None:
@@ -272,5 +215,5 @@ def _check_on_mesh(chip: Chip | None, board: tuple[int, ...] | None, mesh: Mesh)
     if board is not None and (len(board) != len(mesh.shape) or min(board) < 1):
         like = format_shape(board_shape(len(mesh.shape)))
         raise InputError(
-            f"{BOARD.name} needs a shape for {mesh} such as {like}, but got {format_shape(board)!r}"
+            f"{_BOARD} needs a shape for {mesh} such as {like}, but got {format_shape(board)!r}"
         )

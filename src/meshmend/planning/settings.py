@@ -6,13 +6,12 @@ They come from the environment (`planning/environment.py`), or from `pg_options`
 
 from dataclasses import dataclass
 
+from meshmend.config import LEAVES, SECRET, TRANSPORT, SumConfig
 from meshmend.errors import InputError
 from meshmend.planning.catalogue import AUTO_ON_ONE_HOST
 from meshmend.planning.plan import AUTO
 from meshmend.topology.mesh import Mesh
 from meshmend.transport.secret import check_secret
-from meshmend.transport.sockets import WINDOW_BYTES
-from meshmend.variables import ALGORITHM, BIND, SECRET, SLICES, TRANSPORT, WINDOW
 
 TRANSPORTS = ("sockets", "gloo", "nccl")
 LOOPBACK = "127.0.0.1"
@@ -31,7 +30,7 @@ class Settings:
     n_slices: int = 0
     transport: str = TRANSPORTS[0]
     bind: str = LOOPBACK
-    window_bytes: int = WINDOW_BYTES
+    window_bytes: int = SumConfig().window_bytes
     sums_payloads: bool = False
     secret: str = ""
     link_timeout_s: float = 0.0
@@ -50,11 +49,37 @@ class Settings:
             raise InputError(
                 f"{TRANSPORT.name} needs one of {', '.join(TRANSPORTS)}, but got {self.transport!r}"
             )
-        for variable, text in ((ALGORITHM, self.algorithm), (BIND, self.bind)):
+        for key, text in (("sums.algorithm", self.algorithm), ("sums.bind", self.bind)):
             if not text:
-                raise InputError(f"{variable.name} needs a text, but got none")
+                raise InputError(f"{LEAVES[key].variable} needs a text, but got none")
         if self.secret:
             check_secret(self.secret, SECRET.name)
-        for variable, number in ((SLICES, self.n_slices), (WINDOW, self.window_bytes)):
+        for key, number in (("sums.slices", self.n_slices), ("sums.window", self.window_bytes)):
             if number < 0:
-                raise InputError(f"{variable.name} needs 0 or more, but got {number}")
+                raise InputError(f"{LEAVES[key].variable} needs 0 or more, but got {number}")
+
+
+def settings_of(config: SumConfig, mesh: Mesh, *, bind: str = "", secret: str = "") -> Settings:
+    """Return what the settings of a job say about sums on a mesh; `bind` is used if they do not."""
+    return Settings(
+        mesh,
+        algorithm=config.algorithm,
+        n_slices=config.slices,
+        transport=config.transport,
+        bind=config.bind or bind or LOOPBACK,
+        window_bytes=config.window_bytes,
+        sums_payloads=config.checksum,
+        secret=secret,
+    )
+
+
+def sum_config(settings: Settings) -> SumConfig:
+    """Return the settings of a job from which `settings_of` makes these."""
+    return SumConfig(
+        algorithm=settings.algorithm,
+        slices=settings.n_slices,
+        transport=settings.transport,
+        bind=settings.bind,
+        window_bytes=settings.window_bytes,
+        checksum=settings.sums_payloads,
+    )

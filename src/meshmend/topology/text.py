@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import TypedDict
 
+from meshmend.config import MeshConfig
 from meshmend.errors import TopologyError
 from meshmend.topology.failures import format_shape, parse_shape
 from meshmend.topology.mesh import Mesh, format_wrap
@@ -26,6 +27,15 @@ def parse_mesh(text: str, *, wrap: str = "none", fail: Iterable[str] = ()) -> Me
             f"--mesh needs positive extents joined by x, such as 16x32, but got {text!r}{hint}"
         ) from None
     return Mesh(shape, parse_wrap(wrap, len(shape))).without(*fail)
+
+
+def configured_mesh(config: MeshConfig) -> Mesh:
+    """Return the mesh that the settings of a job describe.
+
+    Raises:
+        TopologyError: a text that cannot be read, or a failure outside the mesh.
+    """
+    return parse_mesh(config.shape, wrap=config.wrap, fail=config.fail)
 
 
 def parse_wrap(text: str, n_axes: int) -> tuple[bool, ...]:
@@ -57,3 +67,14 @@ def mesh_words(mesh: Mesh) -> MeshWords:
         "wrap": format_wrap(mesh.wrap),
         "fail": [str(failure) for failure in mesh.failures()],
     }
+
+
+def mesh_config(mesh: Mesh, board: tuple[int, ...] | None = None) -> MeshConfig:
+    """Return the settings that describe a mesh, and its boards if they are given."""
+    words = mesh_words(mesh)
+    return MeshConfig(
+        shape=words["shape"],
+        wrap=words["wrap"],
+        fail=tuple(words["fail"]),
+        board=format_shape(board or ()),
+    )

@@ -22,8 +22,8 @@ except ModuleNotFoundError:
         "meshmend.torch needs PyTorch, but it is not installed; run: pip install 'meshmend[torch]'"
     ) from None
 
+from meshmend.config import COORDINATOR, TRANSPORT
 from meshmend.torch.other_libraries import accept_everywhere
-from meshmend.variables import COORDINATOR, TRANSPORT
 
 if TYPE_CHECKING:
     from meshmend.planning.settings import Settings

@@ -10,6 +10,7 @@ import os
 from dataclasses import replace
 from typing import Any
 
+from meshmend.config import COORDINATOR, FAIL, MESH
 from meshmend.errors import InputError
 from meshmend.planning.environment import settings_from
 from meshmend.planning.settings import Settings
@@ -19,7 +20,6 @@ from meshmend.topology.mesh import Mesh
 from meshmend.topology.submesh import box_around
 from meshmend.torch.call_arguments import dist
 from meshmend.torch.group import MeshmendGroup
-from meshmend.variables import COORDINATOR, FAIL, MESH
 
 _log = logging.getLogger("meshmend.torch")
 

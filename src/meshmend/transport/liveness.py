@@ -11,8 +11,6 @@ import socket
 import struct
 from typing import Final
 
-DEFAULT_LINK_TIMEOUT_S: Final = 2.0
-
 _KEEPALIVE_S: Final = 1  # the kernel counts in whole seconds
 _MOST_PROBES: Final = 127  # the kernel takes no more
 # The beginning of Linux's struct tcp_info: bytes 2 and 3, and the words at 52 and 56.

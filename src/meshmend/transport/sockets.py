@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from meshmend.config import SumConfig
 from meshmend.errors import (
     InputError,
     MismatchError,
@@ -38,7 +39,7 @@ from meshmend.transport.transport import Bytes, Task, describe_fingerprint
 # queued 16 to 25 ms a hop over slow links, which cost trees a sixth of their time. A fast link with
 # a long round trip needs a larger window.
 _UNSENT_BYTES: Final = 1 << 13
-WINDOW_BYTES: Final = 20_000
+WINDOW_BYTES: Final = SumConfig().window_bytes
 _WORD: Final = 1 << 32
 
 

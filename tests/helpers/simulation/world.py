@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from random import Random
 
+from meshmend.config import Timing
 from meshmend.membership.job_spec import JobSpec
 from meshmend.membership.messages import CutLink, MendLink
-from meshmend.membership.timing import Timing
 from meshmend.topology.failures import Chip, Link
 from meshmend.topology.text import parse_mesh
 from simulation.coordinator_process import COORDINATOR_HOST, CoordinatorProcess

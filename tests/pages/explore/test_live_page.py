@@ -133,7 +133,7 @@ def scripted(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     folder = tmp_path_factory.mktemp("a job")
     script = folder / "the script.py"
     script.write_text(training_script("batch=12, steps=1000000", "time.sleep(0.02)"))
-    options = ["--elastic", "--mesh", "2x3", "--heartbeat-timeout", "3"]
+    options = ["--elastic", "--mesh", "2x3", "--set", "timing.heartbeat_timeout=3"]
     run = ["run", *options, "--explore", "--allow-faults", str(script)]
     with live_job(folder, *run) as address, browsed(chromium, address) as found:
         until(lambda: "training" in found.text("#job-title"))

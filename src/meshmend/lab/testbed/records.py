@@ -21,10 +21,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from meshmend.config import TESTBED_DIR
 from meshmend.errors import TestbedError
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import mesh_words, parse_mesh
-from meshmend.variables import TESTBED_DIR
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
+from meshmend.config import CHECKSUM
 from meshmend.errors import TransportError
 from meshmend.train.core.exchange import Exchange, PendingSum, first_error
-from meshmend.variables import CHECKSUM
 
 _SMALL_PIECE: Final = 1 << 15  # bytes; up to here a sum needs no search for a plan
 _LARGE_PIECE: Final = 1 << 21

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from meshmend.config import Timing
 from meshmend.errors import TransportError
 from meshmend.membership.generation import Generation
 from meshmend.planning.catalogue import Catalogue, CollectiveCall, proved_spread
@@ -25,7 +26,6 @@ from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.train.core.host_planner import HostPlanner, PlanAheadSettings
 from meshmend.transport.listener import Address
-from meshmend.transport.liveness import DEFAULT_LINK_TIMEOUT_S
 from meshmend.transport.rank_program import RankProgram, rank_program
 from meshmend.transport.sockets import SocketTransport
 from meshmend.transport.transport import Task, task_of
@@ -52,7 +52,7 @@ class ExchangeSettings:
     algorithm: str = AUTO
     window_bytes: int = 0
     sums_payloads: bool = False
-    link_timeout_s: float = DEFAULT_LINK_TIMEOUT_S
+    link_timeout_s: float = Timing().link_timeout_s
     sum_timeout_s: float = 1800.0
     plans: Path | None = None
     plan_ahead: PlanAheadSettings | None = None

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from uuid import uuid4
 
+from meshmend.config import CHIP, MESH, SECRET
 from meshmend.errors import InputError
 from meshmend.membership.client import WorkerIdentity
 from meshmend.membership.coordinator_client import CoordinatorClient
@@ -26,7 +27,6 @@ from meshmend.topology.failures import Chip, board_shape
 from meshmend.topology.mesh import Mesh
 from meshmend.train.core.exchange import Exchange, ExchangeSettings
 from meshmend.train.core.host_planner import PlanAheadSettings, scratch_plan_folder
-from meshmend.variables import CHIP, MESH, SECRET
 
 _log = logging.getLogger(__name__)
 
@@ -96,8 +96,9 @@ def worker_environment_from(variables: Mapping[str, str]) -> WorkerEnvironment:
             seat=whole.rank_of[chip],
             coordinator=environment.coordinator,
             secret=settings.secret.encode(),
-            link_timeout_s=environment.link_timeout_s,
-            **_timeouts(environment),
+            link_timeout_s=environment.timing.link_timeout_s,
+            join_timeout_s=environment.timing.join_timeout_s,
+            wait_for_chip_s=environment.timing.wait_for_chip_s,
         ),
         whole=whole,
         n_live_at_start=settings.mesh.n_live,
@@ -109,15 +110,6 @@ def worker_environment_from(variables: Mapping[str, str]) -> WorkerEnvironment:
         ready_dir=environment.ready_dir,
         board=environment.board or board_shape(len(whole.shape)),
     )
-
-
-def _timeouts(environment: Environment) -> dict[str, float]:
-    """Return the timeouts that the environment sets; the others keep their defaults."""
-    named = {
-        "join_timeout_s": environment.join_timeout_s,
-        "wait_for_chip_s": environment.wait_for_chip_s,
-    }
-    return {name: seconds for name, seconds in named.items() if seconds is not None}
 
 
 def _exchange_settings(environment: Environment, settings: Settings) -> ExchangeSettings:
@@ -137,7 +129,7 @@ def _exchange_settings(environment: Environment, settings: Settings) -> Exchange
         algorithm=settings.planned_algorithm,
         window_bytes=settings.window_bytes,
         sums_payloads=settings.sums_payloads,
-        link_timeout_s=environment.link_timeout_s,
+        link_timeout_s=environment.timing.link_timeout_s,
         plans=plans,
         plan_ahead=plan_ahead,
     )
