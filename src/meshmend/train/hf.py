@@ -37,7 +37,6 @@ from meshmend.train.core.worker_environment import worker_environment
 from meshmend.train.torch.job import Job
 
 _STATE_FILE: Final = "trainer_state.json"  # the last file of a checkpoint that the trainer writes
-
 _OF_THIS_CHIP: Final = ("is_local_process_zero", "is_world_process_zero", "is_hyper_param_search")
 
 MicroBatches = list[tuple[int, Any]]  # the number of samples, and the samples after the collator

@@ -31,6 +31,7 @@ from meshmend.transport.sockets import SocketTransport
 from meshmend.transport.transport import Task, task_of
 
 Bytes = NDArray[np.uint8]
+
 _SUM = CollectiveCall("allreduce")
 _ALL_GATHER = CollectiveCall(GATHER)
 _SPREAD_MESSAGE_BYTES = 1 << 18

@@ -24,7 +24,9 @@ POLICIES: Final = (RAISE, SKIP)
 BUFFER: Final = "buffer "  # begins the name of a buffer, where parameters are named too
 _MOST_NAMES: Final = 3
 _MOST_SKIPPED: Final = 20  # steps in a row
+
 Culprits = list[list[str]]  # by rank: the parameters whose gradients are not finite
+
 _log = logging.getLogger(__name__)
 
 

@@ -21,11 +21,10 @@ from meshmend.errors import InputError
 from meshmend.train.core.chip_job import ChipJob
 from meshmend.train.core.job_core import JobCore, JobSettings
 from meshmend.train.core.worker_environment import worker_environment
-from meshmend.train.jax.compiled_programs import shared_programs
 from meshmend.train.jax.fingerprint import jax_fingerprint
 from meshmend.train.jax.flat_tree import FlatTree, Tree
 from meshmend.train.jax.learner import JaxLearner, checked_params
-from meshmend.train.jax.program import Loss, jax_program
+from meshmend.train.jax.program import Loss, jax_program, shared_programs
 from meshmend.train.state.checkpoint import Saving
 from meshmend.train.state.comparison import COMPARE_EVERY
 from meshmend.train.state.raw_state import map_state

@@ -2,22 +2,30 @@
 
 Gradients are computed in micro-batches of one fixed size, the last of them padded. So another
 number of samples, after a chip died, needs no other program: nothing is compiled after the start.
+One worker of a host compiles, the others wait and load what it has compiled from the folder of the
+run. A worker that is started again compiles nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.experimental.compilation_cache import compilation_cache
 
 from meshmend.errors import InputError
+from meshmend.locks import folder_lock
 from meshmend.train.jax.flat_tree import FlatTree, Tree
 from meshmend.train.jax.sample_keys import keys_of, places_of
 
 Loss = Callable[..., jax.Array]
+
+_WAIT_S: Final = 600.0  # a large model compiles for minutes; who waits in vain compiles itself
 
 
 class JaxProgram:
@@ -127,3 +135,27 @@ def _changes_by(
             "JaxJob needs an optimizer that steps with the gradients, the parameters and the loss "
             f"(value) alone, but: {why}; of optax.lbfgs use lbfgs(learning_rate, linesearch=None)"
         ) from None
+
+
+@contextmanager
+def shared_programs(run_dir: Path | None) -> Iterator[None]:
+    """Compile inside this block as the only worker of the run on this host.
+
+    If JAX has a folder for compiled programs already, that one is used.
+    """
+    settings: Any = jax.config  # half typed
+    folder = settings.jax_compilation_cache_dir
+    if folder is None and run_dir is not None:
+        folder = str(run_dir / "compiled")
+        settings.update("jax_compilation_cache_dir", folder)
+        settings.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        settings.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        compilation_cache.reset_cache()  # JAX looks at these settings only once
+    if folder is None:
+        yield
+        return
+    done = Path(folder) / f"meshmend-{jax.__version__}.done"
+    with folder_lock(Path(folder), timeout_s=_WAIT_S, is_needless=done.exists):
+        yield
+    with suppress(OSError):
+        done.touch()  # from now on all workers load what was compiled, at the same time

@@ -27,11 +27,13 @@ from meshmend.topology.mesh import Mesh
 
 ALIGN_BYTES: Final = 256  # of shares: a cut never divides what vector instructions handle at once
 LARGEST_MOVE_BYTES: Final = 16 << 20
+STATE_PER_WEIGHT: Final = 2  # AdamW and LAMB keep two numbers for each weight
+
 BOARD: Final = "board"
 HOST: Final = "host"
 DEFAULT_DOMAINS: Final = (BOARD, HOST)
 _AXES: Final = {"row": 0, "column": 1}
-STATE_PER_WEIGHT: Final = 2  # AdamW and LAMB keep two numbers for each weight
+
 Span = tuple[int, int]
 Spans = tuple[Span, ...]
 Domains = Sequence[Sequence[Hashable]]  # of each rank, equally many

@@ -60,7 +60,9 @@ from meshmend.train.torch.learner import Stateful
 Build = Callable[[], Sequence[Stateful]]
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+
 _log = logging.getLogger(__name__)
+
 _NEWS_S: Final = 3.0  # beyond the link timeout: for the coordinator to tell of a change
 _POLL_S: Final = 0.005
 
