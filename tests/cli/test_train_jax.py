@@ -94,7 +94,7 @@ def test_a_jax_run_loses_a_chip_without_a_sample_and_is_resumed_by_jax_alone(
     assert result["samples"] == {"used": 96, "lost": 0, "repeated": 0}
     assert result["replicas_equal"] is True
     assert (resumed["steps"], resumed["samples"]["used"]) == (10, 8)
-    why = "another framework wrote it: its files end with .bin, but torch writes .pt"
+    why = "another framework wrote it: it has a state of jax, but this job is of torch"
     assert f"step-00000008: {why}" in other.err.splitlines()[-1]
 
 

@@ -23,7 +23,7 @@ from meshmend.train.core.exchange import FinishedSum
 from meshmend.train.core.worker_environment import WorkerEnvironment
 from meshmend.train.sharding.sharded_optimizers import ShardedOptimizers
 from meshmend.train.sharding.sharded_update import ShardedUpdate
-from meshmend.train.state.torch_state import packed, unpacked
+from meshmend.train.state.torch_state import TORCH
 from waiting import HANG_S
 
 SHAPES = [(40, 30), (7,), (64, 5), ()]
@@ -159,11 +159,11 @@ class ThreadChip:
     def packed_state(self) -> Any:
         """Return weights, settings and the step."""
         weights = [each.detach() for each in self.parameters]
-        return packed([weights, self.sharded.state_dict(), self.step_number])
+        return TORCH.packed([weights, self.sharded.state_dict(), self.step_number])
 
     def take_over(self, state: Any) -> None:
         """Replace weights, settings and the step."""
-        weights, optimizer, self.step_number = unpacked(state)
+        weights, optimizer, self.step_number = TORCH.unpacked(state)
         for parameter, each in zip(self.parameters, weights, strict=True):
             parameter.data.copy_(each)
         self.sharded.load_state_dict(optimizer)

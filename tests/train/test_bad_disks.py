@@ -13,10 +13,10 @@ from bad_disks import BadDisk
 from elastic_job import elastic, of_kind
 from meshmend.files import DRAFT
 from meshmend.train.core.worker_environment import WorkerEnvironment
-from meshmend.train.state.array_shards import ARRAY_SHARDS
+from meshmend.train.state.array_state import ARRAYS
 from meshmend.train.state.checkpoint import Saving, complete_steps, load_step
 from meshmend.train.state.checkpoint_writer import CheckpointWriter, WriteFailures
-from meshmend.train.state.torch_shards import TORCH_SHARDS
+from meshmend.train.state.torch_state import TORCH
 from meshmend.train.torch.job import Job
 from small_disks import small_disk
 
@@ -50,7 +50,7 @@ def written(folder: Path, n_bytes: int) -> list[int]:
     """Write the same checkpoints of a state of arrays; return the steps that are missing."""
     saving = Saving(folder, every=2, keep=4)
     failures = WriteFailures(WorkerEnvironment())
-    writer = CheckpointWriter(saving, ARRAY_SHARDS, failures, lambda step, at: None)
+    writer = CheckpointWriter(saving, ARRAYS, failures, lambda step, at: None)
     state = {"weights": np.arange(n_bytes // 8, dtype=np.float64)}
     for step in DUE:
         writer.note_step(step, 0)
@@ -75,7 +75,7 @@ def test_a_bad_disk_costs_the_checkpoints_it_could_not_take_and_they_are_named(
 
     assert sorted([*missing, *complete_steps(folder)]) == DUE
     assert bool(missing) or disk.call == "mkdir"  # a folder that is there is not made again
-    shards, damage = TORCH_SHARDS if is_torch else ARRAY_SHARDS, list[Any]()
+    shards, damage = TORCH if is_torch else ARRAYS, list[Any]()
     for step in complete_steps(folder):
         assert load_step(folder, step, shards, on_damage=lambda *why: damage.append(why)), damage
     if not disk.keeps_drafts:

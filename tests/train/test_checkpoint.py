@@ -23,13 +23,13 @@ from meshmend.train.state.checkpoint import (
     steps_in,
     why_not_shared,
 )
-from meshmend.train.state.torch_shards import TORCH_SHARDS, packed, shard_of
+from meshmend.train.state.torch_state import TORCH
 from same_bits import is_same
 
 
 def save(folder: Path, state: dict[str, Any], step: int, n_shards: int) -> list[Path]:
     return [
-        save_shard(folder, state, TORCH_SHARDS, step=step, shard=shard, n_shards=n_shards)
+        save_shard(folder, state, TORCH, step=step, shard=shard, n_shards=n_shards)
         for shard in range(n_shards)
     ]
 
@@ -46,7 +46,7 @@ def no_damage(path: Path, reason: str) -> None:
 
 
 def loaded(folder: Path, on_damage: Callable[[Path, str], None] = no_damage) -> Loaded:
-    found = load(folder, TORCH_SHARDS, on_damage=on_damage)
+    found = load(folder, TORCH, on_damage=on_damage)
     assert found is not None
     return found
 
@@ -94,18 +94,19 @@ def test_training_resumed_is_training_never_stopped(
     assert is_same(resumed[1].state_dict(), straight[1].state_dict())
 
 
-def test_a_shard_is_a_file_that_torch_loads_without_unpickling_objects(tmp_path: Path) -> None:
+def test_a_shard_is_a_file_that_safetensors_reads(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors")
     (path,) = save(tmp_path, {"weight": torch.arange(3.0)}, step=100, n_shards=1)
 
-    assert path == tmp_path / "step-00000100" / "shard-000-of-001.pt"
-    document = torch.load(path, weights_only=True)
-    assert document["step"] == 100
-    assert torch.equal(document["pieces"][0][2], torch.arange(3.0))
+    assert path == tmp_path / "step-00000100" / "shard-000-of-001.safetensors"
+    with safetensors.safe_open(path, "pt") as file:
+        assert file.metadata()["step"] == "100"
+        assert torch.equal(file.get_tensor("weight"), torch.arange(3.0))
 
 
 def test_a_shard_outside_the_count_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="12 shards needs shards 0 to 11, but got 12"):
-        save_shard(tmp_path, {}, TORCH_SHARDS, step=0, shard=12, n_shards=12)
+        save_shard(tmp_path, {}, TORCH, step=0, shard=12, n_shards=12)
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -113,11 +114,11 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     file.write_text("")
 
     with pytest.raises(InputError, match=f"cannot write the checkpoint {file}/step-00000001/"):
-        save_shard(file, {}, TORCH_SHARDS, step=1, shard=0, n_shards=1)
+        save_shard(file, {}, TORCH, step=1, shard=0, n_shards=1)
 
 
 def test_nothing_saved_is_nothing_loaded(tmp_path: Path) -> None:
-    assert load(tmp_path / "none", TORCH_SHARDS, on_damage=no_damage) is None
+    assert load(tmp_path / "none", TORCH, on_damage=no_damage) is None
     assert complete_steps(tmp_path / "none") == []
     prune(tmp_path / "none")
 
@@ -134,6 +135,11 @@ def truncate(files: list[Path]) -> Path:
     return files[1]
 
 
+def shorten(files: list[Path]) -> Path:
+    os.truncate(files[1], files[1].stat().st_size - 1)
+    return files[1]
+
+
 def remove(files: list[Path]) -> Path:
     files[1].unlink()
     return files[1].parent
@@ -145,8 +151,8 @@ def swap(files: list[Path]) -> Path:
 
 
 def mix(files: list[Path]) -> Path:
-    other = packed(shard_of({"weight": torch.ones(99)}, step=200, shard=1, n_shards=3))
-    files[1].write_bytes(other)
+    other = {"weight": torch.ones(99)}
+    save_shard(files[1].parent.parent, other, TORCH, step=200, shard=1, n_shards=3)
     return files[1].parent
 
 
@@ -159,11 +165,12 @@ def empty(files: list[Path]) -> Path:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (flip, "its checksum is wrong: some bytes have changed"),
-        (truncate, "it does not end with its checksum"),
-        (remove, "it has 2 of 3 shards; shard-001-of-003.pt is missing"),
+        (flip, "its checksum is wrong: it is incomplete, or some bytes have changed"),
+        (truncate, "it does not begin with its checksum"),
+        (shorten, "its checksum is wrong: it is incomplete, or some bytes have changed"),
+        (remove, "it has 2 of 3 shards; shard-001-of-003.safetensors is missing"),
         (swap, "its name is wrong: it holds step 200, shard 2 of 3"),
-        (mix, "its shards were saved from different states"),
+        (mix, "chip of shard 1 had another state than the others"),
         (empty, "it has no shards"),
     ],
 )
@@ -186,14 +193,14 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
 def test_a_step_saved_again_by_fewer_chips_is_read_from_those(tmp_path: Path) -> None:
     old, new = {"weight": torch.zeros(50)}, {"weight": torch.ones(50)}
     for shard in range(15):
-        save_shard(tmp_path, old, TORCH_SHARDS, step=100, shard=shard, n_shards=16)
+        save_shard(tmp_path, old, TORCH, step=100, shard=shard, n_shards=16)
     assert complete_steps(tmp_path) == []
     save(tmp_path, new, step=100, n_shards=12)
 
     assert complete_steps(tmp_path) == [100]
     assert is_same(loaded(tmp_path).state, new)
     make_older(tmp_path)
-    save_shard(tmp_path, old, TORCH_SHARDS, step=100, shard=15, n_shards=16)
+    save_shard(tmp_path, old, TORCH, step=100, shard=15, n_shards=16)
     assert is_same(loaded(tmp_path).state, old), "both are complete: the last one written"
 
 
@@ -211,7 +218,7 @@ def test_prune_keeps_the_newest_complete_ones_and_what_may_still_be_written(tmp_
     for step in (100, 200, 300, 400):
         save(tmp_path, {"step": step}, step=step, n_shards=2)
     for step in (150, 350, 500):  # a chip is missing
-        save_shard(tmp_path, {"step": step}, TORCH_SHARDS, step=step, shard=0, n_shards=2)
+        save_shard(tmp_path, {"step": step}, TORCH, step=step, shard=0, n_shards=2)
     fresh, stale = (tmp_path / "step-00000500" / f".{name}.part" for name in ("fresh", "stale"))
     for draft in (fresh, stale):
         draft.write_text("")
@@ -246,19 +253,19 @@ def test_prune_keeps_drafts_of_a_file_server_whose_clock_differs(
 
 def test_shards_on_the_disks_of_other_hosts_are_missed(tmp_path: Path) -> None:
     save(tmp_path, {}, step=100, n_shards=2)
-    save_shard(tmp_path, {}, TORCH_SHARDS, step=200, shard=1, n_shards=2)
+    save_shard(tmp_path, {}, TORCH, step=200, shard=1, n_shards=2)
 
     assert why_not_shared(tmp_path, 100) == ""
     assert why_not_shared(tmp_path, 200) == (
-        f"{tmp_path}/step-00000200: it has 1 of 2 shards; shard-000-of-002.pt is missing; all "
-        "hosts must see this folder, or no job can resume from it"
+        f"{tmp_path}/step-00000200: it has 1 of 2 shards; shard-000-of-002.safetensors is missing; "
+        "all hosts must see this folder, or no job can resume from it"
     )
     assert newest_complete(tmp_path) == 100
 
 
 def test_prune_never_deletes_the_last_complete_checkpoint(tmp_path: Path) -> None:
     save(tmp_path, {}, step=100, n_shards=2)
-    save_shard(tmp_path, {}, TORCH_SHARDS, step=200, shard=0, n_shards=2)
+    save_shard(tmp_path, {}, TORCH, step=200, shard=0, n_shards=2)
 
     prune(tmp_path, keep=1)
     assert complete_steps(tmp_path) == [100]
@@ -283,12 +290,12 @@ SAVER = """
 import os, signal, sys, torch
 from pathlib import Path
 from meshmend.train.state.checkpoint import save_shard
-from meshmend.train.state.torch_shards import TORCH_SHARDS
+from meshmend.train.state.torch_state import TORCH
 
 def save(folder, step):
     for shard in range(2):
         state = {"step": torch.full((9999,), step)}
-        save_shard(folder, state, TORCH_SHARDS, step=step, shard=shard, n_shards=2)
+        save_shard(folder, state, TORCH, step=step, shard=shard, n_shards=2)
 
 def dying(call, *, at):
     left = [at]
@@ -344,7 +351,7 @@ def test_one_step_is_loaded_or_its_damage_is_named(tmp_path: Path) -> None:
     file = next((tmp_path / "step-00000020").iterdir())
     file.write_bytes(file.read_bytes()[:-1])
 
-    found = checkpoint.load_step(tmp_path, 10, TORCH_SHARDS, on_damage=no_damage)
+    found = checkpoint.load_step(tmp_path, 10, TORCH, on_damage=no_damage)
     assert found is not None
     assert found.step == 10
     assert found.state["weight"].tolist() == [10.0] * 8
@@ -353,10 +360,10 @@ def test_one_step_is_loaded_or_its_damage_is_named(tmp_path: Path) -> None:
             checkpoint.load_step(
                 tmp_path,
                 step,
-                TORCH_SHARDS,
+                TORCH,
                 on_damage=lambda path, why: damage.append(f"{path.name} {why}"),
             )
             is None
         )
-    assert "does not end with its checksum" in damage[0]
+    assert "its checksum is wrong" in damage[0]
     assert damage[1] == "step-00000030 it has no shards"

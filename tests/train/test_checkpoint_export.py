@@ -23,12 +23,12 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from meshmend.cli.main import run_line
 from meshmend.errors import InputError
-from meshmend.train.state.array_shards import ARRAY_SHARDS
+from meshmend.train.state.array_state import ARRAYS
 from meshmend.train.state.checkpoint import load, save_shard
 from meshmend.train.state.checkpoint_export import export_safetensors, read_checkpoint
 from meshmend.train.state.dcp_files import import_dcp, read_dcp, write_dcp
 from meshmend.train.state.resume import resumable
-from meshmend.train.state.torch_shards import TORCH_SHARDS
+from meshmend.train.state.torch_state import TORCH
 
 
 def trained(steps: int = 3) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -63,7 +63,7 @@ def run(tmp_path: Path) -> Path:
             save_shard(
                 tmp_path / "run" / "checkpoints",
                 state,
-                TORCH_SHARDS,
+                TORCH,
                 step=step,
                 shard=shard,
                 n_shards=3,
@@ -111,7 +111,7 @@ def test_transformers_loads_an_exported_model(tmp_path: Path, shard_bytes: int) 
     model = transformers.BertForMaskedLM(config)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     state = state_of(model, optimizer, 1)
-    save_shard(tmp_path / "run", state, TORCH_SHARDS, step=1, shard=0, n_shards=1)
+    save_shard(tmp_path / "run", state, TORCH, step=1, shard=0, n_shards=1)
     saved = read_checkpoint(tmp_path / "run")
     export_safetensors(saved, tmp_path / "model", shard_bytes=shard_bytes)
     config.save_pretrained(tmp_path / "model")
@@ -143,7 +143,7 @@ def test_the_whole_state_has_the_optimizer_and_its_plain_values(run: Path, tmp_p
 def test_arrays_of_jax_are_exported_by_dotted_names(tmp_path: Path) -> None:
     weights = np.arange(6, dtype=np.float32).reshape(2, 3)
     state = {"model": {"['layer']['w']": weights}, "optimizer": {"[0].mu": weights}, "also": []}
-    save_shard(tmp_path / "run", state, ARRAY_SHARDS, step=2, shard=0, n_shards=1)
+    save_shard(tmp_path / "run", state, ARRAYS, step=2, shard=0, n_shards=1)
 
     export_safetensors(read_checkpoint(tmp_path / "run"), tmp_path / "x.safetensors", what="all")
 
@@ -154,7 +154,7 @@ def test_arrays_of_jax_are_exported_by_dotted_names(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_dcp_loads_an_export_into_plain_pytorch(run: Path, tmp_path: Path) -> None:
-    write_dcp(read_checkpoint(run).state, tmp_path / "dcp")
+    write_dcp(read_checkpoint(run, framework=TORCH).state, tmp_path / "dcp")
     model, optimizer = trained(1)
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
@@ -179,7 +179,7 @@ def test_a_job_resumes_from_what_dcp_saved_in_plain_pytorch(tmp_path: Path) -> N
 
     fresh = state_of(*trained(1), 0)
     loaded = resumable(
-        tmp_path / "checkpoints", fresh, TORCH_SHARDS, steps=9, on_damage=lambda path, why: None
+        tmp_path / "checkpoints", fresh, TORCH, steps=9, on_damage=lambda path, why: None
     )
     check_equal(loaded.state["model"], model.state_dict())
     trained(1)[1].load_state_dict(loaded.state["optimizer"])
@@ -187,11 +187,11 @@ def test_a_job_resumes_from_what_dcp_saved_in_plain_pytorch(tmp_path: Path) -> N
 
 
 def test_a_checkpoint_that_went_through_dcp_is_the_same(run: Path, tmp_path: Path) -> None:
-    state = read_checkpoint(run).state
+    state = read_checkpoint(run, framework=TORCH).state
     write_dcp(state, tmp_path / "dcp")
     import_dcp(tmp_path / "dcp", tmp_path / "again")
 
-    found = load(tmp_path / "again", TORCH_SHARDS, on_damage=lambda path, why: None)
+    found = load(tmp_path / "again", TORCH, on_damage=lambda path, why: None)
 
     assert found is not None
     assert found.state["progress"] == state["progress"]
@@ -254,7 +254,7 @@ def test_wrong_arguments_are_refused_in_one_line(
 def test_the_commands_list_check_and_export(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (run / "checkpoints" / "step-00000003" / "shard-001-of-003.pt").unlink()
+    (run / "checkpoints" / "step-00000003" / "shard-001-of-003.safetensors").unlink()
     goal = tmp_path / "model.safetensors"
 
     assert run_line(["checkpoint", "list", str(run)]) == 0
@@ -277,7 +277,7 @@ def test_the_commands_list_check_and_export(
 def test_a_damaged_checkpoint_is_told_and_not_exported(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = run / "checkpoints" / "step-00000006" / "shard-001-of-003.pt"
+    file = run / "checkpoints" / "step-00000006" / "shard-001-of-003.safetensors"
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
@@ -291,7 +291,7 @@ def test_a_damaged_checkpoint_is_told_and_not_exported(
 
 def test_a_type_that_safetensors_lacks_is_refused(tmp_path: Path) -> None:
     state = {"model": {"z": torch.zeros(2, dtype=torch.complex128)}, "also": []}
-    save_shard(tmp_path, state, TORCH_SHARDS, step=1, shard=0, n_shards=1)
+    save_shard(tmp_path, state, TORCH, step=1, shard=0, n_shards=1)
 
     with pytest.raises(InputError, match="safetensors has no type for z, which is complex128"):
         export_safetensors(read_checkpoint(tmp_path), tmp_path / "x.safetensors")
@@ -336,7 +336,7 @@ def test_code_in_a_dcp_folder_is_refused_in_one_line_and_does_not_run(
     words: str,
 ) -> None:
     mark, goal = tmp_path / "it-ran", tmp_path / "again"
-    write_dcp(read_checkpoint(run).state, tmp_path / "dcp")
+    write_dcp(read_checkpoint(run, framework=TORCH).state, tmp_path / "dcp")
     attack(tmp_path / "dcp", Hostile(mark))
 
     code = run_line(["checkpoint", "import", str(tmp_path / "dcp"), "-o", str(goal)])

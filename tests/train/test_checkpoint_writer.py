@@ -20,7 +20,7 @@ from meshmend.train.core.worker_environment import WorkerEnvironment
 from meshmend.train.state import checkpoint
 from meshmend.train.state.checkpoint import Saving, complete_steps, load
 from meshmend.train.state.checkpoint_writer import CheckpointWriter, WriteFailures
-from meshmend.train.state.torch_shards import TORCH_SHARDS
+from meshmend.train.state.torch_state import TORCH
 
 
 class Disk:
@@ -56,7 +56,7 @@ class Chip:
         self._shard, self._n_shards = shard, n_shards
         self.writer = CheckpointWriter(
             Saving(folder, every=1),
-            TORCH_SHARDS,
+            TORCH,
             self.failures,
             lambda step, at: self.saved.append(step),
         )
@@ -91,7 +91,7 @@ def test_the_next_step_does_not_wait_for_the_disk_and_changes_nothing_on_it(
     chip.writer.wait()
 
     assert chip.saved == [1]
-    found = load(tmp_path, TORCH_SHARDS, on_damage=no_damage)
+    found = load(tmp_path, TORCH, on_damage=no_damage)
     assert found is not None
     assert torch.equal(found.state["weights"], torch.ones(1000))
 
@@ -139,7 +139,7 @@ def test_a_state_that_cannot_be_stored_is_reported(
     chip.writer.begin(lambda: {"x": object()}, step=1, generation=1, shard=0, n_shards=1)
     chip.writer.wait()
 
-    assert "a checkpoint needs tensors, numbers, texts" in caplog.text
+    assert "a training state needs tensors, numbers, texts" in caplog.text
     assert chip.saved == []
 
 
@@ -191,13 +191,13 @@ from pathlib import Path
 import torch
 from meshmend.train import Saving
 from meshmend.train.state.checkpoint_writer import CheckpointWriter
-from meshmend.train.state.torch_shards import TORCH_SHARDS
+from meshmend.train.state.torch_state import TORCH
 from meshmend.train.core.worker_environment import WorkerEnvironment
 from meshmend.train.state.checkpoint_writer import WriteFailures
 
 folder, flush = Path(sys.argv[1]), os.fsync
 writer = CheckpointWriter(
-    Saving(folder, 1), TORCH_SHARDS, WriteFailures(WorkerEnvironment()), lambda *_: None
+    Saving(folder, 1), TORCH, WriteFailures(WorkerEnvironment()), lambda *_: None
 )
 for step in (1, 2):
     if step == 2:
@@ -215,6 +215,6 @@ def test_a_chip_that_dies_while_it_writes_leaves_no_checkpoint_that_looks_comple
 
     assert done.returncode == 9
     assert complete_steps(tmp_path) == [1]
-    found = load(tmp_path, TORCH_SHARDS, on_damage=lambda path, why: None)
+    found = load(tmp_path, TORCH, on_damage=lambda path, why: None)
     assert found is not None
     assert found.step == 1

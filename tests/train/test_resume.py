@@ -9,7 +9,7 @@ import torch
 from meshmend.errors import InputError
 from meshmend.train.state.checkpoint import save_shard
 from meshmend.train.state.resume import resumable
-from meshmend.train.state.torch_shards import TORCH_SHARDS
+from meshmend.train.state.torch_state import TORCH
 from meshmend.train.torch.job import Job
 
 DATA = [(torch.ones(3), torch.zeros(1))] * 12
@@ -34,8 +34,7 @@ def state(
 def saved(folder: Path, step: int) -> list[Path]:
     own = state(step=step)
     return [
-        save_shard(folder, own, TORCH_SHARDS, step=step, shard=shard, n_shards=2)
-        for shard in range(2)
+        save_shard(folder, own, TORCH, step=step, shard=shard, n_shards=2) for shard in range(2)
     ]
 
 
@@ -60,13 +59,13 @@ def test_a_checkpoint_of_another_job_is_refused_with_both_values(
     saved(tmp_path, 60)
 
     with pytest.raises(InputError, match=match):
-        resumable(tmp_path, fresh, TORCH_SHARDS, steps=steps, on_damage=ignore)
+        resumable(tmp_path, fresh, TORCH, steps=steps, on_damage=ignore)
 
 
 def test_a_checkpoint_of_the_same_job_is_taken_up_even_at_its_last_step(tmp_path: Path) -> None:
     saved(tmp_path, 60)
 
-    assert resumable(tmp_path, state(), TORCH_SHARDS, steps=60, on_damage=ignore).step == 60
+    assert resumable(tmp_path, state(), TORCH, steps=60, on_damage=ignore).step == 60
 
 
 def test_damage_of_the_newest_is_told_and_the_one_before_taken_up(tmp_path: Path) -> None:
@@ -77,13 +76,13 @@ def test_damage_of_the_newest_is_told_and_the_one_before_taken_up(tmp_path: Path
     found = resumable(
         tmp_path,
         state(),
-        TORCH_SHARDS,
+        TORCH,
         steps=90,
         on_damage=lambda path, why: told.append(path.name),
     )
 
     assert found.step == 30
-    assert told == ["shard-001-of-002.pt"]
+    assert told == ["shard-001-of-002.safetensors"]
 
 
 def test_when_all_are_damaged_one_sentence_names_the_damage_of_each(tmp_path: Path) -> None:
@@ -91,16 +90,17 @@ def test_when_all_are_damaged_one_sentence_names_the_damage_of_each(tmp_path: Pa
         saved(tmp_path, step)[0].write_bytes(b"no more")
 
     with pytest.raises(InputError) as raised:
-        resumable(tmp_path, state(), TORCH_SHARDS, steps=90, on_damage=ignore)
+        resumable(tmp_path, state(), TORCH, steps=90, on_damage=ignore)
 
     (line,) = str(raised.value).splitlines()
     for step in (30, 60):
-        assert f"step-000000{step}/shard-000-of-002.pt: it does not end with its check" in line
+        name = f"step-000000{step}/shard-000-of-002.safetensors"
+        assert f"{name}: it does not begin with its checksum" in line
 
 
 def test_a_folder_without_checkpoints_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="that can be read, but it has none"):
-        resumable(tmp_path, state(), TORCH_SHARDS, steps=90, on_damage=ignore)
+        resumable(tmp_path, state(), TORCH, steps=90, on_damage=ignore)
 
 
 def test_a_loop_of_ones_own_is_refused_too(tmp_path: Path) -> None:

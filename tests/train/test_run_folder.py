@@ -10,8 +10,8 @@ import torch
 
 from meshmend.errors import InputError
 from meshmend.train.state.checkpoint import Saving, complete_steps, load, save_shard, write_shard
-from meshmend.train.state.shard_format import Origin
-from meshmend.train.state.torch_shards import TORCH_SHARDS, shard_of
+from meshmend.train.state.shards import Origin, cut_shard
+from meshmend.train.state.torch_state import TORCH
 from meshmend.train.torch.job import Job
 
 DATA = [(torch.ones(3) * number, torch.zeros(1)) for number in range(12)]
@@ -77,7 +77,7 @@ def test_a_damaged_later_checkpoint_does_not_crowd_out_what_is_saved_now(tmp_pat
     saving = Saving(tmp_path, every=3, keep=1)
     trained(tmp_path, 54, saving=saving, resume="auto")
 
-    found = load(tmp_path, TORCH_SHARDS, on_damage=lambda path, why: None)
+    found = load(tmp_path, TORCH, on_damage=lambda path, why: None)
     assert found is not None
     assert found.step == 54
 
@@ -85,8 +85,8 @@ def test_a_damaged_later_checkpoint_does_not_crowd_out_what_is_saved_now(tmp_pat
 def stored(folder: Path, origins: list[Origin]) -> None:
     state = {"weights": torch.arange(1000.0)}
     for number, origin in enumerate(origins):
-        shard = shard_of(state, step=10, shard=number, n_shards=len(origins), origin=origin)
-        write_shard(folder, shard, TORCH_SHARDS)
+        place = {"step": 10, "shard": number, "n_shards": len(origins)}
+        write_shard(folder, cut_shard(state, TORCH, **place, origin=origin))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_checkpoint_of_replicas_that_differ_is_not_whole_and_names_the_chips(
     origins = [Origin("run", 1, 2, (0, at), digest) for at, digest in enumerate(digests)]
     stored(tmp_path, origins)
 
-    found = load(tmp_path, TORCH_SHARDS, on_damage=lambda path, why: told.append(why))
+    found = load(tmp_path, TORCH, on_damage=lambda path, why: told.append(why))
 
     assert found is None
     (why,) = told
@@ -113,9 +113,9 @@ def test_a_checkpoint_of_replicas_that_differ_is_not_whole_and_names_the_chips(
 def test_shards_of_two_histories_share_no_file_and_are_not_put_together(tmp_path: Path) -> None:
     told: list[str] = []
     stored(tmp_path, [Origin("run", 1, 2, (0, 0), "x"), Origin("run", 1, 3, (0, 1), "x")])
-    save_shard(tmp_path, {"weights": torch.zeros(3)}, TORCH_SHARDS, step=9, shard=0, n_shards=1)
+    save_shard(tmp_path, {"weights": torch.zeros(3)}, TORCH, step=9, shard=0, n_shards=1)
 
-    found = load(tmp_path, TORCH_SHARDS, on_damage=lambda path, why: told.append(why))
+    found = load(tmp_path, TORCH, on_damage=lambda path, why: told.append(why))
 
     assert found is not None
     assert found.step == 9

@@ -20,7 +20,7 @@ def notice() -> Iterator[SaveNotice]:
 
 
 def save(folder: Path, step: int, shard: int) -> None:
-    file = step_folder(folder, step) / shard_name(shard, 2, ".pt")
+    file = step_folder(folder, step) / shard_name(shard, 2)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.touch()
 

@@ -14,7 +14,8 @@ from meshmend.train.sharding.layerwise import LAMB  # noqa: E402
 from meshmend.train.sharding.sharded_optimizers import ShardedOptimizers  # noqa: E402
 from meshmend.train.sharding.update_shares import UpdateShares, mirrors_of  # noqa: E402
 from meshmend.train.state.checkpoint import Saving  # noqa: E402
-from meshmend.train.state.torch_shards import merged, packed, shard_of, unpacked  # noqa: E402
+from meshmend.train.state.shards import cut_shard, merged_state, read_shard, seal  # noqa: E402
+from meshmend.train.state.torch_state import TORCH  # noqa: E402
 from meshmend.train.torch.job import Job  # noqa: E402
 from same_bits import is_same  # noqa: E402
 
@@ -40,16 +41,21 @@ def stepped(make: Callable[[Any], Any]) -> Any:
     return optimizer
 
 
-def shards_of(optimizer: Any, n_ranks: int) -> list[Any]:
-    """Return the shards that ranks write which share the state of an optimizer."""
+def shards_of(optimizer: Any, n_ranks: int, lacking: int | None = None) -> list[Any]:
+    """Return the shards that ranks write which share the state of an optimizer.
+
+    The rank `lacking` has lost a piece.
+    """
     found = []
     for rank in range(n_ranks):
         sharded = ShardedOptimizers({"": copy.deepcopy(optimizer)})
         shares = UpdateShares(sharded.flat.n_bytes, mirrors_of([[each] for each in range(n_ranks)]))
         sharded.keep(shares.owned(rank), shares.mirrored(rank))
         state = {"model": {"weight": torch.arange(100.0)}, "optimizer": sharded.saved_state()}
-        shard = shard_of(state, step=2, shard=rank, n_shards=n_ranks)
-        found.append(unpacked(packed(shard)))
+        if rank == lacking:
+            state["optimizer"]["state"].pieces.pop()
+        shard = cut_shard(state, TORCH, step=2, shard=rank, n_shards=n_ranks)
+        found.append(read_shard(seal(shard)))
     return found
 
 
@@ -60,18 +66,17 @@ def test_shards_of_any_number_of_ranks_are_the_state_of_an_unsharded_optimizer(
 ) -> None:
     optimizer = stepped(MAKERS[name])
 
-    state = merged(shards_of(optimizer, n_ranks))
+    state = merged_state(shards_of(optimizer, n_ranks), TORCH)
 
     assert is_same(state["optimizer"], optimizer.state_dict())
     assert is_same(state["model"], {"weight": torch.arange(100.0)})
 
 
 def test_a_piece_that_is_missing_is_damage() -> None:
-    shards = shards_of(stepped(MAKERS["adamw"]), 3)
-    shards[1].of_optimizers.pop()
+    shards = shards_of(stepped(MAKERS["adamw"]), 3, lacking=1)
 
-    with pytest.raises(CheckpointDamageError, match="its pieces lack a part of"):
-        merged(shards)
+    with pytest.raises(CheckpointDamageError, match=r"lack a part of .* optimizer.state.\d"):
+        merged_state(shards, TORCH)
 
 
 def train(

@@ -10,6 +10,7 @@ from meshmend.cli.options import JsonOption
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
+    from meshmend.train.state.checkpoint import Loaded
     from meshmend.train.state.checkpoint_export import Exported
 
 _OTHER_KINDS = frozenset([".bin", ".ckpt", ".gguf", ".h5", ".npz", ".onnx", ".pt", ".pth"])
@@ -145,7 +146,7 @@ def export_command(
     _check_output(output, format_)
     loaded = read_checkpoint(run, step)
     if format_ == "dcp":
-        done = _export_dcp(loaded.state, loaded.step, output)
+        done = _export_dcp(loaded, output)
     else:
         done = export_safetensors(loaded, output, what=what, shard_bytes=most)
     if as_json:
@@ -203,18 +204,22 @@ def _check_output(output: Path, format_: str) -> None:
     check_writable(output if output.suffix == ".safetensors" else output / "index")
 
 
-def _export_dcp(state: dict[str, Any], step: int, output: Path) -> "Exported":
+def _export_dcp(loaded: "Loaded", output: Path) -> "Exported":
     from meshmend.train.state.checkpoint_export import Exported
 
-    if not any(type(each).__module__.startswith("torch") for each in state["model"].values()):
+    if loaded.framework != "torch":
         raise InputError("--format dcp needs a checkpoint of PyTorch, but this one is of JAX")
     from meshmend.train.state.dcp_files import write_dcp
-    from meshmend.train.state.torch_state import tensors_of
+    from meshmend.train.state.state_tree import RawArray, map_state
+    from meshmend.train.state.torch_state import TORCH, tensors_of
 
+    state = map_state(
+        lambda leaf: TORCH.tensor(leaf) if isinstance(leaf, RawArray) else leaf, loaded.state
+    )
     write_dcp(state, output)
     tensors = list(tensors_of(state))
     files = tuple(sorted(output.iterdir()))
-    return Exported(step, files, len(tensors), sum(tensor.nbytes for tensor in tensors))
+    return Exported(loaded.step, files, len(tensors), sum(tensor.nbytes for tensor in tensors))
 
 
 def _as_dict(done: "Exported") -> dict[str, Any]:

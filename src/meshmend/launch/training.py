@@ -208,7 +208,7 @@ def _check_resume(training: Training, folder: Path) -> int:
     def warn(path: Path, why: str) -> None:
         _log.warning("checkpoint %s is not used: %s", path, why)
 
-    found = resumable(folder, fresh, workload.shards, steps=training.steps, on_damage=warn)
+    found = resumable(folder, fresh, workload.framework, steps=training.steps, on_damage=warn)
     states = found.state["optimizer"].get("state", {}).values()  # by parameter, in PyTorch
     has_masters = any(_MASTER in each for each in states)
     if has_masters != training.master_weights:

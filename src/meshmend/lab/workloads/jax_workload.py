@@ -18,8 +18,8 @@ from meshmend.train.jax.flat_tree import FlatTree, Tree
 from meshmend.train.jax.job import JaxJob, default_micro_batch, stacked
 from meshmend.train.jax.learner import named_arrays
 from meshmend.train.jax.program import jax_program
-from meshmend.train.state.array_shards import ARRAY_SHARDS
-from meshmend.train.state.shard_format import ShardFormat
+from meshmend.train.state.array_state import ARRAYS
+from meshmend.train.state.state_tree import Framework
 
 MAX_EVALUATED = 1024  # held-out samples; enough for the figures at the end of a run
 _EVALUATION_BATCH = 64
@@ -52,9 +52,9 @@ class JaxWorkload:
         return sum(leaf.size for leaf in jax.tree.leaves(self.params))
 
     @property
-    def shards(self) -> ShardFormat:
-        """The format of its checkpoints."""
-        return ARRAY_SHARDS
+    def framework(self) -> Framework:
+        """How its states become bytes."""
+        return ARRAYS
 
     @cached_property
     def params(self) -> Tree:

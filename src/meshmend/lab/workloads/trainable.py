@@ -8,7 +8,8 @@ from meshmend.train.core.worker_loop import SumSizes
 from meshmend.train.sharding.update_shares import DEFAULT_DOMAINS
 from meshmend.train.state.checkpoint import Saving
 from meshmend.train.state.resume import Resume
-from meshmend.train.state.shard_format import ShardFormat, State
+from meshmend.train.state.shards import State
+from meshmend.train.state.state_tree import Framework
 
 
 class SampleSet(Protocol):
@@ -55,8 +56,8 @@ class Trainable(Protocol):
         """The number of elements of all parameters."""
 
     @property
-    def shards(self) -> ShardFormat:
-        """The format of its checkpoints."""
+    def framework(self) -> Framework:
+        """How its states become bytes."""
 
     def preload(self, arguments: TrainingArguments, n_chips: int) -> None:
         """Import and prepare all that the workers of so many chips need."""

@@ -16,8 +16,8 @@ from torch.utils.data import default_collate
 from meshmend.lab.workloads.trainable import SampleSet, TrainingArguments
 from meshmend.train.core.worker_loop import SumSizes
 from meshmend.train.sharding.sharded_optimizers import ShardedOptimizers
-from meshmend.train.state.shard_format import ShardFormat
-from meshmend.train.state.torch_shards import TORCH_SHARDS
+from meshmend.train.state.state_tree import Framework
+from meshmend.train.state.torch_state import TORCH
 from meshmend.train.torch.gradients import Gradients
 from meshmend.train.torch.job import Job
 from meshmend.train.torch.learner import TorchLearner
@@ -80,9 +80,9 @@ class Workload:
         return sum(parameter.numel() for parameter in self._inherited.parameters())
 
     @property
-    def shards(self) -> ShardFormat:
-        """The format of its checkpoints."""
-        return TORCH_SHARDS
+    def framework(self) -> Framework:
+        """How its states become bytes."""
+        return TORCH
 
     def preload(self, arguments: TrainingArguments, n_chips: int) -> None:
         """Import all that workers need; compute the first step of a small model.

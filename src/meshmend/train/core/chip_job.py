@@ -70,7 +70,7 @@ class ChipJob:
         """
         if self._core.calls is None:
             return [value]
-        packed = self._learner.packed(value).tobytes()
+        packed = self._learner.framework.packed(value).tobytes()
         return [self._unpacked(each) for each in self._core.calls.gather(packed)]
 
     def all_reduce(self, value: Any) -> Any:
@@ -86,7 +86,7 @@ class ChipJob:
         return self._core.state()
 
     def _unpacked(self, data: bytes) -> Any:
-        return self._learner.unpacked(np.frombuffer(data, dtype=np.uint8).copy())
+        return self._learner.framework.unpacked(np.frombuffer(data, dtype=np.uint8).copy())
 
 
 def added(values: Sequence[Any]) -> Any:

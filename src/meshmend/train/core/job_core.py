@@ -38,7 +38,7 @@ from meshmend.train.state.checkpoint import FolderOwner, Saving, new_owner
 from meshmend.train.state.checkpoint_writer import StepSaving, WriteFailures
 from meshmend.train.state.comparison import COMPARE_EVERY, StateComparison
 from meshmend.train.state.resume import Resume, folder_to_resume, is_same_folder, resumable
-from meshmend.train.state.shard_format import Origin
+from meshmend.train.state.shards import Origin
 
 _log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class JobCore:
         resume = folder_to_resume(settings.resume, settings.saving)
         self._owner = _owner(settings.saving, resume, self._environment)
         self._saving = StepSaving(
-            settings.saving, learner.shards, failures, self._environment, self._owner
+            settings.saving, learner.framework, failures, self._environment, self._owner
         )
         self._ledger = Ledger(
             self._environment.run_dir / "ledger" if self._environment.run_dir else None,
@@ -415,8 +415,8 @@ class JobCore:
         def warn(path: Path, why: str) -> None:
             _log.warning("checkpoint %s is not used: %s", path, why)
 
-        steps, shards = self._settings.steps, self._learner.shards
-        loaded = resumable(folder, self.state(), shards, steps=steps, on_damage=warn)
+        steps, framework = self._settings.steps, self._learner.framework
+        loaded = resumable(folder, self.state(), framework, steps=steps, on_damage=warn)
         self._load(loaded.state)
         self._is_stopped = False  # who resumes a job wants it to go on
         self._ledger.write_resume(self.step_number, self._position)
@@ -470,11 +470,11 @@ class JobCore:
 
     def packed_state(self) -> Bytes:
         """Return the training state at this step, as bytes."""
-        return self._learner.packed(self.state())
+        return self._learner.framework.packed(self.state())
 
     def take_over(self, state: Bytes) -> None:
         """Replace all of this chip's state by that of another chip; unpacks it first."""
-        self._load(self._learner.unpacked(state))
+        self._load(self._learner.framework.unpacked(state))
 
     def newest_checkpoint(self) -> int | None:
         """Return the step of the newest complete checkpoint not known to be damaged, or None."""

@@ -15,7 +15,7 @@ from meshmend.membership.generation import Generation
 from meshmend.membership.messages import Go
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.worker_loop import SumSizes
-from meshmend.train.state.shard_format import ShardFormat
+from meshmend.train.state.state_tree import Framework
 
 Bytes = NDArray[np.uint8]
 
@@ -24,8 +24,8 @@ class Learner(Protocol):
     """The model and the optimizer of one replica; `TorchLearner` and `JaxLearner` are such."""
 
     @property
-    def shards(self) -> ShardFormat:
-        """The format of its checkpoints."""
+    def framework(self) -> Framework:
+        """How its states become bytes."""
 
     def sum_sizes(self) -> SumSizes:
         """Return the number of elements and the type of each sum of a step."""
@@ -72,12 +72,6 @@ class Learner(Protocol):
 
     def load(self, state: dict[str, Any]) -> None:
         """Replace these parts by those of another chip or of a checkpoint."""
-
-    def packed(self, state: Any) -> Bytes:
-        """Return a state, with the progress of the job, or any value like it, as bytes."""
-
-    def unpacked(self, data: Bytes) -> Any:
-        """Return what `packed` wrote."""
 
     def digest(self) -> str:
         """Return a hash of all of `state`: arrays and plain values, whatever their order."""

@@ -7,7 +7,7 @@ import jax
 from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.train.core.job_core import JobSettings
 from meshmend.train.jax.learner import JaxLearner
-from meshmend.train.state.array_state import Array, pack_arrays
+from meshmend.train.state.array_state import ARRAYS, Array
 from meshmend.train.state.fingerprint import job_fingerprint, parameter_words, sample_words
 
 
@@ -19,7 +19,7 @@ def jax_fingerprint(learner: JaxLearner, dataset: Any, settings: JobSettings) ->
         framework="jax",
         model=_words(state["model"]),
         optimizer=f"optax with {_words(state['optimizer'])}",
-        samples=sample_words(_Plain(dataset), pack_arrays),
+        samples=sample_words(_Plain(dataset), ARRAYS.packed),
     )
 
 

@@ -27,8 +27,8 @@ from meshmend.train.jax.learner import JaxLearner, checked_params
 from meshmend.train.jax.program import Loss, jax_program, shared_programs
 from meshmend.train.state.checkpoint import Saving
 from meshmend.train.state.comparison import COMPARE_EVERY
-from meshmend.train.state.raw_state import map_state
 from meshmend.train.state.resume import Resume
+from meshmend.train.state.state_tree import map_state
 
 
 def stacked(samples: Sequence[Tree]) -> Tree:

@@ -17,10 +17,9 @@ from meshmend.train.data.samples import Share
 from meshmend.train.jax.flat_tree import Tree
 from meshmend.train.jax.program import JaxProgram
 from meshmend.train.jax.sample_keys import places_of
-from meshmend.train.state.array_shards import ARRAY_SHARDS
-from meshmend.train.state.array_state import Array, digest_array_parts, pack_arrays, unpack_arrays
+from meshmend.train.state.array_state import ARRAYS, Array
 from meshmend.train.state.digest import total_of
-from meshmend.train.state.shard_format import ShardFormat
+from meshmend.train.state.state_tree import Framework
 
 _STATISTICS: Final = "batch_stats"  # the collection of flax's batch normalisation
 _NO_STATISTICS: Final = (
@@ -32,7 +31,7 @@ _LOSS, _STOP = -2, -1  # where the two numbers of the first flat array are
 class JaxLearner:
     """Parameters and the state of their optimizer, as a `Learner`; a program computes."""
 
-    shards: Final[ShardFormat] = ARRAY_SHARDS
+    framework: Final[Framework] = ARRAYS
 
     def __init__(self, params: Tree, program: JaxProgram, *, micro_batch: int) -> None:
         self.params = _on_device(params)
@@ -138,21 +137,13 @@ class JaxLearner:
         self.opt_state = _with_arrays(self.opt_state, state["optimizer"])
         self.params = params
 
-    def packed(self, state: Any) -> Bytes:
-        """Return a state, with the progress of the job, as bytes."""
-        return pack_arrays(state)
-
-    def unpacked(self, data: Bytes) -> Any:
-        """Return the state that `packed` wrote."""
-        return unpack_arrays(data)
-
     def digest(self) -> str:
         """Return a hash of all of the state."""
         return total_of(self.digest_parts())
 
     def digest_parts(self) -> dict[str, str]:
         """Return a hash of each array of the state by its name."""
-        return digest_array_parts(self.state())
+        return ARRAYS.digest_parts(self.state())
 
     def part_name(self, name: str) -> str:
         """Return the name of a part of the state."""

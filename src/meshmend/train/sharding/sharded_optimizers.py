@@ -27,7 +27,6 @@ from meshmend.planning.plan_request import GATHER, SumSizes
 from meshmend.train.sharding.layerwise import LAYERWISE
 from meshmend.train.sharding.pieces import (
     FlatParameters,
-    OptimizerPieces,
     Piece,
     State,
     copied,
@@ -37,7 +36,8 @@ from meshmend.train.sharding.pieces import (
     whole_state,
 )
 from meshmend.train.sharding.update_shares import Span, Spans, UpdateShares, without
-from meshmend.train.state.torch_state import digest, packed, unpacked
+from meshmend.train.state.state_tree import OwnedPieces
+from meshmend.train.state.torch_state import TORCH
 from meshmend.train.torch.optimizers import MASTER, check_no_masters, needs_master, part_name
 
 StateName = tuple[int, int]  # of the last update: the generation in which it was made, its step
@@ -211,11 +211,11 @@ class ShardedOptimizers:
     def packed_span(self, span: Span) -> Any:
         """Return the state of a span that this chip holds, as bytes."""
         pieces = self.flat.pieces(span)
-        return packed([[*piece, cut_state(self._states, piece)] for piece in pieces])
+        return TORCH.packed([[*piece, cut_state(self._states, piece)] for piece in pieces])
 
     def receive(self, span: Span, data: Any) -> None:
         """Take the state of a span that another chip has sent."""
-        for number, start, stop, state in unpacked(data):
+        for number, start, stop, state in TORCH.unpacked(data):
             piece = Piece(number, start, stop)
             device = self.flat.parameters[number].device
             self._states[piece] = {
@@ -251,7 +251,7 @@ class ShardedOptimizers:
     def share_digests(self) -> dict[str, str]:
         """Return a digest of each span that this chip keeps; owner and mirror have the same."""
         return {
-            f"{low} to {high}": digest(
+            f"{low} to {high}": TORCH.digest(
                 {str(piece): self._states[piece] for piece in self.flat.pieces((low, high))}
             )
             for low, high in self.held
@@ -273,7 +273,7 @@ class ShardedOptimizers:
                 for piece, state in own.items()
                 if piece.number in numbers
             ]
-            states.append({"state": OptimizerPieces(shapes, pieces)})
+            states.append({"state": OwnedPieces(shapes, pieces)})
             first = numbers.stop
         return self._by_name(states)
 

@@ -1,15 +1,21 @@
 """Checkpoints: one folder per step, one file per chip; a file is complete or absent.
 
-    FOLDER/run.json                                     whose folder this is
-    FOLDER/step-00000100/shard-003-of-012.1-5.pt        of term 1, generation 5
+    FOLDER/run.json                                             whose folder this is
+    FOLDER/step-00000100/shard-003-of-012.1-5.safetensors       of term 1, generation 5
 
 Every live chip calls `write_shard` for the same step and writes its shard. If a chip dies while it
 saves, the step stays incomplete. Another generation may then save the same step again, in the same
 folder. A step is complete when one generation has saved all its shards. Its shards are put together
 only if they are of one run, and if all chips had the same state, by its digest.
 
-Each reader reads the whole state, so a job can resume on any number of chips. A `ShardFormat` knows
-what a state is made of; this module knows files and folders only.
+Each reader reads the whole state, so a job can resume on any number of chips. `shards.py` knows
+what is in a file; this module knows files and folders only.
+
+A scheduler that will soon end the job gives notice by a signal to all workers, such as the SIGTERM
+that Slurm sends at the beginning of a grace time. From then on every chip saves its shard after
+each step, until a checkpoint of a step since the notice is complete. So chips that get the notice
+in different steps need not agree on one. A notice that not all chips get is forgotten after some
+steps.
 """
 
 import json
@@ -25,12 +31,303 @@ from types import FrameType
 from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
+import numpy as np
+
 from meshmend.errors import CheckpointDamageError, InputError, ResumeError
 from meshmend.files import DRAFT, sync_folder, why_unwritten, write_whole
-from meshmend.train.state.shard_format import AnyShard, ShardFormat, State
+from meshmend.train.state.shards import (
+    OLD_SUFFIXES,
+    SUFFIX,
+    Shard,
+    State,
+    cut_shard,
+    merged_state,
+    read_shard,
+    seal,
+)
+from meshmend.train.state.state_tree import AS_BYTES, Framework
 
 _STEP = re.compile(r"step-(\d{8,})")
-_SHARD = re.compile(r"shard-(\d{3,})-of-(\d{3,})(?:\.(\d+)-(\d+))?(\.pt|\.bin)")
+_SHARD = re.compile(r"shard-(\d{3,})-of-(\d{3,})(?:\.(\d+)-(\d+))?(\.safetensors|\.pt|\.bin)")
+_GONE, _OWNER = ".gone-", "run.json"
+_MOST_STEPS: Final = 20  # until a notice to save is forgotten
+STALE_S = 600.0  # a draft not written to for this long: its writer is dead
+
+OnDamage = Callable[[Path, str], None]
+
+
+@dataclass(frozen=True)
+class Saving:
+    """When to write checkpoints, where, and how many to keep."""
+
+    folder: Path
+    every: int
+    keep: int = 3
+
+    def is_due(self, step: int) -> bool:
+        """Whether to save the step that was just done: also if the job will soon be ended."""
+        return step % self.every == 0 or SAVE_NOTICE.is_due(self.folder, step)
+
+
+class SaveNotice:
+    """Whether this process was told to save, and since which step it does."""
+
+    def __init__(self) -> None:
+        self.is_given = False
+        self._since: int | None = None
+
+    def listen(self) -> None:
+        """Take SIGTERM as the notice, instead of dying of it; forget those of a parent process."""
+        self.is_given, self._since = False, None
+        signal.signal(signal.SIGTERM, self._give)
+
+    def is_due(self, folder: Path, step: int) -> bool:
+        """Whether the step that was just done must be saved, in a folder of checkpoints."""
+        if not self.is_given:
+            return False
+        if self._since is None:
+            self._since = step
+        newest = newest_complete(folder)
+        is_saved = newest is not None and newest >= self._since
+        if is_saved or step >= self._since + _MOST_STEPS:
+            self.is_given, self._since = False, None
+        return self.is_given
+
+    def _give(self, number: int, frame: FrameType | None) -> None:
+        self.is_given = True
+
+
+SAVE_NOTICE = SaveNotice()  # of this process
+
+
+# One chip's part of a step, and the state that all parts make up.
+
+
+class Loaded(NamedTuple):
+    """A state that was read from a checkpoint, its step, and the framework that it is of."""
+
+    state: dict[str, Any]
+    step: int
+    framework: str
+
+
+def save_shard(
+    folder: Path, state: State, framework: Framework, *, step: int, shard: int, n_shards: int
+) -> Path:
+    """Write this chip's shard of the state to disk and return its file.
+
+    Raises:
+        InputError: the state holds a value that cannot be stored, or the file cannot be written.
+    """
+    cut = cut_shard(state, framework, step=step, shard=shard, n_shards=n_shards)
+    return write_shard(folder, cut)
+
+
+def write_shard(folder: Path, shard: Shard) -> Path:
+    """Write a shard to disk and return its file; replaces an earlier file of that name at once.
+
+    A shard is a copy of the state, so a thread can write it while training goes on.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    origin = shard.origin
+    name = shard_name(shard.number, shard.n_shards, term=origin.term, generation=origin.generation)
+    file = step_folder(folder, shard.step) / name
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, lambda stream: stream.write(seal(shard).data))
+        sync_folder(folder)
+    except OSError as error:
+        with suppress(OSError):  # others have written to it, or the disk is read-only
+            file.parent.rmdir()
+        raise InputError(f"cannot write the checkpoint {file}: {why_unwritten(error)}") from None
+    return file
+
+
+def load(folder: Path, framework: Framework, *, on_damage: OnDamage) -> Loaded | None:
+    """Return the newest state that is complete and undamaged, or None if there is none.
+
+    Calls `on_damage(path, reason)` for each newer checkpoint that cannot be used.
+    """
+    for step in reversed(steps_in(folder)):
+        if (loaded := load_step(folder, step, framework, on_damage=on_damage)) is not None:
+            return loaded
+    return None
+
+
+def load_step(
+    folder: Path, step: int, framework: Framework, *, on_damage: OnDamage
+) -> Loaded | None:
+    """Return the state of one step, or None if it is absent, incomplete or damaged.
+
+    Calls `on_damage(path, reason)` with the reason why it cannot be used.
+    """
+    n_tried = 0
+    for files in complete_sets(folder, step):
+        n_tried += 1
+        loaded = _read(files, step, framework, on_damage)
+        if loaded is not None:
+            return loaded
+    if n_tried == 0:
+        on_damage(step_folder(folder, step), what_is_missing(folder, step))
+    return None
+
+
+def prune(folder: Path, keep: int = 3, *, newest: int | None = None) -> None:
+    """Delete all checkpoints older than the newest `keep` complete ones, and abandoned drafts.
+
+    Several chips may call it at once. A folder is renamed before its files are deleted, so that
+    no reader finds half a checkpoint. Steps after `newest`, which was saved last, are not of this
+    history: they do not count as kept, so that they cannot crowd out what is saved now.
+
+    Raises:
+        InputError: `keep` is less than one.
+    """
+    if keep < 1:
+        raise InputError(f"prune needs to keep at least one checkpoint, but got keep={keep}")
+    kept = [each for each in complete_steps(folder) if newest is None or each <= newest][-keep:]
+    for step in steps_in(folder):
+        if kept and step < kept[0]:
+            old = step_folder(folder, step)
+            with suppress(FileNotFoundError):  # another chip has renamed it
+                old.rename(old.with_name(f"{_GONE}{uuid4().hex}"))
+    for gone in folder.glob(f"{_GONE}*"):
+        shutil.rmtree(gone, ignore_errors=True)  # another chip may delete it too
+    # By the clock that stamps the files: the clock of this host may be hours away from that of a
+    # file server, and then the drafts of other chips would look abandoned.
+    now = max((_changed_at(path) for path in folder.glob("step-*")), default=0.0)
+    for draft in folder.glob(f"step-*/.*{DRAFT}"):
+        if 0.0 < _changed_at(draft) < now - STALE_S:
+            draft.unlink(missing_ok=True)
+
+
+def _read(files: list[Path], step: int, framework: Framework, on_damage: OnDamage) -> Loaded | None:
+    """Return the state in these files; if one is damaged, call `on_damage` and return None."""
+    if files[0].suffix in OLD_SUFFIXES:
+        on_damage(
+            files[0].parent,
+            f"a meshmend before 0.2 wrote it, in {files[0].suffix} files, which this one does not "
+            "read",
+        )
+        return None
+    shards: list[Shard] = []
+    for number, file in enumerate(files):
+        try:
+            shard = read_shard(np.fromfile(file, dtype=np.uint8))
+        except (CheckpointDamageError, OSError) as error:
+            on_damage(file, str(error))
+            return None
+        found, wanted = (shard.step, shard.number, shard.n_shards), (step, number, len(files))
+        if found != wanted:
+            held = f"step {found[0]}, shard {found[1]} of {found[2]}"
+            on_damage(file, f"its name is wrong: it holds {held}")
+            return None
+        if framework is not AS_BYTES and shard.framework != framework.name:
+            on_damage(
+                file.parent,
+                f"another framework wrote it: it has a state of {shard.framework}, but this job "
+                f"is of {framework.name}",
+            )
+            return None
+        shards.append(shard)
+    if why := _why_apart(shards):
+        on_damage(files[0].parent, why)
+        return None
+    try:
+        return Loaded(merged_state(shards, framework), step, shards[0].framework)
+    except CheckpointDamageError as error:
+        on_damage(files[0].parent, str(error))
+        return None
+
+
+def _why_apart(shards: Sequence[Shard]) -> str:
+    """Return why shards of one step do not belong together, or an empty text."""
+    origins = [shard.origin for shard in shards]
+    for name in ("run", "term", "generation"):
+        values = sorted({str(getattr(origin, name)) for origin in origins})
+        if len(values) > 1:
+            return f"its shards are of two histories: of {name} {values[0]} and of {values[1]}"
+    counts = Counter(origin.digest for origin in origins)
+    (usual, n_usual), *others = counts.most_common()
+    if not others:
+        return ""
+    if 2 * n_usual <= len(shards):  # nobody knows who is right
+        chips = ", ".join(map(_writer, shards))
+        return f"its shards are of replicas that differ: chips {chips} had different states"
+    odd = ", ".join(_writer(shard) for shard in shards if shard.origin.digest != usual)
+    return f"its shards are of replicas that differ: chip {odd} had another state than the others"
+
+
+def _writer(shard: Shard) -> str:
+    return str(shard.origin.chip) if shard.origin.chip else f"of shard {shard.number}"
+
+
+def _changed_at(path: Path) -> float:
+    """Return when a file or folder was last written to, in seconds; 0 if it does not exist."""
+    try:
+        return path.stat().st_mtime
+    except OSError:  # another chip has renamed or deleted it
+        return 0.0
+
+
+# Whose folder it is.
+
+
+@dataclass(frozen=True)
+class FolderOwner:
+    """The run that a folder of checkpoints belongs to, and the owner that it was found with.
+
+    A run goes on with the folder of another only if it resumed from it.
+    """
+
+    run: str
+    found: str | None = None
+
+    def claim(self, folder: Path) -> None:
+        """Write down whose folder this is, unless that is known.
+
+        Raises:
+            InputError: another run has claimed it meanwhile.
+            OSError: it cannot be written.
+        """
+        owner = owner_of(folder)
+        if owner == self.run:
+            return
+        if owner not in (None, self.found):
+            raise InputError(f"the folder {folder} is used by another run now")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / _OWNER, json.dumps({"run": self.run}))
+
+
+def owner_of(folder: Path) -> str | None:
+    """Return the run whose checkpoints a folder holds, or None if it does not say."""
+    try:
+        return str(json.loads((folder / _OWNER).read_text(encoding="utf-8"))["run"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def new_owner(folder: Path, run: str, *, resumes: bool) -> FolderOwner:
+    """Return the owner of the checkpoints that a run is about to write to a folder.
+
+    A run that `resumes` from this folder goes on as the run that began it.
+
+    Raises:
+        ResumeError: the folder has complete checkpoints of another run.
+    """
+    found = owner_of(folder)
+    if resumes:
+        return FolderOwner(found or run, found)
+    if found != run and (steps := complete_steps(folder)):
+        raise ResumeError(
+            f"a new run needs a folder for its checkpoints, but {folder} has those of another run, "
+            f'up to step {steps[-1]}; go on from them with resume="auto", or name another folder'
+        )
+    return FolderOwner(run, found)
+
+
+# Which checkpoints a folder has, by the names of its files alone.
 
 
 class _Set(NamedTuple):
@@ -61,9 +358,9 @@ def step_folder(folder: Path, step: int) -> Path:
 
 
 def shard_name(
-    shard: int, n_shards: int, suffix: str, *, term: int = 0, generation: int = 0
+    shard: int, n_shards: int, *, term: int = 0, generation: int = 0, suffix: str = SUFFIX
 ) -> str:
-    """Return the name of a shard's file; the suffix tells the framework that wrote it.
+    """Return the name of a shard's file.
 
     Two generations, or the same generation of two coordinators, never write the same file.
     """
@@ -135,272 +432,7 @@ def what_is_missing(folder: Path, step: int) -> str:
         return "it has no shards"
     own, files = max(sets.items(), key=lambda item: len(item[1]) / item[0].n_shards)
     first = next(shard for shard in range(own.n_shards) if shard not in files)
-    history = {"term": own.term, "generation": own.generation}
-    missing = shard_name(first, own.n_shards, own.suffix, **history)
-    return f"it has {len(files)} of {own.n_shards} shards; {missing} is missing"
-
-
-_MOST_STEPS: Final = 20  # until a notice is forgotten
-
-
-class SaveNotice:
-    """Whether this process was told to save, and since which step it does."""
-
-    def __init__(self) -> None:
-        self.is_given = False
-        self._since: int | None = None
-
-    def listen(self) -> None:
-        """Take SIGTERM as the notice, instead of dying of it; forget those of a parent process."""
-        self.is_given, self._since = False, None
-        signal.signal(signal.SIGTERM, self._give)
-
-    def is_due(self, folder: Path, step: int) -> bool:
-        """Whether the step that was just done must be saved, in a folder of checkpoints."""
-        if not self.is_given:
-            return False
-        if self._since is None:
-            self._since = step
-        newest = newest_complete(folder)
-        is_saved = newest is not None and newest >= self._since
-        if is_saved or step >= self._since + _MOST_STEPS:
-            self.is_given, self._since = False, None
-        return self.is_given
-
-    def _give(self, number: int, frame: FrameType | None) -> None:
-        self.is_given = True
-
-
-SAVE_NOTICE = SaveNotice()  # of this process
-
-
-STALE_S = 600.0  # a draft not written to for this long: its writer is dead
-
-_GONE, _OWNER = ".gone-", "run.json"
-
-OnDamage = Callable[[Path, str], None]
-
-
-@dataclass(frozen=True)
-class Saving:
-    """When to write checkpoints, where, and how many to keep."""
-
-    folder: Path
-    every: int
-    keep: int = 3
-
-    def is_due(self, step: int) -> bool:
-        """Whether to save the step that was just done: also if the job will soon be ended."""
-        return step % self.every == 0 or SAVE_NOTICE.is_due(self.folder, step)
-
-
-@dataclass(frozen=True)
-class FolderOwner:
-    """The run that a folder of checkpoints belongs to, and the owner that it was found with.
-
-    A run goes on with the folder of another only if it resumed from it.
-    """
-
-    run: str
-    found: str | None = None
-
-    def claim(self, folder: Path) -> None:
-        """Write down whose folder this is, unless that is known.
-
-        Raises:
-            InputError: another run has claimed it meanwhile.
-            OSError: it cannot be written.
-        """
-        owner = owner_of(folder)
-        if owner == self.run:
-            return
-        if owner not in (None, self.found):
-            raise InputError(f"the folder {folder} is used by another run now")
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / _OWNER, json.dumps({"run": self.run}))
-
-
-def owner_of(folder: Path) -> str | None:
-    """Return the run whose checkpoints a folder holds, or None if it does not say."""
-    try:
-        return str(json.loads((folder / _OWNER).read_text(encoding="utf-8"))["run"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def new_owner(folder: Path, run: str, *, resumes: bool) -> FolderOwner:
-    """Return the owner of the checkpoints that a run is about to write to a folder.
-
-    A run that `resumes` from this folder goes on as the run that began it.
-
-    Raises:
-        ResumeError: the folder has complete checkpoints of another run.
-    """
-    found = owner_of(folder)
-    if resumes:
-        return FolderOwner(found or run, found)
-    if found != run and (steps := complete_steps(folder)):
-        raise ResumeError(
-            f"a new run needs a folder for its checkpoints, but {folder} has those of another run, "
-            f'up to step {steps[-1]}; go on from them with resume="auto", or name another folder'
-        )
-    return FolderOwner(run, found)
-
-
-class Loaded(NamedTuple):
-    """A state that was read from a checkpoint, and its step."""
-
-    state: dict[str, Any]
-    step: int
-
-
-def save_shard(
-    folder: Path, state: State, shards: ShardFormat, *, step: int, shard: int, n_shards: int
-) -> Path:
-    """Write this chip's shard of the state to disk and return its file.
-
-    Raises:
-        InputError: the state holds a value that cannot be stored, or the file cannot be written.
-    """
-    return write_shard(folder, shards.cut(state, step=step, shard=shard, n_shards=n_shards), shards)
-
-
-def write_shard(folder: Path, shard: AnyShard, shards: ShardFormat) -> Path:
-    """Write a shard to disk and return its file; replaces an earlier file of that name at once.
-
-    A shard is a copy of the state, so a thread can write it while training goes on.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
-    name = shard_name(
-        shard.number,
-        shard.n_shards,
-        shards.suffix,
-        term=shard.origin.term,
-        generation=shard.origin.generation,
+    missing = shard_name(
+        first, own.n_shards, term=own.term, generation=own.generation, suffix=own.suffix
     )
-    file = step_folder(folder, shard.step) / name
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, lambda stream: shards.write(shard, stream))
-        sync_folder(folder)
-    except OSError as error:
-        with suppress(OSError):  # others have written to it, or the disk is read-only
-            file.parent.rmdir()
-        raise InputError(f"cannot write the checkpoint {file}: {why_unwritten(error)}") from None
-    return file
-
-
-def load(folder: Path, shards: ShardFormat, *, on_damage: OnDamage) -> Loaded | None:
-    """Return the newest state that is complete and undamaged, or None if there is none.
-
-    Calls `on_damage(path, reason)` for each newer checkpoint that cannot be used.
-    """
-    for step in reversed(steps_in(folder)):
-        if (loaded := load_step(folder, step, shards, on_damage=on_damage)) is not None:
-            return loaded
-    return None
-
-
-def load_step(
-    folder: Path, step: int, shards: ShardFormat, *, on_damage: OnDamage
-) -> Loaded | None:
-    """Return the state of one step, or None if it is absent, incomplete or damaged.
-
-    Calls `on_damage(path, reason)` with the reason why it cannot be used.
-    """
-    n_tried = 0
-    for files in complete_sets(folder, step):
-        n_tried += 1
-        state = _read(files, step, shards, on_damage)
-        if state is not None:
-            return Loaded(state, step)
-    if n_tried == 0:
-        on_damage(step_folder(folder, step), what_is_missing(folder, step))
-    return None
-
-
-def prune(folder: Path, keep: int = 3, *, newest: int | None = None) -> None:
-    """Delete all checkpoints older than the newest `keep` complete ones, and abandoned drafts.
-
-    Several chips may call it at once. A folder is renamed before its files are deleted, so that
-    no reader finds half a checkpoint. Steps after `newest`, which was saved last, are not of this
-    history: they do not count as kept, so that they cannot crowd out what is saved now.
-
-    Raises:
-        InputError: `keep` is less than one.
-    """
-    if keep < 1:
-        raise InputError(f"prune needs to keep at least one checkpoint, but got keep={keep}")
-    kept = [each for each in complete_steps(folder) if newest is None or each <= newest][-keep:]
-    for step in steps_in(folder):
-        if kept and step < kept[0]:
-            old = step_folder(folder, step)
-            with suppress(FileNotFoundError):  # another chip has renamed it
-                old.rename(old.with_name(f"{_GONE}{uuid4().hex}"))
-    for gone in folder.glob(f"{_GONE}*"):
-        shutil.rmtree(gone, ignore_errors=True)  # another chip may delete it too
-    # By the clock that stamps the files: the clock of this host may be hours away from that of a
-    # file server, and then the drafts of other chips would look abandoned.
-    now = max((_changed_at(path) for path in folder.glob("step-*")), default=0.0)
-    for draft in folder.glob(f"step-*/.*{DRAFT}"):
-        if 0.0 < _changed_at(draft) < now - STALE_S:
-            draft.unlink(missing_ok=True)
-
-
-def _read(
-    files: list[Path], step: int, shards: ShardFormat, on_damage: OnDamage
-) -> dict[str, Any] | None:
-    """Return the state in these files; if one is damaged, call `on_damage` and return None."""
-    if files[0].suffix != shards.suffix:
-        why = f"its files end with {files[0].suffix}, but {shards.framework} writes {shards.suffix}"
-        on_damage(files[0].parent, f"another framework wrote it: {why}")
-        return None
-    found_shards: list[AnyShard] = []
-    for number, file in enumerate(files):
-        try:
-            shard = shards.unpacked(file.read_bytes())
-        except (CheckpointDamageError, OSError) as error:
-            on_damage(file, str(error))
-            return None
-        found, wanted = (shard.step, shard.number, shard.n_shards), (step, number, len(files))
-        if found != wanted:
-            held = f"step {found[0]}, shard {found[1]} of {found[2]}"
-            on_damage(file, f"its name is wrong: it holds {held}")
-            return None
-        found_shards.append(shard)
-    if why := _why_apart(found_shards):
-        on_damage(files[0].parent, why)
-        return None
-    try:
-        return shards.merged(found_shards)
-    except CheckpointDamageError as error:
-        on_damage(files[0].parent, str(error))
-        return None
-
-
-def _why_apart(shards: Sequence[AnyShard]) -> str:
-    """Return why shards of one step do not belong together, or an empty text."""
-    origins = [shard.origin for shard in shards]
-    for name in ("run", "term", "generation"):
-        values = sorted({str(getattr(origin, name)) for origin in origins})
-        if len(values) > 1:
-            return f"its shards are of two histories: of {name} {values[0]} and of {values[1]}"
-    counts = Counter(origin.digest for origin in origins)
-    (usual, n_usual), *others = counts.most_common()
-    if not others:
-        return ""
-    if 2 * n_usual <= len(shards):  # nobody knows who is right
-        chips = ", ".join(str(origin.chip) for origin in origins)
-        return f"its shards are of replicas that differ: chips {chips} had different states"
-    odd = ", ".join(str(origin.chip) for origin in origins if origin.digest != usual)
-    return f"its shards are of replicas that differ: chip {odd} had another state than the others"
-
-
-def _changed_at(path: Path) -> float:
-    """Return when a file or folder was last written to, in seconds; 0 if it does not exist."""
-    try:
-        return path.stat().st_mtime
-    except OSError:  # another chip has renamed or deleted it
-        return 0.0
+    return f"it has {len(files)} of {own.n_shards} shards; {missing} is missing"

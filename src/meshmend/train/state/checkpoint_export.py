@@ -1,12 +1,12 @@
-"""Checkpoints as other programs read them: safetensors, in one file or in shards with an index.
+"""The checkpoints of a run, listed, checked, and written as other programs read them.
 
 A job's own shards cut tensors wherever a chip's range of bytes ends, so that all chips write
-equally much, and carry checksums. Exported files hold whole tensors by the names of the model.
+equally much. Exported files of safetensors, one or several with an index, hold whole tensors by the
+names of the model. Needs no framework.
 """
 
 import json
 import re
-import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,75 +24,8 @@ from meshmend.train.state.checkpoint import (
     steps_in,
     what_is_missing,
 )
-from meshmend.train.state.raw_state import RawArray, map_state
-from meshmend.train.state.shard_format import ShardFormat
-
-_ALIGN: Final = 8
-_DTYPES: Final = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "complex64": "C64",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint64": "U64",
-    "uint32": "U32",
-    "uint16": "U16",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
-
-
-def write_safetensors(
-    file: Path, arrays: Mapping[str, RawArray], metadata: Mapping[str, str]
-) -> None:
-    """Write arrays by name to a file, which is complete or absent.
-
-    Raises:
-        InputError: an array has a type that the format lacks, or the file cannot be written.
-    """
-    order = sorted(arrays, key=lambda name: (-_element_bytes(arrays[name]), name))
-    head, at = {"__metadata__": dict(metadata)} if metadata else {}, 0
-    for name in order:
-        array = arrays[name]
-        stop = at + len(array.data)
-        head[name] = _description(name, array, at, stop)
-        at = stop
-    text = json.dumps(head).encode()
-    text += b" " * (-len(text) % _ALIGN)
-
-    def write(stream: BinaryIO) -> None:
-        stream.write(struct.pack("<Q", len(text)) + text)
-        for name in order:
-            stream.write(arrays[name].data.data)
-
-    try:
-        write_whole(file, write)
-    except OSError as error:
-        raise InputError(f"cannot write {file}: {error.strerror}") from None
-
-
-def _description(name: str, array: RawArray, start: int, stop: int) -> dict[str, Any]:
-    if array.dtype not in _DTYPES:
-        raise InputError(
-            f"safetensors has no type for {name}, which is {array.dtype}; leave it out with --what "
-            "model, or export with --format dcp"
-        )
-    shape = list(array.shape)
-    return {"dtype": _DTYPES[array.dtype], "shape": shape, "data_offsets": [start, stop]}
-
-
-def _element_bytes(array: RawArray) -> int:
-    n_elements = 1
-    for length in array.shape:
-        n_elements *= length
-    return len(array.data) // n_elements if n_elements else 0
-
+from meshmend.train.state.shards import framework_of
+from meshmend.train.state.state_tree import AS_BYTES, TYPES, Framework, RawArray, header
 
 INDEX_NAME: Final = "model.safetensors.index.json"
 DEFAULT_SHARD_BYTES: Final = 5_000_000_000
@@ -122,29 +55,10 @@ def checkpoint_folder(run: Path) -> Path:
     raise InputError(f"this needs the folder of a run with checkpoints, but {run} {what}")
 
 
-def format_of(folder: Path, step: int) -> ShardFormat:
-    """Return the format of a step's shards, by the names of the files.
-
-    Raises:
-        InputError: the framework that wrote them is not installed.
-    """
-    files = next(complete_sets(folder, step))
-    if files[0].suffix == ".bin":
-        from meshmend.train.state.array_shards import ARRAY_SHARDS
-
-        return ARRAY_SHARDS
-    try:
-        from meshmend.train.state.torch_shards import TORCH_SHARDS
-    except ImportError:
-        raise InputError(
-            f"the checkpoint {files[0].parent} needs PyTorch to be read, but it is not installed; "
-            "run: pip install 'meshmend[torch]'"
-        ) from None
-    return TORCH_SHARDS
-
-
-def read_checkpoint(run: Path, step: int | None = None) -> Loaded:
+def read_checkpoint(run: Path, step: int | None = None, framework: Framework = AS_BYTES) -> Loaded:
     """Return the state of a step of a run, by default of its newest complete checkpoint.
+
+    Its tensors are `RawArray`, unless a framework is given.
 
     Raises:
         InputError: there is no such checkpoint.
@@ -161,7 +75,7 @@ def read_checkpoint(run: Path, step: int | None = None) -> Loaded:
     loaded = checkpoint.load_step(
         folder,
         step,
-        format_of(folder, step),
+        framework,
         on_damage=lambda path, why: damage.append(f"{path}: {why}"),
     )
     if loaded is None:
@@ -182,20 +96,21 @@ def export_safetensors(
     """
     state: Any = loaded.state["model"] if what == "model" else loaded.state
     arrays, values = _named(state)
-    metadata = {"format": "pt" if _is_torch(state) else "np", "step": str(loaded.step)}
+    of_torch = loaded.framework == "torch"
+    metadata = {"format": "pt" if of_torch else "np", "step": str(loaded.step)}
     if what != "model":
         metadata["values"] = json.dumps(values, default=str)
-    sizes = {name: len(array.data) for name, array in arrays.items()}
+    sizes = {name: array.n_bytes for name, array in arrays.items()}
     done = Exported(loaded.step, (), len(arrays), sum(sizes.values()))
     if goal.suffix == ".safetensors":
         _make_folder(goal.parent)
-        write_safetensors(goal, arrays, metadata)
+        _write(goal, arrays, metadata)
         return Exported(done.step, (goal,), done.n_tensors, done.n_bytes)
     _make_empty(goal)
     groups = _groups(sizes, shard_bytes)
     files = [_shard_file(goal, number, len(groups)) for number in range(len(groups))]
     for file, names in zip(files, groups, strict=True):
-        write_safetensors(file, {name: arrays[name] for name in names}, metadata)
+        _write(file, {name: arrays[name] for name in names}, metadata)
     if len(files) > 1:
         files.append(_write_index(goal, files, groups, done.n_bytes))
     return Exported(done.step, tuple(files), done.n_tensors, done.n_bytes)
@@ -205,7 +120,7 @@ def _named(state: Any) -> tuple[dict[str, RawArray], dict[str, Any]]:
     """Return the tensors of a nested state by name, and its plain values by name."""
     arrays: dict[str, RawArray] = {}
     values: dict[str, Any] = {}
-    for name, leaf in _leaves(map_state(_raw_leaf, state), ""):
+    for name, leaf in _leaves(state, ""):
         (arrays if isinstance(leaf, RawArray) else values)[name] = leaf
     return arrays, values
 
@@ -234,20 +149,29 @@ def _dotted(name: str) -> str:
     return ".".join(next(part for part in each.groups() if part is not None) for each in found)
 
 
-def _raw_leaf(leaf: Any) -> Any:
-    if type(leaf).__module__.startswith("torch"):
-        from meshmend.train.state.torch_state import raw_leaf
+def _write(file: Path, arrays: Mapping[str, RawArray], metadata: Mapping[str, str]) -> None:
+    """Write arrays by name to a file, which is complete or absent.
 
-        return raw_leaf(leaf)
-    from meshmend.train.state.array_state import raw_array_leaf
+    Raises:
+        InputError: an array has a type that the format lacks, or the file cannot be written.
+    """
+    for name, array in arrays.items():
+        if array.dtype not in TYPES:
+            raise InputError(
+                f"safetensors has no type for {name}, which is {array.dtype}; leave it out with "
+                "--what model, or export with --format dcp"
+            )
+    head, order = header(arrays, metadata)
 
-    return raw_array_leaf(leaf)
+    def write(stream: BinaryIO) -> None:
+        stream.write(head)
+        for name in order:
+            stream.write(arrays[name].data.data)
 
-
-def _is_torch(state: Any) -> bool:
-    found: list[bool] = []
-    map_state(lambda leaf: found.append(type(leaf).__module__.startswith("torch")), state)
-    return any(found)
+    try:
+        write_whole(file, write)
+    except OSError as error:
+        raise InputError(f"cannot write {file}: {error.strerror}") from None
 
 
 def _groups(sizes: Mapping[str, int], most: int) -> list[list[str]]:
@@ -298,7 +222,7 @@ def _make_empty(folder: Path) -> None:
         raise InputError(f"export needs a new or an empty folder, but {folder} has files in it")
 
 
-_FRAMEWORKS = {".pt": "torch", ".bin": "jax"}
+# What checkpoints a run has, and whether they can be read.
 
 
 @dataclass(frozen=True)
@@ -343,7 +267,7 @@ def _listed(folder: Path, step: int) -> ListedCheckpoint:
     missing = "" if files else what_is_missing(folder, step)
     if files is None:
         files = sorted(step_folder(folder, step).glob("shard-*"))
-    framework = _FRAMEWORKS.get(files[0].suffix, "?") if files else "?"
+    framework = framework_of(files[0]) if files else "?"
     n_bytes = sum(map(_size, files))
     return ListedCheckpoint(step, framework, len(files), n_bytes, missing)
 

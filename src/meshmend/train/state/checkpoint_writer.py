@@ -23,7 +23,8 @@ from meshmend.train.state.checkpoint import (
     newest_complete,
     why_not_shared,
 )
-from meshmend.train.state.shard_format import NO_ORIGIN, AnyShard, Origin, ShardFormat, State
+from meshmend.train.state.shards import NO_ORIGIN, Origin, Shard, State, cut_shard
+from meshmend.train.state.state_tree import Framework
 
 _log = logging.getLogger(__name__)
 
@@ -106,13 +107,13 @@ class CheckpointWriter:
     def __init__(
         self,
         saving: Saving,
-        shards: ShardFormat,
+        framework: Framework,
         failures: WriteFailures,
         on_saved: OnSaved,
         owner: FolderOwner | None = None,
     ) -> None:
         self._saving = saving
-        self._shards = shards
+        self._framework = framework
         self._failures = failures
         self._on_saved = on_saved
         self._owner = owner
@@ -140,19 +141,19 @@ class CheckpointWriter:
         self.wait()
         place = {"step": step, "shard": shard, "n_shards": n_shards}
         try:
-            cut = self._shards.cut(state(), **place, origin=origin())
+            cut = cut_shard(state(), self._framework, **place, origin=origin())
         except InputError as error:
             self._report(step, str(error))
             return
         self._before, self._last = self._last, _Save(step, generation, shard)
         self._writing = _Writing(self._last, lambda: self._write(cut))
 
-    def _write(self, shard: AnyShard) -> None:
+    def _write(self, shard: Shard) -> None:
         """Write a shard; the chip with shard 0 deletes old checkpoints. Runs in a thread."""
         folder = self._saving.folder
         if self._owner is not None:
             self._owner.claim(folder)
-        checkpoint.write_shard(folder, shard, self._shards)
+        checkpoint.write_shard(folder, shard)
         if shard.number == 0:
             with suppress(OSError):  # what could not be deleted now is deleted next time
                 checkpoint.prune(folder, keep=self._saving.keep, newest=shard.step)
@@ -218,7 +219,7 @@ class CheckpointWriter:
         loaded = checkpoint.load_step(
             self._saving.folder,
             step,
-            self._shards,
+            self._framework,
             on_damage=lambda path, why: damage.append(f"{path}: {why}"),
         )
         if loaded is None:
@@ -233,14 +234,14 @@ class StepSaving:
     def __init__(
         self,
         saving: Saving | None,
-        shards: ShardFormat,
+        framework: Framework,
         failures: WriteFailures,
         environment: WorkerEnvironment,
         owner: FolderOwner | None = None,
     ) -> None:
         self._saving, self._environment = saving, environment
         self._writer = (
-            CheckpointWriter(saving, shards, failures, self._announce, owner) if saving else None
+            CheckpointWriter(saving, framework, failures, self._announce, owner) if saving else None
         )
 
     def save(

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from meshmend.errors import InputError
 from meshmend.train.state.checkpoint import save_shard
-from meshmend.train.state.torch_shards import TORCH_SHARDS
+from meshmend.train.state.torch_state import TORCH
 
 
 def write_dcp(state: dict[str, Any], folder: Path) -> None:
@@ -85,7 +85,7 @@ def import_dcp(folder: Path, checkpoints: Path, *, step: int | None = None) -> P
     """
     state = read_dcp(folder, step=step)
     done = int(state["progress"]["step"])
-    return save_shard(checkpoints, state, TORCH_SHARDS, step=done, shard=0, n_shards=1)
+    return save_shard(checkpoints, state, TORCH, step=done, shard=0, n_shards=1)
 
 
 def _why(error: BaseException) -> str:

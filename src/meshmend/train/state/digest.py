@@ -2,18 +2,17 @@
 
 States that differ in one bit have different digests, always: every step of the hash can be undone,
 so a word that differs leaves a hash that differs. Any other difference escapes once in about 2^64
-times. The digest does not depend on the order of dicts. Knows no framework: see `raw_state.py`.
+times. The digest does not depend on the order of dicts. Knows no framework: see `state_tree.py`.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.kernels import inlined, plain_kernel
-from meshmend.train.state.raw_state import RawArray
 
 Parts = Mapping[str, str]  # by name: type, shape and hash of an array, or a plain value in words
 
@@ -76,12 +75,13 @@ def hash_bytes(data: NDArray[np.uint8]) -> int:
     return int(hash_words(last))
 
 
-def digests_of(state: Any) -> dict[str, str]:
-    """Return, by name, a hash of each array of a nested state, and each plain value.
+def digests_of(state: Any, raw: Callable[[Any, str], Any]) -> dict[str, str]:
+    """Return, by name, a hash of each tensor of a nested state, and each plain value.
 
+    `raw(leaf, where)` returns a tensor as `RawArray`, and None for what is none.
     What is neither an array nor plain is only named by its type: no state can hold it.
     """
-    return dict(_named(state, ""))
+    return dict(_named(state, "", raw))
 
 
 def total_of(parts: Parts) -> str:
@@ -92,16 +92,16 @@ def total_of(parts: Parts) -> str:
     return found.hexdigest()
 
 
-def _named(state: Any, name: str) -> Iterator[tuple[str, str]]:
+def _named(state: Any, name: str, raw: Callable[[Any, str], Any]) -> Iterator[tuple[str, str]]:
     """Yield the parts of a nested state; what is empty counts too."""
     if isinstance(state, dict | list | tuple):
         pairs = state.items() if isinstance(state, dict) else enumerate(state)
         if not state:
             yield name, "{}" if isinstance(state, dict) else "[]"
         for key, value in pairs:
-            yield from _named(value, f"{name}.{key}" if name else str(key))
-    elif isinstance(state, RawArray):
-        yield name, f"{state.dtype}{list(state.shape)} {hash_bytes(state.data):016x}"
+            yield from _named(value, f"{name}.{key}" if name else str(key), raw)
+    elif (array := raw(state, name)) is not None:
+        yield name, f"{array.dtype}{list(array.shape)} {hash_bytes(array.data):016x}"
     elif state is None or isinstance(state, bool | int | float | str):
         words = repr(state)
         is_long = len(words) > _LONGEST_WORDS

@@ -17,7 +17,7 @@ import numpy as np
 import meshmend
 from meshmend.membership.job_fingerprint import NOT_COMPARED, JobFingerprint
 from meshmend.train.core.job_core import JobSettings
-from meshmend.train.state.raw_state import Bytes, RawArray
+from meshmend.train.state.state_tree import Bytes, RawArray
 
 SEED: Final = 1  # of samples that draw random numbers, so that all workers draw the same
 _N_SAMPLES: Final = 3  # the first, the last, and one in the middle
@@ -74,7 +74,7 @@ def _described(sample: Any) -> Any:
     """Return a sample with NumPy's values as `RawArray` and bytes as text."""
     if isinstance(sample, np.ndarray | np.generic):
         array = np.ascontiguousarray(sample)
-        return RawArray(str(array.dtype), np.shape(sample), array.reshape(-1).view(np.uint8))
+        return RawArray.of(str(array.dtype), np.shape(sample), array.reshape(-1).view(np.uint8))
     if isinstance(sample, bytes):
         return sample.hex()
     if isinstance(sample, dict):

@@ -18,7 +18,8 @@ from meshmend.train.state.checkpoint import (
     complete_steps,
     newest_complete,
 )
-from meshmend.train.state.shard_format import ShardFormat, State
+from meshmend.train.state.shards import State
+from meshmend.train.state.state_tree import Framework, Raw
 
 AUTO: Final = "auto"  # in place of a folder: that of the job's own checkpoints
 _TRIES: Final = 3
@@ -51,7 +52,7 @@ def is_same_folder(one: Path, other: Path) -> bool:
 
 
 def resumable(
-    folder: Path, fresh: State, shards: ShardFormat, *, steps: int, on_damage: OnDamage
+    folder: Path, fresh: State, framework: Framework, *, steps: int, on_damage: OnDamage
 ) -> Loaded:
     """Return the newest readable checkpoint of a folder, checked against the job to resume.
 
@@ -67,7 +68,7 @@ def resumable(
         newest = newest_complete(folder)
         damage.clear()
         loaded = checkpoint.load(
-            folder, shards, on_damage=lambda path, why: damage.append((path, why))
+            folder, framework, on_damage=lambda path, why: damage.append((path, why))
         )
         if loaded is not None or newest_complete(folder) == newest:
             break  # else the job, which this worker is late for, has deleted what it was to read
@@ -93,9 +94,9 @@ def resumable(
     _check_optimizer(loaded.state["optimizer"], fresh["optimizer"])
     for part in ("model", "optimizer", "also"):
         saved, wanted = (
-            dict(_named_shapes(state[part], "", shards)) for state in (loaded.state, fresh)
+            dict(_named_shapes(state[part], "", framework.raw)) for state in (loaded.state, fresh)
         )
-        is_lazy = shards.lazy and part == "optimizer"
+        is_lazy = framework.lazy and part == "optimizer"
         _check_same(saved, wanted, part, may_lack=is_lazy)
     _check_progress(loaded.state["progress"], fresh["progress"])
     return loaded
@@ -149,15 +150,13 @@ def _words(shape: tuple[int, ...] | None) -> str:
     return "no tensor" if shape is None else f"shape {shape}"
 
 
-def _named_shapes(
-    state: Any, where: str, shards: ShardFormat
-) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _named_shapes(state: Any, where: str, raw: Raw) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield the names and shapes of all tensors of a nested state."""
-    if shards.is_tensor(state):
-        yield where, tuple(state.shape)
-    elif isinstance(state, Mapping):
+    if isinstance(state, Mapping):
         for key, value in state.items():
-            yield from _named_shapes(value, f"{where}.{key}" if where else str(key), shards)
+            yield from _named_shapes(value, f"{where}.{key}" if where else str(key), raw)
     elif isinstance(state, list | tuple):
         for key, value in enumerate(state):
-            yield from _named_shapes(value, f"{where}[{key}]", shards)
+            yield from _named_shapes(value, f"{where}[{key}]", raw)
+    elif (array := raw(state, where)) is not None:
+        yield where, array.shape

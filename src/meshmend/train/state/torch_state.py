@@ -1,29 +1,12 @@
-"""The states of PyTorch as bytes: what `state_dict` of modules, optimizers and schedulers returns.
-
-A state that is packed and unpacked is equal bit for bit. `raw_state.py` knows the bytes.
-"""
+"""The tensors of PyTorch as raw arrays and back: all that its states need to become bytes."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import torch
 
-from meshmend.train.state.digest import digests_of, total_of
-from meshmend.train.state.raw_state import Bytes, RawArray, map_state, pack_raw, unpack_raw
-
-
-def packed(state: Any) -> Bytes:
-    """Return a state as bytes that `unpacked` reads.
-
-    Raises:
-        InputError: the state holds something that is neither a tensor nor a plain value.
-    """
-    return pack_raw(map_state(raw_leaf, state))
-
-
-def unpacked(data: Bytes) -> Any:
-    """Return the state that `packed` wrote; it does not share memory with the bytes."""
-    return map_state(_tensor_leaf, unpack_raw(data))
+from meshmend.errors import InputError
+from meshmend.train.state.state_tree import Bytes, Framework, RawArray
 
 
 def tensors_of(state: Any) -> Iterator[torch.Tensor]:
@@ -38,29 +21,42 @@ def tensors_of(state: Any) -> Iterator[torch.Tensor]:
             yield from tensors_of(value)
 
 
-def digest(state: Any) -> str:
-    """Return a hash of all of a state: the bits of its tensors, and its plain values."""
-    return total_of(digest_parts(state))
+def _raw(leaf: Any, where: str) -> RawArray | None:
+    if not isinstance(leaf, torch.Tensor):
+        return None
+    if leaf.layout != torch.strided:
+        raise InputError(
+            f"a training state needs dense tensors, but {where} is {leaf.layout}; store "
+            "tensor.to_dense()"
+        )
+    tensor = leaf.detach()
+
+    def read(start: int, stop: int) -> Bytes:
+        some = tensor.reshape(-1)[start:stop].resolve_conj().resolve_neg().cpu()
+        if some.stride(0) != 1:  # also of one element, which `contiguous` would leave as it is
+            some = some.clone(memory_format=torch.contiguous_format)
+        found: Bytes = some.view(torch.uint8).numpy()
+        return found
+
+    return RawArray(
+        str(tensor.dtype).removeprefix("torch."),
+        tuple(tensor.shape),
+        tensor.element_size(),
+        read,
+        memory=(
+            *(tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()),
+            *(tensor.is_conj(), tensor.is_neg()),
+        ),
+    )
 
 
-def digest_parts(state: Any) -> dict[str, str]:
-    """Return a hash of each tensor of a state by its name, and each plain value."""
-    return digests_of(map_state(raw_leaf, state))
+def _tensor(array: RawArray) -> torch.Tensor:
+    """Return a tensor that shares no memory with the array, on the CPU."""
+    kind: torch.dtype = getattr(torch, array.dtype)
+    found = torch.empty(array.n_elements, dtype=kind)
+    # As bytes: to read elements of 16 bytes from anywhere in memory would crash.
+    found.view(torch.uint8).copy_(torch.from_numpy(array.data))
+    return found.reshape(array.shape)
 
 
-def _raw(tensor: torch.Tensor) -> RawArray:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return RawArray(dtype, tuple(tensor.shape), flat.view(torch.uint8).numpy())
-
-
-def raw_leaf(leaf: Any) -> Any:
-    """Return a tensor as a `RawArray`, and anything else as it is."""
-    return _raw(leaf) if isinstance(leaf, torch.Tensor) else leaf
-
-
-def _tensor_leaf(leaf: Any) -> Any:
-    if not isinstance(leaf, RawArray):
-        return leaf
-    kind: torch.dtype = getattr(torch, leaf.dtype)
-    return torch.from_numpy(leaf.data).view(kind).reshape(leaf.shape).clone()
+TORCH: Final = Framework("torch", _raw, _tensor, lazy=True)

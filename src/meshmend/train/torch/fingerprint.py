@@ -8,7 +8,7 @@ import torch
 from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.train.core.job_core import JobSettings
 from meshmend.train.state.fingerprint import SEED, job_fingerprint, parameter_words, sample_words
-from meshmend.train.state.torch_state import packed
+from meshmend.train.state.torch_state import TORCH
 from meshmend.train.torch.optimizers import Optimizers, optimizers_of
 
 
@@ -36,7 +36,7 @@ def fingerprint_of(
         framework="torch",
         model=parameter_words(parameters),
         optimizer=kinds + words,
-        samples=sample_words(_Seeded(dataset), packed),
+        samples=sample_words(_Seeded(dataset), TORCH.packed),
     )
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from meshmend.errors import StalledError, StoppedError
 from meshmend.planning.settings import Settings
-from meshmend.train.state.raw_state import Bytes
+from meshmend.train.state.state_tree import Bytes
 
 # torch's stubs lack the stores.
 dist: Any = torch.distributed

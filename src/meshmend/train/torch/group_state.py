@@ -23,8 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from meshmend.errors import InputError
 from meshmend.train.state.fingerprint import parameter_words
-from meshmend.train.state.raw_state import Bytes, map_state, unpack_raw
-from meshmend.train.state.torch_state import digest, packed, tensors_of, unpacked
+from meshmend.train.state.state_tree import AS_BYTES, Bytes, map_state
+from meshmend.train.state.torch_state import TORCH, tensors_of
 from meshmend.train.torch.learner import Stateful
 
 # torch's stubs lack half of what c10d offers.
@@ -66,14 +66,14 @@ class GroupState:
     def packed(self, step: int) -> Bytes:
         """Return the states of all objects, and the number of steps done, as bytes."""
         state = [map_state(_plain_leaf, _state_of(each)) for each in self.objects]
-        return packed({"step": step, "objects": state, "moving": sorted(self._moving)})
+        return TORCH.packed({"step": step, "objects": state, "moving": sorted(self._moving)})
 
     def load(self, data: Bytes) -> int:
         """Replace the states of all objects by those in the bytes; return the steps done.
 
         Bytes of a chip that had made no objects yet change nothing.
         """
-        state = unpacked(data)
+        state = TORCH.unpacked(data)
         if not state["objects"]:
             return int(state["step"])
         for each, its_state in zip(self.objects, state["objects"], strict=True):
@@ -88,7 +88,7 @@ class GroupState:
 
     def step_in(self, data: Bytes) -> int:
         """Return the number of steps done that the bytes name."""
-        return int(unpack_raw(data)["step"])
+        return int(AS_BYTES.unpacked(data)["step"])
 
     def note_moving(self) -> None:
         """Note which buffers the step that ends now has changed."""
@@ -108,7 +108,7 @@ class GroupState:
             for each in self.objects
         ]
         buffers = {name: each for name, each in self._buffers() if name not in self._moving}
-        return digest(map_state(_plain_leaf, [states, buffers]))
+        return TORCH.digest(map_state(_plain_leaf, [states, buffers]))
 
     def use_default_group(self) -> None:
         """Make each `DistributedDataParallel` sum over the present default process group."""

@@ -202,7 +202,7 @@ class Job(ChipJob):
 
         def compute(number: int) -> bytes:
             samples = self._collate([dataset[index] for index in batches[number]])
-            return self._learner.packed(scores(samples)).tobytes()
+            return self._learner.framework.packed(scores(samples)).tobytes()
 
         with evaluating(one_module(self.model)):
             parts = self._core.share_out(len(batches), compute)

@@ -12,9 +12,8 @@ from meshmend.train.core.worker_loop import SumSizes
 from meshmend.train.data.samples import Share
 from meshmend.train.sharding.sharded_optimizers import ShardedOptimizers
 from meshmend.train.state.digest import total_of
-from meshmend.train.state.shard_format import ShardFormat
-from meshmend.train.state.torch_shards import TORCH_SHARDS
-from meshmend.train.state.torch_state import digest_parts, packed, unpacked
+from meshmend.train.state.state_tree import Framework
+from meshmend.train.state.torch_state import TORCH
 from meshmend.train.torch.backward_watch import BackwardWatch
 from meshmend.train.torch.gradients import Bytes, Gradients
 from meshmend.train.torch.optimizers import (
@@ -45,7 +44,7 @@ class TorchLearner:
     If the optimizers are to be sharded, `prepare_update` comes between the sums and `update`.
     """
 
-    shards: Final[ShardFormat] = TORCH_SHARDS
+    framework: Final[Framework] = TORCH
 
     def __init__(
         self,
@@ -252,14 +251,6 @@ class TorchLearner:
         """Return the bytes of the state that the optimizers keep on this chip."""
         return self._optimizers.n_state_bytes()
 
-    def packed(self, state: Any) -> Bytes:
-        """Return a state, with the progress of the job, as bytes."""
-        return packed(state)
-
-    def unpacked(self, data: Bytes) -> Any:
-        """Return the state that `packed` wrote."""
-        return unpacked(data)
-
     def digest(self) -> str:
         """Return a hash of all of the state."""
         return total_of(self.digest_parts())
@@ -267,7 +258,7 @@ class TorchLearner:
     def digest_parts(self) -> dict[str, str]:
         """Return a hash of each tensor of the state by its name, and each plain value."""
         also = [part.state_dict() if _is_compared(part) else {} for part in self._also]
-        return digest_parts(self.state() | {"also": also})
+        return TORCH.digest_parts(self.state() | {"also": also})
 
     def part_name(self, name: str) -> str:
         """Return the name of a part of the state, with that of the parameter it belongs to."""
