@@ -9,11 +9,11 @@ from meshmend.planning.comparison import compared
 from meshmend.planning.exchange_prices import least_express_s
 from meshmend.planning.pricing import Question, names_to_try, price
 from meshmend.schedule.contributions import check_contributions
-from meshmend.schedule.express import express
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
 from meshmend.schedule.priority import remaining_hops
 from meshmend.schedule.table import Collective
+from meshmend.schedule.trees import express
 from meshmend.topology.fabric import fabric
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh

@@ -15,17 +15,18 @@ from meshmend.errors import VerificationError
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
-from meshmend.trees import tree_exchange
-from meshmend.trees.forest_invariants import check_forest, check_spanning_trees
+from meshmend.trees import tree_balanced
+from meshmend.trees.tree_balanced import balance_loads
 from meshmend.trees.tree_counts import least_load
 from meshmend.trees.tree_disjoint import disjoint_forest
-from meshmend.trees.tree_exchange import balance_loads
 from meshmend.trees.tree_forest import (
     DEPTH,
     HEIGHT,
     LINK,
     PORT,
     Forest,
+    check_forest,
+    check_spanning_trees,
     empty_forest,
     grow_all,
     may_move,
@@ -97,7 +98,7 @@ def test_chains_leave_trees_and_no_more_load_above_the_goal(grown: Grown) -> Non
     stack = np.empty(mesh.n_live, dtype=np.int32)
 
     arrays = (forest.ways, forest.ends, forest.state, forest.load)
-    tree_exchange._chains(*arrays, trail, goal, cap, stack)
+    tree_balanced._chains(*arrays, trail, goal, cap, stack)
 
     check_forest(forest, cap=cap)
     assert np.maximum(forest.load - goal, 0).sum() <= above
@@ -114,7 +115,7 @@ def test_a_kick_leaves_trees(grown: Grown, data: st.DataObject) -> None:
     arrays = (forest.ways, forest.ends, forest.state, forest.load, forest.random)
     scratch = np.empty((3, mesh.n_live), dtype=np.int32)
 
-    tree_exchange._kick(*arrays, link, int(forest.load.max()), cap, scratch)
+    tree_balanced._kick(*arrays, link, int(forest.load.max()), cap, scratch)
 
     check_forest(forest, cap=cap)
 
@@ -127,7 +128,7 @@ def test_a_tree_grown_anew_leaves_trees(grown: Grown) -> None:
     arrays = (forest.ways, forest.ends, forest.state, forest.load, forest.random)
     scratch = np.empty((3, mesh.n_live), dtype=np.int32)
 
-    tree_exchange._regrow(*arrays, 0, roots, scratch)
+    tree_balanced._regrow(*arrays, 0, roots, scratch)
 
     check_forest(forest, cap=cap)
 

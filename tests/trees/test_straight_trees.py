@@ -12,10 +12,9 @@ from meshmend.topology.figures import mesh_figures
 from meshmend.topology.graph import distances_from
 from meshmend.topology.mesh import Mesh
 from meshmend.trees import straight_trees
-from meshmend.trees.forest_invariants import check_forest
 from meshmend.trees.straight_trees import GAP, RootChoice, root_choices, straight_forest
 from meshmend.trees.tree_counts import pace
-from meshmend.trees.tree_forest import PORT, Forest
+from meshmend.trees.tree_forest import PORT, Forest, check_forest
 from meshmend.trees.tree_gaps import bend
 from meshmend.trees.tree_packing import TreePacking, straight_packing
 from strategies import connected_meshes

@@ -10,10 +10,9 @@ from meshmend.errors import TopologyError
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.trees import tree_gaps
-from meshmend.trees.forest_invariants import check_forest
 from meshmend.trees.tree_balanced import gap_filling_forest
 from meshmend.trees.tree_counts import pace
-from meshmend.trees.tree_forest import PORT, Forest, empty_forest, grow_all
+from meshmend.trees.tree_forest import PORT, Forest, check_forest, empty_forest, grow_all
 from meshmend.trees.tree_gaps import fill_gaps
 from meshmend.trees.tree_packing import TreePacking, gap_packing
 from strategies import connected_meshes

@@ -11,12 +11,10 @@ from meshmend.schedule.exchange_nd import (
     exchange_1,
     exchange_2,
 )
-from meshmend.schedule.express import express
-from meshmend.schedule.ft_two_d import ft_two_d
-from meshmend.schedule.ring_builders import rank_ring, ring_1d, row_pair, two_d
+from meshmend.schedule.ring_builders import ft_two_d, rank_ring, ring_1d, row_pair, two_d
 from meshmend.schedule.rings_nd import rings_nd
 from meshmend.schedule.table import Collective, Schedule
-from meshmend.schedule.trees import trees
+from meshmend.schedule.trees import express, trees
 from meshmend.schedule.two_roots import two_roots
 from meshmend.topology.mesh import Mesh
 from meshmend.trees.pairs import fault_tolerant_layout, row_pair_layout

@@ -1,7 +1,10 @@
-"""Schedules over one spanning tree or forest: broadcasts, and a sum for short payloads.
+"""Schedules over one spanning tree or forest, and from one rank to another.
 
 One tree of fewest hops moves the whole payload: a broadcast in slices keeps every link of the
 tree busy, and a sum that is too short to be cut takes twice the radius in hops.
+
+`point_to_point` sends parts of a payload, each with a source and a target of its own. It is no
+collective: what else the ranks hold stays as it is.
 """
 
 from collections.abc import Sequence
@@ -14,6 +17,26 @@ from meshmend.schedule.table import COPY, REDUCE, Collective, Rows, Schedule, sc
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.graph import breadth_first
 from meshmend.topology.mesh import Mesh
+
+Ends = tuple[int, int]  # the ranks that send and receive a part
+
+
+def point_to_point(ends: Sequence[Ends], cuts: NDArray[np.float64], n_ranks: int) -> Schedule:
+    """Return a schedule that copies each part, between its two cuts, from one rank to another.
+
+    It is the part of an all-gather that reaches one rank for each chunk.
+    """
+    source, target = np.array(ends, dtype=np.int32).reshape(-1, 2).T
+    part = np.arange(len(source), dtype=np.int32)
+    return schedule_of(
+        [("send", Rows(src=source, dst=target, lo=part, hi=part + np.int32(1), op=COPY))],
+        algorithm="point-to-point",
+        collective=Collective.ALL_GATHER,
+        owners=source,
+        n_ranks=n_ranks,
+        cuts=cuts,
+    )
+
 
 Ranks = NDArray[np.int32]
 

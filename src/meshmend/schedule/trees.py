@@ -1,19 +1,30 @@
-"""The schedule `trees`: sum up many spanning trees at once, and broadcast down them.
+"""The schedules `trees` and `express`: sum up many spanning trees at once, and broadcast down them.
 
-Each tree carries its own chunk. Up and down overlap: while later slices are still summed
-towards the roots, earlier ones already come down, over the other direction of the same links.
-Rows are ordered by the hops that must follow them, so that a busy link serves the longest chain
-first.
+Each tree carries its own chunk. Up and down overlap: while later slices are still summed towards
+the roots, earlier ones already come down, over the other direction of the same links. Rows are
+ordered by the hops that must follow them, so that a busy link serves the longest chain first.
+
+**`express`** is `trees` whose messages pass chips without stopping. A short payload on a mesh goes
+up a tree and down again, and at every chip it waits to be whole and pays the overhead of a message.
+Here a tree goes along one axis after another, and the chips of a line send straight to the line's
+end: as many hops, but one message for each axis (`trees/axis_trees.py`). There is a tree for each
+axis, which starts with that axis.
+
+Messages on a line follow one another one hop apart. Where a message takes longer than that, they
+would queue. So every second chip first hands its sum to its neighbour, and they are two hops apart.
+Works on every connected mesh, around any holes.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshmend.errors import UnsupportedError
 from meshmend.schedule.owner_trees import owner_trees
 from meshmend.schedule.ring_builders import NamedRows, halves
 from meshmend.schedule.table import COPY, REDUCE, Collective, Rows, Schedule, schedule_of
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
+from meshmend.trees.axis_trees import axis_tree_packing, straight_to
 from meshmend.trees.tree_counts import MOST_TREES, least_load, tree_counts
 from meshmend.trees.tree_packing import TreePacking, tree_packing
 
@@ -88,3 +99,16 @@ def _hops_below(depth: NDArray[np.int32], takers: NDArray[np.int32]) -> NDArray[
         hops = level - depth[tree, taker] + below[tree, rank]
         np.maximum.at(below, (tree, taker), hops)
     return below
+
+
+def express(mesh: Mesh, collective: Collective) -> Schedule:
+    """Return the allreduce in which pairs of chips send straight to the end of their line.
+
+    Raises:
+        UnsupportedError: another collective.
+    """
+    if collective is not Collective.ALLREDUCE:
+        raise UnsupportedError(f"express is an allreduce, but got the collective {collective}")
+    packing = axis_tree_packing(mesh)
+    takers = straight_to(mesh, packing, in_pairs=True)
+    return tree_schedule(packing, collective, algorithm="express", takers=takers)

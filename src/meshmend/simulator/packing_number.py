@@ -4,20 +4,245 @@ A fractional packing gives each spanning tree a weight so that the trees on any 
 or less together. The packing number is the largest possible weight of all trees. It is also the
 least (cut links) / (parts - 1) over all partitions of the chips, so a packing bounds it from below
 and a partition from above. Knows no bytes and no seconds: `limit` turns it into time.
+
+**Exactly**, up to some thousand links. By Tutte and Nash-Williams (1961) it is a minimum over
+partitions, and Newton's method finds it: for a guess `ratio`, take the partition that maximises
+`ratio x parts - cut links`; if it beats the trivial partition of one part, its own quotient is a
+smaller guess, else the guess is the answer (Cunningham 1985).
+
+The inner maximum is a Dilworth truncation, and greedy solves it with one flow a rank. Think of each
+link as a unit of water that stands at either of its ends or is split between them. Ranks join one
+after another. A rank that joins takes the water of its links to earlier ranks, lets as much of it
+run off into free room as can, keeps the rest, and brings new room for `ratio`. The ranks that its
+water could still reach but that have no room left form a tight set; tight sets that meet are one
+part. In the end the free room of all ranks is `ratio x parts - cut`.
+
+All in whole numbers: one link is `denominator` of water, new room is `numerator`.
+
+**As a bracket**, in time linear in the links, for huge meshes. Trees give the lower end. Each tree
+is a minimum spanning tree by the load that the trees before it put on the links (greedy tree
+packing, Thorup 2007); K trees whose fullest link is in `load` of them pack K / load. Partitions
+give the upper end. Links that every tree needs end with the highest loads, so without them the
+graph falls into parts that bind.
 """
 
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.errors import TopologyError
-from meshmend.simulator.packing_exact import binding_partition
-from meshmend.simulator.packing_trees import bracketing_partition, quotient
+from meshmend.kernels import kernel
 from meshmend.topology.failures import Chip
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
+
+
+def bracketing_partition(
+    links: NDArray[np.int32], n_ranks: int, *, n_trees: int, seed: int
+) -> tuple[float, NDArray[np.int32]]:
+    """Return the weight that these trees pack, and a partition whose quotient no packing exceeds.
+
+    `links` join two or more ranks to one connected part.
+    """
+    load = _tree_loads(links, n_ranks, n_trees, seed)
+    return n_trees / int(load.max()), _best_threshold_partition(links, n_ranks, load)
+
+
+def quotient(part_of: NDArray[np.int32], links: NDArray[np.int32]) -> Fraction:
+    """Return (cut links) / (parts - 1) of a partition into parts 0, 1, ..., at least two."""
+    n_cut = int(np.count_nonzero(part_of[links[:, 0]] != part_of[links[:, 1]]))
+    return Fraction(n_cut, int(part_of.max()))
+
+
+def _tree_loads(
+    links: NDArray[np.int32], n_ranks: int, n_trees: int, seed: int
+) -> NDArray[np.int32]:
+    """Return how many of the trees, grown one after another, use each link."""
+    random = np.random.default_rng(seed)
+    load: NDArray[np.int32] = np.zeros(len(links), dtype=np.int32)
+    leader = np.empty(n_ranks, dtype=np.int32)
+    for _ in range(n_trees):
+        order = np.argsort(load + random.random(len(links)))  # ties fall at random
+        leader[:] = np.arange(n_ranks)
+        _grow_forest(links, order, leader, load)
+    return load
+
+
+def _best_threshold_partition(
+    links: NDArray[np.int32], n_ranks: int, load: NDArray[np.int32]
+) -> NDArray[np.int32]:
+    """Return the best partition among: one rank alone, and what links of low load hold together."""
+    degree = np.bincount(links.ravel(), minlength=n_ranks)
+    alone = int(degree.argmin())
+    best: NDArray[np.int32] = (np.arange(n_ranks) == alone).astype(np.int32)
+    best_quotient = Fraction(int(degree[alone]))
+    order = np.argsort(load, kind="stable")
+    bounds = np.searchsorted(load[order], np.unique(load))
+    leader: NDArray[np.int32] = np.arange(n_ranks, dtype=np.int32)
+    unused = np.zeros_like(load)
+    for start, stop in zip((0, *bounds[:-1]), bounds, strict=True):
+        _grow_forest(links, order[start:stop], leader, unused)
+        n_parts, n_cut = _count_parts(links, leader)
+        if n_parts == 1:
+            break
+        if Fraction(n_cut, n_parts - 1) < best_quotient:
+            best_quotient = Fraction(n_cut, n_parts - 1)
+            best = np.unique(leader, return_inverse=True)[1].astype(np.int32)
+    return best
+
+
+@kernel
+def _grow_forest(
+    links: NDArray[np.int32],
+    order: NDArray[np.int64],
+    leader: NDArray[np.int32],
+    load: NDArray[np.int32],
+) -> None:
+    """Join the parts that the links join, in order, and add one to the load of links that do."""
+    for link in order:
+        one, other = find_leader(leader, links[link, 0]), find_leader(leader, links[link, 1])
+        if one != other:
+            leader[max(one, other)] = min(one, other)
+            load[link] += 1
+
+
+@kernel
+def _count_parts(links: NDArray[np.int32], leader: NDArray[np.int32]) -> tuple[int, int]:
+    """Return how many parts there are and how many links join two; ends with `leader` flat."""
+    n_parts, n_cut = 0, 0
+    for rank in range(len(leader)):
+        leader[rank] = find_leader(leader, rank)
+        n_parts += leader[rank] == rank
+    for link in range(len(links)):
+        n_cut += leader[links[link, 0]] != leader[links[link, 1]]
+    return n_parts, n_cut
+
+
+@kernel
+def find_leader(leader: NDArray[np.int32], rank: int) -> int:
+    """Return the smallest rank of a rank's part, and shorten the way to it."""
+    while leader[rank] != rank:
+        leader[rank] = leader[leader[rank]]
+        rank = leader[rank]
+    return rank
+
+
+# Ports come in pairs, down and up an axis: the other end of a link sees it behind `port ^ 1`.
+
+
+def binding_partition(mesh: Mesh, start: NDArray[np.int32]) -> tuple[NDArray[np.int32], int]:
+    """Return the part of each rank in a partition that binds, and how many guesses it took.
+
+    The mesh is connected and has two chips or more; `start` is any partition of its ranks into
+    parts 0, 1, ...: the first guess is its quotient. A guess takes one flow a rank; from the
+    partition of the bracket there are rarely more than two.
+    """
+    part_of, n_guesses = start, 0
+    while (guess := quotient(part_of, mesh.links)) > 1:  # no connected mesh has less than 1
+        n_guesses += 1
+        leader, room = _best_partition(mesh.neighbor_ranks, guess.numerator, guess.denominator)
+        if room == guess.numerator:  # no partition beats the trivial one
+            break
+        part_of = np.unique(leader, return_inverse=True)[1].astype(np.int32)
+    return part_of, n_guesses
+
+
+@kernel
+def _best_partition(
+    neighbors: NDArray[np.int32], numerator: int, denominator: int
+) -> tuple[NDArray[np.int32], int]:
+    """Return the smallest rank of each rank's part, and the free room of all ranks."""
+    n_ranks, n_ports = neighbors.shape
+    water = np.zeros((n_ranks, n_ports), dtype=np.int64)  # of the link behind a port, at this end
+    room = np.zeros(n_ranks, dtype=np.int64)
+    leader = np.arange(n_ranks).astype(np.int32)
+    came_by = np.empty(n_ranks, dtype=np.int32)
+    queue = np.empty(n_ranks, dtype=np.int32)
+    seen = np.zeros(n_ranks, dtype=np.int64)  # the number of the last search that came here
+    search = 0
+    for rank in range(n_ranks):
+        for port in range(n_ports):
+            if 0 <= neighbors[rank, port] < rank:
+                water[rank, port] = denominator
+        while True:
+            search += 1
+            seen[rank] = search
+            queue[0] = rank
+            free, n_reached = _find_room(neighbors, water, room, queue, came_by, seen)
+            if free < 0:
+                break
+            _run_off(neighbors, water, room, came_by, rank, free)
+        room[rank] = numerator
+        for at in range(1, n_reached):
+            _join(leader, rank, queue[at])
+    for rank in range(n_ranks):
+        leader[rank] = find_leader(leader, rank)
+    return leader, room.sum()
+
+
+@kernel
+def _find_room(
+    neighbors: NDArray[np.int32],
+    water: NDArray[np.int64],
+    room: NDArray[np.int64],
+    queue: NDArray[np.int32],
+    came_by: NDArray[np.int32],
+    seen: NDArray[np.int64],
+) -> tuple[int, int]:
+    """Return the nearest rank with room that water of `queue[0]` can reach, or -1, and how many
+    ranks the search saw; they are in `queue`, and `came_by` has the ports to them.
+    """
+    search = seen[queue[0]]
+    head, tail = 0, 1
+    while head < tail:
+        here = queue[head]
+        head += 1
+        for port in range(neighbors.shape[1]):
+            if water[here, port] > 0:
+                there = neighbors[here, port]
+                if seen[there] != search:
+                    seen[there] = search
+                    came_by[there] = port
+                    if room[there] > 0:
+                        return there, tail
+                    queue[tail] = there
+                    tail += 1
+    return -1, tail
+
+
+@kernel
+def _run_off(
+    neighbors: NDArray[np.int32],
+    water: NDArray[np.int64],
+    room: NDArray[np.int64],
+    came_by: NDArray[np.int32],
+    start: int,
+    free: int,
+) -> None:
+    """Move as much water as fits along the way that `came_by` remembers, to the room at its end."""
+    amount = room[free]
+    here = free
+    while here != start:
+        port = came_by[here]
+        here = neighbors[here, port ^ 1]
+        amount = min(amount, water[here, port])
+    room[free] -= amount
+    here = free
+    while here != start:
+        port = came_by[here]
+        water[here, port ^ 1] += amount
+        here = neighbors[here, port ^ 1]
+        water[here, port] -= amount
+
+
+@kernel
+def _join(leader: NDArray[np.int32], one: int, other: int) -> None:
+    one, other = find_leader(leader, one), find_leader(leader, other)
+    leader[max(one, other)] = min(one, other)
+
 
 EXACT_CHIPS = 1 << 14  # 128x128 takes seconds; time grows with the square of the chips
 _SMALL_CHIPS = 1 << 10  # up to here a poor first guess costs less than many trees

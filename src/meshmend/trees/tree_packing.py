@@ -19,7 +19,6 @@ from meshmend.errors import TopologyError
 from meshmend.kernels import kernel
 from meshmend.topology.figures import MeshFigures, mesh_figures
 from meshmend.topology.mesh import Mesh
-from meshmend.trees.forest_invariants import check_forest, check_spanning_trees
 from meshmend.trees.straight_trees import RootChoice, straight_forest
 from meshmend.trees.tree_balanced import (
     evenest_forest,
@@ -27,7 +26,14 @@ from meshmend.trees.tree_balanced import (
     gap_filling_forest,
 )
 from meshmend.trees.tree_disjoint import disjoint_forest
-from meshmend.trees.tree_forest import NEIGHBOR, PORT, Forest, root_all
+from meshmend.trees.tree_forest import (
+    NEIGHBOR,
+    PORT,
+    Forest,
+    check_forest,
+    check_spanning_trees,
+    root_all,
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from meshmend.planning.plan import AUTO
 from meshmend.planning.plan_cache import load_or_make_plans
 from meshmend.planning.plan_request import GATHER, SumSizes
 from meshmend.schedule.hazards import hazards_of
-from meshmend.schedule.point_to_point import Ends, point_to_point
+from meshmend.schedule.spanning import Ends, point_to_point
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.train.core.host_planner import HostPlanner, PlanAheadSettings
