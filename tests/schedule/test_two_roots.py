@@ -11,7 +11,7 @@ from meshmend.errors import UnsupportedError, VerificationError
 from meshmend.planning.comparison import compared
 from meshmend.planning.pricing import Question, names_to_try, price
 from meshmend.planning.proof import prove
-from meshmend.planning.two_root_prices import hoped_two_roots_s
+from meshmend.planning.two_root_prices import optimistic_two_roots_s
 from meshmend.schedule.contributions import check_contributions
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
@@ -165,7 +165,7 @@ def test_nothing_beats_the_time_that_rules_it_out(mesh: Mesh, payload_bytes: flo
     found = price(Question(mesh, payload_bytes, REFERENCE), "two-roots")
 
     assert found is not None
-    assert found.time_s >= hoped_two_roots_s(mesh, REFERENCE, payload_bytes)
+    assert found.time_s >= optimistic_two_roots_s(mesh, REFERENCE, payload_bytes)
 
 
 def test_one_megabyte_goes_around_a_slit_as_fast_as_was_asked() -> None:

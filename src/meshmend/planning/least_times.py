@@ -8,9 +8,9 @@ from meshmend.planning.exchange_prices import (
     least_express_s,
 )
 from meshmend.planning.question import Question
-from meshmend.planning.tree_finalists import hoped_s
+from meshmend.planning.tree_finalists import optimistic_s
 from meshmend.planning.tree_formula import PipelineRequest
-from meshmend.planning.two_root_prices import hoped_two_roots_s
+from meshmend.planning.two_root_prices import optimistic_two_roots_s
 from meshmend.schedule.table import Collective
 from meshmend.topology.figures import mesh_figures
 
@@ -20,7 +20,7 @@ _FORMULA_ERROR_OF_FEW = 0.75  # on few chips by 25 %: 4x4x4 less 2x2x1 at 1 MB
 _NO_GAIN = 0.002  # nothing is searched for to gain less than this
 
 
-def hoped_tree_time(question: Question) -> float:
+def optimistic_tree_s(question: Question) -> float:
     """Return a time that no trees were seen to beat by more than `_NO_GAIN`.
 
     No tree takes fewer hops than up and down the radius, and none moves less than all links
@@ -28,18 +28,18 @@ def hoped_tree_time(question: Question) -> float:
     """
     mesh, fabric = question.mesh, question.fabric
     if question.collective is not Collective.ALLREDUCE:
-        return _hoped_time_of_owner_trees(question)
-    hopes_s = hoped_s(mesh, PipelineRequest(fabric, question.payload_bytes))
+        return _optimistic_owner_tree_s(question)
+    formula_s = optimistic_s(mesh, PipelineRequest(fabric, question.payload_bytes))
     bytes_s = question.payload_bytes / fabric.link_bandwidth_bytes_per_s
     all_links_s = bytes_s * (mesh.n_live - 1) / max(1, len(mesh.links))
     hop_s = fabric.hop_latency_s + fabric.message_overhead_s
     hops_s = 2 * mesh_figures(mesh).radius * hop_s
     error = _FORMULA_ERROR if mesh.n_live > _FEW_CHIPS else _FORMULA_ERROR_OF_FEW
-    likely_s = all_links_s + error * max(0.0, hopes_s - all_links_s)
+    likely_s = all_links_s + error * max(0.0, formula_s - all_links_s)
     return max(likely_s, (1 + _NO_GAIN) * max(all_links_s, hops_s))
 
 
-def _hoped_time_of_owner_trees(question: Question) -> float:
+def _optimistic_owner_tree_s(question: Question) -> float:
     """Return a time that trees hung from owners do not beat: that of their busiest links and hops.
 
     Each chunk goes over one link of every other rank and way.
@@ -67,7 +67,7 @@ def least_time(question: Question, name: str) -> float:
     if name == EXPRESS:
         return least_express_s(question.mesh, fabric, question.payload_bytes)
     if name == TWO_ROOTS:
-        return hoped_two_roots_s(question.mesh, fabric, question.payload_bytes)
+        return optimistic_two_roots_s(question.mesh, fabric, question.payload_bytes)
     if name in {"row-pair", "ft-two-d"}:
         length = 2 * min(question.mesh.shape)
         return (length - 1) / length * half_s

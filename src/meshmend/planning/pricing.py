@@ -17,7 +17,7 @@ from meshmend.planning.exchange_prices import (
     n_exchange_rows,
     skewed_delays,
 )
-from meshmend.planning.least_times import hoped_tree_time, least_time
+from meshmend.planning.least_times import least_time, optimistic_tree_s
 from meshmend.planning.owner_search import OwnerTrees, best_owner_trees
 from meshmend.planning.packed_trees import Trees, TreeShape, trees_of
 from meshmend.planning.progress import ProgressCallback, no_progress
@@ -118,7 +118,7 @@ def price(
         InputError: there is no such name.
     """
     if name == TREES:
-        if below_s is not None and hoped_tree_time(question) > below_s:
+        if below_s is not None and optimistic_tree_s(question) > below_s:
             return None
         if question.collective is Collective.ALLREDUCE:
             return _price_of_trees(question, slices, progress, may_estimate=may_estimate)

@@ -38,7 +38,7 @@ def straight_finalists(mesh: Mesh, request: PipelineRequest) -> list[Trees]:
     ]
 
 
-def are_enough(found: list[Trees], request: PipelineRequest) -> bool:
+def need_no_others(found: list[Trees], request: PipelineRequest) -> bool:
     """Whether no other trees need to be tried, because the mesh is large and the gap is right."""
     if not found or found[0].mesh.n_live <= _SMALL_RANKS:
         return False

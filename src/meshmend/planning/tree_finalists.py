@@ -177,7 +177,7 @@ def _packed_by_formula(figures: MeshFigures, request: PipelineRequest) -> dict[T
     return packed
 
 
-def hoped_s(mesh: Mesh, request: PipelineRequest) -> float:
+def optimistic_s(mesh: Mesh, request: PipelineRequest) -> float:
     """Return the least time that the formula hopes for, before anything is packed."""
     figures = mesh_figures(mesh)
     hopes = [likely for _, likely in balanced_shapes(figures)]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from meshmend.planning.packed_trees import TreeKind, Trees, TreeShape
-from meshmend.planning.straight_finalists import are_enough, straight_finalists
+from meshmend.planning.straight_finalists import need_no_others, straight_finalists
 from meshmend.planning.tree_finalists import LONG_GAP, finalists
 from meshmend.planning.tree_formula import MOST_SLICES, Pipeline, PipelineRequest, TreeFormula
 from meshmend.simulator.rules import Simulation
@@ -100,7 +100,7 @@ def best_trees(
     progress("trees: packing")
     straight = straight_finalists(mesh, request)
     best_straight = _best_straight(straight, request, progress)
-    if best_straight is not None and are_enough(straight, request):
+    if best_straight is not None and need_no_others(straight, request):
         return best_straight
     progress("trees: packing")
     candidates = finalists(mesh, request)

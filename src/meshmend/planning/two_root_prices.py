@@ -32,7 +32,7 @@ _MOST_SLICES: Final = 512
 _MOST_MESSAGES: Final = 8_000_000  # of one simulation: 128x128 has 65,000 rows
 
 
-def hoped_two_roots_s(mesh: Mesh, fabric: Fabric, payload_bytes: float) -> float:
+def optimistic_two_roots_s(mesh: Mesh, fabric: Fabric, payload_bytes: float) -> float:
     """Return a time that `two-roots` was not seen to beat.
 
     Where a payload takes longer than the window of the trees, what goes up meets what comes down,
