@@ -48,7 +48,7 @@ from meshmend.transport.listener import Address, listening
 SECRET: Final = b"a secret of this benchmark"
 JOB: Final = "scale"
 PER_PROCESS: Final = 128  # workers
-POLL_S: Final = 0.005  # between two looks at the news of all workers of a process
+POLL_S: Final = 0.01  # between two looks at the news of all workers of a process
 PATIENCE_S: Final = 300.0
 HEARTBEAT_TIMEOUT_S: Final = 10.0  # a thousand workers on a few cores do not speak every second
 N_TICKS: Final = 2000
@@ -184,7 +184,7 @@ class ScaledJob:
                 self._generation = number
                 spent_s = processor_s(self._coordinator.pid) - before_s
                 return spent_s, time.monotonic() - began_at
-            time.sleep(POLL_S)
+            time.sleep(4 * POLL_S)
         raise SystemExit(f"no generation for {PATIENCE_S:g} s: the workers are in {reached}")
 
     def members_of_next(self) -> int:

@@ -85,6 +85,7 @@ class CoordinatorClient:
         self._is_closed = False
         self._traffic: Callable[[], Mapping[Chip, int]] = dict
         self._traffic_at = 0.0  # when it was last sent
+        self._beat_at = 0.0  # when the last heartbeat was sent
         self._backoff = Backoff(identity.seat)
         self._thread = threading.Thread(target=self._work, name="meshmend-client", daemon=True)
         self._thread.start()
@@ -309,7 +310,7 @@ class CoordinatorClient:
             while True:
                 want = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.has_unsent else 0)
                 selector.modify(channel, want)
-                selector.select(min(self._client.heartbeat_every_s, watch.interval_s))
+                ready = selector.select(min(self._client.heartbeat_every_s, watch.interval_s))
                 clear(self._wake_fd)
                 if not all(self._handle(message) for message in channel.receive()):
                     return
@@ -317,7 +318,9 @@ class CoordinatorClient:
                     raise ChannelError(
                         f"the kernel of its host did not answer for {watch.timeout_s:g} s"
                     )
-                self._send_pending(channel)
+                # The link is looked at more often than a heartbeat is due.
+                if ready or time.monotonic() >= self._beat_at + self._client.heartbeat_every_s:
+                    self._send_pending(channel)
                 if self._is_closed and not channel.has_unsent:
                     return
 
@@ -330,6 +333,7 @@ class CoordinatorClient:
             channel.send(report)
         if not channel.has_unsent:
             channel.send(self._client.heartbeat())
+            self._beat_at = time.monotonic()
             self._send_traffic(channel)
 
     def _send_traffic(self, channel: MessageChannel) -> None:
