@@ -160,6 +160,13 @@ def test_what_cannot_be_set_is_refused_in_one_line(line: str, match: str, capsys
     assert match in said
 
 
+def test_an_option_that_does_not_exist_but_is_a_setting_is_told_as_one(capsys: Captured) -> None:
+    line = "coordinator --mesh 2x2 --listen 127.0.0.1:7000 --heartbeat-timeout 5"
+
+    assert run_line(line.split()) == 2
+    assert "it is a setting: --set timing.heartbeat_timeout=VALUE" in capsys.readouterr().err
+
+
 def test_a_bad_variable_is_refused_by_name_unless_something_else_counts(
     monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:

@@ -18,7 +18,7 @@ from meshmend import __version__
 from meshmend.cli.completion import prepare_completion
 from meshmend.cli.console import note
 from meshmend.cli.json_log import finish_json_log, start_json_log
-from meshmend.config import warn_of_unknown
+from meshmend.config import COMMANDS, LEAVES, warn_of_unknown
 from meshmend.errors import InputError, MeshmendError
 
 # Each command: its name, its module in `meshmend.cli`, and its function there, or its Typer of
@@ -129,7 +129,9 @@ def run_line(arguments: list[str]) -> int:
     except TyperException as error:
         if "--log-json" in arguments:  # it may not have come to this option
             start_json_log()
-        return _failed(f"{error.format_message()} (see {_command_path(arguments)} --help)", 2)
+        path = _command_path(arguments)
+        advice = _settings_like(getattr(error, "option_name", ""), path) or f"see {path} --help"
+        return _failed(f"{error.format_message()} ({advice})", 2)
     except InputError as error:
         return _failed(str(error), 2)
     except MeshmendError as error:
@@ -158,6 +160,15 @@ def _command_path(arguments: list[str]) -> str:
         if isinstance(group, typer.Typer) and len(arguments) > 1:
             path += [each.name for each in group.registered_commands if each.name == arguments[1]]
     return " ".join(path)
+
+
+def _settings_like(option: str, path: str) -> str:
+    """Return how to set what somebody takes for an option; empty if no setting has that name."""
+    reader = COMMANDS.get(path.removeprefix("meshmend "))
+    name = option.lstrip("-").replace("-", "_")
+    keys = [key for key in LEAVES if key.partition(".")[2] == name]
+    found = [key for key in keys if reader is not None and reader.is_read(key)]
+    return f"it is a setting: --set {found[0]}=VALUE" if found else ""
 
 
 def _failed(message: str, code: int) -> int:
