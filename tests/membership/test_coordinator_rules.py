@@ -1,6 +1,6 @@
 """What the simulation of the protocol found, each as a case by hand; no sockets, no clock."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from msgspec import structs
 
@@ -145,7 +145,7 @@ def coordinator_after_a_restart(*, of_all: bool = False) -> tuple[Coordinator, S
     )
     record = CoordinatorRecord("ours", begun, step=12, highest=LATEST)
     sent = Sent()
-    spec = JobSpec("ours", MESH, (1, 1), replace(TIMING, holder_timeout_s=20.0))
+    spec = JobSpec("ours", MESH, (1, 1), structs.replace(TIMING, holder_timeout_s=20.0))
     return Coordinator(spec, sent, history=History(record, is_restarted=of_all)), sent
 
 

@@ -1,7 +1,7 @@
 """What a coordinator and a worker say of their job; no sockets, no clock."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 from msgspec import structs
@@ -72,7 +72,7 @@ class SmallJob:
     """A coordinator whose workers, by hand, do what they are told; connection n is chip n."""
 
     def __init__(self, *, straggler_timeout_s: float = 600.0) -> None:
-        timing = replace(TIMING, straggler_timeout_s=straggler_timeout_s)
+        timing = structs.replace(TIMING, straggler_timeout_s=straggler_timeout_s)
         self.sent = Sent()
         self.coordinator = Coordinator(JobSpec("ours", MESH, (1, 1, 1), timing), self.sent)
         self.coordinator.tick(0.0)
