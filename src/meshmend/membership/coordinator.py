@@ -40,6 +40,7 @@ _log = getLogger(__name__)
 
 _MOST_CHIPS_TOLD_PER_S: Final = 4096  # in answers to askers: some tenths of a second of work
 _MOST_REFUSALS_PER_S: Final = 10  # logged and sent to observers; refusals can come in floods
+_LOOK_FOR_STUCK_EVERY_S: Final = 0.25  # it looks at all members, which takes time
 
 
 class Coordinator:
@@ -171,7 +172,7 @@ class Coordinator:
         if now > self._none_silent_until:
             self._drop_silent(timeout_s)
         if now >= self._look_for_stuck_at:
-            self._look_for_stuck_at = now + self._spec.timing.alive_every_s / 2
+            self._look_for_stuck_at = now + _LOOK_FOR_STUCK_EVERY_S
             self._drop_stuck()
         if self._has_newcomers:
             self._notify_waiting(announce=False)
