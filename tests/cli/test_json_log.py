@@ -83,7 +83,7 @@ def test_threads_do_not_mix_their_lines() -> None:
     ("line", "words"),
     [
         (["coordinator", "--log-json", "--frob"], "No such option: --frob"),
-        (["coordinator", "--log-json"], "Missing option '--mesh'"),
+        (["coordinator", "--log-json"], "Missing option '--listen'"),
         (["coordinator", "--mesh", "2x2", "--listen", "x", "--log-json"], "--listen needs HOST"),
         (["worker", "--log-json", "--coordinator", "x", "--mesh", "2x2", "a.py"], "needs HOST:PO"),
     ],

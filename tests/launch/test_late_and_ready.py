@@ -94,8 +94,9 @@ def test_a_coordinator_that_has_stayed_long_enough_ends(job: PairOfChips) -> Non
 
 def k8s_job(mesh: str, hosts: str, *arguments: str, run_dir: str = "") -> KubernetesJob:
     """A job for Kubernetes, each of whose pods has a block of chips."""
-    settings = {"mesh.shape": mesh, "hosts.block": hosts, "job.name": "train"}
+    settings: dict[str, Any] = {"mesh.shape": mesh, "hosts.block": hosts, "job.name": "train"}
     settings |= {"kubernetes.image": "image", "job.run_dir": run_dir}
+    settings |= {"timing.gather": 600.0, "timing.linger": 86400.0}  # as `meshmend submit` says
     return KubernetesJob(JobConfig().with_(settings), arguments)
 
 
