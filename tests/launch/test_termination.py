@@ -3,6 +3,7 @@
 import gc
 import signal
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -44,6 +45,27 @@ def test_a_signal_that_comes_in_a_callback_is_not_lost(callback: Callable[[], No
     def run() -> None:
         with terminable():
             callback()
+            time.sleep(HANG_S)
+
+    with pytest.raises(TerminatedError):
+        run()
+
+
+def test_a_signal_that_comes_while_a_lost_one_is_sent_again_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a busy machine the second one comes before the hook that sends it has ended."""
+    start = threading.Thread.start
+
+    def start_slowly(thread: threading.Thread) -> None:
+        start(thread)
+        time.sleep(0.1)
+
+    monkeypatch.setattr(threading.Thread, "start", start_slowly)
+
+    def run() -> None:
+        with terminable():
+            in_a_weak_reference()
             time.sleep(HANG_S)
 
     with pytest.raises(TerminatedError):

@@ -25,6 +25,8 @@ TERMINATED: Final = 128 + signal.SIGTERM  # the exit code of a terminated proces
 _GRACE_S: Final = 2.0
 _AGAIN_S: Final = 0.01  # by then the callback is over
 
+_in_hook = False  # the main thread is about to send the signal again
+
 
 @contextmanager
 def terminable() -> Iterator[None]:
@@ -32,8 +34,11 @@ def terminable() -> Iterator[None]:
     before, told_before = signal.signal(signal.SIGTERM, _raise_terminated), sys.unraisablehook
 
     def tell(lost: "sys.UnraisableHookArgs") -> None:
+        global _in_hook
         if lost.exc_type is TerminatedError:
+            _in_hook = True
             threading.Thread(target=_send_again, daemon=True).start()
+            _in_hook = False
         else:
             told_before(lost)
 
@@ -47,6 +52,8 @@ def terminable() -> Iterator[None]:
 
 def _send_again() -> None:
     time.sleep(_AGAIN_S)
+    while _in_hook:  # what is raised in the hook is lost for good
+        time.sleep(_AGAIN_S)
     if signal.getsignal(signal.SIGTERM) is _raise_terminated:  # the block still runs
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -96,4 +103,5 @@ def _reset_signals() -> None:
 
 
 def _raise_terminated(number: int, frame: FrameType | None) -> None:
-    raise TerminatedError
+    if not _in_hook:
+        raise TerminatedError
