@@ -151,8 +151,8 @@ def jax_job(folder: Path, options: dict[str, Any], gate: "Gate") -> Training:
     import numpy as np
     import optax
 
-    from meshmend.train.jax.flat_tree import FlatTree
     from meshmend.train.jax.job import JaxJob
+    from meshmend.train.jax.program import FlatTree
 
     random = np.random.default_rng(options.get("seed", 0))
     inputs, labels = random.normal(size=(500, 32)), random.integers(0, 10, 500)

@@ -283,12 +283,12 @@ def test_a_job_that_did_not_finish_is_not_a_success(
     ("what", "code", "said"),
     [
         ("nothing to resume", 2, r"chip .* failed: .*no-checkpoints.* but it has none; resume="),
-        ("bad batch", 2, r"a batch policy needs to be constant or shrink, but got 'grow'"),
+        ("bad batch", 2, r"script.py, line \d+: a batch policy needs to be .* got 'grow'"),
         ("bad arguments", 2, r"chip \(0, [01]\) died: exit code 2"),
-        ("late input error", 1, r"InputError: a process can train one job"),
+        ("late input error", 1, r"script.py, line \d+: a process can train one job"),
     ],
 )
-def test_a_script_that_is_refused_before_its_first_step_ends_with_exit_code_2(
+def test_a_script_that_is_refused_ends_with_its_line_and_before_the_first_step_with_exit_code_2(
     what: str, code: int, said: str, script: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -298,6 +298,7 @@ def test_a_script_that_is_refused_before_its_first_step_ends_with_exit_code_2(
 
         assert ran.end() == code, ran.err
         assert re.search(f"did not finish: .*{said}", ran.err), ran.err
+        assert "Traceback" not in ran.err
 
 
 def test_a_run_whose_folder_vanished_is_no_success_and_names_the_chips(

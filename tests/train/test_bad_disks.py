@@ -13,9 +13,9 @@ from bad_disks import BadDisk
 from elastic_job import elastic, of_kind
 from meshmend.files import DRAFT
 from meshmend.train.core.worker_environment import WorkerEnvironment
-from meshmend.train.state.array_state import ARRAYS
 from meshmend.train.state.checkpoint import Saving, complete_steps, load_step
 from meshmend.train.state.checkpoint_writer import CheckpointWriter, WriteFailures
+from meshmend.train.state.state_tree import ARRAYS
 from meshmend.train.state.torch_state import TORCH
 from meshmend.train.torch.job import Job
 from small_disks import small_disk

@@ -23,11 +23,11 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from meshmend.cli.main import run_line
 from meshmend.errors import InputError
-from meshmend.train.state.array_state import ARRAYS
 from meshmend.train.state.checkpoint import load, save_shard
 from meshmend.train.state.checkpoint_export import export_safetensors, read_checkpoint
 from meshmend.train.state.dcp_files import import_dcp, read_dcp, write_dcp
 from meshmend.train.state.resume import resumable
+from meshmend.train.state.state_tree import ARRAYS
 from meshmend.train.state.torch_state import TORCH
 
 

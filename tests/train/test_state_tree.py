@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from meshmend.errors import CheckpointDamageError, InputError, ResumeError
-from meshmend.train.state.array_state import ARRAYS
 from meshmend.train.state.checkpoint import load, load_step, save_shard
 from meshmend.train.state.resume import resumable
 from meshmend.train.state.shards import Origin, Shard, cut_shard, merged_state, read_shard, seal
-from meshmend.train.state.state_tree import AS_BYTES, Framework, OwnedPieces
+from meshmend.train.state.state_tree import ARRAYS, AS_BYTES, Framework, OwnedPieces
 from meshmend.train.state.torch_state import TORCH
 
 FLOAT8 = [kind for name in dir(torch) if "float8" in name for kind in [getattr(torch, name)]]

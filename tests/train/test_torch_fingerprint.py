@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from meshmend.membership.job_fingerprint import NOT_COMPARED, JobFingerprint
 from meshmend.train.core.job_core import JobSettings
-from meshmend.train.torch.fingerprint import fingerprint_of
+from meshmend.train.torch.job import fingerprint_of
 
 INPUTS = torch.arange(80, dtype=torch.float32).reshape(10, 8)
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,7 @@ def compile_for_workers(meanwhile: Callable[[], None] = lambda: None) -> None:
         note(f"meshmend: compiled in {time.monotonic() - began[0]:.0f} s")
 
 
+@cache  # a second listener would start a second process
 def announce_compilation(ahead: str = "meshmend.planning.warm_up") -> None:
     """Print a line, once, when Numba compiles instead of loading its cache.
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import count
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 import numpy as np
@@ -248,18 +249,25 @@ def error_text(error: BaseException) -> str:
     """Return the text to print for the exception that ended a script.
 
     That is the traceback from the script's own frame on, or the text given to `sys.exit`. It is
-    empty if the script exited with a number. Checkpoints that a job cannot go on from are no
-    mistake of the script: one line says what to do.
+    empty if the script exited with a number. What meshmend refuses is one line, with the line of
+    the script that asked for it.
     """
-    if isinstance(error, ResumeError):
+    if isinstance(error, ResumeError):  # no line of the script is wrong
         return f"{error}\n"
     if isinstance(error, SystemExit):
         return "" if isinstance(error.code, int | None) else f"{error.code}\n"
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename != sys.argv[0]:
+    while trace is not None and not _is_of_script(trace.tb_frame):
         trace = trace.tb_next
-    frames = trace or error.__traceback__
-    return "".join(traceback.format_exception(type(error), error, frames))
+    if isinstance(error, InputError) and trace is not None:
+        lines = [line for frame, line in traceback.walk_tb(trace) if _is_of_script(frame)]
+        return f"{sys.argv[0]}, line {lines[-1]}: {error}\n"
+    return "".join(traceback.format_exception(type(error), error, trace or error.__traceback__))
+
+
+def _is_of_script(frame: FrameType) -> bool:
+    """Whether a frame runs the file of this worker's script."""
+    return frame.f_code.co_filename == sys.argv[0]
 
 
 def _send_report(report: int, text: str) -> None:

@@ -14,12 +14,10 @@ import optax
 
 from meshmend.lab.workloads.trainable import SampleSet, TrainingArguments
 from meshmend.train.core.worker_loop import SumSizes
-from meshmend.train.jax.flat_tree import FlatTree, Tree
 from meshmend.train.jax.job import JaxJob, default_micro_batch, stacked
 from meshmend.train.jax.learner import named_arrays
-from meshmend.train.jax.program import jax_program
-from meshmend.train.state.array_state import ARRAYS
-from meshmend.train.state.state_tree import Framework
+from meshmend.train.jax.program import FlatTree, Tree, jax_program
+from meshmend.train.state.state_tree import ARRAYS, Framework
 
 MAX_EVALUATED = 1024  # held-out samples; enough for the figures at the end of a run
 _EVALUATION_BATCH = 64

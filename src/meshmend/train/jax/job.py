@@ -18,17 +18,17 @@ import numpy as np
 import optax
 
 from meshmend.errors import InputError
+from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.train.core.chip_job import ChipJob
 from meshmend.train.core.job_core import JobCore, JobSettings
 from meshmend.train.core.worker_environment import worker_environment
-from meshmend.train.jax.fingerprint import jax_fingerprint
-from meshmend.train.jax.flat_tree import FlatTree, Tree
 from meshmend.train.jax.learner import JaxLearner, checked_params
-from meshmend.train.jax.program import Loss, jax_program, shared_programs
+from meshmend.train.jax.program import FlatTree, Loss, Tree, jax_program, shared_programs
 from meshmend.train.state.checkpoint import Saving
 from meshmend.train.state.comparison import COMPARE_EVERY
+from meshmend.train.state.fingerprint import job_fingerprint, parameter_words, sample_words
 from meshmend.train.state.resume import Resume
-from meshmend.train.state.state_tree import map_state
+from meshmend.train.state.state_tree import ARRAYS, Array, map_state
 
 
 def stacked(samples: Sequence[Tree]) -> Tree:
@@ -184,3 +184,37 @@ def default_micro_batch(batch: int, n_chips: int) -> int:
     """
     share = -(-batch // n_chips)
     return -(-share // 2)
+
+
+def jax_fingerprint(learner: JaxLearner, dataset: Any, settings: JobSettings) -> JobFingerprint:
+    """Return what must be equal on all workers of a job; reads a few samples, each twice."""
+    state = learner.state()
+    return job_fingerprint(
+        settings,
+        framework="jax",
+        model=_words(state["model"]),
+        optimizer=f"optax with {_words(state['optimizer'])}",
+        samples=sample_words(_Plain(dataset), ARRAYS.packed),
+    )
+
+
+def _words(arrays: dict[str, Array]) -> str:
+    return parameter_words(
+        {name: (str(array.dtype), array.shape) for name, array in arrays.items()}
+    )
+
+
+class _Plain:
+    """A data set whose JAX arrays are NumPy's."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        sample = self._dataset[index]
+        return jax.tree.map(
+            lambda leaf: jax.device_get(leaf) if isinstance(leaf, jax.Array) else leaf, sample
+        )

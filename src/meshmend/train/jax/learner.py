@@ -14,12 +14,9 @@ from meshmend.errors import InputError
 from meshmend.train.core.learner import Bytes
 from meshmend.train.core.worker_loop import SumSizes
 from meshmend.train.data.samples import Share
-from meshmend.train.jax.flat_tree import Tree
-from meshmend.train.jax.program import JaxProgram
-from meshmend.train.jax.sample_keys import places_of
-from meshmend.train.state.array_state import ARRAYS, Array
+from meshmend.train.jax.program import JaxProgram, Tree, places_of
 from meshmend.train.state.digest import total_of
-from meshmend.train.state.state_tree import Framework
+from meshmend.train.state.state_tree import ARRAYS, Array, Framework
 
 _STATISTICS: Final = "batch_stats"  # the collection of flax's batch normalisation
 _NO_STATISTICS: Final = (

@@ -6,8 +6,9 @@ One worker of a host compiles, the others wait and load what it has compiled fro
 run. A worker that is started again compiles nothing.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -17,15 +18,88 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.experimental.compilation_cache import compilation_cache
+from numpy.typing import NDArray
 
 from meshmend.errors import InputError
 from meshmend.locks import folder_lock
-from meshmend.train.jax.flat_tree import FlatTree, Tree
-from meshmend.train.jax.sample_keys import keys_of, places_of
+from meshmend.train.state.state_tree import Array
 
+Tree = Any  # any nesting of dicts, lists, tuples and dataclasses that JAX knows
 Loss = Callable[..., jax.Array]
 
+_LOW_BITS: Final = 32
 _WAIT_S: Final = 600.0  # a large model compiles for minutes; who waits in vain compiles itself
+_SINGLE, _DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
+
+
+@dataclass(frozen=True)
+class FlatTree:
+    """Where the leaves of a tree, and two numbers more, are in flat arrays.
+
+    There is one array of float32, and one of float64 if leaves are of that type. The numbers are at
+    the end of the first of them: one is flattened with the tree, the other is left to the caller.
+    Leaves of other types are converted to float32.
+    """
+
+    structure: Any
+    leaves: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
+
+    @classmethod
+    def of(cls, tree: Tree) -> "FlatTree":
+        """Return the layout of a tree of arrays of JAX or NumPy."""
+        leaves, structure = jax.tree.flatten(tree)
+        dtypes = (jax.dtypes.canonicalize_dtype(leaf.dtype) for leaf in leaves)
+        return cls(
+            structure,
+            tuple(
+                (leaf.shape, np.dtype(dtype)) for leaf, dtype in zip(leaves, dtypes, strict=True)
+            ),
+        )
+
+    def sizes(self) -> list[tuple[int, str]]:
+        """Return the number of elements and the type of each flat array."""
+        counts = dict.fromkeys(self._kinds(), 0)
+        counts[self._kinds()[0]] = 2
+        for shape, dtype in self.leaves:
+            counts[_kind(dtype)] += int(np.prod(shape))
+        return [(count, kind.name) for kind, count in counts.items()]
+
+    def zeros(self) -> list[Array]:
+        """Return new flat arrays of zeros."""
+        return [np.zeros(n_elements, dtype=dtype) for n_elements, dtype in self.sizes()]
+
+    def flatten(self, tree: Tree, number: jax.Array) -> list[jax.Array]:
+        """Return a tree of this layout, and the number, as flat arrays."""
+        parts: dict[np.dtype[Any], list[jax.Array]] = {kind: [] for kind in self._kinds()}
+        for leaf, (_, dtype) in zip(jax.tree.leaves(tree), self.leaves, strict=True):
+            parts[_kind(dtype)].append(leaf.astype(_kind(dtype)).reshape(-1))
+        first = self._kinds()[0]
+        parts[first].append(jnp.pad(number.astype(first).reshape(1), (0, 1)))
+        return [jnp.concatenate(part) for part in parts.values()]
+
+    def unflatten(self, flat: Sequence[jax.Array]) -> Tree:
+        """Return the tree that was flattened, with the types of its leaves."""
+        arrays = dict(zip(self._kinds(), flat, strict=True))
+        at = dict.fromkeys(self._kinds(), 0)
+        found = []
+        for shape, dtype in self.leaves:
+            kind, size = _kind(dtype), int(np.prod(shape))
+            found.append(arrays[kind][at[kind] : at[kind] + size].reshape(shape).astype(dtype))
+            at[kind] += size
+        return jax.tree.unflatten(self.structure, found)
+
+    def number(self, flat: Sequence[jax.Array]) -> jax.Array:
+        """Return the number that was flattened with the tree."""
+        return flat[0][-2]
+
+    def _kinds(self) -> list[np.dtype[Any]]:
+        """Return the types of the flat arrays, the widest first."""
+        kinds = {_kind(dtype) for _, dtype in self.leaves}
+        return [kind for kind in (_DOUBLE, _SINGLE) if kind in kinds]
+
+
+def _kind(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return _DOUBLE if dtype == _DOUBLE else _SINGLE
 
 
 class JaxProgram:
@@ -159,3 +233,21 @@ def shared_programs(run_dir: Path | None) -> Iterator[None]:
         yield
     with suppress(OSError):
         done.touch()  # from now on all workers load what was compiled, at the same time
+
+
+def places_of(places: NDArray[np.int64]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """Return the high and the low half of places, because JAX's integers have 32 bits."""
+    return (places >> _LOW_BITS).astype(np.uint32), places.astype(np.uint32)
+
+
+def keys_of(seed: int, places: Any) -> jax.Array:
+    """Return one random key for each place: it depends on the seed and the sample's place alone.
+
+    So a step done again, or shared out among fewer chips, draws the same random numbers.
+    """
+    root = jax.random.key(seed)
+
+    def key(high: jax.Array, low: jax.Array) -> jax.Array:
+        return jax.random.fold_in(jax.random.fold_in(root, high), low)
+
+    return jax.vmap(key)(*places)

@@ -1,8 +1,7 @@
 """The fingerprint of a job: what must be equal on all workers, compared before they train.
 
-Imports no framework: `torch_fingerprint.py` and `jax_fingerprint.py` describe models, optimizers
-and samples. Samples are not compared if they cannot be hashed, or if reading them twice gives
-different values.
+Imports no framework: the jobs of PyTorch and JAX describe their models, optimizers and samples.
+Samples are not compared if they cannot be hashed, or if reading them twice gives different values.
 """
 
 import hashlib

@@ -490,3 +490,25 @@ class Framework:
 
 # For tools that need no framework: tensors are `RawArray`s.
 AS_BYTES: Final = Framework("none", lambda leaf, where: None, lambda array: array)
+
+
+Array = NDArray[Any]
+
+
+def _raw_of_numpy(leaf: Any, where: str) -> RawArray | None:
+    if not isinstance(leaf, np.ndarray):
+        return None
+
+    def read(start: int, stop: int) -> Bytes:
+        return np.ascontiguousarray(leaf.reshape(-1)[start:stop]).view(np.uint8)
+
+    return RawArray(str(leaf.dtype), leaf.shape, leaf.itemsize, read)
+
+
+def _numpy_of_raw(array: RawArray) -> Array:
+    """Return an array; if it can, it shares its memory."""
+    return array.data.view(np.dtype(array.dtype)).reshape(array.shape)
+
+
+# JAX's arrays become NumPy's, without a copy on a CPU.
+ARRAYS: Final = Framework("jax", _raw_of_numpy, _numpy_of_raw)
