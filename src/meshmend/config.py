@@ -3,7 +3,7 @@
 A leaf of the tree has a name, a type, a default, bounds, and a help text, and where they apply the
 option of the command line and the environment variable that set it. From these come
 
-- the options of the commands of jobs, such as `meshmend train` (`cli/settings.py`),
+- the options of the commands of jobs, such as `meshmend train` (`cli/options.py`),
 - `--config job.toml` and `--set group.name=value`, which reach every leaf,
 - the variables that a launcher sets for its workers (`JobConfig.variables`),
 - the words by which a launcher starts coordinators, agents and workers (`command_words`),

@@ -1,7 +1,6 @@
-"""`meshmend doctor` and `meshmend completion`."""
+"""`meshmend doctor`, and what a shell completes."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,22 +51,6 @@ def test_what_is_not_installed_is_no_fault(
     assert found["load"] == "warning"
     assert run_line(["doctor"]) == 0
     assert "pip install 'meshmend[nothing]'" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_completion_script_is_printed_for_each_shell(shell: str, capsys: Captured) -> None:
-    assert run_line(["completion", shell]) == 0
-    script = capsys.readouterr().out
-
-    assert "meshmend" in script
-    if path := shutil.which(shell):
-        checked = subprocess.run([path, "-n"], input=script, text=True, capture_output=True)
-        assert (checked.returncode, checked.stderr) == (0, "")
-
-
-def test_an_unknown_shell_is_refused(capsys: Captured) -> None:
-    assert run_line(["completion", "cmd.exe"]) == 2
-    assert "needs one of bash, zsh, fish, but got 'cmd.exe'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 PROGRAM = """
 import logging, sys, threading, warnings
 from meshmend.cli.console import note
-from meshmend.cli.json_log import set_log_context, start_json_log
+from meshmend.cli.console import set_log_context, start_json_log
 
 logging.getLogger("meshmend").info("plain logs leave this out")
 start_json_log()

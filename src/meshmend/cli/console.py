@@ -1,20 +1,32 @@
-"""What commands print: results on standard output, everything else on standard error."""
+"""What commands print: results on standard output, everything else on standard error.
+
+With `--log-json`, everything on standard error is one JSON object per line (`JsonLog`). Log records
+and the notes of a command become objects with their level. All other text that this process writes
+to `sys.stderr`, such as a traceback or what a training script prints, becomes one object per line
+of text. What a child process, or code that is not Python, writes is not ours.
+"""
 
 import atexit
 import errno
+import io
 import json
+import logging
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from meshmend.errors import InputError
+
+_LONGEST_LINE: Final = 1 << 16
+_STREAM: Final = "stderr"  # the logger of text that no logger wrote
 
 _SHOW_BAR_AFTER_S = 1.0
 _LINE_EVERY_S = 30.0  # where there is no terminal
@@ -34,11 +46,6 @@ def note(line: str, *, message: str = "", level: str = "info", **fields: Any) ->
 
     With `--log-json` it is an object instead, with these fields; `message` replaces the line.
     """
-    if sys.stderr is sys.__stderr__:  # the usual case, which need not import anything
-        print(line, file=sys.stderr)
-        return
-    from meshmend.cli.json_log import JsonLog
-
     if isinstance(sys.stderr, JsonLog):
         text = message or line.removeprefix("meshmend: ").rstrip()
         sys.stderr.record(level, "meshmend", text, **fields)
@@ -234,7 +241,7 @@ def compile_for_workers(meanwhile: Callable[[], None] = lambda: None) -> None:
 
 @cache  # a second listener would start a second process
 def announce_compilation(ahead: str = "meshmend.planning.warm_up") -> None:
-    """Print a line, once, when Numba compiles instead of loading its cache.
+    """Print a line, once in a process, when Numba compiles instead of loading its cache.
 
     A second process then runs the module `ahead`, which compiles what the command will need later.
     This function imports Numba, which is slow, so a command reads its options before it calls this.
@@ -263,3 +270,85 @@ def _compile_ahead(module: str) -> None:
     command = [sys.executable, "-m", module]
     helper = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     atexit.register(helper.kill)  # it must not outlive the command, even if unfinished
+
+
+class JsonLog(io.TextIOBase):
+    """A stream in the place of `sys.stderr`; `job` and `chip` are in every object."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._text = ""
+        self._lock = threading.RLock()
+        self.job: str | None = None
+        self.chip: tuple[int, ...] | None = None
+
+    def record(self, level: str, logger: str, message: str, **more: Any) -> None:
+        """Write one object; `more` replaces or adds fields."""
+        now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        fields = {"time": now, "level": level, "logger": logger, "message": message}
+        context: Mapping[str, Any] = {"chip": self.chip, "job": self.job}
+        line = json.dumps({**fields, **context, **more}, default=str) + "\n"
+        data = line.encode(errors="backslashreplace")
+        with self._lock, suppress(OSError):  # whoever read standard error is gone
+            while data:
+                data = data[os.write(self._fd, data) :]
+
+    def write(self, text: str) -> int:
+        with self._lock:
+            *lines, self._text = (self._text + text).replace("\r", "\n").split("\n")
+            if len(self._text) > _LONGEST_LINE:
+                lines, self._text = [*lines, self._text], ""
+            for line in filter(str.strip, lines):
+                self.record("info", _STREAM, line)
+        return len(text)
+
+    def finish(self) -> None:
+        """Write what was not ended by a line break."""
+        with self._lock:
+            if self._text:
+                self.write("\n")
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._fd
+
+
+class _Handler(logging.Handler):
+    def __init__(self, log: JsonLog) -> None:
+        super().__init__()
+        self._log = log
+        self.setFormatter(logging.Formatter())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if record.exc_info and self.formatter is not None:
+            message += "\n" + self.formatter.formatException(record.exc_info)
+        self._log.record(record.levelname.lower(), record.name, message)
+
+
+def start_json_log() -> None:
+    """Write everything as JSON from now on; a second call does nothing."""
+    if isinstance(sys.stderr, JsonLog):
+        return
+    log = JsonLog(sys.stderr.fileno())
+    sys.stderr.flush()
+    sys.stderr = log
+    root = logging.getLogger()
+    root.handlers[:] = [_Handler(log)]
+    root.setLevel(logging.INFO)
+    logging.captureWarnings(capture=True)
+    atexit.register(finish_json_log)
+
+
+def finish_json_log() -> None:
+    """Write what was not ended by a line break; does nothing if logs are plain."""
+    if isinstance(sys.stderr, JsonLog):
+        sys.stderr.finish()
+
+
+def set_log_context(*, job: str | None = None, chip: tuple[int, ...] | None = None) -> None:
+    """Set the job and the chip of all objects to come; does nothing if logs are plain."""
+    if isinstance(sys.stderr, JsonLog):
+        sys.stderr.job, sys.stderr.chip = job, chip

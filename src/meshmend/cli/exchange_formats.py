@@ -22,7 +22,7 @@ from meshmend.cli.options import (
     WrapOption,
     mesh_of,
 )
-from meshmend.cli.plan_text import plan_facts, print_plan
+from meshmend.cli.plan import plan_facts, print_plan
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:

@@ -15,14 +15,13 @@ import typer
 from typer.exceptions import TyperException
 
 from meshmend import __version__
-from meshmend.cli.completion import prepare_completion
-from meshmend.cli.console import note
-from meshmend.cli.json_log import finish_json_log, start_json_log
+from meshmend.cli.console import finish_json_log, note, start_json_log
+from meshmend.cli.options import context_of
 from meshmend.config import COMMANDS, LEAVES, warn_of_unknown
 from meshmend.errors import InputError, MeshmendError
 
 # Each command: its name, its module in `meshmend.cli`, and its function there, or its Typer of
-# further commands. `CONTEXT` in a module holds the context settings of its commands.
+# further commands.
 _COMMANDS: Final = (
     ("train", "train", "train_command"),
     ("plan", "plan", "plan_command"),
@@ -32,23 +31,22 @@ _COMMANDS: Final = (
     ("algorithms", "plan", "algorithms_command"),
     ("simulate", "simulate", "simulate_command"),
     ("forecast", "forecast", "forecast_command"),
-    ("fabrics", "fabrics", "fabrics_command"),
+    ("fabrics", "plan", "fabrics_command"),
     ("show", "show", "show_command"),
     ("explore", "explore", "explore_command"),
-    ("figures", "figures", "figures_command"),
-    ("reproduce", "reproduce", "reproduce_command"),
+    ("figures", "paper", "figures_command"),
+    ("reproduce", "paper", "reproduce_command"),
     ("run", "run", "run_command"),
-    ("coordinator", "coordinator", "coordinator_command"),
-    ("worker", "worker", "worker_command"),
-    ("agent", "agent", "agent_command"),
+    ("coordinator", "processes", "coordinator_command"),
+    ("worker", "processes", "worker_command"),
+    ("agent", "processes", "agent_command"),
     ("status", "status", "status_command"),
     ("checkpoint", "checkpoint", "app"),
     ("bench", "bench", "bench_command"),
     ("testbed", "testbed", "app"),
     ("submit", "submit", "app"),
     ("doctor", "doctor", "doctor_command"),
-    ("completion", "completion", "completion_command"),
-    ("slurm-job", "submit_slurm", "slurm_job_command"),
+    ("slurm-job", "submit", "slurm_job_command"),
 )
 _INTERRUPTED: Final = 130  # the exit code, by convention
 _HIDDEN: Final = frozenset({"slurm-job"})  # users do not type it
@@ -61,7 +59,6 @@ def _app(wanted: str) -> typer.Typer:
     """
     app = typer.Typer(
         name="meshmend",
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode="markdown",
         help="Keep data-parallel training running on mesh-connected chips when chips fail.",
@@ -74,7 +71,7 @@ def _app(wanted: str) -> typer.Typer:
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
         else:
-            context = getattr(module, "CONTEXT", None)
+            context = context_of(command)
             app.command(name, hidden=name in _HIDDEN, context_settings=context)(command)
     return app
 
@@ -119,8 +116,7 @@ def run_line(arguments: list[str]) -> int:
     if "--log-json" not in arguments:  # else the option that chooses the log does this
         warn_of_unknown(os.environ)
     try:
-        asked_by_shell = prepare_completion()
-        app = _app(arguments[0] if arguments and not asked_by_shell else "")
+        app = _app(arguments[0] if arguments else "")
         result = app(args=arguments or ["--help"], prog_name="meshmend", standalone_mode=False)
         sys.stdout.flush()
         if result == _INTERRUPTED:  # so typer tells of a KeyboardInterrupt

@@ -5,19 +5,22 @@ read an option import neither Numba nor torch. So a command that reads its optio
 mistake at once.
 """
 
+import inspect
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from meshmend.config import LEAVES, warn_of_unknown
+from meshmend.cli.console import start_json_log
+from meshmend.config import COMMANDS, LEAVES, PREFIX, Leaf, job_config, warn_of_unknown
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
     from meshmend.topology.fabric import Fabric
     from meshmend.topology.mesh import Mesh
+
 
 # Beyond these, times of a whole sum no longer fit a table, and no machine is so slow.
 _LONGEST_S: Final = 1e6
@@ -34,28 +37,23 @@ def check_seconds(seconds: float) -> float:
     return seconds
 
 
-MeshOption = Annotated[
-    str, typer.Option("--mesh", metavar="RxC", help="Extents of the mesh, any number of axes.")
-]
-WrapOption = Annotated[
-    str, typer.Option("--wrap", metavar="AXES", help="Axes that wrap around: none, all, or 0,1.")
-]
-FailOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--fail",
-        metavar="WHAT",
-        help="What failed; repeat for more: 4x2@6,8 (block), 3,4 (chip), link:3,4-3,5, "
-        "board:3,4, host:3,4.",
-    ),
-]
+def setting_option(key: str, **more: Any) -> Any:
+    """Return the option of a setting for a command that runs no job: named and described once."""
+    leaf = LEAVES[key]
+    return typer.Option(leaf.option, metavar=leaf.metavar, help=_plain(leaf.words), **more)
+
+
+def _plain(words: str) -> str:
+    return words.replace("`", "")
+
+
+MeshOption = Annotated[str, setting_option("mesh.shape")]
+WrapOption = Annotated[str, setting_option("mesh.wrap")]
+FailOption = Annotated[list[str] | None, setting_option("mesh.fail")]
+SecretOption = Annotated[Path | None, setting_option("job.secret_file")]
 CoordinatorOption = Annotated[
     str,
     typer.Option("--coordinator", metavar="HOST:PORT", help="The address of the coordinator."),
-]
-SecretOption = Annotated[
-    Path | None,
-    typer.Option("--secret-file", metavar="FILE", help=LEAVES["job.secret_file"].words),
 ]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on standard output, nothing else.")
@@ -65,8 +63,6 @@ JsonOption = Annotated[
 def _choose_log(as_json: bool) -> bool:
     """Begin structured logs, if wanted, before any other option is looked at."""
     if as_json:
-        from meshmend.cli.json_log import start_json_log
-
         start_json_log()
     warn_of_unknown(os.environ)
     return as_json
@@ -87,8 +83,12 @@ ScriptArgument = Annotated[
 ]
 ScriptArguments = Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Its arguments.")]
 ModuleOption = Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module's name.")]
-# The context settings of a command that runs a script: all arguments after it belong to the script.
-SCRIPT_LAST = {"allow_interspersed_args": False}
+
+
+def context_of(command: Callable[..., Any]) -> dict[str, Any] | None:
+    """Return the context settings of a command: all words after a script belong to the script."""
+    has_script = "script" in inspect.signature(command).parameters
+    return {"allow_interspersed_args": False} if has_script else None
 
 
 def mesh_of(mesh: str, wrap: str, fail: list[str] | None) -> "Mesh":
@@ -234,3 +234,93 @@ def fabric_of(
         message_overhead_s=time_s(message_overhead, "--message-overhead"),
         chip_bandwidth_bytes_per_s=bandwidth(chip_bandwidth, "--chip-bandwidth"),
     )
+
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="Settings in a TOML file; see docs/settings.md."),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="GROUP.NAME=VALUE",
+        help="Any setting, such as timing.link_timeout=5; repeat for more. An option counts more "
+        f"than --set, then come --config, a {PREFIX}* variable, the default.",
+    ),
+]
+
+
+def job_command(
+    name: str, *, defaults: Mapping[str, Any] | None = None, needs: tuple[str, ...] = ()
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Return a decorator that calls a command with the settings of its job as first argument.
+
+    The settings that are options are listed in `config.COMMANDS`; the function has only the other
+    options. `defaults` are those of this command; `needs` are keys that have no default.
+    """
+    own_defaults = defaults or {}
+    key_of = {key.replace(".", "_"): key for key in COMMANDS[name].options}
+
+    def decorate(body: Callable[..., int]) -> Callable[..., int]:
+        def command(config: Path | None, assignments: list[str] | None, **given: Any) -> int:
+            options = {key: given.pop(parameter) for parameter, key in key_of.items()}
+            settings = job_config(
+                {key: value for key, value in options.items() if value not in (None, [], False)},
+                assignments=assignments or (),
+                file=config,
+                environment=os.environ,
+                defaults=own_defaults,
+                command=name,
+            )
+            for leaf in (LEAVES[key] for key in needs if not settings.get(key)):
+                raise InputError(
+                    f"meshmend {name} needs {leaf.option} {leaf.metavar}, or {leaf.key} in --config"
+                )
+            return body(settings, **given)
+
+        _, *own = inspect.signature(body).parameters.values()
+        of_tree = [
+            _parameter(parameter, _annotation(LEAVES[key], own_defaults.get(key), key in needs))
+            for parameter, key in key_of.items()
+        ]
+        last = [_parameter("config", ConfigOption), _parameter("assignments", SetOption)]
+        parameters = [
+            each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for each in (*filter(_is_argument, own), *of_tree, *last)
+        ]
+        parameters += [each for each in own if not _is_argument(each)]
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        command.__doc__, command.__name__ = body.__doc__, body.__name__
+        return command
+
+    return decorate
+
+
+def _is_argument(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter is no option, but an argument or the context."""
+    known = getattr(parameter.annotation, "__metadata__", ())
+    return not any(isinstance(each, typer.models.OptionInfo) for each in known)
+
+
+def _parameter(name: str, annotation: Any) -> inspect.Parameter:
+    default = False if annotation.__origin__ is bool else None
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default
+    )
+
+
+def _annotation(leaf: Leaf, default: str | None, is_needed: bool) -> Any:
+    """Return the type and the option of a setting, as Typer reads them."""
+    shown = default or leaf.default_words
+    is_plain = leaf.kind in (bool, tuple) or shown == "none"
+    words = leaf.words if is_plain or is_needed else f"{leaf.words} Default: {shown}."
+    option = typer.Option(
+        leaf.option,
+        metavar=leaf.metavar or None,
+        help=_plain(words) + (" Required." if is_needed else ""),
+        show_default=False,
+    )
+    kinds: dict[type, Any] = {bool: bool, tuple: list[str] | None}
+    return Annotated[kinds.get(leaf.kind, str | None), option]

@@ -24,8 +24,9 @@ from meshmend.cli.options import (
     algorithm_names,
     check_algorithms,
     mesh_of,
+    setting_option,
 )
-from meshmend.cli.plan_text import named_plan
+from meshmend.cli.plan import named_plan
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
@@ -48,10 +49,7 @@ PlanArgument = Annotated[
 
 def show_command(
     plan_file: PlanArgument = None,
-    mesh: Annotated[
-        str | None,
-        typer.Option("--mesh", metavar="RxC", help="Extents of the mesh, any number of axes."),
-    ] = None,
+    mesh: Annotated[str | None, setting_option("mesh.shape")] = None,
     wrap: WrapOption = "none",
     fail: FailOption = None,
     algorithm: Annotated[

@@ -1,5 +1,7 @@
 """`meshmend simulate`: what algorithms cost on a mesh, next to the physical limit."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +13,7 @@ from meshmend.cli.console import (
     cache_dir,
     check_suffix,
     check_writable,
+    note,
     print_json,
     progress,
     write_text,
@@ -32,14 +35,17 @@ from meshmend.cli.options import (
     mesh_of,
     with_update_rate,
 )
-from meshmend.cli.simulate_tables import print_buckets, print_comparison, print_head, print_sweep
-from meshmend.cli.trace_file import trace_filter, write_trace
-from meshmend.errors import InputError
+from meshmend.errors import InputError, TopologyError
 
 if TYPE_CHECKING:
+    from meshmend.planning.bucket_comparison import BucketComparison
     from meshmend.planning.comparison import Comparison
+    from meshmend.simulator.trace import TraceFilter
     from meshmend.topology.fabric import Fabric
     from meshmend.topology.mesh import Mesh
+
+
+_PAYLOADS_ABREAST = 7
 
 
 def simulate_command(
@@ -162,7 +168,7 @@ def simulate_command(
         _simulate_buckets(broken, machine, buckets, names, slices, as_json=as_json)
         return
     payloads = parse_payloads(payload or "100MB")
-    wanted = trace_filter(save_trace, trace_slices, trace_chips, payloads, broken)
+    wanted = _trace_filter(save_trace, trace_slices, trace_chips, payloads, broken)
     check_suffix(output, ".svg")
     check_writable(save_trace, output)
     announce_compilation()
@@ -187,13 +193,13 @@ def simulate_command(
     if as_json:
         print_json(_document(results))
     else:
-        print_head(results[0])
+        _print_head(results[0])
         if len(results) > 1:
-            print_sweep(results)
+            _print_sweep(results)
         else:
-            print_comparison(results[0])
+            _print_comparison(results[0])
     if save_trace is not None:
-        write_trace(results[0], save_trace, wanted)
+        _write_trace(results[0], save_trace, wanted)
     if output is not None:
         write_text(output, sweep_svg(results) if len(results) > 1 else _heat_map(results[0]))
     for path in (each for each in (save_trace, output) if each is not None and not as_json):
@@ -229,7 +235,7 @@ def _simulate_buckets(
     if as_json:
         print_json({"fabric": asdict(fabric), **result.summary()})
     else:
-        print_buckets(result)
+        _print_buckets(result)
 
 
 def _document(results: "list[Comparison]") -> dict[str, Any]:
@@ -258,3 +264,185 @@ def _heat_map(result: "Comparison") -> str:
         caption="The share of the time for which each directed link is busy: "
         f"{format_bytes(result.payload_bytes)} on {result.fabric.name}.",
     )
+
+
+def _print_head(result: "Comparison") -> None:
+    """Print the mesh, the fabric and the collective, and why algorithms were left out."""
+    print(f"mesh         {result.mesh}")
+    print(f"fabric       {result.fabric}")
+    if result.limit.collective != "allreduce":
+        print(f"collective   {result.limit.collective}")
+    for name, reason in result.refused.items():
+        note(f"meshmend: {name} left out: {reason}")
+
+
+def _print_comparison(result: "Comparison") -> None:
+    """Print what each algorithm costs for one payload; a star marks the best on all chips."""
+    from meshmend.planning.crossovers import winner
+    from meshmend.units import format_bytes, format_time
+
+    limit, best = result.limit, winner(result)
+    print(f"\n{format_bytes(result.payload_bytes)}: {limit.describe()}")
+    alone = f"hops alone {format_time(limit.latency_s)}"
+    print(f"bandwidth limit {format_time(limit.bandwidth_s)}, {alone}")
+    head = ("algorithm", "time", "of limit", "slices", "busiest", "chips")
+    print("  {:<11} {:>9} {:>9} {:>7} {:>8} {:>6}".format(*head))
+    for price in result.prices:
+        figures = price.figures
+        print(
+            f"{'*' if price is best else ' '} {price.name:<11} {format_time(price.time_s):>9} "
+            f"{result.ratio(price):>8.3f}x {figures.slices:>7} "
+            f"{figures.max_link_utilisation:>8.1%} {price.n_chips:>6}"
+        )
+    print("busiest: the share of the time for which the busiest link is busy")
+    for price in result.prices:
+        if price.detail:
+            print(f"{price.name}: {price.detail}")
+
+
+def _print_sweep(results: "Sequence[Comparison]") -> None:
+    """Print times over the limit, an algorithm a row, and where the fastest one changes."""
+    from meshmend.planning.crossovers import crossovers
+    from meshmend.units import format_bytes
+
+    names = list(dict.fromkeys(price.name for result in results for price in result.prices))
+    names.sort(key=lambda name: min(_ratios(results, name)))
+    print("\ntime over the limit; a star marks the fastest on all chips")
+    for start in range(0, len(results), _PAYLOADS_ABREAST):
+        _print_block(results[start : start + _PAYLOADS_ABREAST], names)
+        print()
+    for each in crossovers(results):
+        print(f"from about {format_bytes(each.payload_bytes)} on {each.after} beats {each.before}")
+
+
+def _print_block(results: "Sequence[Comparison]", names: list[str]) -> None:
+    from meshmend.planning.crossovers import winner
+    from meshmend.units import format_bytes, format_time
+
+    best = [winner(result).name for result in results]
+    sizes = "".join(f"{format_bytes(result.payload_bytes):>7}" for result in results)
+    print(f"{'payload':<11}{sizes}")
+    for name in names:
+        cells = []
+        for result, fastest in zip(results, best, strict=True):
+            price = next((price for price in result.prices if price.name == name), None)
+            star = "*" if name == fastest else " "
+            cells.append("" if price is None else f"{_short(result.ratio(price))}{star}")
+        print((f"{name:<11}" + "".join(f"{cell:>7}" for cell in cells)).rstrip())
+    limits = "".join(f"{format_time(each.limit.time_s).replace(' ', ''):>7}" for each in results)
+    print(f"{'limit':<11}{limits}")
+
+
+def _short(ratio: float) -> str:
+    """Return a ratio in at most six characters."""
+    return f"{ratio:.3f}" if ratio < 10 else f"{ratio:.1f}" if ratio < 1000 else f"{ratio:.0f}"
+
+
+def _ratios(results: "Sequence[Comparison]", name: str) -> list[float]:
+    return [
+        result.ratio(price) for result in results for price in result.prices if price.name == name
+    ]
+
+
+def _print_buckets(result: "BucketComparison") -> None:
+    """Print what several sums cost: one at a time, in flight together, and as one sum."""
+    from meshmend.units import format_bytes, format_time
+
+    buckets, whole = result.buckets, result.whole
+    _print_head(whole)
+    sizes = f"{buckets.n} x {format_bytes(buckets.size_bytes)}"
+    print(f"\n{sizes}, in all {format_bytes(buckets.total_bytes)}: {whole.limit.describe()}")
+    print(f"{'':<11} {'one sum':>9} {'one at a time':>18} {'all in flight':>18}")
+    head = ("algorithm", "time", "time", "of one", "time", "of one")
+    print("{:<11} {:>9} {:>9} {:>8} {:>9} {:>8}".format(*head))
+    for price in result.prices:
+        in_turn_s, in_flight_s = price.one_at_a_time_s, price.together.time_s
+        print(
+            f"{price.name:<11} {format_time(price.whole.time_s):>9} "
+            f"{format_time(in_turn_s):>9} {price.ratio(in_turn_s):>7.3f}x "
+            f"{format_time(in_flight_s):>9} {price.ratio(in_flight_s):>7.3f}x"
+        )
+
+
+def _trace_filter(
+    path: Path | None,
+    slices: str | None,
+    chips: list[str] | None,
+    payloads: Sequence[int],
+    mesh: "Mesh",
+) -> "TraceFilter":
+    """Return what the options of a trace ask for.
+
+    Raises:
+        InputError: they cannot be read, or do not go together.
+    """
+    from meshmend.simulator.trace import TraceFilter
+
+    if path is None:
+        for name, value in (("--trace-slices", slices), ("--trace-chips", chips)):
+            if value:
+                raise InputError(f"{name} needs --save-trace FILE: it says what is written there")
+        return TraceFilter()
+    if len(payloads) > 1:
+        raise InputError("--save-trace needs one payload, but got a sweep")
+    if path.suffix not in {".json", ".gz"}:
+        raise InputError(
+            f"--save-trace writes JSON, compressed or not, so it needs a name such as "
+            f"trace.json.gz or trace.json, but got {path.name}"
+        )
+    return TraceFilter(
+        slices=_slices_of_trace(slices) if slices not in {None, "all"} else None,
+        every_slice=slices == "all",
+        chips=frozenset(chip for text in chips for chip in _chips_of_trace(text, mesh))
+        if chips
+        else None,
+    )
+
+
+def _slices_of_trace(text: str | None) -> frozenset[int]:
+    found: set[int] = set()
+    for word in (text or "").split(","):
+        match = re.fullmatch(r"(\d{1,6})(?:\.\.(\d{1,6}))?", word.strip())
+        if match is None:
+            raise InputError(f"--trace-slices needs 0..9, 0,50,100 or all, but got {text!r}")
+        found |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
+    if not found:
+        raise InputError(f"--trace-slices needs a range that rises, but got {text!r}")
+    return frozenset(found)
+
+
+def _chips_of_trace(text: str, mesh: "Mesh") -> frozenset[tuple[int, ...]]:
+    """Return the live chips of a chip or a block, which are written as failures are."""
+    from meshmend.topology.failures import Link, parse_failure
+
+    try:
+        place = parse_failure(text)
+    except TopologyError:
+        place = None
+    if place is None or isinstance(place, Link):
+        raise InputError(f"--trace-chips needs chips such as 3,4 or 2x2@2,2, but got {text!r}")
+    chips = frozenset(place.chips()) & frozenset(mesh.live)
+    if not chips:
+        raise InputError(f"--trace-chips needs a live chip of {mesh}, but got {text!r}")
+    return chips
+
+
+def _write_trace(result: "Comparison", path: Path, wanted: "TraceFilter") -> None:
+    """Write the trace of the fastest algorithm; before that, say what is left out and its size."""
+    from meshmend.simulator.trace import USUAL_BYTES, chosen_bars, save_trace
+    from meshmend.units import format_bytes
+
+    traced = result.traced()
+    chosen = chosen_bars(traced, result.part, wanted)
+    size = chosen.size_bytes(compressed=path.suffix == ".gz")
+    words = f"{len(chosen.bars):,} bars, about {format_bytes(size)}"
+    if chosen.n_slices < traced.slices:
+        words = f"{chosen.n_slices} of {traced.slices} slices, {words}"
+        if wanted.slices is None:
+            words += "; --trace-slices chooses others"
+    if chosen.n_slices < traced.slices or size > USUAL_BYTES:
+        note(f"meshmend: the trace of {result.prices[0].name} has {words}")
+    try:
+        save_trace(traced, result.part, path, chosen)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}") from None

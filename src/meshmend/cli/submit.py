@@ -1,9 +1,33 @@
-"""`meshmend submit`: prints what a scheduler needs to run a job, or submits it."""
+"""`meshmend submit`: prints what a scheduler needs to run a job, or submits it.
+
+`submit slurm` prints a job file, which runs `meshmend slurm-job`; `submit jobset` and `submit job`
+print Kubernetes manifests.
+"""
+
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshmend.cli import submit_kubernetes, submit_slurm
-from meshmend.cli.options import SCRIPT_LAST
+from meshmend.cli.console import note, write_text
+from meshmend.cli.options import (
+    ModuleOption,
+    ScriptArgument,
+    ScriptArguments,
+    context_of,
+    job_command,
+)
+from meshmend.config import command_words
+from meshmend.errors import InputError
+
+if TYPE_CHECKING:
+    from meshmend.config import JobConfig
+    from meshmend.launch.kubernetes import KubernetesJob
+    from meshmend.launch.slurm_file import SlurmFile
 
 app = typer.Typer(
     rich_markup_mode="markdown",
@@ -18,5 +42,185 @@ def _help(context: typer.Context) -> None:
         print(context.get_help())
 
 
-app.command("slurm", context_settings=SCRIPT_LAST)(submit_slurm.slurm_command)
-submit_kubernetes.register(app)
+@job_command("submit slurm", needs=("mesh.shape",))
+def slurm_command(
+    config: "JobConfig",
+    script: ScriptArgument,
+    arguments: ScriptArguments = None,
+    *,
+    is_module: ModuleOption = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the job file here.")
+    ] = None,
+    run: Annotated[
+        bool, typer.Option("--run", help="Submit the job with sbatch, and print its number.")
+    ] = False,
+) -> int:
+    """Print a Slurm job file for a script that loops over a meshmend.train.Job.
+
+    The job starts a coordinator on its first node, and on each node the workers of one block of
+    the mesh. Workers, nodes and the coordinator may die: the others go on, and what died is
+    started again as soon as its node is back. A job that loses its first node, or that Slurm
+    preempts, is requeued and goes on from its newest checkpoint. The exit code of the job is 0 if
+    all steps were done.
+
+    **Examples**
+
+    - meshmend submit slurm --mesh 8x8 --hosts 4x2 train.py --lr 0.1 > job.sh
+
+    - meshmend submit slurm --mesh 4x4 --hosts 2x2 --time 8:00:00 --sbatch "--partition=long" --run
+      train.py
+    """
+    from meshmend.launch.host_blocks import live_chips_of
+    from meshmend.launch.slurm_file import SlurmFile
+    from meshmend.launch.slurm_job import SlurmJob
+    from meshmend.topology.failures import format_shape
+
+    job = SlurmJob(config, (script, *(arguments or ())), is_module)
+    blocks = job.blocks()
+    if not is_module and not Path(script).is_file():
+        raise InputError(f"meshmend submit slurm needs a script, but there is no file {script}")
+    _ = job.of_processes  # refuses a board that does not fit
+    told = config.with_({"hosts.block": format_shape(job.hosts), "job.run_dir": ""})
+    file = SlurmFile(
+        name=script.rpartition(".")[2] if is_module else Path(script).stem,
+        n_nodes=len(blocks),
+        n_chips_per_node=max(len(live_chips_of(block, job.mesh)) for block in blocks),
+        program=(sys.executable, "-m", "meshmend"),
+        options=(*command_words("slurm-job", told), *(["--module"] if is_module else [])),
+        script=job.script,
+        per_chip=config.slurm.per_chip,
+        time=config.slurm.time or None,
+        run_dir=config.job.run_dir or None,
+        extras=config.slurm.sbatch,
+        made_by=f"Made by: {shlex.join(['meshmend', *sys.argv[1:]])}",
+    )
+    return _deliver(file, output, is_submitted=run)
+
+
+def _deliver(file: "SlurmFile", output: Path | None, *, is_submitted: bool) -> int:
+    """Print the job file, write it, or submit it; return the exit code."""
+    text = file.text()
+    if output is not None:
+        write_text(output, text)
+    if is_submitted:
+        from meshmend.launch.slurm_file import submit
+
+        print(submit(text))
+    elif output is None:
+        print(text, end="")
+    return 0
+
+
+@job_command("slurm-job", needs=("mesh.shape", "job.run_dir", "job.secret_file"))
+def slurm_job_command(
+    config: "JobConfig",
+    script: ScriptArgument,
+    arguments: ScriptArguments = None,
+    *,
+    is_module: ModuleOption = False,
+) -> int:
+    """Run a job inside a Slurm allocation; the job file of `meshmend submit slurm` calls this.
+
+    It starts the coordinator, and one step per host or chip, and starts again what dies. It ends
+    with the exit code of the coordinator. SIGTERM, as scancel sends it, ends everything.
+    """
+    from meshmend.errors import TerminatedError
+    from meshmend.launch.slurm_job import Allocation, SlurmJob, supervised
+    from meshmend.launch.supervisor import supervise
+    from meshmend.launch.termination import TERMINATED, terminable
+
+    job = SlurmJob(config, (script, *(arguments or ())), is_module)
+    try:
+        with terminable():
+            commands = supervised(job, Allocation.from_environment(os.environ))
+            first, *_, last = [*commands.steps, *commands.steps]
+            note(f"meshmend: {len(commands.steps)} steps, from {first} to {last}")
+            return supervise(commands)
+    except TerminatedError:
+        note("meshmend: SIGTERM ends the job")
+        return TERMINATED
+
+
+# What differs from the defaults of other jobs: pods may wait in the queue, and a late one must
+# still hear that the job is over.
+_KUBERNETES_DEFAULTS = {"timing.gather": 600.0, "timing.linger": 86400.0}
+_OF_BOTH = """
+
+A pod that fails is restarted or recreated alone, while the others train on. The coordinator has a
+service, and keeps its record on a volume. The first lines say how to make the job's secret.
+
+The manifests are checked against the published schemas. No cluster was at hand to run them.
+
+**Examples**
+
+- meshmend submit {kind} --mesh 4x4 --image my/training --name train train.py --lr 0.1
+
+- meshmend submit {kind} --mesh 8x8 --hosts 2x2 --chips-resource google.com/tpu=4
+  --image my/training --name train -o train.yaml train.py
+"""
+_KUBERNETES_HELP = {
+    "jobset": "Print a job as a JobSet of Kubernetes; the cluster needs the JobSet controller."
+    + _OF_BOTH.format(kind="jobset"),
+    "job": "Print a job as two Jobs of Kubernetes: the coordinator, and all workers."
+    + _OF_BOTH.format(kind="job"),
+}
+
+
+def _kubernetes_command(kind: str) -> Callable[..., int]:
+    """Return the command that prints the manifests of a kind; its help is in _KUBERNETES_HELP."""
+
+    @job_command(
+        f"submit {kind}", defaults=_KUBERNETES_DEFAULTS, needs=("mesh.shape", "kubernetes.image")
+    )
+    def manifests_command(
+        config: "JobConfig",
+        script: ScriptArgument,
+        arguments: ScriptArguments = None,
+        *,
+        name: Annotated[str, typer.Option("--name", metavar="NAME", help="The name of the job.")],
+        is_module: ModuleOption = False,
+        output: Annotated[
+            Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to this file.")
+        ] = None,
+    ) -> int:
+        from meshmend.launch.kubernetes import KubernetesJob
+
+        words = (*(("-m",) if is_module else ()), script, *(arguments or ()))
+        text = _manifest_text(KubernetesJob(config.with_({"job.name": name}), words), kind)
+        if output is None:
+            sys.stdout.write(text)
+        else:
+            write_text(output, text)
+            note(f"meshmend: wrote {output}; its first lines say what to run next")
+        return 0
+
+    return manifests_command
+
+
+def _manifest_text(job: "KubernetesJob", kind: str) -> str:
+    """Return the manifests as YAML, after comments that say how to make the secret and submit."""
+    from meshmend.launch.kubernetes import SECRET_KEY, indexed_job_manifests, jobset_manifests
+    from meshmend.launch.yaml_text import yaml_text
+
+    documents = {"jobset": jobset_manifests, "job": indexed_job_manifests}[kind](job)
+    namespace = job.config.kubernetes.namespace
+    kubectl = f"kubectl --namespace {namespace}" if namespace else "kubectl"
+    comments = (
+        f"meshmend submit {kind}: checked against the published schemas, never run on a cluster.",
+        "First make the secret of the job, once; it is in no argument and in no file:",
+        "  openssl rand -hex 32 | tr -d '\\n' |",
+        f"    {kubectl} create secret generic {job.secret_name} "
+        f"--from-file={SECRET_KEY}=/dev/stdin",
+        f"Then submit this file: {kubectl} apply -f FILE",
+        f"Follow the job: {kubectl} logs --follow --selector "
+        f"app.kubernetes.io/instance={job.name},app.kubernetes.io/component=coordinator",
+        f"End it: {kubectl} delete -f FILE",
+    )
+    return "".join(f"# {line}\n" for line in comments) + yaml_text(documents)
+
+
+app.command("slurm", context_settings=context_of(slurm_command))(slurm_command)
+for _kind, _words in _KUBERNETES_HELP.items():
+    _command = _kubernetes_command(_kind)
+    app.command(_kind, help=_words, context_settings=context_of(_command))(_command)

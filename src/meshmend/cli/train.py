@@ -10,8 +10,7 @@ import typer
 
 from meshmend.cli.console import compile_for_workers, note, print_json, progress
 from meshmend.cli.live_page import AllowFaultsOption, ExploreOption, page_request
-from meshmend.cli.options import JsonOption, check_algorithms
-from meshmend.cli.settings import job_command
+from meshmend.cli.options import JsonOption, check_algorithms, job_command
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:

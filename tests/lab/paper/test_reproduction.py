@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import meshmend.lab.paper.reproduction
-from meshmend.cli.reproduce import reproduce_command
+from meshmend.cli.paper import reproduce_command
 from meshmend.errors import InputError
 from meshmend.lab.paper.calibration import calibrated_links, printed_growth
 from meshmend.lab.paper.paper_tables import BERT, PAPER_ROWS, RESNET, PaperRow, PaperWorkload

@@ -1,4 +1,4 @@
-"""`meshmend reproduce`: tables 1 and 2 of the paper, predicted from their full-mesh columns."""
+"""What the paper shows: `meshmend reproduce` predicts its tables, `meshmend figures` draws it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -83,6 +83,34 @@ def reproduce_command(
         _print_readings(result)
     if output is not None:
         print(f"\nwritten      {output}")
+
+
+def figures_command(
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="DIR", help="Folder for the pictures.")
+    ] = Path("figures"),
+    as_json: JsonOption = False,
+) -> None:
+    """Draw figures 1 to 10 of the paper as SVG files, and its way to a sharded update.
+
+    **Examples**
+
+    - meshmend figures
+
+    - meshmend figures -o pictures
+    """
+    from meshmend.lab.paper.paper_figures import paper_figures
+    from meshmend.lab.paper.update_figure import update_figure
+
+    written = []
+    for name, svg in (paper_figures() | {"figure-11-sharded-update": update_figure()}).items():
+        path = output / f"{name}.svg"
+        write_text(path, svg)
+        written.append(str(path))
+        if not as_json:
+            print(path)
+    if as_json:
+        print_json({"figures": written})
 
 
 def _print_calibration(result: "Reproduction") -> None:
