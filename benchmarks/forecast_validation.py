@@ -28,8 +28,13 @@ from typing import Any, Final
 import numpy as np
 
 from meshmend.errors import BenchmarkError
-from meshmend.forecast.answers import FAULT_TOLERANT
-from meshmend.forecast.forecasting import YearRunner, outages_of_year, replay, year_runner
+from meshmend.forecast.forecasting import (
+    FAULT_TOLERANT,
+    YearRunner,
+    outages_of_year,
+    replay,
+    year_runner,
+)
 from meshmend.forecast.hole_prices import StepPrices
 from meshmend.forecast.machine import machine_of
 from meshmend.forecast.scenario import (

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from meshmend.cli.main import run_line
-from meshmend.forecast.presets import PRESETS
+from meshmend.cli.main import commands_by_name, run_line
+from meshmend.forecast.inputs import INPUTS, OPTIONS, PRESETS
 from waiting import HANG_S, until
 
 # Small, so that pricing a hole takes no time.
@@ -95,13 +95,24 @@ def test_a_file_presets_and_options_add_up_and_options_win(
         "crews = 1\n"
     )
     by_file = printed_json(capsys, "--config", str(path), "--years", "5")
-    options = ["--crews", "1", "--repair", "48h"]
+    options = ["--set", "crews=1", "--repair", "48h"]
     by_options = printed_json(capsys, *QUICK, *options)
     other = printed_json(capsys, "--config", str(path), "--years", "5", "--repair", "24h")
 
     assert by_file["answers"] == by_options["answers"]
     assert other["answers"] != by_file["answers"]
     assert any("preset meta-rsc-1" in each for each in by_file["assumptions"])
+
+
+def test_options_are_inputs_and_what_is_no_option_is_told_so() -> None:
+    options = {
+        option.removeprefix("--")
+        for parameter in commands_by_name()["meshmend forecast"].params
+        for option in parameter.opts
+    }
+
+    assert set(INPUTS) & options == OPTIONS
+    assert len(options) < 25
 
 
 def test_the_example_is_a_file_that_works(
@@ -133,7 +144,8 @@ def test_a_machine_that_never_fails_and_repairs_of_no_time_have_a_page_too(tmp_p
 
 
 @pytest.mark.parametrize(
-    "words", ["--repair 30years", "--repair 1e20years --automatic-repair 1e20years --burst 0.5"]
+    "words",
+    ["--repair 30years", "--repair 1e20years --set automatic-repair=1e20years --set burst=0.5"],
 )
 def test_repairs_that_outlast_every_year_are_forecast(
     words: str, capsys: pytest.CaptureFixture[str]
@@ -146,7 +158,15 @@ def test_repairs_that_outlast_every_year_are_forecast(
 def test_break_evens_say_where_the_best_answer_changes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = ["--answer", "fire-fighter", "--answer", "spares", "--break-even", "--restart", "1s"]
+    words = [
+        "--answer",
+        "fire-fighter",
+        "--answer",
+        "spares",
+        "--break-even",
+        "--set",
+        "restart=1s",
+    ]
 
     document = printed_json(capsys, *QUICK, *words)
 
@@ -244,19 +264,32 @@ def test_a_long_forecast_says_what_it_does_and_ends_with_ctrl_c_in_one_line(tmp_
         ("--failures-per-1000-host-days 1 --repair 1h --host 3y", "extents joined by x"),
         ("--failures-per-1000-host-days 1 --repair 1h --wrap 7", "--wrap needs none, all"),
         ("--failures-per-1000-host-days 1 --repair 1h --fabric x", "--fabric needs one of"),
-        ("--failures-per-1000-host-days 1 --repair 1h --algorithm x", "--algorithm needs one of"),
+        (
+            "--failures-per-1000-host-days 1 --repair 1h --set algorithm=x",
+            "--set algorithm needs one of",
+        ),
         ("--failures-per-1000-host-days 1 --repair 1h --years 0", "--years needs a number from 1"),
         ("--failures-per-1000-host-days 1 --repair 1h --seed -1", "--seed needs a number from 0"),
         ("--failures-per-1000-host-days 1 --repair 1h --answer pray", "--answer needs one of"),
-        ("--failures-per-1000-host-days 1 --repair 1h --crews 1.5", "needs a whole number"),
-        ("--failures-per-1000-host-days 1 --repair 1h --spare-unit x", "--spare-unit needs host"),
-        ("--failures-per-1000-host-days 1 --repair 1h --batch big", "needs one of kept, shrunk"),
+        ("--failures-per-1000-host-days 1 --repair 1h --set crews=1.5", "needs a whole number"),
+        (
+            "--failures-per-1000-host-days 1 --repair 1h --set spare-unit=x",
+            "--set spare-unit needs host",
+        ),
+        (
+            "--failures-per-1000-host-days 1 --repair 1h --set batch=big",
+            "needs one of kept, shrunk",
+        ),
         ("--failures-per-1000-host-days 1 --repair 1h --price -1", "--price needs a number"),
         ("--failures-per-1000-host-days 1 --repair 1h --config no.toml", "cannot read no.toml"),
         ("--failures-per-1000-host-days 1 --repair 1h --trace no.csv", "cannot read no.csv"),
         ("--fit", "--fit needs a trace"),
+        ("--crews 2", "--crews (it is an input: --set crews=VALUE)"),
+        ("--crew 2", "--crew (see meshmend forecast --help)"),
+        ("--set crews", "--set needs NAME=VALUE, but got 'crews'"),
+        ("--set crew=2", "forecast knows no input 'crew'; see meshmend forecast --example"),
         ("--failures-per-1000-host-days 1 --repair 1h --spares 1000000", "--spares needs at most"),
-        ("--failures-per-1000-chip-days 1e6 --repair 1s", "at most 2000000 failures a year"),
+        ("--set failures-per-1000-chip-days=1e6 --repair 1s", "at most 2000000 failures a year"),
         ("--failures-per-1000-host-days 1 --repair 1h -o /dev/null/x.html", "cannot write"),
         ("--failures-per-1000-host-days 1 --repair 1h -o page.svg", "-o writes HTML"),
     ],
@@ -292,7 +325,7 @@ def test_a_bad_file_is_one_line_and_exit_code_2(
 
 
 def test_a_mesh_of_four_axes_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
-    words = ["--failures-per-1000-chip-days", "1", "--repair", "1h", "--host", "1x1x1x1"]
+    words = ["--set", "failures-per-1000-chip-days=1", "--repair", "1h", "--host", "1x1x1x1"]
 
     assert forecast("--mesh", "2x2x2x2", *words) == 2
     assert "at most 3 axes" in capfd.readouterr().err

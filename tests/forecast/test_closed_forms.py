@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 
 from forecasts import DAY_S, FREE_JOB, HOUR_S, prices_of, scenario
-from meshmend.forecast.answers import FAULT_TOLERANT, FIRE_FIGHTER, SPARES, Answer
-from meshmend.forecast.forecasting import AnswerForecast, forecast, outages_of_year, year_runner
+from meshmend.forecast.forecasting import (
+    FAULT_TOLERANT,
+    FIRE_FIGHTER,
+    SPARES,
+    Answer,
+    AnswerForecast,
+    forecast,
+    outages_of_year,
+    year_runner,
+)
 from meshmend.forecast.machine import machine_of
 from meshmend.forecast.scenario import DALY, YEAR_S, YOUNG, JobModel, RepairModel, Scenario
 

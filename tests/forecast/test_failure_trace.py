@@ -7,11 +7,17 @@ import pytest
 
 from forecasts import DAY_S, FREE_JOB, prices_of, scenario
 from meshmend.errors import InputError
-from meshmend.forecast.answers import FAULT_TOLERANT, FIRE_FIGHTER
-from meshmend.forecast.failure_trace import FailureTrace, Outage, read_trace, replayed
+from meshmend.forecast.failure_trace import (
+    FailureTrace,
+    Outage,
+    fitted,
+    read_trace,
+    replayed,
+    weibull_shape,
+)
+from meshmend.forecast.forecasting import FAULT_TOLERANT, FIRE_FIGHTER
 from meshmend.forecast.machine import machine_of
 from meshmend.forecast.scenario import RepairModel
-from meshmend.forecast.trace_fit import fitted, weibull_shape
 
 LANL_HEAD = (
     "System,machine type,nodes,procstot,procsinnode,nodenum,nodenumz,node install,node prod,"

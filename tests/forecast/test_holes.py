@@ -5,11 +5,14 @@ import pytest
 
 from forecasts import DAY_S, prices_of, scenario
 from meshmend.forecast.forecasting import year_runner
-from meshmend.forecast.holes import add_hole, remove_hole, usable_chips
 from meshmend.forecast.intact_box import forget_box
-from meshmend.forecast.machine import machine_of
+from meshmend.forecast.machine import Ints, machine_of
 from meshmend.forecast.scenario import RepairModel, Scenario
-from meshmend.forecast.walk_arrays import GO_ON, ON_HOLES, Ints
+from meshmend.forecast.walk import add_hole, remove_hole, usable_chips
+from meshmend.forecast.walk_arrays import (
+    GO_ON,
+    ON_HOLES,
+)
 from meshmend.kernels import kernel
 from meshmend.topology.graph import largest_part
 

@@ -5,8 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from meshmend.forecast.holes import add_hole, remove_hole
 from meshmend.forecast.intact_box import by_cuts, by_sweep, forget_box, largest_box
+from meshmend.forecast.machine import Ints
+from meshmend.forecast.walk import add_hole, remove_hole
 from meshmend.forecast.walk_arrays import (
     BIT_OF,
     CAME_BACK,
@@ -36,7 +37,6 @@ from meshmend.forecast.walk_arrays import (
     SHAPE,
     TABLE_SIZE,
     WRAP,
-    Ints,
     packed,
 )
 from meshmend.kernels import kernel

@@ -15,16 +15,25 @@ import numpy as np
 import pytest
 
 from forecasts import DAY_S, WALK_CASES, prices_of
-from meshmend.forecast import box_cuts, holes, intact_box, job_time, walk
-from meshmend.forecast.answers import FOUR, answer_named
-from meshmend.forecast.forecasting import YearRunner, outages_of_year, year_runner
-from meshmend.forecast.machine import machine_of
-from meshmend.forecast.walk_arrays import FIRST_RULE, N_CAUSES, N_RULES, Ints
+from meshmend.forecast import intact_box, walk
+from meshmend.forecast.forecasting import (
+    FOUR,
+    YearRunner,
+    answer_named,
+    outages_of_year,
+    year_runner,
+)
+from meshmend.forecast.machine import Ints, machine_of
+from meshmend.forecast.walk_arrays import (
+    FIRST_RULE,
+    N_CAUSES,
+    N_RULES,
+)
 from slow_forecast import slow_totals
 
 pytestmark = pytest.mark.slow  # each mutant compiles the walk anew
 
-MODULES: tuple[ModuleType, ...] = (box_cuts, intact_box, job_time, holes, walk)
+MODULES: tuple[ModuleType, ...] = (intact_box, walk)
 ANSWERS = (*FOUR, answer_named("fault-tolerant:1+spares"))
 MUTANTS = {
     "lost work is kept": ("own[USEFUL] -= own[UNSAVED_NS]", "own[USEFUL] -= 0"),
@@ -75,7 +84,9 @@ def plain_walk(change: tuple[str, str] | None = None) -> Callable[..., None]:
     if change is not None:
         assert source.count(change[0]) == 1, "a mutant changes one place"
         source = source.replace(*change)
-    names_of_others = r"from meshmend\.forecast\.(?!walk_arrays)\w+ import (\([^)]*\)|[^(\n]*)\n"
+    names_of_others = (
+        r"from meshmend\.forecast\.(?!walk_arrays|machine)\w+ import (\([^)]*\)|[^(\n]*)\n"
+    )
     source = re.sub(names_of_others, "", source)
     source = re.sub(r"from meshmend\.kernels import .*\n", "", source)
     kernels = ("inner_kernel", "plain_kernel", "inlined")

@@ -6,14 +6,20 @@ import numpy as np
 import pytest
 
 from forecasts import DAY_S, WALK_CASES, prices_of, scenario
-from meshmend.forecast.answers import FOUR, Answer, answer_named
 from meshmend.forecast.compile_engine import compile_engine
-from meshmend.forecast.forecasting import CAUSES, forecast, outages_of_year, year_runner
-from meshmend.forecast.machine import machine_of
+from meshmend.forecast.forecasting import (
+    CAUSES,
+    FOUR,
+    Answer,
+    answer_named,
+    forecast,
+    outages_of_year,
+    year_runner,
+)
+from meshmend.forecast.machine import Ints, machine_of
 from meshmend.forecast.outages import fill_outages
 from meshmend.forecast.scenario import JobModel, RepairModel
 from meshmend.forecast.walk import walk_year
-from meshmend.forecast.walk_arrays import Ints
 from slow_forecast import slow_totals
 
 MIXTURES = tuple(

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from meshmend.forecast.year_threads import run_years
+from meshmend.forecast.forecasting import run_years
 from meshmend.planning.progress import no_progress
 
 

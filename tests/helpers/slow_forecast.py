@@ -9,10 +9,9 @@ import math
 from dataclasses import dataclass, field
 
 from forecasts import prices_of
-from meshmend.forecast.answers import Answer
-from meshmend.forecast.forecasting import YearRunner
+from meshmend.forecast.forecasting import Answer, YearRunner
 from meshmend.forecast.hole_prices import StepPrices
-from meshmend.forecast.machine import Machine
+from meshmend.forecast.machine import Ints, Machine
 from meshmend.forecast.scenario import Scenario
 from meshmend.forecast.walk_arrays import (
     BETWEEN_FAILURES_NS,
@@ -25,7 +24,6 @@ from meshmend.forecast.walk_arrays import (
     SWITCH_IN_NS,
     WAIT,
     WRITE_NS,
-    Ints,
 )
 from meshmend.topology.failures import Block, Chip, Failure, Link
 from meshmend.topology.graph import components

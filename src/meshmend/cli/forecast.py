@@ -21,109 +21,68 @@ from meshmend.errors import InputError
 
 if TYPE_CHECKING:
     from meshmend.forecast.forecasting import AnswerForecast, Forecast
-    from meshmend.forecast.questions import ForecastQuestion
+    from meshmend.forecast.inputs import ForecastQuestion
 
 
 _CAUSE_HEADS = ("detection", "restart", "lost work", "slow sum", "no chips", "waiting", "saving")
 _WIDE, _HEAD_WIDE, _LEAST_WIDE = 60, 10, 10  # of the table, the words in front, one answer
 
 Text = str | None
-_MACHINE, _FAILURES, _REPAIR = "Machine", "Failures", "Repair"
-_JOB, _SPARES, _RUN = "Job", "Spares", "Run"
+_PANEL = "Inputs"
 
 
-def _option(name: str, metavar: str, words: str, panel: str) -> typer.models.OptionInfo:
-    return typer.Option(f"--{name}", metavar=metavar, help=words, rich_help_panel=panel)  # type: ignore[no-any-return]
+def _option(name: str, metavar: str, words: str) -> typer.models.OptionInfo:
+    return typer.Option(f"--{name}", metavar=metavar, help=words, rich_help_panel=_PANEL)  # type: ignore[no-any-return]
+
+
+def advice_on(option: str) -> str:
+    """Return how to give an input that somebody takes for an option; empty if it is no input."""
+    from meshmend.forecast.inputs import INPUTS
+
+    name = option.lstrip("-")
+    return f"it is an input: --set {name}=VALUE" if name in INPUTS else ""
 
 
 def forecast_command(
-    mesh: Annotated[Text, _option("mesh", "RxC", "Extents, up to three.", _MACHINE)] = None,
-    wrap: Annotated[Text, _option("wrap", "AXES", "none, all, or 0,1.", _MACHINE)] = None,
-    host: Annotated[Text, _option("host", "4x2", "Chips of a host.", _MACHINE)] = None,
-    board: Annotated[Text, _option("board", "2x2", "Chips of a board.", _MACHINE)] = None,
-    rack: Annotated[
-        Text, _option("rack", "16x8", "Chips of a rack or power domain.", _MACHINE)
-    ] = None,
+    mesh: Annotated[Text, _option("mesh", "RxC", "Extents, up to three.")] = None,
+    wrap: Annotated[Text, _option("wrap", "AXES", "none, all, or 0,1.")] = None,
+    host: Annotated[Text, _option("host", "4x2", "Chips of a host.")] = None,
     failures_per_1000_host_days: Annotated[
-        Text, _option("failures-per-1000-host-days", "N", "Failures of one host.", _FAILURES)
+        Text, _option("failures-per-1000-host-days", "N", "How often one host fails.")
     ] = None,
-    failures_per_1000_chip_days: Annotated[
-        Text, _option("failures-per-1000-chip-days", "N", "Of one chip.", _FAILURES)
-    ] = None,
-    failures_per_1000_link_days: Annotated[
-        Text, _option("failures-per-1000-link-days", "N", "Of one link.", _FAILURES)
-    ] = None,
-    failures_per_1000_board_days: Annotated[
-        Text, _option("failures-per-1000-board-days", "N", "Of one board.", _FAILURES)
-    ] = None,
-    failures_per_1000_rack_days: Annotated[
-        Text, _option("failures-per-1000-rack-days", "N", "Of one rack.", _FAILURES)
-    ] = None,
-    failure_shape: Annotated[
-        Text, _option("failure-shape", "K", "Weibull shape; 1: exponential.", _FAILURES)
-    ] = None,
-    burst: Annotated[
-        Text, _option("burst", "SHARE", "Failures that pull down another.", _FAILURES)
-    ] = None,
-    burst_window: Annotated[
-        Text, _option("burst-window", "1h", "How soon after, in the mean.", _FAILURES)
-    ] = None,
-    repair: Annotated[Text, _option("repair", "24h", "Mean time by hand.", _REPAIR)] = None,
-    repair_spread: Annotated[
-        Text, _option("repair-spread", "NAME", "fixed, exponential or lognormal.", _REPAIR)
-    ] = None,
-    repair_sigma: Annotated[
-        Text, _option("repair-sigma", "S", "Sigma of lognormal times.", _REPAIR)
-    ] = None,
-    automatic_repair: Annotated[
-        Text, _option("automatic-repair", "2h", "Tried before a repair by hand.", _REPAIR)
-    ] = None,
-    automatic_success: Annotated[
-        Text, _option("automatic-success", "SHARE", "How often that is enough.", _REPAIR)
-    ] = None,
-    crews: Annotated[
-        Text, _option("crews", "N", "Repairs by hand at the same time; 0: any number.", _REPAIR)
-    ] = None,
-    detection: Annotated[
-        Text, _option("detection", "1min", "Until a failure is noticed.", _JOB)
-    ] = None,
-    restart: Annotated[Text, _option("restart", "20min", "From a checkpoint.", _JOB)] = None,
-    recovery: Annotated[
-        Text, _option("recovery", "10s", "Pause of a job that goes on around a hole.", _JOB)
-    ] = None,
-    checkpoint_every: Annotated[
-        Text, _option("checkpoint-every", "30min", "Or young, or daly.", _JOB)
-    ] = None,
-    checkpoint_write: Annotated[
-        Text, _option("checkpoint-write", "1min", "Pause to write a checkpoint.", _JOB)
-    ] = None,
-    payload: Annotated[Text, _option("payload", "SIZE", "Bytes to sum per chip.", _JOB)] = None,
+    repair: Annotated[Text, _option("repair", "24h", "Mean time of a repair by hand.")] = None,
+    spares: Annotated[Text, _option("spares", "N", "Spare hosts, or other spare units.")] = None,
+    payload: Annotated[Text, _option("payload", "SIZE", "Bytes to sum per chip.")] = None,
     fabric: Annotated[
-        Text, _option("fabric", "NAME", "The links: 'meshmend fabrics' lists them.", _JOB)
+        Text, _option("fabric", "NAME", "The links: 'meshmend fabrics' lists them.")
     ] = None,
-    algorithm: Annotated[
-        Text, _option("algorithm", "NAME", "How to sum around holes; auto, ft-two-d, ...", _JOB)
-    ] = None,
-    compute: Annotated[Text, _option("compute", "90ms", "Compute time of a step.", _JOB)] = None,
-    allreduce_share: Annotated[
-        Text, _option("allreduce-share", "SHARE", "Of a step, instead of --compute.", _JOB)
-    ] = None,
-    batch: Annotated[
-        Text, _option("batch", "WORD", "With fewer chips: kept, or shrunk.", _JOB)
-    ] = None,
-    spares: Annotated[Text, _option("spares", "N", "Spare units.", _SPARES)] = None,
-    spare_unit: Annotated[
-        Text, _option("spare-unit", "WHAT", "host, board, rack, row, column, or 4x4x4.", _SPARES)
-    ] = None,
-    switch_in: Annotated[
-        Text, _option("switch-in", "5min", "Time to switch in a spare.", _SPARES)
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Any other input, such as crews=2; repeat for more. --example lists all. An "
+            "option counts more than --set, then come --config, --preset, the default.",
+            rich_help_panel=_PANEL,
+        ),
     ] = None,
     preset: Annotated[
         list[str] | None,
-        typer.Option("--preset", metavar="NAME", help="Public figures; repeat for more."),
+        typer.Option(
+            "--preset",
+            metavar="NAME",
+            help="Public figures; repeat for more.",
+            rich_help_panel=_PANEL,
+        ),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option("--config", help="Inputs in a TOML file; see --example.")
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            help="Inputs in a TOML file; see --example.",
+            rich_help_panel=_PANEL,
+        ),
     ] = None,
     answer: Annotated[
         list[str] | None,
@@ -174,16 +133,23 @@ def forecast_command(
     - meshmend forecast --preset tpu-v3-bert --preset meta-rsc-1 --repair 2d -o forecast.html
 
     - meshmend forecast --mesh 64x64 --preset llama-3 --repair 1d --answer spares --spares 8 --json
+
+    - meshmend forecast --preset lanl --mesh 32x32 --set crews=2 --set spare-unit=row
     """
-    given = {
-        name.replace("_", "-"): value
-        for name, value in locals().items()
-        if name not in _NO_INPUTS and value is not None
+    options = {
+        "mesh": mesh,
+        "wrap": wrap,
+        "host": host,
+        "failures-per-1000-host-days": failures_per_1000_host_days,
+        "repair": repair,
+        "spares": spares,
+        "payload": payload,
+        "fabric": fabric,
     }
     if example or list_presets:
         _print_help(example=example)
         return
-    from meshmend.forecast.inputs import gathered
+    from meshmend.forecast.inputs import assigned, gathered
 
     if fit:
         _print_fit(trace, as_json=as_json)
@@ -192,16 +158,18 @@ def forecast_command(
     check_writable(output)
     if price is not None and not 0 <= price < 1e9:
         raise InputError(f"--price needs a number from 0 to 1e9, but got {price}")
+    given = assigned(assignments or ())
+    given |= {name: value for name, value in options.items() if value is not None}
     from_file: dict[str, str] = {}
     presets = tuple(preset or ())
     if config is not None:
-        from meshmend.forecast.config_file import read_config
+        from meshmend.forecast.inputs import read_config
 
         from_file, of_file = read_config(config)
         presets = (*of_file, *presets)
     inputs = gathered(given, from_file, presets)
     announce_compilation(ahead="meshmend.forecast.compile_engine")
-    from meshmend.forecast.questions import question_of
+    from meshmend.forecast.inputs import question_of
 
     question = question_of(inputs)
     result = _forecast(question, answer, trace, (years, seed), quiet=as_json)
@@ -216,33 +184,24 @@ def forecast_command(
             print(f"written      {output}")
 
 
-_NO_INPUTS = frozenset(
-    [
-        *("preset", "config", "answer", "years", "seed", "price", "trace", "fit", "output"),
-        *("example", "list_presets", "as_json", "break_even"),
-    ]
-)
-
-
 def _print_help(*, example: bool) -> None:
     if example:
-        from meshmend.forecast.config_file import example_config
+        from meshmend.forecast.inputs import example_config
 
         print(example_config(), end="")
         return
-    from meshmend.forecast.presets import PRESETS
+    from meshmend.forecast.inputs import PRESETS, written
 
     for preset in PRESETS.values():
         print(f"{preset.name}: {preset.source}.")
         for name, value in preset.values.items():
-            print(f"    --{name} {value}")
+            print(f"    {written(name, value)}")
 
 
 def _print_fit(trace: Path | None, *, as_json: bool) -> None:
     if trace is None:
         raise InputError("--fit needs a trace: give --trace FILE")
-    from meshmend.forecast.failure_trace import read_trace
-    from meshmend.forecast.trace_fit import fitted
+    from meshmend.forecast.failure_trace import fitted, read_trace
 
     found = fitted(read_trace(trace))
     if as_json:
@@ -259,9 +218,8 @@ def _forecast(
     *,
     quiet: bool,
 ) -> "Forecast":
-    from meshmend.forecast.answers import FOUR, answers_named
     from meshmend.forecast.failure_trace import hosts_for, read_trace, replayed
-    from meshmend.forecast.forecasting import check_run, forecast
+    from meshmend.forecast.forecasting import FOUR, answers_named, check_run, forecast
     from meshmend.forecast.hole_prices import step_prices
     from meshmend.forecast.machine import check_failures, machine_of
     from meshmend.planning.progress import ProgressShares
@@ -323,7 +281,7 @@ def _document(
     changes: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Return a forecast as one JSON value."""
-    from meshmend.forecast.costs import chips_bought, cost_per_step, pricing_words
+    from meshmend.forecast.forecasting import chips_bought, cost_per_step, pricing_words
 
     answers = []
     for each in result.answers:
@@ -357,7 +315,7 @@ def _print_forecast(
 
     The table is no wider than 60 columns.
     """
-    from meshmend.forecast.costs import pricing_words
+    from meshmend.forecast.forecasting import pricing_words
     from meshmend.units import counted, format_duration, format_time
 
     scenario, prices = question.scenario, result.prices
@@ -399,8 +357,7 @@ def _print_block(
     result: "Forecast", answers: "Sequence[AnswerForecast]", price: float | None
 ) -> None:
     """Print answers side by side; a star marks the best."""
-    from meshmend.forecast.costs import chips_bought, cost_per_step
-    from meshmend.forecast.forecasting import CAUSES
+    from meshmend.forecast.forecasting import CAUSES, chips_bought, cost_per_step
 
     def line(head: str, cells: Sequence[str]) -> None:
         pairs = zip(answers, cells, strict=True)

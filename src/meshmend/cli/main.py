@@ -160,7 +160,12 @@ def _command_path(arguments: list[str]) -> str:
 
 def _settings_like(option: str, path: str) -> str:
     """Return how to set what somebody takes for an option; empty if no setting has that name."""
-    reader = COMMANDS.get(path.removeprefix("meshmend "))
+    command = path.removeprefix("meshmend ")
+    if command == "forecast":
+        from meshmend.cli.forecast import advice_on
+
+        return advice_on(option)
+    reader = COMMANDS.get(command)
     name = option.lstrip("-").replace("-", "_")
     keys = [key for key in LEAVES if key.partition(".")[2] == name]
     found = [key for key in keys if reader is not None and reader.is_read(key)]

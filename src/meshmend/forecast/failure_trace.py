@@ -1,4 +1,4 @@
-"""Failure traces: when each node of a real machine went down and came up, read and replayed.
+"""Failure traces: when the nodes of a real machine went down and came up, read, replayed, fitted.
 
 Two formats. The plain one is CSV with a header that names the columns node, down and up; times are
 ISO dates or seconds. The other is the file of LANL's failures of 1996 to 2005, known by its columns
@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from meshmend.errors import InputError
-from meshmend.forecast.answers import Answer
-from meshmend.forecast.forecasting import Forecast, replay, year_runner
+from meshmend.forecast.forecasting import Answer, Forecast, replay, year_runner
 from meshmend.forecast.hole_prices import StepPrices
-from meshmend.forecast.machine import Machine
+from meshmend.forecast.machine import Floats, Ints, Machine
 from meshmend.forecast.scenario import DAY_S, YEAR_S
-from meshmend.forecast.walk_arrays import Ints
+from meshmend.units import counted, format_duration
 
 _LANL_TIME = "%m/%d/%Y %H:%M"
 
@@ -196,3 +196,84 @@ def replayed(
     runner = year_runner(machine, prices)
     results = replay(runner, answers, events.ravel(), list(pairwise(cuts)))
     return Forecast(machine.scenario, prices, len(cuts) - 1, results, period, is_traced=True)
+
+
+@dataclass(frozen=True)
+class TraceFit:
+    """What fits a trace; the nodes are those that ever failed."""
+
+    n_outages: int
+    n_nodes: int
+    days: float
+    failures_per_1000_host_days: float
+    failure_shape: float
+    repair_s: float
+    repair_sigma: float
+
+    def summary(self) -> dict[str, Any]:
+        """Return the figures as a JSON value, by the names of the inputs."""
+        return {
+            "outages": self.n_outages,
+            "nodes": self.n_nodes,
+            "days": self.days,
+            "failures-per-1000-host-days": self.failures_per_1000_host_days,
+            "failure-shape": self.failure_shape,
+            "repair_s": self.repair_s,
+            "repair-sigma": self.repair_sigma,
+        }
+
+    def describe(self) -> str:
+        """Return the figures as options of `meshmend forecast`."""
+        return (
+            f"# {counted(self.n_outages, 'outage')} of {counted(self.n_nodes, 'node')} in "
+            f"{self.days:.0f} days; nodes that never failed are not in the trace\n"
+            f"--failures-per-1000-host-days {self.failures_per_1000_host_days:.3g} "
+            f"--set failure-shape={self.failure_shape:.2f}\n"
+            f"--repair {self.repair_s / 3600:.3g}h --set repair-spread=lognormal "
+            f"--set repair-sigma={self.repair_sigma:.2f}  # mean {format_duration(self.repair_s)}"
+        )
+
+
+def fitted(trace: FailureTrace) -> TraceFit:
+    """Return the rates that fit a trace: maximum likelihood for the spreads, counts for the rate.
+
+    Raises:
+        InputError: fewer than three outages.
+    """
+    if len(trace.outages) < 3:
+        raise InputError(f"--fit needs three outages or more, but got {len(trace.outages)}")
+    repairs = np.array([max(1.0, outage.up_s - outage.down_s) for outage in trace.outages])
+    lives: list[float] = []
+    last_up: dict[str, float] = {}
+    for outage in trace.outages:
+        if outage.node in last_up:
+            lives.append(max(1.0, outage.down_s - last_up[outage.node]))
+        last_up[outage.node] = outage.up_s
+    days = (trace.end_s - trace.start_s) / DAY_S
+    up_days = len(trace.nodes) * days - repairs.sum() / DAY_S
+    return TraceFit(
+        len(trace.outages),
+        len(trace.nodes),
+        days,
+        1000.0 * len(trace.outages) / max(up_days, 1e-9),
+        weibull_shape(np.array(lives)) if len(lives) >= 3 else 1.0,
+        float(repairs.mean()),
+        float(np.std(np.log(repairs))),
+    )
+
+
+def weibull_shape(lives: Floats) -> float:
+    """Return the Weibull shape of greatest likelihood, from 0.2 to 10, by bisection."""
+    logs = np.log(lives / lives.max())
+
+    def slope(shape: float) -> float:
+        weights = np.exp(shape * logs)
+        return float((weights * logs).sum() / weights.sum() - 1.0 / shape - logs.mean())
+
+    low, high = 0.2, 10.0
+    if slope(low) > 0:
+        return low
+    for _ in range(60):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if slope(middle) > 0 else (middle, high)
+    return high

@@ -1,18 +1,72 @@
 """A forecast as one HTML page: figures, where the time goes, what would change the answer."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from html import escape
 
-from meshmend.forecast.answers import words_of
-from meshmend.forecast.costs import chips_bought, cost_per_step, pricing_words
-from meshmend.forecast.forecast_charts import causes_svg, winners_svg, year_svg
-from meshmend.forecast.forecasting import Forecast
-from meshmend.forecast.questions import ForecastQuestion
-from meshmend.forecast.sweeps import Curve, Sweeper, change_lines
+import numpy as np
+
+from meshmend.forecast.forecasting import (
+    CAUSES,
+    AnswerForecast,
+    Forecast,
+    chips_bought,
+    cost_per_step,
+    outages_of_year,
+    pricing_words,
+    words_of,
+    year_runner,
+)
+from meshmend.forecast.inputs import ForecastQuestion
+from meshmend.forecast.machine import Floats, machine_of
+from meshmend.forecast.sweeps import MAP_FACTORS, Curve, Sweeper, change_lines
+from meshmend.forecast.walk_arrays import (
+    LOG,
+    N_LOG,
+)
 from meshmend.pages.draw.chart import Axis, Series, chart_svg
 from meshmend.pages.draw.page import card, headline, page, table
+from meshmend.pages.draw.svg import (
+    FAINT,
+    INK,
+    LIVE_EDGE,
+    RED,
+    SOFT_INK,
+    Attributes,
+    Panel,
+    framed,
+    label,
+    lighter,
+    mark,
+    series,
+    text_width,
+)
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
 from meshmend.units import counted, format_duration
+
+CAUSE_WORDS = {
+    "detection": "noticing the failure",
+    "restart": "restart",
+    "lost_work": "work done again",
+    "slow_down": "slower sum",
+    "missing_chips": "missing chips",
+    "waiting": "waiting for repair",
+    "checkpoints": "checkpoints",
+}
+_CAUSE_COLOURS = {
+    "detection": "#8a6d00",
+    "restart": "#d55e00",
+    "lost_work": "#a6457c",
+    "slow_down": "#00a3a3",
+    "missing_chips": "#0064a8",
+    "waiting": RED,
+    "checkpoints": "#8c9bab",
+}
+_WIDTH, _LEFT = 700.0, 190.0
+_MOST_CHANGES = 200_000
+_N_COLUMNS = 366
+_STRIP = 46.0
+
 
 _STYLE = """
 td { white-space: nowrap; }
@@ -146,3 +200,162 @@ def _changes(repairs: Curve, failures: Curve, spares: Curve) -> str:
 
 def _list(lines: Sequence[str]) -> str:
     return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
+
+
+# The pictures: stacked causes, a map of winners, and one year for each answer.
+
+
+def answer_colours(names: Sequence[str]) -> dict[str, str]:
+    """Return one colour for each answer, the same in all pictures."""
+    return {name: series(at) for at, name in enumerate(names)}
+
+
+def causes_svg(result: Forecast) -> str:
+    """Return a bar for each answer: the time lost, by cause; the longest bar fills the width."""
+    longest = max(1e-9, *(1.0 - each.goodput for each in result.answers))
+    marks, y = _legend(), 70.0
+    for each in result.answers:
+        marks.append(label((0, y + 13), each.answer.name, size=13))
+        x = _LEFT
+        for cause in CAUSES:
+            width = each.lost[cause] / longest * _WIDTH
+            if width > 0.15:
+                words = f"{CAUSE_WORDS[cause]}: {each.lost[cause]:.2%} of the time"
+                marks.append(_bar(x, y, width, 26, _CAUSE_COLOURS[cause], words))
+            x += width
+        marks.append(label((x + 8, y + 13), f"{1 - each.goodput:.1%} lost", size=12))
+        y += 38
+    panel = Panel(_LEFT + _WIDTH + 110, y, tuple(marks))
+    return framed(
+        panel,
+        title="Where the time goes",
+        caption="Share of all time that is lost, by cause. What is left is training.",
+    )
+
+
+def _bar(x: float, y: float, width: float, height: float, colour: str, words: str) -> str:
+    place: Attributes = {"x": x, "y": y, "width": width, "height": height, "fill": colour}
+    return mark("rect", place).removesuffix("/>") + f">{mark('title', {}, words)}</rect>"
+
+
+def _legend() -> list[str]:
+    """Return the causes and their colours in two rows, with room for the text of a narrow page."""
+    marks, x, y = [], 0.0, 6.0
+    for at, (cause, colour) in enumerate(_CAUSE_COLOURS.items()):
+        if at == (len(_CAUSE_COLOURS) + 1) // 2:
+            x, y = 0.0, 32.0
+        words = CAUSE_WORDS[cause]
+        marks.append(mark("rect", {"x": x, "y": y - 5, "width": 11, "height": 11, "fill": colour}))
+        marks.append(label((x + 16, y), words, size=12, colour=SOFT_INK))
+        x += 34 + text_width(words, 17)
+    return marks
+
+
+def winners_svg(result: Forecast, winners: Sequence[Sequence[str]]) -> str:
+    """Return the best answer for each failure rate and repair time as a map of colours."""
+    colours = answer_colours([each.answer.name for each in result.answers])
+    per_day, repair_s = result.n_failures_per_day, result.scenario.repair.mean_s
+    wide, high, top, n = 78.0, 42.0, 30.0, len(MAP_FACTORS)
+    marks = [label((0, 8), "failures of the machine per day", size=12)]
+    for row, names in enumerate(winners):
+        y = top + (n - 1 - row) * high
+        words = f"{per_day * MAP_FACTORS[row]:.3g}"
+        marks.append(label((58, y + high / 2), words, size=11, anchor="end", colour=SOFT_INK))
+        for column, name in enumerate(names):
+            x = 66 + column * wide
+            told = f"{words} failures a day, repair in " + format_duration(
+                repair_s * MAP_FACTORS[column]
+            )
+            fill = lighter(colours[name], 0.25)
+            marks.append(_bar(x, y, wide - 2, high - 2, fill, f"{name}: {told}"))
+    bottom = top + n * high
+    for column, factor in enumerate(MAP_FACTORS):
+        at = (66 + (column + 0.5) * wide, bottom + 12)
+        words = format_duration(repair_s * factor)
+        marks.append(label(at, words, size=11, anchor="middle", colour=SOFT_INK))
+    marks.append(label((66 + n * wide / 2, bottom + 34), "mean repair time", anchor="middle"))
+    middle = n // 2
+    ring: Attributes = {"fill": "none", "stroke": INK, "stroke-width": 2.5, "rx": 4}
+    place: Attributes = {"x": 66 + middle * wide, "y": top + middle * high}
+    marks.append(mark("rect", {**place, "width": wide - 2, "height": high - 2, **ring}))
+    marks += _names(colours, winners, 66 + n * wide + 16, top)
+    widest = max(text_width(name, 12) for name in colours)
+    return framed(
+        Panel(66 + n * wide + 40 + widest, bottom + 46, tuple(marks)),
+        title="Which answer is best",
+        caption="The frame marks this machine. Few years per cell: at a border, two answers are "
+        "about equally good.",
+    )
+
+
+def _names(
+    colours: Mapping[str, str], winners: Sequence[Sequence[str]], x: float, y: float
+) -> list[str]:
+    marks = []
+    for at, name in enumerate(n for n in colours if any(n in row for row in winners)):
+        fill = lighter(colours[name], 0.25)
+        place: Attributes = {"x": x, "y": y + 22 * at, "width": 12, "height": 12, "fill": fill}
+        marks.append(mark("rect", place))
+        marks.append(label((x + 18, y + 22 * at + 6), name, size=12))
+    return marks
+
+
+def year_svg(result: Forecast, *, seed: int) -> str:
+    """Return one simulated year as a strip for each answer: how fast it trained on each day."""
+    days = days_of_year(result, seed=seed)
+    colours = answer_colours(list(days))
+    marks: list[str] = []
+    for at, (name, rates) in enumerate(days.items()):
+        top = 10 + at * (_STRIP + 20)
+        marks.append(label((0, top + _STRIP / 2), name, size=13))
+        ground: Attributes = {"x": _LEFT, "y": top, "width": _WIDTH, "height": _STRIP}
+        marks.append(mark("rect", {**ground, "fill": FAINT}))
+        marks.append(mark("path", {"d": _area(rates, top), "fill": lighter(colours[name], 0.2)}))
+        mean = f"{rates.mean():.1%}"
+        marks.append(label((_LEFT + _WIDTH + 8, top + _STRIP / 2), mean, size=12))
+    bottom = 10 + len(days) * (_STRIP + 20) - 12
+    for month in range(13):
+        x = _LEFT + month / 12 * _WIDTH
+        marks.append(mark("path", {"d": f"M{x:.1f} {bottom}v5", "stroke": LIVE_EDGE}))
+        if month < 12:
+            at_month = (x + _WIDTH / 24, bottom + 12)
+            marks.append(label(at_month, str(month + 1), size=11, anchor="middle", colour=SOFT_INK))
+    marks.append(label((_LEFT + _WIDTH / 2, bottom + 30), "month", anchor="middle"))
+    return framed(
+        Panel(_LEFT + _WIDTH + 70, bottom + 42, tuple(marks)),
+        title="One year, the same failures for each answer",
+        caption="Height: how fast the job trains on a day, over the full machine. Gaps: it stands "
+        "still. Checkpoints and work that is done again are not taken off here.",
+    )
+
+
+def _area(rates: Floats, top: float) -> str:
+    wide = _WIDTH / len(rates)
+    data = [f"M{_LEFT} {top + _STRIP}"]
+    for day, rate in enumerate(rates):
+        y = top + _STRIP * (1 - rate)
+        data.append(f"L{_LEFT + day * wide:.1f} {y:.1f}L{_LEFT + (day + 1) * wide:.1f} {y:.1f}")
+    return "".join(data) + f"L{_LEFT + _WIDTH} {top + _STRIP}Z"
+
+
+def days_of_year(result: Forecast, *, seed: int) -> dict[str, Floats]:
+    """Return for each answer how fast it trained on each day of the first simulated year."""
+    runner = year_runner(machine_of(result.scenario), result.prices, n_log=_MOST_CHANGES)
+    outages, n = outages_of_year(runner, runner.outages(with_spares=True), seed, 0)
+    start, end = runner.warm_up_ns, runner.warm_up_ns + runner.year_ns
+    days = {}
+    for each in result.answers:
+        runner.walk(runner.rules_of(each.answer), outages.events, n, start, end)
+        log = runner.fig[LOG:].reshape(-1, 3)[: runner.own[N_LOG]]
+        days[each.answer.name] = _daily(each, log, start, end)
+    return days
+
+
+def _daily(answer: AnswerForecast, log: Floats, start: int, end: int) -> Floats:
+    """Return the mean rate of each day from the changes of a walk."""
+    times = np.append(np.clip(log[:, 0], start, end), end)
+    done = np.concatenate([[0.0], np.cumsum(np.diff(times) * log[:, 2])])
+    edges = np.linspace(start, end, _N_COLUMNS + 1)
+    rates: Floats = np.diff(np.interp(edges, times, done)) / ((end - start) / _N_COLUMNS)
+    assert not math.isnan(float(rates.sum())), answer.answer.name
+    return np.clip(rates, 0.0, 1.0)

@@ -5,7 +5,11 @@ in the state of a machine that has run for long. All answers see the same years.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,15 +17,13 @@ from typing import Any
 import numpy as np
 
 from meshmend.errors import InputError
-from meshmend.forecast.answers import FOUR, Answer
 from meshmend.forecast.hole_prices import StepPrices
 from meshmend.forecast.machine import (
+    Floats,
+    Ints,
     Machine,
     check_failures,
-    hole_arrays,
     machine_of,
-    neighbors,
-    padded,
     warm_up_s,
 )
 from meshmend.forecast.outages import TOO_MANY, OutageArrays, fill_outages, outage_arrays
@@ -30,67 +32,93 @@ from meshmend.forecast.walk import walk_year
 from meshmend.forecast.walk_arrays import (
     ANY_HOLES,
     BETWEEN_FAILURES_NS,
-    BIT_OF,
-    CHAINS,
-    CUT_HOLES,
-    CUT_PARTS,
-    CUT_TABLES,
-    DEAD,
     DETECTION_NS,
-    DOMAIN_UNITS,
-    DOWN_LINKS,
     FIRST_RULE,
-    GRID,
-    HOLE_AT,
-    HOLE_BOXES,
-    HOLE_CHIPS,
-    HOLE_EXTRA_NS,
-    HOLE_FIRST,
-    HOLE_FLAGS,
-    HOLES,
+    GO_ON,
     HOLES_BEFORE_SPARES,
-    IDLE,
+    IN_LARGEST_BOX,
     INTERVAL_NS,
     KEEPS_BATCH,
-    LINE,
-    LINK_OF,
-    MOST_LOG,
-    N_ALL_HOLES,
     N_CAUSES,
-    N_CHIPS,
-    N_CUT_HOLES,
-    N_CUT_PARTS,
-    N_MESH_DOMAINS,
     N_RULES,
-    N_SLOTS,
-    N_UNITS,
-    NEIGHBORS,
     ON_HOLES,
     PAIRED_HOLES,
-    PART,
-    PLANE,
-    QUEUE,
     RECOVERY_NS,
     RESTART_NS,
-    SHAPE,
-    SLOT_UNIT,
     SUPPORT,
-    SUPPORTED,
     SWITCH_IN_NS,
-    TABLE_SIZE,
-    UNIT_DOWN,
-    UNIT_FIRST,
-    UNIT_SLOT,
     USEFUL,
     USES_SPARES,
-    WRAP,
+    WAIT,
     WRITE_NS,
-    Floats,
-    Ints,
-    packed,
+    walk_array,
 )
-from meshmend.forecast.year_threads import run_years
 from meshmend.planning.progress import ProgressCallback, no_progress
+
+_MIXTURE = re.compile(r"fault-tolerant:(\d{1,4})\+spares")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a job does about holes: wait, run in a box or go on; whether and when spares fill them.
+
+    Spares are switched in when there are more than `holes_before_spares` holes.
+    """
+
+    name: str
+    on_holes: int
+    uses_spares: bool = False
+    holes_before_spares: int = 0
+
+
+FIRE_FIGHTER = Answer("fire-fighter", WAIT)
+SUB_MESH = Answer("sub-mesh", IN_LARGEST_BOX)
+SPARES = Answer("spares", WAIT, uses_spares=True)
+FAULT_TOLERANT = Answer("fault-tolerant", GO_ON)
+FOUR = (FIRE_FIGHTER, SUB_MESH, SPARES, FAULT_TOLERANT)
+_NAMED = {
+    answer.name: answer
+    for answer in (
+        *FOUR,
+        Answer("spares+sub-mesh", IN_LARGEST_BOX, uses_spares=True),
+        Answer("spares+fault-tolerant", GO_ON, uses_spares=True),
+    )
+}
+WORDS = {
+    "fire-fighter": "wait until all is repaired",
+    "sub-mesh": "train in the largest intact box",
+    "spares": "switch in spares; wait if there are none",
+    "fault-tolerant": "go on around the hole",
+    "spares+sub-mesh": "switch in spares; without any, train in the largest intact box",
+    "spares+fault-tolerant": "switch in spares; without any, go on around the hole",
+}
+
+
+def answer_named(name: str) -> Answer:
+    """Return the answer of this name; `fault-tolerant:2+spares` goes on with up to 2 holes.
+
+    Raises:
+        InputError: there is no such answer.
+    """
+    if name in _NAMED:
+        return _NAMED[name]
+    if match := _MIXTURE.fullmatch(name):
+        return Answer(name, GO_ON, uses_spares=True, holes_before_spares=int(match[1]))
+    known = ", ".join([*_NAMED, "fault-tolerant:2+spares"])
+    raise InputError(f"--answer needs one of {known}, but got {name!r}")
+
+
+def answers_named(names: Iterable[str]) -> tuple[Answer, ...]:
+    """Return the answers of these names, each once."""
+    return tuple(dict.fromkeys(answer_named(name) for name in names))
+
+
+def words_of(answer: Answer) -> str:
+    """Return what an answer does, in a few words."""
+    if answer.name in WORDS:
+        return WORDS[answer.name]
+    return f"go on with up to {answer.holes_before_spares} holes, then switch in spares"
+
 
 CAUSES = (
     "detection",
@@ -208,7 +236,7 @@ class YearRunner:
         scenario = self.machine.scenario
         job, rules = scenario.job, np.zeros(N_RULES, dtype=np.int64)
         between_s = _between_s(self.machine)
-        figures = {
+        times_s = {
             DETECTION_NS: job.detection_s,
             RESTART_NS: job.restart_s,
             RECOVERY_NS: job.recovery_s,
@@ -216,14 +244,18 @@ class YearRunner:
             INTERVAL_NS: checkpoint_interval_s(scenario, between_s),
             WRITE_NS: job.checkpoint_write_s,
             BETWEEN_FAILURES_NS: between_s,
-            ON_HOLES: answer.on_holes / _NS,
-            USES_SPARES: answer.uses_spares / _NS,
-            HOLES_BEFORE_SPARES: answer.holes_before_spares / _NS,
-            KEEPS_BATCH: job.keeps_batch / _NS,
-            SUPPORT: (PAIRED_HOLES if job.algorithm == "ft-two-d" else ANY_HOLES) / _NS,
         }
-        for place, seconds in figures.items():
+        for place, seconds in times_s.items():
             rules[place - FIRST_RULE] = round(min(seconds * _NS, 4e18))
+        settings = {
+            ON_HOLES: answer.on_holes,
+            USES_SPARES: answer.uses_spares,
+            HOLES_BEFORE_SPARES: answer.holes_before_spares,
+            KEEPS_BATCH: job.keeps_batch,
+            SUPPORT: PAIRED_HOLES if job.algorithm == "ft-two-d" else ANY_HOLES,
+        }
+        for place, setting in settings.items():
+            rules[place - FIRST_RULE] = setting
         return rules
 
     def outages(self, *, with_spares: bool, n_most: int | None = None) -> OutageArrays:
@@ -265,55 +297,15 @@ def year_runner(
     repair, failures = machine.scenario.repair, machine.scenario.failures
     figures = [repair.automatic_s * _NS, repair.automatic_success, repair.manual_s * _NS]
     figures += [SPREADS.index(repair.spread), repair.sigma, repair.crews, failures.burst]
-    step = np.array([1e-9, 1e-9, prices.compute_s, prices.full_s, *prices.box_s])
+    step_ns = np.array([prices.compute_s, prices.full_s, *prices.box_s]) * _NS
     return YearRunner(
         machine,
-        _own_array(machine, prices, n_log),
-        np.concatenate([step * _NS, np.zeros(3 * n_log)]),
+        walk_array(machine, prices, n_log),
+        np.concatenate([[1.0, 1.0], step_ns, np.zeros(3 * n_log)]),
         np.array([*figures, failures.burst_window_s * _NS, *machine.lives]),
         round(warm_up_s(repair) * _NS),
         round(year_s * _NS),
     )
-
-
-def _own_array(machine: Machine, prices: StepPrices, n_log: int) -> Ints:
-    """Return the array of `walk_arrays` for a machine."""
-    mesh, holes = machine.scenario.mesh, hole_arrays(machine)
-    shape = padded(mesh.shape, 1)
-    wraps = padded([w and n > 2 for w, n in zip(mesh.wrap, mesh.shape, strict=True)], 0)
-    n_chips, n_holes, n_slots = mesh.n_chips, len(holes.boxes), machine.n_slots
-    supported = np.array(prices.is_supported, dtype=bool)
-    flags = np.where(supported, holes.flags, holes.flags & ~SUPPORTED)
-    singles = {SHAPE + axis: extent for axis, extent in enumerate(shape)}
-    singles |= {WRAP + axis: wrap for axis, wrap in enumerate(wraps)}
-    singles |= {N_CHIPS: n_chips, N_ALL_HOLES: n_holes, N_MESH_DOMAINS: n_holes - n_slots}
-    singles |= {N_UNITS: machine.n_units, N_SLOTS: n_slots, MOST_LOG: n_log}
-    singles |= {TABLE_SIZE: max(shape) + 1}
-    parts: dict[int, Sequence[int] | Ints] = {
-        HOLE_BOXES: holes.boxes.ravel(),
-        HOLE_FIRST: holes.first,
-        HOLE_CHIPS: holes.chips,
-        HOLE_EXTRA_NS: np.rint(prices.extra_s * _NS).astype(np.int64),
-        HOLE_FLAGS: flags,
-        LINK_OF: holes.link_of,
-        UNIT_FIRST: machine.unit_first,
-        DOMAIN_UNITS: machine.domain_units,
-        CHAINS: np.zeros(2 * n_holes, dtype=np.int64),
-        CUT_PARTS: np.zeros(N_CUT_PARTS, dtype=np.int64),
-        CUT_HOLES: np.zeros(N_CUT_HOLES, dtype=np.int64),
-        CUT_TABLES: np.zeros(6 * (max(shape) + 1), dtype=np.int64),
-        GRID: np.zeros(8 * n_chips, dtype=np.int64),
-        PLANE: np.zeros(4 * shape[1] * shape[2], dtype=np.int64),
-        LINE: np.zeros(2 * shape[2], dtype=np.int64),
-        NEIGHBORS: neighbors(shape, wraps).ravel(),
-        DOWN_LINKS: np.zeros(3 * n_chips, dtype=np.int64),
-        SLOT_UNIT: np.zeros(n_slots, dtype=np.int64),
-    }
-    parts |= {part: np.zeros(n_holes, dtype=np.int64) for part in (HOLE_AT, HOLES, BIT_OF)}
-    parts |= {part: np.zeros(n_chips, dtype=np.int64) for part in (DEAD, PART, QUEUE)}
-    of_units = (UNIT_DOWN, UNIT_SLOT, IDLE)  # a bit for each would do for the last
-    parts |= {part: np.zeros(machine.n_units + 1, dtype=np.int64) for part in of_units}
-    return packed(singles, parts)
 
 
 def check_run(n_years: int, seed: int) -> None:
@@ -394,3 +386,56 @@ def replay(
         rows = [runner.walk(rules, events, len(events) // 3, *period) for period in periods]
         results.append(AnswerForecast(answer, np.array(rows)))
     return tuple(results)
+
+
+def run_years(
+    n_years: int, run: Callable[[Iterator[int]], None], progress: ProgressCallback
+) -> None:
+    """Call `run` once in each of some threads, together with all years.
+
+    Years do not depend on each other, and the loops run without the interpreter's lock, so which
+    thread runs a year changes nothing in its result. If one of them raises, or the user
+    interrupts, the others stop after their current year.
+    """
+    n_threads = max(1, min(len(os.sched_getaffinity(0)), n_years))
+    is_over = threading.Event()
+
+    def years(first: int) -> Iterator[int]:
+        for year in range(first, n_years, n_threads):
+            if is_over.is_set():
+                return
+            if first == 0 and year // n_threads % 8 == 0:
+                progress("simulating years", year / n_years)
+            yield year
+
+    with ThreadPoolExecutor(n_threads) as pool:
+        try:
+            others = [pool.submit(run, years(first)) for first in range(1, n_threads)]
+            run(years(0))
+            for other in others:
+                other.result()
+        finally:
+            is_over.set()
+
+
+def chips_bought(scenario: Scenario, answer: AnswerForecast) -> int:
+    """Return the chips of the mesh and, where the answer uses them, of the spares."""
+    spares = scenario.spares
+    extra = spares.n_units * math.prod(spares.unit) if answer.answer.uses_spares else 0
+    return scenario.mesh.n_chips + extra
+
+
+def cost_per_step(result: Forecast, answer: AnswerForecast, price: float) -> float:
+    """Return what a step of training costs: all chips bought, for the time it takes in the mean."""
+    step_s = result.prices.compute_s + result.prices.full_s
+    hours = step_s / 3600.0 / max(answer.goodput, 1e-12)
+    return price * chips_bought(result.scenario, answer) * hours
+
+
+def pricing_words(result: Forecast) -> list[str]:
+    """Return what is assumed about the prices of holes and about moving to another box."""
+    return [
+        f"{result.prices.words}; others cost what the nearest does, several the sum",
+        "a job on a sub-mesh moves to a larger box if that pays within the mean time between "
+        "failures",
+    ]

@@ -17,9 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from meshmend.errors import InputError, UnsupportedError
-from meshmend.forecast.machine import Machine
+from meshmend.forecast.machine import Floats, Machine
 from meshmend.forecast.scenario import Scenario
-from meshmend.forecast.walk_arrays import Floats
 from meshmend.planning.comparison import AUTO, compared
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
 from meshmend.schedule.algorithms import algorithm

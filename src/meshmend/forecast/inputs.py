@@ -1,18 +1,35 @@
-"""The inputs of a forecast by name: how each is read, its default, and why that is assumed.
+"""The inputs of a forecast by name, from the command line, files and presets to a scenario.
 
 The command line, the file of `--config` and presets use the same names and the same texts. Each
-input that nobody gave is told as an assumption.
+input that nobody gave is told as an assumption, with its reason. A preset has public figures and
+their source; what it does not know, the forecast asks for or prints as an assumption.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import math
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from meshmend.errors import InputError, TopologyError, UnitError
-from meshmend.forecast.presets import preset_named
-from meshmend.forecast.scenario import DALY, KINDS, SPREADS, YOUNG
+from meshmend.forecast.scenario import (
+    DALY,
+    KINDS,
+    SPREADS,
+    YOUNG,
+    FailureModel,
+    JobModel,
+    RepairModel,
+    Scenario,
+    Shape,
+    SpareModel,
+)
 from meshmend.schedule.algorithm_names import ALGORITHM_NAMES
-from meshmend.topology.failures import parse_shape
+from meshmend.topology.fabric import fabric
+from meshmend.topology.failures import board_shape, parse_shape
+from meshmend.topology.mesh import Mesh
+from meshmend.topology.text import parse_mesh
 from meshmend.units import parse_bytes, parse_duration
 
 
@@ -135,11 +152,121 @@ _ALL = (
           "or shrunk with them", "the global batch stays as it is", "step"),
 )  # fmt: skip
 INPUTS: Mapping[str, Input] = {each.name: each for each in _ALL}
+# The inputs that are options of the command; all others are given with `--set`.
+OPTIONS = frozenset(
+    {
+        *("mesh", "wrap", "host", "failures-per-1000-host-days", "repair", "spares", "payload"),
+        "fabric",
+    }
+)
 # Assumptions that come to nothing unless another input is given.
 _QUIET = {
     "wrap", "board", "rack", "burst-window", "automatic-success", "repair-sigma", "compute",
     *(f"failures-per-1000-{kind}-days" for kind in KINDS),
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Inputs by name, as they are written on the command line, and where they come from."""
+
+    name: str
+    source: str
+    values: Mapping[str, str] = field(default_factory=dict)
+
+
+_HOST_RATE = "failures-per-1000-host-days"
+_ALL_PRESETS = (
+    Preset(
+        "meta-rsc-1",
+        "Meta's research cluster RSC-1, HPCA 2025, quoted second-hand: per node of 8 GPUs",
+        {_HOST_RATE: "6.50"},
+    ),
+    Preset(
+        "meta-rsc-2",
+        "Meta's research cluster RSC-2, HPCA 2025, quoted second-hand: per node of 8 GPUs",
+        {_HOST_RATE: "2.34"},
+    ),
+    Preset(
+        "llama-3",
+        "Llama 3 report: 419 unplanned interruptions of 2048 nodes of 8 GPUs in 54 days",
+        {_HOST_RATE: "3.79"},
+    ),
+    Preset(
+        "lanl",
+        "LANL 1996-2005, Schroeder and Gibson: 23,000 failures; lives are Weibull with a falling "
+        "hazard, repair is lognormal and takes from under 1 h to over a day. Rate, shape and mean "
+        "repair are our round figures within that: low confidence",
+        {
+            _HOST_RATE: "1.5",
+            "failure-shape": "0.75",
+            "repair": "6h",
+            "repair-spread": "lognormal",
+            "repair-sigma": "1.9",
+        },
+    ),
+    Preset(
+        "airesim",
+        "defaults of AIReSim: automatic repair in 2 h, by hand in 2 days, job recovery in 20 min; "
+        "the share of automatic successes is our assumption",
+        {
+            "automatic-repair": "2h",
+            "automatic-success": "0.8",
+            "repair": "2d",
+            "restart": "20min",
+        },
+    ),
+    Preset(
+        "tpu-v4",
+        "TPU v4, NSDI 2024: cubes of 4x4x4 chips behind optical switches. It prints an "
+        "availability of 99.98 % and no failure rate: give one",
+        {
+            "mesh": "16x16x16",
+            "wrap": "all",
+            "host": "2x2x1",
+            "fabric": "tpu-v4",
+            "spare-unit": "4x4x4",
+        },
+    ),
+    Preset(
+        "tpu-v3-bert",
+        "the paper's machine of 1024 TPU v3 chips; BERT's allreduce takes 6.0 % of a step (table "
+        "2). A host holds 4x2 chips, so these are 128 hosts",
+        {
+            "mesh": "32x32",
+            "host": "4x2",
+            "board": "2x2",
+            "fabric": "tpu-v3",
+            "payload": "672MB",
+            "allreduce-share": "0.06",
+        },
+    ),
+    Preset(
+        "tpu-v3-resnet",
+        "the paper's machine of 1024 TPU v3 chips; ResNet-50's allreduce takes 8.8 % of a step "
+        "(table 2). A host holds 4x2 chips, so these are 128 hosts",
+        {
+            "mesh": "32x32",
+            "host": "4x2",
+            "board": "2x2",
+            "fabric": "tpu-v3",
+            "payload": "102.4MB",
+            "allreduce-share": "0.088",
+        },
+    ),
+)
+PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _ALL_PRESETS}
+
+
+def preset_named(name: str) -> Preset:
+    """Return the preset of this name.
+
+    Raises:
+        InputError: there is no such preset; the message lists all.
+    """
+    if name not in PRESETS:
+        raise InputError(f"--preset needs one of {', '.join(PRESETS)}, but got {name!r}")
+    return PRESETS[name]
 
 
 @dataclass(frozen=True)
@@ -172,8 +299,8 @@ def gathered(
     if from_file:
         texts.update(from_file)
     texts.update(given)
-    if unknown := sorted(set(texts) - set(INPUTS)):
-        raise InputError(f"forecast knows no input {unknown[0]!r}; see meshmend forecast --example")
+    for name in sorted(texts):
+        _known(name)
     _check_asked(texts)
     values = {}
     for name, each in INPUTS.items():
@@ -182,6 +309,32 @@ def gathered(
         if name not in texts and name not in _QUIET:
             told.append(f"{name} {text}: {each.why}" if text else f"{name}: {each.why}")
     return Inputs(values, tuple(told), frozenset(texts))
+
+
+def assigned(assignments: Iterable[str]) -> dict[str, str]:
+    """Return the inputs that are given as NAME=VALUE.
+
+    Raises:
+        InputError: a text that is no such pair, or an unknown name.
+    """
+    texts = {}
+    for each in assignments:
+        name, equals, value = each.partition("=")
+        if not equals:
+            raise InputError(f"--set needs NAME=VALUE, but got {each[:60]!r}")
+        texts[_known(name.strip().replace("_", "-"))] = value.strip()
+    return texts
+
+
+def _known(name: str) -> str:
+    if name not in INPUTS:
+        raise InputError(f"forecast knows no input {name!r}; see meshmend forecast --example")
+    return name
+
+
+def written(name: str, value: str) -> str:
+    """Return an input as it is written on the command line."""
+    return f"--{name} {value}" if name in OPTIONS else f"--set {name}={value}"
 
 
 def _check_asked(texts: Mapping[str, str]) -> None:
@@ -200,4 +353,191 @@ def _read(each: Input, text: str) -> Any:
     try:
         return each.read(text)
     except (UnitError, TopologyError, InputError) as error:
-        raise InputError(f"--{each.name} {error}") from None
+        flag = f"--{each.name}" if each.name in OPTIONS else f"--set {each.name}"
+        raise InputError(f"{flag} {error}") from None
+
+
+_EXAMPLES = {
+    "mesh": "32x32",
+    "host": "4x2",
+    "board": "2x2",
+    "rack": "32x8",
+    "failures-per-1000-host-days": "6.5",
+    "repair": "24h",
+    "spares": "3",
+    "compute": "90ms",
+}
+_ON = ("mesh", "host", "failures-per-1000-host-days", "repair", "spares")
+_TITLES = {
+    "machine": "The machine.",
+    "failures": "Failures: how often one domain of each kind fails.",
+    "repair": "Repair. Times need a unit: s, min, h, d.",
+    "job": "The job.",
+    "spares": "Spares.",
+    "step": "A step of the job.",
+}
+
+
+def read_config(path: Path) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the inputs of a file as texts, and the presets that it names.
+
+    Raises:
+        InputError: the file cannot be read, or a value is neither a text nor a number.
+    """
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise InputError(f"cannot read {path}: {reason}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path} needs to be TOML, but {error}") from None
+    presets = document.pop("presets", [])
+    if not isinstance(presets, list) or not all(isinstance(name, str) for name in presets):
+        raise InputError(f"{path}: presets needs a list of names, but got {presets!r}")
+    values = {}
+    for key, value in document.items():
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise InputError(f"{path}: {key} needs a text or a number, but got {value!r}")
+        values[key.replace("_", "-")] = str(value)
+    return values, tuple(presets)
+
+
+def example_config() -> str:
+    """Return a file with every input, its default, and what it means."""
+    return "\n".join(_example_lines()) + "\n"
+
+
+def _example_lines() -> Iterator[str]:
+    yield "# Inputs of `meshmend forecast --config FILE`. A line that begins with # is a default."
+    yield '# presets = ["meta-rsc-1"]  # public rates: `meshmend forecast --list-presets`'
+    group = ""
+    for each in INPUTS.values():
+        if each.group != group:
+            group = each.group
+            yield f"\n# {_TITLES[group]}"
+        text = _EXAMPLES.get(each.name, each.default or "")
+        is_number = text.replace(".", "", 1).isdigit()
+        value = text if is_number else f'"{text}"'
+        hide = "" if each.name in _ON else "# "
+        yield f"{hide}{each.name} = {value}  # {each.words}"
+
+
+_SPARE_SHARE = 0.02
+_FEW_SPARES = 1000  # which any machine may have
+
+
+@dataclass(frozen=True)
+class ForecastQuestion:
+    """A scenario, and the assumptions that were made to get it."""
+
+    scenario: Scenario
+    assumptions: tuple[str, ...]
+
+
+def question_of(inputs: Inputs) -> ForecastQuestion:
+    """Return the scenario of these inputs.
+
+    Raises:
+        InputError: values that do not fit together.
+    """
+    values = inputs.values
+    mesh = parse_mesh(values["mesh"], wrap=values["wrap"])
+    n_axes = len(mesh.shape)
+    if n_axes > 3:
+        raise InputError(f"forecast needs a mesh of at most 3 axes, but got {mesh}")
+    host = values["host"] or board_shape(n_axes, "host")
+    board = values["board"] or board_shape(n_axes, "board")
+    rack = values["rack"] or mesh.shape
+    unit = _unit(values["spare-unit"], mesh, {"host": host, "board": board, "rack": rack})
+    n_units = mesh.n_chips / math.prod(unit)
+    n_spares = _n_spares(values["spares"], n_units)
+    assumptions = [
+        f"spares {n_spares}: 2 % of the units, at least one" if each.startswith("spares:") else each
+        for each in inputs.assumptions
+    ]
+    scenario = Scenario(
+        mesh,
+        _failures(values),
+        _repair(values),
+        _job(values),
+        SpareModel(n_spares, unit, values["switch-in"]),
+        host,
+        board,
+        rack,
+    )
+    return ForecastQuestion(scenario, (*assumptions, *_of_the_model()))
+
+
+def _n_spares(given: int | None, n_units: float) -> int:
+    """Return the number of spares, or the default share; more than ten machines are refused."""
+    if given is None:
+        return max(1, math.ceil(_SPARE_SHARE * n_units))
+    most = max(_FEW_SPARES, round(10 * n_units))
+    if given > most:
+        raise InputError(
+            f"--spares needs at most {most} for the {n_units:g} units of this mesh, but got {given}"
+        )
+    return given
+
+
+def _of_the_model() -> tuple[str, ...]:
+    return (
+        "what the job does changes no failure and no repair",
+        "spares fail as often as what they replace",
+        "no failure takes away the state of a job that goes on: every live chip holds it",
+    )
+
+
+def _unit(word: str, mesh: Mesh, shapes: Mapping[str, Shape]) -> Shape:
+    """Return the shape of a spare unit: of a kind, a row or column of hosts, or as written."""
+    if word in shapes:
+        return shapes[word]
+    host = shapes["host"]
+    if word == "row":
+        return (host[0], *mesh.shape[1:])
+    if word == "column":
+        return (*mesh.shape[:-1], host[-1])
+    try:
+        return parse_shape(word)
+    except ValueError:
+        raise InputError(
+            "--set spare-unit needs host, board, rack, row, column or a shape such as 4x4x4, but "
+            f"got {word!r}"
+        ) from None
+
+
+def _failures(values: Mapping[str, Any]) -> FailureModel:
+    rates = {kind: values[f"failures-per-1000-{kind}-days"] for kind in KINDS}
+    return FailureModel(
+        {kind: rate for kind, rate in rates.items() if rate},
+        values["failure-shape"],
+        values["burst"],
+        values["burst-window"],
+    )
+
+
+def _repair(values: Mapping[str, Any]) -> RepairModel:
+    return RepairModel(
+        values["repair"],
+        values["repair-spread"],
+        values["repair-sigma"],
+        values["automatic-repair"],
+        values["automatic-success"],
+        values["crews"],
+    )
+
+
+def _job(values: Mapping[str, Any]) -> JobModel:
+    return JobModel(
+        payload_bytes=values["payload"],
+        fabric=fabric(values["fabric"]),
+        algorithm=values["algorithm"],
+        compute_s=values["compute"],
+        allreduce_share=values["allreduce-share"],
+        keeps_batch=values["batch"] == "kept",
+        detection_s=values["detection"],
+        restart_s=values["restart"],
+        recovery_s=values["recovery"],
+        checkpoint_every=values["checkpoint-every"],
+        checkpoint_write_s=values["checkpoint-write"],
+    )

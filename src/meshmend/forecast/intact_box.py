@@ -4,28 +4,32 @@ Works on three axes; a mesh of fewer has extents of 1 in front. Chips lie on eve
 twice as fine, the links between them on odd ones, so a failed link is an obstacle like a block. On
 an axis that wraps, a box may lie across the end.
 
-Few holes are cut away (`box_cuts`). Where there are many, the grid is swept instead, in a time that
-does not grow with their number.
-
 `own` is the array of `walk_arrays`. FOUND holds the box that was found last. A hole outside of it
 changes nothing; one inside leaves parts of it, which are a good first guess. NONE_OF is a number of
 chips: no intact box has as many, but for FOUND and for those that reach into the hole CAME_BACK,
 which was repaired.
+
+Few holes are cut away one after the other. A part of the mesh with a hole in it is cut: a box in it
+that is intact lies before or behind the hole on one of the axes. Parts that are smaller than the
+best box so far are dropped. Where there are many holes, the grid is swept instead, in a time that
+does not grow with their number.
+
+No box is met twice. What is cut on a later axis need only have boxes that reach into the hole on
+all earlier axes, because the others are in the parts that those axes left. So a part knows, for
+each axis, where its boxes start at the latest and where they end at the earliest.
+
+Which holes are in a part is a set of bits, one for each hole. Two tables give those that reach into
+a range of an axis: the holes that end at a chip or behind it, and those that begin at it or before.
 """
 
-from meshmend.forecast.box_cuts import (
-    chips_of,
-    cut_found,
-    cut_mesh,
-    offer_box,
-    release_bit,
-    tabulate_holes,
-)
+from meshmend.forecast.machine import Ints
 from meshmend.forecast.walk_arrays import (
     BIT_OF,
     BITS_USED,
     CAME_BACK,
+    CUT_HOLES,
     CUT_PARTS,
+    CUT_TABLES,
     FOUND,
     GRID,
     HOLE_BOXES,
@@ -39,10 +43,276 @@ from meshmend.forecast.walk_arrays import (
     NONE_OF,
     PLANE,
     SHAPE,
+    TABLE_SIZE,
     WRAP,
-    Ints,
 )
-from meshmend.kernels import inner_kernel, plain_kernel
+from meshmend.kernels import inlined, inner_kernel, plain_kernel
+
+# A part is four numbers: one for each axis, and the holes in it. That of an axis holds, from its
+# highest bit on: whether it is a ring, a whole axis with the link from its end to its beginning;
+# its first chip; its length; and, counted from its first chip, where a box in it starts at the
+# latest and ends at the earliest. Of a ring the last two are what a box has to reach: one more than
+# its last chip, or 0 if there is nothing, and its first chip.
+_PART = 4
+_BITS = 15
+_MASK = (1 << _BITS) - 1
+_RING = 1 << 4 * _BITS
+_SLOTS = 67  # powers of 2 below 2**66 leave different remainders
+
+
+@inlined
+def chips_of(own: Ints, box: int) -> int:
+    """Return the chips of a box, which is three starts and three lengths."""
+    return own[box + 3] * own[box + 4] * own[box + 5]
+
+
+@inner_kernel
+def offer_box(own: Ints, box: int) -> None:
+    """Keep a box in FOUND if it beats the one there."""
+    size, found = chips_of(own, box), chips_of(own, FOUND)
+    if size == found:
+        for place in range(6):
+            if own[box + place] != own[FOUND + place]:
+                size -= own[box + place] > own[FOUND + place]
+                break
+    if size >= found:
+        for place in range(6):
+            own[FOUND + place] = own[box + place]
+
+
+@inner_kernel
+def tabulate_holes(own: Ints) -> None:
+    """Give every hole that has none a bit, and enter it into the tables."""
+    for i in range(own[N_HOLES]):
+        hole = own[own[HOLES] + i]
+        if own[own[BIT_OF] + hole] == 0:
+            bit = ~own[BITS_USED] & (own[BITS_USED] + 1)
+            own[BITS_USED] |= bit
+            own[own[BIT_OF] + hole] = bit
+            _tabulate(own, hole, bit)
+
+
+@inner_kernel
+def release_bit(own: Ints, hole: int) -> None:
+    """Let another hole have the bit of one that is repaired; in the tables it stays until then."""
+    own[BITS_USED] &= ~own[own[BIT_OF] + hole]
+    own[own[BIT_OF] + hole] = 0
+
+
+@inner_kernel
+def _tabulate(own: Ints, hole: int, bit: int) -> None:
+    """Write the place of a hole in chips, and its bit into the two tables of each axis."""
+    slot, size = own[CUT_HOLES] + 6 * (bit % _SLOTS), own[TABLE_SIZE]
+    for axis in range(3):
+        place = own[HOLE_BOXES] + 6 * hole + 2 * axis
+        # A link lies between two chips: a box that reaches it ends behind it.
+        first, last = (own[place] + 1) >> 1, own[place + 1] >> 1
+        own[slot + axis], own[slot + 3 + axis] = first, last
+        ending = own[CUT_TABLES] + 2 * axis * size
+        for at in range(own[SHAPE + axis]):
+            others = own[ending + at] & ~bit
+            own[ending + at] = others | bit if at <= last else others
+            others = own[ending + size + at] & ~bit
+            own[ending + size + at] = others | bit if at >= first else others
+
+
+@inlined
+def _axis(start: int, length: int, latest: int, earliest: int) -> int:
+    """Return the number of an axis; 0 is that of a part without chips."""
+    return ((start << _BITS | length) << _BITS | latest) << _BITS | earliest
+
+
+@inlined
+def _length(axis: int) -> int:
+    return axis >> 2 * _BITS & _MASK
+
+
+@inlined
+def _reaching(own: Ints, axis: int, start: int, length: int) -> int:
+    """Return the holes that reach into these chips of an axis."""
+    ending = own[CUT_TABLES] + 2 * axis * own[TABLE_SIZE]
+    beginning, last = ending + own[TABLE_SIZE], start + length - 1
+    wraps = last >= own[SHAPE + axis]
+    behind = own[ending + start]
+    before = own[beginning + last - (own[SHAPE + axis] if wraps else 0)]
+    return behind | before if wraps else behind & before
+
+
+@inner_kernel
+def cut_mesh(own: Ints, least: int, back: int) -> None:
+    """Put the largest intact box into FOUND, if it has `least` chips and beats that.
+
+    Only boxes are looked at that reach into the hole `back`, which is one no longer, if it is not
+    negative.
+    """
+    for axis in range(3):
+        extent, wraps = own[SHAPE + axis], own[WRAP + axis]
+        latest, earliest = 0 if wraps else extent - 1, 0
+        if back >= 0:
+            place = own[HOLE_BOXES] + 6 * back + 2 * axis
+            latest, earliest = (own[place + 1] >> 1) + (1 if wraps else 0), (own[place] + 1) >> 1
+        whole = _axis(0, extent, latest, earliest)
+        own[own[CUT_PARTS] + axis] = whole | _RING if wraps else whole
+    own[own[CUT_PARTS] + 3] = own[BITS_USED]
+    _cut_up(own, least)
+
+
+@inner_kernel
+def cut_found(own: Ints) -> None:
+    """Put the largest intact box inside of FOUND into FOUND."""
+    inside = own[BITS_USED]
+    for axis in range(3):
+        start, length = own[FOUND + axis], own[FOUND + 3 + axis]
+        own[own[CUT_PARTS] + axis] = _axis(start, length, length - 1, 0)
+        inside &= _reaching(own, axis, start, length)
+    own[own[CUT_PARTS] + 3] = inside
+    for place in range(6):
+        own[FOUND + place] = 0
+    _cut_up(own, 1)
+
+
+@inner_kernel
+def _cut_up(own: Ints, least: int) -> None:
+    """Put the largest box in the first part of CUT_PARTS into FOUND, if it is better than that.
+
+    Behind that part is a stack of those that wait. A part is cut at its first hole: to look for a
+    better one takes longer than it saves.
+    """
+    # The array is read here and not below, because every write may change what was read before.
+    first, size, holes = own[CUT_PARTS], own[TABLE_SIZE], own[CUT_HOLES]
+    table0 = own[CUT_TABLES]
+    table1, table2 = table0 + 2 * size, table0 + 4 * size
+    extent0, extent1, extent2 = own[SHAPE], own[SHAPE + 1], own[SHAPE + 2]
+    top = first + _PART
+    while top > first:
+        top -= _PART
+        part0, part1, part2, inside = own[top], own[top + 1], own[top + 2], own[top + 3]
+        wide0, wide1, wide2 = _length(part0), _length(part1), _length(part2)
+        if wide0 * wide1 * wide2 < least:
+            continue
+        if inside == 0:
+            least = _offer_part(own, part0, part1, part2)
+            continue
+        hole = holes + 6 * ((inside & -inside) % _SLOTS)
+        hole0, hole1, hole2 = own[hole], own[hole + 1], own[hole + 2]
+        last0, last1, last2 = own[hole + 3], own[hole + 4], own[hole + 5]
+        rest = (part1, part2, inside, least, table0, size)
+        top, part0 = _cut(own, 0, part0, hole0, last0, extent0, wide1 * wide2, rest, top)
+        rest = (part2, part0, inside, least, table1, size)
+        top, part1 = _cut(own, 1, part1, hole1, last1, extent1, wide0 * wide2, rest, top)
+        rest = (part0, part1, inside, least, table2, size)
+        top, _ = _cut(own, 2, part2, hole2, last2, extent2, wide0 * wide1, rest, top)
+
+
+@inner_kernel
+def _offer_part(own: Ints, part0: int, part1: int, part2: int) -> int:
+    """Keep a part without holes in FOUND if it beats the box there; return the chips of FOUND."""
+    box = own[CUT_HOLES] + 6 * _SLOTS
+    own[box], own[box + 3] = part0 >> 3 * _BITS & _MASK, _length(part0)
+    own[box + 1], own[box + 4] = part1 >> 3 * _BITS & _MASK, _length(part1)
+    own[box + 2], own[box + 5] = part2 >> 3 * _BITS & _MASK, _length(part2)
+    offer_box(own, box)
+    return chips_of(own, FOUND)
+
+
+@inlined
+def _push(
+    own: Ints, axis: int, cut: int, extent: int, rest: tuple[int, int, int, int, int, int], top: int
+) -> int:
+    """Put a part on the stack: one axis is cut, and two stay; return its end."""
+    next_part, after_next, inside, _, table, size = rest
+    own[top + axis], own[top + (axis + 1) % 3], own[top + (axis + 2) % 3] = (
+        cut,
+        next_part,
+        after_next,
+    )
+    start, last = cut >> 3 * _BITS & _MASK, (cut >> 3 * _BITS & _MASK) + _length(cut) - 1
+    if last >= extent:
+        inside &= own[table + start] | own[table + size + last - extent]
+    else:
+        inside &= own[table + start] & own[table + size + last]
+    own[top + 3] = inside
+    return top + _PART
+
+
+@inlined
+def _cut(
+    own: Ints,
+    axis: int,
+    part: int,
+    first: int,
+    last: int,
+    extent: int,
+    across: int,
+    rest: tuple[int, int, int, int, int, int],
+    top: int,
+) -> tuple[int, int]:
+    """Put what a cut leaves of a part on the stack if the best box may be in it.
+
+    Returns the end of the stack, and what later axes need to reach on this one.
+    """
+    if part >= _RING:
+        return _cut_ring(own, axis, part, first, last, extent, across, rest, top)
+    return _cut_range(own, axis, part, first, last, extent, across, rest, top)
+
+
+@inlined
+def _cut_ring(
+    own: Ints,
+    axis: int,
+    part: int,
+    first: int,
+    last: int,
+    extent: int,
+    across: int,
+    rest: tuple[int, int, int, int, int, int],
+    top: int,
+) -> tuple[int, int]:
+    start = 0 if last + 1 == extent else last + 1
+    length = extent - (last - first + 1)
+    must_last, must_first = (part >> _BITS & _MASK) - 1, part & _MASK
+    if length * across >= rest[3]:
+        latest = must_last - start
+        latest += extent if latest < 0 else 0
+        earliest = latest - (must_last - must_first)
+        # Nothing is to be reached, or it reaches in from both ends.
+        if must_last < 0 or (earliest < 0 and earliest + extent < length):
+            latest, earliest = length, 0
+        if earliest < length:
+            cut = _axis(start, length, min(latest, length - 1), max(earliest, 0))
+            top = _push(own, axis, cut, extent, rest, top)
+    return top, part if must_last >= 0 else _RING | _axis(0, extent, last + 1, first)
+
+
+@inlined
+def _cut_range(
+    own: Ints,
+    axis: int,
+    part: int,
+    first: int,
+    last: int,
+    extent: int,
+    across: int,
+    rest: tuple[int, int, int, int, int, int],
+    top: int,
+) -> tuple[int, int]:
+    start, length = part >> 3 * _BITS & _MASK, _length(part)
+    latest, earliest = part >> _BITS & _MASK, part & _MASK
+    around = extent if last < start else 0  # then it lies behind the end of the axis
+    first, last = first - start + around, last - start + around
+    if (first * across >= rest[3]) & (earliest < first):
+        cut = _axis(start, first, min(latest, first - 1), earliest)
+        top = _push(own, axis, cut, extent, rest, top)
+    end = min(length, first + extent)  # less if it lies across the start and before the end
+    left = end - last - 1
+    if (left * across >= rest[3]) & (latest > last) & (earliest < end):
+        start_behind = start + last + 1
+        start_behind -= extent if start_behind >= extent else 0
+        latest_behind, earliest_behind = min(latest - last, left) - 1, max(earliest - last - 1, 0)
+        cut = _axis(start_behind, left, latest_behind, earliest_behind)
+        top = _push(own, axis, cut, extent, rest, top)
+    kept = _axis(start, length, min(latest, last), max(earliest, first))
+    return top, kept if end == length else part
 
 
 @plain_kernel

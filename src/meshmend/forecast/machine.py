@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from meshmend.errors import InputError
 from meshmend.forecast.scenario import DAY_S, KINDS, YEAR_S, RepairModel, Scenario, Shape
-from meshmend.forecast.walk_arrays import AT_BORDER, CUTS, SUPPORTED, Ints
 from meshmend.topology.failures import Block, Chip, Failure, Link
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 _WARM_UP_REPAIRS = 20.0  # mean repair times; three times as many where repairs queue
 _LEAST_WARM_UP_S, _MOST_WARM_UP_S = 2 * DAY_S, 100 * YEAR_S  # 64 bits hold 292 years in ns
@@ -168,84 +170,3 @@ def _units_of(scenario: Scenario, failure: Failure) -> list[int]:
     ]
     counts = [size // part for size, part in zip(extents, unit, strict=True)]
     return [int(np.ravel_multi_index(at, counts)) for at in itertools.product(*ranges)]
-
-
-def padded(shape: Sequence[int], fill: int) -> list[int]:
-    """Return a shape on three axes, with `fill` in front."""
-    return [fill] * (3 - len(shape)) + list(shape)
-
-
-def neighbors(shape: Sequence[int], wrap: Sequence[int]) -> Ints:
-    """Return the chips beside each chip: before and behind it on three axes, or -1 for none."""
-    chips = np.arange(math.prod(shape)).reshape(shape)
-    beside = []
-    for axis, side in itertools.product(range(3), (1, -1)):
-        moved = np.roll(chips, side, axis)
-        if not wrap[axis]:
-            np.moveaxis(moved, axis, 0)[0 if side > 0 else -1] = -1
-        beside.append(moved.ravel())
-    return np.stack(beside, axis=1)
-
-
-@dataclass(frozen=True, eq=False)
-class HoleArrays:
-    """Where each hole lies, on three axes; the fields go by the parts of `walk_arrays`."""
-
-    boxes: Ints
-    first: Ints
-    chips: Ints
-    link_of: Ints
-    flags: Ints
-
-
-def hole_arrays(machine: Machine) -> HoleArrays:
-    """Return where the holes of a machine lie; all of them count as supported."""
-    extents = machine.scenario.mesh.shape
-    shape = padded(extents, 1)
-    holes = machine.holes
-    boxes = np.zeros((len(holes), 6), dtype=np.int64)
-    link_of = np.full(len(holes), -1, dtype=np.int64)
-    flags = np.full(len(holes), SUPPORTED, dtype=np.int64)
-    chips: list[NDArray[np.int64]] = []
-    for number, hole in enumerate(holes):
-        if isinstance(hole, Link):
-            boxes[number], link_of[number] = _link_place(hole, shape)
-            chips.append(np.empty(0, dtype=np.int64))
-        else:
-            starts, sizes = padded(hole.origin, 0), padded(hole.shape, 1)
-            boxes[number] = [
-                at
-                for start, size in zip(starts, sizes, strict=True)
-                for at in (2 * start, 2 * (start + size) - 2)
-            ]
-            grid = np.ix_(*(np.arange(a, a + n) for a, n in zip(starts, sizes, strict=True)))
-            chips.append(np.ravel_multi_index(grid, shape).ravel())
-        flags[number] |= _cut_flags(boxes[number], shape, padded(machine.scenario.mesh.wrap, 0))
-    first = np.cumsum([0, *map(len, chips)], dtype=np.int64)
-    return HoleArrays(boxes, first, np.concatenate(chips), link_of, flags)
-
-
-def _cut_flags(box: Ints, shape: Sequence[int], wrap: Sequence[int]) -> int:
-    """Return the flags of a hole that may cut a mesh, alone or together with others."""
-    lengths = (box[1::2] - box[::2]) // 2 + 1
-    # A hole alone must reach from border to border on all axes but one.
-    flags = CUTS if (lengths == shape).sum() >= 2 else 0
-    for axis, extent in enumerate(shape):
-        first, last = box[2 * axis], box[2 * axis + 1]
-        # Around a torus, four holes or fewer reach only if each is long.
-        is_near = 4 * lengths[axis] > extent if wrap[axis] else first <= 1 or last >= 2 * extent - 3
-        if extent > 1 and is_near:
-            flags |= AT_BORDER
-    return int(flags)
-
-
-def _link_place(link: Link, shape: Sequence[int]) -> tuple[list[int], int]:
-    """Return the place of a link on the finer grid, and its number: chip x 3 + axis."""
-    one, other = padded(link.first, 0), padded(link.second, 0)
-    axis = next(axis for axis in range(3) if one[axis] != other[axis])
-    if other[axis] - one[axis] > 1:  # the link that wraps around belongs to the last chip
-        one, other = other, one
-    places = [2 * at for at in one]
-    places[axis] += 1
-    number = 3 * int(np.ravel_multi_index(one, shape)) + axis
-    return [place for place in places for _ in range(2)], number

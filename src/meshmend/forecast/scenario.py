@@ -17,7 +17,7 @@ from meshmend.topology.mesh import Mesh
 DAY_S = 86400.0
 YEAR_S = 365.25 * DAY_S
 KINDS = ("chip", "link", "board", "host", "rack")
-SPREADS = ("fixed", "exponential", "lognormal")  # in the order of the constants in `draws`
+SPREADS = ("fixed", "exponential", "lognormal")  # in the order of the constants in `outages`
 YOUNG, DALY = "young", "daly"
 
 Shape = tuple[int, ...]

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshmend.forecast.answers import Answer
-from meshmend.forecast.forecasting import Forecast, forecast
+from meshmend.forecast.forecasting import Answer, Forecast, forecast
 from meshmend.forecast.hole_prices import StepPrices
 from meshmend.forecast.machine import machine_of
 from meshmend.forecast.scenario import DAY_S, YEAR_S, Scenario

@@ -1,21 +1,28 @@
-"""The one array that an answer walks through a year with, and the names of its places.
+"""The one array that an answer walks through a year with: the names of its entries, and its making.
 
 Compiled loops that pass many arrays to each other compile slowly and run slowly. So all whole
-numbers stand in one array: first single ones by name, among them where each part begins, then the
+numbers are in one array: first single ones by name, among them where each part begins, then the
 parts. `own[NOW]` is a number, `own[own[DEAD] + chip]` an entry of a part. Figures that are not
-whole stand in a second array.
+whole are in a second array.
 
 A **hole** is a domain that is down, or, where spares are used, a **slot** of the mesh that no unit
 fills. A **unit** is what a spare replaces: a host, a row, a cube.
 """
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from meshmend.forecast.machine import Ints, Machine
+from meshmend.topology.failures import Link
+
+if TYPE_CHECKING:
+    from meshmend.forecast.hole_prices import StepPrices
 
 # Where the time of a year goes.
 USEFUL, DETECTION, RESTART, LOST_WORK, SLOW_DOWN, MISSING_CHIPS, WAITING, CHECKPOINTS = range(8)
@@ -131,3 +138,124 @@ def packed(singles: Mapping[int, int], parts: Mapping[int, Sequence[int] | Ints]
         own[begin : begin + len(part)] = part
         begin += len(part)
     return own
+
+
+def walk_array(machine: Machine, prices: "StepPrices", n_log: int) -> Ints:
+    """Return the array of `walk_arrays` for a machine."""
+    mesh, holes = machine.scenario.mesh, hole_arrays(machine)
+    shape = padded(mesh.shape, 1)
+    wraps = padded([w and n > 2 for w, n in zip(mesh.wrap, mesh.shape, strict=True)], 0)
+    n_chips, n_holes, n_slots = mesh.n_chips, len(holes.boxes), machine.n_slots
+    supported = np.array(prices.is_supported, dtype=bool)
+    flags = np.where(supported, holes.flags, holes.flags & ~SUPPORTED)
+    singles = {SHAPE + axis: extent for axis, extent in enumerate(shape)}
+    singles |= {WRAP + axis: wrap for axis, wrap in enumerate(wraps)}
+    singles |= {N_CHIPS: n_chips, N_ALL_HOLES: n_holes, N_MESH_DOMAINS: n_holes - n_slots}
+    singles |= {N_UNITS: machine.n_units, N_SLOTS: n_slots, MOST_LOG: n_log}
+    singles |= {TABLE_SIZE: max(shape) + 1}
+    parts: dict[int, Sequence[int] | Ints] = {
+        HOLE_BOXES: holes.boxes.ravel(),
+        HOLE_FIRST: holes.first,
+        HOLE_CHIPS: holes.chips,
+        HOLE_EXTRA_NS: np.rint(prices.extra_s * 1e9).astype(np.int64),
+        HOLE_FLAGS: flags,
+        LINK_OF: holes.link_of,
+        UNIT_FIRST: machine.unit_first,
+        DOMAIN_UNITS: machine.domain_units,
+        CHAINS: np.zeros(2 * n_holes, dtype=np.int64),
+        CUT_PARTS: np.zeros(N_CUT_PARTS, dtype=np.int64),
+        CUT_HOLES: np.zeros(N_CUT_HOLES, dtype=np.int64),
+        CUT_TABLES: np.zeros(6 * (max(shape) + 1), dtype=np.int64),
+        GRID: np.zeros(8 * n_chips, dtype=np.int64),
+        PLANE: np.zeros(4 * shape[1] * shape[2], dtype=np.int64),
+        LINE: np.zeros(2 * shape[2], dtype=np.int64),
+        NEIGHBORS: neighbors(shape, wraps).ravel(),
+        DOWN_LINKS: np.zeros(3 * n_chips, dtype=np.int64),
+        SLOT_UNIT: np.zeros(n_slots, dtype=np.int64),
+    }
+    parts |= {part: np.zeros(n_holes, dtype=np.int64) for part in (HOLE_AT, HOLES, BIT_OF)}
+    parts |= {part: np.zeros(n_chips, dtype=np.int64) for part in (DEAD, PART, QUEUE)}
+    of_units = (UNIT_DOWN, UNIT_SLOT, IDLE)  # a bit for each would do for the last
+    parts |= {part: np.zeros(machine.n_units + 1, dtype=np.int64) for part in of_units}
+    return packed(singles, parts)
+
+
+def padded(shape: Sequence[int], fill: int) -> list[int]:
+    """Return a shape on three axes, with `fill` in front."""
+    return [fill] * (3 - len(shape)) + list(shape)
+
+
+def neighbors(shape: Sequence[int], wrap: Sequence[int]) -> Ints:
+    """Return the chips beside each chip: before and behind it on three axes, or -1 for none."""
+    chips = np.arange(math.prod(shape)).reshape(shape)
+    beside = []
+    for axis, side in itertools.product(range(3), (1, -1)):
+        moved = np.roll(chips, side, axis)
+        if not wrap[axis]:
+            np.moveaxis(moved, axis, 0)[0 if side > 0 else -1] = -1
+        beside.append(moved.ravel())
+    return np.stack(beside, axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class HoleArrays:
+    """Where each hole lies, on three axes; the fields go by the parts of `walk_arrays`."""
+
+    boxes: Ints
+    first: Ints
+    chips: Ints
+    link_of: Ints
+    flags: Ints
+
+
+def hole_arrays(machine: Machine) -> HoleArrays:
+    """Return where the holes of a machine lie; all of them count as supported."""
+    extents = machine.scenario.mesh.shape
+    shape = padded(extents, 1)
+    holes = machine.holes
+    boxes = np.zeros((len(holes), 6), dtype=np.int64)
+    link_of = np.full(len(holes), -1, dtype=np.int64)
+    flags = np.full(len(holes), SUPPORTED, dtype=np.int64)
+    chips: list[NDArray[np.int64]] = []
+    for number, hole in enumerate(holes):
+        if isinstance(hole, Link):
+            boxes[number], link_of[number] = _link_place(hole, shape)
+            chips.append(np.empty(0, dtype=np.int64))
+        else:
+            starts, sizes = padded(hole.origin, 0), padded(hole.shape, 1)
+            boxes[number] = [
+                at
+                for start, size in zip(starts, sizes, strict=True)
+                for at in (2 * start, 2 * (start + size) - 2)
+            ]
+            grid = np.ix_(*(np.arange(a, a + n) for a, n in zip(starts, sizes, strict=True)))
+            chips.append(np.ravel_multi_index(grid, shape).ravel())
+        flags[number] |= _cut_flags(boxes[number], shape, padded(machine.scenario.mesh.wrap, 0))
+    first = np.cumsum([0, *map(len, chips)], dtype=np.int64)
+    return HoleArrays(boxes, first, np.concatenate(chips), link_of, flags)
+
+
+def _cut_flags(box: Ints, shape: Sequence[int], wrap: Sequence[int]) -> int:
+    """Return the flags of a hole that may cut a mesh, alone or together with others."""
+    lengths = (box[1::2] - box[::2]) // 2 + 1
+    # A hole alone must reach from border to border on all axes but one.
+    flags = CUTS if (lengths == shape).sum() >= 2 else 0
+    for axis, extent in enumerate(shape):
+        first, last = box[2 * axis], box[2 * axis + 1]
+        # Around a torus, four holes or fewer reach only if each is long.
+        is_near = 4 * lengths[axis] > extent if wrap[axis] else first <= 1 or last >= 2 * extent - 3
+        if extent > 1 and is_near:
+            flags |= AT_BORDER
+    return int(flags)
+
+
+def _link_place(link: Link, shape: Sequence[int]) -> tuple[list[int], int]:
+    """Return the place of a link on the finer grid, and its number: chip x 3 + axis."""
+    one, other = padded(link.first, 0), padded(link.second, 0)
+    axis = next(axis for axis in range(3) if one[axis] != other[axis])
+    if other[axis] - one[axis] > 1:  # the link that wraps around belongs to the last chip
+        one, other = other, one
+    places = [2 * at for at in one]
+    places[axis] += 1
+    number = 3 * int(np.ravel_multi_index(one, shape)) + axis
+    return [place for place in places for _ in range(2)], number
