@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from meshmend.errors import BenchmarkError
-from meshmend.lab.bench.contenders import Buffer, Contender, Network, Participant
-from meshmend.lab.bench.runners import import_torch
+from meshmend.lab.bench.contenders import Buffer, Contender, Network, Participant, import_torch
 from meshmend.lab.bench.worker_pool import WorkerPool
 from meshmend.lab.testbed.bed import Testbed
 from meshmend.planning.catalogue import Catalogue, CollectiveCall, payload_class, proved_schedule

@@ -14,9 +14,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from meshmend.lab.bench.contenders import Network
+from meshmend.lab.bench.contenders import AUTO, Network, planned
 from meshmend.lab.bench.link_figures import measured_fabric
-from meshmend.lab.bench.runners import AUTO, planned
 from meshmend.lab.bench.worker_pool import WorkerPool
 from meshmend.lab.testbed.bed import Testbed
 from meshmend.planning.choose import choose, forget

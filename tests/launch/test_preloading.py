@@ -46,7 +46,7 @@ def test_a_launcher_that_prepares_a_jax_workload_does_not_compute_with_it() -> N
     said = python(
         "import os, sys\n"
         "from meshmend.launch.preloading import preload_modules\n"
-        "from meshmend.lab.workloads.jax_registry import jax_workload\n"
+        "from meshmend.lab.workloads.jax_models import jax_workload\n"
         "from meshmend.lab.workloads.trainable import TrainingArguments\n"
         "work = jax_workload('resnet')\n"
         "arguments = TrainingArguments(batch=64, steps=10)\n"

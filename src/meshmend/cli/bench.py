@@ -101,9 +101,8 @@ def bench_command(
     check_algorithms(names, "auto")
     announce_compilation()
     os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported, and workers are forked
-    from meshmend.lab.bench.benchmark import BenchmarkRequest, run_benchmark
-    from meshmend.lab.bench.summary import results_svg, summary
-    from meshmend.lab.bench.summary import save as save_summary
+    from meshmend.lab.bench.benchmark import BenchmarkRequest, results_svg, run_benchmark, summary
+    from meshmend.lab.bench.benchmark import save as save_summary
 
     request = BenchmarkRequest(
         mesh=broken,
@@ -151,7 +150,7 @@ def _print_results(measured: "BenchmarkResults") -> None:
 
 
 def _print_payload(point: "PayloadResults") -> None:
-    from meshmend.lab.bench.summary import LIMIT_NOTE, NO_LIMIT_NOTE
+    from meshmend.lab.bench.benchmark import LIMIT_NOTE, NO_LIMIT_NOTE
     from meshmend.units import format_bytes, format_time
 
     limit = NO_LIMIT_NOTE

@@ -59,7 +59,7 @@ def train_command(
 
     - meshmend train --config job.toml --set timing.heartbeat_timeout=5
     """
-    from meshmend.lab.workloads.model_names import (
+    from meshmend.lab.workloads.trainable import (
         check_framework,
         check_model_names,
         check_optimizer,
@@ -198,7 +198,7 @@ def _mirror_domains(names: tuple[str, ...], mesh: "Mesh", *, is_sharded: bool) -
 def _workload(model: str, what: "TrainingConfig", norm: str) -> "Trainable":
     data = Path(what.data) if what.data else None
     if what.framework == "jax":
-        from meshmend.lab.workloads.jax_registry import jax_workload
+        from meshmend.lab.workloads.jax_models import jax_workload
 
         return jax_workload(model, data=data, seed=what.seed)
     from meshmend.lab.workloads.registry import workload

@@ -21,13 +21,22 @@ from meshmend.lab.bench.benchmark import (
     BenchmarkResults,
     PayloadResults,
     Result,
+    results_svg,
     run_benchmark,
+    save,
+    summary,
 )
-from meshmend.lab.bench.contenders import Buffer, Network, Participant, operand, total
+from meshmend.lab.bench.contenders import (
+    Buffer,
+    Network,
+    Participant,
+    Planned,
+    operand,
+    planned,
+    total,
+)
 from meshmend.lab.bench.link_figures import fabric_from
 from meshmend.lab.bench.openmpi import OpenMpi, openmpi_repetitions
-from meshmend.lab.bench.runners import Planned, planned
-from meshmend.lab.bench.summary import results_svg, save, summary
 from meshmend.lab.bench.worker_pool import WorkerPool
 from meshmend.lab.testbed import records
 from meshmend.planning.pricing import Question

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 import meshmend.lab.paper.reproduction
 from meshmend.cli.paper import reproduce_command
 from meshmend.errors import InputError
-from meshmend.lab.paper.calibration import calibrated_links, printed_growth
 from meshmend.lab.paper.paper_tables import BERT, PAPER_ROWS, RESNET, PaperRow, PaperWorkload
 from meshmend.lab.paper.prediction import (
     PLACES,
@@ -29,7 +28,12 @@ from meshmend.lab.paper.prediction import (
     predicted,
     timing,
 )
-from meshmend.lab.paper.reproduction import Reproduction, reproduction
+from meshmend.lab.paper.reproduction import (
+    Reproduction,
+    calibrated_links,
+    printed_growth,
+    reproduction,
+)
 from meshmend.lab.paper.reproduction_page import reproduction_page
 from meshmend.planning.pricing import Question
 from meshmend.topology.fabric import fabric

@@ -17,8 +17,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.lab.bench.contenders import ITEM_BYTES, Network
-from meshmend.lab.bench.runners import Planned
+from meshmend.lab.bench.contenders import ITEM_BYTES, Network, Planned
 from meshmend.lab.bench.worker_pool import WorkerPool
 from meshmend.planning.proof import check_probe
 from meshmend.schedule.hazards import hazards_of

@@ -7,11 +7,9 @@ from pathlib import Path
 
 from meshmend.errors import InputError
 from meshmend.lab.workloads.bert import full_bert, tiny_bert
-from meshmend.lab.workloads.bfloat16 import with_bfloat16
-from meshmend.lab.workloads.model_names import check_model_names
-from meshmend.lab.workloads.named_optimizer import with_optimizer
 from meshmend.lab.workloads.resnet import full_resnet, tiny_resnet
-from meshmend.lab.workloads.workload import Workload
+from meshmend.lab.workloads.trainable import check_model_names
+from meshmend.lab.workloads.workload import Workload, with_bfloat16, with_optimizer
 
 
 def workload(

@@ -1,20 +1,21 @@
-"""A PyTorch workload: a model, its optimizer, its samples and its loss, as one value.
+"""A PyTorch workload: a model, its optimizer, its samples and its loss, as one value; and variants.
 
 Knows nothing about chips. `torch.utils.data.default_collate` turns samples into a batch.
 """
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.utils.data import default_collate
 
 from meshmend.lab.workloads.trainable import SampleSet, TrainingArguments
 from meshmend.train.core.worker_loop import SumSizes
+from meshmend.train.sharding.layerwise import LAMB, LARS, layerwise_groups
 from meshmend.train.sharding.sharded_optimizers import ShardedOptimizers
 from meshmend.train.state.state_tree import Framework
 from meshmend.train.state.torch_state import TORCH
@@ -165,3 +166,64 @@ def batch_of(samples: SampleSet, indices: Sequence[int]) -> Batch:
     """Return the samples with these indices, stacked."""
     batch: Batch = default_collate([samples[index] for index in indices])
     return batch
+
+
+_IN_FLOAT32: Final = (torch.nn.BatchNorm2d, torch.nn.GroupNorm, torch.nn.LayerNorm)
+
+
+def with_bfloat16(workload: Workload) -> Workload:
+    """Return a workload with its model's weights, and the samples that it sees, in bfloat16.
+
+    It takes half of the memory, and of the bytes to gather. Normalisations keep float32: their
+    statistics need it, and PyTorch computes them so.
+    """
+
+    def model() -> torch.nn.Module:
+        made = workload.new_model()
+        for module in made.modules():
+            if not isinstance(module, _IN_FLOAT32):
+                for parameter in module.parameters(recurse=False):
+                    parameter.data = parameter.data.bfloat16()
+        return made
+
+    return replace(
+        workload,
+        name=f"{workload.name}, in bfloat16",
+        new_model=model,
+        scores=_on_bfloat16(workload.scores),
+    )
+
+
+def _on_bfloat16(
+    scores: Callable[[torch.nn.Module, Batch], Scores],
+) -> Callable[[torch.nn.Module, Batch], Scores]:
+    def on_bfloat16(model: torch.nn.Module, batch: Batch) -> Scores:
+        return scores(
+            model, [each.bfloat16() if each.is_floating_point() else each for each in batch]
+        )
+
+    return on_bfloat16
+
+
+# The optimizers of `meshmend train --optimizer`, with usual learning rates.
+_MAKERS: Final[dict[str, Callable[[torch.nn.Module], torch.optim.Optimizer]]] = {
+    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+    "adam": lambda model: torch.optim.Adam(model.parameters(), lr=1e-3),
+    "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3),
+    "adagrad": lambda model: torch.optim.Adagrad(model.parameters(), lr=1e-2),
+    "rmsprop": lambda model: torch.optim.RMSprop(model.parameters(), lr=1e-3),
+    "lars": lambda model: LARS(layerwise_groups(model), lr=1.0),
+    "lamb": lambda model: LAMB(layerwise_groups(model), lr=1e-2),
+}
+
+
+def with_optimizer(workload: Workload, name: str) -> Workload:
+    """Return a workload with another optimizer; it keeps its own if that has this name."""
+    own = workload.optimizer
+
+    def optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
+        mine: Any = own(model)
+        is_own = type(mine).__name__.lower() == name
+        return mine if is_own else _MAKERS[name](model)
+
+    return replace(workload, optimizer=optimizer)
