@@ -104,9 +104,8 @@ def _server(
     mesh: str, wrap: str, fail: list[str] | None, target: "Target", algorithm: str
 ) -> "PageServer":
     broken = mesh_of(mesh, wrap, fail)
-    from meshmend.pages.explore.explorer_question import ExplorerQuestion
+    from meshmend.pages.explore.explorer_question import ExplorerQuestion, page_start
     from meshmend.pages.explore.page_server import PageServer
-    from meshmend.pages.explore.page_start import page_start
 
     return PageServer(page_start(ExplorerQuestion(broken, target, algorithm)), cache_dir())
 
@@ -123,10 +122,9 @@ def _live_server(
     question = StatusQuestion(endpoint, (), secret)
     status = ask_job(question)
     mesh = mesh_of(format_shape(status.shape), wrap, None)
-    from meshmend.pages.explore.explorer_question import ExplorerQuestion
+    from meshmend.pages.explore.explorer_question import ExplorerQuestion, page_start
     from meshmend.pages.explore.live_feed import LiveFeed
     from meshmend.pages.explore.page_server import PageServer
-    from meshmend.pages.explore.page_start import page_start
 
     may_inject = faults_to is not None
     return PageServer(

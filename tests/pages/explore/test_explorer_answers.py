@@ -8,11 +8,15 @@ from hypothesis import strategies as st
 from browsing import QUESTION
 from meshmend.errors import InputError
 from meshmend.pages.explore.access import Access
-from meshmend.pages.explore.explorer_answers import first_answers, hole_words, searched_answers
+from meshmend.pages.explore.explorer_answers import (
+    first_answers,
+    flows_of,
+    hole_words,
+    searched_answers,
+    whole_channels,
+)
 from meshmend.pages.explore.explorer_question import document_of, question_of
-from meshmend.pages.explore.flows import flows_of, whole_channels
-from meshmend.pages.explore.next_hops import next_hops
-from meshmend.pages.explore.timeline import N_FRAMES, timeline_of
+from meshmend.pages.explore.planner_tasks import N_FRAMES, next_hops, timeline_of
 from meshmend.planning.plan import plan
 from meshmend.planning.progress import no_progress
 from meshmend.planning.quick_plan import quick_plan

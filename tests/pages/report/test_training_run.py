@@ -21,8 +21,7 @@ from meshmend.membership.events import (
 )
 from meshmend.membership.faults.fault import FaultKind
 from meshmend.membership.moving_rate import MovingRate
-from meshmend.pages.report.training_parts import RunFault
-from meshmend.pages.report.training_run import TrainingRun, samples_per_s, training_run
+from meshmend.pages.report.training_run import RunFault, TrainingRun, samples_per_s, training_run
 from meshmend.pages.report.training_summary import train_summary
 from training_events import (
     at,

@@ -11,20 +11,23 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshmend.errors import UnsupportedError
 from meshmend.pages.explore.explorer_question import ExplorerQuestion
-from meshmend.pages.explore.flows import flows_of, whole_channels
-from meshmend.pages.explore.payload_curve import curve_points
 from meshmend.planning.comparison import compared, refusals
 from meshmend.planning.packed_trees import trees_of
 from meshmend.planning.plan import AUTO, Plan, plan, planned
-from meshmend.planning.pricing import BASELINES, Price, Question, price, supported_names
+from meshmend.planning.pricing import BASELINES, TREES, Price, Question, price, supported_names
 from meshmend.planning.progress import ProgressCallback
-from meshmend.planning.quick_plan import QuickPlan, quick_plan
+from meshmend.planning.quick_plan import QuickPlan, quick_plan, retargeted
 from meshmend.planning.target import Target
+from meshmend.schedule.algorithms import algorithm
+from meshmend.schedule.hazards import hazards_of
+from meshmend.schedule.placement import placed
+from meshmend.schedule.table import REDUCE, Collective, Phase, Schedule
 from meshmend.simulator.limit import limit
-from meshmend.simulator.network_program import program_of
+from meshmend.simulator.network_program import Program, program_of
 from meshmend.simulator.slices import best_slices
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
@@ -33,6 +36,9 @@ FIRST: Final = "first"
 SEARCHED: Final = "searched"
 _FEW_CHIPS: Final = 256  # up to here the first answer is of the algorithm that was asked for
 _FEW_MESSAGES: Final = 200_000  # of the price of a first answer
+PAYLOADS_BYTES: Final = tuple(10.0**power for power in range(3, 10))
+_MOST_ROWS: Final = 400_000  # of a table that is simulated seven times
+_MOST_MESSAGES: Final = 500_000
 
 Document = dict[str, Any]
 
@@ -250,3 +256,149 @@ def plan_answer(found: PricedPlan, stage: str) -> Document:
             {"name": flow.name, "kind": flow.kind, "parts": flow.parts} for flow in flows_of(made)
         ],
     }
+
+
+# The payload curve: about what each algorithm costs from 1 KB to 1 GB, next to the limit. Prices of
+# a whole sweep would take minutes on a thousand chips, so each is found with a bounded number of
+# simulated messages. The table of the page has the searched prices of one payload.
+
+
+def curve_points(
+    question: ExplorerQuestion, progress: ProgressCallback
+) -> Iterator[dict[str, Any]]:
+    """Yield the limit's curve, then one curve for each algorithm whose table is not too large."""
+    part, target = largest_part(question.mesh), question.target
+    targets = [replace(target, payload_bytes=size) for size in PAYLOADS_BYTES]
+    limits = [limit(part, each.fabric, each.payload_bytes).time_s for each in targets]
+    yield {"kind": "curve", "name": "limit", "payloads": PAYLOADS_BYTES, "times": limits}
+    progress("payload curve: trees")
+    quick = quick_plan(part, target)
+    times = [retargeted(quick, each).time_s for each in targets]
+    yield {"kind": "curve", "name": TREES, "payloads": PAYLOADS_BYTES, "times": times}
+    for name in supported_names(part):
+        if name == TREES:
+            continue
+        program = _program(part, name)
+        if program is None:
+            continue
+        times = []
+        for each in targets:
+            progress(f"payload curve: {name}")
+            times.append(_time_s(program, each))
+        yield {"kind": "curve", "name": name, "payloads": PAYLOADS_BYTES, "times": times}
+
+
+def _program(part: Mesh, name: str) -> Program | None:
+    """Return an algorithm's program, or None where its table would be too large."""
+    if name in {"ring-1d", "rank-ring"} and 4 * part.n_live**2 > _MOST_ROWS:
+        return None  # known before it is built: 2 (n - 1) steps of n ranks, both ways round
+    try:
+        schedule = algorithm(name).build(part, Collective.ALLREDUCE)
+    except UnsupportedError:
+        return None
+    if schedule.n_rows > _MOST_ROWS:
+        return None
+    return program_of(schedule, hazards_of(schedule), placed(part, schedule).routes)
+
+
+def _time_s(program: Program, target: Target) -> float:
+    return best_slices(
+        program,
+        target.fabric,
+        payload_bytes=target.payload_bytes,
+        max_messages=max(_MOST_MESSAGES, 3 * program.n_rows),
+    ).time_s
+
+
+# What a plan draws over its mesh: the trees, rings or routes of each phase, as channels. Everything
+# comes from the table and the routes, so each picture shows the plan that was proved. Channels are
+# numbered over all chips of the shape, dead ones included: `chip x ports + port`. So a page that
+# knows the shape alone can draw them.
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A phase of the sum and its parts: trees or rings, each a tuple of channels.
+
+    `channels` of a part are in no order; arrows show where each leads.
+    """
+
+    name: str
+    kind: str  # "tree" or "ring": what a part is
+    parts: tuple[tuple[int, ...], ...]
+
+
+def flows_of(plan: Plan) -> tuple[Flow, ...]:
+    """Return the flows of the reducing phases; the phases after them go the same ways back."""
+    schedule = plan.schedule
+    reducing = [each for each in schedule.phases if _is_shown(schedule, each)]
+    is_trees = schedule.algorithm == "trees"
+    return tuple(
+        Flow(
+            phase.name,
+            "tree" if is_trees else "ring",
+            _parts(plan, _tree_pairs(plan, phase) if is_trees else _ring_pairs(plan, phase)),
+        )
+        for phase in reducing
+    )
+
+
+def _is_shown(schedule: Schedule, phase: Phase) -> bool:
+    """Whether a phase sums between chips, or sends sums to the scratch of others."""
+    if schedule.dst_buffer is None:
+        return bool(schedule.op[phase.start] == REDUCE)
+    rows = slice(phase.start, phase.stop)
+    if schedule.is_local[rows].all():
+        return False
+    return bool(schedule.op[phase.start] == REDUCE or schedule.dst_buffer[rows].any())
+
+
+def whole_channels(mesh: Mesh) -> NDArray[np.int64]:
+    """Return the number over all chips of the shape of each channel of a mesh's live ranks."""
+    chips = np.ravel_multi_index(tuple(mesh.coordinates.T), mesh.shape)
+    n_ports = mesh.neighbor_ranks.shape[1]
+    numbers: NDArray[np.int64] = (chips[:, None] * n_ports + np.arange(n_ports)).reshape(-1)
+    return numbers
+
+
+Pairs = NDArray[np.int64]  # (pairs, 2): source and destination ranks
+
+
+def _parts(plan: Plan, groups: list[Pairs]) -> tuple[tuple[int, ...], ...]:
+    routes, numbers = plan.placement.routes, whole_channels(plan.placement.mesh)
+    known = routes.src.astype(np.int64) * routes.n_ranks + routes.dst  # rises: routes are sorted
+    parts = []
+    for pairs in groups:
+        at = np.searchsorted(known, pairs[:, 0] * routes.n_ranks + pairs[:, 1])
+        hops = routes.hops[at]
+        first = np.repeat(routes.hop_ptr[at] - np.cumsum(hops) + hops, hops)
+        channels = routes.channels[first + np.arange(len(first))]
+        parts.append(tuple(np.unique(numbers[channels]).tolist()))
+    return tuple(parts)
+
+
+def _tree_pairs(plan: Plan, phase: Phase) -> list[Pairs]:
+    """Return the links of each tree: a tree carries a chunk of its own."""
+    table, rows = plan.schedule, slice(phase.start, phase.stop)
+    chunk = table.lo[rows]
+    pairs = np.stack([table.src[rows], table.dst[rows]], axis=1).astype(np.int64)
+    return [pairs[chunk == number] for number in np.unique(chunk)]
+
+
+def _ring_pairs(plan: Plan, phase: Phase) -> list[Pairs]:
+    """Return the pairs of each ring: those of ranks that send to each other, directly or not."""
+    table, rows = plan.schedule, slice(phase.start, phase.stop)
+    keys = np.unique(table.src[rows].astype(np.int64) * table.n_ranks + table.dst[rows])
+    pairs = np.stack(np.divmod(keys, table.n_ranks), axis=1)
+    pairs = pairs[pairs[:, 0] != pairs[:, 1]]  # local rows take no link
+    label = np.arange(table.n_ranks)
+    while True:
+        least = np.minimum(label[pairs[:, 0]], label[pairs[:, 1]])
+        before = label.copy()
+        np.minimum.at(label, pairs[:, 0], least)
+        np.minimum.at(label, pairs[:, 1], least)
+        label = label[label]
+        if np.array_equal(before, label):
+            break
+    ring = label[pairs[:, 0]]
+    return [pairs[ring == number] for number in np.unique(ring)]

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from meshmend import __version__
 from meshmend.errors import InputError
 from meshmend.planning.plan import AUTO
 from meshmend.planning.target import Target
 from meshmend.schedule.algorithm_names import ALGORITHM_NAMES, check_algorithm_name
+from meshmend.topology.fabric import FABRICS
+from meshmend.topology.failures import REGION_SHAPES
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import mesh_words, parse_mesh
 
@@ -75,3 +78,19 @@ def _text(document: Mapping[str, Any], name: str) -> str:
     if not isinstance(value, str):
         raise InputError(f"a question needs the text `{name}`, but got {value!r}")
     return value
+
+
+def page_start(
+    question: ExplorerQuestion, *, is_live: bool = False, may_inject: bool = False
+) -> dict[str, Any]:
+    """Return the start of a page as a JSON value; a live page follows a job."""
+    return {
+        "version": __version__,
+        "question": document_of(question),
+        "algorithms": list(CHOICES),
+        "fabrics": {name: str(preset) for name, preset in FABRICS.items()},
+        "regions": {name: list(shape) for name, shape in REGION_SHAPES.items()},
+        "most_chips": MOST_CHIPS,
+        "live": is_live,
+        "allow_faults": may_inject,
+    }

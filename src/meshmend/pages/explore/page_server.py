@@ -24,8 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from meshmend.errors import InputError
 from meshmend.pages.explore.access import SECURITY_HEADERS, Access
 from meshmend.pages.explore.live_feed import LiveFeed
-from meshmend.pages.explore.planner_process import DONE
-from meshmend.pages.explore.planners import Planner, PlannerJob
+from meshmend.pages.explore.planner_process import DONE, Planner, PlannerJob
 
 PAGE: Final = Path(__file__).parent / "page"
 _MOST_QUESTION_BYTES: Final = 1 << 20

@@ -4,8 +4,12 @@ import base64
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from meshmend.errors import InputError
 from meshmend.pages.explore.explorer_answers import (
@@ -15,12 +19,21 @@ from meshmend.pages.explore.explorer_answers import (
     first_plan,
     searched_answers,
     searched_plan,
+    whole_channels,
 )
 from meshmend.pages.explore.explorer_question import ExplorerQuestion, question_of
-from meshmend.pages.explore.next_hops import next_hops
 from meshmend.pages.explore.planner_process import PlannerTask
-from meshmend.pages.explore.timeline import N_FRAMES, timeline_of
+from meshmend.planning.plan import Plan
 from meshmend.planning.progress import ProgressCallback
+from meshmend.planning.tree_formula import Pipeline
+from meshmend.schedule.priority import remaining_hops
+from meshmend.simulator.network_program import program_of
+from meshmend.simulator.rules import Simulation, Trace, simulate
+from meshmend.topology.failures import Chip
+from meshmend.topology.graph import largest_part
+from meshmend.topology.mesh import Mesh
+from meshmend.topology.tables import Demand, next_ports, shortest_ports, table_hops
+from meshmend.topology.virtual_channels import all_pairs_tables
 
 Answers = Iterator[dict[str, Any]]
 Doer = Callable[[PlannerTask, ProgressCallback], Answers]
@@ -91,3 +104,148 @@ TASKS: Final[Mapping[str, Doer]] = {
     "next-hops": _next_hops,
     "plan-file": _plan_file,
 }
+
+
+# When each channel is busy: the simulated schedule cut into frames, for an animation.
+
+N_FRAMES: Final = 120
+_MOST_MESSAGES: Final = 600_000  # simulated with a trace, which takes 28 bytes a message and hop
+_USUAL_SLICES: Final = 8  # of a plan without a pipeline of its own
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """Frames of equal length: `busy[frame, channel]` is the busy part of the frame, 0 to 255.
+
+    Channels are numbered as `whole_channels` does. `n_shown` slices are simulated; a plan with more
+    of them is shown with these, each larger. `slice_number` None: all slices together.
+    """
+
+    time_s: float
+    n_slices: int
+    n_shown: int
+    slice_number: int | None
+    busy: NDArray[np.uint8]
+
+
+def timeline_of(plan: Plan, *, slice_number: int | None = None) -> Timeline:
+    """Return the frames of a plan in its pipeline, or of one of its slices alone.
+
+    Raises:
+        InputError: there is no such slice.
+    """
+    n_slices = plan.pipeline.slices if plan.pipeline else _USUAL_SLICES
+    n_shown = max(1, min(n_slices, _MOST_MESSAGES // max(1, plan.schedule.n_rows)))
+    if slice_number is not None and not 0 <= slice_number < n_shown:
+        raise InputError(f"a slice needs a number from 0 to {n_shown - 1}, but got {slice_number}")
+    simulation = _traced(plan, n_shown)
+    trace = simulation.trace
+    assert trace is not None, "simulated with a trace"
+    busy = _frames(trace, simulation, slice_number)
+    mesh = plan.placement.mesh
+    whole = np.zeros((N_FRAMES, mesh.n_chips * 2 * len(mesh.shape)), dtype=np.uint8)
+    whole[:, whole_channels(mesh)] = busy
+    return Timeline(simulation.time_s, n_slices, n_shown, slice_number, whole)
+
+
+def _traced(plan: Plan, n_slices: int) -> Simulation:
+    routes, target = plan.placement.routes, plan.target
+    pipeline = plan.pipeline or Pipeline(n_slices)
+    remaining = remaining_hops(plan.schedule, plan.hazards, routes)
+    return simulate(
+        program_of(plan.schedule, plan.hazards, routes),
+        target.fabric,
+        payload_bytes=target.payload_bytes,
+        slices=n_slices,
+        delay_slices=pipeline.delays(plan.schedule, remaining),
+        trace=True,
+    )
+
+
+def _frames(trace: Trace, simulation: Simulation, slice_number: int | None) -> NDArray[np.uint8]:
+    """Return the busy part of each frame and channel.
+
+    A channel that is busy from a to b is busy for what is left of the time after a, less what is
+    left after b. Both are sums over frames, so each message costs four additions however long it
+    is.
+    """
+    n_channels = simulation.channel_busy_s.size
+    picked = slice(None) if slice_number is None else trace.slice == slice_number
+    channel = trace.channel[picked].astype(np.int64)
+    frames_per_s = N_FRAMES / simulation.time_s if simulation.time_s else 0.0
+    change = np.zeros((N_FRAMES + 2) * n_channels)
+    for times_s, sign in ((trace.start_s[picked], 1.0), (trace.end_s[picked], -1.0)):
+        at = np.clip(times_s * frames_per_s, 0.0, float(N_FRAMES))
+        frame = at.astype(np.int64)
+        left = frame + 1.0 - at
+        place = frame * n_channels + channel
+        size = change.size
+        change += sign * np.bincount(place, left, size)
+        change += sign * np.bincount(place + n_channels, 1.0 - left, size)
+    busy = np.cumsum(change.reshape(N_FRAMES + 2, n_channels), axis=0)[:N_FRAMES]
+    frames: NDArray[np.uint8] = np.rint(np.clip(busy, 0.0, 1.0) * 255).astype(np.uint8)
+    return frames
+
+
+# The next-hop table of one chip: by which port it sends messages for every other chip.
+
+_MOST_ALL_PAIRS: Final = 1500  # chips whose deadlock-free tables are built at once
+
+
+def next_hops(mesh: Mesh, chip: Chip) -> dict[str, Any]:
+    """Return the table of a chip as a JSON value: one port and virtual channel a destination.
+
+    `ports` has one entry for each chip of the shape, -1 for the chip itself and for those that it
+    cannot reach. On more than 1500 chips the table is of shortest routes, without virtual channels.
+
+    Raises:
+        InputError: the chip is not alive, or is cut off.
+    """
+    part = largest_part(mesh)
+    if chip not in part.rank_of:
+        raise InputError(
+            f"a next-hop table needs a live chip that is not cut off from {mesh}, but got {chip}"
+        )
+    rank = part.rank_of[chip]
+    channels = None
+    if part.n_live <= _MOST_ALL_PAIRS:
+        ports, channels = _deadlock_free(part, rank)
+    else:
+        ports = _shortest(part, rank)
+    hops = _hops(part, rank)
+    return {
+        "chip": list(chip),
+        "ports": _spread(part, ports),
+        "hops": _spread(part, hops),
+        "virtual_channels": None if channels is None else _spread(part, channels),
+    }
+
+
+def _deadlock_free(part: Mesh, rank: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    tables = all_pairs_tables(part)
+    channel = tables.virtual_channel.reshape(part.n_live, part.n_live)[:, rank].astype(np.int64)
+    ports = np.stack(tables.ports)[channel, np.arange(part.n_live), rank]
+    return ports.astype(np.int64), channel
+
+
+def _shortest(part: Mesh, rank: int) -> NDArray[np.int64]:
+    everyone = np.arange(part.n_live, dtype=np.int32)
+    sources = np.full(part.n_live, rank, dtype=np.int32)
+    demand = Demand(everyone, np.arange(part.n_live + 1, dtype=np.int64), sources)
+    ports: NDArray[np.int64] = shortest_ports(part, demand)[:, rank].astype(np.int64)
+    return ports
+
+
+def _hops(part: Mesh, rank: int) -> NDArray[np.int64]:
+    """Return the hops to every rank: as many as from there, because links go both ways."""
+    here = np.array([rank])
+    hops: NDArray[np.int64] = table_hops(part, here, next_ports(part, here))[0].astype(np.int64)
+    return hops
+
+
+def _spread(part: Mesh, values: NDArray[np.int64]) -> list[int]:
+    """Return the values of ranks as a list over all chips of the shape, -1 for the others."""
+    whole = np.full(part.shape, -1, dtype=np.int64)
+    whole[tuple(part.coordinates.T)] = values
+    spread: list[int] = whole.reshape(-1).tolist()
+    return spread

@@ -17,10 +17,8 @@ from meshmend.pages.report.event_words import (
     restore_words,
     seconds,
 )
-from meshmend.pages.report.training_charts import loss_svg, timeline_svg
-from meshmend.pages.report.training_lanes import WORKING_FILL, periods
-from meshmend.pages.report.training_parts import RunFault, RunGeneration
-from meshmend.pages.report.training_run import TrainingRun
+from meshmend.pages.report.training_charts import WORKING_FILL, loss_svg, periods, timeline_svg
+from meshmend.pages.report.training_run import RunFault, RunGeneration, TrainingRun
 from meshmend.topology.failures import Chip
 from meshmend.units import counted
 

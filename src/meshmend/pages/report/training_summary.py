@@ -11,8 +11,7 @@ from meshmend.pages.report.event_words import (
     restore_words,
     seconds,
 )
-from meshmend.pages.report.training_parts import RunFault
-from meshmend.pages.report.training_run import TrainingRun
+from meshmend.pages.report.training_run import RunFault, TrainingRun
 from meshmend.units import counted
 
 _MAX_ROWS = 20
