@@ -99,8 +99,7 @@ def figures_command(
 
     - meshmend figures -o pictures
     """
-    from meshmend.lab.paper.paper_figures import paper_figures
-    from meshmend.lab.paper.paper_figures import update_figure
+    from meshmend.lab.paper.paper_figures import paper_figures, update_figure
 
     written = []
     for name, svg in (paper_figures() | {"figure-11-sharded-update": update_figure()}).items():
