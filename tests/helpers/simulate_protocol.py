@@ -9,6 +9,7 @@ import sys
 from time import process_time
 
 from simulation.runs import simulate
+from simulation.world import Scenario
 
 
 def main() -> int:
@@ -17,13 +18,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds")
     parser.add_argument("--sharded", action="store_true", help="share the optimizer's state")
-    parser.add_argument("--split", action="store_true", help="let both sides live on")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--split", action="store_true", help="let both sides live on")
+    kinds.add_argument("--large", action="store_true", help="train on 1024 chips")
     parser.add_argument("--trace", action="store_true", help="print what happened")
     chosen = parser.parse_args()
+    scenario_of = Scenario.of_split if chosen.split else Scenario.of
+    if chosen.large:
+        scenario_of = Scenario.of_large
     began = process_time()
     runs = []
     for seed in range(chosen.seed, chosen.seed + chosen.seeds):
-        run = simulate(seed, traces=chosen.trace, is_sharded=chosen.sharded, is_split=chosen.split)
+        run = simulate(
+            seed, scenario_of=scenario_of, traces=chosen.trace, is_sharded=chosen.sharded
+        )
         runs.append(run)
         print(*run.trace, sep="\n", end="\n" if run.trace else "")
         if run.problem:

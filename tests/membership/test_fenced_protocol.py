@@ -19,6 +19,7 @@ from meshmend.membership.messages import Message
 from meshmend.membership.record_file import record_text
 from simulation import coordinator_process
 from simulation.runs import first_problem, parts_of
+from simulation.world import Scenario
 
 N_SEEDS = 1000  # in `make test`; `make slow` does ten times as many
 N_PARTS = 8
@@ -28,13 +29,13 @@ Patch = pytest.MonkeyPatch
 
 @pytest.mark.parametrize("seeds", parts_of(0, N_SEEDS, N_PARTS), ids=str)
 def test_while_both_sides_of_what_breaks_live_on_one_history_steps(seeds: range) -> None:
-    assert first_problem(seeds, is_split=True) is None
+    assert first_problem(seeds, scenario_of=Scenario.of_split) is None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", parts_of(N_SEEDS, 10 * N_SEEDS, 10), ids=str)
 def test_ten_thousand_seeds_in_which_both_sides_live_on(seeds: range) -> None:
-    assert first_problem(seeds, is_split=True) is None
+    assert first_problem(seeds, scenario_of=Scenario.of_split) is None
 
 
 def step_without_a_lease(patch: Patch) -> None:
@@ -131,7 +132,7 @@ def test_a_protocol_that_does_not_fence_is_caught(
 ) -> None:
     mutant(monkeypatch)
 
-    caught = first_problem([*range(seed, N_SEEDS), *range(seed)], is_split=True)
+    caught = first_problem([*range(seed, N_SEEDS), *range(seed)], scenario_of=Scenario.of_split)
 
     assert caught is not None
     assert not caught.problem.startswith("TypeError"), "the mutant no longer fits the protocol"

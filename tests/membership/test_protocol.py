@@ -24,6 +24,7 @@ from simulation.runs import first_problem, parts_of, simulate
 
 N_SEEDS = 1000  # in `make test`; `make slow` does fifty times as many
 N_PARTS = 8
+N_LARGE = 50  # on 1024 chips
 
 Patch = pytest.MonkeyPatch
 
@@ -37,6 +38,12 @@ def test_whatever_breaks_a_job_keeps_one_history_and_goes_on(seeds: range) -> No
 @pytest.mark.parametrize("seeds", parts_of(N_SEEDS, 50 * N_SEEDS, 50), ids=str)
 def test_fifty_thousand_seeds(seeds: range) -> None:
     assert first_problem(seeds) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", parts_of(0, N_LARGE, 5), ids=str)
+def test_a_thousand_chips_keep_one_history_whatever_breaks(seeds: range) -> None:
+    assert first_problem(seeds, scenario_of=world.Scenario.of_large) is None
 
 
 def test_a_seed_plays_the_same_history_again() -> None:

@@ -1,7 +1,7 @@
 """Runs: one seed, one job from its start to its end, and what is to be said of it."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -30,14 +30,15 @@ class Run:
 
 
 def simulate(
-    seed: int, *, traces: bool = False, is_sharded: bool = False, is_split: bool = False
+    seed: int,
+    *,
+    scenario_of: Callable[[int], Scenario] = Scenario.of,
+    traces: bool = False,
+    is_sharded: bool = False,
 ) -> Run:
-    """Run the job of a seed until it has ended; the chips may share the optimizer's state.
-
-    `is_split`: both sides of what breaks live on, for longer than the holder timeout.
-    """
+    """Run the job of a seed until it has ended; the chips may share the optimizer's state."""
     events = EventLoop(seed, traces=traces)
-    scenario = Scenario.of_split(seed) if is_split else Scenario.of(seed)
+    scenario = scenario_of(seed)
     world = World(events, scenario, is_sharded=is_sharded)
     problem = ""
     try:
@@ -66,10 +67,13 @@ def simulate(
 
 
 def first_problem(
-    seeds: Iterable[int], *, is_sharded: bool = False, is_split: bool = False
+    seeds: Iterable[int],
+    *,
+    scenario_of: Callable[[int], Scenario] = Scenario.of,
+    is_sharded: bool = False,
 ) -> Run | None:
     """Return the first run of some seeds that went wrong."""
-    runs = (simulate(seed, is_sharded=is_sharded, is_split=is_split) for seed in seeds)
+    runs = (simulate(seed, scenario_of=scenario_of, is_sharded=is_sharded) for seed in seeds)
     return next((run for run in runs if run.problem), None)
 
 

@@ -1,6 +1,7 @@
 """One job in a world that can break: its processes, its network, its disk, and their faults."""
 
 from dataclasses import dataclass, replace
+from functools import cache
 from random import Random
 
 from meshmend.config import Timing
@@ -16,7 +17,9 @@ from simulation.network import Network
 from simulation.simulated_worker import BATCH, SimulatedWorker
 from simulation.worker_process import WorkerProcess
 
-MESHES = {text: parse_mesh(text) for text in ("1x2", "1x3", "2x2", "2x3")}
+MESHES = ("1x2", "1x3", "2x2", "2x3")
+LARGE = "32x32"
+mesh_of = cache(parse_mesh)
 LINK_TIMEOUT_S = 0.4
 TIMING = Timing(
     settle_s=0.02,
@@ -58,13 +61,27 @@ class Scenario:
         )
 
     @classmethod
+    def of_large(cls, seed: int) -> "Scenario":
+        """Return the scenario of a seed on the paper's mesh, with boards of four by two chips."""
+        random = Random(seed + 3_000_017)
+        return replace(
+            cls.of(seed),
+            mesh=LARGE,
+            board=random.choice([(1, 1), (4, 2)]),
+            n_steps=random.randint(3, 6),
+            n_faults=random.randint(1, 4),
+            calm_at=random.uniform(1.0, 2.0),
+            switch_fault_share=0.0,
+        )
+
+    @classmethod
     def of(cls, seed: int) -> "Scenario":
         """Return the scenario of a seed."""
         random = Random(seed + 1_000_003)
-        mesh = random.choice(list(MESHES))
+        mesh = random.choice(MESHES)
         return cls(
             mesh=mesh,
-            board=random.choice([(1, 1), (1, 1), MESHES[mesh].shape, (2, 1)]),
+            board=random.choice([(1, 1), (1, 1), mesh_of(mesh).shape, (2, 1)]),
             n_steps=random.randint(10, 24),
             policy=random.choice(["constant", "shrink"]),
             n_faults=random.randint(1, 7),
@@ -80,7 +97,7 @@ class World:
         self.events = events
         self.scenario = scenario
         self._is_sharded = is_sharded
-        self.mesh = MESHES[scenario.mesh]
+        self.mesh = mesh_of(scenario.mesh)
         self.rules = Invariants(events)
         self.network = Network(events, LINK_TIMEOUT_S)
         self.disk = Disk()
