@@ -18,7 +18,7 @@ from meshmend.simulator.packing_number import exact_packing_number
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.train.state.digest import hash_bytes
-from meshmend.transport.block_transfers import pack
+from meshmend.transport.dma_program import pack
 from meshmend.trees.tree_disjoint import disjoint_forest
 
 _HOLE = Mesh((4, 4)).without("2x2@0,2")

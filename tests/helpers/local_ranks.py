@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.table import Schedule
-from meshmend.transport.rank_program import RankProgram, rank_program
 from meshmend.transport.sockets import SocketTransport
-from meshmend.transport.transport import Task, task_of
+from meshmend.transport.tasks import RankProgram, Task, rank_program, task_of
 from waiting import HANG_S
 
 SECRET = b"known to all of us"

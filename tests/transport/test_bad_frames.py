@@ -28,11 +28,11 @@ from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.table import Collective
 from meshmend.topology.text import parse_mesh
 from meshmend.transport import frames
-from meshmend.transport.checksum import bind_checksum, header_checksum
 from meshmend.transport.event_loop import load_event_loop
+from meshmend.transport.frames import bind_checksum, header_checksum
 from meshmend.transport.handshake import ConnectRequest, Deadline, dial
-from meshmend.transport.rank_program import ADD, SEND
 from meshmend.transport.sockets import SocketTransport
+from meshmend.transport.tasks import ADD, SEND
 from waiting import HANG_S
 
 LINK_TIMEOUT_S = 2.0

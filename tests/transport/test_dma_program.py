@@ -15,8 +15,7 @@ from meshmend.schedule.priority import remaining_hops
 from meshmend.schedule.table import Schedule
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
-from meshmend.transport.block_transfers import most_channels_in, pack
-from meshmend.transport.dma_program import BLOCK, DmaProgram, dma_program
+from meshmend.transport.dma_program import BLOCK, DmaProgram, dma_program, most_channels_in, pack
 from strategies import connected_meshes
 
 CASES = [

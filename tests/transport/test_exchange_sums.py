@@ -11,7 +11,7 @@ from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.topology.text import parse_mesh
 from meshmend.transport import reference
-from meshmend.transport.transport import task_of
+from meshmend.transport.tasks import task_of
 from waiting import until
 
 

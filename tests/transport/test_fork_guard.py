@@ -3,7 +3,7 @@
 import os
 import socket
 
-from meshmend.transport.fork_guard import close_in_forks
+from meshmend.transport.handshake import close_in_forks
 
 
 def test_the_other_end_sees_a_close_although_a_fork_lives() -> None:

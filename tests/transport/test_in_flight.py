@@ -27,11 +27,10 @@ from meshmend.schedule.spanning import tree_sum
 from meshmend.schedule.table import Collective
 from meshmend.topology.text import parse_mesh
 from meshmend.transport import frames
-from meshmend.transport.engine import next_run
-from meshmend.transport.event_loop import empty_loop
+from meshmend.transport.event_loop import empty_loop, next_run
 from meshmend.transport.in_flight import PendingRun
-from meshmend.transport.rank_program import RankProgram
 from meshmend.transport.sockets import SocketTransport
+from meshmend.transport.tasks import RankProgram
 from waiting import until
 
 HOLE = parse_mesh("4x4", fail=["2x2@0,2"])

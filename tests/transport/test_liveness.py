@@ -5,8 +5,8 @@ import socket
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshmend.transport.backoff import Backoff
 from meshmend.transport.liveness import Silence, is_unanswered, keep_alive, limit_unacknowledged
+from meshmend.transport.pacing import Backoff
 
 
 def test_waits_double_up_to_a_second_and_begin_again_after_a_reset() -> None:

@@ -15,7 +15,7 @@ from meshmend.schedule.table import COPY, REDUCE, Collective, Rows, schedule_of
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
 from meshmend.transport.combine import DTYPES, OPS, combine, combine_code, describe_code
-from meshmend.transport.rank_program import ADD, PUT, SEND, layout_of, rank_program
+from meshmend.transport.tasks import ADD, PUT, SEND, layout_of, rank_program
 
 HOLE = parse_mesh("4x4", fail=["2x2@0,2"])
 

@@ -3,15 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshmend.transport.rate_limit import RateLimit
+from meshmend.transport.pacing import RateLimit
 
 
 def test_the_first_of_a_second_pass_and_the_next_line_counts_the_others() -> None:
     limit = RateLimit(2)
 
-    assert [limit.words("no", 10.0 + n / 10) for n in range(5)] == ["no", "no", "", "", ""]
-    assert limit.words("no", 11.0) == "no; 3 more before it"
-    assert limit.words("no", 11.1) == "no"
+    assert [limit.text_of("no", 10.0 + n / 10) for n in range(5)] == ["no", "no", "", "", ""]
+    assert limit.text_of("no", 11.0) == "no; 3 more before it"
+    assert limit.text_of("no", 11.1) == "no"
 
 
 @given(st.lists(st.floats(0, 5), max_size=60).map(sorted), st.integers(1, 5))

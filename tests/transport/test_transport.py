@@ -40,8 +40,8 @@ from meshmend.schedule.table import Collective, Schedule
 from meshmend.topology.text import parse_mesh
 from meshmend.transport import reference
 from meshmend.transport.peer_connections import has_ended
-from meshmend.transport.rank_program import RankProgram
 from meshmend.transport.sockets import SocketTransport
+from meshmend.transport.tasks import RankProgram
 from testbeds import BANDWIDTH, exit_code, on_chip, require_testbed
 from waiting import HANG_S, until
 

@@ -24,7 +24,6 @@ from meshmend.jax.permutes import AxisName, filled_buffer, with_own_transpose
 from meshmend.planning.plan import Plan
 from meshmend.schedule.priority import remaining_hops
 from meshmend.schedule.table import Schedule
-from meshmend.transport.block_transfers import most_channels_in
 from meshmend.transport.dma_program import (
     ADD,
     BLOCK,
@@ -43,6 +42,7 @@ from meshmend.transport.dma_program import (
     Bits,
     DmaProgram,
     dma_program,
+    most_channels_in,
 )
 
 LANES: Final = 128  # the width of a TPU tile

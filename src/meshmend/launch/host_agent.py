@@ -27,7 +27,7 @@ from meshmend.launch.output_lines import say
 from meshmend.planning.environment import Environment
 from meshmend.topology.failures import Chip
 from meshmend.train.state.checkpoint import SAVE_NOTICE
-from meshmend.transport.backoff import Backoff
+from meshmend.transport.pacing import Backoff
 
 _FIRST_RESTART_S: Final = 0.1  # from the death of a worker until it is started again
 _LONGEST_RESTART_S: Final = 10.0

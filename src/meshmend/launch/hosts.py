@@ -14,9 +14,15 @@ from meshmend.config import SECRET, JobConfig
 from meshmend.errors import HandshakeError, InputError, TransportError
 from meshmend.membership.messages import COORDINATOR, OBSERVER
 from meshmend.topology.failures import Chip, board_shape, format_shape, parse_shape
-from meshmend.transport.handshake import ConnectRequest, Deadline, dial
+from meshmend.transport.handshake import (
+    HOW_TO_MAKE,
+    ConnectRequest,
+    Deadline,
+    check_secret,
+    dial,
+    secret_in,
+)
 from meshmend.transport.listener import Address
-from meshmend.transport.secret import HOW_TO_MAKE, check_secret, secret_in
 
 if TYPE_CHECKING:
     from meshmend.topology.mesh import Mesh

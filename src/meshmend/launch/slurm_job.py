@@ -28,7 +28,7 @@ from meshmend.membership.record_file import load_history
 from meshmend.topology.failures import Block, format_shape
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import configured_mesh
-from meshmend.transport.secret import secret_in
+from meshmend.transport.handshake import secret_in
 
 _FOR_EVER_S: Final = 1e9  # a job beside this one may wait in the queue for long
 _PORTS: Final = range(10_000, 32_768)  # below those that Linux gives to outgoing connections

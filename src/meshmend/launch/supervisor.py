@@ -22,7 +22,7 @@ from typing import Final
 from meshmend.launch.agent_lines import AgentLine, read_agent_line
 from meshmend.launch.hang_check import HangCheck
 from meshmend.launch.output_lines import say
-from meshmend.transport.backoff import Backoff
+from meshmend.transport.pacing import Backoff
 
 _POLL_S: Final = 0.1
 _FIRST_RESTART_S: Final = 0.2

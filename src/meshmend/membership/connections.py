@@ -6,7 +6,7 @@ from typing import Final, Protocol
 
 from meshmend.membership.messages import Heartbeat, Message
 from meshmend.topology.failures import Chip
-from meshmend.transport.rate_limit import RateLimit
+from meshmend.transport.pacing import RateLimit
 
 _MOST_STRANGERS: Final = 128
 _MOST_ASKERS: Final = 32

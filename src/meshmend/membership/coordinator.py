@@ -34,7 +34,7 @@ from meshmend.membership.messages import Message
 from meshmend.membership.stragglers import Stragglers
 from meshmend.topology.failures import Chip
 from meshmend.transport.codec import tag_of
-from meshmend.transport.rate_limit import RateLimit
+from meshmend.transport.pacing import RateLimit
 
 _log = getLogger(__name__)
 
@@ -393,7 +393,7 @@ class Coordinator:
     def _refuse(self, connection: ControlConnection, why: str, *, for_now: bool = False) -> None:
         """Close a connection; `for_now` lets a delayed worker try again instead of ending it."""
         refused = None
-        if shown_why := self._refusals.words(why, self._now):
+        if shown_why := self._refusals.text_of(why, self._now):
             _log.warning("refused %s: %s", connection.name, shown_why)
             refused = events.ConnectionRefused(connection.name, shown_why)
         answer = messages.TryLater(why) if for_now else messages.Refused(why)

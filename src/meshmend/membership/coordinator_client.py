@@ -39,13 +39,13 @@ from meshmend.membership.messages import (
 )
 from meshmend.membership.worker_status import WorkerStatusKeeper
 from meshmend.topology.failures import Chip
-from meshmend.transport.backoff import Backoff
 from meshmend.transport.channel import Channel
 from meshmend.transport.codec import shown
 from meshmend.transport.event_fd import clear, event_of
 from meshmend.transport.handshake import ConnectRequest, Deadline, dial
 from meshmend.transport.listener import Address
 from meshmend.transport.liveness import LinkWatch
+from meshmend.transport.pacing import Backoff
 
 _log = getLogger(__name__)
 

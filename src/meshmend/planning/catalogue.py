@@ -25,8 +25,7 @@ from meshmend.schedule.spanning import broadcast, spread, tree_sum
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.topology.mesh import Mesh
 from meshmend.transport.event_loop import load_event_loop
-from meshmend.transport.rank_program import RankProgram, rank_program
-from meshmend.transport.transport import ITEMSIZES, Task, task_of
+from meshmend.transport.tasks import ITEMSIZES, RankProgram, Task, rank_program, task_of
 
 SHORT_BYTES = 1 << 15  # up to here one tree is faster than schedules that cut the payload
 RING_MESSAGE_BYTES = 1 << 18

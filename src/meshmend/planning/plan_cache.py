@@ -32,7 +32,7 @@ from meshmend.schedule.table import Collective, Schedule
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 from meshmend.transport.event_loop import load_event_loop
-from meshmend.transport.transport import ITEMSIZES
+from meshmend.transport.tasks import ITEMSIZES
 
 PlannedCall = tuple[CollectiveCall, int]  # and the bytes that it is planned for
 

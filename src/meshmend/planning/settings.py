@@ -11,7 +11,7 @@ from meshmend.errors import InputError
 from meshmend.planning.catalogue import AUTO_ON_ONE_HOST
 from meshmend.planning.plan import AUTO
 from meshmend.topology.mesh import Mesh
-from meshmend.transport.secret import check_secret
+from meshmend.transport.handshake import check_secret
 
 TRANSPORTS = ("sockets", "gloo", "nccl")
 LOOPBACK = "127.0.0.1"

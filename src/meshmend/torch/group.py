@@ -38,7 +38,7 @@ from meshmend.torch.call_arguments import (
 )
 from meshmend.torch.progress_thread import Progress, Rest, Starter
 from meshmend.torch.transports import transport_of
-from meshmend.transport.transport import Task
+from meshmend.transport.tasks import Task
 
 Future = torch.futures.Future[Any]
 

@@ -18,9 +18,8 @@ from meshmend.planning.settings import Settings
 from meshmend.topology.failures import Chip
 from meshmend.transport.combine import OPS
 from meshmend.transport.listener import Address
-from meshmend.transport.rank_program import ADD, LOCAL_ADD, PUT, SEND
 from meshmend.transport.sockets import SocketTransport
-from meshmend.transport.transport import Task
+from meshmend.transport.tasks import ADD, LOCAL_ADD, PUT, SEND, Task
 
 Post = Callable[[list[torch.Tensor], int, int], Any]  # send or recv of a process group
 

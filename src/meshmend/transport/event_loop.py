@@ -4,54 +4,167 @@ Several runs are in flight at once, over the same connections. It sends what is 
 run and the smallest key first, and reads from every peer that has data. Data that may not be
 written or added yet is staged in a buffer until then. It never waits for one peer while another has
 data. It knows file descriptors and bytes; connections are made elsewhere.
+
+A **run** is one run of a task. Python makes its tables and enters their addresses in a line of
+`runs`; `progress` does the rest. A **key** is one move of one slice. A key to send enters the heap
+of its peer when it waits for nothing more. Data that arrived too early stays in the staging buffer
+until its key is released.
 """
 
-import numpy as np
+from typing import Any, NamedTuple
 
-from meshmend.kernels import kernel, plain_kernel
-from meshmend.transport.checksum import bind_checksum
-from meshmend.transport.combine import bind_combine
-from meshmend.transport.engine import Loop, end_if_done, engine_of, must_announce, next_run
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+from numba.np import arrayobj
+
+from meshmend.kernels import inlined, kernel, plain_kernel
+from meshmend.transport.combine import bind_combine, combine_at
 from meshmend.transport.frames import (
+    ANNOUNCED,
+    BAD_CALL,
     BAD_FRAME,
+    BAD_HEADER,
+    BAD_KEY,
+    BAD_LENGTH,
+    BAD_PAYLOAD,
+    BEGUN,
     BLOCK_BYTES,
+    BLOCKED,
     CALL,
+    CALL_WORD,
+    CHECK_WORD,
     CLOSED,
+    CODE,
+    DIRECT_ADD,
+    DIRECT_PUT,
     DONE,
+    DONE_FD,
+    DROP,
     ENDED,
     EXPECTED,
     FAULT,
     FD,
+    FINGERPRINT,
+    FINGERPRINT_WORD,
     FIRST_NEEDS,
+    FOLLOWING,
+    FOLLOWING_AT,
+    FREE,
+    GAVE_UP,
+    GENERATION,
+    HEADER_BYTES,
+    HEAP_AT,
+    HEAP_BASE,
+    HEAP_SIZE,
+    IN_AT,
+    IN_CHECKSUM,
+    IN_DONE,
+    IN_HEADER,
+    IN_KEY,
+    IN_MODE,
     IN_PARKED,
+    IN_SLOT,
+    IN_WORDS,
     INTERRUPTED,
     IS_USED,
+    KEYS_AT,
+    KIND,
     LAST_BEGUN,
     LAST_STARTED,
+    LEFT,
+    LENGTH_WORD,
     LINKS_CHANGED,
+    LONGEST_FRAME,
+    LONGEST_TEXT,
     LOST,
+    MISMATCH,
     MOST_RUNS,
+    MOVES_AT,
+    N_KEY_LINES,
+    N_KEYS,
     N_LINK_COLUMNS,
     N_MOVES,
     N_NUMBERS,
     N_PORT_COLUMNS,
+    N_READY,
     N_RUN_COLUMNS,
     N_TO_COME,
     N_TO_SEND,
     N_USERS,
+    NEEDS,
     NONE,
+    NOT_SUMMED,
     OLDEST,
     ONE,
+    OUT_AT,
+    OUT_DONE,
     OUT_KEY,
+    OUT_SLOT,
+    OUT_WORDS,
+    PAYLOAD,
+    PAYLOAD_WORD,
+    PEER,
     PEER_FAILED,
+    PEER_STARTED,
+    ROW,
+    ROW_WORD,
+    SIZE,
+    SOURCE,
+    STACK_AT,
+    STAGE,
+    STAGED,
+    STAGING,
+    STAGING_OFFSET,
+    START,
+    STARTED,
+    STATE,
+    SUMS_PAYLOADS,
+    TAIL,
     TIMED_OUT,
     TO_ANNOUNCE,
+    TURN,
     UNSENT,
+    bind_checksum,
+    checksum_at,
+    header_checksum,
+    payload_checksum,
 )
-from meshmend.transport.keys import finish, release
-from meshmend.transport.libc import POLLIN, POLLOUT, read_event, wait
-from meshmend.transport.receiving import open_frame, pull
-from meshmend.transport.sending import push
+from meshmend.transport.libc import (
+    EAGAIN,
+    EINTR,
+    POLLIN,
+    POLLOUT,
+    copy_memory,
+    read_event,
+    receive,
+    send_two,
+    wait,
+    write_event,
+)
+from meshmend.transport.tasks import ADD, LOCAL_ADD, SEND, Numbers
+
+
+class Loop(NamedTuple):
+    """What the event loop reads and writes: few arrays of one type, so that it compiles fast."""
+
+    links: Numbers
+    runs: Numbers
+    ports: Numbers
+    numbers: Numbers
+
+
+class Run(NamedTuple):
+    """One run in the event loop: its own tables, and the links, which all runs share."""
+
+    moves: Numbers
+    following: Numbers
+    keys: Numbers
+    heap: Numbers
+    stack: Numbers
+    ports: Numbers
+    numbers: Numbers
+    links: Numbers
 
 
 def empty_loop(n_links: int) -> Loop:
@@ -98,8 +211,8 @@ def progress(loop, number, scratch, timeout_ms, fds):  # type: ignore[no-untyped
             n_peers = _list_peers(loop, peers)
         for peer in peers[:n_peers]:
             block = scratch + peer * BLOCK_BYTES
-            if push(loop, peer, message, parts, block) == LOST:
-                status = pull(loop, peer, block)  # it may have sent a reason before it closed
+            if _push(loop, peer, message, parts, block) == LOST:
+                status = _pull(loop, peer, block)  # it may have sent a reason before it closed
                 has_reason = status in (PEER_FAILED, BAD_FRAME)
                 return (status if has_reason else LOST), peer
         if _has_ended(loop, number):
@@ -115,7 +228,7 @@ def progress(loop, number, scratch, timeout_ms, fds):  # type: ignore[no-untyped
             has_started = numbers[LAST_STARTED]
         for at in range(n_peers):
             if (waits[at + 2, 1] >> 16) & ~POLLOUT:
-                status = pull(loop, peers[at], scratch + peers[at] * BLOCK_BYTES)
+                status = _pull(loop, peers[at], scratch + peers[at] * BLOCK_BYTES)
                 if status != DONE:
                     return status, peers[at]
 
@@ -125,6 +238,34 @@ def _has_ended(loop, number):  # type: ignore[no-untyped-def]
     if number == 0:
         return loop.numbers[OLDEST] > loop.numbers[LAST_STARTED]
     return number < loop.numbers[OLDEST] or loop.runs[number % MOST_RUNS, ENDED] == 1
+
+
+@plain_kernel
+def _list_peers(loop, peers):  # type: ignore[no-untyped-def]
+    """List the peers of all runs in flight; return how many there are."""
+    loop.numbers[LINKS_CHANGED] = 0
+    n_peers = 0
+    for peer in range(loop.links.shape[0]):
+        if loop.links[peer, N_USERS] > 0:
+            peers[n_peers] = peer
+            n_peers += 1
+    return n_peers
+
+
+@plain_kernel
+def _enter_waits(loop, peers, fds, waits):  # type: ignore[no-untyped-def]
+    waits[0, 0], waits[0, 1] = fds[0], POLLIN
+    waits[1, 0], waits[1, 1] = fds[1], POLLIN
+    for at in range(len(peers)):
+        links = loop.links[peers[at]]
+        events = 0 if links[IN_PARKED] or links[CLOSED] else POLLIN
+        if links[OUT_KEY] != NONE or _must_announce(links) or next_run(loop, peers[at]) != NONE:
+            events |= POLLOUT
+        waits[at + 2, 0] = links[FD] if events else -1
+        waits[at + 2, 1] = events
+
+
+# Beginning and ending runs, and whose turn it is on a link.
 
 
 @plain_kernel
@@ -141,11 +282,11 @@ def _begin(loop, number):  # type: ignore[no-untyped-def]
             status = _begin_on_link(loop, slot, peer)
             if status != DONE:
                 return status, peer
-    e = engine_of(loop, slot)
-    for key in range(e.keys.shape[1]):
-        if e.moves[FIRST_NEEDS, key % e.numbers[N_MOVES]] == 0 and release(e, key):
-            finish(e, key)
-    end_if_done(loop, slot)
+    run = _run_of(loop, slot)
+    for key in range(run.keys.shape[1]):
+        if run.moves[FIRST_NEEDS, key % run.numbers[N_MOVES]] == 0 and _release(run, key):
+            _finish(run, key)
+    _end_if_done(loop, slot)
     return DONE, np.int64(-1)
 
 
@@ -168,30 +309,500 @@ def _begin_on_link(loop, slot, peer):  # type: ignore[no-untyped-def]
         return LOST
     if links[IN_PARKED]:
         links[IN_PARKED] = 0
-        return open_frame(loop, peer)
+        return _open_frame(loop, peer)
     return DONE
 
 
 @plain_kernel
-def _list_peers(loop, peers):  # type: ignore[no-untyped-def]
-    """List the peers of all runs in flight; return how many there are."""
-    loop.numbers[LINKS_CHANGED] = 0
-    n_peers = 0
-    for peer in range(loop.links.shape[0]):
-        if loop.links[peer, N_USERS] > 0:
-            peers[n_peers] = peer
-            n_peers += 1
-    return n_peers
+def next_run(loop, peer):  # type: ignore[no-untyped-def]
+    """Return the slot of the oldest run that may send to a peer now, or NONE.
+
+    A run may send what is ready if the peer has said that it started the run, or if all frames of
+    older runs have gone to this peer. In the second case the peer may leave the frame unread until
+    it starts the run: no frame that it needs before is behind it.
+    """
+    if loop.links[peer, N_READY] == 0:
+        return NONE
+    is_behind = False
+    for number in range(loop.numbers[OLDEST], loop.numbers[LAST_BEGUN] + 1):
+        slot = number % MOST_RUNS
+        if is_behind and loop.runs[slot, CALL] > loop.links[peer, PEER_STARTED]:
+            return NONE
+        if loop.ports[slot, peer, HEAP_SIZE] > 0:
+            return slot
+        is_behind = is_behind or loop.ports[slot, peer, UNSENT] > 0
+    return NONE
 
 
 @plain_kernel
-def _enter_waits(loop, peers, fds, waits):  # type: ignore[no-untyped-def]
-    waits[0, 0], waits[0, 1] = fds[0], POLLIN
-    waits[1, 0], waits[1, 1] = fds[1], POLLIN
-    for at in range(len(peers)):
-        links = loop.links[peers[at]]
-        events = 0 if links[IN_PARKED] or links[CLOSED] else POLLIN
-        if links[OUT_KEY] != NONE or must_announce(links) or next_run(loop, peers[at]) != NONE:
-            events |= POLLOUT
-        waits[at + 2, 0] = links[FD] if events else -1
-        waits[at + 2, 1] = events
+def _must_announce(links):  # type: ignore[no-untyped-def]
+    """Whether a peer waits to be told which runs this rank has started; `links` is its line."""
+    return links[TO_ANNOUNCE] > links[ANNOUNCED] and links[N_TO_COME] > 0
+
+
+@plain_kernel
+def _end_if_done(loop, slot):  # type: ignore[no-untyped-def]
+    """End a run if all its keys are done: free its links, and tell who waits for it."""
+    if loop.runs[slot, LEFT] > 0 or loop.runs[slot, ENDED]:
+        return
+    for peer in range(loop.links.shape[0]):
+        loop.links[peer, N_USERS] -= loop.ports[slot, peer, IS_USED]
+        loop.ports[slot, peer, IS_USED] = 0
+    loop.numbers[LINKS_CHANGED] = 1
+    loop.runs[slot, ENDED] = 1
+    if loop.runs[slot, DONE_FD] >= 0:
+        write_event(loop.runs[slot, DONE_FD], loop.numbers[ONE:].ctypes.data)
+    # Python closes the descriptors of runs before the oldest, so this comes last.
+    while (
+        loop.numbers[OLDEST] <= loop.numbers[LAST_BEGUN]
+        and loop.runs[loop.numbers[OLDEST] % MOST_RUNS, ENDED]
+    ):
+        loop.numbers[OLDEST] += 1
+
+
+@inlined
+def _run_of(loop, slot):  # type: ignore[no-untyped-def]
+    """Return the run of a slot; only for plain kernels, because its use is not counted."""
+    line = loop.runs[slot]
+    n_moves, n_keys = line[N_MOVES], line[N_KEYS]
+    return Run(
+        _table(line[MOVES_AT], 5, n_moves + 1),
+        _table(line[FOLLOWING_AT], 1, n_keys)[0],  # no kernel asks for the length of this one
+        _table(line[KEYS_AT], N_KEY_LINES, n_keys),
+        _table(line[HEAP_AT], 1, n_keys)[0],
+        _table(line[STACK_AT], 1, n_keys + 1)[0],
+        loop.ports[slot],
+        line,
+        loop.links,
+    )
+
+
+def _typed_table(context: Any, address: Any, n_lines: Any, n_columns: Any) -> Any:
+    """Return the table of 64-bit integers that lies at an address.
+
+    Numba's own `carray` is a function that returns an array, which plain kernels may not call.
+    """
+    array_type = types.Array(types.int64, 2, "C")
+    library: Any = arrayobj  # it has no types
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        array = library.make_array(array_type)(context, builder)
+        word = context.get_constant(types.intp, 8)
+        library.populate_array(
+            array,
+            data=builder.inttoptr(arguments[0], array.data.type),
+            shape=(arguments[1], arguments[2]),
+            strides=(builder.mul(arguments[2], word), word),
+            itemsize=word,
+            meminfo=None,
+        )
+        return array._getvalue()
+
+    return array_type(types.int64, types.int64, types.int64), generate
+
+
+_table: Any = intrinsic(_typed_table)  # called in compiled code without the context
+
+
+# Sending.
+
+
+@kernel
+def _push(loop, peer, message, parts, void):  # type: ignore[no-untyped-def]
+    """Send ready keys to one peer until its connection blocks, with at most TURN system calls.
+
+    `message` and `parts` are scratch; `void` is an address with a block of bytes that nobody reads.
+    """
+    links = loop.links
+    for _ in range(TURN):
+        if links[peer, OUT_KEY] == NONE:
+            if not _begin_frame(loop, peer):
+                return DONE
+            if links[peer, CLOSED]:
+                return LOST
+        key, length = links[peer, OUT_KEY], links[peer, OUT_WORDS + LENGTH_WORD]
+        in_header = min(links[peer, OUT_DONE], HEADER_BYTES)
+        in_body = links[peer, OUT_DONE] - in_header
+        parts[0] = links[peer, OUT_WORDS:].ctypes.data + in_header
+        parts[1] = HEADER_BYTES - in_header
+        parts[2] = links[peer, OUT_AT] + in_body
+        parts[3] = length - in_body
+        if key == TAIL:
+            parts[2], parts[3] = void, min(parts[3], BLOCK_BYTES)
+        n_sent = send_two(links[peer, FD], message, parts)
+        if n_sent < 0:
+            if n_sent == -EINTR:
+                continue
+            return BLOCKED if n_sent == -EAGAIN else LOST
+        links[peer, OUT_DONE] += n_sent
+        if links[peer, OUT_DONE] == HEADER_BYTES + length:
+            links[peer, OUT_KEY] = NONE
+            if key != TAIL:
+                _finish_sent(loop, links[peer, OUT_SLOT], key)
+    return DONE
+
+
+@plain_kernel
+def _begin_frame(loop, peer):  # type: ignore[no-untyped-def]
+    """Begin the frame that is next for a peer; return whether there is one."""
+    links = loop.links
+    if _must_announce(links[peer]):
+        links[peer, ANNOUNCED] = links[peer, TO_ANNOUNCE]
+        links[peer, OUT_WORDS + CALL_WORD] = links[peer, TO_ANNOUNCE]
+        links[peer, OUT_WORDS + ROW_WORD] = STARTED
+        links[peer, OUT_WORDS + LENGTH_WORD] = 0
+        links[peer, OUT_WORDS + FINGERPRINT_WORD] = 0
+        links[peer, OUT_WORDS + PAYLOAD_WORD] = 0
+        links[peer, OUT_KEY] = TAIL
+    else:
+        slot = next_run(loop, peer)
+        if slot == NONE:
+            return False
+        _begin_key(_run_of(loop, slot), peer)
+        links[peer, OUT_SLOT] = slot
+        if loop.numbers[SUMS_PAYLOADS]:
+            length = links[peer, OUT_WORDS + LENGTH_WORD]
+            parts = checksum_at(links[peer, OUT_AT], length, np.int64(0))
+            links[peer, OUT_WORDS + PAYLOAD_WORD] = payload_checksum(parts)
+    links[peer, OUT_WORDS + CHECK_WORD] = header_checksum(links[peer, OUT_WORDS:])
+    links[peer, OUT_DONE] = 0
+    return True
+
+
+@plain_kernel
+def _begin_key(run, peer):  # type: ignore[no-untyped-def]
+    key = _heap_pop(run, peer)
+    move = key % run.numbers[N_MOVES]
+    run.ports[peer, UNSENT] -= 1
+    run.links[peer, N_TO_SEND] -= 1
+    run.links[peer, OUT_WORDS + CALL_WORD] = run.numbers[CALL]
+    run.links[peer, OUT_WORDS + ROW_WORD] = (key // run.numbers[N_MOVES]) << 32 | run.moves[
+        ROW, move
+    ]
+    run.links[peer, OUT_WORDS + LENGTH_WORD] = run.keys[SIZE, key]
+    run.links[peer, OUT_WORDS + FINGERPRINT_WORD] = run.numbers[FINGERPRINT]
+    run.links[peer, OUT_WORDS + PAYLOAD_WORD] = 0
+    run.links[peer, OUT_AT] = _address_of(run, run.keys[START, key])
+    run.links[peer, OUT_KEY] = key
+
+
+@plain_kernel
+def _finish_sent(loop, slot, key):  # type: ignore[no-untyped-def]
+    _finish(_run_of(loop, slot), key)
+    _end_if_done(loop, slot)
+
+
+# Receiving. A frame of an older generation is read and dropped. A frame of a run that has not begun
+# on this rank waits, and so does what the peer sends after it, until this rank begins that run.
+# This cannot block this rank: the peer has sent all frames of older runs before, see `next_run`.
+#
+# A header is believed only if it matches its checksum and every word of it is possible. What comes
+# after one that does not is never read: it is unknown where the next frame begins.
+
+
+@kernel
+def _pull(loop, peer, block):  # type: ignore[no-untyped-def]
+    """Read what one peer has sent, with at most TURN system calls; return a status.
+
+    `block` is the address of the peer's block of scratch.
+    """
+    links = loop.links
+    for _ in range(TURN):
+        if links[peer, IN_PARKED]:
+            return DONE
+        if links[peer, FAULT]:
+            return BAD_FRAME
+        in_header = links[peer, IN_HEADER]
+        if in_header < HEADER_BYTES:
+            address = links[peer, IN_WORDS:].ctypes.data + in_header
+            n_wanted = HEADER_BYTES - in_header
+        else:
+            address, n_wanted = _target(links, peer, block)
+        n_read = receive(links[peer, FD], address, n_wanted)
+        if n_read == -EINTR:
+            continue
+        if n_read == -EAGAIN:
+            return DONE
+        if n_read <= 0:
+            return _mark_closed(links, peer)
+        if in_header == HEADER_BYTES:
+            status = _count_payload(loop, peer, n_read, block)
+            if status != DONE:
+                return status
+            continue
+        links[peer, IN_HEADER] += n_read
+        if links[peer, IN_HEADER] == HEADER_BYTES:
+            status = _check_header(loop, peer)
+            if status == DONE:
+                status = _open_frame(loop, peer)
+            if status != DONE:
+                return status
+    return DONE
+
+
+@plain_kernel
+def _mark_closed(links, peer):  # type: ignore[no-untyped-def]
+    """Mark a peer as closed; return LOST if one end still has data for the other, else DONE."""
+    links[peer, CLOSED] = 1
+    has_to_receive = links[peer, N_TO_COME] > 0 or links[peer, IN_HEADER] > 0
+    has_to_send = links[peer, N_TO_SEND] > 0 or links[peer, OUT_KEY] != NONE
+    return LOST if has_to_receive or has_to_send else DONE
+
+
+@plain_kernel
+def _bad_frame(links, peer, fault):  # type: ignore[no-untyped-def]
+    """Read nothing more from a peer, because of a fault; return BAD_FRAME."""
+    links[peer, FAULT] = fault
+    links[peer, CLOSED] = 1
+    links[peer, IN_HEADER] = 0
+    return BAD_FRAME
+
+
+@plain_kernel
+def _check_header(loop, peer):  # type: ignore[no-untyped-def]
+    """Check what can be checked of a header without the run that it belongs to; return a status."""
+    links = loop.links
+    words = links[peer, IN_WORDS:]
+    if header_checksum(words) != words[CHECK_WORD]:
+        return _bad_frame(links, peer, BAD_HEADER)
+    shortest, longest = 1, LONGEST_FRAME
+    if words[ROW_WORD] == STARTED:
+        shortest, longest = 0, 0
+    elif words[ROW_WORD] == GAVE_UP:
+        shortest, longest = 0, LONGEST_TEXT
+    if not shortest <= words[LENGTH_WORD] <= longest:
+        return _bad_frame(links, peer, BAD_LENGTH)
+    if words[CALL_WORD] < 0:
+        return _bad_frame(links, peer, BAD_CALL)
+    is_data = words[ROW_WORD] != STARTED and words[ROW_WORD] != GAVE_UP
+    if is_data and words[ROW_WORD] < 0:
+        return _bad_frame(links, peer, BAD_KEY)
+    if is_data and loop.numbers[SUMS_PAYLOADS] and words[PAYLOAD_WORD] == 0:
+        return _bad_frame(links, peer, NOT_SUMMED)
+    return DONE
+
+
+@plain_kernel
+def _open_frame(loop, peer):  # type: ignore[no-untyped-def]
+    """Decide from a complete header that was checked where its payload goes; return a status."""
+    links = loop.links
+    call, row_word = links[peer, IN_WORDS + CALL_WORD], links[peer, IN_WORDS + ROW_WORD]
+    if row_word == STARTED:
+        links[peer, PEER_STARTED] = max(links[peer, PEER_STARTED], call)
+        links[peer, IN_HEADER] = 0
+        return DONE
+    generations_ahead = (call >> 32) - loop.numbers[GENERATION]
+    if row_word == GAVE_UP and generations_ahead >= 0:
+        return PEER_FAILED
+    links[peer, IN_DONE] = links[peer, IN_CHECKSUM] = 0
+    if generations_ahead < 0:
+        links[peer, IN_MODE] = DROP
+        if links[peer, IN_WORDS + LENGTH_WORD] == 0:
+            links[peer, IN_HEADER] = 0
+        return DONE
+    number = call & 0xFFFFFFFF
+    if generations_ahead > 0 or number > loop.numbers[LAST_BEGUN]:
+        links[peer, IN_PARKED] = 1
+        is_early = generations_ahead > 0 or links[peer, N_TO_COME] == 0
+        return DONE if is_early else MISMATCH
+    slot = number % MOST_RUNS
+    if number < loop.numbers[OLDEST] or loop.runs[slot, ENDED]:
+        was_other = loop.runs[slot, FINGERPRINT] != links[peer, IN_WORDS + FINGERPRINT_WORD]
+        if loop.runs[slot, CALL] == call and was_other:
+            return MISMATCH
+        return _bad_frame(links, peer, BAD_CALL)
+    links[peer, IN_SLOT] = slot
+    return _open_key(_run_of(loop, slot), peer)
+
+
+@plain_kernel
+def _open_key(run, peer):  # type: ignore[no-untyped-def]
+    """Decide where the payload of a frame of a run goes; return a status."""
+    if run.links[peer, IN_WORDS + FINGERPRINT_WORD] != run.numbers[FINGERPRINT]:
+        return MISMATCH
+    key = _key_of(run, peer)
+    if key < 0:
+        return _bad_frame(run.links, peer, BAD_KEY)
+    run.keys[STATE, key] = BEGUN
+    run.links[peer, IN_KEY] = key
+    if run.keys[NEEDS, key] > 0:
+        run.links[peer, IN_MODE] = STAGE
+        run.links[peer, IN_AT] = run.numbers[STAGING] + run.keys[STAGING_OFFSET, key]
+    else:
+        is_sum = run.moves[KIND, key % run.numbers[N_MOVES]] == ADD
+        run.links[peer, IN_MODE] = DIRECT_ADD if is_sum else DIRECT_PUT
+        run.links[peer, IN_AT] = _address_of(run, run.keys[START, key])
+    return DONE
+
+
+@plain_kernel
+def _key_of(run, peer):  # type: ignore[no-untyped-def]
+    """Return the key that a header names, or -1 if no such frame is expected from this peer."""
+    word = run.links[peer, IN_WORDS + ROW_WORD]
+    part, row = word >> 32, word & 0xFFFFFFFF
+    low, high = np.int64(0), run.numbers[N_MOVES]
+    while low < high:
+        middle = (low + high) // 2
+        if run.moves[ROW, middle] < row:
+            low = middle + 1
+        else:
+            high = middle
+    key = part * run.numbers[N_MOVES] + low
+    if part < 0 or low == run.numbers[N_MOVES] or key >= run.keys.shape[1]:
+        return np.int64(-1)
+    is_receive = run.moves[ROW, low] == row and SEND < run.moves[KIND, low] < LOCAL_ADD
+    is_expected = run.moves[PEER, low] == peer and run.keys[STATE, key] == FREE
+    fits = run.links[peer, IN_WORDS + LENGTH_WORD] == run.keys[SIZE, key]
+    return key if is_receive and is_expected and fits else np.int64(-1)
+
+
+@plain_kernel
+def _target(links, peer, block):  # type: ignore[no-untyped-def]
+    """Return the address for the next bytes of the current frame, and how many to read at most."""
+    done, mode = links[peer, IN_DONE], links[peer, IN_MODE]
+    n_left = links[peer, IN_WORDS + LENGTH_WORD] - done
+    if mode != DIRECT_ADD and mode != DROP:
+        return links[peer, IN_AT] + done, n_left
+    in_block = done % BLOCK_BYTES
+    return block + in_block, min(BLOCK_BYTES - in_block, n_left)
+
+
+@plain_kernel
+def _count_payload(loop, peer, n_read, block):  # type: ignore[no-untyped-def]
+    """Count payload bytes that were read; add a full block; finish the key of a complete frame.
+
+    Returns a status. The bytes of a payload that does not match its checksum may have been added
+    already; but its key is not finished, so the run fails before anybody uses them.
+    """
+    links = loop.links
+    mode, slot = links[peer, IN_MODE], links[peer, IN_SLOT]
+    in_block = links[peer, IN_DONE] % BLOCK_BYTES + n_read
+    done = links[peer, IN_DONE] + n_read
+    links[peer, IN_DONE] = done
+    is_complete = done == links[peer, IN_WORDS + LENGTH_WORD]
+    if mode == DIRECT_ADD and (is_complete or in_block == BLOCK_BYTES):
+        first = done - in_block
+        if links[peer, IN_WORDS + PAYLOAD_WORD]:
+            links[peer, IN_CHECKSUM] += checksum_at(block, in_block, first)
+        combine_at(loop.runs[slot, CODE], links[peer, IN_AT] + first, block, in_block)
+    if not is_complete:
+        return DONE
+    links[peer, IN_HEADER] = 0
+    if mode == DROP:
+        return DONE
+    if links[peer, IN_WORDS + PAYLOAD_WORD]:
+        if mode != DIRECT_ADD:
+            links[peer, IN_CHECKSUM] = checksum_at(links[peer, IN_AT], done, np.int64(0))
+        if payload_checksum(links[peer, IN_CHECKSUM]) != links[peer, IN_WORDS + PAYLOAD_WORD]:
+            return _bad_frame(links, peer, BAD_PAYLOAD)
+    links[peer, N_TO_COME] -= 1
+    _finish_received(_run_of(loop, slot), links[peer, IN_KEY], mode)
+    _end_if_done(loop, slot)
+    return DONE
+
+
+@plain_kernel
+def _finish_received(run, key, mode):  # type: ignore[no-untyped-def]
+    """Finish a key whose frame is complete, unless its data has to wait where it is staged."""
+    if mode == STAGE:
+        run.keys[STATE, key] = STAGED
+        if run.keys[NEEDS, key] > 0:
+            return
+        _apply_staged(run, key)
+    _finish(run, key)
+
+
+# Keys: which are done, and which waited for them.
+
+
+@plain_kernel
+def _finish(run, key):  # type: ignore[no-untyped-def]
+    """Mark a key as done, and release the keys that waited for it."""
+    run.stack[0] = key
+    top = 1
+    while top > 0:
+        top -= 1
+        key = run.stack[top]
+        run.numbers[LEFT] -= 1
+        move = key % run.numbers[N_MOVES]
+        for at in range(run.moves[FOLLOWING, move], run.moves[FOLLOWING, move + 1]):
+            freed = key - move + run.following[at]
+            run.keys[NEEDS, freed] -= 1
+            if run.keys[NEEDS, freed] == 0 and _release(run, freed):
+                run.stack[top] = freed
+                top += 1
+
+
+@plain_kernel
+def _release(run, key):  # type: ignore[no-untyped-def]
+    """Release a key that waits for nothing more; return whether this also makes it done."""
+    move = key % run.numbers[N_MOVES]
+    if run.keys[SIZE, key] == 0:
+        return True
+    if run.moves[KIND, move] == SEND:
+        _heap_push(run, run.moves[PEER, move], key)
+        return False
+    if run.moves[KIND, move] >= LOCAL_ADD:
+        _apply_local(run, key)
+        return True
+    if run.keys[STATE, key] != STAGED:
+        return False
+    _apply_staged(run, key)
+    return True
+
+
+@inlined
+def _address_of(run, start):  # type: ignore[no-untyped-def]
+    """Return the address of a place in the payload, or in scratch if it is below zero."""
+    return run.numbers[PAYLOAD] + start if start >= 0 else run.numbers[STAGING] + ~start
+
+
+@plain_kernel
+def _apply_local(run, key):  # type: ignore[no-untyped-def]
+    """Copy or add from one buffer of this rank to another."""
+    place, source = _address_of(run, run.keys[START, key]), _address_of(run, run.keys[SOURCE, key])
+    if run.moves[KIND, key % run.numbers[N_MOVES]] == LOCAL_ADD:
+        combine_at(run.numbers[CODE], place, source, run.keys[SIZE, key])
+    else:
+        copy_memory(place, source, run.keys[SIZE, key])
+
+
+@plain_kernel
+def _apply_staged(run, key):  # type: ignore[no-untyped-def]
+    """Copy or add staged data to its place."""
+    place = _address_of(run, run.keys[START, key])
+    staged = run.numbers[STAGING] + run.keys[STAGING_OFFSET, key]
+    if run.moves[KIND, key % run.numbers[N_MOVES]] == ADD:
+        combine_at(run.numbers[CODE], place, staged, run.keys[SIZE, key])
+    else:
+        copy_memory(place, staged, run.keys[SIZE, key])
+
+
+@plain_kernel
+def _heap_push(run, peer, key):  # type: ignore[no-untyped-def]
+    base, at = run.ports[peer, HEAP_BASE], run.ports[peer, HEAP_SIZE]
+    run.ports[peer, HEAP_SIZE] = at + 1
+    run.links[peer, N_READY] += 1
+    while at > 0 and run.heap[base + (at - 1) // 2] > key:
+        run.heap[base + at] = run.heap[base + (at - 1) // 2]
+        at = (at - 1) // 2
+    run.heap[base + at] = key
+
+
+@plain_kernel
+def _heap_pop(run, peer):  # type: ignore[no-untyped-def]
+    """Remove the smallest key from a peer's heap and return it."""
+    base, size = run.ports[peer, HEAP_BASE], run.ports[peer, HEAP_SIZE] - 1
+    first, last = run.heap[base], run.heap[base + size]
+    run.ports[peer, HEAP_SIZE] = size
+    run.links[peer, N_READY] -= 1
+    at, child = 0, 1
+    while child < size:
+        if child + 1 < size and run.heap[base + child + 1] < run.heap[base + child]:
+            child += 1
+        if run.heap[base + child] >= last:
+            break
+        run.heap[base + at] = run.heap[base + child]
+        at, child = child, 2 * child + 1
+    run.heap[base + at] = last
+    return first

@@ -21,10 +21,11 @@ import socket
 import struct
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
+from weakref import WeakSet
 
-from meshmend.errors import HandshakeError, PeerLostError, StoppedError
-from meshmend.transport.fork_guard import close_in_forks
+from meshmend.errors import HandshakeError, InputError, PeerLostError, StoppedError
 from meshmend.transport.liveness import limit_unacknowledged
 
 # The rank that a caller wants if it does not know whom it calls: whoever listens may answer.
@@ -37,6 +38,10 @@ _HELLO: Final = struct.Struct(">10sIIII32s")
 _NONCE_BYTES: Final = 32
 _PROOF_BYTES: Final = 32
 _WELCOME: Final = b"\x01"
+
+SHORTEST_BYTES: Final = 16
+HOW_TO_MAKE: Final = 'make one with: python -c "import secrets; print(secrets.token_hex(32))"'
+_OTHERS: Final = 0o077  # the permissions of the group and of everybody else
 
 
 @dataclass(frozen=True)
@@ -251,3 +256,60 @@ def _read(connection: socket.socket, n_bytes: int, deadline: Deadline) -> bytes:
             raise PeerLostError("the other end closed the connection during the handshake")
         parts += part
     return parts
+
+
+def check_secret(secret: str, where: str) -> None:
+    """Refuse a secret that is so short that it can be guessed; `where` names where it is set.
+
+    Raises:
+        InputError: it has fewer than 16 bytes.
+    """
+    n_bytes = len(secret.encode(errors="replace"))
+    if n_bytes < SHORTEST_BYTES:
+        raise InputError(
+            f"{where} needs a secret of at least {SHORTEST_BYTES} bytes, but got one of {n_bytes}; "
+            f"{HOW_TO_MAKE}"
+        )
+
+
+def secret_in(file: Path) -> str:
+    """Return the secret that a file holds, without the blanks around it.
+
+    Raises:
+        InputError: the file cannot be read, others can read it, or the secret is too short.
+    """
+    try:
+        mode = file.stat().st_mode & 0o777
+        secret = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--secret-file cannot read {file}: {error}") from None
+    if mode & _OTHERS:
+        raise InputError(
+            f"--secret-file needs a file that only its owner can use, but {file} has mode "
+            f"{mode:03o}; run: chmod 600 {file}"
+        )
+    if not secret:
+        raise InputError(f"--secret-file needs a secret, but {file} is empty; {HOW_TO_MAKE}")
+    check_secret(secret, f"--secret-file {file}")
+    return secret
+
+
+# A forked process inherits every connection. As long as it lives, the other end does not see that
+# this process closed one, or died. So every fork, such as a loader worker of PyTorch, closes its
+# copies at once. Listening sockets are inherited: a coordinator is forked with one.
+
+_connections: "WeakSet[socket.socket]" = WeakSet()
+
+
+def close_in_forks(connection: socket.socket) -> None:
+    """Close this connection in every process that this process forks from now on."""
+    _connections.add(connection)
+
+
+def _close_all() -> None:
+    for connection in list(_connections):
+        connection.close()
+    _connections.clear()
+
+
+os.register_at_fork(after_in_child=_close_all)

@@ -28,9 +28,8 @@ import msgspec
 
 from meshmend.errors import HandshakeError, InputError, TransportError
 from meshmend.transport.event_fd import clear
-from meshmend.transport.fork_guard import close_in_forks
-from meshmend.transport.handshake import ConnectRequest, ListenerHandshake
-from meshmend.transport.rate_limit import RateLimit
+from meshmend.transport.handshake import ConnectRequest, ListenerHandshake, close_in_forks
+from meshmend.transport.pacing import RateLimit
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Address = tuple[str, Port]
@@ -208,7 +207,7 @@ class Listener:
         if caller.handshake.refusal:
             with suppress(OSError):
                 caller.connection.send(caller.handshake.refusal)
-        if text := self._refusals.words(why, now):
+        if text := self._refusals.text_of(why, now):
             host, port = caller.address
             _log.warning("%s refused a connection from %s:%d: %s", self._name, host, port, text)
         self._drop(caller)

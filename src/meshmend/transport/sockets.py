@@ -2,10 +2,11 @@
 
 Connections outlive collectives and generations. If a run is interrupted in the middle of a frame,
 the rest of the frame is still sent later, and the receiver drops it. So the receiver always knows
-where the next frame begins.
+where the next frame begins. A rank that gives up tells its peers why over the same connections.
 """
 
 import os
+import select
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,15 +25,14 @@ from meshmend.errors import (
     TransportError,
 )
 from meshmend.transport import frames
-from meshmend.transport.checksum import bind_checksum
 from meshmend.transport.combine import bind_combine
 from meshmend.transport.event_fd import clear, event_of, is_set
-from meshmend.transport.failure_report import report_failure, reported_reason
+from meshmend.transport.frames import bind_checksum, header_checksum
 from meshmend.transport.in_flight import PendingRun, RunsInFlight
 from meshmend.transport.listener import Address
 from meshmend.transport.liveness import acknowledged_bytes, keep_alive
 from meshmend.transport.peer_connections import PeerConnections, has_ended
-from meshmend.transport.transport import Bytes, Task, describe_fingerprint
+from meshmend.transport.tasks import Bytes, Numbers, Task, describe_fingerprint
 
 # Urgent data cannot overtake data in the buffers of the kernel, so these buffers are small: few
 # unsent bytes at the sender, a small receive buffer at the receiver. With default buffers TCP
@@ -41,6 +41,8 @@ from meshmend.transport.transport import Bytes, Task, describe_fingerprint
 _UNSENT_BYTES: Final = 1 << 13
 WINDOW_BYTES: Final = SumConfig().window_bytes
 _WORD: Final = 1 << 32
+
+_REPORT_S: Final = 0.25  # for sending or reading the reason
 
 
 class SocketTransport:
@@ -305,7 +307,7 @@ class SocketTransport:
             error = self._mismatch(peer)
         if self._reports_failures:
             call = self.generation * _WORD + int(self._loop.numbers[frames.LAST_BEGUN])
-            report_failure(str(error), call, self._sockets, self._links)
+            _report_failure(str(error), call, self._sockets, self._links)
         if status in (frames.PEER_FAILED, frames.BAD_FRAME, frames.AHEAD):
             self._links[peer, frames.CLOSED] = 1  # so that `renew` drops it
             self.sever(peer)
@@ -326,7 +328,7 @@ class SocketTransport:
 
         Only ranks that report failures send that; from any other rank it cannot be right.
         """
-        reason = reported_reason(self._sockets[peer], self._links[peer])
+        reason = _reported_reason(self._sockets[peer], self._links[peer])
         if self._reports_failures:
             return TransportError(reason or f"{self._labels[peer]} gave up", peer)
         return PeerLostError(f"{self._labels[peer]} gave up: {reason!r}", peer)
@@ -344,3 +346,64 @@ class SocketTransport:
             "in the same order with tensors of one size and type on every rank",
             peer,
         )
+
+
+def _report_failure(
+    text: str, call: int, connections: Mapping[int, socket.socket], links: Numbers
+) -> None:
+    """Send every peer why this rank gives up; wait at most `_REPORT_S` for peers to read it."""
+    words = text.encode()[: frames.LONGEST_TEXT]
+    header = np.array([call, frames.GAVE_UP, len(words), 0, 0, 0])
+    header[frames.CHECK_WORD] = header_checksum(header)
+    unsent = {
+        connection.fileno(): (connection, _tail_of(links[peer]) + header.tobytes() + words)
+        for peer, connection in connections.items()
+        if not links[peer, frames.CLOSED]
+    }
+    poll = select.poll()
+    for fd in unsent:
+        poll.register(fd, select.POLLOUT)
+    deadline = time.monotonic() + _REPORT_S
+    while unsent and (left_s := deadline - time.monotonic()) > 0:
+        for fd, _ in poll.poll(left_s * 1e3):
+            connection, rest = unsent.pop(fd)
+            try:
+                rest = rest[connection.send(rest) :]
+                if rest:
+                    unsent[fd] = (connection, rest)
+                    continue
+                connection.shutdown(socket.SHUT_WR)
+            except BlockingIOError:
+                unsent[fd] = (connection, rest)
+                continue
+            except OSError:  # the peer has closed
+                pass
+            poll.unregister(fd)
+
+
+def _tail_of(link: Numbers) -> bytes:
+    """Return bytes that complete the frame in progress to a peer; their content is void."""
+    if link[frames.OUT_KEY] == frames.NONE:
+        return b""
+    done = int(link[frames.OUT_DONE])
+    words = link[frames.OUT_WORDS : frames.OUT_WORDS + frames.HEADER_WORDS]
+    frame = frames.HEADER_BYTES + int(words[frames.LENGTH_WORD])
+    header: bytes = words.tobytes()[done:]
+    link[frames.OUT_KEY] = frames.NONE
+    return header + bytes(frame - done - len(header))
+
+
+def _reported_reason(connection: socket.socket, link: Numbers) -> str:
+    """Read and return the reason that a peer sent when it gave up; empty if it sent none."""
+    length = int(link[frames.IN_WORDS + frames.LENGTH_WORD])
+    words = b""
+    deadline = time.monotonic() + _REPORT_S
+    try:
+        while len(words) < length and (left_s := deadline - time.monotonic()) > 0:
+            connection.settimeout(left_s)
+            if not (part := connection.recv(length - len(words))):
+                break
+            words += part
+    except OSError:
+        pass
+    return words.decode(errors="replace")

@@ -13,8 +13,8 @@ from meshmend.membership.events import Event
 from meshmend.membership.job_fingerprint import JobFingerprint
 from meshmend.membership.messages import Message, NewGeneration, Status, Welcome
 from meshmend.topology.failures import Chip
-from meshmend.transport.backoff import Backoff
 from meshmend.transport.listener import Address
+from meshmend.transport.pacing import Backoff
 from simulation.coordinator_process import (
     COORDINATOR_HOST,
     COORDINATOR_PORT,

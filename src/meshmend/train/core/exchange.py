@@ -26,9 +26,8 @@ from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.train.core.host_planner import HostPlanner, PlanAheadSettings
 from meshmend.transport.listener import Address
-from meshmend.transport.rank_program import RankProgram, rank_program
 from meshmend.transport.sockets import SocketTransport
-from meshmend.transport.transport import Task, task_of
+from meshmend.transport.tasks import RankProgram, Task, rank_program, task_of
 
 Bytes = NDArray[np.uint8]
 

@@ -1,13 +1,23 @@
-"""One rank's part of a schedule: its moves, what each waits for, and where its bytes are.
+"""Describes a rank's part in a collective as a task, and the transports that run tasks.
 
-A **move** is a row that this rank sends, receives, or does alone between two of its buffers; moves
-are numbered in row order. A **program**
-holds the moves, and is made once per schedule and rank. A **layout** adds the sizes, and is made
-once per payload size, element size and number of slices. With S slices every move runs S times, on
-S disjoint parts of the payload. Each of these runs has a **key**, `slice x moves + move`. Smaller
-keys are sent first.
+A transport has `run(task, payload, timeout_s=...)`, which sends and receives what the task says;
+`interrupt()`, which makes a run, or the next one, raise StoppedError; and `close()`.
+
+    TransportError              a collective did not finish on this rank
+    ├── PeerLostError           the connection to a rank broke, or it never came up
+    ├── MismatchError           ranks do not agree on what they are doing
+    ├── StoppedError            `interrupt` was called
+    ├── StalledError            nothing moved for the time allowed
+    └── HandshakeError          the other end did not prove that it knows the secret
+
+A **move** is a row of a schedule that this rank sends, receives, or does alone between two of its
+buffers; moves are numbered in row order. A **program** holds the moves, and is made once per
+schedule and rank. A **layout** adds the sizes, and is made once per payload size, element size and
+number of slices. With S slices every move runs S times, on S disjoint parts of the payload. Each of
+these runs has a **key**, `slice x moves + move`. Smaller keys are sent first.
 """
 
+import zlib
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -18,6 +28,11 @@ from numpy.typing import NDArray
 from meshmend.errors import InputError
 from meshmend.schedule.hazards import Hazards
 from meshmend.schedule.table import COPY, Schedule
+from meshmend.transport.combine import DTYPES, OPS, combine_code, describe_code
+
+Numbers = NDArray[np.int64]
+
+Bytes = NDArray[np.uint8]
 
 SEND: Final = 0
 ADD: Final = 1
@@ -25,7 +40,8 @@ PUT: Final = 2
 LOCAL_ADD: Final = 3
 LOCAL_PUT: Final = 4
 
-Numbers = NDArray[np.int64]
+ITEMSIZES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "uint8": 1}
+_HALF_BYTES = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +97,44 @@ class Layout:
     staging_bytes: int
     source: Numbers
     scratch_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One rank's part in a collective on payloads of one size and type; it can run many times.
+
+    The fingerprint identifies the collective: size, type, operation and plan. All ranks must have
+    the same.
+    """
+
+    program: RankProgram
+    layout: Layout
+    code: int
+    n_bytes: int
+    fingerprint: int
+
+
+def task_of(
+    program: RankProgram,
+    n_elements: int,
+    *,
+    dtype: str = "float32",
+    op: str = "sum",
+    n_slices: int = 1,
+) -> Task:
+    """Return one rank's part in a collective on `n_elements` elements of a type.
+
+    Raises:
+        InputError: `combine` does not support the type or the operation.
+    """
+    code = combine_code(dtype, op)
+    itemsize = ITEMSIZES.get(dtype, _HALF_BYTES)
+    layout = layout_of(program, n_elements, itemsize=itemsize, n_slices=n_slices)
+    schedule = program.schedule
+    identity = f"{schedule.algorithm} {schedule.collective} {n_slices} {schedule.owners.tolist()}"
+    n_bytes = n_elements * itemsize
+    fingerprint = n_bytes << 24 | code << 16 | zlib.crc32(identity.encode()) & 0xFFFF
+    return Task(program, layout, code, n_bytes, fingerprint)
 
 
 def rank_program(schedule: Schedule, hazards: Hazards, rank: int) -> RankProgram:
@@ -194,3 +248,11 @@ def layout_of(program: RankProgram, n_elements: int, *, itemsize: int, n_slices:
 def _starts(in_payload: Numbers, buffer: Numbers, buffer_bytes: int) -> Numbers:
     """Return where the bytes of keys are: in the payload, or the complement of a scratch place."""
     return np.where(buffer == 0, in_payload, ~((buffer - 1) * buffer_bytes + in_payload))
+
+
+def describe_fingerprint(fingerprint: int) -> str:
+    """Return in words the collective that a fingerprint stands for."""
+    code = fingerprint >> 16 & 0xFF
+    known = code < len(DTYPES) * len(OPS)
+    what = describe_code(code) if known else "something unknown"
+    return f"{what} over {fingerprint >> 24} bytes (plan {fingerprint & 0xFFFF:04x})"
