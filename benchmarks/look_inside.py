@@ -26,8 +26,7 @@ from meshmend.config import Timing
 from meshmend.membership.client import WorkerIdentity
 from meshmend.membership.coordinator_client import CoordinatorClient
 from meshmend.membership.coordinator_server import CoordinatorServer
-from meshmend.membership.job_fingerprint import JobFingerprint
-from meshmend.membership.job_spec import JobSpec
+from meshmend.membership.job import JobFingerprint, JobSpec
 from meshmend.membership.messages import Status
 from meshmend.membership.status_responder import StatusResponder
 from meshmend.pages.report.metrics_text import CONTENT_TYPE, metrics_text

@@ -37,7 +37,7 @@ from meshmend.membership.client import News, WorkerIdentity
 from meshmend.membership.coordinator import Coordinator
 from meshmend.membership.coordinator_client import CoordinatorClient
 from meshmend.membership.coordinator_server import CoordinatorServer
-from meshmend.membership.job_spec import JobSpec
+from meshmend.membership.job import JobSpec
 from meshmend.membership.job_status import JobPhase
 from meshmend.membership.messages import FRESH, Hello, Message, Status
 from meshmend.membership.status_client import StatusQuestion, ask_job

@@ -42,7 +42,6 @@ from meshmend.membership.events import (
     WorkerTurnedAway,
 )
 from meshmend.membership.faults.fault import Fault
-from meshmend.membership.faults.random_faults import random_faults
 from meshmend.pages.report.event_words import event_words
 from meshmend.planning.compile_once import compile_once
 from meshmend.planning.settings import Settings
@@ -51,6 +50,7 @@ from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
 from meshmend.train.data.audit import audit
 from meshmend.units import parse_bandwidth
+from random_faults import random_faults
 from record import record
 from soak_disturbances import Disturbance, full_disk, one_way_drop, possible, unmount, wrong_workers
 

@@ -19,7 +19,7 @@ from meshmend.cli.status_view import picture
 from meshmend.membership.events import WorkerLeft
 from meshmend.membership.generation import Generation, Seat
 from meshmend.membership.history import BegunGeneration, CoordinatorRecord
-from meshmend.membership.job_fingerprint import JobFingerprint
+from meshmend.membership.job import JobFingerprint
 from meshmend.membership.job_status import (
     ChangeCause,
     ChipsWait,

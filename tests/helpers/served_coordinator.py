@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from meshmend.membership.coordinator_server import CoordinatorServer
-from meshmend.membership.job_spec import JobSpec
+from meshmend.membership.job import JobSpec
 from meshmend.topology.text import parse_mesh
 from meshmend.transport.listener import Address, listening
 from waiting import HANG_S

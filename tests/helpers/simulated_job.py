@@ -14,10 +14,9 @@ from typing import Any
 from msgspec import structs
 
 from meshmend.config import Timing
-from meshmend.membership.decision import Decision
 from meshmend.membership.generation import Generation
 from meshmend.membership.history import CoordinatorRecord, History
-from meshmend.membership.membership import Membership
+from meshmend.membership.membership import Decision, Membership
 from meshmend.membership.messages import FRESH, Go, Status
 from meshmend.topology.failures import Chip, Link
 from meshmend.topology.graph import components

@@ -13,12 +13,12 @@ import pytest
 from meshmend.errors import InputError, NobodyAnswersError
 from meshmend.membership.generation import Generation, Seat
 from meshmend.membership.job_status import JobPhase, JobStatus, WorkerSummary
-from meshmend.membership.message_channel import MessageChannel
 from meshmend.membership.messages import (
     ASKER,
     AskStatus,
     Heartbeat,
     Message,
+    MessageChannel,
     Refused,
     StatusAnswer,
 )

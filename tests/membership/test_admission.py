@@ -9,8 +9,7 @@ from meshmend.config import Timing
 from meshmend.membership.admission import Admission
 from meshmend.membership.generation import LARGEST_NUMBER, Generation, Seat
 from meshmend.membership.history import CoordinatorRecord, History
-from meshmend.membership.job_fingerprint import NOT_COMPARED, JobFingerprint
-from meshmend.membership.job_spec import JobSpec
+from meshmend.membership.job import NOT_COMPARED, JobFingerprint, JobSpec
 from meshmend.membership.membership import Membership
 from meshmend.membership.messages import Hello, Status
 from meshmend.membership.record_file import history_of, record_text

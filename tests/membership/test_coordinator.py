@@ -28,8 +28,7 @@ from meshmend.membership.events import (
     WorkerStepped,
     WorkerTurnedAway,
 )
-from meshmend.membership.job_spec import JobSpec
-from meshmend.membership.message_channel import MessageChannel
+from meshmend.membership.job import JobSpec
 from meshmend.membership.messages import (
     COORDINATOR,
     FRESH,
@@ -42,6 +41,7 @@ from meshmend.membership.messages import (
     Hello,
     MendLink,
     Message,
+    MessageChannel,
     Observe,
     Observed,
     Over,

@@ -8,7 +8,7 @@ from meshmend.config import Timing
 from meshmend.membership.coordinator import Coordinator
 from meshmend.membership.generation import Generation, Seat
 from meshmend.membership.history import BegunGeneration, CoordinatorRecord, History
-from meshmend.membership.job_spec import JobSpec
+from meshmend.membership.job import JobSpec
 from meshmend.membership.job_status import JobPhase
 from meshmend.membership.membership import Membership
 from meshmend.membership.messages import (

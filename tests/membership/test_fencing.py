@@ -15,9 +15,8 @@ from meshmend.membership.coordinator_client import CoordinatorClient
 from meshmend.membership.coordinator_server import CoordinatorServer
 from meshmend.membership.events import CoordinatorSuperseded, Event, HistoryDropped
 from meshmend.membership.generation import Generation, Seat, term_after
-from meshmend.membership.job_spec import JobSpec
-from meshmend.membership.message_channel import MessageChannel
-from meshmend.membership.messages import COORDINATOR, Hello, Status
+from meshmend.membership.job import JobSpec
+from meshmend.membership.messages import COORDINATOR, Hello, MessageChannel, Status
 from meshmend.membership.record_file import term_in
 from meshmend.topology.text import parse_mesh
 from meshmend.transport.channel import Channel

@@ -12,9 +12,8 @@ from meshmend.membership.change_timer import ChangeTimer
 from meshmend.membership.client import MembershipClient, WorkerIdentity
 from meshmend.membership.coordinator import Coordinator
 from meshmend.membership.generation import Generation, Seat
-from meshmend.membership.job_fingerprint import JobFingerprint
+from meshmend.membership.job import JobFingerprint, JobSpec
 from meshmend.membership.job_progress import JobProgress
-from meshmend.membership.job_spec import JobSpec
 from meshmend.membership.job_status import (
     ChangeCause,
     ChipsWait,

@@ -6,11 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshmend.config import Timing
-from meshmend.membership.decision import Decision
 from meshmend.membership.generation import Generation
-from meshmend.membership.membership import Membership
+from meshmend.membership.membership import Decision, Membership, PendingChanges
 from meshmend.membership.messages import FRESH, Status
-from meshmend.membership.pending_changes import PendingChanges
 from meshmend.topology.failures import Chip, Link
 from meshmend.topology.graph import components
 from meshmend.topology.mesh import Mesh

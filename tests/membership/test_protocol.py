@@ -12,7 +12,7 @@ from meshmend.membership import history as history_rules
 from meshmend.membership.admission import Admission
 from meshmend.membership.coordinator import Coordinator
 from meshmend.membership.history import History
-from meshmend.membership.job_fingerprint import JobFingerprint
+from meshmend.membership.job import JobFingerprint
 from meshmend.membership.membership import Membership
 from meshmend.membership.messages import FRESH, Go, Hello, Message, Status
 from meshmend.membership.record_file import RecordSaver

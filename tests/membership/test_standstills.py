@@ -6,11 +6,10 @@ from msgspec.structs import replace
 
 from meshmend.config import Timing
 from meshmend.membership.coordinator import Coordinator
-from meshmend.membership.decision import Decision
 from meshmend.membership.generation import Generation, Seat
 from meshmend.membership.history import BegunGeneration, CoordinatorRecord, History
-from meshmend.membership.job_spec import JobSpec
-from meshmend.membership.membership import Membership
+from meshmend.membership.job import JobSpec
+from meshmend.membership.membership import Decision, Membership
 from meshmend.membership.messages import (
     FRESH,
     Heartbeat,

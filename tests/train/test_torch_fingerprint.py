@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from meshmend.membership.job_fingerprint import NOT_COMPARED, JobFingerprint
+from meshmend.membership.job import NOT_COMPARED, JobFingerprint
 from meshmend.train.core.job_core import JobSettings
 from meshmend.train.torch.job import fingerprint_of
 

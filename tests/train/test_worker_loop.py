@@ -3,7 +3,7 @@
 from unittest.mock import Mock
 
 from meshmend.membership.client import News
-from meshmend.membership.faults.self_injection import SelfInjection
+from meshmend.membership.faults.fault_injector import SelfInjection
 from meshmend.train.core.worker_loop import WorkerLoop
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from meshmend.launch.forked_worker import Script
     from meshmend.launch.host_agent import HostWorkers
     from meshmend.membership.coordinator_server import CoordinatorServer
-    from meshmend.membership.job_spec import JobSpec
+    from meshmend.membership.job import JobSpec
     from meshmend.transport.listener import Address
     from meshmend.transport.metrics_server import MetricsServer
 
@@ -96,7 +96,7 @@ def coordinator_command(
     set_log_context(job=job)
     from meshmend.launch.hosts import board_from, endpoint_from, secret_from
     from meshmend.launch.termination import TERMINATED, terminable
-    from meshmend.membership.job_spec import JobSpec
+    from meshmend.membership.job import JobSpec
     from meshmend.topology.text import configured_mesh
 
     begin = configured_mesh(config.mesh)

@@ -18,7 +18,7 @@ from meshmend.launch.elastic_job import ElasticJob
 from meshmend.launch.forked_worker import Place, elastic_rank, torchrun_variables, work
 from meshmend.membership.coordinator_server import CoordinatorServer
 from meshmend.membership.events import GenerationBegan
-from meshmend.membership.job_spec import JobSpec
+from meshmend.membership.job import JobSpec
 from meshmend.planning.ahead_process import AheadProcess
 from meshmend.planning.environment import Environment
 from meshmend.planning.plan_request import PlanRequest, PlanTask, SumSizes

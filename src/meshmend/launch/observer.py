@@ -7,8 +7,14 @@ from typing import Final
 from meshmend.errors import ChannelError, MessageError, TransportError
 from meshmend.launch.children import Children
 from meshmend.membership.events import Event
-from meshmend.membership.message_channel import MessageChannel
-from meshmend.membership.messages import COORDINATOR, OBSERVER, Message, Observe, Observed
+from meshmend.membership.messages import (
+    COORDINATOR,
+    OBSERVER,
+    Message,
+    MessageChannel,
+    Observe,
+    Observed,
+)
 from meshmend.transport.channel import Channel
 from meshmend.transport.handshake import ConnectRequest, Deadline, dial
 from meshmend.transport.listener import Address

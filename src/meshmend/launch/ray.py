@@ -37,7 +37,7 @@ from meshmend.launch.hosts import board_from
 from meshmend.launch.ray_coordinator import RayCoordinator, RayStatus
 from meshmend.launch.ray_host import NAMESPACE, HostSettings
 from meshmend.launch.ray_nodes import head_node
-from meshmend.membership.job_spec import JobSpec
+from meshmend.membership.job import JobSpec
 from meshmend.planning.plan import AUTO
 from meshmend.topology.failures import parse_shape
 from meshmend.topology.mesh import Mesh

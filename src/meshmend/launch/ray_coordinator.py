@@ -26,7 +26,7 @@ from meshmend.launch.ray_supervisor import HostPlacement, HostSupervisor, end_ho
 from meshmend.launch.ray_watchdog import start_watchdog
 from meshmend.membership import events
 from meshmend.membership.coordinator_server import CoordinatorServer
-from meshmend.membership.job_spec import JobSpec
+from meshmend.membership.job import JobSpec
 from meshmend.pages.report.event_words import event_words
 from meshmend.topology.failures import Chip
 from meshmend.transport.codec import Value, plain, value_of

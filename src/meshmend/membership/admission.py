@@ -18,8 +18,7 @@ from meshmend.membership.events import (
 )
 from meshmend.membership.generation import LARGEST_NUMBER
 from meshmend.membership.history import History
-from meshmend.membership.job_fingerprint import JobFingerprint
-from meshmend.membership.job_spec import JobSpec
+from meshmend.membership.job import JobFingerprint, JobSpec
 from meshmend.membership.membership import UNHEARD_GENERATIONS, Membership
 from meshmend.membership.messages import FRESH, Hello, Status
 from meshmend.topology.failures import Chip

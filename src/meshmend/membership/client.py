@@ -19,7 +19,7 @@ from msgspec import structs
 from meshmend.config import Timing, alive_every_s
 from meshmend.membership.events import Event
 from meshmend.membership.generation import Generation
-from meshmend.membership.job_fingerprint import JobFingerprint
+from meshmend.membership.job import JobFingerprint
 from meshmend.membership.messages import (
     FRESH,
     Alive,

@@ -10,27 +10,21 @@ every event; they may be killed too.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from logging import getLogger
-from typing import Final
+from typing import Final, Protocol
 
 from msgspec import structs
 
 from meshmend.membership import events, messages
 from meshmend.membership.admission import Admission, is_own_report
-from meshmend.membership.connections import (
-    Connections,
-    ControlConnection,
-    asker_over_limit,
-    most_strangers,
-)
 from meshmend.membership.coordinator_status import StatusKeeper
-from meshmend.membership.decision import Decision
 from meshmend.membership.events import Event
 from meshmend.membership.history import CoordinatorRecord, History
-from meshmend.membership.job_spec import JobSpec
+from meshmend.membership.job import JobSpec
 from meshmend.membership.job_status import JobStatus
-from meshmend.membership.membership import Membership
-from meshmend.membership.messages import Message
+from meshmend.membership.membership import Decision, Membership
+from meshmend.membership.messages import Heartbeat, Message
 from meshmend.membership.stragglers import Stragglers
 from meshmend.topology.failures import Chip
 from meshmend.transport.codec import tag_of
@@ -38,9 +32,43 @@ from meshmend.transport.pacing import RateLimit
 
 _log = getLogger(__name__)
 
+_MOST_STRANGERS: Final = 128
+_MOST_ASKERS: Final = 32
+_MOST_REPORTS_PER_S: Final = 5000  # forwarded to observers; no training loop is that fast
+
 _MOST_CHIPS_TOLD_PER_S: Final = 4096  # in answers to askers: some tenths of a second of work
 _MOST_REFUSALS_PER_S: Final = 10  # logged and sent to observers; refusals can come in floods
 _LOOK_FOR_STUCK_EVERY_S: Final = 0.25  # it looks at all members, which takes time
+
+
+class Connections(Protocol):
+    """Sends the coordinator's messages; each connection has a number."""
+
+    def send(self, connection: int, message: Message) -> None:
+        """Send a message. If that fails, the coordinator's `closed` is called later."""
+
+    def hang_up(self, connection: int) -> None:
+        """Close a connection after the messages already sent; `closed` is not called for it."""
+
+
+@dataclass
+class ControlConnection:
+    """A connection of a worker, an observer, an asker, or a stranger.
+
+    An asker was sent the status of the job; it hangs up once it has read it. A stranger has not
+    said yet which of these it is; if it `is_asked`, it will say hello once more. `beat` is the last
+    heartbeat of a worker.
+    """
+
+    number: int
+    name: str
+    heard: float
+    chip: Chip | None = None
+    is_observer: bool = False
+    is_asker: bool = False
+    is_asked: bool = False
+    beat: Heartbeat | None = None
+    reports: RateLimit = field(default_factory=lambda: RateLimit(_MOST_REPORTS_PER_S))
 
 
 class Coordinator:
@@ -113,7 +141,8 @@ class Coordinator:
     def opened(self, number: int, name: str, now: float) -> None:
         """Record a new connection; close the oldest stranger if there are too many."""
         self._now = now
-        if len(self._strangers) >= most_strangers(self._spec.mesh.n_chips):
+        # All workers of a job may come at once.
+        if len(self._strangers) >= max(_MOST_STRANGERS, 2 * self._spec.mesh.n_chips):
             oldest = next(iter(self._strangers.values()))
             self._refuse(oldest, "too many connections, and it had sent no hello", for_now=True)
         connection = ControlConnection(number, name, now)
@@ -342,8 +371,9 @@ class Coordinator:
         if not self._answers.lets_pass(self._now):
             self._close(connection, messages.TryLater("too many ask; ask again in a second"))
             return
-        if (oldest := asker_over_limit(self._connections.values())) is not None:
-            self._drop_asker(oldest)
+        askers = [each for each in self._connections.values() if each.is_asker]
+        if len(askers) >= _MOST_ASKERS:
+            self._drop_asker(askers[0])
         connection.is_asker, connection.heard = True, self._now
         self._strangers.pop(connection.number, None)
         self._send(connection, messages.StatusAnswer(self.status(self._now)))

@@ -25,12 +25,12 @@ from meshmend.errors import (
 )
 from meshmend.membership.client import MembershipClient, News, WorkerIdentity
 from meshmend.membership.events import Event
-from meshmend.membership.job_fingerprint import JobFingerprint
-from meshmend.membership.message_channel import MessageChannel
+from meshmend.membership.job import JobFingerprint
 from meshmend.membership.messages import (
     COORDINATOR,
     AskStatus,
     Message,
+    MessageChannel,
     Refused,
     Status,
     StatusAnswer,

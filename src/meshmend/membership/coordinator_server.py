@@ -16,10 +16,9 @@ from meshmend.errors import ChannelError, MessageError
 from meshmend.membership.coordinator import Coordinator
 from meshmend.membership.events import Event
 from meshmend.membership.history import CoordinatorRecord
-from meshmend.membership.job_spec import JobSpec
+from meshmend.membership.job import JobSpec
 from meshmend.membership.job_status import JobStatus
-from meshmend.membership.message_channel import MessageChannel, packed_message
-from meshmend.membership.messages import COORDINATOR, Message
+from meshmend.membership.messages import COORDINATOR, Message, MessageChannel, packed_message
 from meshmend.membership.record_file import RecordSaver, TermOnDisk, load_history, save_record
 from meshmend.topology.failures import Chip
 from meshmend.transport.channel import Channel

@@ -6,10 +6,9 @@ Knows neither sockets nor a clock. `worker_status` is what a worker knows.
 from collections.abc import Iterator
 
 from meshmend.membership.admission import Admission
-from meshmend.membership.connected_worker import ConnectedWorker
 from meshmend.membership.generation import Generation
+from meshmend.membership.job import JobSpec
 from meshmend.membership.job_progress import JobProgress
-from meshmend.membership.job_spec import JobSpec
 from meshmend.membership.job_status import (
     ChipsWait,
     JobPhase,
@@ -18,7 +17,7 @@ from meshmend.membership.job_status import (
     loop_waits,
     shared_arguments,
 )
-from meshmend.membership.membership import Membership
+from meshmend.membership.membership import ConnectedWorker, Membership
 from meshmend.membership.messages import FRESH, Traffic
 from meshmend.membership.stragglers import Stragglers
 from meshmend.membership.wait_reasons import WaitReasons

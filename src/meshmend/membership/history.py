@@ -15,7 +15,7 @@ from functools import cached_property
 from msgspec.structs import replace
 
 from meshmend.membership.generation import Generation, GenerationNumber, Term, term_after
-from meshmend.membership.job_fingerprint import JobFingerprint
+from meshmend.membership.job import JobFingerprint
 from meshmend.membership.messages import FRESH, StateVersion, Status
 from meshmend.topology.failures import Chip
 from meshmend.transport.codec import Count, Value

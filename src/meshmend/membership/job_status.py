@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from meshmend.membership.events import ChipCoordinates, Event
 from meshmend.membership.generation import Generation, GenerationNumber
-from meshmend.membership.job_fingerprint import JobFingerprint
+from meshmend.membership.job import JobFingerprint
 from meshmend.transport.codec import Count, Seconds, Value
 from meshmend.transport.listener import Address
 

@@ -10,19 +10,17 @@ without a worker that holds that state. If none is left, the others wait for one
 checkpoint; without a checkpoint the job fails.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Final
 
 from msgspec import structs
 
 from meshmend.config import Timing
-from meshmend.membership.connected_worker import ConnectedWorker
-from meshmend.membership.decision import Decision
 from meshmend.membership.generation import Generation, GenerationName, Seat
 from meshmend.membership.history import CoordinatorRecord, History
 from meshmend.membership.messages import FRESH, Go, Hello, Status
-from meshmend.membership.pending_changes import PendingChanges
 from meshmend.topology.failures import Chip, Link
 from meshmend.topology.graph import components
 from meshmend.topology.mesh import Mesh
@@ -31,6 +29,41 @@ from meshmend.transport.listener import Address
 # How many generations a lost coordinator may have made that no live worker knows of.
 UNHEARD_GENERATIONS = 10
 _LONGEST_RECALL = 10  # times `recall_s`, while workers of the recalled generation keep coming
+
+_LONGEST_SETTLE: Final = 10  # times `settle_s`, if changes keep coming
+_MOST_REASONS: Final = 4  # named in the text; the others are counted
+
+
+@dataclass
+class ConnectedWorker:
+    """A connected worker; `since` is 0 while it is not a member.
+
+    `recalls`: it came with the latest generation that it received. Another one may have been told
+    to wait, and then does not go on with a generation that was formed before it came.
+    """
+
+    chip: Chip
+    address: Address
+    status: Status
+    connected_at: float
+    since: int = 0
+    recalls: bool = False
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A new generation and why, a go message, the end of the job, or a failure; empty if nothing.
+
+    `lost_step` is the last step whose state no worker holds any more. It is set when the
+    job begins to wait for that state, and together with the `go` that restores an earlier one.
+    """
+
+    generation: Generation | None = None
+    why: str = ""
+    go: Go | None = None
+    is_over: bool = False
+    failed: str = ""
+    lost_step: int | None = None
 
 
 class Membership:
@@ -441,3 +474,65 @@ class Membership:
         workers = (self.workers.get(chip) for chip in self.generation.chips)
         self.is_over = all(worker and worker.status.finished for worker in workers)
         return self.is_over
+
+
+@dataclass
+class DoubtfulLink:
+    """When a worker complained about a link, and when to check it again."""
+
+    since: float
+    check_at: float
+
+
+@dataclass
+class PendingChanges:
+    """The reasons for a new generation, and the links that are in doubt.
+
+    A link in doubt counts as cut once both its ends have sent a message after the complaint. If a
+    whole host is silent, its chips are dead and its links are not the cause.
+    """
+
+    settle_s: float
+    doubt_s: float
+    first: float = 0.0
+    last: float = 0.0
+    reasons: list[str] = field(default_factory=list)
+    doubts: dict[Link, DoubtfulLink] = field(default_factory=dict)
+    heard: dict[Chip, float] = field(default_factory=dict)
+
+    def add(self, why: str, now: float) -> None:
+        """Add a reason for a new generation."""
+        if not self.reasons:
+            self.first = now
+        self.reasons.append(why)
+        self.last = now
+
+    def doubt_link(self, link: Link, now: float) -> None:
+        """Record that one end of a link has lost its connection to the other."""
+        self.doubts.setdefault(link, DoubtfulLink(now, now + self.doubt_s))
+
+    def cut_links(self, live: Container[Chip], now: float) -> list[Link]:
+        """Return the links that now count as cut, because both ends live; each once."""
+        cut = []
+        for link, doubt in list(self.doubts.items()):
+            ends = (link.first, link.second)
+            if not all(chip in live for chip in ends):
+                del self.doubts[link]
+            elif now >= doubt.check_at and all(self.heard[chip] >= doubt.since for chip in ends):
+                del self.doubts[link]
+                cut.append(link)
+            elif now >= doubt.check_at:
+                doubt.check_at = now + self.doubt_s
+        return cut
+
+    def settles_at(self) -> float:
+        """Return when to make a new generation if no more changes come."""
+        return min(self.last + self.settle_s, self.first + _LONGEST_SETTLE * self.settle_s)
+
+    def take_reasons(self) -> str:
+        """Return all reasons as one text, and forget them."""
+        reasons = list(dict.fromkeys(self.reasons))
+        self.reasons.clear()
+        shown = ", ".join(reasons[:_MOST_REASONS])
+        more = len(reasons) - _MOST_REASONS
+        return shown if more <= 0 else f"{shown} and {more} more"

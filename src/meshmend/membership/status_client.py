@@ -21,8 +21,14 @@ from meshmend.errors import (
     TransportError,
 )
 from meshmend.membership.job_status import JobStatus, merged
-from meshmend.membership.message_channel import MessageChannel
-from meshmend.membership.messages import ASKER, AskStatus, Refused, StatusAnswer, TryLater
+from meshmend.membership.messages import (
+    ASKER,
+    AskStatus,
+    MessageChannel,
+    Refused,
+    StatusAnswer,
+    TryLater,
+)
 from meshmend.transport.channel import Channel
 from meshmend.transport.handshake import ANYONE, ConnectRequest, Deadline, dial
 from meshmend.transport.listener import Address

@@ -16,8 +16,7 @@ from logging import getLogger
 from typing import Final
 
 from meshmend.errors import ChannelError, MessageError
-from meshmend.membership.message_channel import MessageChannel
-from meshmend.membership.messages import AskStatus, Message, Refused
+from meshmend.membership.messages import AskStatus, Message, MessageChannel, Refused
 from meshmend.transport.channel import Channel
 from meshmend.transport.event_fd import clear, event_of
 

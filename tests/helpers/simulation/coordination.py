@@ -10,7 +10,7 @@ from collections.abc import Callable
 from meshmend.errors import JobFailedError, RefusedError, StoppedError, TurnedAwayError
 from meshmend.membership.client import MembershipClient, News, WorkerIdentity
 from meshmend.membership.events import Event
-from meshmend.membership.job_fingerprint import JobFingerprint
+from meshmend.membership.job import JobFingerprint
 from meshmend.membership.messages import Message, NewGeneration, Status, Welcome
 from meshmend.topology.failures import Chip
 from meshmend.transport.listener import Address

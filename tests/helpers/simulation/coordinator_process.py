@@ -6,7 +6,7 @@ from typing import Any
 from meshmend.errors import MessageError
 from meshmend.membership.coordinator import Coordinator
 from meshmend.membership.history import CoordinatorRecord, History
-from meshmend.membership.job_spec import JobSpec
+from meshmend.membership.job import JobSpec
 from meshmend.membership.messages import (
     Message,
     NewGeneration,

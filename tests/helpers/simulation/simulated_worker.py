@@ -8,8 +8,8 @@ from meshmend.errors import CheckpointDamageError, InputError, JobFailedError, R
 from meshmend.membership.client import WorkerIdentity
 from meshmend.membership.events import WorkerStepped
 from meshmend.membership.faults.fault import Moment
-from meshmend.membership.faults.self_injection import SelfInjection
-from meshmend.membership.job_fingerprint import JobFingerprint
+from meshmend.membership.faults.fault_injector import SelfInjection
+from meshmend.membership.job import JobFingerprint
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.train.core.worker_environment import WorkerEnvironment

@@ -5,7 +5,7 @@ from functools import cache
 from random import Random
 
 from meshmend.config import Timing
-from meshmend.membership.job_spec import JobSpec
+from meshmend.membership.job import JobSpec
 from meshmend.membership.messages import CutLink, MendLink
 from meshmend.topology.failures import Chip, Link
 from meshmend.topology.text import parse_mesh

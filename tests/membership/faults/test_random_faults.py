@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshmend.membership.faults.fault import Fault, FaultKind, parse_fault
-from meshmend.membership.faults.random_faults import random_faults
 from meshmend.topology.failures import Block, Chip, Link, board_shape
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
+from random_faults import random_faults
 
 meshes = st.builds(
     parse_mesh,

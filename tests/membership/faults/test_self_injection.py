@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from meshmend.membership.faults.fault import Moment, parse_fault
-from meshmend.membership.faults.self_injection import SelfInjection
+from meshmend.membership.faults.fault_injector import SelfInjection
 from meshmend.topology.text import parse_mesh
 
 MESH = parse_mesh("4x4")

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from meshmend.membership.generation import Generation, Seat
-from meshmend.membership.job_fingerprint import JobFingerprint
+from meshmend.membership.job import JobFingerprint
 from meshmend.membership.job_status import (
     RECOVERY_BUCKETS_S,
     ChipsWait,

@@ -1,9 +1,9 @@
-"""What can fail in a run: faults as values, random faults, and fault injection.
+"""What can fail in a run: faults as values, and fault injection.
 
-Knows neither processes nor sockets. A fault passes through these modules from left to right:
+A fault passes through these modules from left to right:
 
     --inject TEXT -> fault.py -> fault_injector.py -> JobControl (launch/process_control.py)
-                                                   -> self_injection.py, inside a worker
+                                                   -> SelfInjection, inside a worker
 
 To add a kind of fault, add a member to `FaultKind`; mypy then names each `match` that lacks it.
 
@@ -12,7 +12,7 @@ To add a kind of fault, add a member to `FaultKind`; mypy then names each `match
 | fault.py                       | the member, its targets, its duration, which chips it loses    |
 | fault_injector.py              | what it does, and whether the job can ignore it                |
 | launch/process_control.py      | only if `JobControl` needs one more method for it              |
-| random_faults.py               | only if random runs should have it: a method and its weight    |
+| benchmarks/random_faults.py    | only if random runs should have it: a method and its weight    |
 | tests/membership/faults        | the kind in generated_faults.py, errors, an example by hand    |
 | cli/chip_states.py             | how the live display shows the chips of such a fault           |
 | cli/train.py, docs/failures.md | an example for users                                           |

@@ -1,20 +1,26 @@
 """Injects faults into a running job, each once, when its step is done or its time has come.
 
-This module decides; a `JobControl` acts. The launcher's `JobControl` uses signals and messages.
-Knows neither processes nor sockets nor a clock; the time is an argument.
+A `FaultInjector` decides, without a clock; a `JobControl` acts. The launcher's `JobControl` uses
+signals and messages. Faults that hit one part of a step exactly are injected by the worker itself.
 """
 
 import math
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, assert_never
 
-from meshmend.membership.faults.fault import COORDINATOR, Fault, FaultKind, Process
+from meshmend.membership.faults.fault import COORDINATOR, Fault, FaultKind, Moment, Process
 from meshmend.topology.failures import Chip, Failure
 
 SLOW_CYCLE_S: Final = 0.3  # a slow worker is stopped, then runs, in each cycle
 SLOW_STOPPED_S: Final = 0.2  # of each cycle
 DEFAULT_SLOW_S: Final = 5.0
+
+_INTO_THE_SUM_S: Final = 0.002  # a fault in `reduce` or `gather` kills this long after it begins
+_TAKES_TIME: Final = (Moment.REDUCE, Moment.GATHER)
 
 
 class JobControl(Protocol):
@@ -210,3 +216,22 @@ class FaultInjector:
             self._pauses[process] = [pause for pause in pauses if now_s < pause.until_s]
             if not self._pauses[process]:
                 del self._pauses[process]
+
+
+class SelfInjection:
+    """Injects into the worker of one chip the faults that have a moment of a step, each once."""
+
+    def __init__(self, chip: Chip, faults: Iterable[Fault]) -> None:
+        self._pending = [fault for fault in faults if fault.moment and chip in fault.chips()]
+
+    def at(self, moment: Moment, step: int, *, bucket: int | None = None) -> None:
+        """Kill this process if a fault has this moment and step; 2 ms later in what takes time."""
+        for fault in self._pending:
+            if (fault.moment, fault.at_step, fault.bucket) == (moment, step, bucket):
+                self._pending.remove(fault)
+                kill = (os.getpid(), signal.SIGKILL)
+                if moment in _TAKES_TIME:
+                    threading.Timer(_INTO_THE_SUM_S, os.kill, kill).start()
+                else:
+                    os.kill(*kill)
+                return

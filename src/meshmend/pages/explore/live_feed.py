@@ -34,8 +34,7 @@ from meshmend.membership.events import (
     WorkerStepped,
 )
 from meshmend.membership.job_status import BEHIND_S, JobPhase, JobStatus
-from meshmend.membership.message_channel import MessageChannel
-from meshmend.membership.messages import COORDINATOR, OBSERVER, Observe, Observed
+from meshmend.membership.messages import COORDINATOR, OBSERVER, MessageChannel, Observe, Observed
 from meshmend.membership.status_client import StatusQuestion, ask_job
 from meshmend.pages.report.event_words import event_words
 from meshmend.transport.channel import Channel

@@ -17,8 +17,8 @@ from typing import Any
 from meshmend.errors import InputError, ReplicasDifferError
 from meshmend.membership.events import WorkerStepped
 from meshmend.membership.faults.fault import Moment
-from meshmend.membership.faults.self_injection import SelfInjection
-from meshmend.membership.job_fingerprint import JobFingerprint
+from meshmend.membership.faults.fault_injector import SelfInjection
+from meshmend.membership.job import JobFingerprint
 from meshmend.membership.messages import FRESH
 from meshmend.topology.failures import Chip
 from meshmend.train.core.exchange import Exchange

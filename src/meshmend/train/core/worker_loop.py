@@ -24,7 +24,7 @@ from meshmend.errors import (
 from meshmend.membership.client import News
 from meshmend.membership.events import Event
 from meshmend.membership.faults.fault import Moment
-from meshmend.membership.faults.self_injection import SelfInjection
+from meshmend.membership.faults.fault_injector import SelfInjection
 from meshmend.membership.generation import Generation
 from meshmend.membership.messages import FRESH, Go, Status
 from meshmend.topology.failures import Chip

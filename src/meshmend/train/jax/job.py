@@ -18,7 +18,7 @@ import numpy as np
 import optax
 
 from meshmend.errors import InputError
-from meshmend.membership.job_fingerprint import JobFingerprint
+from meshmend.membership.job import JobFingerprint
 from meshmend.train.core.chip_job import ChipJob
 from meshmend.train.core.job_core import JobCore, JobSettings
 from meshmend.train.core.worker_environment import worker_environment

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 import meshmend
-from meshmend.membership.job_fingerprint import NOT_COMPARED, JobFingerprint
+from meshmend.membership.job import NOT_COMPARED, JobFingerprint
 from meshmend.train.core.job_core import JobSettings
 from meshmend.train.state.state_tree import Bytes, RawArray
 

@@ -34,8 +34,8 @@ from meshmend import __version__
 from meshmend.errors import InputError, PeerLostError, TransportError
 from meshmend.membership.events import WorkerStepped
 from meshmend.membership.faults.fault import Moment
-from meshmend.membership.faults.self_injection import SelfInjection
-from meshmend.membership.job_fingerprint import NOT_COMPARED, JobFingerprint
+from meshmend.membership.faults.fault_injector import SelfInjection
+from meshmend.membership.job import NOT_COMPARED, JobFingerprint
 from meshmend.planning.environment import settings_from
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.worker_environment import (

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from meshmend.errors import InputError
-from meshmend.membership.job_fingerprint import JobFingerprint
+from meshmend.membership.job import JobFingerprint
 from meshmend.train.core.chip_job import ChipJob, added
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.job_core import JobCore, JobSettings

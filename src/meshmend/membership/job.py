@@ -1,13 +1,17 @@
-"""The arguments that all workers of a job must share, small enough for their first message.
+"""A job: what its coordinator serves, and the arguments that all its workers must share.
 
-Each argument has a name, so that a refusal can say which one differs. `train/fingerprint.py` makes
-the fingerprint of a model and its data; this module only compares.
+These arguments are small enough for a worker's first message. Each has a name, so that a refusal
+can say which one differs. `train/state/fingerprint.py` makes the fingerprint of a model and its
+data; this module only compares.
 """
 
+from dataclasses import dataclass, field
 from typing import Final
 
 from msgspec.structs import fields
 
+from meshmend.config import Timing
+from meshmend.topology.mesh import Mesh
 from meshmend.transport.codec import Count, Value, shown
 
 NOT_COMPARED: Final = "not compared"  # the value of a text that a worker could not compute
@@ -17,6 +21,20 @@ _WORDS: Final = {
     "dataset_length": "the length of the data set",
     "samples": "the digest of a few samples",
 }
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """The job that a coordinator serves: its name, mesh, board shape and timing.
+
+    `version` is meshmend's on the coordinator's host, for those who ask.
+    """
+
+    job: str
+    mesh: Mesh
+    board: tuple[int, ...]
+    timing: Timing = field(default_factory=Timing)
+    version: str = ""
 
 
 class JobFingerprint(Value, frozen=True):
