@@ -9,8 +9,7 @@ from meshmend.errors import InputError
 from meshmend.planning.catalogue import CollectiveCall, payload_class, proved_schedule
 from meshmend.planning.plan import AUTO
 from meshmend.schedule.algorithms import ALGORITHMS
-from meshmend.schedule.rank_order import in_rank_order
-from meshmend.schedule.table import Collective
+from meshmend.schedule.table import Collective, in_rank_order
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
 from meshmend.transport import reference

@@ -2,11 +2,11 @@
 
 import pytest
 
+from lockstep_interpreter import check_program
 from meshmend import plan
 from meshmend.errors import InputError, UnsupportedError
 from meshmend.planning.lockstep_plan import lockstep_plan
 from meshmend.planning.lowering import lowered
-from meshmend.schedule.interpreter import check_program
 from meshmend.topology.mesh import Mesh
 
 HOLE = Mesh((8, 8)).without("2x2@2,2")

@@ -2,10 +2,10 @@
 
 import pytest
 
+from lockstep_interpreter import check_program
 from meshmend import plan
 from meshmend.errors import InputError
 from meshmend.planning.lowering import lowered
-from meshmend.schedule.interpreter import check_program
 from meshmend.topology.fabric import fabric
 from meshmend.topology.mesh import Mesh
 

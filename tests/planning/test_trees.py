@@ -19,11 +19,10 @@ from meshmend.planning.tree_formula import (
 )
 from meshmend.planning.tree_search import USUAL_DELAY_HOPS_PER_HOP, best_pipeline, best_trees
 from meshmend.schedule.contributions import check_contributions
-from meshmend.schedule.hops import check_hops
-from meshmend.schedule.owner_trees import owner_tree_schedule
 from meshmend.schedule.placement import placed
+from meshmend.schedule.proofs import check_hops
 from meshmend.schedule.table import COPY, REDUCE, Collective
-from meshmend.schedule.trees import tree_schedule, usual_tree_count
+from meshmend.schedule.trees import owner_tree_schedule, tree_schedule, usual_tree_count
 from meshmend.simulator.limit import limit
 from meshmend.topology.deadlock import check_deadlock_free
 from meshmend.topology.fabric import fabric

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from meshmend import plan
-from meshmend.schedule.cells import in_pieces, row_widths, with_equal_cells
 from meshmend.schedule.contributions import check_contributions
+from meshmend.schedule.lockstep_program import in_pieces, row_widths, with_equal_cells
 from meshmend.schedule.table import COPY, REDUCE, Collective, Schedule, even_cuts
 from meshmend.topology.mesh import Mesh
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from meshmend.errors import UnsupportedError
 from meshmend.planning.proof import prove
 from meshmend.schedule.contributions import check_contributions
-from meshmend.schedule.exchange_nd import check_exchange, exchange_nd
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
 from meshmend.schedule.priority import remaining_hops
-from meshmend.schedule.scratch_cells import check_scratch
+from meshmend.schedule.proofs import check_scratch
+from meshmend.schedule.rings_nd import check_exchange, exchange_nd
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.simulator.network_program import program_of
 from meshmend.simulator.rules import simulate

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 
 from meshmend.errors import VerificationError
 from meshmend.schedule.algorithms import ALGORITHMS
-from meshmend.schedule.hops import check_hops
 from meshmend.schedule.placement import Placement, placed
+from meshmend.schedule.proofs import check_hops
 from meshmend.schedule.table import REDUCE, Collective
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.routes import routes_for

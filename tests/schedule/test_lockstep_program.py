@@ -8,12 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep_interpreter import check_program, run_program
 from meshmend import plan
 from meshmend.errors import InputError, VerificationError
 from meshmend.schedule import lockstep_program as module
-from meshmend.schedule.cells import in_pieces, row_widths, with_equal_cells
-from meshmend.schedule.interpreter import check_program, run_program
-from meshmend.schedule.lockstep_program import LockstepProgram, lockstep_program
+from meshmend.schedule.lockstep_program import (
+    LockstepProgram,
+    in_pieces,
+    lockstep_program,
+    row_widths,
+    with_equal_cells,
+)
 from meshmend.schedule.step_packing import Waits, row_graph
 from meshmend.schedule.table import Collective
 from meshmend.schedule.trees import trees

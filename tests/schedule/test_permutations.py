@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshmend.schedule.permutations import permutations_of
+from meshmend.schedule.lockstep_program import permutations_of
 
 ranks = st.integers(0, 9)
 

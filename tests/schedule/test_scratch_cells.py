@@ -5,7 +5,7 @@ import pytest
 
 from meshmend.errors import VerificationError
 from meshmend.schedule.contributions import check_contributions
-from meshmend.schedule.scratch_cells import check_scratch
+from meshmend.schedule.proofs import check_scratch
 from meshmend.schedule.table import COPY, REDUCE, Collective, Rows, Schedule, schedule_of
 
 # Two ranks exchange what they have through buffer 1, and add it up.

@@ -15,8 +15,8 @@ from meshmend.errors import InputError, UnsupportedError
 from meshmend.planning.formats.msccl_xml import msccl_xml
 from meshmend.planning.lockstep_plan import lockstep_plan
 from meshmend.planning.plan import load_plan, plan
-from meshmend.schedule.cells import with_equal_cells
 from meshmend.schedule.hazards import hazards_of
+from meshmend.schedule.lockstep_program import with_equal_cells
 from meshmend.schedule.table import COPY, REDUCE, Collective, Schedule, index_dtype
 from meshmend.topology.mesh import Mesh
 from strategies import rows_of, schedule_from

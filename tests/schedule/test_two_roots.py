@@ -17,7 +17,7 @@ from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
 from meshmend.schedule.priority import remaining_hops
 from meshmend.schedule.table import Collective, Schedule
-from meshmend.schedule.two_roots import two_roots
+from meshmend.schedule.trees import two_roots
 from meshmend.topology.fabric import fabric
 from meshmend.topology.failures import Block
 from meshmend.topology.figures import mesh_figures

@@ -11,8 +11,8 @@ from meshmend.errors import UnsupportedError, VerificationError
 from meshmend.planning.proof import prove
 from meshmend.schedule.algorithms import ALGORITHMS
 from meshmend.schedule.contributions import check_contributions
+from meshmend.schedule.proofs import check_updates
 from meshmend.schedule.table import COPY, REDUCE, Collective, Schedule
-from meshmend.schedule.updates import check_updates
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
 from meshmend.transport import reference

@@ -16,8 +16,7 @@ from jax import lax
 
 from meshmend.planning.lowering import lowered
 from meshmend.planning.plan import Plan
-from meshmend.schedule.lockstep_program import LockstepProgram
-from meshmend.schedule.permutations import Pairs
+from meshmend.schedule.lockstep_program import LockstepProgram, Pairs
 
 AxisName = str | tuple[str, ...]
 Sum = Callable[[jax.Array, Any, AxisName], jax.Array]  # what a chip has, the program, the axis

@@ -19,9 +19,14 @@ from meshmend.errors import InputError
 from meshmend.jax.collectives import as_numbers, by_type
 from meshmend.jax.permutes import AxisName, StepTables, filled_buffer, run_steps
 from meshmend.planning.plan import Plan
-from meshmend.schedule.cells import in_pieces, with_equal_cells
-from meshmend.schedule.lockstep_program import LockstepProgram, lockstep_program
-from meshmend.schedule.permutations import Pairs, permutations_of
+from meshmend.schedule.lockstep_program import (
+    LockstepProgram,
+    Pairs,
+    in_pieces,
+    lockstep_program,
+    permutations_of,
+    with_equal_cells,
+)
 from meshmend.schedule.table import Collective
 from meshmend.topology.mesh import Mesh
 

@@ -20,9 +20,8 @@ from meshmend.planning.proof import prove
 from meshmend.planning.target import Target
 from meshmend.schedule.algorithms import algorithm as algorithm_named
 from meshmend.schedule.hazards import Hazards
-from meshmend.schedule.rank_order import in_rank_order
 from meshmend.schedule.spanning import broadcast, spread, tree_sum
-from meshmend.schedule.table import Collective, Schedule
+from meshmend.schedule.table import Collective, Schedule, in_rank_order
 from meshmend.topology.mesh import Mesh
 from meshmend.transport.event_loop import load_event_loop
 from meshmend.transport.tasks import ITEMSIZES, RankProgram, Task, rank_program, task_of

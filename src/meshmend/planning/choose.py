@@ -21,8 +21,8 @@ from meshmend.planning.progress import ProgressCallback, ProgressShares, no_prog
 from meshmend.planning.tree_formula import Pipeline
 from meshmend.planning.tree_search import best_pipeline
 from meshmend.schedule.algorithms import algorithm
-from meshmend.schedule.owner_trees import owner_tree_schedule
 from meshmend.schedule.table import Collective, Schedule
+from meshmend.schedule.trees import owner_tree_schedule
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh

@@ -15,9 +15,15 @@ import numpy as np
 
 from meshmend.errors import InputError
 from meshmend.planning.plan import Plan
-from meshmend.schedule.cells import CellSchedule, in_pieces, row_widths, with_equal_cells
 from meshmend.schedule.hazards import hazards_of
-from meshmend.schedule.lockstep_program import LockstepProgram, lockstep_program
+from meshmend.schedule.lockstep_program import (
+    CellSchedule,
+    LockstepProgram,
+    in_pieces,
+    lockstep_program,
+    row_widths,
+    with_equal_cells,
+)
 from meshmend.schedule.step_packing import RowGraph, row_graph
 from meshmend.schedule.table import REDUCE, Collective, Rows, schedule_of
 from meshmend.simulator.network_program import program_of

@@ -18,10 +18,10 @@ from meshmend.errors import UnsupportedError
 from meshmend.planning.packed_trees import TreeShape, trees_of
 from meshmend.planning.tree_formula import MOST_SLICES, Pipeline
 from meshmend.schedule.hazards import hazards_of
-from meshmend.schedule.owner_trees import owner_tree_counts, owner_tree_schedule
 from meshmend.schedule.placement import placed
 from meshmend.schedule.priority import remaining_hops
 from meshmend.schedule.table import Collective
+from meshmend.schedule.trees import owner_tree_counts, owner_tree_schedule
 from meshmend.simulator.network_program import Program, program_of
 from meshmend.simulator.rules import Progress, Simulation, simulate
 from meshmend.topology.fabric import Fabric

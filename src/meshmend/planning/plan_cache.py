@@ -27,8 +27,7 @@ from meshmend.planning.catalogue import (
 )
 from meshmend.planning.files import PlanFile, decode_plan, encode_plan
 from meshmend.planning.plan_request import GATHER, PlanRequest, SumSizes
-from meshmend.schedule.rank_order import in_rank_order
-from meshmend.schedule.table import Collective, Schedule
+from meshmend.schedule.table import Collective, Schedule, in_rank_order
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 from meshmend.transport.event_loop import load_event_loop

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 
 from meshmend.schedule.contributions import Proof, check_contributions
 from meshmend.schedule.hazards import Hazards, hazards_of
-from meshmend.schedule.hops import check_hops
 from meshmend.schedule.placement import Placement, placed
-from meshmend.schedule.scratch_cells import check_scratch
+from meshmend.schedule.proofs import check_hops, check_scratch, check_updates
 from meshmend.schedule.table import Schedule
-from meshmend.schedule.updates import check_updates
 from meshmend.topology.deadlock import check_deadlock_free
 from meshmend.topology.mesh import Mesh
 

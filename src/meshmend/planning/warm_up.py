@@ -19,9 +19,9 @@ from meshmend.planning.plan import plan
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.contributions import check_contributions
 from meshmend.schedule.hazards import NONE, Hazards, hazards_of
-from meshmend.schedule.hops import check_hops
 from meshmend.schedule.placement import Placement, channel_loads, placed
 from meshmend.schedule.priority import delay_slices, remaining_hops
+from meshmend.schedule.proofs import check_hops
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.simulator.network_program import program_of
 from meshmend.simulator.rules import simulate

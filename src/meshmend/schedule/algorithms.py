@@ -5,17 +5,16 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from meshmend.schedule.algorithm_names import check_algorithm_name
-from meshmend.schedule.exchange_nd import (
+from meshmend.schedule.ring_builders import ft_two_d, rank_ring, ring_1d, row_pair, two_d
+from meshmend.schedule.rings_nd import (
     check_exchange,
     exchange,
     exchange_1,
     exchange_2,
+    rings_nd,
 )
-from meshmend.schedule.ring_builders import ft_two_d, rank_ring, ring_1d, row_pair, two_d
-from meshmend.schedule.rings_nd import rings_nd
 from meshmend.schedule.table import Collective, Schedule
-from meshmend.schedule.trees import express, trees
-from meshmend.schedule.two_roots import two_roots
+from meshmend.schedule.trees import express, trees, two_roots
 from meshmend.topology.mesh import Mesh
 from meshmend.trees.pairs import fault_tolerant_layout, row_pair_layout
 from meshmend.trees.rings import hamiltonian_ring, line_rings

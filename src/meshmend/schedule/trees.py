@@ -1,4 +1,4 @@
-"""The schedules `trees` and `express`: sum up many spanning trees at once, and broadcast down them.
+"""Schedules over trees, `trees`, `express` and `two-roots`: sum up them, and broadcast down them.
 
 Each tree carries its own chunk. Up and down overlap: while later slices are still summed towards
 the roots, earlier ones already come down, over the other direction of the same links. Rows are
@@ -13,24 +13,75 @@ axis, which starts with that axis.
 Messages on a line follow one another one hop apart. Where a message takes longer than that, they
 would queue. So every second chip first hands its sum to its neighbour, and they are two hops apart.
 Works on every connected mesh, around any holes.
+
+**Owner trees** are for collectives in which each rank owns an equal part. A tree has no direction:
+its links carry the same load whichever rank it hangs from. So each rank's chunk is summed up one of
+the trees of a packing with that rank as its root, and comes down the same tree. Between up and down
+the owner may update the chunk, at nearly the price of an allreduce. Chunks are numbered in the
+order in which they go: neighbours in that order use different trees, and their owners are scattered
+over the mesh, so that at any time all links are about equally busy. Rows are in the order in which
+links should serve them, for executors that know nothing of delays.
+
+**`two-roots`** is for a mesh with a slit, a long line of failed chips: two meshes that are joined
+at the ends of the line. Trees with one root take the way around the slit up, and again down. Here
+each side has a root, both roots send their sums to a gate in each gap, past chips without stopping,
+and the gates broadcast the total (`trees/two_root_trees.py`). A gate adds one sum to the other, and
+a sum of two is the same whichever comes first. So all chips get the same bits.
+
+`trees_in` reads trees back out of a table, also of tables that others made.
 """
+
+from itertools import pairwise
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.errors import UnsupportedError
-from meshmend.schedule.owner_trees import owner_trees
+from meshmend.kernels import kernel
 from meshmend.schedule.ring_builders import NamedRows, halves
-from meshmend.schedule.table import COPY, REDUCE, Collective, Rows, Schedule, schedule_of
+from meshmend.schedule.table import (
+    COPY,
+    REDUCE,
+    Collective,
+    Phase,
+    Rows,
+    Schedule,
+    even_cuts,
+    index_dtype,
+    schedule_of,
+)
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.trees.axis_trees import axis_tree_packing, straight_to
 from meshmend.trees.tree_counts import MOST_TREES, least_load, tree_counts
 from meshmend.trees.tree_packing import TreePacking, tree_packing
+from meshmend.trees.two_root_trees import Carry, Ranks, TwoRootTrees, two_root_trees
 
 # Fewer trees are quicker to plan, so their load may be this many times that of more trees. The
 # figure is a choice, not a measurement: 32x32 with a hole gets 19 trees instead of 27.
 _WORTH_FEWER_TREES = 1.02
+
+# A row goes before another if it is this many places of chunks per hop farther from the end of its
+# chain. Found by trying on 8x8, 16x16 and 32x32: from 4 to 5 times differ by 0.5 %. In a half of an
+# allreduce the farthest goes first.
+_CHUNKS_PER_HOP: Final = 4.5
+_CHUNKS_PER_HOP_OF_A_HALF: Final = 1000.0
+_SCATTERED: Final = 0  # the seed of the order of owners
+# On few ranks one chunk each is too coarse to load the links evenly: 12 chunks of 12 ranks on 16
+# links load some link with 9, where 8.25 would do. A chunk more must pay by half a percent.
+_MOST_CHUNKS: Final = 128
+_MOST_CHUNKS_EACH: Final = 4
+_WORTH_A_CHUNK: Final = 1.005
+
+_PHASES: Final = {
+    Collective.ALLREDUCE: "reduce up, broadcast down",
+    Collective.REDUCE_SCATTER: "reduce up",
+    Collective.ALL_GATHER: "broadcast down",
+    Collective.SHARDED_UPDATE: "reduce up, update, broadcast down",
+}
+
+_Ranks = NDArray[np.integer]
 
 
 def trees(mesh: Mesh, collective: Collective) -> Schedule:
@@ -112,3 +163,203 @@ def express(mesh: Mesh, collective: Collective) -> Schedule:
     packing = axis_tree_packing(mesh)
     takers = straight_to(mesh, packing, in_pairs=True)
     return tree_schedule(packing, collective, algorithm="express", takers=takers)
+
+
+def owner_trees(mesh: Mesh, collective: Collective) -> Schedule:
+    """Return the schedule over the packing that loads the links of a mesh most evenly."""
+    n_trees, chunks_each = owner_tree_counts(mesh)[0]
+    packing = tree_packing(mesh, n_trees=n_trees)
+    return owner_tree_schedule(packing, collective, chunks_each=chunks_each)
+
+
+def owner_tree_counts(mesh: Mesh) -> list[tuple[int, int]]:
+    """Return the numbers of trees, and of chunks of each rank, that are worth trying.
+
+    Those with the least load are first. A link that carries c trees carries the chunks that go
+    along them. Where the chunks cannot be dealt out evenly, some trees have one more.
+    """
+    figures, n_ranks = mesh_figures(mesh), mesh.n_live
+
+    def cost(count: tuple[int, int]) -> tuple[float, int, int]:
+        n_trees, chunks_each = count
+        n_chunks, on_a_link = chunks_each * n_ranks, least_load(figures, n_trees)
+        load = on_a_link * (n_chunks // n_trees) + min(on_a_link, n_chunks % n_trees)
+        return load / n_chunks * _WORTH_A_CHUNK**chunks_each, chunks_each, n_trees
+
+    most_each = max(1, min(_MOST_CHUNKS_EACH, _MOST_CHUNKS // n_ranks))
+    counts = [
+        (n_trees, chunks_each)
+        for chunks_each in range(1, most_each + 1)
+        for n_trees in range(1, min(chunks_each * n_ranks, MOST_TREES) + 1)
+    ]
+    return sorted(counts, key=cost)
+
+
+def owner_tree_schedule(
+    packing: TreePacking, collective: Collective, *, chunks_each: int = 1
+) -> Schedule:
+    """Return the schedule in which each rank owns an equal part, over the trees of a packing.
+
+    A rank owns `chunks_each` chunks. Each tree serves as many chunks as any other, or one more.
+    Weights of the trees count for nothing.
+    """
+    n_trees, n_ranks = packing.parents.shape
+    rng, n_chunks = np.random.default_rng(_SCATTERED), chunks_each * n_ranks
+    owners = np.concatenate([rng.permutation(n_ranks) for _ in range(chunks_each)])
+    owners = owners.astype(np.int32)
+    parents = _hung_from(packing.parents, owners, np.arange(n_chunks) % n_trees)
+    hung = TreePacking(owners, parents, np.full(n_chunks, 1 / n_chunks))
+    src, dst, chunk, remaining, n_up = _owner_rows(hung, collective)
+    op = np.where(np.arange(len(src)) < n_up, REDUCE, COPY).astype(np.uint8)
+    is_half = collective in {Collective.REDUCE_SCATTER, Collective.ALL_GATHER}
+    chunks_per_hop = _CHUNKS_PER_HOP_OF_A_HALF if is_half else _CHUNKS_PER_HOP
+    order = np.argsort(chunk - chunks_per_hop * remaining, kind="stable")
+    dtype = index_dtype(n_ranks, n_chunks)
+    chunk = chunk[order]
+    return Schedule(
+        algorithm="trees",
+        collective=collective,
+        n_ranks=n_ranks,
+        cuts=even_cuts(n_chunks),
+        owners=owners,
+        src=src[order].astype(dtype),
+        dst=dst[order].astype(dtype),
+        lo=chunk.astype(dtype),
+        hi=(chunk + 1).astype(dtype),
+        op=op[order],
+        phases=(Phase(_PHASES[collective], 0, len(order)),) if len(order) else (),
+    )
+
+
+def _owner_rows(
+    hung: TreePacking, collective: Collective
+) -> tuple[_Ranks, _Ranks, _Ranks, _Ranks, int]:
+    """Return source, destination, chunk and chain of hops of each row, and how many rows go up.
+
+    The chain of a row up leads to the root and, unless it is a reduce-scatter, down to the deepest
+    rank.
+    """
+    chunk, child = np.nonzero(hung.parents >= 0)
+    parent = hung.parents[chunk, child]
+    up = hung.hops[chunk, child]
+    if collective is not Collective.REDUCE_SCATTER:
+        up = up + hung.depths[chunk]
+    down = hung.heights[chunk, child] + 1
+    if collective is Collective.REDUCE_SCATTER:
+        return child, parent, chunk, up, len(chunk)
+    if collective is Collective.ALL_GATHER:
+        return parent, child, chunk, down, 0
+    return (
+        np.concatenate([child, parent]),
+        np.concatenate([parent, child]),
+        np.concatenate([chunk, chunk]),
+        np.concatenate([up, down]),
+        len(chunk),
+    )
+
+
+@kernel
+def _hung_from(parents, owners, tree_of_chunk):  # type: ignore[no-untyped-def]
+    """Return for each chunk its tree with the chunk's owner as the root."""
+    n_ranks = parents.shape[1]
+    result = np.empty((len(owners), n_ranks), dtype=np.int32)
+    for chunk in range(len(owners)):
+        tree = tree_of_chunk[chunk]
+        result[chunk] = parents[tree]
+        # Reverse the path from the new root to the old one.
+        before, here = -1, owners[chunk]
+        while here >= 0:
+            after = parents[tree, here]
+            result[chunk, here] = before
+            before, here = here, after
+    return result
+
+
+def two_roots(mesh: Mesh, collective: Collective) -> Schedule:
+    """Return the allreduce over trees with two roots.
+
+    Raises:
+        UnsupportedError: another collective, or a mesh without a slit.
+    """
+    if collective is not Collective.ALLREDUCE:
+        raise UnsupportedError(f"two-roots is an allreduce, but got the collective {collective}")
+    found = two_root_trees(mesh)
+    first, second = ([carry for carry in found.carries if carry.side == side] for side in (0, 1))
+    cuts = np.concatenate([[0.0], np.cumsum(found.weights)])
+    cuts[-1] = 1.0
+    return schedule_of(
+        [
+            ("reduce up", _tree_rows(found.up, -found.up_hops, REDUCE)),
+            ("carry one sum", _carry_rows(first, slice(None), COPY)),
+            ("carry the other", _carry_rows(second, slice(-1), COPY)),
+            ("meet", _carry_rows(second, slice(-1, None), REDUCE)),
+            ("broadcast down", _tree_rows(found.down, found.down_hops, COPY)),
+        ],
+        algorithm="two-roots",
+        collective=collective,
+        owners=_gates(found),
+        n_ranks=mesh.n_live,
+        cuts=np.minimum(cuts, 1.0),
+    )
+
+
+def _gates(trees: TwoRootTrees) -> Ranks:
+    """Return a rank of each chunk that has its total before it is broadcast."""
+    gates: Ranks = np.argmin(trees.down, axis=1).astype(np.int32)
+    return gates
+
+
+def _tree_rows(parents: Ranks, hops: Ranks, op: int) -> Rows:
+    """Return the rows of a forest for each chunk, those with fewer `hops` first."""
+    chunk, rank = np.nonzero(parents >= 0)
+    order = np.argsort(hops[chunk, rank], kind="stable")
+    chunk, rank = chunk[order], rank[order]
+    parent = parents[chunk, rank]
+    src, dst = (rank, parent) if op == REDUCE else (parent, rank)
+    return Rows(src, dst, chunk, chunk + 1, op)
+
+
+def _carry_rows(carries: list[Carry], which: slice, op: int) -> Rows:
+    """Return the rows between some of the stops of each way."""
+    legs = [
+        (source, target, carry.chunk)
+        for carry in carries
+        for source, target in list(pairwise(carry.stops))[which]
+    ]
+    src, dst, chunk = np.array(legs, dtype=np.int32).reshape(-1, 3).T
+    return Rows(src, dst, chunk, chunk + 1, op)
+
+
+def trees_in(schedule: Schedule) -> NDArray[np.int32] | None:
+    """Return the tree of each chunk as parents over ranks, -1 at its root; None if there are none.
+
+    Sums go up a tree and copies come down, so a sum's receiver is the sender's parent. A schedule
+    without sums has its trees in its copies. Each chunk needs one row into or out of each rank but
+    one. An exchange through scratch buffers has no trees.
+    """
+    if schedule.has_scratch:
+        return None
+    n_chunks, n_ranks = schedule.n_chunks, schedule.n_ranks
+    reduces = bool((schedule.op == REDUCE).any())
+    rows = np.flatnonzero(schedule.op == (REDUCE if reduces else COPY))
+    width = (schedule.hi[rows] - schedule.lo[rows]).astype(np.int64)
+    if int(width.sum()) != n_chunks * (n_ranks - 1):
+        return None
+    row = np.repeat(rows, width)
+    first = np.concatenate([[0], np.cumsum(width)[:-1]]) if len(width) else np.zeros(0, np.int64)
+    chunk = schedule.lo[row] + np.arange(len(row)) - np.repeat(first, width)
+    ends = schedule.src[row], schedule.dst[row]
+    child, parent = ends if reduces else ends[::-1]
+    parents = np.full((n_chunks, n_ranks), -1, dtype=np.int32)
+    parents[chunk, child] = parent
+    one_root = (parents < 0).sum(axis=1) == 1
+    return parents if one_root.all() and not _has_circle(parents) else None
+
+
+def _has_circle(parents: NDArray[np.int32]) -> bool:
+    """Whether a rank is its own ancestor; each round jumps twice as far towards the root."""
+    at = parents
+    for _ in range(max(1, parents.shape[1]).bit_length()):
+        above = np.take_along_axis(at, np.maximum(at, 0), axis=1)
+        at = np.where(at >= 0, above, -1)
+    return bool((at >= 0).any())

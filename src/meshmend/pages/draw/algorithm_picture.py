@@ -33,7 +33,7 @@ from meshmend.pages.draw.svg import (
     tiled,
 )
 from meshmend.planning.plan import Plan
-from meshmend.schedule.tree_reading import trees_in
+from meshmend.schedule.trees import trees_in
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.trees.headings import Heading
