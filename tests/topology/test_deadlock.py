@@ -16,10 +16,8 @@ from meshmend.topology.deadlock import check_deadlock_free, find_cycle
 from meshmend.topology.failures import Block, Chip
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
-from meshmend.topology.routes import Routes, routes_for
-from meshmend.topology.stretch import Stretch, stretch_of
-from meshmend.topology.tables import next_ports
-from meshmend.topology.virtual_channels import all_pairs_tables, default_virtual_channels
+from meshmend.topology.routes import Routes, Stretch, routes_for, stretch_of
+from meshmend.topology.tables import all_pairs_tables, default_virtual_channels, next_ports
 from strategies import connected_meshes
 
 HOLE = Mesh((8, 8)).without("2x2@2,2")

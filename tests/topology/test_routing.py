@@ -13,9 +13,17 @@ from meshmend.errors import InputError, TopologyError, VerificationError
 from meshmend.topology.failures import Chip
 from meshmend.topology.graph import distances_from
 from meshmend.topology.mesh import Mesh
-from meshmend.topology.routes import Routes, check_paths, routes_for
-from meshmend.topology.stretch import Stretch, stretch_of, table_stretch
+from meshmend.topology.routes import (
+    Routes,
+    Stretch,
+    check_paths,
+    routes_for,
+    stretch_of,
+    table_stretch,
+)
 from meshmend.topology.tables import (
+    all_pairs_tables,
+    default_virtual_channels,
     demand_of,
     next_ports,
     shortest_ports,
@@ -23,7 +31,6 @@ from meshmend.topology.tables import (
     up_down_order,
     up_down_ports,
 )
-from meshmend.topology.virtual_channels import all_pairs_tables, default_virtual_channels
 from strategies import connected_meshes
 
 HOLE = Mesh((8, 8)).without("2x2@2,2")

@@ -6,8 +6,7 @@ from hypothesis import given
 from meshmend.errors import UnsupportedError
 from meshmend.topology.graph import distances_from, largest_part
 from meshmend.topology.mesh import Mesh
-from meshmend.trees.pairs import PairLayout, fault_tolerant_layout, row_pair_layout
-from meshmend.trees.rings import hops
+from meshmend.trees.rings import PairLayout, fault_tolerant_layout, hops, row_pair_layout
 from strategies import aligned_regions, even_shapes, meshes_with_dead_blocks
 
 

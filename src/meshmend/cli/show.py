@@ -183,8 +183,8 @@ def _facts(mesh: "Mesh") -> dict[str, Any]:
     from meshmend.planning.plan import mesh_summary
     from meshmend.topology.figures import mesh_figures
     from meshmend.topology.graph import components, largest_part
-    from meshmend.topology.stretch import table_stretch
-    from meshmend.topology.virtual_channels import all_pairs_tables
+    from meshmend.topology.routes import table_stretch
+    from meshmend.topology.tables import all_pairs_tables
 
     parts = components(mesh)
     part = largest_part(mesh)

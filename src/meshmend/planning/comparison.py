@@ -29,8 +29,7 @@ from meshmend.schedule.algorithms import ALGORITHMS
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
 from meshmend.schedule.table import Collective
-from meshmend.simulator.exits import Exit
-from meshmend.simulator.limit import Limit, limit
+from meshmend.simulator.limit import Exit, Limit, limit
 from meshmend.simulator.network_program import program_of
 from meshmend.simulator.packing_number import PackingNumber
 from meshmend.simulator.rules import Simulation, simulate

@@ -35,7 +35,7 @@ from meshmend.topology.fabric import Fabric
 from meshmend.topology.failures import Chip
 from meshmend.topology.graph import largest_part, stranded
 from meshmend.topology.mesh import Mesh
-from meshmend.topology.stretch import stretch_of
+from meshmend.topology.routes import stretch_of
 from meshmend.transport import reference
 
 AUTO = "auto"

@@ -28,7 +28,7 @@ from meshmend.simulator.rules import simulate
 from meshmend.topology.deadlock import check_deadlock_free
 from meshmend.topology.fabric import FABRICS
 from meshmend.topology.mesh import Mesh
-from meshmend.topology.stretch import stretch_of
+from meshmend.topology.routes import stretch_of
 from meshmend.transport.event_loop import load_event_loop
 from meshmend.trees.tree_packing import gap_packing
 

@@ -16,8 +16,12 @@ from meshmend.schedule.rings_nd import (
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.schedule.trees import express, trees, two_roots
 from meshmend.topology.mesh import Mesh
-from meshmend.trees.pairs import fault_tolerant_layout, row_pair_layout
-from meshmend.trees.rings import hamiltonian_ring, line_rings
+from meshmend.trees.rings import (
+    fault_tolerant_layout,
+    hamiltonian_ring,
+    line_rings,
+    row_pair_layout,
+)
 from meshmend.trees.slit import likely_slits
 
 Builder = Callable[[Mesh, Collective], Schedule]

@@ -23,8 +23,15 @@ from numpy.typing import NDArray
 
 from meshmend.schedule.table import COPY, REDUCE, Collective, Rows, Schedule, schedule_of
 from meshmend.topology.mesh import Mesh
-from meshmend.trees.pairs import PairLayout, fault_tolerant_layout, row_pair_layout
-from meshmend.trees.rings import Ring, folded, hamiltonian_ring, line_rings
+from meshmend.trees.rings import (
+    PairLayout,
+    Ring,
+    fault_tolerant_layout,
+    folded,
+    hamiltonian_ring,
+    line_rings,
+    row_pair_layout,
+)
 
 Ranks = NDArray[np.int32]
 

@@ -7,7 +7,7 @@ share comes to its owner from both sides at once, so it takes half as many hops 
 one way. On a ring of even length the chip opposite to the owner sends half of the share each way.
 
 Holes: a line with a failed chip hands its partial sums, just before the hole, to a neighbouring
-line along an axis that is summed later (`trees/headings.py`). They meet again in a later phase,
+line along an axis that is summed later (`trees/axis_ways.py`). They meet again in a later phase,
 so nothing has to come back. Along the last axis a message goes around the hole. Failed chips own
 nothing. It works on every connected mesh; with holes `trees` are faster.
 
@@ -35,8 +35,7 @@ from meshmend.errors import UnsupportedError
 from meshmend.schedule.ring_builders import NamedRows, halves
 from meshmend.schedule.table import COPY, REDUCE, Collective, Rows, Schedule, schedule_of
 from meshmend.topology.mesh import Mesh
-from meshmend.trees.headings import Heading, Ranks
-from meshmend.trees.spreading import Spreading, spreading
+from meshmend.trees.axis_ways import Heading, Ranks, Spreading, spreading
 
 MOST_BUFFERS = 255  # a row names its buffers in one byte
 

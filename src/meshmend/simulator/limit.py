@@ -14,9 +14,11 @@ takes one hop to arrive.
 
 Exit. All D bytes of a chip leave it over its links, and what leaves last still has to reach the
 chip farthest away: D / (links x B) + overhead + hops x hop latency. The same holds for a set of
-chips and the links around it (`exits.py`). In a reduce-scatter a part leaves only if another
+chips and the links around it (`Exit`). In a reduce-scatter a part leaves only if another
 chip owns it, and goes no farther than to its owner; an all-gather is that backwards, and the bound
-is named entry (`owner_exits.py`).
+is named entry (`owner_exits`). In a sharded update it goes on from there, as an updated weight, to
+the chip farthest from the owner. Owners that are far away bind by hops, and all owners together
+bind by bytes, so each number of hops is a bound of its own.
 
 Chip (not for an all-gather). Each byte of the result takes n - 1 additions somewhere among n chips
 that add at most C bytes a second each: D (n - 1) / (n x C), even if they share the work evenly,
@@ -30,21 +32,54 @@ there: `bandwidth_s` and `latency_s`.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshmend.errors import InputError
+from meshmend.kernels import kernel
 from meshmend.schedule.table import Collective
-from meshmend.simulator.exits import Exit, exits
-from meshmend.simulator.owner_exits import Shares, owner_exits
 from meshmend.simulator.packing_number import PackingNumber, packing_number
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.figures import MeshFigures, mesh_figures
+from meshmend.topology.graph import breadth_first, distances_from_any
 from meshmend.topology.mesh import Mesh
 from meshmend.units import format_bytes, format_time
 
+Shares = NDArray[np.float64]  # what part of the payload each rank owns; together 1
+
 _HALVES = (Collective.REDUCE_SCATTER, Collective.ALL_GATHER)
+
+_MOST_PARTS = 8  # larger parts of the binding partition that are looked at
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A set of chips, by one of them: its links, and the hops that some byte takes across it.
+
+    `hops` counts from the chip inside that is farthest from the links, over one of them, to the
+    chip outside that is farthest from them. `share` is the part of the payload that goes so far.
+    """
+
+    n_chips: int
+    rank: int
+    n_links: int
+    hops: int
+    share: float = 1.0
+
+    def describe(self, mesh: Mesh, *, verb: str = "leaves") -> str:
+        """Return in words what leaves, or with another verb enters, and how far it goes."""
+        links = f"{self.n_links} link{'s' if self.n_links > 1 else ''}"
+        chip = mesh.live[self.rank]
+        where = f"chip {chip}" if self.n_chips == 1 else f"the {self.n_chips} chips around {chip}"
+        what = "the payload" if self.share == 1 else f"{self.share:.3g} of the payload"
+        return (
+            f"{what} {verb} {where} over {links}, and some of it takes {self.hops} "
+            f"hop{'s' if self.hops > 1 else ''}"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,3 +217,138 @@ def _update_s(figures: MeshFigures, fabric: Fabric, owned_bytes: Shares) -> floa
         return float(update_s[0])
     way_s = fabric.message_overhead_s + figures.eccentricities * fabric.hop_latency_s
     return float(np.max(np.where(owned_bytes > 0, 2 * way_s + update_s, 0.0)))
+
+
+@dataclass(frozen=True, eq=False)
+class LargePart:
+    """A connected set of chips: its links to the rest, and the hops on either side of them.
+
+    `hops_inside` is the most from a chip inside to the links, that of `rank`. `hops_outside` has
+    the hops of each rank outside, and -1 for those inside.
+    """
+
+    n_chips: int
+    rank: int
+    n_links: int
+    hops_inside: int
+    hops_outside: NDArray[np.int32]
+
+
+@lru_cache(maxsize=64)
+def exits(packing: PackingNumber) -> tuple[Exit, ...]:
+    """Return the exits worth a look: of single chips, and of larger parts of the partition.
+
+    Of chips with equally many links it is the one with the most hops to go. One chip has none.
+    """
+    mesh = packing.mesh
+    if mesh.n_live == 1:
+        return ()
+    return (*_exits_of_chips(mesh), *_exits_of_parts(mesh, packing.part_of))
+
+
+def _exits_of_chips(mesh: Mesh) -> Iterator[Exit]:
+    figures = mesh_figures(mesh)
+    for degree in np.unique(figures.degrees).tolist():
+        hops = np.where(figures.degrees == degree, figures.eccentricities, -1)
+        rank = int(np.argmax(hops))
+        yield Exit(1, rank, degree, int(hops[rank]))
+
+
+def _exits_of_parts(mesh: Mesh, part_of: NDArray[np.int32]) -> Iterator[Exit]:
+    for part in large_parts(mesh, part_of):
+        hops = part.hops_inside + 1 + int(part.hops_outside.max())
+        yield Exit(part.n_chips, part.rank, part.n_links, hops)
+
+
+def large_parts(mesh: Mesh, part_of: NDArray[np.int32]) -> Iterator[LargePart]:
+    """Yield the largest parts of a partition that have two chips or more and leave some outside."""
+    sizes = np.bincount(part_of)
+    order = np.argsort(-sizes, kind="stable")[:_MOST_PARTS]
+    ends = part_of[mesh.links]
+    for part in order[(sizes[order] > 1) & (sizes[order] < mesh.n_live)]:
+        crossing = mesh.links[(ends == part).sum(axis=1) == 1]
+        is_inside = part_of == part
+        touched = np.unique(crossing)
+        to_links = distances_from_any(mesh, touched[is_inside[touched]])
+        from_links = distances_from_any(mesh, touched[~is_inside[touched]])
+        inside, outside = np.where(is_inside, to_links, -1), np.where(is_inside, -1, from_links)
+        yield LargePart(
+            n_chips=int(sizes[part]),
+            rank=int(np.argmax(inside)),
+            n_links=len(crossing),
+            hops_inside=int(inside.max()),
+            hops_outside=outside.astype(np.int32),
+        )
+
+
+def owner_exits(
+    packing: PackingNumber, shares: Shares | None, *, is_updated: bool
+) -> tuple[Exit, ...]:
+    """Return the exits of single chips and, of a half, those of large parts as well.
+
+    Without shares every rank owns an equal one. With `is_updated` the owners send on what they get.
+    """
+    if shares is None:
+        return _exits_to_equal_owners(packing, is_updated)
+    return tuple(_owner_exits(packing, shares, is_updated))
+
+
+@lru_cache(maxsize=64)
+def _exits_to_equal_owners(packing: PackingNumber, is_updated: bool) -> tuple[Exit, ...]:
+    n_ranks = packing.mesh.n_live
+    return tuple(_owner_exits(packing, np.full(n_ranks, 1 / n_ranks), is_updated))
+
+
+def _owner_exits(packing: PackingNumber, shares: Shares, is_updated: bool) -> Iterator[Exit]:
+    mesh = packing.mesh
+    if mesh.n_live == 1:
+        return
+    yield from _owner_exits_of_chips(mesh, shares, is_updated)
+    if not is_updated:
+        yield from _owner_exits_of_parts(packing, shares)
+
+
+def _owner_exits_of_chips(mesh: Mesh, shares: Shares, is_updated: bool) -> Iterator[Exit]:
+    """Yield for each number of links and of hops the chip from which most has to go so far."""
+    figures = mesh_figures(mesh)
+    most, rank = _most_by_hops(
+        mesh.neighbor_ranks, figures.degrees, figures.eccentricities, shares, is_updated
+    )
+    for n_links, hops in np.argwhere(most > 0).tolist():
+        share = float(most[n_links, hops])
+        yield Exit(1, int(rank[n_links, hops]), n_links, hops, min(share, 1.0))
+
+
+def _owner_exits_of_parts(packing: PackingNumber, shares: Shares) -> Iterator[Exit]:
+    """Yield what leaves a large part, for the owners outside at each distance from its links."""
+    for part in large_parts(packing.mesh, packing.part_of):
+        for hops_outside in np.unique(part.hops_outside[part.hops_outside >= 0]).tolist():
+            share = float(shares[part.hops_outside >= hops_outside].sum())
+            hops = part.hops_inside + 1 + hops_outside
+            yield Exit(part.n_chips, part.rank, part.n_links, hops, min(share, 1.0))
+
+
+@kernel
+def _most_by_hops(neighbors, degrees, eccentricities, shares, is_updated):  # type: ignore[no-untyped-def]
+    """Return, by links and hops, the largest share that has so many hops to go, and its chip."""
+    n_ranks = len(shares)
+    most_hops = 2 * eccentricities.max() + 1
+    most = np.zeros((degrees.max() + 1, most_hops))
+    best = np.zeros((degrees.max() + 1, most_hops), dtype=np.int32)
+    distance, order = np.empty(n_ranks, dtype=np.int32), np.empty(n_ranks, dtype=np.int32)
+    exactly = np.empty(most_hops)
+    for rank in range(n_ranks):
+        breadth_first(neighbors, rank, distance, order)
+        exactly[:] = 0.0
+        for owner in range(n_ranks):
+            if is_updated:
+                exactly[distance[owner] + eccentricities[owner]] += shares[owner]
+            elif owner != rank:
+                exactly[distance[owner]] += shares[owner]
+        share = 0.0
+        for hops in range(most_hops - 1, 0, -1):
+            share += exactly[hops]
+            if share > most[degrees[rank], hops]:
+                most[degrees[rank], hops] = share
+                best[degrees[rank], hops] = rank
+    return most, best

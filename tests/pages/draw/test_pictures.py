@@ -25,8 +25,12 @@ from meshmend.pages.draw.svg import Point, text_width
 from meshmend.topology.failures import Chip, Link
 from meshmend.topology.graph import distances_from, largest_part, stranded
 from meshmend.topology.mesh import Mesh
-from meshmend.trees.pairs import fault_tolerant_layout, row_pair_layout
-from meshmend.trees.rings import hamiltonian_ring, line_rings
+from meshmend.trees.rings import (
+    fault_tolerant_layout,
+    hamiltonian_ring,
+    line_rings,
+    row_pair_layout,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 FULL = Mesh((8, 8))

@@ -50,7 +50,7 @@ from meshmend.topology.fabric import FABRICS
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.routes import routes_for
-from meshmend.trees.pairs import fault_tolerant_layout, row_pair_layout
+from meshmend.trees.rings import fault_tolerant_layout, row_pair_layout
 from meshmend.trees.rings import Ring, hamiltonian_ring, hops, line_rings
 from meshmend.units import format_time
 

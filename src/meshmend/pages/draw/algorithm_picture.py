@@ -36,9 +36,15 @@ from meshmend.planning.plan import Plan
 from meshmend.schedule.trees import trees_in
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
-from meshmend.trees.headings import Heading
-from meshmend.trees.pairs import AXIS_NAMES, fault_tolerant_layout, row_pair_layout
-from meshmend.trees.rings import Ring, hamiltonian_ring, line_rings
+from meshmend.trees.axis_ways import Heading
+from meshmend.trees.rings import (
+    AXIS_NAMES,
+    Ring,
+    fault_tolerant_layout,
+    hamiltonian_ring,
+    line_rings,
+    row_pair_layout,
+)
 from meshmend.trees.two_root_trees import TwoRootTrees, two_root_trees
 from meshmend.units import counted
 

@@ -27,8 +27,7 @@ from meshmend.pages.draw.svg import (
 )
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
-from meshmend.trees.pairs import AXIS_NAMES, PairLayout
-from meshmend.trees.rings import Ring
+from meshmend.trees.rings import AXIS_NAMES, PairLayout, Ring
 from meshmend.units import counted
 
 Path = Sequence[Chip]

@@ -33,7 +33,7 @@ from meshmend.topology.failures import Chip
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.tables import Demand, next_ports, shortest_ports, table_hops
-from meshmend.topology.virtual_channels import all_pairs_tables
+from meshmend.topology.tables import all_pairs_tables
 
 Answers = Iterator[dict[str, Any]]
 Doer = Callable[[PlannerTask, ProgressCallback], Answers]
