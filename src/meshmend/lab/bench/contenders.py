@@ -30,9 +30,8 @@ from meshmend.simulator.rules import simulate
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.transport.listener import Address
-from meshmend.transport.tasks import rank_program
 from meshmend.transport.sockets import SocketTransport
-from meshmend.transport.tasks import task_of
+from meshmend.transport.tasks import rank_program, task_of
 
 ITEM_BYTES = 4
 _PRIME = 251

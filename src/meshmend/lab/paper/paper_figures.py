@@ -50,8 +50,14 @@ from meshmend.topology.fabric import FABRICS
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.routes import routes_for
-from meshmend.trees.rings import fault_tolerant_layout, row_pair_layout
-from meshmend.trees.rings import Ring, hamiltonian_ring, hops, line_rings
+from meshmend.trees.rings import (
+    Ring,
+    fault_tolerant_layout,
+    hamiltonian_ring,
+    hops,
+    line_rings,
+    row_pair_layout,
+)
 from meshmend.units import format_time
 
 _TITLE_SIZE = 12.0

@@ -32,8 +32,13 @@ from meshmend.simulator.rules import Simulation, Trace, simulate
 from meshmend.topology.failures import Chip
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
-from meshmend.topology.tables import Demand, next_ports, shortest_ports, table_hops
-from meshmend.topology.tables import all_pairs_tables
+from meshmend.topology.tables import (
+    Demand,
+    all_pairs_tables,
+    next_ports,
+    shortest_ports,
+    table_hops,
+)
 
 Answers = Iterator[dict[str, Any]]
 Doer = Callable[[PlannerTask, ProgressCallback], Answers]
