@@ -22,7 +22,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from meshmend.launch.one_thread import compute_in_one_thread
+from meshmend.launch.worker import compute_in_one_thread
 
 compute_in_one_thread()
 

@@ -109,8 +109,7 @@ def elastic(n_steps: int, folder: Path) -> int:
 
     from meshmend.lab.workloads.registry import workload
     from meshmend.lab.workloads.workload import preload
-    from meshmend.launch.elastic import run_elastic
-    from meshmend.launch.elastic_job import ElasticJob
+    from meshmend.launch.elastic import ElasticJob, run_elastic
     from meshmend.planning.settings import Settings
     from meshmend.topology.text import parse_mesh
     from meshmend.train.torch.gradients import Gradients
@@ -155,8 +154,8 @@ def static(n_steps: int, folder: Path) -> int:
     import torch
 
     from meshmend.lab.workloads.workload import preload
-    from meshmend.launch.forked_worker import Script
-    from meshmend.launch.static_job import StaticJob, run_job
+    from meshmend.launch.script import StaticJob, run_job
+    from meshmend.launch.worker import Script
     from meshmend.planning.settings import Settings
     from meshmend.topology.text import parse_mesh
 

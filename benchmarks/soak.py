@@ -27,8 +27,8 @@ from meshmend.config import Timing
 from meshmend.errors import TestbedError
 from meshmend.lab.testbed.bed import Testbed
 from meshmend.lab.workloads.registry import workload
-from meshmend.launch.one_thread import compute_in_one_thread
 from meshmend.launch.training import Training, train
+from meshmend.launch.worker import compute_in_one_thread
 from meshmend.membership.events import (
     ChipsWaiting,
     FaultHappened,

@@ -29,7 +29,7 @@ from statistics import median
 from meshmend.config import SECRET
 from meshmend.errors import MeshmendError
 from meshmend.lab.testbed.bed import Testbed
-from meshmend.launch.one_thread import compute_in_one_thread
+from meshmend.launch.worker import compute_in_one_thread
 from meshmend.topology.failures import Chip
 from meshmend.topology.text import parse_mesh
 from record import record

@@ -13,8 +13,8 @@ import pytest
 from meshmend.cli.main import run_line
 from meshmend.config import JobConfig
 from meshmend.errors import InputError
-from meshmend.launch import slurm_job
-from meshmend.launch.slurm_job import Allocation, SlurmJob, supervised
+from meshmend.launch import slurm
+from meshmend.launch.slurm import Allocation, SlurmJob, supervised
 
 Captured = pytest.CaptureFixture[str]
 
@@ -224,8 +224,8 @@ def test_a_node_that_resolves_its_own_name_to_loopback_has_the_address_toward_an
             return "n0\nn1\nn2\n"
         return f"NodeName={command[3]} NodeAddr={answers[command[3]]} State=IDLE"
 
-    monkeypatch.setattr(slurm_job, "ask_slurm", ask)
-    monkeypatch.setattr(slurm_job, "address_toward", lambda endpoint: f"toward {endpoint[0]}")
+    monkeypatch.setattr(slurm, "ask_slurm", ask)
+    monkeypatch.setattr(slurm, "address_toward", lambda endpoint: f"toward {endpoint[0]}")
     inside = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[0-2]", "SLURMD_NODENAME": "n0"}
 
     assert Allocation.from_environment(inside).address == "toward 192.0.2.7"

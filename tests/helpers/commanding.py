@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshmend.cli import main
-from meshmend.launch.one_thread import end_openmp_threads
+from meshmend.launch.worker import end_openmp_threads
 from process_tree import with_descendants
 from waiting import until
 
@@ -111,8 +111,7 @@ def _import_all() -> None:
     import torch._dynamo.utils
     import torch.distributed.rpc
 
-    import meshmend.launch.elastic_script
-    import meshmend.launch.static_job
+    import meshmend.launch.script
     import meshmend.train.torch.job  # noqa: F401
 
     torch.optim.SGD([torch.zeros(1)])  # imports torch's compiler

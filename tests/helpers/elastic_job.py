@@ -223,8 +223,7 @@ class Gate:
 
 def main() -> None:
     from meshmend.config import Timing
-    from meshmend.launch.elastic import run_elastic
-    from meshmend.launch.elastic_job import ElasticJob
+    from meshmend.launch.elastic import ElasticJob, run_elastic
     from meshmend.membership.events import TimedEvent, event_line
     from meshmend.membership.faults.fault import parse_fault
     from meshmend.planning.settings import Settings

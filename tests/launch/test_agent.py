@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 
 from meshmend.errors import InputError
 from meshmend.launch.agent_lines import AgentLine, read_agent_line
-from meshmend.launch.host_blocks import chips_from
+from meshmend.launch.hosts import chips_from
 from meshmend.topology.mesh import Mesh
 from meshmend.train.data.audit import audit
 from meshmend.train.state.checkpoint import complete_steps

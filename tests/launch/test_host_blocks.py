@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshmend.errors import InputError
-from meshmend.launch.host_blocks import host_blocks, host_shape_from, live_chips_of
+from meshmend.launch.hosts import host_blocks, host_shape_from, live_chips_of
 from meshmend.topology.failures import Block
 from meshmend.topology.mesh import Mesh
 

@@ -7,7 +7,7 @@ import pytest
 
 from meshmend.cli.main import run_line
 from meshmend.errors import InputError
-from meshmend.launch.host_blocks import own_chips_from
+from meshmend.launch.hosts import own_chips_from
 from meshmend.topology.mesh import Mesh
 
 yaml = pytest.importorskip("yaml")

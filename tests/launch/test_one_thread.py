@@ -12,7 +12,7 @@ from waiting import HANG_S
 
 pytest.importorskip("torch")
 
-from meshmend.launch.one_thread import compute_in_one_thread
+from meshmend.launch.worker import compute_in_one_thread
 
 # A parallel loop needs more elements than torch gives to one thread.
 _FORK_AFTER_A_PARALLEL_LOOP = """

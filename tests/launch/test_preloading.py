@@ -32,7 +32,7 @@ def test_a_module_that_computes_with_jax_is_refused(tmp_path: Path) -> None:
     said = python(
         f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n"
         "from meshmend.errors import InputError\n"
-        "from meshmend.launch.preloading import preload_training\n"
+        "from meshmend.launch.script import preload_training\n"
         "preload_training(['jax', 'optax'])\n"
         "print('torch' in sys.modules, 'meshmend.train.jax.job' in sys.modules)\n"
         "try:\n    preload_training(['computes'])\nexcept InputError as error:\n    print(error)\n"
@@ -45,7 +45,7 @@ def test_a_launcher_that_prepares_a_jax_workload_does_not_compute_with_it() -> N
     pytest.importorskip("sklearn")
     said = python(
         "import os, sys\n"
-        "from meshmend.launch.preloading import preload_modules\n"
+        "from meshmend.launch.script import preload_modules\n"
         "from meshmend.lab.workloads.jax_models import jax_workload\n"
         "from meshmend.lab.workloads.trainable import TrainingArguments\n"
         "work = jax_workload('resnet')\n"

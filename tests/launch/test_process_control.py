@@ -14,9 +14,7 @@ from waiting import until
 pytest.importorskip("torch")
 
 from meshmend.launch.children import Child
-from meshmend.launch.elastic_job import ElasticJob
-from meshmend.launch.job_processes import JobProcesses
-from meshmend.launch.process_control import ProcessControl
+from meshmend.launch.elastic import ElasticJob, JobProcesses, ProcessControl
 from meshmend.membership.messages import CutLink, MendLink, Message
 from meshmend.planning.settings import Settings
 from meshmend.topology.failures import Block, Failure, Link

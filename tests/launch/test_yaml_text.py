@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshmend.launch.yaml_text import yaml_text
+from meshmend.launch.kubernetes import yaml_text
 
 yaml = pytest.importorskip("yaml")
 

@@ -357,9 +357,7 @@ def step_by_share(parts: Any, inputs: Any, labels: Any, n_shares: int, *, is_mea
 
 def main() -> None:
     from meshmend.config import Timing
-    from meshmend.launch import job_processes
-    from meshmend.launch.elastic import run_elastic
-    from meshmend.launch.elastic_job import ElasticJob
+    from meshmend.launch.elastic import ElasticJob, JobProcesses, run_elastic
     from meshmend.membership.faults.fault import parse_fault
     from meshmend.planning.settings import Settings
     from meshmend.topology.text import parse_mesh
@@ -367,7 +365,7 @@ def main() -> None:
 
     folder, cell = Path(sys.argv[1]), json.loads(sys.argv[2])
     # Plans are made by the workers: a process that plans ahead would cost more than the job.
-    job_processes.JobProcesses.plan_ahead = lambda *_: None  # type: ignore[method-assign]
+    JobProcesses.plan_ahead = lambda *_: None  # type: ignore[method-assign]
     mesh = parse_mesh(MESH)
     outcome = run_elastic(
         ElasticJob(

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import socket
 
     from meshmend.config import JobConfig
-    from meshmend.launch.forked_worker import Script
     from meshmend.launch.host_agent import HostWorkers
+    from meshmend.launch.worker import Script
     from meshmend.membership.coordinator_server import CoordinatorServer
     from meshmend.membership.job import JobSpec
     from meshmend.transport.listener import Address
@@ -272,7 +272,7 @@ def worker_command(
     warn_if_unanswered(endpoint, secret.encode(), f"chip {own_chip} waits")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     compile_for_workers(meanwhile=_import_torch)
-    from meshmend.launch.forked_worker import Script
+    from meshmend.launch.worker import Script
     from meshmend.planning.environment import Environment
 
     os.environ |= Environment.from_config(
@@ -304,8 +304,8 @@ def warn_if_unanswered(endpoint: tuple[str, int], secret: bytes, who_waits: str)
 def _run_script(script: "Script") -> int:
     """Run a script in this process; print its exception, if any, and return its exit code."""
     from meshmend.errors import RefusedError, TerminatedError
-    from meshmend.launch.forked_worker import error_text, exit_code_of, script_body
     from meshmend.launch.termination import TERMINATED, exit_soon_after_signal
+    from meshmend.launch.worker import error_text, exit_code_of, script_body
 
     with exit_soon_after_signal():
         try:
@@ -368,7 +368,7 @@ def agent_command(
 
     - meshmend agent --coordinator 10.0.0.1:7000 --mesh 4x4 --chips 4x2@0,2 train.py --lr 0.1
     """
-    from meshmend.launch.host_blocks import own_chips_from
+    from meshmend.launch.hosts import own_chips_from
     from meshmend.topology.text import configured_mesh
 
     begin = configured_mesh(config.mesh)
@@ -394,12 +394,12 @@ def agent_command(
 
         start_watch(slurm_job, job_dir, endpoint, secret.encode())
     compile_for_workers()
-    from meshmend.launch.one_thread import compute_in_one_thread
+    from meshmend.launch.worker import compute_in_one_thread
 
     n_threads = compute_in_one_thread()  # before torch is imported, below
-    from meshmend.launch.forked_worker import Script, script_body
     from meshmend.launch.host_agent import HostWorkers, variables_of
     from meshmend.launch.slurm_watch import is_ending
+    from meshmend.launch.worker import Script, script_body
     from meshmend.planning.environment import Environment
 
     environment = Environment.from_config(
@@ -424,7 +424,7 @@ def _run(host: "HostWorkers") -> int:
     from meshmend.errors import TerminatedError
     from meshmend.launch.agent_lines import print_agent_line
     from meshmend.launch.host_agent import run_workers
-    from meshmend.launch.preloading import preload_training
+    from meshmend.launch.script import preload_training
     from meshmend.launch.termination import TERMINATED, terminable
 
     preload_training(())

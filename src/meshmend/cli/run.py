@@ -21,8 +21,7 @@ from meshmend.errors import InputError
 
 if TYPE_CHECKING:
     from meshmend.config import JobConfig
-    from meshmend.launch.elastic_script import ElasticScript, ScriptResult
-    from meshmend.launch.static_job import StaticJob
+    from meshmend.launch.script import ElasticScript, ScriptResult, StaticJob
     from meshmend.membership.events import TimedEvent
 
 
@@ -92,21 +91,21 @@ def run_command(
     if not is_module and not Path(script).is_file():
         raise InputError(f"meshmend run needs a script, but there is no file {script}")
     if not elastic:
-        from meshmend.launch.static_job import check_torch_installed
+        from meshmend.launch.script import check_torch_installed
 
         check_torch_installed()
     compile_for_workers()
-    from meshmend.launch.one_thread import compute_in_one_thread
+    from meshmend.launch.worker import compute_in_one_thread
 
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     n_threads = compute_in_one_thread()  # before torch is imported, below
-    from meshmend.launch.forked_worker import Script
+    from meshmend.launch.worker import Script
     from meshmend.planning.settings import settings_of
 
     what = Script(script, tuple(arguments or ()), is_module)
     settings = settings_of(config.sums, begin)
     if elastic:
-        from meshmend.launch.elastic_script import ElasticScript
+        from meshmend.launch.script import ElasticScript
 
         run = ElasticScript(
             settings,
@@ -122,7 +121,7 @@ def run_command(
             page=page,
         )
         return _run_elastic(run)
-    from meshmend.launch.static_job import StaticJob
+    from meshmend.launch.script import StaticJob
 
     return _run_once(
         StaticJob(settings, what, preload=local.preload, n_threads=n_threads), bandwidth
@@ -131,7 +130,7 @@ def run_command(
 
 def _run_once(job: "StaticJob", bandwidth: float | None) -> int:
     from meshmend.lab.testbed.bed import Testbed
-    from meshmend.launch.static_job import run_job
+    from meshmend.launch.script import run_job
 
     if bandwidth is None:
         return run_job(job)
@@ -144,9 +143,9 @@ def _run_elastic(run: "ElasticScript") -> int:
     """Run a script through all faults; return 0 if it finished, else print why not."""
     from meshmend.cli.job_lines import job_line
     from meshmend.errors import TerminatedError
-    from meshmend.launch.elastic_script import run_script
-    from meshmend.launch.forked_worker import BAD_INPUT
+    from meshmend.launch.script import run_script
     from meshmend.launch.termination import TERMINATED, terminable
+    from meshmend.launch.worker import BAD_INPUT
 
     def show(timed: "TimedEvent") -> None:
         if line := job_line(timed):

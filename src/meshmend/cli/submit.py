@@ -27,7 +27,7 @@ from meshmend.errors import InputError
 if TYPE_CHECKING:
     from meshmend.config import JobConfig
     from meshmend.launch.kubernetes import KubernetesJob
-    from meshmend.launch.slurm_file import SlurmFile
+    from meshmend.launch.slurm import SlurmFile
 
 app = typer.Typer(
     rich_markup_mode="markdown",
@@ -71,9 +71,8 @@ def slurm_command(
     - meshmend submit slurm --mesh 4x4 --hosts 2x2 --time 8:00:00 --sbatch "--partition=long" --run
       train.py
     """
-    from meshmend.launch.host_blocks import live_chips_of
-    from meshmend.launch.slurm_file import SlurmFile
-    from meshmend.launch.slurm_job import SlurmJob
+    from meshmend.launch.hosts import live_chips_of
+    from meshmend.launch.slurm import SlurmFile, SlurmJob
     from meshmend.topology.failures import format_shape
 
     job = SlurmJob(config, (script, *(arguments or ())), is_module)
@@ -104,7 +103,7 @@ def _deliver(file: "SlurmFile", output: Path | None, *, is_submitted: bool) -> i
     if output is not None:
         write_text(output, text)
     if is_submitted:
-        from meshmend.launch.slurm_file import submit
+        from meshmend.launch.slurm import submit
 
         print(submit(text))
     elif output is None:
@@ -126,7 +125,7 @@ def slurm_job_command(
     with the exit code of the coordinator. SIGTERM, as scancel sends it, ends everything.
     """
     from meshmend.errors import TerminatedError
-    from meshmend.launch.slurm_job import Allocation, SlurmJob, supervised
+    from meshmend.launch.slurm import Allocation, SlurmJob, supervised
     from meshmend.launch.supervisor import supervise
     from meshmend.launch.termination import TERMINATED, terminable
 
@@ -200,8 +199,12 @@ def _kubernetes_command(kind: str) -> Callable[..., int]:
 
 def _manifest_text(job: "KubernetesJob", kind: str) -> str:
     """Return the manifests as YAML, after comments that say how to make the secret and submit."""
-    from meshmend.launch.kubernetes import SECRET_KEY, indexed_job_manifests, jobset_manifests
-    from meshmend.launch.yaml_text import yaml_text
+    from meshmend.launch.kubernetes import (
+        SECRET_KEY,
+        indexed_job_manifests,
+        jobset_manifests,
+        yaml_text,
+    )
 
     documents = {"jobset": jobset_manifests, "job": indexed_job_manifests}[kind](job)
     namespace = job.config.kubernetes.namespace

@@ -95,11 +95,11 @@ def train_command(
     page = page_request(explore, allow_faults)
     _check_installed(what.framework)
     compile_for_workers()
-    from meshmend.launch.one_thread import compute_in_one_thread
+    from meshmend.launch.worker import compute_in_one_thread
 
     compute_in_one_thread()  # before torch is imported, below
-    from meshmend.launch.forked_worker import BAD_INPUT
     from meshmend.launch.training import Training, finished_step, new_run_dir, train
+    from meshmend.launch.worker import BAD_INPUT
     from meshmend.pages.report.training_summary import train_summary
     from meshmend.planning.settings import settings_of
 

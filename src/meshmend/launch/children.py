@@ -16,9 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from meshmend.launch.forked_worker import Pipes
-from meshmend.launch.one_thread import end_openmp_threads
 from meshmend.launch.output_lines import OutputLines
+from meshmend.launch.worker import Pipes, end_openmp_threads
 
 SIGNAL_BASE = 128
 _TERMINATION_S = 3.0

@@ -9,23 +9,25 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import time
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from msgspec import structs
 
+from meshmend.config import Timing
 from meshmend.errors import InputError
-from meshmend.launch.children import Child
-from meshmend.launch.elastic_job import ElasticJob, Outcome
-from meshmend.launch.forked_worker import BAD_INPUT
+from meshmend.launch.children import Child, Children
 from meshmend.launch.job_page import JobPage, LineReader, PageRequest
-from meshmend.launch.job_processes import GAVE_UP, JobProcesses
 from meshmend.launch.observer import Observer
-from meshmend.launch.process_control import ProcessControl
 from meshmend.launch.recoveries import Recoveries, Recovery
 from meshmend.launch.standstill import Standstill
+from meshmend.launch.worker import BAD_INPUT, Place, elastic_rank, torchrun_variables, work
+from meshmend.membership.coordinator_server import CoordinatorServer
 from meshmend.membership.events import (
     CheckpointSaved,
     CoordinatorChanged,
@@ -42,13 +44,97 @@ from meshmend.membership.events import (
     WorkerSaved,
     WorkerStepped,
 )
-from meshmend.membership.faults.fault import parse_fault
+from meshmend.membership.faults.fault import COORDINATOR, Fault, Process, parse_fault
 from meshmend.membership.faults.fault_injector import FaultInjector, InjectedFault
-from meshmend.membership.messages import Absent, Finish
+from meshmend.membership.job import JobSpec
+from meshmend.membership.messages import Absent, CutLink, Finish, MendLink, Message
+from meshmend.planning.ahead_process import AheadProcess
+from meshmend.planning.environment import Environment
 from meshmend.planning.plan_cache import plan_losses
-from meshmend.planning.plan_request import PlanRequest, SumSizes
-from meshmend.topology.failures import Chip, board_shape
+from meshmend.planning.plan_request import PlanRequest, PlanTask, SumSizes
+from meshmend.planning.settings import Settings
+from meshmend.topology.failures import Chip, Failure, Link, board_shape
+from meshmend.train.core.worker_environment import coordinator_client
 from meshmend.transport.listener import listening
+from meshmend.units import counted
+
+
+@dataclass(frozen=True)
+class ElasticJob:
+    """What to run on every live chip of the settings' mesh, and the faults to inject.
+
+    Each worker runs `body()`, which returns its exit code, and computes in `n_threads` threads.
+    `sums` are the sizes of the sums of a step, if they are known before the first step: the
+    launcher then plans ahead for the next failures. After `for_s` seconds the job is ended,
+    whatever step it is at. `page` asks for a live page. `in_network` puts the workers into a
+    testbed.
+    """
+
+    settings: Settings
+    body: Callable[[], int]
+    run_dir: Path
+    on_event: Callable[[TimedEvent], None]
+    faults: tuple[Fault, ...] = ()
+    timing: Timing = field(default_factory=Timing)
+    board: tuple[int, ...] = ()
+    sums: SumSizes = ()
+    for_s: float | None = None
+    checks: bool = False
+    page: PageRequest | None = None
+    n_threads: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)
+    enter: Callable[[Chip], None] | None = None
+    address_of: Callable[[Chip], str] | None = None
+    fail_network: Callable[[Failure], object] | None = None
+    repair_network: Callable[[Failure], object] | None = None
+
+    def in_network(
+        self,
+        enter: Callable[[Chip], None],
+        address_of: Callable[[Chip], str],
+        fail: Callable[[Failure], object],
+        repair: Callable[[Failure], object],
+    ) -> "ElasticJob":
+        """Return this job with its workers in a separate network.
+
+        A worker calls `enter(chip)` first, and then listens on `address_of(chip)`. The launcher
+        calls `fail` and `repair` when it injects a fault into the network or repairs one.
+        """
+        return replace(
+            self, enter=enter, address_of=address_of, fail_network=fail, repair_network=repair
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended.
+
+    `why` is the first failure in words, and empty if the job finished. `chips` counts the chips of
+    each generation. `never_trained` says of each chip that died, without an injected fault, before
+    its first step, and did not come back, how it died: such a job ran on fewer chips than it was
+    started on from its first step to its last, which is no success. `is_refused` says that no step
+    was done because of bad input: the script asked for what cannot be done, or its arguments are
+    wrong.
+    """
+
+    is_finished: bool
+    why: str
+    recoveries: tuple[Recovery, ...]
+    chips: tuple[int, ...]
+    never_trained: tuple[str, ...] = ()
+    is_refused: bool = False
+
+    @property
+    def fewer_chips(self) -> str:
+        """Return, in one line, that chips never trained and why; empty if all did."""
+        if not self.never_trained:
+            return ""
+        n = len(self.never_trained)
+        return (
+            f"{counted(n, 'chip')} of this job died before the first step and never came back: "
+            f"{self.never_trained[0]}{f', and {n - 1} more' if n > 1 else ''}"
+        )
+
 
 _log = logging.getLogger(__name__)
 
@@ -395,3 +481,199 @@ class _Launcher:
         self._recoveries.add(fault)
         happened = FaultHappened(fault.fault, fault.at_step, fault.kind, fault.chips)
         self._report(happened, at=fault.at)
+
+
+GAVE_UP: Final = 3  # the exit code of a coordinator whose job has failed
+
+
+class JobProcesses:
+    """All processes of a job; `workers[chip]` is the latest worker of a chip."""
+
+    def __init__(self, job: ElasticJob, name: str, listener: socket.socket) -> None:
+        self._job = job
+        self._name = name
+        self._listener = listener
+        self.children = Children()
+        self.workers: dict[Chip, Child] = {}
+        self.coordinator: Child | None = None
+        self._planners: dict[int, AheadProcess] = {}  # by pidfd; all but the latest are killed
+        self._has_warned = False
+
+    def start_coordinator(self) -> None:
+        """Start the coordinator, or restart it: the launcher keeps its listening socket open."""
+        job = self._job
+        spec = JobSpec(self._name, job.settings.mesh, job.board, job.timing)
+        secret = job.settings.secret.encode()
+        listener = self._listener
+
+        def serve() -> int:
+            record_file = job.run_dir / "coordinator.json"
+            coordinator = CoordinatorServer(listener, secret, spec, record_file=record_file)
+            coordinator.serve()
+            coordinator.close()
+            if coordinator.is_superseded:
+                return 1  # the next one learns the later term from its workers
+            return GAVE_UP if coordinator.failure else 0
+
+        place = Place(chip=())
+        self.coordinator = self.children.start(
+            "[coordinator] ", lambda pipes, parent: work(serve, place, pipes, parent)
+        )
+
+    def start_worker(self, chip: Chip, faults: Sequence[str] = ()) -> None:
+        """Start the worker of a chip; it injects `faults` into itself."""
+        job = self._job
+        settings = job.settings
+        if job.address_of is not None:
+            settings = replace(settings, bind=job.address_of(chip))
+        at_start, coordinator = settings.mesh, self._listener.getsockname()[:2]
+        rank = elastic_rank(chip, at_start)
+        environment = Environment(
+            settings,
+            chip=chip,
+            coordinator=coordinator,
+            job=self._name,
+            job_dir=job.run_dir,
+            board=job.board,
+            faults=tuple(faults),
+            checks=job.checks,
+            timing=job.timing,
+        )
+        variables = {
+            **torchrun_variables(
+                rank,
+                at_start.n_live,
+                local_rank=rank,
+                local_world_size=at_start.n_live,
+                master=coordinator,
+            ),
+            **environment.to_environment(),
+            **job.environment,
+        }
+        place = Place(
+            chip=chip,
+            first=coordinator_client,
+            enter=job.enter,
+            environment=variables,
+            n_threads=job.n_threads,
+        )
+        self.workers[chip] = self.children.start(
+            f"[{','.join(map(str, chip))}] ",
+            lambda pipes, parent: work(job.body, place, pipes, parent),
+        )
+
+    def kill_workers(self, chips: Collection[Chip]) -> None:
+        """Kill those workers of these chips that still run, and wait until they have ended."""
+        killed = [self.workers[chip] for chip in chips if chip in self.workers]
+        for child in killed:
+            if child.code is None:
+                child.is_end_expected = True
+                child.signal(signal.SIGKILL)
+        while any(child.code is None for child in killed):
+            self.children.handle(_POLL_S)
+
+    def plan_ahead(self, formed: GenerationBegan, sums: SumSizes) -> None:
+        """Start a process of lowest priority that plans for the loss of each remaining board.
+
+        The process of the generation before is killed. A failure of this process does not stop the
+        job: the first one is logged.
+        """
+        for process in self._planners.values():
+            process.kill()
+        job = self._job
+        whole = replace(job.settings.mesh, failed=frozenset(), failed_links=frozenset())
+        dead = set(whole.live) - set(formed.chips)
+        mesh = replace(whole, failed=frozenset(dead)).without(*formed.cut)
+        request = PlanRequest(mesh, job.board, job.settings.planned_algorithm, tuple(sums))
+        try:
+            process = AheadProcess(PlanTask(str(job.run_dir / "plans"), request))
+        except OSError as error:
+            self._warn_once(str(error))
+            return
+        pidfd = os.pidfd_open(process.pid)
+        self._planners[pidfd] = process
+        self.children.watch(pidfd, lambda: self._reap_planner(pidfd))
+
+    def close(self) -> None:
+        """End all processes that still run."""
+        for pidfd, process in list(self._planners.items()):
+            process.kill()
+            self._reap_planner(pidfd)
+        for child in self.children.alive():
+            child.signal(signal.SIGCONT)
+        self.children.end_all()
+
+    def _reap_planner(self, pidfd: int) -> None:
+        """Wait for a planning process that has ended or was killed, and log why it failed."""
+        self.children.unwatch(pidfd)
+        os.close(pidfd)
+        if why := self._planners.pop(pidfd).wait():
+            self._warn_once(why)
+
+    def _warn_once(self, why: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning("the launcher makes no plans ahead: %s", why)
+
+
+class ProcessControl:
+    """The `JobControl` of a job on this machine; `send` sends a message to its coordinator."""
+
+    def __init__(
+        self, job: ElasticJob, processes: JobProcesses, send: Callable[[Message], None]
+    ) -> None:
+        self._job = job
+        self._processes = processes
+        self._send = send
+
+    def kill(self, process: Process) -> None:
+        """Kill a process; its end does not count as a failure."""
+        child = self._child(process)
+        if child is not None and child.code is None:
+            child.is_end_expected = True
+            child.signal(signal.SIGKILL)
+
+    def stop(self, process: Process) -> None:
+        """Stop a process with SIGSTOP, which it cannot catch."""
+        self._signal(process, signal.SIGSTOP)
+
+    def resume(self, process: Process) -> None:
+        """Resume a stopped process with SIGCONT."""
+        self._signal(process, signal.SIGCONT)
+
+    def restart(self, chips: Sequence[Chip], self_injected: Sequence[Fault]) -> None:
+        """Kill the workers of these chips that still run, then start new ones."""
+        self._processes.kill_workers(chips)
+        for chip in chips:
+            self._processes.start_worker(chip, [fault.words for fault in self_injected])
+
+    def cut(self, failure: Failure) -> None:
+        """Ask both ends of a link to break their connection; in a testbed, fail its network."""
+        if isinstance(failure, Link):
+            self._send(CutLink(failure))
+        if self._job.fail_network is not None:
+            self._job.fail_network(failure)
+
+    def mend(self, failure: Failure) -> None:
+        """Tell the coordinator that a link is back; in a testbed, repair its network."""
+        if isinstance(failure, Link):
+            self._send(MendLink(failure))
+        if self._job.repair_network is not None:
+            self._job.repair_network(failure)
+
+    def expect_deaths(self, chips: Sequence[Chip]) -> None:
+        """Count the next end of the workers of these chips as injected, not as a failure."""
+        for chip in chips:
+            child = self._child(chip)
+            if child is not None:
+                child.is_end_expected = True
+
+    def _signal(self, process: Process, number: int) -> None:
+        child = self._child(process)
+        if child is not None:
+            child.signal(number)
+
+    def _child(self, process: Process) -> Child | None:
+        if process == COORDINATOR:
+            return self._processes.coordinator
+        return self._processes.workers.get(process)

@@ -1,16 +1,10 @@
 """Notices a coordinator that hangs: it lives, and accepts connections, but does not answer."""
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
-
-from meshmend.errors import InputError
-from meshmend.launch.hosts import is_answered
-from meshmend.transport.listener import Address
 
 _ASK_AFTER_S: Final = 10.0  # from its start
 _ASK_EVERY_S: Final = 2.0
-_ANSWER_S: Final = 2.0
 _MOST_UNANSWERED: Final = 3  # in a row
 
 
@@ -31,10 +25,3 @@ class HangCheck:
             self._ask_at = now + _ASK_EVERY_S
             self._n_unanswered = 0 if self._is_answered() else self._n_unanswered + 1
         return self._n_unanswered >= _MOST_UNANSWERED
-
-
-def is_coordinator_answering(address: Address, secret: bytes) -> bool:
-    """Return whether the coordinator answers soon; False if another process has its port."""
-    with suppress(InputError):
-        return is_answered(address, secret, within_s=_ANSWER_S)
-    return False

@@ -22,8 +22,8 @@ from typing import Final
 from meshmend.errors import InputError, JobFailedError, RefusedError, TerminatedError
 from meshmend.launch.agent_lines import ALIVE_EVERY_S, print_agent_line
 from meshmend.launch.children import SIGNAL_BASE, Child, Children
-from meshmend.launch.forked_worker import Place, elastic_rank, torchrun_variables, work
 from meshmend.launch.output_lines import say
+from meshmend.launch.worker import Place, elastic_rank, torchrun_variables, work
 from meshmend.planning.environment import Environment
 from meshmend.topology.failures import Chip
 from meshmend.train.state.checkpoint import SAVE_NOTICE

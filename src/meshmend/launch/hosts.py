@@ -1,19 +1,30 @@
-"""Finds chip, address and secret of a process that torchrun, Slurm or Kubernetes started.
+"""Where a process of a job on several hosts is: its chips, its address, its secret.
 
-Reads environment variables, files and addresses. Does not import torch, so that a coordinator can
-run without it.
+Reads what torchrun, Slurm or Kubernetes tells a process that it started: environment variables,
+files and addresses. A host has one of the equal blocks that tile the mesh; names and addresses of
+hosts belong to the schedulers. Does not import torch, so that a coordinator can run without it.
 """
 
+import itertools
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from meshmend.config import SECRET, JobConfig
-from meshmend.errors import HandshakeError, InputError, TransportError
+from meshmend.errors import HandshakeError, InputError, TopologyError, TransportError
 from meshmend.membership.messages import COORDINATOR, OBSERVER
-from meshmend.topology.failures import Chip, board_shape, format_shape, parse_shape
+from meshmend.topology.failures import (
+    Block,
+    Chip,
+    board_shape,
+    format_shape,
+    parse_failure,
+    parse_shape,
+)
+from meshmend.topology.mesh import Mesh
 from meshmend.transport.handshake import (
     HOW_TO_MAKE,
     ConnectRequest,
@@ -27,6 +38,7 @@ from meshmend.transport.listener import Address
 if TYPE_CHECKING:
     from meshmend.topology.mesh import Mesh
 
+
 # The variables that hold the number of a task and the count of tasks, the innermost launcher first:
 # torchrun, Slurm, and an indexed job of Kubernetes, which sets no count.
 _TASKS: Final = (
@@ -34,6 +46,7 @@ _TASKS: Final = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("JOB_COMPLETION_INDEX", None),
 )
+_ANSWER_S: Final = 2.0
 _HOW_TO_NAME: Final = "name the chip with --chip R,C"
 
 
@@ -171,3 +184,118 @@ def is_answered(endpoint: Address, secret: bytes, *, within_s: float) -> bool:
     except TransportError:
         return False
     return True
+
+
+def is_coordinator_answering(address: Address, secret: bytes) -> bool:
+    """Return whether the coordinator answers soon; False if another process has its port."""
+    with suppress(InputError):
+        return is_answered(address, secret, within_s=_ANSWER_S)
+    return False
+
+
+# The variables that hold the number of a host: Slurm's, and that of an indexed job of Kubernetes.
+_HOST_NUMBERS: Final = ("SLURM_NODEID", "JOB_COMPLETION_INDEX")
+
+
+def host_blocks(mesh: Mesh, shape: tuple[int, ...]) -> tuple[Block, ...]:
+    """Return the blocks of this shape that tile a mesh, in row-major order of the blocks.
+
+    Host number k has the k-th block. Failed chips are part of their block.
+
+    Raises:
+        InputError: the blocks do not tile the mesh.
+    """
+    fits = len(shape) == len(mesh.shape) and all(
+        size > 0 and extent % size == 0 for extent, size in zip(mesh.shape, shape, strict=True)
+    )
+    if not fits:
+        raise InputError(
+            f"--hosts needs a block of chips that tiles the mesh {format_shape(mesh.shape)}, but "
+            f"got {format_shape(shape)}; each extent of the mesh must be a multiple of the "
+            "block's extent on that axis"
+        )
+    origins = itertools.product(
+        *(range(0, extent, size) for extent, size in zip(mesh.shape, shape, strict=True))
+    )
+    return tuple(Block(shape, origin) for origin in origins)
+
+
+def host_shape_from(text: str | None, mesh: Mesh) -> tuple[int, ...]:
+    """Return the block of one host that a text names; without a text, 4x2 chips.
+
+    Raises:
+        InputError: the text is no shape.
+    """
+    if not text:
+        return board_shape(len(mesh.shape), "host")
+    try:
+        return parse_shape(text)
+    except ValueError:
+        like = format_shape(board_shape(len(mesh.shape), "host"))
+        raise InputError(
+            f"--hosts needs a block of chips such as {like}, but got {text!r}"
+        ) from None
+
+
+def live_chips_of(block: Block, mesh: Mesh) -> tuple[Chip, ...]:
+    """Return the chips of a block that are alive in a mesh, in row-major order."""
+    return tuple(chip for chip in block.chips() if chip not in mesh.failed)
+
+
+def own_chips_from(
+    chips: str | None, hosts: str | None, environment: Mapping[str, str], mesh: Mesh
+) -> tuple[Chip, ...]:
+    """Return the live chips of this host: those that `--chips` names, or those of its block.
+
+    `hosts` is the block of each host, which counts if no chips are named. The scheduler numbers the
+    hosts.
+
+    Raises:
+        InputError: neither is given, or the scheduler has not numbered this host.
+    """
+    if chips is not None:
+        return chips_from(chips, mesh)
+    if not hosts:
+        raise InputError(
+            "meshmend agent needs either --chips, the chips of this host, or --hosts, the block of "
+            "each host; it got neither"
+        )
+    blocks = host_blocks(mesh, host_shape_from(hosts, mesh))
+    name = next((each for each in _HOST_NUMBERS if environment.get(each)), None)
+    if name is None:
+        raise InputError(
+            f"--hosts needs the number of this host, but none of {', '.join(_HOST_NUMBERS)} is "
+            "set; name its chips with --chips"
+        )
+    number = environment[name]
+    if not number.isdecimal() or int(number) >= len(blocks):
+        raise InputError(
+            f"{name} needs the number of a host of {mesh}, from 0 to {len(blocks) - 1}, but it is "
+            f"{number!r}; name the chips of this host with --chips"
+        )
+    return chips_from(str(blocks[int(number)]), mesh)
+
+
+def chips_from(text: str, mesh: Mesh) -> tuple[Chip, ...]:
+    """Return the live chips of the block that `--chips` names, such as 4x2@0,2.
+
+    Raises:
+        InputError: the text names no block inside the mesh, or a block without a live chip.
+    """
+    try:
+        block = parse_failure(text)
+    except TopologyError:
+        block = None
+    if not isinstance(block, Block) or not all(chip in mesh for chip in block.chips()):
+        raise InputError(
+            f"--chips needs a block inside the mesh {format_shape(mesh.shape)} such as "
+            f"{_example(mesh)}, but got {text!r}"
+        )
+    chips = live_chips_of(block, mesh)
+    if not chips:
+        raise InputError(f"--chips needs a live chip, but all chips of {block} have failed")
+    return chips
+
+
+def _example(mesh: Mesh) -> Block:
+    return Block(mesh.shape, (0,) * len(mesh.shape))

@@ -7,10 +7,14 @@ policy is `OnFailure`. The other workers train on meanwhile.
 No restart rule by exit code (`podFailurePolicy`) is used, because it needs the restart policy
 `Never`. A failed container then costs a new pod, and a pod on a dead node is not replaced until
 that node is back.
+
+`yaml_text` writes the documents. A text is quoted unless it is plainly a word: so no reader takes a
+text such as `yes` or `1e3` for something else, and the project needs no YAML library.
 """
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -18,8 +22,7 @@ from typing import Any, Final
 
 from meshmend.config import READY_DIR, SECRET, JobConfig, command_words
 from meshmend.errors import InputError
-from meshmend.launch.host_blocks import host_blocks, host_shape_from
-from meshmend.launch.hosts import board_from
+from meshmend.launch.hosts import board_from, host_blocks, host_shape_from
 from meshmend.topology.failures import format_shape
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import configured_mesh
@@ -339,3 +342,51 @@ def _check_name(option: str, name: str, *, longest: int = 63) -> None:
             f"{option} needs lower-case letters, digits and dashes, a letter first, at most "
             f"{longest} characters, but got {name!r}"
         )
+
+
+_WORD: Final = re.compile(r"(--?)?[A-Za-z/][A-Za-z0-9_./-]*")
+_NOT_TEXT: Final = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false", "null"])
+
+
+def yaml_text(documents: Sequence[Mapping[str, Any]]) -> str:
+    """Return documents as one YAML stream, separated by lines of three dashes."""
+    return "---\n".join("".join(f"{line}\n" for line in _lines(each)) for each in documents)
+
+
+def _lines(value: Any) -> Iterator[str]:
+    """Yield the lines of a mapping or list that is not empty."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            name = _scalar(str(key))
+            if _is_block(item):
+                yield f"{name}:"
+                yield from (f"  {line}" for line in _lines(item))
+            else:
+                yield f"{name}: {_scalar(item)}"
+        return
+    for item in value:
+        if _is_block(item):
+            first, *others = _lines(item)
+            yield f"- {first}"
+            yield from (f"  {line}" for line in others)
+        else:
+            yield f"- {_scalar(item)}"
+
+
+def _is_block(value: Any) -> bool:
+    return isinstance(value, Mapping | list | tuple) and len(value) > 0
+
+
+def _scalar(value: Any) -> str:
+    if not isinstance(value, str):
+        return json.dumps(value)  # numbers, booleans, null and what is empty are written as in JSON
+    if _WORD.fullmatch(value) and value.lower() not in _NOT_TEXT:
+        return value
+    return f'"{"".join(map(_character, value))}"'
+
+
+def _character(character: str) -> str:
+    """Return a character of a quoted text; all but printable ASCII is written as its number."""
+    if character in '"\\':
+        return f"\\{character}"
+    return character if " " <= character <= "~" else f"\\U{ord(character):08x}"

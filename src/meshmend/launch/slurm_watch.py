@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from meshmend.errors import InputError
-from meshmend.launch.hang_check import is_coordinator_answering
+from meshmend.launch.hosts import is_coordinator_answering
 from meshmend.launch.output_lines import say
 from meshmend.processes import die_with_parent
 from meshmend.transport.listener import Address

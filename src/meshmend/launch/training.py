@@ -20,11 +20,10 @@ from meshmend.errors import InputError
 from meshmend.files import why_unwritten, write_whole
 from meshmend.lab.testbed.bed import Testbed
 from meshmend.lab.workloads.trainable import Trainable, TrainingArguments
-from meshmend.launch.elastic import run_elastic
-from meshmend.launch.elastic_job import ElasticJob, Outcome
+from meshmend.launch.elastic import ElasticJob, Outcome, run_elastic
 from meshmend.launch.job_page import PageRequest
-from meshmend.launch.one_thread import compute_in_one_thread
 from meshmend.launch.run_log import run_log
+from meshmend.launch.worker import compute_in_one_thread
 from meshmend.locks import held_lock
 from meshmend.membership.events import (
     Event,

@@ -1,18 +1,27 @@
-"""Kills the process of a Ray job's coordinator when it hangs; Ray then starts it again.
+"""The processes beside a Ray job that must not import Ray, which takes seconds.
+
+    python -m meshmend.launch.ray_processes FILE              call a pickled function
+    python -m meshmend.launch.ray_processes HOST PORT PID     kill a coordinator that hangs
+
+The workers of a job that was given a function, not a script, call it from a file, which the actor
+of the same host wrote: it comes over no wire of ours.
 
 Ray restarts an actor whose process has died. It does not notice one that lives but does nothing,
-such as a process that was stopped. So a small process beside it asks it for an answer.
+such as a process that was stopped. So a small process beside the coordinator asks it for an answer.
 """
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Final
 
 from meshmend.config import SECRET
-from meshmend.launch.hang_check import HangCheck, is_coordinator_answering
+from meshmend.launch.hang_check import HangCheck
+from meshmend.launch.hosts import is_coordinator_answering
 from meshmend.launch.output_lines import say
 from meshmend.processes import die_with_parent
 from meshmend.transport.listener import Address
@@ -32,6 +41,7 @@ def start_watchdog(address: Address, secret: str) -> "subprocess.Popen[bytes]":
 
 
 def _watch(address: Address, secret: bytes, watched: int) -> None:
+    die_with_parent(watched)
     check = HangCheck(lambda: is_coordinator_answering(address, secret), time.monotonic())
     while not check.is_hanging(time.monotonic()):
         time.sleep(_POLL_S)
@@ -40,6 +50,8 @@ def _watch(address: Address, secret: bytes, watched: int) -> None:
 
 
 if __name__ == "__main__":
-    watched = int(sys.argv[3])
-    die_with_parent(watched)
-    _watch((sys.argv[1], int(sys.argv[2])), SECRET.value_in(os.environ).encode(), watched)
+    match sys.argv[1:]:
+        case [file]:
+            pickle.loads(Path(file).read_bytes())()
+        case [host, port, pid]:
+            _watch((host, int(port)), SECRET.value_in(os.environ).encode(), int(pid))

@@ -1,26 +1,218 @@
-"""Keeps every host of a job on a live node of a Ray cluster.
+"""The hosts of a job on a Ray cluster: an actor each, which runs an agent, on a live node.
+
+Ray's actors are no children of any process here, so `HostSupervisor` is no `Supervisor` of
+processes: Ray starts and restarts them, and only Ray knows the nodes.
 
 A host whose node is lost gets another node, as soon as the cluster has one. So does a host whose
 agent failed, such as one with a broken accelerator. Ray itself restarts the actor of a host whose
-process died on a live node. This module knows no messages of the job:
-its caller says which chips are connected.
+process died on a live node. This module knows no messages of the job: its caller says which chips
+are connected.
 """
 
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from errno import EINPROGRESS
 from typing import Any, Final
 
 import ray
 from ray.exceptions import ActorDiedError, ActorUnschedulableError, RayError
+from ray.util.placement_group import (
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from meshmend.config import SECRET
+from meshmend.errors import InputError
 from meshmend.launch.output_lines import say  # Ray shows these lines to the user of a job
-from meshmend.launch.ray_host import NAMESPACE, HostSettings, start_host
-from meshmend.launch.ray_nodes import Reservation, lost_nodes, reserve
-from meshmend.topology.failures import Chip
+from meshmend.topology.failures import Block, Chip
 from meshmend.transport.codec import Value
+from meshmend.transport.listener import Address
 from meshmend.units import counted
+
+NAMESPACE: Final = "meshmend"  # Ray's namespace of all actors of all jobs
+
+# The new process ties itself to its parent: code between fork and exec is unsafe in a process with
+# as many threads as one of Ray's.
+_TIED_COMMAND: Final = (
+    "import runpy, sys\n"
+    "from meshmend.processes import die_with_parent\n"
+    "die_with_parent(int(sys.argv.pop(1)))\n"
+    "runpy.run_module('meshmend', run_name='__main__', alter_sys=True)\n"
+)
+_LOOP_MODULE: Final = "meshmend.launch.ray_processes"
+
+
+@dataclass(frozen=True)
+class HostSettings:
+    """What all hosts of a job have in common.
+
+    `options` are options of `meshmend agent`. `script` is the script and its arguments, or empty
+    if the workers call the pickled function `loop`. `resources` are those of one host.
+    """
+
+    name: str
+    blocks: tuple[Block, ...]
+    options: tuple[str, ...]
+    script: tuple[str, ...]
+    resources: Mapping[str, float]
+    secret: str = field(repr=False)
+    loop: bytes = field(default=b"", repr=False)
+    is_strict: bool = True
+
+
+class RayHost:
+    """The actor of one host; `code()` says whether its agent has ended, and how."""
+
+    def __init__(self, settings: HostSettings, block: Block, coordinator: str) -> None:
+        self._code: int | None = None
+        script = settings.script
+        if settings.loop:
+            self._loop = os.fdopen(os.memfd_create("loop"), "wb", buffering=0)
+            self._loop.write(settings.loop)
+            script = ("-m", _LOOP_MODULE, f"/proc/{os.getpid()}/fd/{self._loop.fileno()}")
+        where = ("--coordinator", coordinator, "--chips", str(block))
+        command = ("agent", *where, *settings.options, *script)
+        # The kernel kills a child when the thread that started it ends, so the same thread waits.
+        threading.Thread(target=self._run, args=(command, settings.secret), daemon=True).start()
+
+    def code(self) -> int | None:
+        """Return the exit code of the agent, or None while it runs."""
+        return self._code
+
+    def _run(self, command: tuple[str, ...], secret: str) -> None:
+        tied = [sys.executable, "-P", "-c", _TIED_COMMAND, str(os.getpid()), *command]
+        self._code = subprocess.Popen(tied, env={**os.environ, SECRET.name: secret}).wait()
+
+
+def start_host(
+    settings: HostSettings, number: int, *, name: str, node: str, coordinator: str
+) -> Any:
+    """Start the actor of a host on a node, and return its handle without waiting for it."""
+    return (
+        ray.remote(RayHost)
+        .options(
+            name=name,
+            namespace=NAMESPACE,
+            lifetime="detached",  # so that it outlives the coordinator's process
+            max_restarts=-1,
+            max_task_retries=-1,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+            **_resource_options(settings.resources),
+        )
+        .remote(settings, settings.blocks[number], coordinator)
+    )
+
+
+def _resource_options(resources: Mapping[str, float]) -> dict[str, Any]:
+    """Return resources as the options of an actor, which has its own words for some of them."""
+    words = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+    options: dict[str, Any] = {
+        words[kind]: amount for kind, amount in resources.items() if kind in words
+    }
+    own = {kind: amount for kind, amount in resources.items() if kind not in words}
+    return {"num_cpus": 0, **options, "resources": own}
+
+
+_HEAD: Final = "node:__internal_head__"  # a resource that only the head node has
+_NODE_LABEL: Final = "ray.io/node-id"  # a label that Ray gives every node
+
+
+def head_node() -> str:
+    """Return the number of the cluster's head node.
+
+    Raises:
+        InputError: the cluster has none.
+    """
+    for node in ray.nodes():
+        if node["Alive"] and _HEAD in node["Resources"]:
+            return str(node["NodeID"])
+    raise InputError("a job needs a Ray cluster with a head node, but this one has none")
+
+
+def lost_nodes(wanted: Collection[str], *, within_s: float) -> set[str]:
+    """Return which of these nodes Ray counts as dead, or whose raylets accept no connection."""
+    addresses = {
+        str(node["NodeID"]): (str(node["NodeManagerAddress"]), int(node["NodeManagerPort"]))
+        for node in ray.nodes()
+        if node["Alive"]
+    }
+    asked = {node: addresses[node] for node in wanted if node in addresses}
+    answered = _answering(set(asked.values()), within_s)
+    return {node for node in wanted if asked.get(node) not in answered}
+
+
+def _answering(addresses: Iterable[Address], within_s: float) -> set[Address]:
+    """Return the addresses that accept a connection within this time; asks all at once."""
+    found: set[Address] = set()
+    deadline = time.monotonic() + within_s
+    with selectors.DefaultSelector() as selector:
+        for address in addresses:
+            connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            connection.setblocking(False)
+            if connection.connect_ex(address) in (0, EINPROGRESS):
+                selector.register(connection, selectors.EVENT_WRITE, address)
+            else:
+                connection.close()
+        while selector.get_map() and (left_s := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left_s):
+                connection = key.fileobj  # type: ignore[assignment]  # we registered sockets
+                if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
+                    found.add(key.data)
+                selector.unregister(connection)
+                connection.close()
+        for key in list(selector.get_map().values()):
+            key.fileobj.close()  # type: ignore[union-attr]
+    return found
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """Nodes that Ray was asked for, one for each of `hosts`; `excluded` must not be among them."""
+
+    group: Any
+    hosts: tuple[int, ...]
+    excluded: frozenset[str]
+    since: float
+
+    def nodes(self) -> list[str] | None:
+        """Return the number of each host's node, or None while Ray has not found them all."""
+        table = placement_group_table(self.group)
+        if table.get("state") != "CREATED":
+            return None
+        node_of = table["bundles_to_node_id"]
+        return [str(node_of[bundle]) for bundle in range(len(self.hosts))]
+
+    def cancel(self) -> None:
+        """Give the nodes back; what is started there then reserves its own share."""
+        remove_placement_group(self.group)
+
+
+def reserve(
+    hosts: tuple[int, ...],
+    resources: Mapping[str, float],
+    *,
+    is_strict: bool,
+    excluded: frozenset[str],
+) -> Reservation:
+    """Ask Ray for a node with these resources for each host; strict: no node for two hosts."""
+    selector = {_NODE_LABEL: f"!in({','.join(sorted(excluded))})"} if excluded else {}
+    group = placement_group(
+        [dict(resources) for _ in hosts],
+        strategy="STRICT_SPREAD" if is_strict else "SPREAD",
+        bundle_label_selector=[selector for _ in hosts] if excluded else None,
+    )
+    return Reservation(group, hosts, excluded, time.monotonic())
+
 
 _ASK_NODE_S: Final = 0.2  # between two questions to the node of a host without a connected chip
 _ANSWER_S: Final = 1.0  # a node that has not answered by then is lost

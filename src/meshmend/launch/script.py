@@ -1,0 +1,350 @@
+"""Runs a user's script on every live chip of a mesh on this machine: `meshmend run`.
+
+`run_job` starts one worker per live chip, watches them, and ends them all when one fails.
+`run_script` survives lost chips: the script builds a `meshmend.train.Job` or `JaxJob` and loops
+over it, or loops over `meshmend.torch.steps`. The run's folder holds its ledgers and events;
+without `run_dir` it is a temporary folder, which is removed at the end.
+
+The workers are forked from this process, which has imported torch and made the plans: sixteen
+start in the time of one. It may import JAX but must not compute with it: JAX then starts threads,
+which no fork inherits, and the first computation of a worker would wait for them for ever.
+"""
+
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from meshmend.config import Timing
+from meshmend.errors import InputError, TerminatedError
+from meshmend.lab.testbed.bed import Testbed
+from meshmend.launch.children import Children
+from meshmend.launch.elastic import ElasticJob, Outcome, run_elastic
+from meshmend.launch.job_page import PageRequest
+from meshmend.launch.run_log import run_log
+from meshmend.launch.termination import TERMINATED, terminable
+from meshmend.launch.worker import (
+    Place,
+    Rendezvous,
+    Script,
+    compute_in_one_thread,
+    script_body,
+    torchrun_variables,
+    work,
+)
+from meshmend.membership.events import (
+    Event,
+    GenerationBegan,
+    StepFinished,
+    TimedEvent,
+    WriteFailed,
+    missing_checkpoints,
+)
+from meshmend.membership.faults.fault import Fault
+from meshmend.planning.catalogue import prepare
+from meshmend.planning.environment import Environment
+from meshmend.planning.settings import Settings
+from meshmend.scratch import scratch_folder
+from meshmend.topology.failures import Chip
+from meshmend.train.data.audit import Audit, audit
+
+_GRACE_S = 1.0  # after a failure, for its cause to end and for other workers to print their errors
+
+# DistributedDataParallel imports these at its first use, which would take each worker seconds.
+_PRELOAD = ("torch._dynamo.utils", "torch.distributed.rpc", "meshmend.torch")
+
+
+@dataclass(frozen=True)
+class StaticJob:
+    """A script to run on every live chip of the settings' mesh.
+
+    Each worker calls `enter(chip)` first, then listens on `address_of(chip)`: this is how a testbed
+    puts workers into its network. Modules of `preload` are imported once, before the workers are
+    forked. Each worker computes in `n_threads` threads.
+    """
+
+    settings: Settings
+    script: Script
+    enter: Callable[[Chip], None] | None = None
+    address_of: Callable[[Chip], str] | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    preload: tuple[str, ...] = ()
+    n_threads: int = 1
+
+
+def check_torch_installed() -> None:
+    """Raise InputError if PyTorch, which the scripts of a job import, is not installed."""
+    if find_spec("torch") is None:
+        raise InputError(
+            "meshmend run needs torch, but it is not installed; install it with pip install "
+            "'meshmend[torch]', or use --elastic with a loop over a JaxJob"
+        )
+
+
+def run_job(job: StaticJob) -> int:
+    """Run a script on every live chip of a mesh; return the exit code of the first to fail, or 0.
+
+    The code of a worker that a signal killed is 128 plus the signal's number. Ctrl-C ends all
+    workers before this function raises KeyboardInterrupt.
+
+    Raises:
+        InputError: the script does not exist, or a module cannot be imported.
+    """
+    if not job.script.is_module and not Path(job.script.name).is_file():
+        raise InputError(f"meshmend run needs a script, but there is no file {job.script.name}")
+    check_torch_installed()
+    compute_in_one_thread()
+    preload_modules((*_PRELOAD, *job.preload))
+    mesh = job.settings.mesh
+    if job.address_of is not None:
+        job = replace(job, settings=replace(job.settings, bind=job.address_of(mesh.live[0])))
+    prepare(mesh, job.settings.planned_algorithm)
+    if not job.settings.secret:
+        job = replace(job, settings=replace(job.settings, secret=secrets.token_hex(32)))
+    workers = _Workers()
+    with scratch_folder() as folder, terminable():
+        try:
+            for rank in range(mesh.n_live):
+                workers.start(job, rank, Path(folder) / "store")
+            workers.until_over()
+        except TerminatedError:
+            return TERMINATED
+        finally:
+            workers.children.end_all()
+    return workers.report_failure()
+
+
+class _Workers:
+    """The running workers of a job."""
+
+    def __init__(self) -> None:
+        self.children = Children()
+        self._ranks: dict[int, tuple[int, Chip]] = {}
+
+    def start(self, job: StaticJob, rank: int, store: Path) -> None:
+        """Fork the worker of one rank."""
+        chip = job.settings.mesh.live[rank]
+        place = Place(
+            chip=chip,
+            enter=job.enter,
+            environment=_environment(job, rank, chip),
+            rendezvous=Rendezvous(rank, job.settings.mesh.n_live, store),
+            n_threads=job.n_threads,
+        )
+        child = self.children.start(
+            f"[{','.join(map(str, chip))}] ",
+            lambda pipes, parent: work(script_body(job.script), place, pipes, parent),
+        )
+        self._ranks[child.pid] = rank, chip
+
+    def until_over(self) -> None:
+        """Wait until all workers have ended, or `_GRACE_S` after the first failure."""
+        deadline = None
+        while self.children.alive():
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return
+            self.children.handle(left)
+            if deadline is None and self.children.failed():
+                deadline = time.monotonic() + _GRACE_S
+
+    def report_failure(self) -> int:
+        """Print the first failure on standard error; return its exit code, or 0 without failure."""
+        failed = self.children.failed()
+        if not failed:
+            return 0
+        first = failed[0]
+        rank, chip = self._ranks[first.pid]
+        print(
+            f"meshmend: chip {chip} (rank {rank}) failed first: {first.how_it_ended}",
+            file=sys.stderr,
+        )
+        print(first.traceback, file=sys.stderr, end="")
+        return first.code or 1
+
+
+def _environment(job: StaticJob, rank: int, chip: Chip) -> dict[str, str]:
+    """Return the variables that torchrun would set, and those that the backend reads."""
+    settings = job.settings
+    if job.address_of is not None:
+        settings = replace(settings, bind=job.address_of(chip))
+    n_live = settings.mesh.n_live
+    return {
+        **torchrun_variables(
+            rank, n_live, local_rank=rank, local_world_size=n_live, master=("127.0.0.1", 29500)
+        ),
+        "GROUP_RANK": "0",
+        **Environment(settings, chip=chip).to_environment(),
+        **job.environment,
+    }
+
+
+@dataclass(frozen=True)
+class ElasticScript:
+    """A script to run on every live chip of the settings' mesh, and the faults to inject.
+
+    Modules of `preload` are imported once, before the workers are forked. Each worker computes in
+    `n_threads` threads.
+    """
+
+    settings: Settings
+    script: Script
+    run_dir: Path | None = None
+    faults: tuple[Fault, ...] = ()
+    timing: Timing = field(default_factory=Timing)
+    board: tuple[int, ...] = ()
+    checks: bool = False
+    preload: tuple[str, ...] = ()
+    testbed_bytes_per_s: float | None = None
+    n_threads: int = 1
+    page: PageRequest | None = None
+
+
+@dataclass(frozen=True)
+class ScriptResult:
+    """The result of a run: how the job ended, and what the check of its ledgers found.
+
+    `n_done` is the last step by the events; `missing` are the steps whose checkpoints could not be
+    written.
+    """
+
+    outcome: Outcome
+    audit: Audit
+    n_done: int = 0
+    missing: tuple[int, ...] = ()
+
+
+def run_script(run: ElasticScript, show: Callable[[TimedEvent], None]) -> ScriptResult:
+    """Run a script through all faults; write each event to the log and pass it to `show`.
+
+    Raises:
+        InputError: the script does not exist, a module cannot be imported, or the run's folder
+            cannot be made.
+    """
+    compute_in_one_thread()
+    script = run.script
+    if not script.is_module and not Path(script.name).is_file():
+        raise InputError(f"meshmend run needs a script, but there is no file {script.name}")
+    with _folder(run.run_dir) as folder:
+        keep_jax_programs(folder / "compiled")
+        preload_training(run.preload)
+        settings, is_testbed = run.settings, run.testbed_bytes_per_s is not None
+        prepare(settings.mesh, settings.algorithm if is_testbed else settings.planned_algorithm)
+        with run_log(folder / "events.jsonl") as log:
+            kept: list[Event] = []
+
+            def on_event(event: TimedEvent) -> None:
+                log.add(event)
+                show(event)
+                if isinstance(event.event, GenerationBegan | StepFinished | WriteFailed):
+                    kept.append(event.event)
+
+            outcome = _run(run, folder, on_event)
+        return ScriptResult(
+            outcome,
+            audit(folder / "ledger", kept),
+            max((each.step for each in kept if isinstance(each, StepFinished)), default=0),
+            missing_checkpoints(kept),
+        )
+
+
+def _run(run: ElasticScript, folder: Path, on_event: Callable[[TimedEvent], None]) -> Outcome:
+    job = ElasticJob(
+        settings=run.settings,
+        body=script_body(run.script),
+        run_dir=folder,
+        on_event=on_event,
+        faults=run.faults,
+        timing=run.timing,
+        board=run.board,
+        checks=run.checks,
+        n_threads=run.n_threads,
+        page=run.page,
+    )
+    if run.testbed_bytes_per_s is None:
+        return run_elastic(job)
+    job = replace(job, environment={"GLOO_SOCKET_IFNAME": "chip"})
+    with Testbed.up(run.settings.mesh, link_bandwidth=run.testbed_bytes_per_s) as bed:
+        return run_elastic(job.in_network(bed.enter, bed.address, bed.fail, bed.repair))
+
+
+@contextmanager
+def _folder(named: Path | None) -> Iterator[Path]:
+    """Yield a new folder for a run: the named one, or a temporary one."""
+    if named is None:
+        with scratch_folder() as folder:
+            yield Path(folder)
+        return
+    try:
+        (named / "ledger").mkdir(parents=True)
+    except OSError as error:
+        raise InputError(
+            f"a run needs a new folder, but {named} cannot be made: {error.strerror}; name "
+            "another with --run-dir"
+        ) from None
+    yield named.absolute()
+
+
+_CACHE_VARIABLE: Final = "JAX_COMPILATION_CACHE_DIR"
+
+
+def preload_modules(names: Iterable[str]) -> None:
+    """Import modules by their names.
+
+    Raises:
+        InputError: a module cannot be imported, or has computed with JAX.
+    """
+    for name in names:
+        try:
+            import_module(name)
+        except ImportError as error:
+            raise InputError(
+                f"--preload needs a module, but cannot import {name}: {error}"
+            ) from None
+    if _has_computed_with_jax():
+        raise InputError(
+            "--preload needs modules that only import JAX, but one of them has computed with it, "
+            "and workers forked from this process would hang; make arrays in functions, or leave "
+            "out that module"
+        )
+
+
+def keep_jax_programs(folder: Path) -> None:
+    """Make JAX keep what it compiles in a folder, unless the user has named another.
+
+    Call it before JAX is imported. Workers that are started again then compile nothing.
+    """
+    if not os.environ.get(_CACHE_VARIABLE):
+        os.environ[_CACHE_VARIABLE] = str(folder)
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+
+def preload_training(names: Iterable[str]) -> None:
+    """Import modules by their names, and the framework that workers train with.
+
+    That is JAX if one of the modules imports it, else PyTorch if it is installed.
+
+    Raises:
+        InputError: a module cannot be imported, or has computed with JAX.
+    """
+    preload_modules(names)
+    if "jax" in sys.modules:
+        preload_modules(["meshmend.train.jax.job"])
+    elif find_spec("torch"):
+        import torch
+
+        preload_modules(["meshmend.train.torch.job", "meshmend.torch"])
+        torch.optim.SGD([torch.zeros(1)])  # imports torch's compiler here, not in each worker
+
+
+def _has_computed_with_jax() -> bool:
+    bridge = sys.modules.get("jax._src.xla_bridge")  # JAX has no public name for this
+    return bridge is not None and bool(bridge.backends_are_initialized())
