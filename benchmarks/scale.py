@@ -30,6 +30,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import structs
+
 from meshmend.config import Timing
 from meshmend.errors import InputError
 from meshmend.membership import messages
@@ -219,12 +221,23 @@ class LightWorker:
     """A worker that has nothing to do: ready for every generation, and up to date at its go."""
 
     client: CoordinatorClient
+    address: Address
     status: Status = field(default_factory=Status)
+
+    def join(self) -> None:
+        """Ask to be admitted, at first or after the coordinator has turned this worker away."""
+        self.status = structs.replace(self.status, ready=False)
+        self.client.join(
+            self.address, self.status, on_change=lambda: None, on_sever=lambda peer: None
+        )
 
     def turn(self) -> None:
         """Do what the news ask for."""
         news: News = self.client.news
         generation, go, status = news.generation, news.go, self.status
+        if news.turned_away is not None:  # a busy machine: it did not speak for too long
+            self.join()
+            return
         if generation is None:
             return
         number = generation.number
@@ -248,11 +261,9 @@ class LightWorker:
 
 def work(mesh: Mesh, chips: list[Chip], port: int, pipe: Connection) -> None:
     """Run the workers of some chips; answer over the pipe where they are."""
-    workers = [LightWorker(client_of(mesh, chip, port)) for chip in chips]
-    for worker, chip in zip(workers, chips, strict=True):
-        worker.client.join(
-            address_of(mesh, chip), Status(), on_change=lambda: None, on_sever=lambda peer: None
-        )
+    workers = [LightWorker(client_of(mesh, chip, port), address_of(mesh, chip)) for chip in chips]
+    for worker in workers:
+        worker.join()
 
     def turn() -> None:
         while True:
