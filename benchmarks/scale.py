@@ -52,7 +52,7 @@ JOB: Final = "scale"
 PER_PROCESS: Final = 128  # workers
 POLL_S: Final = 0.01  # between two looks at the news of all workers of a process
 PATIENCE_S: Final = 300.0
-HEARTBEAT_TIMEOUT_S: Final = 10.0  # a thousand workers on a few cores do not speak every second
+HEARTBEAT_TIMEOUT_S: Final = 60.0  # a thousand workers on a few busy cores do not speak often
 N_TICKS: Final = 2000
 
 _spawn = multiprocessing.get_context("spawn")
