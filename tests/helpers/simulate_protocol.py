@@ -21,6 +21,7 @@ def main() -> int:
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--split", action="store_true", help="let both sides live on")
     kinds.add_argument("--large", action="store_true", help="train on 1024 chips")
+    parser.add_argument("--plans", action="store_true", help="swap plans between steps")
     parser.add_argument("--trace", action="store_true", help="print what happened")
     chosen = parser.parse_args()
     scenario_of = Scenario.of_split if chosen.split else Scenario.of
@@ -30,7 +31,11 @@ def main() -> int:
     runs = []
     for seed in range(chosen.seed, chosen.seed + chosen.seeds):
         run = simulate(
-            seed, scenario_of=scenario_of, traces=chosen.trace, is_sharded=chosen.sharded
+            seed,
+            scenario_of=scenario_of,
+            traces=chosen.trace,
+            is_sharded=chosen.sharded,
+            swaps_plans=chosen.plans,
         )
         runs.append(run)
         print(*run.trace, sep="\n", end="\n" if run.trace else "")

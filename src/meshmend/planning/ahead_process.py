@@ -3,8 +3,8 @@
     python -m meshmend.planning.ahead_process PARENT < TASK
 
 It is a new process, not a fork, because its parent may have threads and has imported torch, which
-planning does not need. It dies with its parent. Training does not depend on it: if a plan is not in
-the folder, a worker makes it when it needs it.
+planning does not need. It dies with its parent. Training does not depend on it: where a plan is not
+in the folder, workers run a quick one until it is.
 """
 
 import os

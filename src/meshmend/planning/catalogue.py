@@ -7,6 +7,9 @@ order; a formula says which is faster.
 Where all ranks are processes of one host, no link is slow: processors copy. Every algorithm copies
 the same bytes, and a ring does it in the fewest messages, so `AUTO_ON_ONE_HOST` takes it for long
 payloads.
+
+The fastest sum is searched for, which takes seconds on a thousand chips. `QUICK` names the trees
+that take its place until then: they need no search.
 """
 
 from dataclasses import dataclass
@@ -17,6 +20,7 @@ import numpy as np
 from meshmend.planning.owner_search import is_ring_faster
 from meshmend.planning.plan import AUTO, plan
 from meshmend.planning.proof import prove
+from meshmend.planning.quick_plan import quick_schedule
 from meshmend.planning.target import Target
 from meshmend.schedule.algorithms import algorithm as algorithm_named
 from meshmend.schedule.hazards import Hazards
@@ -32,6 +36,7 @@ TREE_MESSAGE_BYTES = 1 << 13
 MOST_SLICES = 16
 AUTO_ON_ONE_HOST = "auto-on-one-host"  # `auto` where all ranks share a host; not a name for users
 ONE_HOST_RING = "rank-ring"
+QUICK = "quick"  # trees for a sum, without a search; not a name for users
 ONE_HOST_CHUNK_BYTES = 1 << 15  # with shorter chunks trees are faster, measured on 4 to 16 ranks
 # Processes copy every byte that they get, and here a chip gets the sums of all others of its lines
 # whole. On 16 processes and two cores 256 KB took 1.7 times as long as on trees, and 4 KB as long.
@@ -68,6 +73,15 @@ def is_remembered(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes:
     return (mesh, algorithm, kind, class_bytes) in _remembered
 
 
+def is_searched(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) -> bool:
+    """Whether the plan of an algorithm is searched for, so that a quick one may stand in for it."""
+    if kind.name != "allreduce" or class_bytes <= SHORT_BYTES:
+        return False
+    if algorithm == AUTO_ON_ONE_HOST:
+        return not is_one_host_ring(mesh, class_bytes)
+    return algorithm in (AUTO, "trees")
+
+
 def remember(
     mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int, schedule: Schedule
 ) -> None:
@@ -83,6 +97,8 @@ def _make(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) ->
     if kind.name == "broadcast":
         return _proved(mesh, broadcast(mesh, kind.root))
     if kind.name == "allreduce":
+        if algorithm == QUICK:
+            return _quick(mesh)
         if algorithm == AUTO_ON_ONE_HOST:
             algorithm = ONE_HOST_RING if is_one_host_ring(mesh, class_bytes) else AUTO
         if class_bytes <= SHORT_BYTES and algorithm == AUTO:
@@ -95,6 +111,11 @@ def _make(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) ->
     target = Target(class_bytes)
     is_ring = is_ring_faster(mesh, target.fabric, target.payload_bytes, collective)
     return _half(mesh, "ring-1d" if is_ring else "trees", collective)
+
+
+@lru_cache(maxsize=16)  # payloads of all classes share a schedule
+def _quick(mesh: Mesh) -> Proved:
+    return _proved(mesh, quick_schedule(mesh))
 
 
 @lru_cache(maxsize=16)  # payloads of many classes share a schedule
@@ -154,8 +175,17 @@ class Catalogue:
         self._algorithm = algorithm
         self._n_slices = n_slices
         self._rank = rank
+        self._other: dict[tuple[CollectiveCall, int], str] = {}  # algorithms of single classes
         self._programs: dict[tuple[CollectiveCall, int], RankProgram] = {}
         self._tasks: dict[tuple[CollectiveCall, int, str, str], Task] = {}
+
+    def replan(self, kind: CollectiveCall, class_bytes: int, algorithm: str) -> None:
+        """Run calls of this kind and class by another algorithm, or by another plan of the same."""
+        self._other[kind, class_bytes] = algorithm
+        self._programs.pop((kind, class_bytes), None)
+        for key in list(self._tasks):
+            if key[0] == kind and payload_class(kind, _n_bytes(*key[1:3])) == class_bytes:
+                del self._tasks[key]
 
     def task(self, kind: CollectiveCall, n_elements: int, dtype: str, op: str = "sum") -> Task:
         """Return this rank's part in a collective on `n_elements` elements."""
@@ -171,15 +201,20 @@ class Catalogue:
     def _program(self, kind: CollectiveCall, n_bytes: int) -> RankProgram:
         key = (kind, payload_class(kind, n_bytes))
         if key not in self._programs:
-            schedule, hazards = proved_schedule(self._mesh, self._algorithm, *key)
+            algorithm = self._other.get(key, self._algorithm)
+            schedule, hazards = proved_schedule(self._mesh, algorithm, *key)
             self._programs[key] = rank_program(schedule, hazards, self._rank)
         return self._programs[key]
 
     def _make(self, kind: CollectiveCall, n_elements: int, dtype: str, op: str) -> Task:
-        n_bytes = n_elements * ITEMSIZES.get(dtype, 2)
+        n_bytes = _n_bytes(n_elements, dtype)
         program = self._program(kind, n_bytes)
         n_slices = self._n_slices or default_slices(program.schedule, n_bytes)
         return task_of(program, n_elements, dtype=dtype, op=op, n_slices=n_slices)
+
+
+def _n_bytes(n_elements: int, dtype: str) -> int:
+    return n_elements * ITEMSIZES.get(dtype, 2)
 
 
 def default_slices(schedule: Schedule, n_bytes: int) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from meshmend import __version__
-from meshmend.errors import MeshmendError, ProofError, UnsupportedError
+from meshmend.errors import MeshmendError, PlanFileError, ProofError, UnsupportedError
 from meshmend.locks import folder_lock
 from meshmend.planning.cache import Cache, Key
 from meshmend.planning.catalogue import (
@@ -80,15 +80,17 @@ def plan_losses(request: PlanRequest, *, for_s: float) -> int:
 
 
 def plan_ahead(folder: Path, request: PlanRequest, *, begin: float = 0.0) -> None:
-    """Put plans into a folder for the loss of each board, then for the mesh as it is now.
+    """Put plans into a folder for the loss of each board, and for the mesh as it is now.
 
-    The last plan is for a chip that joins again, which has planned nothing yet. Several processes
-    may fill one folder. Each begins at another place `begin` in the list of losses, from 0 to 1,
-    and skips plans that exist. A loss that the algorithm does not support is skipped.
+    Several processes may fill one folder. Each begins at another place `begin` in the list of
+    losses, from 0 to 1, and skips plans that exist. The one that begins at 0 makes those for the
+    mesh itself before all others: the job may run quick plans until they are there. A loss that the
+    algorithm does not support is skipped.
     """
     losses = list(board_losses(request.mesh, request.board))
     first = int(begin * len(losses))
-    for mesh in (*losses[first:], *losses[:first], request.mesh):
+    rotated = [*losses[first:], *losses[:first]]
+    for mesh in (*rotated, request.mesh) if begin else (request.mesh, *rotated):
         with suppress(UnsupportedError):
             store_plans(folder, mesh, request.algorithm, request.sums)
 
@@ -132,10 +134,46 @@ def load_plans(folder: Path, mesh: Mesh, algorithm: str, sums: SumSizes) -> None
         if is_remembered(mesh, algorithm, call, class_bytes):
             continue
         found = _plans_in(folder).get(_key(mesh, algorithm, call, class_bytes))
-        if found is None or found.mesh != mesh or not _is_for(found.schedule, call, mesh):
-            continue
-        with suppress(ProofError):
-            remember(mesh, algorithm, call, class_bytes, found.schedule)
+        if found is not None:
+            with suppress(ProofError, PlanFileError):
+                _remember_file(found, mesh, algorithm, call, class_bytes)
+
+
+def has_plan(
+    folder: Path, mesh: Mesh, algorithm: str, call: CollectiveCall, class_bytes: int
+) -> bool:
+    """Whether there is a plan in the folder, which may be damaged."""
+    return _plans_in(folder).has_file(_key(mesh, algorithm, call, class_bytes))
+
+
+def packed_plan(mesh: Mesh, algorithm: str, call: CollectiveCall, class_bytes: int) -> bytes:
+    """Return a plan as bytes that `remember_packed` reads back on another chip."""
+    return encode_plan(PlanFile(mesh, proved_schedule(mesh, algorithm, call, class_bytes)[0]))
+
+
+def remember_packed(
+    mesh: Mesh, algorithm: str, call: CollectiveCall, class_bytes: int, packed: bytes
+) -> None:
+    """Prove a plan that another chip has sent; `proved_schedule` then returns it.
+
+    Raises:
+        PlanFileError: it cannot be read, or is a plan for something else.
+        ProofError: it is wrong.
+    """
+    found = decode_plan(packed, "a plan that was sent")
+    if is_remembered(mesh, algorithm, call, class_bytes):
+        known = proved_schedule(mesh, algorithm, call, class_bytes)[0]
+        if known.digest == found.schedule.digest:
+            return
+    _remember_file(found, mesh, algorithm, call, class_bytes)
+
+
+def _remember_file(
+    found: PlanFile, mesh: Mesh, algorithm: str, call: CollectiveCall, class_bytes: int
+) -> None:
+    if found.mesh != mesh or not _is_for(found.schedule, call, mesh):
+        raise PlanFileError(f"a plan for {found.mesh} is no {call.name} on {mesh}; plan again")
+    remember(mesh, algorithm, call, class_bytes, found.schedule)
 
 
 def planned_calls(sums: SumSizes) -> list[PlannedCall]:

@@ -2,6 +2,7 @@
 
 `plan` searches for what is fastest, which takes seconds on a thousand chips. Here the trees that
 suit long payloads are proved as every plan is, and their time is estimated from their first slices.
+The explorer shows them until the search has ended; after a failure a job trains with them.
 """
 
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from meshmend.planning.target import Target
 from meshmend.planning.tree_formula import Pipeline, TreeFormula
 from meshmend.planning.tree_search import USUAL_DELAY_HOPS_PER_HOP
 from meshmend.schedule.priority import remaining_hops
-from meshmend.schedule.table import Collective
+from meshmend.schedule.table import Collective, Schedule
 from meshmend.schedule.trees import tree_schedule, usual_tree_count
 from meshmend.simulator.network_program import program_of
 from meshmend.simulator.rules import simulate
@@ -47,15 +48,24 @@ def quick_plan(mesh: Mesh, target: Target) -> QuickPlan:
 
     Their time is that of the first slices by simulation, and of the others by formula.
     """
-    part = largest_part(mesh)
+    trees = _quick_trees(largest_part(mesh))
+    proved = planned(mesh, tree_schedule(trees.packing, Collective.ALLREDUCE), target)
+    return retargeted(QuickPlan(proved, trees, 0.0, is_estimate=True), target)
+
+
+def quick_schedule(mesh: Mesh) -> Schedule:
+    """Return the sum over a connected mesh that `quick_plan` proves, without proof and price."""
+    return tree_schedule(_quick_trees(mesh).packing, Collective.ALLREDUCE)
+
+
+def _quick_trees(part: Mesh) -> Trees:
+    """Return few trees for a connected mesh, found without a search; always the same ones."""
     shape = TreeShape(usual_tree_count(part))
     if part.n_live > _FEW_CHIPS:
         most = _MOST_TREES if part.n_live <= _MANY_CHIPS else _MOST_TREES_OF_MANY
         shape = TreeShape(min(shape.n_trees, most), _DEPTH_SLACK)
     packing = tree_packing(part, n_trees=shape.n_trees, depth_slack=shape.depth_slack)
-    proved = planned(mesh, tree_schedule(packing, Collective.ALLREDUCE), target)
-    trees = Trees(part, shape, packing)
-    return retargeted(QuickPlan(proved, trees, 0.0, is_estimate=True), target)
+    return Trees(part, shape, packing)
 
 
 def retargeted(quick: QuickPlan, target: Target) -> QuickPlan:

@@ -11,6 +11,7 @@ writes `dst_buffer`. Then its two ranks may be the same: such a **local** row mo
 buffers of one rank. A buffer of a rank is a **place**, so every row goes from a place to another.
 """
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -133,6 +134,16 @@ class Schedule:
             f"<Schedule {self.algorithm} {self.collective}: {self.n_ranks} ranks, "
             f"{self.n_rows} rows, {self.n_chunks} chunks>"
         )
+
+    @cached_property
+    def digest(self) -> int:
+        """A number from 1 to 2**63 - 1 that differs, almost surely, for another table."""
+        head = f"{self.collective} {self.n_ranks} {self.src.dtype} {sorted(self.buffer_columns)}"
+        state = hashlib.blake2b(head.encode(), digest_size=8)
+        columns = (self.src, self.dst, self.lo, self.hi, self.op, self.cuts, self.owners)
+        for column in (*columns, *self.buffer_columns.values()):
+            state.update(column.astype(column.dtype.newbyteorder("<"), copy=False).tobytes())
+        return int.from_bytes(state.digest(), "little") >> 1 or 1
 
     @property
     def n_rows(self) -> int:

@@ -130,8 +130,7 @@ def task_of(
     code = combine_code(dtype, op)
     itemsize = ITEMSIZES.get(dtype, _HALF_BYTES)
     layout = layout_of(program, n_elements, itemsize=itemsize, n_slices=n_slices)
-    schedule = program.schedule
-    identity = f"{schedule.algorithm} {schedule.collective} {n_slices} {schedule.owners.tolist()}"
+    identity = f"{program.schedule.digest} {n_slices}"
     n_bytes = n_elements * itemsize
     fingerprint = n_bytes << 24 | code << 16 | zlib.crc32(identity.encode()) & 0xFFFF
     return Task(program, layout, code, n_bytes, fingerprint)

@@ -14,6 +14,7 @@ class EventLoop:
     """A clock that jumps from one action to the next; same seed, same run."""
 
     def __init__(self, seed: int, *, traces: bool = False) -> None:
+        self.seed = seed
         self.random = Random(seed)
         self.now = 0.0
         self.n_actions = 0

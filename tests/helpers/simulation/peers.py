@@ -1,8 +1,9 @@
 """The connections among the workers of a generation: what `exchange` and `sockets` do.
 
 A sum goes up a tree of the generation's mesh and down again, so some workers finish it before
-others, and some never. The root changes from sum to sum. A frame names its generation and its
-number in it: one of an older generation is dropped, one of a newer waits. Connections have epochs,
+others, and some never. The root changes from sum to sum, and with the plan. A frame names its
+generation, its number in it and its plan: one of an older generation is dropped, one of a newer
+waits, and one of another plan is an error. Connections have epochs,
 as real ones do, and are kept from one generation to the next.
 """
 
@@ -14,9 +15,11 @@ from meshmend.errors import PeerLostError, StoppedError
 from meshmend.membership.generation import Generation
 from meshmend.topology.failures import Chip, Link
 from meshmend.topology.mesh import Mesh
+from meshmend.train.core.plan_agreement import PlanAgreement
 from meshmend.train.core.worker_loop import SumSizes
 from meshmend.transport.listener import Address
 from simulation.network import End, Network
+from simulation.plans import SimulatedPlans
 from simulation.worker_process import WorkerProcess
 
 Call = tuple[int, int]  # generation, number in it
@@ -28,7 +31,15 @@ _CONNECT_S = 1.5
 class SimulatedPeers:
     """One worker's connections."""
 
-    def __init__(self, process: WorkerProcess, network: Network, whole: Mesh, port: int) -> None:
+    def __init__(
+        self,
+        process: WorkerProcess,
+        network: Network,
+        whole: Mesh,
+        port: int,
+        *,
+        swaps_plans: bool = False,
+    ) -> None:
         self._process = process
         self._network = network
         self._whole = whole
@@ -42,6 +53,9 @@ class SimulatedPeers:
         self._arrived: dict[Chip, tuple[int, End]] = {}
         self._chosen_in: dict[Chip, int] = {}  # the last generation with a connection
         self._parked: dict[Chip, Frame] = {}
+        self._swaps_plans = swaps_plans
+        self._plans: SimulatedPlans | None = None
+        self._agreement: PlanAgreement | None = None
         network.listen(process, port, self._admit)
 
     @property
@@ -88,6 +102,7 @@ class SimulatedPeers:
         """Begin a generation."""
         assert generation.number > self._generation.number, "a generation after a later one"
         self._generation, self._sequence, self._is_stopped = generation, 0, False
+        self._plans = self._agreement = None
         for chip, (_, end) in list(self._links.items()):
             if end.is_lost or chip not in generation.chips:
                 self._drop(chip)
@@ -95,6 +110,11 @@ class SimulatedPeers:
     def plan(self, sums: SumSizes) -> None:
         """Take the time that planning takes."""
         self._process.sleep(0.005 * self._process.events.random.random())
+        if self._swaps_plans:
+            events = self._process.events
+            name = f"{events.seed} {self._chip} {self._generation.number}"
+            self._plans = SimulatedPlans(name, lambda: events.now)
+            self._agreement = PlanAgreement(self, self._plans)
 
     def plan_ahead(self, sums: SumSizes) -> None:
         """Plan nothing."""
@@ -114,23 +134,51 @@ class SimulatedPeers:
             end = self._connection(chip, wanted[chip], until)
             end.on_ready = self._process.wake
             self._links[chip] = wanted[chip], end
+        if self._agreement is not None:
+            self._agreement.begin()
+
+    @property
+    def is_provisional(self) -> bool:
+        """Whether the plan in use may be replaced."""
+        return self._agreement is not None and self._agreement.is_provisional
+
+    def swap_plans(self) -> None:
+        """Take a better plan if there is one."""
+        assert self._agreement is not None
+        if self._agreement.swap():
+            self._process.events.tell(self._process.name, "swaps its plan")
+
+    @property
+    def members(self) -> Sequence[Chip]:
+        """The chips of the generation."""
+        return self._generation.chips
+
+    def gather_numbers(self, mine: Sequence[int]) -> list[list[int]]:
+        """Return the numbers of all workers, by rank."""
+        payload = [(self.rank, *mine)]
+        self._sum(payload, plan=0)
+        return [list(numbers) for _, *numbers in payload]
 
     def sum(self, payload: list[Any], n_elements: int, dtype: str) -> None:
         """Leave all workers' contributions in the payload of each."""
+        self._sum(payload, plan=self._plans.plan if self._plans else 0)
+
+    def _sum(self, payload: list[Any], *, plan: int) -> None:
         self._sequence += 1
         if self.n_members == 1:
             self._check_stopped()
             return
         chips = self._generation.chips
-        root = chips[self._sequence % len(chips)]
+        root = chips[(self._sequence + plan) % len(chips)]
         parent, children = self._place((root,))
-        inward = [self._await(chip, "up", [parent, *children]) for chip in children]
+        up, down = f"up {plan}", f"down {plan}"
+        inward = [self._await(chip, up, [parent, *children]) for chip in children]
         gathered = sorted([*payload, *(part for parts in inward for part in parts)])
         if parent is not None:
-            self._send(parent, "up", gathered)
-            gathered = self._await(parent, "down", [parent, *children])
+            self._send(parent, up, gathered)
+            gathered = self._await(parent, down, [parent, *children])
         for chip in children:
-            self._send(chip, "down", gathered)
+            self._send(chip, down, gathered)
         payload[:] = gathered
 
     def spread(self, payload: Any, holders: Sequence[Chip]) -> Any:

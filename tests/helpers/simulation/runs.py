@@ -35,11 +35,15 @@ def simulate(
     scenario_of: Callable[[int], Scenario] = Scenario.of,
     traces: bool = False,
     is_sharded: bool = False,
+    swaps_plans: bool = False,
 ) -> Run:
-    """Run the job of a seed until it has ended; the chips may share the optimizer's state."""
+    """Run the job of a seed until it has ended; the chips may share the optimizer's state.
+
+    `swaps_plans`: generations begin with the plans that are there, and swap them.
+    """
     events = EventLoop(seed, traces=traces)
     scenario = scenario_of(seed)
-    world = World(events, scenario, is_sharded=is_sharded)
+    world = World(events, scenario, is_sharded=is_sharded, swaps_plans=swaps_plans)
     problem = ""
     try:
         with _quiet():
@@ -71,9 +75,13 @@ def first_problem(
     *,
     scenario_of: Callable[[int], Scenario] = Scenario.of,
     is_sharded: bool = False,
+    swaps_plans: bool = False,
 ) -> Run | None:
     """Return the first run of some seeds that went wrong."""
-    runs = (simulate(seed, scenario_of=scenario_of, is_sharded=is_sharded) for seed in seeds)
+    runs = (
+        simulate(seed, scenario_of=scenario_of, is_sharded=is_sharded, swaps_plans=swaps_plans)
+        for seed in seeds
+    )
     return next((run for run in runs if run.problem), None)
 
 

@@ -108,6 +108,7 @@ class SimulatedWorker:
         on_switch: Callable[[WorkerProcess], None],
         on_end: Callable[["SimulatedWorker"], None],
         board: tuple[int, ...] | None = None,
+        swaps_plans: bool = False,
     ) -> None:
         host = 1 + whole.live.index(chip)
         self.process = WorkerProcess(events, host, chip, port, on_switch=on_switch)
@@ -116,7 +117,7 @@ class SimulatedWorker:
         identity = WorkerIdentity("job", whole.shape, chip, host - 1, ("host-0", 1), b"")
         self.replica = SimulatedReplica(disk, n_steps)
         self.replica.on_replaced = partial(rules.replaced, chip)
-        self.peers = SimulatedPeers(self.process, network, whole, port)
+        self.peers = SimulatedPeers(self.process, network, whole, port, swaps_plans=swaps_plans)
         self.coordination = SimulatedCoordination(
             self.process, network, identity, _fingerprint(n_steps, batch, policy)
         )
@@ -165,6 +166,11 @@ class SimulatedWorker:
     def _attempt(self) -> None:
         """Take part in a step, or come to terms with the others."""
         process, number, before = self.process, self.loop.number, self.replica.state
+        if self.peers.is_provisional and not self.loop.attempt(
+            self.peers.swap_plans, is_step=False
+        ):
+            self.loop.recover(after=number)
+            return
         rank, n_members = self.peers.rank, self.peers.n_members
         batch = batch_of(self._policy, self._batch, n_members, self._n_whole)
         share = share_of(before.position, batch, rank, n_members)

@@ -93,8 +93,16 @@ class Scenario:
 class World:
     """A job, and the hands that break it. A fault that makes no sense now does nothing."""
 
-    def __init__(self, events: EventLoop, scenario: Scenario, *, is_sharded: bool = False) -> None:
+    def __init__(
+        self,
+        events: EventLoop,
+        scenario: Scenario,
+        *,
+        is_sharded: bool = False,
+        swaps_plans: bool = False,
+    ) -> None:
         self.events = events
+        self._swaps_plans = swaps_plans
         self.scenario = scenario
         self._is_sharded = is_sharded
         self.mesh = mesh_of(scenario.mesh)
@@ -155,6 +163,7 @@ class World:
             on_switch=self._at_switch_point,
             on_end=self._worker_ended,
             board=self.scenario.board if self._is_sharded else None,
+            swaps_plans=self._swaps_plans,
         )
 
     def kill_worker(self, chip: Chip, *, how: str = "kill", back_s: float | None = None) -> None:

@@ -5,6 +5,7 @@ from one generation to the next. A **rank** is a chip's number within one genera
 made for ranks.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,13 @@ from numpy.typing import NDArray
 from meshmend.config import Timing
 from meshmend.errors import TransportError
 from meshmend.membership.generation import Generation
-from meshmend.planning.catalogue import Catalogue, CollectiveCall, proved_spread
+from meshmend.planning.catalogue import (
+    SHORT_BYTES,
+    Catalogue,
+    CollectiveCall,
+    proved_schedule,
+    proved_spread,
+)
 from meshmend.planning.plan import AUTO
 from meshmend.planning.plan_cache import load_or_make_plans
 from meshmend.planning.plan_request import GATHER, SumSizes
@@ -25,17 +32,21 @@ from meshmend.schedule.spanning import Ends, point_to_point
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.train.core.host_planner import HostPlanner, PlanAheadSettings
+from meshmend.train.core.plan_agreement import FolderPlans, PlanAgreement
 from meshmend.transport.listener import Address
 from meshmend.transport.sockets import SocketTransport
 from meshmend.transport.tasks import RankProgram, Task, rank_program, task_of
 
 Bytes = NDArray[np.uint8]
 
+_log = logging.getLogger(__name__)
+
 _SUM = CollectiveCall("allreduce")
 _ALL_GATHER = CollectiveCall(GATHER)
 _SPREAD_MESSAGE_BYTES = 1 << 18
 _SIZE_BYTES = 8
 _CONNECT_S = 10.0
+_FIRST_GENERATION = 1
 
 
 @dataclass(frozen=True)
@@ -93,6 +104,8 @@ class Exchange:
         self.rank = 0
         self._generation = Generation(0, ())
         self._catalogue: Catalogue | None = None
+        self._sums: SumSizes = ()
+        self._agreement: PlanAgreement | None = None  # None: this generation has searched plans
         self._tasks: dict[tuple[int, str], Task] = {}  # by size, and element type or collective
         self._connected: set[int] = set()  # seats with a connection of this generation
         # Called with each `interrupt`: what else waits for peers, such as a process group, stops.
@@ -142,6 +155,7 @@ class Exchange:
         self.mesh = generation.mesh_of(self._whole)
         self.rank = self.mesh.rank_of[self._chip]
         self._catalogue = Catalogue(self.mesh, self._settings.algorithm, 0, self.rank)
+        self._sums, self._agreement = (), None
         self._tasks = {}
         self._connected = set()
 
@@ -152,15 +166,28 @@ class Exchange:
     def plan(self, sums: SumSizes) -> None:
         """Plan sums and gathers of these sizes.
 
+        The first generation waits for the fastest plans: all its chips search for the same ones.
+        Later ones take what is there, and `prepare` agrees on it.
+
         Raises:
             StoppedError: there is a newer generation.
         """
         if self.mesh.n_live == 1:
             return
-        if self._plans is not None:
-            check, algorithm = self.transport.check, self._settings.algorithm
+        self._sums = sums
+        algorithm = self._settings.algorithm
+        if self._generation.number > _FIRST_GENERATION:
+            assert self._catalogue is not None, "no generation was entered"
+            plans = FolderPlans(self._plans, self.mesh, algorithm, sums, self._catalogue)
+            self._agreement = PlanAgreement(self, plans)
+        elif self._plans is not None:
+            check = self.transport.check
             load_or_make_plans(self._plans, self.mesh, algorithm, sums, check=check)
-        for size, dtype in sums:
+        self._make_tasks()
+
+    def _make_tasks(self) -> None:
+        self._tasks = {}
+        for size, dtype in self._sums:
             if dtype == GATHER:
                 self._gather_task(size)
             else:
@@ -172,10 +199,44 @@ class Exchange:
             self._planner.plan_ahead(self._generation, self.mesh, sums)
 
     def prepare(self) -> None:
-        """Connect to all neighbours, and to all peers of the planned sums."""
+        """Connect to all neighbours, agree on the plans, and connect to all peers of the sums."""
         neighbors = {self._seats[chip] for chip in self.mesh.neighbors(self._chip)}
+        if self._agreement is not None:
+            self._connect(neighbors)
+            self._agreement.begin()
+            self._make_tasks()
         planned = {seat for task in self._tasks.values() for seat in task.program.peers}
         self._connect(planned | neighbors)
+
+    @property
+    def is_provisional(self) -> bool:
+        """Whether quick plans are in use, so that `swap_plans` may find better ones."""
+        return self._agreement is not None and self._agreement.is_provisional
+
+    def swap_plans(self) -> None:
+        """Take better plans if there are some; all chips call this before the same step.
+
+        While `is_provisional`: that is the same on all chips of a generation.
+        """
+        if self._agreement is not None and self._agreement.swap():
+            self._make_tasks()
+            _log.info("chip %s takes searched plans for %s", self._chip, self.mesh)
+
+    @property
+    def members(self) -> Sequence[Chip]:
+        """The chips of this generation, by rank."""
+        return self.mesh.live
+
+    def gather_numbers(self, mine: Sequence[int]) -> list[list[int]]:
+        """Return the numbers of all chips, by rank, as a sum on one tree: it needs no search."""
+        numbers = np.zeros((self.mesh.n_live, len(mine)), dtype=np.int64)
+        numbers[self.rank] = mine
+        schedule, hazards = proved_schedule(self.mesh, AUTO, _SUM, SHORT_BYTES)
+        program = self._with_seats(rank_program(schedule, hazards, self.rank))
+        task = task_of(program, numbers.size, dtype="int64")
+        self._run(task, numbers.reshape(-1).view(np.uint8))
+        found: list[list[int]] = numbers.tolist()
+        return found
 
     def sum(self, payload: Bytes, n_elements: int, dtype: str) -> None:
         """Replace the payload, on every chip, with the sum of all chips' payloads."""

@@ -214,7 +214,8 @@ class JobCore:
                 if loop is not None and loop.is_over:
                     break
                 if not self.is_finished:
-                    yield from self._next_samples()
+                    if self._take_better_plans():
+                        yield from self._next_samples()
                 elif loop is None:
                     break
                 else:
@@ -226,6 +227,17 @@ class JobCore:
         finally:
             self._saving.finish()
         self._close()
+
+    def _take_better_plans(self) -> bool:
+        """Swap plans before a step, if those in use are provisional; False if the mesh changed."""
+        loop, exchange = self._loop, self._exchange
+        if loop is None or exchange is None or not exchange.is_provisional:
+            return True
+        number = loop.number
+        if loop.attempt(exchange.swap_plans, is_step=False):
+            return True
+        loop.recover(after=number)
+        return False
 
     def _leave(self) -> None:
         """Leave the job at once, because a `break` has ended the loop: the others must not wait.
