@@ -116,7 +116,7 @@ def _enter(exchange: Exchange, generation: Generation) -> None:
 
 def _sum(exchange: Exchange) -> list[str]:
     """Sum, and return which plan each sum ran: "auto" or "quick"."""
-    ran = []
+    ran: list[str] = []
     for size, dtype in SUMS[:2]:
         payload = np.full(size, exchange.rank + 1, dtype=dtype)
         exchange.sum(payload.view(np.uint8), size, dtype)
