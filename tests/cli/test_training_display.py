@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from meshmend.cli.chip_states import ChipState, ChipStates
 from meshmend.cli.mesh_map import mesh_map
 from meshmend.cli.training_display import LossSketch, TrainingDisplay, plain_line
 from meshmend.membership.events import (
@@ -22,6 +21,7 @@ from meshmend.membership.events import (
     TimedEvent,
     WorkerLeft,
 )
+from meshmend.membership.job_view import ChipState, ChipStates
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from strategies import broken_meshes

@@ -11,6 +11,7 @@ from meshmend.membership.events import (
     WorkerArrived,
     WorkerStepped,
 )
+from meshmend.membership.job_view import JobView
 
 BOTH = ((0, 0), (0, 1))
 TIMING = Timing(straggler_timeout_s=10.0, heartbeat_timeout_s=2.0)
@@ -18,10 +19,10 @@ TIMING = Timing(straggler_timeout_s=10.0, heartbeat_timeout_s=2.0)
 
 def after(*events: Event, timing: Timing = TIMING) -> Standstill:
     """What is known after some events, all at time 5."""
-    standstill = Standstill(timing, 0.0)
+    view = JobView(now=0.0)
     for event in events:
-        standstill.handle(5.0, event)
-    return standstill
+        view.take(5.0, event)
+    return Standstill(view, timing)
 
 
 def stepped(step: int) -> WorkerStepped:

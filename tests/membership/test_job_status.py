@@ -8,12 +8,10 @@ from msgspec import structs
 
 from meshmend.config import Timing
 from meshmend.membership import events
-from meshmend.membership.change_timer import ChangeTimer
 from meshmend.membership.client import MembershipClient, WorkerIdentity
 from meshmend.membership.coordinator import Coordinator
 from meshmend.membership.generation import Generation, Seat
 from meshmend.membership.job import JobFingerprint, JobSpec
-from meshmend.membership.job_progress import JobProgress
 from meshmend.membership.job_status import (
     ChangeCause,
     ChipsWait,
@@ -23,6 +21,7 @@ from meshmend.membership.job_status import (
     WorkerSummary,
     merged,
 )
+from meshmend.membership.job_view import JobView
 from meshmend.membership.messages import (
     AskStatus,
     Failed,
@@ -165,15 +164,15 @@ def test_a_job_that_trains_has_a_step_a_rate_and_nobody_waits() -> None:
 
 def test_reports_that_come_late_and_all_at_once_do_not_change_the_rate() -> None:
     """As after the restart of a coordinator: workers have kept their reports."""
-    progress = JobProgress()
+    view = JobView()
     for step in range(1, 101):
         report = events.WorkerStepped(
             A, step, 1, 500.0 + step / 10, leads=True, first=False, loss=1.0, samples=64
         )
-        progress.take(3.0, report)
+        view.take(3.0, report)
 
-    assert progress.steps_per_s(3.0) == pytest.approx(10.0)
-    assert progress.steps_per_s(3.0 + 9.9) == pytest.approx(5.0)  # and then nothing came
+    assert view.steps_per_s(3.0) == pytest.approx(10.0)
+    assert view.steps_per_s(3.0 + 9.9) == pytest.approx(5.0)  # and then nothing came
 
 
 def test_who_is_behind_is_named_with_the_time() -> None:
@@ -306,20 +305,20 @@ def stepped(chip: Chip, *, step: int = 7) -> events.WorkerStepped:
 def test_a_change_is_timed_from_what_began_it(
     before: list[events.Event], cause: ChangeCause, took_s: float
 ) -> None:
-    timer = ChangeTimer()
+    view = JobView()
     for start in (events.GenerationBegan(1, (A, B), 0), stepped(A), stepped(B)):
-        timer.take(1.0, start)
+        view.take(1.0, start)
     for clock, event in enumerate(before, 10):
-        timer.take(clock, event)
-    timer.take(12.0, events.GenerationForming(2, (A, B), "why"))
-    timer.take(12.5, events.GenerationBegan(2, (A, B), 6))
+        view.take(clock, event)
+    view.take(12.0, events.GenerationForming(2, (A, B), "why"))
+    view.take(12.5, events.GenerationBegan(2, (A, B), 6))
 
-    assert timer.take(12.7, stepped(A)) is None
-    assert timer.take(13.0, stepped(B)) == FinishedChange(cause, took_s, 2, 7, 1)
+    assert view.take(12.7, stepped(A)).change is None
+    assert view.take(13.0, stepped(B)).change == FinishedChange(cause, took_s, 2, 7, 1)
 
 
 def test_a_worker_that_leaves_before_the_job_began_is_no_recovery() -> None:
-    progress = JobProgress()
+    view = JobView()
     happened: list[events.Event] = [
         events.WorkerArrived(A),
         events.WorkerLeft(A),
@@ -328,10 +327,10 @@ def test_a_worker_that_leaves_before_the_job_began_is_no_recovery() -> None:
         stepped(A),
     ]
     for clock, event in enumerate(happened):
-        progress.take(float(clock), event)
+        view.take(float(clock), event)
 
-    assert sum(progress.counts().recoveries) == 0
-    assert [each.change.cause for each in progress.last_changes(9.0)] == [ChangeCause.CONNECTED]
+    assert sum(view.counts().recoveries) == 0
+    assert [each.change.cause for each in view.last_changes(9.0)] == [ChangeCause.CONNECTED]
 
 
 IDENTITY = WorkerIdentity("ours", MESH.shape, A, 0, ("host", 7000), b"secret")

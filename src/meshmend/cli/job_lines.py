@@ -7,10 +7,9 @@ from msgspec import structs
 
 from meshmend.cli.console import note
 from meshmend.membership import events
-from meshmend.membership.change_timer import ChangeTimer
 from meshmend.membership.events import Event, TimedEvent
+from meshmend.membership.job_view import JobView
 from meshmend.pages.report.event_words import change_words, event_words
-from meshmend.topology.failures import Chip
 from meshmend.transport.codec import plain
 
 _SHOWN = (
@@ -44,36 +43,27 @@ def job_line(timed: TimedEvent) -> str | None:
 
 
 class JobLines:
-    """Prints the events of a coordinator in this process, and how long each change took.
-
-    `ChangeTimer` says when a change begins and ends.
-    """
+    """Prints the events of a coordinator in this process, and how long each change took."""
 
     def __init__(self, n_mesh_chips: int) -> None:
         self._n_mesh_chips = n_mesh_chips
-        self._connected: set[Chip] = set()
         self._started = time.monotonic()
-        self._why = ""
-        self._timer = ChangeTimer()
+        self._view = JobView()
 
     def take(self, clock: float, event: Event) -> None:
         """Print the line of an event, if it is shown."""
-        t = clock - self._started
+        t, view = clock - self._started, self._view
+        ends = view.take(clock, event)
         match event:
             case events.WorkerArrived():
-                self._connected.add(event.chip)
-                count = f"{len(self._connected)} of {self._n_mesh_chips}"
+                count = f"{len(view.connected)} of {self._n_mesh_chips}"
                 self._print(t, f"chip {event.chip} connected, {count}", event)
-            case events.WorkerLeft() | events.WorkerTurnedAway():
-                self._connected.discard(event.chip)
-            case events.GenerationForming():
-                self._why = event.why
             case events.GenerationBegan():
-                event = structs.replace(event, why=self._why)
+                event = structs.replace(event, why=view.forming.why if view.forming else "")
         if isinstance(event, _SHOWN):
             self._print(t, event_words(event), event)
-        if (change := self._timer.take(clock, event)) is not None:
-            self._print(t, change_words(change))
+        if ends.change is not None:
+            self._print(t, change_words(ends.change))
 
     @staticmethod
     def _print(t: float, text: str, event: Event | None = None) -> None:

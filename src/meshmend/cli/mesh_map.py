@@ -8,7 +8,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from meshmend.cli.chip_states import ChipState, ChipStates
+from meshmend.membership.job_view import ChipState, ChipStates
 from meshmend.topology.failures import Chip, format_shape
 
 _CELL_WIDTHS = (4, 3, 2, 1)  # columns a chip takes, its gap included, the widest that fits

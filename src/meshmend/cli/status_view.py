@@ -6,7 +6,6 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from meshmend.cli.chip_states import ChipState, ChipStates
 from meshmend.cli.mesh_map import mesh_map
 from meshmend.membership.job_status import (
     BEHIND_S,
@@ -15,6 +14,7 @@ from meshmend.membership.job_status import (
     JobStatus,
     SharedArguments,
 )
+from meshmend.membership.job_view import ChipState, ChipStates
 from meshmend.pages.report.event_words import (
     change_words,
     chips_words,

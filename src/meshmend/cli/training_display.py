@@ -15,12 +15,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from meshmend.cli.chip_states import ChipState, ChipStates
 from meshmend.cli.mesh_map import mesh_map
 from meshmend.membership.events import (
     ConnectionRefused,
     CoordinatorChanged,
-    CoordinatorState,
     CoordinatorSuperseded,
     Event,
     FaultHappened,
@@ -37,6 +35,7 @@ from meshmend.membership.events import (
     WorkerTurnedAway,
 )
 from meshmend.membership.faults.fault import FaultKind
+from meshmend.membership.job_view import ChipState, JobView
 from meshmend.membership.moving_rate import MovingRate
 from meshmend.pages.report.event_words import event_words, rate_words, seconds
 from meshmend.topology.mesh import Mesh
@@ -130,14 +129,10 @@ class TrainingDisplay:
         )
         self._drawn = -math.inf
         self._mesh = mesh
-        self._states = ChipStates(mesh.shape, mesh.failed)
+        self._view = JobView(mesh.shape, mesh.failed)
         self._losses = LossSketch(_N_SPARKS)
         self._rate = MovingRate(_WINDOW_S)
-        self._step, self._loss, self._samples_per_s = 0, math.nan, math.nan
-        self._t, self._generation = 0.0, 0
-        self._recoveries_s: list[float] = []
-        self._n_faults = 0
-        self._has_coordinator = True
+        self._t, self._loss, self._samples_per_s = 0.0, math.nan, math.nan
         self._events: deque[TimedEvent] = deque(maxlen=_N_EVENTS)
 
     def __enter__(self) -> "TrainingDisplay":
@@ -152,22 +147,14 @@ class TrainingDisplay:
     def feed(self, timed: TimedEvent) -> None:
         """Follow one event of the run, and redraw if the last picture is old enough."""
         self._t, event = timed.t, timed.event
-        self._states.feed(event)
+        self._view.take(self._t, event)
         match event:
             case StepFinished():
-                self._step = event.step
                 self._loss = math.nan if event.loss is None else event.loss
                 self._losses.add(self._loss)
                 self._samples_per_s = self._rate.add(self._t, event.samples)
             case GenerationBegan():
-                self._generation = event.number
                 self._rate.begin(self._t)
-            case FaultHappened() if event.kind is not FaultKind.REPAIR:
-                self._n_faults += 1
-            case FaultRecovered(recovered_s=float(took_s)) if event.kind is not FaultKind.REPAIR:
-                self._recoveries_s.append(took_s)
-            case CoordinatorChanged():
-                self._has_coordinator = event.state is not CoordinatorState.LOST
         if not isinstance(event, StepFinished):
             self._events.append(timed)
         if time.monotonic() - self._drawn >= _REFRESH_S or isinstance(event, RunEnded):
@@ -186,9 +173,9 @@ class TrainingDisplay:
         table = Table.grid(padding=(0, 4, 0, 0))
         facts = self._facts()
         if room >= 24:
-            table.add_row(mesh_map(self._states, room, height), facts)
+            table.add_row(mesh_map(self._view.chips, room, height), facts)
         else:  # a narrow terminal: the map above the facts
-            table.add_row(mesh_map(self._states, self._console.width - 6, height - 9))
+            table.add_row(mesh_map(self._view.chips, self._console.width - 6, height - 9))
             table.add_row("")
             table.add_row(facts)
         title = f"meshmend train, mesh {self._mesh}"
@@ -200,29 +187,32 @@ class TrainingDisplay:
         facts.add_column(no_wrap=True)
         bar = ProgressBar(
             total=self._n_steps or 1,
-            completed=self._step,
+            completed=self._view.step,
             width=_N_SPARKS,
             complete_style="green",
             finished_style="green",
         )
-        facts.add_row("step", f"{self._step} of {self._n_steps}, {seconds(self._t)}")
+        facts.add_row("step", f"{self._view.step} of {self._n_steps}, {seconds(self._t)}")
         facts.add_row("", bar)
         facts.add_row("loss", "-" if math.isnan(self._loss) else f"{self._loss:.4g}")
         facts.add_row("", Text(self._losses.sparkline(), style="blue"))
         rate = self._samples_per_s
         facts.add_row("samples/s", rate_words(rate))
-        alive, n_chips = self._states.count(ChipState.ALIVE), self._mesh.n_chips
-        facts.add_row("chips", f"{alive} of {n_chips}, generation {self._generation}")
-        facts.add_row("faults", str(self._n_faults))
+        alive, n_chips = self._view.chips.count(ChipState.ALIVE), self._mesh.n_chips
+        generation = self._view.generation.number if self._view.generation else 0
+        facts.add_row("chips", f"{alive} of {n_chips}, generation {generation}")
+        n_faults = sum(fault.kind is not FaultKind.REPAIR for fault in self._view.faults)
+        facts.add_row("faults", str(n_faults))
         facts.add_row("recovery", self._recovery())
-        if not self._has_coordinator:
+        if not self._view.has_coordinator:
             facts.add_row("coordinator", Text("lost; training goes on", style="magenta"))
         return facts
 
     def _recovery(self) -> str:
-        if not self._recoveries_s:
+        recoveries_s = self._view.recoveries_s
+        if not recoveries_s:
             return "-"
-        last, median = self._recoveries_s[-1], statistics.median(self._recoveries_s)
+        last, median = recoveries_s[-1], statistics.median(recoveries_s)
         return f"last {seconds(last)}, median {seconds(median)}"
 
     def _last_events(self) -> Text:

@@ -24,7 +24,6 @@ from meshmend.errors import InputError
 from meshmend.launch.children import Child, Children
 from meshmend.launch.job_page import JobPage, LineReader, PageRequest
 from meshmend.launch.observer import Observer
-from meshmend.launch.recoveries import Recoveries, Recovery
 from meshmend.launch.standstill import Standstill
 from meshmend.launch.worker import BAD_INPUT, Place, elastic_rank, torchrun_variables, work
 from meshmend.membership.coordinator_server import CoordinatorServer
@@ -47,6 +46,7 @@ from meshmend.membership.events import (
 from meshmend.membership.faults.fault import COORDINATOR, Fault, Process, parse_fault
 from meshmend.membership.faults.fault_injector import FaultInjector, InjectedFault
 from meshmend.membership.job import JobSpec
+from meshmend.membership.job_view import JobView, Recovery
 from meshmend.membership.messages import Absent, CutLink, Finish, MendLink, Message
 from meshmend.planning.ahead_process import AheadProcess
 from meshmend.planning.environment import Environment
@@ -191,14 +191,12 @@ class _Launcher:
             heartbeat_timeout_s=job.timing.heartbeat_timeout_s,
             note=lambda injected: self._record_injected(injected, time.monotonic()),
         )
-        self._recoveries = Recoveries()
+        self._view = JobView(now=time.monotonic())
         self._page: JobPage | None = None
         self._restart_at: float | None = None
         self._started = time.monotonic()
         self._step = 0
         self._sums: SumSizes = job.sums
-        self._generation: GenerationBegan | None = None
-        self._why_forming = ""
         self._chip_counts: list[int] = []
         self._handled_pids: set[int] = set()  # processes whose end was handled
         self._failures: list[str] = []
@@ -206,7 +204,7 @@ class _Launcher:
         self._left_early: list[str] = []
         self._trained: set[Chip] = set()  # chips that have finished a step
         self._lost_early: dict[Chip, str] = {}  # how chips died that had finished none by then
-        self._standstill = Standstill(job.timing, time.monotonic())
+        self._standstill = Standstill(self._view, job.timing)
         self._why_failed = ""  # not empty: the whole job has failed
         self._over_since: float | None = None
         self._finished_at = 0.0  # when the coordinator reported the end, by its clock
@@ -284,7 +282,7 @@ class _Launcher:
             why = [*self._failures, *self._left_early, "no worker is left"][0]
         never = [words for chip, words in self._lost_early.items() if chip not in self._trained]
         is_refused = why in self._refusals and not self._trained
-        recoveries, chips = tuple(self._recoveries.faults), tuple(self._chip_counts)
+        recoveries, chips = self._view.faults, tuple(self._chip_counts)
         return Outcome(not why, why, recoveries, chips, tuple(never), is_refused)
 
     def _elapsed_s(self) -> float:
@@ -364,17 +362,16 @@ class _Launcher:
 
     def _handle_event(self, clock: float, event: Event) -> None:
         """Handle an event of the coordinator, and report what users want to see."""
-        self._standstill.handle(time.monotonic(), event)
-        for recovery in self._recoveries.handle(clock, event):
+        for recovery in self._view.take(clock, event, now=time.monotonic()).recoveries:
             self._report(recovery.event())
         match event:
-            case GenerationForming(why=why):
-                self._why_forming = why
+            case GenerationForming():
+                pass  # reported when it has begun
             case GenerationBegan():
                 self._chip_counts.append(len(event.chips))
-                self._generation = event
                 self._plan_ahead()
-                self._report(structs.replace(event, why=self._why_forming), at=clock)
+                forming = self._view.forming
+                self._report(structs.replace(event, why=forming.why if forming else ""), at=clock)
             case WorkerSaved():
                 self._report(CheckpointSaved(event.step, event.path), at=event.at)
             case WorkerStepped():
@@ -410,8 +407,8 @@ class _Launcher:
             self._report(done, at=event.at)
 
     def _plan_ahead(self) -> None:
-        if self._generation and self._sums:
-            self._processes.plan_ahead(self._generation, self._sums)
+        if self._view.generation and self._sums:
+            self._processes.plan_ahead(self._view.generation, self._sums)
 
     def _report(self, event: Event, *, at: float | None = None) -> None:
         clock_s = time.monotonic() if at is None else at
@@ -437,7 +434,7 @@ class _Launcher:
                 self._handle_death(chip, child)
 
     def _members(self) -> frozenset[Chip]:
-        return frozenset(self._generation.chips if self._generation else ())
+        return frozenset(self._view.generation.chips if self._view.generation else ())
 
     def _handle_death(self, chip: Chip, child: Child) -> None:
         if child.code == 0:
@@ -478,7 +475,7 @@ class _Launcher:
         )
 
     def _record_fault(self, fault: Recovery) -> None:
-        self._recoveries.add(fault)
+        self._view.measure(fault)
         happened = FaultHappened(fault.fault, fault.at_step, fault.kind, fault.chips)
         self._report(happened, at=fault.at)
 

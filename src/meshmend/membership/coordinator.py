@@ -528,7 +528,7 @@ class Coordinator:
                 self._send(self._worker_of[chip], message)
 
     def _publish(self, event: Event) -> None:
-        self._keeper.progress.take(self._now, event)
+        self._keeper.view.take(self._now, event)
         self._on_event(self._now, event)
         observed = messages.Observed(self._now, event)
         for connection in list(self._observers.values()):

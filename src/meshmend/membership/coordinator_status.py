@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from meshmend.membership.admission import Admission
 from meshmend.membership.generation import Generation
 from meshmend.membership.job import JobSpec
-from meshmend.membership.job_progress import JobProgress
 from meshmend.membership.job_status import (
     ChipsWait,
     JobPhase,
@@ -17,6 +16,7 @@ from meshmend.membership.job_status import (
     loop_waits,
     shared_arguments,
 )
+from meshmend.membership.job_view import JobView
 from meshmend.membership.membership import ConnectedWorker, Membership
 from meshmend.membership.messages import FRESH, Traffic
 from meshmend.membership.stragglers import Stragglers
@@ -36,7 +36,7 @@ class StatusKeeper:
         self._stragglers = stragglers
         self._began_at: float | None = None
         self.wait_reasons = WaitReasons(membership)
-        self.progress = JobProgress()
+        self.view = JobView()
         self.traffic: dict[Chip, dict[Chip, int]] = {}  # bytes sent, by sender and receiver
 
     def begin(self, now: float) -> None:
@@ -50,9 +50,9 @@ class StatusKeeper:
 
     def status(self, now: float, failure: str = "") -> JobStatus:
         """Return how the job is now; `failure` is why it could not go on."""
-        membership, progress = self._membership, self.progress
+        membership, view = self._membership, self.view
         began_at = now if self._began_at is None else self._began_at
-        stepped_at = progress.stepped_at
+        stepped_at = view.stepped_at
         workers = tuple(self._summary(each, now) for _, each in sorted(membership.workers.items()))
         return JobStatus(
             job=self._spec.job,
@@ -63,15 +63,15 @@ class StatusKeeper:
             step=membership.history.step,
             generation=membership.generation,
             step_ago_s=None if stepped_at is None else max(0.0, now - stepped_at),
-            steps_per_s=progress.steps_per_s(now),
-            samples_per_s=progress.samples_per_s(now),
+            steps_per_s=view.steps_per_s(now),
+            samples_per_s=view.samples_per_s(now),
             failure=failure,
             waits=(*self._waits(now), *loop_waits(self._members(workers))),
             workers=workers,
             arguments=shared_arguments(self._admission.fingerprints),
-            events=progress.last_events(now),
-            changes=progress.last_changes(now),
-            counts=progress.counts(),
+            events=view.last_events(now),
+            changes=view.last_changes(now),
+            counts=view.counts(),
         )
 
     def _phase(self) -> JobPhase:
@@ -115,7 +115,7 @@ class StatusKeeper:
         late = tuple(chip for chip in generation.chips if not self._is_done(chip, generation))
         if late:
             what = "getting up to date" if go else "getting ready"
-            formed_at = self.progress.formed_at
+            formed_at = self.view.formed_at
             yield ChipsWait(
                 tuple(chip for chip in generation.chips if chip not in late),
                 late,

@@ -14,7 +14,7 @@ To add a kind of fault, add a member to `FaultKind`; mypy then names each `match
 | launch/process_control.py      | only if `JobControl` needs one more method for it              |
 | benchmarks/random_faults.py    | only if random runs should have it: a method and its weight    |
 | tests/membership/faults        | the kind in generated_faults.py, errors, an example by hand    |
-| cli/chip_states.py             | how the live display shows the chips of such a fault           |
+| membership/job_view.py         | how the live display shows the chips of such a fault           |
 | cli/train.py, docs/failures.md | an example for users                                           |
 
 Events and reports hold the kind as a value of `FaultKind`.

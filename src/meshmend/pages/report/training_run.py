@@ -7,7 +7,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from meshmend.errors import InputError
 from meshmend.membership.events import (
-    FaultHappened,
-    FaultRecovered,
     GenerationBegan,
     RunEnded,
     RunStarted,
@@ -28,6 +26,7 @@ from meshmend.membership.events import (
     read_events,
 )
 from meshmend.membership.faults.fault import FaultKind
+from meshmend.membership.job_view import JobView
 from meshmend.topology.failures import Chip, parse_link
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
@@ -318,27 +317,22 @@ def _generation(event: GenerationBegan, at_s: float, mesh: Mesh) -> RunGeneratio
 
 def _faults(events: Iterable[TimedEvent]) -> tuple[RunFault, ...]:
     """Return the faults in order of time, each with its recovery if there is one."""
-    result: list[RunFault] = []
+    view = JobView()
     for timed in events:
-        if isinstance(timed.event, FaultHappened):
-            event = timed.event
-            result.append(RunFault(event.fault, timed.t, event.at_step, event.kind, event.chips))
-        elif isinstance(timed.event, FaultRecovered):
-            _recover(result, timed.t, timed.event)
-    return tuple(sorted(result, key=lambda fault: fault.at_s))
-
-
-def _recover(faults: list[RunFault], t: float, event: FaultRecovered) -> None:
-    """Add a recovery to the first fault that it fits and that has none, else add a new fault."""
-    detected_s, recovered_s = _or_nan(event.detected_s), _or_nan(event.recovered_s)
-    for index, fault in enumerate(faults):
-        is_same = (fault.fault, fault.at_step) == (event.fault, event.at_step)
-        if is_same and not fault.is_recovered:
-            faults[index] = replace(fault, detected_s=detected_s, recovered_s=recovered_s)
-            return
-    at_s = max(0.0, t - (event.recovered_s or 0.0))
-    what = event.fault, at_s, event.at_step, event.kind, event.chips
-    faults.append(RunFault(*what, detected_s, recovered_s))
+        view.take(timed.t, timed.event)
+    faults = (
+        RunFault(
+            each.fault,
+            each.at,
+            each.at_step,
+            each.kind,
+            each.chips,
+            _or_nan(each.detected_s),
+            _or_nan(each.recovered_s),
+        )
+        for each in view.faults
+    )
+    return tuple(sorted(faults, key=lambda fault: fault.at_s))
 
 
 def _or_nan(value: float | None) -> float:
