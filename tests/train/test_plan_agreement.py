@@ -12,8 +12,8 @@ import pytest
 from meshmend.errors import MismatchError
 from meshmend.membership.generation import Generation, Seat
 from meshmend.planning import catalogue
-from meshmend.planning.catalogue import QUICK, is_searched, proved_schedule
-from meshmend.planning.plan_cache import planned_calls, store_plans
+from meshmend.planning.catalogue import QUICK, CollectiveCall, is_searched, proved_schedule
+from meshmend.planning.plan_cache import has_plan, planned_calls, store_plans
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.train.core import plan_agreement
@@ -184,6 +184,34 @@ def test_of_two_sums_only_the_one_without_a_plan_runs_a_quick_one(
 
     assert set(chips.do(_is_provisional)) == {True}
     assert chips.do(_sum) == [["auto", QUICK]] * LEFT.n_live
+
+
+def test_plans_without_a_search_are_made_through_the_folder_for_all_workers_of_a_host(
+    chips: Chips, tmp_path: Path
+) -> None:
+    chips.enter(2)
+
+    *searched, short = planned_calls(SUMS)
+    for rank in range(LEFT.n_live):
+        assert has_plan(tmp_path / str(rank), LEFT, "auto", *short)
+        assert not any(has_plan(tmp_path / str(rank), LEFT, "auto", *call) for call in searched)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "n_bytes", "expected"),
+    [
+        ("auto", 1 << 15, False),
+        ("auto", 1 << 17, True),
+        ("trees", 1 << 15, True),
+        ("ring-1d", 1 << 17, False),
+        ("auto-on-one-host", 1 << 17, True),
+        ("auto-on-one-host", 1 << 15, False),
+        ("auto-on-one-host", 1 << 23, False),
+    ],
+)
+def test_what_is_searched_for(algorithm: str, n_bytes: int, expected: bool) -> None:
+    assert is_searched(LEFT, algorithm, CollectiveCall("allreduce"), n_bytes) is expected
+    assert not is_searched(LEFT, algorithm, CollectiveCall("all-gather"), n_bytes)
 
 
 def test_the_first_generation_searches(chips: Chips) -> None:

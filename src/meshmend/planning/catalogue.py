@@ -75,11 +75,11 @@ def is_remembered(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes:
 
 def is_searched(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) -> bool:
     """Whether the plan of an algorithm is searched for, so that a quick one may stand in for it."""
-    if kind.name != "allreduce" or class_bytes <= SHORT_BYTES:
+    if kind.name != "allreduce":
         return False
-    if algorithm == AUTO_ON_ONE_HOST:
-        return not is_one_host_ring(mesh, class_bytes)
-    return algorithm in (AUTO, "trees")
+    if algorithm == AUTO_ON_ONE_HOST and not is_one_host_ring(mesh, class_bytes):
+        algorithm = AUTO
+    return algorithm == "trees" or (algorithm == AUTO and class_bytes > SHORT_BYTES)
 
 
 def remember(

@@ -32,7 +32,7 @@ from meshmend.schedule.spanning import Ends, point_to_point
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.train.core.host_planner import HostPlanner, PlanAheadSettings
-from meshmend.train.core.plan_agreement import FolderPlans, PlanAgreement
+from meshmend.train.core.plan_agreement import FolderPlans, PlanAgreement, split_sums
 from meshmend.transport.listener import Address
 from meshmend.transport.sockets import SocketTransport
 from meshmend.transport.tasks import RankProgram, Task, rank_program, task_of
@@ -175,14 +175,15 @@ class Exchange:
         if self.mesh.n_live == 1:
             return
         self._sums = sums
-        algorithm = self._settings.algorithm
+        algorithm, direct = self._settings.algorithm, sums
         if self._generation.number > _FIRST_GENERATION:
             assert self._catalogue is not None, "no generation was entered"
             plans = FolderPlans(self._plans, self.mesh, algorithm, sums, self._catalogue)
             self._agreement = PlanAgreement(self, plans)
-        elif self._plans is not None:
+            _, direct = split_sums(self.mesh, algorithm, sums)
+        if self._plans is not None:
             check = self.transport.check
-            load_or_make_plans(self._plans, self.mesh, algorithm, sums, check=check)
+            load_or_make_plans(self._plans, self.mesh, algorithm, direct, check=check)
         self._make_tasks()
 
     def _make_tasks(self) -> None:

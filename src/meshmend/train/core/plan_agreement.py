@@ -157,9 +157,11 @@ class FolderPlans:
         catalogue: Catalogue,
     ) -> None:
         self._folder, self._mesh, self._algorithm = folder, mesh, algorithm
-        self._sums, self._catalogue = sums, catalogue
+        self._sums, _ = split_sums(mesh, algorithm, sums)
+        self._calls = planned_calls(self._sums)
+        self._catalogue = catalogue
+        self._runs = [algorithm] * len(self._calls)
         self._look_at = 0.0
-        self._calls = [call for call in planned_calls(sums) if is_searched(mesh, algorithm, *call)]
         self._load()
         for number, digest in enumerate(self.digests()):
             if not digest:
@@ -184,16 +186,16 @@ class FolderPlans:
         Raises:
             PlanFileError, ProofError: what was sent is no right plan for this mesh.
         """
-        call = self._calls[number]
         if packed is not None:
-            remember_packed(self._mesh, self._algorithm, *call, packed)
-        self._catalogue.replan(*call, self._algorithm)
+            remember_packed(self._mesh, self._algorithm, *self._calls[number], packed)
+        if packed is not None or self._runs[number] != self._algorithm:
+            self._run(number, self._algorithm)
 
     def take_quick(self, number: int) -> None:
         """Run the quick plan from now on; it is made and proved now."""
-        call = self._calls[number]
-        proved_schedule(self._mesh, QUICK, *call)
-        self._catalogue.replan(*call, QUICK)
+        if self._runs[number] != QUICK:
+            proved_schedule(self._mesh, QUICK, *self._calls[number])
+            self._run(number, QUICK)
 
     def has_found(self, numbers: Sequence[int]) -> bool:
         """Look for searched plans that were made meanwhile; return whether all these are there."""
@@ -208,6 +210,16 @@ class FolderPlans:
         digests = self.digests()
         return all(digests[number] for number in numbers)
 
+    def _run(self, number: int, algorithm: str) -> None:
+        self._runs[number] = algorithm
+        self._catalogue.replan(*self._calls[number], algorithm)
+
     def _load(self) -> None:
-        if self._folder is not None and self._calls:
+        if self._folder is not None:
             load_plans(self._folder, self._mesh, self._algorithm, self._sums)
+
+
+def split_sums(mesh: Mesh, algorithm: str, sums: SumSizes) -> tuple[SumSizes, SumSizes]:
+    """Return the sums whose plans are searched for, and those that have one plan at once."""
+    searched = [each for each in sums if is_searched(mesh, algorithm, *planned_calls([each])[0])]
+    return searched, [each for each in sums if each not in searched]
