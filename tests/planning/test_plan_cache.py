@@ -75,6 +75,23 @@ def test_wherever_one_begins_the_same_plans_are_made(tmp_path: Path, begin: floa
     assert [path.read_bytes() for path in one] == [path.read_bytes() for path in other]
 
 
+@pytest.mark.parametrize(("begin", "own"), [(0.0, 0), (0.5, 8)])
+def test_the_mesh_itself_and_boards_beside_failed_chips_come_first(
+    begin: float, own: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that begins at 0 plans the mesh as it is first, any other last."""
+    made: list[Mesh] = []
+    monkeypatch.setattr(plan_cache, "store_plans", lambda folder, mesh, *_: made.append(mesh))
+    broken = Mesh((3, 3)).without("0,0")
+
+    plan_ahead(tmp_path, request(broken), begin=begin)
+
+    assert made.index(broken) == own
+    beside = {broken.without("0,1"), broken.without("1,0")}
+    assert set([mesh for mesh in made if mesh != broken][:2]) == beside
+    assert len(set(made)) == len(made) == 9
+
+
 def test_a_plan_that_several_write_at_once_is_whole_whenever_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     tables = {

@@ -84,15 +84,25 @@ def plan_ahead(folder: Path, request: PlanRequest, *, begin: float = 0.0) -> Non
 
     Several processes may fill one folder. Each begins at another place `begin` in the list of
     losses, from 0 to 1, and skips plans that exist. The one that begins at 0 makes those for the
-    mesh itself before all others: the job may run quick plans until they are there. A loss that the
-    algorithm does not support is skipped.
+    mesh itself before all others: the job may run quick plans until they are there. Boards beside
+    chips that have failed come before other boards. A loss that the algorithm does not support is
+    skipped.
     """
     losses = list(board_losses(request.mesh, request.board))
     first = int(begin * len(losses))
     rotated = [*losses[first:], *losses[:first]]
+    # What neighbours share, such as power and cooling, fails for both.
+    rotated.sort(key=lambda left: not _is_beside_failed(request.mesh, left))
     for mesh in (*rotated, request.mesh) if begin else (request.mesh, *rotated):
         with suppress(UnsupportedError):
             store_plans(folder, mesh, request.algorithm, request.sums)
+
+
+def _is_beside_failed(mesh: Mesh, left: Mesh) -> bool:
+    """Whether a chip that a loss takes from a mesh has a neighbour that has failed already."""
+    whole = replace(mesh, failed=frozenset(), failed_links=frozenset())
+    lost = left.failed - mesh.failed
+    return any(not mesh.failed.isdisjoint(whole.neighbors(chip)) for chip in lost)
 
 
 def store_plans(folder: Path, mesh: Mesh, algorithm: str, sums: SumSizes) -> None:
