@@ -197,10 +197,11 @@ class SimulatedPeers:
         for chip in list(self._links):
             self._drop(chip)
 
-    def _place(self, roots: tuple[Chip, ...]) -> tuple[Chip | None, tuple[Chip, ...]]:
-        parents = _parents(self._whole, self._generation.chips, self._generation.cut, roots)
-        children = tuple(chip for chip, parent in parents.items() if parent == self._chip)
-        return parents[self._chip], children
+    def _place(self, roots: tuple[Chip, ...]) -> tuple[Chip | None, list[Chip]]:
+        parents, children_of = _tree(
+            self._whole, self._generation.chips, self._generation.cut, roots
+        )
+        return parents[self._chip], children_of[self._chip]
 
     def _check_stopped(self) -> None:
         if self._is_stopped:
@@ -314,17 +315,19 @@ def _neighbors(
 
 
 @lru_cache(maxsize=1000)
-def _parents(
+def _tree(
     whole: Mesh, chips: tuple[Chip, ...], cut: frozenset[Link], roots: tuple[Chip, ...]
-) -> dict[Chip, Chip | None]:
-    """Return each chip's parent in trees from some roots: breadth first."""
+) -> tuple[dict[Chip, Chip | None], dict[Chip, list[Chip]]]:
+    """Return each chip's parent and children in trees from some roots: breadth first."""
     neighbors = _neighbors(whole, chips, cut)
     parents: dict[Chip, Chip | None] = dict.fromkeys(roots)
+    children: dict[Chip, list[Chip]] = {chip: [] for chip in chips}
     reached = list(roots)
     for chip in reached:
         for other in neighbors[chip]:
             if other not in parents:
                 parents[other] = chip
+                children[chip].append(other)
                 reached.append(other)
     assert set(parents) == set(chips), "a generation that is not connected"
-    return parents
+    return parents, children

@@ -68,9 +68,9 @@ class Scenario:
             cls.of(seed),
             mesh=LARGE,
             board=random.choice([(1, 1), (4, 2)]),
-            n_steps=random.randint(3, 6),
-            n_faults=random.randint(1, 4),
-            calm_at=random.uniform(1.0, 2.0),
+            n_steps=random.randint(8, 14),
+            n_faults=random.randint(4, 8),
+            calm_at=random.uniform(2.0, 3.0),
             switch_fault_share=0.0,
         )
 
