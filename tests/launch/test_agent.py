@@ -15,8 +15,8 @@ from waiting import until
 pytest.importorskip("torch")
 
 from meshmend.errors import InputError
-from meshmend.launch.agent_lines import AgentLine, read_agent_line
 from meshmend.launch.hosts import chips_from
+from meshmend.launch.slurm_watch import AgentLine, read_agent_line
 from meshmend.topology.mesh import Mesh
 from meshmend.train.data.audit import audit
 from meshmend.train.state.checkpoint import complete_steps

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -13,8 +14,8 @@ from waiting import until
 
 pytest.importorskip("torch")
 
-from meshmend.launch.children import Child
 from meshmend.launch.elastic import ElasticJob, JobProcesses, ProcessControl
+from meshmend.launch.supervisor import Child
 from meshmend.membership.messages import CutLink, MendLink, Message
 from meshmend.planning.settings import Settings
 from meshmend.topology.failures import Block, Failure, Link
@@ -51,7 +52,7 @@ class _Processes:
     """The processes of a job, as far as a fault that starts none needs them."""
 
     def __init__(self, job: ControlledJob) -> None:
-        self.coordinator = job.coordinator
+        self.coordinator = SimpleNamespace(child=job.coordinator)
         self.workers = {(0, 0): job.worker}
 
 
@@ -59,7 +60,7 @@ class _Processes:
 def job() -> Iterator[ControlledJob]:
     line = [sys.executable, "-c", "import time; time.sleep(60)"]
     processes = [subprocess.Popen(line, start_new_session=True) for _ in range(2)]
-    worker, coordinator = (Child(process.pid, pidfd=-1) for process in processes)
+    worker, coordinator = (Child(process.pid, -1, process.wait) for process in processes)
     yield ControlledJob(worker, coordinator)
     for process in processes:
         process.kill()

@@ -11,8 +11,16 @@ from pathlib import Path
 import pytest
 
 from meshmend.errors import TerminatedError
-from meshmend.launch import hang_check, supervisor
-from meshmend.launch.supervisor import StepCommand, SupervisedJob, supervise
+from meshmend.launch import slurm, supervisor
+from meshmend.launch.slurm import StepCommand, SupervisedJob, supervise
+from meshmend.launch.supervisor import (
+    Child,
+    Ending,
+    KeptProcess,
+    ProcessSpec,
+    RestartPolicy,
+    Supervisor,
+)
 from meshmend.launch.termination import terminable
 from waiting import until
 
@@ -71,8 +79,8 @@ def test_a_coordinator_that_is_killed_is_started_again(tmp_path: Path) -> None:
 def test_a_coordinator_that_hangs_is_killed_and_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hang_check, "_ASK_AFTER_S", 0.1)
-    monkeypatch.setattr(hang_check, "_ASK_EVERY_S", 0.01)
+    monkeypatch.setattr(supervisor, "_ASK_AFTER_S", 0.1)
+    monkeypatch.setattr(supervisor, "_ASK_EVERY_S", 0.01)
     hung = tmp_path / "hung"
     starts: list[list[str]] = []
 
@@ -106,7 +114,7 @@ def test_a_step_that_ends_without_an_agents_last_line_is_started_again(
 def test_a_step_that_falls_silent_is_killed_and_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "_SILENT_S", 0.5)
+    monkeypatch.setattr(slurm, "_SILENT_S", 0.5)
     over = tmp_path / "over"
     again = f"open({str(over)!r}, 'w'); {FINISHED}"
     program = once(tmp_path / "died", f"{ALIVE}; time.sleep(600)", again)
@@ -131,7 +139,7 @@ def test_a_step_that_never_says_a_word_is_started_again(tmp_path: Path) -> None:
 def test_a_job_all_of_whose_steps_fail_again_and_again_ends_with_code_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(supervisor, "_LONGEST_RESTART_S", 0.05)
+    monkeypatch.setattr(slurm, "_POLICY", RestartPolicy(0.05, 0.05, 5, 60.0))
     job = SupervisedJob(lambda: waiting_for(tmp_path / "never"), {"a": step("os._exit(1)")})
 
     assert supervise(job) == 1
@@ -166,3 +174,91 @@ def test_sigterm_ends_all_processes(tmp_path: Path) -> None:
         supervise(job)
     thread.join()
     assert not [path for path in pids.iterdir() if Path(f"/proc/{path.name}/fd").exists()]
+
+
+def kept_until_over(
+    program: str, judge: Callable[[Child], Ending], policy: RestartPolicy
+) -> tuple[KeptProcess, list[str]]:
+    """Keep a program running until it is not started again; return it, and the lines about it."""
+    told: list[str] = []
+    processes = Supervisor()
+    kept = processes.keep(
+        ProcessSpec("it", lambda: processes.spawn(python(program)), judge, policy, tell=told.append)
+    )
+    try:
+        while not kept.is_done and not kept.has_given_up:
+            processes.serve(0.01)
+            processes.restart_due()
+    finally:
+        processes.end_all()
+    return kept, told
+
+
+def test_a_process_that_fails_is_started_again_until_it_has_failed_too_often() -> None:
+    policy = RestartPolicy(0.01, 0.02, most_failures=3)
+    kept, told = kept_until_over("os._exit(7)", lambda child: Ending.FAILED, policy)
+
+    assert kept.n_failures == 3
+    assert told == ["it ended: exit code 7; it is started again in 0.0 s"] * 2
+
+
+def test_a_process_that_is_killed_from_outside_does_not_give_up() -> None:
+    ends: list[str] = []
+
+    def judge(child: Child) -> Ending:
+        ends.append(child.how_it_ended)
+        return Ending.KILLED if len(ends) < 5 else Ending.DONE
+
+    program = "os.kill(os.getpid(), 9)"
+    kept, _ = kept_until_over(program, judge, RestartPolicy(0.01, 0.02, most_failures=2))
+
+    assert kept.is_done
+    assert ends == ["killed by SIGKILL"] * 5
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "is_killed"),
+    [(0, "exit code 0", False), (255, "exit code 255", False), (143, "killed by SIGTERM", True)],
+)
+def test_an_exit_code_names_the_signal_if_there_is_one(
+    code: int, words: str, is_killed: bool
+) -> None:
+    processes = Supervisor()
+    child = processes.fork("", lambda pipes, parent: os._exit(code))
+    until(lambda: processes.serve(0.1) and child.code is not None)
+    processes.end_all()
+
+    assert (child.code, child.how_it_ended, bool(child.killed_by)) == (code, words, is_killed)
+
+
+def test_what_a_process_wrote_last_is_read_before_its_end_is_judged() -> None:
+    """Its pipe and its end can be noticed at once, in any order."""
+    lines: list[bytes] = []
+
+    def take(line: bytes) -> bool:
+        lines.append(line)
+        return True
+
+    processes = Supervisor()
+    for number in range(20):
+        child = processes.spawn(["echo", f"last words {number}"], take=take)
+        while child.code is None:
+            processes.serve(None)
+        assert lines[-1] == f"last words {number}".encode()
+    processes.end_all()
+
+
+def test_a_stopped_process_is_ended_by_sigterm_all_the_same(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    program = (
+        "import signal, sys\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
+        f"open({str(ready)!r}, 'w')\ntime.sleep(600)"
+    )
+    processes = Supervisor()
+    child = processes.spawn(python(program))
+    until(ready.exists)
+    child.signal(signal.SIGSTOP)
+    processes.end_all()
+
+    assert child.code == 5

@@ -422,9 +422,9 @@ def agent_command(
 def _run(host: "HostWorkers") -> int:
     """Import what workers need, then run the workers of a host; return the exit code."""
     from meshmend.errors import TerminatedError
-    from meshmend.launch.agent_lines import print_agent_line
     from meshmend.launch.host_agent import run_workers
     from meshmend.launch.script import preload_training
+    from meshmend.launch.slurm_watch import print_agent_line
     from meshmend.launch.termination import TERMINATED, terminable
 
     preload_training(())

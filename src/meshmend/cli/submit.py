@@ -125,8 +125,7 @@ def slurm_job_command(
     with the exit code of the coordinator. SIGTERM, as scancel sends it, ends everything.
     """
     from meshmend.errors import TerminatedError
-    from meshmend.launch.slurm import Allocation, SlurmJob, supervised
-    from meshmend.launch.supervisor import supervise
+    from meshmend.launch.slurm import Allocation, SlurmJob, supervise, supervised
     from meshmend.launch.termination import TERMINATED, terminable
 
     job = SlurmJob(config, (script, *(arguments or ())), is_module)

@@ -21,10 +21,17 @@ from msgspec import structs
 
 from meshmend.config import Timing
 from meshmend.errors import InputError
-from meshmend.launch.children import Child, Children
 from meshmend.launch.job_page import JobPage, LineReader, PageRequest
 from meshmend.launch.observer import Observer
 from meshmend.launch.standstill import Standstill
+from meshmend.launch.supervisor import (
+    Child,
+    Ending,
+    KeptProcess,
+    ProcessSpec,
+    RestartPolicy,
+    Supervisor,
+)
 from meshmend.launch.worker import BAD_INPUT, Place, elastic_rank, torchrun_variables, work
 from meshmend.membership.coordinator_server import CoordinatorServer
 from meshmend.membership.events import (
@@ -140,7 +147,7 @@ _log = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.02
 _IDLE_POLL_S: Final = 0.1  # when no fault is due at a time
-_RESTART_S: Final = 0.2  # from the death of a coordinator until it is started again
+_COORDINATOR_POLICY: Final = RestartPolicy(first_s=0.2, longest_s=0.2)
 _LINGER_S: Final = 3.0  # for the remaining workers to end after the job is over
 _LAST_EVENTS_S: Final = 1.0  # for the coordinator to report the end, once a worker exited with 0
 _FIRST_ANSWER_S: Final = 10.0  # for the coordinator to answer for the first time
@@ -193,7 +200,6 @@ class _Launcher:
         )
         self._view = JobView(now=time.monotonic())
         self._page: JobPage | None = None
-        self._restart_at: float | None = None
         self._started = time.monotonic()
         self._step = 0
         self._sums: SumSizes = job.sums
@@ -212,10 +218,19 @@ class _Launcher:
 
     def start(self) -> None:
         """Start the coordinator and a worker for each live chip."""
-        self._processes.start_coordinator()
+        spec = ProcessSpec(
+            "the coordinator",
+            self._start_coordinator,
+            self._judge_coordinator,
+            _COORDINATOR_POLICY,
+            tell=lambda line: None,  # events tell it
+        )
+        self._processes.coordinator = self._processes.supervisor.keep(spec)
+        self._processes.supervisor.restart_due()
         deadline = time.monotonic() + _FIRST_ANSWER_S
         while not self._observer.is_connected and time.monotonic() < deadline:
-            self._observer.connect_and_send(self._processes.children)  # so that no event is missed
+            # Before the workers start, so that no event is missed.
+            self._observer.connect_and_send(self._processes.supervisor)
         if self._job.page is not None:
             self._start_page(self._job.page)
         self._control.restart(self._job.settings.mesh.live, self._injector.self_injected)
@@ -230,13 +245,13 @@ class _Launcher:
         except OSError as error:
             _log.warning("the live page cannot be started: %s", error)
             return
-        children = self._processes.children
+        children = self._processes.supervisor
         for reader in self._page.readers:
             children.watch(reader.fd, partial(self._read_page, reader))
 
     def _read_page(self, reader: LineReader) -> None:
         if not reader.read():
-            self._processes.children.unwatch(reader.fd)
+            self._processes.supervisor.unwatch(reader.fd)
             os.close(reader.fd)
 
     def _inject_clicked(self, words: str) -> None:
@@ -251,7 +266,7 @@ class _Launcher:
     def until_over(self) -> None:
         """Watch processes and inject faults until no worker is left or the time to end is over."""
         while self._running() or self._injector.awaits_repair():
-            self._processes.children.handle(_POLL_S if self._injector.is_timed() else _IDLE_POLL_S)
+            self._processes.supervisor.serve(_POLL_S if self._injector.is_timed() else _IDLE_POLL_S)
             self._supervise_coordinator()
             self._handle_ended_workers()
             self._injector.inject_due(self._step, self._elapsed_s())
@@ -271,7 +286,7 @@ class _Launcher:
         """End everything that still runs."""
         if self._page is not None:
             self._page.close()
-        self._observer.disconnect(self._processes.children)
+        self._observer.disconnect(self._processes.supervisor)
         self._processes.close()
         self._listener.close()
 
@@ -310,7 +325,7 @@ class _Launcher:
         """If no worker is left, wait a while for the event that the job has finished."""
         deadline = time.monotonic() + _LAST_EVENTS_S
         while self._over_since is None and not self._running() and time.monotonic() < deadline:
-            self._processes.children.handle(_POLL_S)
+            self._processes.supervisor.serve(_POLL_S)
             self._supervise_coordinator()
 
     def _fail_standstill(self) -> None:
@@ -331,29 +346,38 @@ class _Launcher:
 
     def _supervise_coordinator(self) -> None:
         """Restart the coordinator when it has died, kill a silent one, and stay connected to it."""
-        coordinator = self._processes.coordinator
-        if coordinator is None:
+        kept = self._processes.coordinator
+        if kept is None:
             return
-        if coordinator.code is None:
-            self._observer.connect_and_send(self._processes.children)
-            if self._observer.is_silent(self._coordinator_timeout_s()):
-                coordinator.signal(signal.SIGKILL)  # a stopped process acts on no other signal
-        elif coordinator.code == 0:
-            self._mark_over(coordinator.ended)
-        elif coordinator.code == GAVE_UP:
-            self._mark_failed(coordinator.ended, "the coordinator has given up the job")
-        elif self._restart_at is None:
-            self._restart_at = time.monotonic() + _RESTART_S
-            if coordinator.traceback:
-                _log.error("the coordinator failed:\n%s", coordinator.traceback)
-            self._report(CoordinatorChanged(CoordinatorState.LOST))
-        elif time.monotonic() >= self._restart_at:
-            self._restart_at = None
-            self._processes.start_coordinator()
-            for chip, child in self._processes.workers.items():
-                if child.code is not None:
+        if kept.is_running:
+            self._observer.connect_and_send(self._processes.supervisor)
+        self._processes.supervisor.restart_due()
+        if kept.is_done and kept.child is not None:
+            if kept.child.code == 0:
+                self._mark_over(kept.child.ended)
+            else:
+                self._mark_failed(kept.child.ended, "the coordinator has given up the job")
+
+    def _start_coordinator(self) -> Child:
+        process = self._processes.start_coordinator()
+        process.probe = self._probe_coordinator
+        if self._processes.workers:  # it is not the first one
+            for chip, worker in self._processes.workers.items():
+                if worker.code is not None:
                     self._observer.send(Absent(chip))  # so that it does not wait for that one
             self._report(CoordinatorChanged(CoordinatorState.BACK))
+        return process
+
+    def _probe_coordinator(self, now: float) -> str:
+        return "is silent" if self._observer.is_silent(self._coordinator_timeout_s()) else ""
+
+    def _judge_coordinator(self, process: Child) -> Ending:
+        if process.code in (0, GAVE_UP):
+            return Ending.DONE
+        if process.traceback:
+            _log.error("the coordinator failed:\n%s", process.traceback)
+        self._report(CoordinatorChanged(CoordinatorState.LOST))
+        return Ending.FAILED
 
     def _coordinator_timeout_s(self) -> float:
         """Return how long the coordinator may be silent: longer before its first answer."""
@@ -490,13 +514,13 @@ class JobProcesses:
         self._job = job
         self._name = name
         self._listener = listener
-        self.children = Children()
+        self.supervisor = Supervisor()
         self.workers: dict[Chip, Child] = {}
-        self.coordinator: Child | None = None
+        self.coordinator: KeptProcess | None = None
         self._planners: dict[int, AheadProcess] = {}  # by pidfd; all but the latest are killed
         self._has_warned = False
 
-    def start_coordinator(self) -> None:
+    def start_coordinator(self) -> Child:
         """Start the coordinator, or restart it: the launcher keeps its listening socket open."""
         job = self._job
         spec = JobSpec(self._name, job.settings.mesh, job.board, job.timing)
@@ -513,7 +537,7 @@ class JobProcesses:
             return GAVE_UP if coordinator.failure else 0
 
         place = Place(chip=())
-        self.coordinator = self.children.start(
+        return self.supervisor.fork(
             "[coordinator] ", lambda pipes, parent: work(serve, place, pipes, parent)
         )
 
@@ -554,7 +578,7 @@ class JobProcesses:
             environment=variables,
             n_threads=job.n_threads,
         )
-        self.workers[chip] = self.children.start(
+        self.workers[chip] = self.supervisor.fork(
             f"[{','.join(map(str, chip))}] ",
             lambda pipes, parent: work(job.body, place, pipes, parent),
         )
@@ -567,7 +591,7 @@ class JobProcesses:
                 child.is_end_expected = True
                 child.signal(signal.SIGKILL)
         while any(child.code is None for child in killed):
-            self.children.handle(_POLL_S)
+            self.supervisor.serve(_POLL_S)
 
     def plan_ahead(self, formed: GenerationBegan, sums: SumSizes) -> None:
         """Start a process of lowest priority that plans for the loss of each remaining board.
@@ -589,20 +613,18 @@ class JobProcesses:
             return
         pidfd = os.pidfd_open(process.pid)
         self._planners[pidfd] = process
-        self.children.watch(pidfd, lambda: self._reap_planner(pidfd))
+        self.supervisor.watch(pidfd, lambda: self._reap_planner(pidfd))
 
     def close(self) -> None:
         """End all processes that still run."""
         for pidfd, process in list(self._planners.items()):
             process.kill()
             self._reap_planner(pidfd)
-        for child in self.children.alive():
-            child.signal(signal.SIGCONT)
-        self.children.end_all()
+        self.supervisor.end_all()
 
     def _reap_planner(self, pidfd: int) -> None:
         """Wait for a planning process that has ended or was killed, and log why it failed."""
-        self.children.unwatch(pidfd)
+        self.supervisor.unwatch(pidfd)
         os.close(pidfd)
         if why := self._planners.pop(pidfd).wait():
             self._warn_once(why)
@@ -672,5 +694,6 @@ class ProcessControl:
 
     def _child(self, process: Process) -> Child | None:
         if process == COORDINATOR:
-            return self._processes.coordinator
+            kept = self._processes.coordinator
+            return kept.child if kept is not None else None
         return self._processes.workers.get(process)

@@ -9,7 +9,7 @@ A worker ends in one of these ways:
 - exit code 0: the job is over for its chip.
 - `RefusedError`, `JobFailedError` or `InputError`: a new worker would end in the same way. The
   agent ends the others and returns 1.
-- another exception: it is started again, but the agent gives up after `_MOST_FAILURES` in a row.
+- another exception: it is started again, but the agent gives up after five in a row.
 - a signal: it is started again, always.
 """
 
@@ -17,22 +17,26 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from meshmend.errors import InputError, JobFailedError, RefusedError, TerminatedError
-from meshmend.launch.agent_lines import ALIVE_EVERY_S, print_agent_line
-from meshmend.launch.children import SIGNAL_BASE, Child, Children
-from meshmend.launch.output_lines import say
+from meshmend.launch.slurm_watch import ALIVE_EVERY_S, print_agent_line
+from meshmend.launch.supervisor import (
+    Child,
+    Ending,
+    KeptProcess,
+    ProcessSpec,
+    RestartPolicy,
+    Supervisor,
+    say,
+)
 from meshmend.launch.worker import Place, elastic_rank, torchrun_variables, work
 from meshmend.planning.environment import Environment
 from meshmend.topology.failures import Chip
 from meshmend.train.state.checkpoint import SAVE_NOTICE
-from meshmend.transport.pacing import Backoff
 
-_FIRST_RESTART_S: Final = 0.1  # from the death of a worker until it is started again
-_LONGEST_RESTART_S: Final = 10.0
-_RAN_LONG_S: Final = 30.0  # a worker that has run for so long was all right
-_MOST_FAILURES: Final = 5  # exceptions of a chip's workers in a row
+_POLICY: Final = RestartPolicy(first_s=0.1, longest_s=10.0, most_failures=5)
 _MOST_QUESTIONS: Final = 30  # after SIGTERM, whether the job is ending: for some seconds
 _HOPELESS: Final = 3  # the exit code of a worker that no restart helps
 
@@ -41,7 +45,7 @@ _HOPELESS: Final = 3  # the exit code of a worker that no restart helps
 class HostWorkers:
     """The workers of one host: each runs `body()` with its variables, in `n_threads` threads.
 
-    If `is_supervised`, the agent prints the lines of `agent_lines`. SIGTERM then only makes the
+    If `is_supervised`, the agent prints the lines of `slurm_watch`. SIGTERM then only makes the
     workers save a checkpoint, unless the scheduler ends the whole job, which `is_ending` asks.
     """
 
@@ -50,22 +54,6 @@ class HostWorkers:
     n_threads: int = 1
     is_supervised: bool = False
     is_ending: Callable[[], bool] = lambda: False
-
-
-@dataclass
-class _Seat:
-    """One chip of the host, its latest worker, and when to start the next."""
-
-    chip: Chip
-    child: Child
-    started: float
-    backoff: Backoff
-    restart_at: float | None = None
-    n_failures: int = 0
-
-    @property
-    def has_finished(self) -> bool:
-        return self.child.code == 0
 
 
 def run_workers(host: HostWorkers) -> int:
@@ -85,33 +73,34 @@ def run_workers(host: HostWorkers) -> int:
 class _Agent:
     def __init__(self, host: HostWorkers) -> None:
         self._host = host
-        self._children = Children()
+        self._supervisor = Supervisor()
         self._n_questions = 0  # since the last notice, whether the job is ending
-        self._seats = [
-            _Seat(chip, self._start(chip), time.monotonic(), _backoff(number))
-            for number, chip in enumerate(host.variables_of)
+        specs = [
+            ProcessSpec(f"the worker of chip {chip}", partial(self._start, chip), _judge, _POLICY)
+            for chip in host.variables_of
         ]
+        self._workers = [self._supervisor.keep(spec) for spec in specs]
 
     def run(self) -> int:
         """Serve the workers until all have finished or one of them is hopeless."""
-        while not all(seat.has_finished for seat in self._seats):
+        self._supervisor.restart_due()
+        while not all(worker.is_done for worker in self._workers):
             if self._host.is_supervised:
                 print_agent_line()
-            self._children.handle(self._timeout_s())
+            self._supervisor.serve(self._timeout_s())
             self._end_with_job()
-            for seat in self._seats:
-                if seat.child.code and seat.restart_at is None and not self._plan_restart(seat):
-                    return 1
-                if seat.restart_at is not None and time.monotonic() >= seat.restart_at:
-                    self._restart(seat)
+            self._supervisor.restart_due()
+            if hopeless := [worker for worker in self._workers if worker.has_given_up]:
+                self._say_why(hopeless[0])
+                return 1
         return 0
 
     def close(self) -> None:
         """End all workers, and print what they printed last."""
         if self._host.is_supervised:
-            self._children.end_all(termination_s=0.0)  # SIGTERM only makes these workers save
+            self._supervisor.end_all(termination_s=0.0)  # SIGTERM only makes these workers save
         else:
-            self._children.end_all()
+            self._supervisor.end_all()
 
     def _end_with_job(self) -> None:
         """Raise TerminatedError if the scheduler ends the whole job, and not only announces it."""
@@ -130,46 +119,34 @@ class _Agent:
             n_threads=self._host.n_threads,
         )
         body = _with_exit_codes(self._host.body)
-        return self._children.start(
+        return self._supervisor.fork(
             f"[{','.join(map(str, chip))}] ",
             lambda pipes, parent: work(body, place, pipes, parent),
         )
 
     def _timeout_s(self) -> float:
         """Return how long to wait for output and ends of workers until there is something to do."""
-        restarts = [seat.restart_at for seat in self._seats if seat.restart_at is not None]
-        until_restart_s = max(0.0, min(restarts) - time.monotonic()) if restarts else ALIVE_EVERY_S
-        return min(ALIVE_EVERY_S, until_restart_s)
+        starts = [worker.start_at for worker in self._workers if worker.start_at is not None]
+        until_start_s = max(0.0, min(starts) - time.monotonic()) if starts else ALIVE_EVERY_S
+        return min(ALIVE_EVERY_S, until_start_s)
 
-    def _plan_restart(self, seat: _Seat) -> bool:
-        """Note when to start the worker of a chip again; return False if that is hopeless."""
-        child = seat.child
-        if child.traceback:
-            print(child.traceback, end="", file=sys.stderr)
-        if child.code == _HOPELESS:
-            return False
-        if child.ended - seat.started > _RAN_LONG_S:
-            seat.backoff.reset()
-            seat.n_failures = 0
-        is_killed = child.code is not None and child.code > SIGNAL_BASE
-        seat.n_failures = 0 if is_killed else seat.n_failures + 1
-        if seat.n_failures >= _MOST_FAILURES:
+    @staticmethod
+    def _say_why(worker: KeptProcess) -> None:
+        assert worker.child is not None
+        if worker.child.code != _HOPELESS:  # such a worker has said it itself
             say(
-                f"the worker of chip {seat.chip} has failed {seat.n_failures} times in a row; the "
-                "agent gives up"
+                f"{worker.spec.name} has failed {worker.n_failures} times in a row; the agent "
+                "gives up"
             )
-            return False
-        wait_s = seat.backoff.wait_s()
-        seat.restart_at = time.monotonic() + wait_s
-        say(
-            f"the worker of chip {seat.chip} ended: {child.how_it_ended}; it is started again in "
-            f"{wait_s:.1f} s"
-        )
-        return True
 
-    def _restart(self, seat: _Seat) -> None:
-        seat.restart_at, seat.started = None, time.monotonic()
-        seat.child = self._start(seat.chip)
+
+def _judge(worker: Child) -> Ending:
+    """Return what the end of a worker means; print the exception that ended it, if one did."""
+    if worker.traceback:
+        print(worker.traceback, end="", file=sys.stderr)
+    if worker.killed_by:
+        return Ending.KILLED
+    return {0: Ending.DONE, _HOPELESS: Ending.GAVE_UP}.get(worker.code or 0, Ending.FAILED)
 
 
 def _with_exit_codes(body: Callable[[], int]) -> Callable[[], int]:
@@ -183,10 +160,6 @@ def _with_exit_codes(body: Callable[[], int]) -> Callable[[], int]:
             return _HOPELESS
 
     return run
-
-
-def _backoff(number: int) -> Backoff:
-    return Backoff(number, first_s=_FIRST_RESTART_S, longest_s=_LONGEST_RESTART_S)
 
 
 def variables_of(environment: Environment, chips: Sequence[Chip]) -> dict[Chip, dict[str, str]]:

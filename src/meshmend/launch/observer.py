@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from meshmend.errors import ChannelError, MessageError, TransportError
-from meshmend.launch.children import Children
+from meshmend.launch.supervisor import Supervisor
 from meshmend.membership.events import Event
 from meshmend.membership.messages import (
     COORDINATOR,
@@ -55,25 +55,25 @@ class Observer:
         """Queue a message, which `connect_and_send` sends."""
         self._queued.append(message)
 
-    def connect_and_send(self, children: Children) -> None:
+    def connect_and_send(self, supervisor: Supervisor) -> None:
         """Connect to the coordinator if needed, and send the queued messages."""
         if self._channel is None:
-            self._connect(children)
+            self._connect(supervisor)
         while self._queued and self._channel is not None:
             try:
                 self._channel.send(self._queued[0])
                 self._queued.pop(0)
             except ChannelError:
-                self.disconnect(children)
+                self.disconnect(supervisor)
 
-    def disconnect(self, children: Children) -> None:
+    def disconnect(self, supervisor: Supervisor) -> None:
         """Close the connection, if there is one."""
         if self._channel is not None:
-            children.unwatch(self._channel.fileno())
+            supervisor.unwatch(self._channel.fileno())
             self._channel.close()
             self._channel = None
 
-    def _connect(self, children: Children) -> None:
+    def _connect(self, supervisor: Supervisor) -> None:
         deadline = Deadline(time.monotonic() + _CONNECT_TIMEOUT_S)
         try:
             request = ConnectRequest(OBSERVER, COORDINATOR)
@@ -83,9 +83,9 @@ class Observer:
             return  # the next `connect_and_send` tries again
         self._channel = channel
         self._has_heard = True
-        children.watch(channel.fileno(), lambda: self._receive(children))
+        supervisor.watch(channel.fileno(), lambda: self._receive(supervisor))
 
-    def _receive(self, children: Children) -> None:
+    def _receive(self, supervisor: Supervisor) -> None:
         assert self._channel is not None
         try:
             for message in self._channel.receive():
@@ -93,4 +93,4 @@ class Observer:
                 if isinstance(message, Observed):
                     self._on_event(message.clock, message.event)
         except (ChannelError, MessageError):
-            self.disconnect(children)
+            self.disconnect(supervisor)

@@ -43,7 +43,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from meshmend.config import JobConfig, RunConfig, SumConfig, Timing, command_words
 from meshmend.files import write_whole
 from meshmend.launch.hosts import board_from, host_blocks, live_chips_of
-from meshmend.launch.output_lines import say
 from meshmend.launch.ray_hosts import (
     NAMESPACE,
     HostPlacement,
@@ -53,6 +52,7 @@ from meshmend.launch.ray_hosts import (
     head_node,
 )
 from meshmend.launch.ray_processes import start_watchdog
+from meshmend.launch.supervisor import say
 from meshmend.membership import events
 from meshmend.membership.coordinator_server import CoordinatorServer
 from meshmend.membership.job import JobSpec

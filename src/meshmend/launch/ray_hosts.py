@@ -33,7 +33,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from meshmend.config import SECRET
 from meshmend.errors import InputError
-from meshmend.launch.output_lines import say  # Ray shows these lines to the user of a job
+from meshmend.launch.supervisor import say  # Ray shows these lines to the user of a job
 from meshmend.topology.failures import Block, Chip
 from meshmend.transport.codec import Value
 from meshmend.transport.listener import Address

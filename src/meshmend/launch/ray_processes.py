@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Final
 
 from meshmend.config import SECRET
-from meshmend.launch.hang_check import HangCheck
 from meshmend.launch.hosts import is_coordinator_answering
-from meshmend.launch.output_lines import say
+from meshmend.launch.supervisor import HangProbe, say
 from meshmend.processes import die_with_parent
 from meshmend.transport.listener import Address
 
@@ -42,10 +41,10 @@ def start_watchdog(address: Address, secret: str) -> "subprocess.Popen[bytes]":
 
 def _watch(address: Address, secret: bytes, watched: int) -> None:
     die_with_parent(watched)
-    check = HangCheck(lambda: is_coordinator_answering(address, secret), time.monotonic())
-    while not check.is_hanging(time.monotonic()):
+    probe = HangProbe(lambda: is_coordinator_answering(address, secret), time.monotonic())
+    while not (words := probe(time.monotonic())):
         time.sleep(_POLL_S)
-    say("the coordinator does not answer, and is killed; Ray starts it again")
+    say(f"the coordinator {words}; Ray starts it again")
     os.kill(watched, signal.SIGKILL)
 
 

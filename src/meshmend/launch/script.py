@@ -25,10 +25,10 @@ from typing import Final
 from meshmend.config import Timing
 from meshmend.errors import InputError, TerminatedError
 from meshmend.lab.testbed.bed import Testbed
-from meshmend.launch.children import Children
 from meshmend.launch.elastic import ElasticJob, Outcome, run_elastic
 from meshmend.launch.job_page import PageRequest
 from meshmend.launch.run_log import run_log
+from meshmend.launch.supervisor import Supervisor
 from meshmend.launch.termination import TERMINATED, terminable
 from meshmend.launch.worker import (
     Place,
@@ -117,7 +117,7 @@ def run_job(job: StaticJob) -> int:
         except TerminatedError:
             return TERMINATED
         finally:
-            workers.children.end_all()
+            workers.supervisor.end_all()
     return workers.report_failure()
 
 
@@ -125,7 +125,7 @@ class _Workers:
     """The running workers of a job."""
 
     def __init__(self) -> None:
-        self.children = Children()
+        self.supervisor = Supervisor()
         self._ranks: dict[int, tuple[int, Chip]] = {}
 
     def start(self, job: StaticJob, rank: int, store: Path) -> None:
@@ -138,26 +138,26 @@ class _Workers:
             rendezvous=Rendezvous(rank, job.settings.mesh.n_live, store),
             n_threads=job.n_threads,
         )
-        child = self.children.start(
+        process = self.supervisor.fork(
             f"[{','.join(map(str, chip))}] ",
             lambda pipes, parent: work(script_body(job.script), place, pipes, parent),
         )
-        self._ranks[child.pid] = rank, chip
+        self._ranks[process.pid] = rank, chip
 
     def until_over(self) -> None:
         """Wait until all workers have ended, or `_GRACE_S` after the first failure."""
         deadline = None
-        while self.children.alive():
+        while self.supervisor.alive():
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return
-            self.children.handle(left)
-            if deadline is None and self.children.failed():
+            self.supervisor.serve(left)
+            if deadline is None and self.supervisor.failed():
                 deadline = time.monotonic() + _GRACE_S
 
     def report_failure(self) -> int:
         """Print the first failure on standard error; return its exit code, or 0 without failure."""
-        failed = self.children.failed()
+        failed = self.supervisor.failed()
         if not failed:
             return 0
         first = failed[0]

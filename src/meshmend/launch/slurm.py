@@ -10,9 +10,11 @@ waits in the queue until any node is free.
 import random
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,14 +32,37 @@ from meshmend.launch.hosts import (
     is_coordinator_answering,
     live_chips_of,
 )
-from meshmend.launch.slurm_watch import SupervisorBeat, ask_slurm, record_in
-from meshmend.launch.supervisor import StepCommand, SupervisedJob
+from meshmend.launch.slurm_watch import (
+    AgentLine,
+    SupervisorBeat,
+    ask_slurm,
+    read_agent_line,
+    record_in,
+)
+from meshmend.launch.supervisor import (
+    Child,
+    Ending,
+    HangProbe,
+    KeptProcess,
+    ProcessSpec,
+    RestartPolicy,
+    Supervisor,
+    say,
+)
 from meshmend.membership.record_file import load_history
 from meshmend.topology.failures import Block, format_shape
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import configured_mesh
 from meshmend.transport.handshake import secret_in
 
+_POLL_S: Final = 0.1
+_SILENT_S: Final = 5.0  # without a line of its agent a step counts as dead
+_LAST_STEPS_S: Final = 20.0  # for the steps to end by themselves once the job is over
+_GAVE_UP: Final = 1  # the exit code of an agent that no restart helps
+_OVER: Final = frozenset([0, 1, 2])  # exit codes of a coordinator that is not to be started again
+# The longest wait is also how late a step may be when its node is back. An agent that gives up has
+# tried as often.
+_POLICY: Final = RestartPolicy(first_s=0.2, longest_s=3.0, most_failures=5, gave_up_s=60.0)
 _FOR_EVER_S: Final = 1e9  # a job beside this one may wait in the queue for long
 _PORTS: Final = range(10_000, 32_768)  # below those that Linux gives to outgoing connections
 _LOOPBACK: Final = "127."
@@ -148,6 +173,129 @@ class Allocation:
             ask_slurm("scancel", "--me", f"--name={','.join(map(self.beside_name, names))}")
 
 
+@dataclass(frozen=True)
+class StepCommand:
+    """A command that runs an agent; it is dead if no line comes for `starts_within_s` at first."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    starts_within_s: float = 300.0
+
+
+@dataclass(frozen=True)
+class SupervisedJob:
+    """The commands of a job, each asked for at every start.
+
+    The command of a step may change: a node that was down for long is no longer part of the job's
+    allocation. A coordinator that is started again has other options than the first.
+    `is_answered()` says whether the coordinator answers; one that hangs is killed.
+    `kill(name)` ends what is left of a step whose process was killed. `beat()` is called several
+    times a second while the job runs, and then `on_over()`.
+    """
+
+    coordinator: Callable[[], Sequence[str]]
+    steps: Mapping[str, Callable[[], StepCommand]]
+    kill: Callable[[str], None] = lambda name: None
+    is_answered: Callable[[], bool] = lambda: True
+    beat: Callable[[], None] = lambda: None
+    on_over: Callable[[], None] = lambda: None
+
+
+def supervise(job: SupervisedJob) -> int:
+    """Run a job until its coordinator ends; return the coordinator's exit code.
+
+    What dies before that is started again. Gives up, with exit code 1, when every step has failed
+    several times in a row, or its agent has given up. On an exception, such as SIGTERM, all
+    processes are ended before it is passed on.
+    """
+    supervisor = Supervisor()
+
+    def start_coordinator() -> Child:
+        process = supervisor.spawn(job.coordinator())
+        process.probe = HangProbe(job.is_answered, time.monotonic())
+        return process
+
+    coordinator = supervisor.keep(
+        ProcessSpec("the coordinator", start_coordinator, _judge_coordinator, _POLICY)
+    )
+    steps = [_Step(job, name, supervisor).kept for name in job.steps]
+    try:
+        try:
+            code = _until_over(job, supervisor, coordinator, steps)
+        finally:
+            job.on_over()
+        deadline = time.monotonic() + _LAST_STEPS_S
+        while any(step.is_running for step in steps) and time.monotonic() < deadline:
+            supervisor.serve(_POLL_S)
+        return code
+    finally:
+        before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt
+        supervisor.end_all()
+        signal.signal(signal.SIGTERM, before)
+
+
+def _until_over(
+    job: SupervisedJob,
+    supervisor: Supervisor,
+    coordinator: KeptProcess,
+    steps: Sequence[KeptProcess],
+) -> int:
+    """Start and restart processes until the coordinator ends; return its exit code."""
+    while not coordinator.is_done:
+        job.beat()
+        # Lines are read first: this process itself may have been held up, not the agents.
+        supervisor.serve(_POLL_S)
+        supervisor.restart_due()
+        if all(step.has_given_up for step in steps):
+            say("every step has failed again and again; the job ends")
+            return 1
+    assert coordinator.child is not None
+    return coordinator.child.code or 0
+
+
+def _judge_coordinator(process: Child) -> Ending:
+    return Ending.DONE if process.code in _OVER else Ending.FAILED
+
+
+class _Step:
+    """A step of a job: its agent's lines say that it lives, and how it ended."""
+
+    def __init__(self, job: SupervisedJob, name: str, supervisor: Supervisor) -> None:
+        self._command = job.steps[name]
+        self._supervisor = supervisor
+        self._exit_code: int | None = None  # of its agent
+        self._silent_at = 0.0  # when it counts as dead, unless a line comes before
+        spec = ProcessSpec(name, self._start, self._judge, _POLICY, lambda: job.kill(name))
+        self.kept = supervisor.keep(spec)
+
+    def _start(self) -> Child:
+        what = self._command()
+        self._silent_at = time.monotonic() + what.starts_within_s
+        self._exit_code = None
+        process = self._supervisor.spawn(what.command, what.environment, take=self._take)
+        process.probe = self._probe
+        return process
+
+    def _take(self, line: bytes) -> bool:
+        """Take note of a line of the agent; return False for any other line."""
+        match read_agent_line(line):
+            case AgentLine(exit_code=None):
+                self._silent_at = time.monotonic() + _SILENT_S
+            case AgentLine(exit_code=code):
+                self._exit_code = code
+            case None:
+                return False
+        return True
+
+    def _probe(self, now: float) -> str:
+        return "is silent, and counts as dead" if now > self._silent_at else ""
+
+    def _judge(self, process: Child) -> Ending:
+        if self._exit_code == 0:
+            return Ending.DONE
+        return Ending.GAVE_UP if self._exit_code == _GAVE_UP else Ending.FAILED
+
+
 def supervised(job: SlurmJob, allocation: Allocation) -> SupervisedJob:
     """Return the commands of a job in its allocation.
 
@@ -172,7 +320,7 @@ def supervised(job: SlurmJob, allocation: Allocation) -> SupervisedJob:
         for part in parts if slurm.per_chip else [block]:
             name = f"{'chip' if slurm.per_chip else 'host'} {part}"
             agent = _agent(job, part, endpoint, allocation.job_id)
-            steps[name] = _Step(job, allocation, name, node, agent)
+            steps[name] = _StepCommands(job, allocation, name, node, agent)
     if allocation.environment.get("SLURM_RESTART_COUNT"):
         allocation.cancel_beside(list(steps))  # those of the attempt before, whose node died
 
@@ -208,7 +356,7 @@ class _Coordinator:
         return load_history(self._record, self._job_name).record.begun
 
 
-class _Step:
+class _StepCommands:
     """Returns the command that runs an agent on a node, or beside this job if the node has left it.
 
     Slurm is asked whether it has left only after a step has died: a large job starts many steps.

@@ -1,17 +1,24 @@
-"""Requeues a Slurm job whose first node has died.
+"""Signs of life between the supervisor of a Slurm job and the agents on its nodes.
 
-Slurm does not do that for a job with --no-kill: such a job goes on without its batch script, and so
-without its supervisor and its coordinator, until its time is up. So the supervisor writes a new
-text into a file of the run's folder every few seconds (`SupervisorBeat`), and each agent starts a
-process that reads it (`start_watch`). If the text stays the same and the coordinator does not
-answer either, that process asks Slurm to requeue the job, which then goes on from its checkpoint.
+An agent prints a line every second, and one with its exit code when it ends (`AgentLine`): what a
+scheduler says about a step cannot be relied on, and srun of Slurm 22.05 goes on long after its node
+has died.
+
+The other way round, Slurm does not requeue a job with --no-kill whose first node has died: such a
+job goes on without its batch script, and so without its supervisor and its coordinator, until its
+time is up. So the supervisor writes a new text into a file of the run's folder every few seconds
+(`SupervisorBeat`), and each agent starts a process that reads it (`start_watch`). If the text stays
+the same and the coordinator does not answer either, that process asks Slurm to requeue the job,
+which then goes on from its checkpoint.
 
 Clocks of hosts are not compared. A host that is cut off from the others does not reach Slurm.
 """
 
 import os
 import random
+import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,15 +28,42 @@ from typing import Final
 
 from meshmend.errors import InputError
 from meshmend.launch.hosts import is_coordinator_answering
-from meshmend.launch.output_lines import say
+from meshmend.launch.supervisor import say
 from meshmend.processes import die_with_parent
 from meshmend.transport.listener import Address
 
+ALIVE_EVERY_S: Final = 1.0
+_LINE: Final = re.compile(rb"meshmend-agent (?:alive|ended (\d{1,3}))\r?")
 _BEAT_S: Final = 2.0
 _LOST_S: Final = 20.0  # without a new text, and without an answer of the coordinator
 _SPREAD_S: Final = 5.0  # so that not all hosts ask Slurm at once
 _ASK_S: Final = 30.0  # for an answer of Slurm
 _OVER: Final = "over\n"
+
+
+@dataclass(frozen=True)
+class AgentLine:
+    """An agent lives; if it has an exit code, it has ended with it."""
+
+    exit_code: int | None = None
+
+
+def read_agent_line(line: bytes) -> AgentLine | None:
+    """Return what a line says about the agent that printed it; None for any other line."""
+    found = _LINE.fullmatch(line)
+    if found is None:
+        return None
+    return AgentLine(int(found[1]) if found[1] else None)
+
+
+def print_agent_line(exit_code: int | None = None) -> None:
+    """Print that this agent lives, or its exit code; a supervisor that is gone does not matter."""
+    words = "alive" if exit_code is None else f"ended {exit_code}"
+    sys.stdout.flush()
+    try:
+        os.write(sys.stdout.fileno(), f"meshmend-agent {words}\n".encode())
+    except OSError:
+        return
 
 
 class SupervisorBeat:
