@@ -99,7 +99,7 @@ CONSTANTS = (
     Constant("trees.tree_disjoint", "_ATTEMPTS_PER_DEPTH", (3, 30)),
     Constant("trees.tree_disjoint", "_MOVES_TIMES_RANKS", (1 << 20, 1 << 24)),
     Constant("trees.tree_disjoint", "_MOVES_PER_LOOK", (16, 256)),
-    Constant("trees.tree_disjoint", "_TEMPERATURE_HOPS", (0.3, 3.0)),
+    Constant("trees.separation", "_TEMPERATURE_HOPS", (0.3, 3.0)),
     Constant("planning.tree_finalists", "_FEW_TREES", ((1,), (1, 2, 3, 4, 5, 6, 7, 8))),
     Constant("planning.tree_finalists", "_DEPTH_SLACKS_HOPS", ((0,), (0, 1, 2, 3, 4))),
     Constant("planning.tree_finalists", "_FAR_BEHIND", (1.01, 1.16)),

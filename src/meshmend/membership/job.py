@@ -16,7 +16,7 @@ from meshmend.transport.codec import Count, Value, shown
 
 NOT_COMPARED: Final = "not compared"  # the value of a text that a worker could not compute
 _LONGEST_SHOWN: Final = 200  # characters of a value
-_WORDS: Final = {
+_SHOWN_NAMES: Final = {
     "version": "meshmend's version",
     "dataset_length": "the length of the data set",
     "samples": "the digest of a few samples",
@@ -64,7 +64,7 @@ class JobFingerprint(Value, frozen=True):
         for each in sorted(fields(self), key=lambda each: each.name != "framework"):
             ours, theirs = getattr(self, each.name), getattr(other, each.name)
             if ours != theirs and NOT_COMPARED not in (ours, theirs):
-                name = _WORDS.get(each.name, each.name)
+                name = _SHOWN_NAMES.get(each.name, each.name)
                 return f"{name} is {_text(theirs)} on that chip, but {_text(ours)} in this job"
         return ""
 

@@ -19,7 +19,7 @@ _FINE: Final = 0
 _TOO_EARLY: Final = 1
 _ADDS_A_WEIGHT: Final = 2
 _ADDS_TO_A_WEIGHT: Final = 3
-_WORDS: Final = {
+_REASONS: Final = {
     _TOO_EARLY: "which is no updated weight at rank {src}; rank {owner} owns it",
     _ADDS_A_WEIGHT: "which rank {owner} has updated: it is a weight, no sum",
     _ADDS_TO_A_WEIGHT: "which rank {dst} holds as an updated weight already",
@@ -120,7 +120,7 @@ def check_updates(schedule: Schedule) -> None:
     row, chunk, fault = _first_fault(columns, schedule.owners, is_updated)
     if fault != _FINE:
         src, dst = int(schedule.src[row]), int(schedule.dst[row])
-        why = _WORDS[fault].format(owner=int(schedule.owners[chunk]), src=src, dst=dst)
+        why = _REASONS[fault].format(owner=int(schedule.owners[chunk]), src=src, dst=dst)
         raise VerificationError(
             f"{schedule.algorithm} {schedule.collective} is wrong: in row {row}, where "
             f"{schedule.row(row)}, it moves chunk {chunk}, {why}"

@@ -352,11 +352,11 @@ def _report_failure(
     text: str, call: int, connections: Mapping[int, socket.socket], links: Numbers
 ) -> None:
     """Send every peer why this rank gives up; wait at most `_REPORT_S` for peers to read it."""
-    words = text.encode()[: frames.LONGEST_TEXT]
-    header = np.array([call, frames.GAVE_UP, len(words), 0, 0, 0])
+    reason = text.encode()[: frames.LONGEST_TEXT]
+    header = np.array([call, frames.GAVE_UP, len(reason), 0, 0, 0])
     header[frames.CHECK_WORD] = header_checksum(header)
     unsent = {
-        connection.fileno(): (connection, _tail_of(links[peer]) + header.tobytes() + words)
+        connection.fileno(): (connection, _tail_of(links[peer]) + header.tobytes() + reason)
         for peer, connection in connections.items()
         if not links[peer, frames.CLOSED]
     }
@@ -396,14 +396,14 @@ def _tail_of(link: Numbers) -> bytes:
 def _reported_reason(connection: socket.socket, link: Numbers) -> str:
     """Read and return the reason that a peer sent when it gave up; empty if it sent none."""
     length = int(link[frames.IN_WORDS + frames.LENGTH_WORD])
-    words = b""
+    reason = b""
     deadline = time.monotonic() + _REPORT_S
     try:
-        while len(words) < length and (left_s := deadline - time.monotonic()) > 0:
+        while len(reason) < length and (left_s := deadline - time.monotonic()) > 0:
             connection.settimeout(left_s)
-            if not (part := connection.recv(length - len(words))):
+            if not (part := connection.recv(length - len(reason))):
                 break
-            words += part
+            reason += part
     except OSError:
         pass
-    return words.decode(errors="replace")
+    return reason.decode(errors="replace")

@@ -6,34 +6,18 @@ as many trees as the fewest links of a rank, each rank sends every tree over a l
 (arc-disjoint arborescences; Edmonds, 1973).
 
 Where a channel carries one tree up and another down, the two must be far enough apart in time.
-Time is counted in hops. A tree's **window** is the time, in hops, that its slices take to pass a
-channel. Knows nothing of bytes and seconds. `docs/design/0002-trees.md` draws the
-windows of one channel.
+`separation` sees to that: each tree is a layer that goes up and down. Time is counted in hops. A
+tree's **window** is the time, in hops, that its slices take to pass a channel. Knows nothing of
+bytes and seconds.
 """
 
 from collections.abc import Iterator
-from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from meshmend.kernels import kernel, plain_kernel
 from meshmend.topology.figures import MeshFigures
-from meshmend.trees.tree_forest import (
-    DEPTH,
-    HEIGHT,
-    LINK,
-    NEIGHBOR,
-    PORT,
-    Forest,
-    Ints,
-    Words,
-    empty_forest,
-    grow_all,
-    may_move,
-    move,
-    random_below,
-)
+from meshmend.trees.separation import Floats, Layers, separated
+from meshmend.trees.tree_forest import HEIGHT, LINK, NEIGHBOR, Forest, Ints, empty_forest, grow_all
 
 # Found by trying. Losses and gains are what `benchmarks/tune_trees.py` finds on small meshes.
 #
@@ -47,16 +31,7 @@ _MOVES_TIMES_RANKS = 1 << 22
 _LEAST_MOVES = 1 << 12
 _MOST_MOVES_PER_RANK = 1 << 10
 _MOVES_PER_LOOK = 64  # after so many moves the late channels are listed again
-# Simulated annealing at one temperature: a move that makes channels later by so many hops is still
-# made with probability 1/e, because it may allow better moves.
-_TEMPERATURE_HOPS = 1.0
 _ROUNDING_HOPS = 0.01  # windows are fractions, so their sums are off by less than this
-
-_RANDOM_ONE: Final = 1 << 20  # random numbers below this stand for 0 to 1
-_PICKS_PER_ANYWHERE: Final = 4  # one pick of so many is anywhere, the others at a late channel
-_MOST_STEPS_DOWN: Final = 4  # below the rank that was picked, exclusive
-
-Floats = NDArray[np.float64]
 
 
 def disjoint_forest(figures: MeshFigures, window: int, seed: int) -> tuple[Forest, Floats] | None:
@@ -76,9 +51,8 @@ def disjoint_forest(figures: MeshFigures, window: int, seed: int) -> tuple[Fores
         goal = 2 * caps.mean() + window + spare_hops + _ROUNDING_HOPS
         for attempt in range(_ATTEMPTS_PER_DEPTH if windows.min() > 0 else 0):
             forest, roots = _grown(figures, caps, seed=(seed, attempt))
-            arrays = (forest.ways, forest.state, forest.random, roots)
-            limits = (n_moves, _MOVES_PER_LOOK, _TEMPERATURE_HOPS)
-            if _separate(*arrays, windows, caps, goal, *limits):
+            layers = _layers(forest, roots, windows, caps, goal)
+            if separated(layers, forest.random, n_moves=n_moves, moves_per_look=_MOVES_PER_LOOK):
                 depths = forest.state[roots, np.arange(n_trees), HEIGHT]
                 return forest, _windows(window, depths) / (n_trees * window)
     return None
@@ -134,128 +108,20 @@ def _by_channel(forest: Forest) -> Forest:
     return Forest(ways, ends, forest.state, np.zeros(len(rank), dtype=np.int32), forest.random)
 
 
-@kernel
-def _separate(
-    ways: Ints,
-    state: Ints,
-    random: Words,
-    roots: Ints,
-    windows: Floats,
-    caps: Ints,
-    goal: float,
-    n_moves: int,
-    moves_per_look: int,
-    temperature_hops: float,
-) -> bool:
-    """Move ranks to other parents until no channel is late; return whether that succeeded.
-
-    `windows` has each tree's own, and no tree becomes deeper than its entry of `caps`. All trees
-    should end within `goal` hops.
-    """
-    stack, depths = np.empty(len(ways), np.int32), np.empty(len(roots), np.int32)
-    late = np.empty((ways.shape[0] * ways.shape[1], 2), np.int32)
-    n_late = 0
-    for attempt in range(n_moves):
-        if attempt % moves_per_look == 0:
-            for k in range(len(roots)):
-                depths[k] = state[roots[k], k, HEIGHT]
-            n_late = _list_late(ways, state, depths, windows, goal, late)
-            if n_late == 0:
-                return True
-        v, k = pick_move(ways, state, random, late, n_late)
-        p, o = state[v, k, PORT], random_below(random, ways.shape[1])
-        if p < 0 or o == p or not may_move(ways, state, v, k, o, caps[k]):
-            continue
-        before = _hops_late_around(ways, state, depths, windows, goal, v, p, o)
-        move(ways, state, v, k, o, stack)
-        worse = _hops_late_around(ways, state, depths, windows, goal, v, p, o) - before
-        chance = np.exp(-worse / temperature_hops) if worse > 0 else 1.0
-        if worse > 0 and random_below(random, _RANDOM_ONE) >= _RANDOM_ONE * chance:
-            move(ways, state, v, k, p, stack)
-    return False
-
-
-@plain_kernel
-def _list_late(
-    ways: Ints, state: Ints, depths: Ints, windows: Floats, goal: float, late: Ints
-) -> int:
-    """Fill `late` with rank and port of each late channel, and return how many there are."""
-    n_late = 0
-    for v in range(ways.shape[0]):
-        for p in range(ways.shape[1]):
-            if ways[v, p, NEIGHBOR] < 0:
-                continue
-            if _hops_late(ways, state, depths, windows, goal, v, p) > 0:
-                late[n_late, 0], late[n_late, 1] = v, p
-                n_late += 1
-    return n_late
-
-
-@plain_kernel
-def pick_move(ways: Ints, state: Ints, random: Words, late: Ints, n_late: int) -> tuple[int, int]:
-    """Return a rank and a tree to move, mostly at a late channel or on the longest branch below it.
-
-    A move that shortens a branch makes room for moves further up.
-    """
-    k = random_below(random, state.shape[1])
-    v = random_below(random, len(ways))
-    if random_below(random, _PICKS_PER_ANYWHERE) > 0:
-        which = random_below(random, n_late)
-        top, p = late[which, 0], late[which, 1]
-        w = ways[top, p, NEIGHBOR]
-        for _ in range(state.shape[1]):
-            if state[top, k, PORT] == p or state[w, k, PORT] == p ^ 1:
-                v = top if state[top, k, PORT] == p else w
-                break
-            k = (k + 1) % state.shape[1]
-    for _ in range(random_below(random, 2 * _MOST_STEPS_DOWN) - _MOST_STEPS_DOWN):
-        for o in range(ways.shape[1]):
-            w, height = ways[v, o, NEIGHBOR], state[v, k, HEIGHT]
-            if w >= 0 and state[w, k, PORT] == o ^ 1 and state[w, k, HEIGHT] == height - 1:
-                v = w
-                break
-    return v, k
-
-
-@plain_kernel
-def _hops_late_around(
-    ways: Ints, state: Ints, depths: Ints, windows: Floats, goal: float, v: int, p: int, o: int
-) -> float:
-    """Return by how many hops the four channels behind ports p and o of rank v are late, in sum."""
-    in_sum, port = 0.0, p
-    for turn in range(4):
-        rank = v if turn < 2 else ways[v, port, NEIGHBOR]
-        out = port if turn < 2 else port ^ 1
-        in_sum += _hops_late(ways, state, depths, windows, goal, rank, out)
-        port = p + o - port
-    return in_sum
-
-
-@plain_kernel
-def _hops_late(
-    ways: Ints, state: Ints, depths: Ints, windows: Floats, goal: float, v: int, p: int
-) -> float:
-    """Return by how many hops, at least, channel p of rank v makes all trees end after the goal.
-
-    The channel is busy for the sum of the windows of its trees. It begins when the first data is
-    at v: on the way up when the ranks below have sent, on the way down when the root has all data
-    and has sent it to v. The data that leaves last still has the rest of its way to go. Two trees
-    in the same direction count as late by all that they carry.
-    """
-    w = ways[v, p, NEIGHBOR]
-    first, rest, in_all, n_up, n_down = 1e9, 1e9, 0.0, 0, 0
-    for k in range(state.shape[1]):
-        if state[v, k, PORT] == p:
-            n_up += 1
-            first = min(first, state[v, k, HEIGHT])
-            rest = min(rest, state[v, k, DEPTH] + depths[k])
-        elif state[w, k, PORT] == p ^ 1:
-            n_down += 1
-            first = min(first, depths[k] + state[v, k, DEPTH])
-            rest = min(rest, state[w, k, HEIGHT] + 1)
-        else:
-            continue
-        in_all += windows[k]
-    if n_up > 1 or n_down > 1:
-        return in_all
-    return max(0.0, first + in_all + rest - goal) if n_up + n_down > 0 else 0.0
+def _layers(forest: Forest, roots: Ints, windows: Floats, caps: Ints, goal: float) -> Layers:
+    """Return the trees of a forest, each of which goes up and down, for the search."""
+    n_ranks, n_trees = len(forest.ways), len(roots)
+    return Layers(
+        ways=forest.ways,
+        state=forest.state,
+        side=np.zeros(n_ranks, dtype=np.int32),
+        goes_up=np.ones(n_trees, dtype=np.bool_),
+        comes_down=np.ones(n_trees, dtype=np.bool_),
+        roots=roots,
+        windows=windows,
+        after_up=np.zeros((n_trees, 1)),
+        before_down=np.zeros(n_trees),
+        carried=np.zeros((0, 0, 3)),
+        caps=caps[:, None],
+        goal=float(goal),
+    )

@@ -77,8 +77,13 @@ def empty_forest(mesh: Mesh, n_trees: int, seed: int) -> Forest:
         ends=np.stack([here, there], axis=1).astype(np.int32),
         state=state,
         load=np.zeros(len(here), dtype=np.int32),
-        random=np.array([(2 * seed + 1) * 0x9E3779B97F4A7C15 % (1 << 64)], dtype=np.uint64),
+        random=random_state(seed),
     )
+
+
+def random_state(seed: int) -> Words:
+    """Return the state of random numbers, for `random_below`."""
+    return np.array([(2 * seed + 1) * 0x9E3779B97F4A7C15 % (1 << 64)], dtype=np.uint64)
 
 
 @plain_kernel

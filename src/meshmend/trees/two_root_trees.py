@@ -6,184 +6,27 @@ Both roots send their sums to a **gate** in each gap. A gate adds the two up, an
 total from the gate that has it there first.
 
 The payload has two chunks. Each has its own roots and gates, so that hardly a channel carries both
-at the same time. Time is counted in hops, as in `tree_disjoint`. Knows nothing of bytes and
+at the same time. Time is counted in hops. `separation` moves ranks to other parents until no
+channel carries too much at one time: a layer there is a forest that one chunk goes up, or one that
+it comes down. The depth of a gate is the time at which it has the total. Knows nothing of bytes and
 seconds.
-
-**The search** moves ranks to other parents until no channel carries too much at one time. A
-**layer** is a forest that one chunk goes up, or one that it comes down. Every rank of a layer knows
-its port to its parent, its depth and its height, as in `tree_forest`. Time is counted in hops. A
-channel that a chunk goes up, from rank v, is needed from v's height on. One that it comes down,
-from rank v, is needed from v's depth on: a gate's depth is the time at which it has the total. As
-in `tree_disjoint`, a channel is **late** if the last of what it carries has so far to go that it
-ends after the goal, or if two chunks go up it, or two come down.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.kernels import kernel, plain_kernel
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.graph import distances_from
 from meshmend.topology.mesh import Mesh
 from meshmend.trees.axis_trees import axis_tree, nearer_neighbors
+from meshmend.trees.separation import REST, START, WINDOW, Layers, separated
 from meshmend.trees.slit import Side, Slit, likely_slits
-from meshmend.trees.tree_disjoint import pick_move
-from meshmend.trees.tree_forest import (
-    DEPTH,
-    HEIGHT,
-    NEIGHBOR,
-    PORT,
-    Ints,
-    Words,
-    move,
-    random_below,
-)
-
-Floats = NDArray[np.float64]
-
-# What is carried over a channel from a root to a gate: how long it takes, when it comes, and how
-# far it then has to go.
-WINDOW: Final = 0
-START: Final = 1
-REST: Final = 2
-
-# As in `tree_disjoint`, where they were found by trying.
-# After so many moves, and an eighth of the ranks, the late channels are listed again: a list takes
-# as long as the mesh is large.
-_MOVES_PER_LOOK: Final = 64
-_RANKS_PER_MOVE: Final = 8
-_TEMPERATURE_HOPS: Final = 1.0  # a move that makes channels later by this is made with 1/e
-_RANDOM_ONE: Final = 1 << 20  # random numbers below this stand for 0 to 1
-
-
-@dataclass(frozen=True, eq=False)
-class Layers:
-    """The forests of all chunks, first those that go up, and all that decides what is late."""
-
-    ways: Ints  # (ranks, ports, 2), as in `tree_forest`
-    state: Ints  # (ranks, layers, 3), as in `tree_forest`; changed in place
-    side: Ints  # of the slit, for each rank
-    windows: Floats  # of each chunk: the time in which its slices pass a channel
-    after_up: Floats  # (chunks, sides): hops that follow when a chunk's sum is at its root
-    carried: Floats  # (ranks, ports, 3): of what goes from roots to gates
-    caps: Ints  # (layers, sides): how deep a rank may be
-    goal: float
-
-
-def separated(layers: Layers, *, n_moves: int, seed: int) -> bool:
-    """Move ranks to other parents until no channel is late; return whether that succeeded."""
-    random = np.array([(2 * seed + 1) * 0x9E3779B97F4A7C15 % (1 << 64)], dtype=np.uint64)
-    times = (layers.windows, layers.after_up, layers.carried, layers.goal)
-    arrays = (layers.ways, layers.state, layers.side, *times)
-    return bool(_separate(*arrays, layers.caps, random, n_moves))
-
-
-@kernel
-def _separate(
-    ways: Ints,
-    state: Ints,
-    side: Ints,
-    windows: Floats,
-    after_up: Floats,
-    carried: Floats,
-    goal: float,
-    caps: Ints,
-    random: Words,
-    n_moves: int,
-) -> bool:
-    """Simulated annealing at one temperature, as in `tree_disjoint`."""
-    stack = np.empty(len(ways), np.int32)
-    late = np.empty((ways.shape[0] * ways.shape[1], 2), np.int32)
-    times = (windows, after_up, carried, goal)
-    n_late, moves_per_look = 0, max(_MOVES_PER_LOOK, len(ways) // _RANKS_PER_MOVE)
-    for attempt in range(n_moves):
-        if attempt % moves_per_look == 0:
-            n_late = _list_late(ways, state, side, times, late)
-            if n_late == 0:
-                return True
-        v, k = pick_move(ways, state, random, late, n_late)
-        p, o = state[v, k, PORT], random_below(random, ways.shape[1])
-        if p < 0 or o == p or not _may_move(ways, state, side, v, k, o, caps):
-            continue
-        before = _hops_late_around(ways, state, side, times, v, p, o)
-        move(ways, state, v, k, o, stack)
-        worse = _hops_late_around(ways, state, side, times, v, p, o) - before
-        chance = np.exp(-worse / _TEMPERATURE_HOPS) if worse > 0 else 1.0
-        if worse > 0 and random_below(random, _RANDOM_ONE) >= _RANDOM_ONE * chance:
-            move(ways, state, v, k, p, stack)
-    return bool(_list_late(ways, state, side, times, late) == 0)
-
-
-@plain_kernel
-def _may_move(ways, state, side, v, k, p, caps):  # type: ignore[no-untyped-def]
-    """Whether v may hang on its port p in layer k: no circle, not too deep, up on its own side."""
-    w = ways[v, p, NEIGHBOR]
-    if w < 0 or (k < state.shape[1] // 2 and side[w] != side[v]):
-        return False
-    if state[w, k, DEPTH] + 1 + state[v, k, HEIGHT] > caps[k, side[v]]:
-        return False
-    while w != v and state[w, k, PORT] >= 0:
-        w = ways[w, state[w, k, PORT], NEIGHBOR]
-    return bool(w != v)
-
-
-@plain_kernel
-def _list_late(ways, state, side, times, late):  # type: ignore[no-untyped-def]
-    """Fill `late` with rank and port of each late channel, and return how many there are."""
-    n_late = 0
-    for v in range(ways.shape[0]):
-        for p in range(ways.shape[1]):
-            if ways[v, p, NEIGHBOR] >= 0 and _hops_late(ways, state, side, times, v, p) > 0:
-                late[n_late, 0], late[n_late, 1] = v, p
-                n_late += 1
-    return n_late
-
-
-@plain_kernel
-def _hops_late_around(ways, state, side, times, v, p, o):  # type: ignore[no-untyped-def]
-    """Return by how many hops the four channels behind ports p and o of rank v are late, in sum."""
-    in_sum, port = 0.0, p
-    for _ in range(2):
-        in_sum += _hops_late(ways, state, side, times, v, port)
-        in_sum += _hops_late(ways, state, side, times, ways[v, port, NEIGHBOR], port ^ 1)
-        port = o
-    return in_sum
-
-
-@plain_kernel
-def _hops_late(ways, state, side, times, v, p):  # type: ignore[no-untyped-def]
-    """Return by how many hops, at least, channel p of rank v makes its chunks end after the goal.
-
-    It is busy for the sum of the windows, from when the first of them comes. The last then has the
-    rest of its way to go. Two chunks up or two down count as late by all that they carry.
-    """
-    windows, after_up, carried, goal = times
-    w, n_chunks = ways[v, p, NEIGHBOR], len(windows)
-    first, rest, in_all = 1e9, 1e9, carried[v, p, WINDOW]
-    if in_all > 0:
-        first, rest = carried[v, p, START], carried[v, p, REST]
-    n_up, n_down = 0, 0
-    for chunk in range(n_chunks):
-        if state[v, chunk, PORT] == p:
-            n_up += 1
-            in_all += windows[chunk]
-            first = min(first, state[v, chunk, HEIGHT])
-            rest = min(rest, state[v, chunk, DEPTH] + after_up[chunk, side[v]])
-        if state[w, n_chunks + chunk, PORT] == p ^ 1:
-            n_down += 1
-            in_all += windows[chunk]
-            first = min(first, state[v, n_chunks + chunk, DEPTH])
-            rest = min(rest, state[w, n_chunks + chunk, HEIGHT] + 1)
-    if n_up > 1 or n_down > 1:
-        return in_all
-    return max(0.0, first + in_all + rest - goal) if in_all > 0 else 0.0
-
+from meshmend.trees.tree_forest import NEIGHBOR, random_state
 
 Ranks = NDArray[np.int32]
 
@@ -195,6 +38,10 @@ _WINDOW_RADII = 0.6
 _ATTEMPTS = 3
 _SPARE_HOPS = (0, 2, 4)  # by which all may end later than hoped; then late channels are left
 _MOVES_PER_RANK = 64  # of an attempt; 32x32 less 1x24 needs 2 for each rank
+# After so many moves, and an eighth of the ranks, the late channels are listed again: a list takes
+# as long as the mesh is large.
+_MOVES_PER_LOOK = 64
+_RANKS_PER_MOVE = 8
 _ROUNDING_HOPS = 0.01  # windows are fractions, so their sums are off by less than this
 
 
@@ -301,13 +148,15 @@ def two_root_trees(mesh: Mesh) -> TwoRootTrees:
     window = two_root_figures(mesh).window
     hops = np.array([chunk.hops for chunk in chunks])
     windows = np.maximum(window + hops.mean() - hops, window / 2)
-    layers = _layers(chunks, windows, hops.mean() + window)
+    n_moves = _MOVES_PER_RANK * mesh.n_live
+    moves_per_look = max(_MOVES_PER_LOOK, mesh.n_live // _RANKS_PER_MOVE)
     for spare_hops in _SPARE_HOPS:
         for seed in range(_ATTEMPTS):
             layers = _layers(chunks, windows, hops.mean() + window + spare_hops)
-            if separated(layers, n_moves=_MOVES_PER_RANK * mesh.n_live, seed=seed):
-                return _trees(chunks, layers)
-    return _trees(chunks, layers)
+            random = random_state(seed)
+            if separated(layers, random, n_moves=n_moves, moves_per_look=moves_per_look):
+                return _trees(chunks, layers, windows)
+    return _trees(chunks, layers, windows)
 
 
 @lru_cache(maxsize=16)
@@ -410,7 +259,7 @@ def _layers(chunks: tuple[_Chunk, ...], windows: NDArray[np.float64], goal: floa
     mesh = slit.mesh
     state = np.zeros((mesh.n_live, 2 * n_chunks, 3), dtype=np.int32)
     caps = np.zeros((2 * n_chunks, 2), dtype=np.int32)
-    after_up = np.zeros((n_chunks, 2))
+    after_up = np.zeros((2 * n_chunks, 2))
     for number, chunk in enumerate(chunks):
         up, depth = _up_trees(chunk)
         state[:, number] = _state(mesh, up, depth)
@@ -421,13 +270,18 @@ def _layers(chunks: tuple[_Chunk, ...], windows: NDArray[np.float64], goal: floa
     side = np.zeros(mesh.n_live, dtype=np.int32)
     side[slit.sides[1].ranks] = 1
     ways = np.full((*mesh.neighbor_ranks.shape, 2), -1, dtype=np.int32)
-    ways[..., 0] = mesh.neighbor_ranks
+    ways[..., NEIGHBOR] = mesh.neighbor_ranks
+    goes_up = np.arange(2 * n_chunks) < n_chunks
     return Layers(
         ways=ways,
         state=state,
         side=side,
-        windows=windows.astype(np.float64),
+        goes_up=goes_up,
+        comes_down=~goes_up,
+        roots=np.full(2 * n_chunks, -1, dtype=np.int32),
+        windows=np.tile(windows, 2),
         after_up=after_up,
+        before_down=np.zeros(2 * n_chunks),
         carried=_carried(chunks, windows),
         caps=caps,
         goal=goal + _ROUNDING_HOPS,
@@ -473,9 +327,11 @@ def _carried(chunks: tuple[_Chunk, ...], windows: NDArray[np.float64]) -> NDArra
     return carried
 
 
-def _trees(chunks: tuple[_Chunk, ...], layers: Layers) -> TwoRootTrees:
+def _trees(
+    chunks: tuple[_Chunk, ...], layers: Layers, windows: NDArray[np.float64]
+) -> TwoRootTrees:
     port, depth, _ = np.moveaxis(layers.state, 2, 0)
-    beside = layers.ways[np.arange(len(port))[:, None], port, 0]
+    beside = layers.ways[np.arange(len(port))[:, None], port, NEIGHBOR]
     parents, depth = np.where(port >= 0, beside, -1).T, depth.T
     n_chunks = len(chunks)
     return TwoRootTrees(
@@ -484,5 +340,5 @@ def _trees(chunks: tuple[_Chunk, ...], layers: Layers) -> TwoRootTrees:
         down=parents[n_chunks:],
         down_hops=depth[n_chunks:],
         carries=tuple(carry for chunk in chunks for carry in chunk.carries),
-        weights=layers.windows / layers.windows.sum(),
+        weights=windows / windows.sum(),
     )

@@ -151,10 +151,10 @@ def msccl_xml(plan: Plan) -> str:
 
 def _check_sizes(ranks: list[_Rank]) -> None:
     sizes = [[len(block.steps) for block in rank.blocks] for rank in ranks]
-    most_read = max(len(own) + sum(own) for own in sizes) + len(ranks) + 1
+    most_read = max(len(steps) + sum(steps) for steps in sizes) + len(ranks) + 1
     for what, most, got in (
         ("ranks", MOST_RANKS, len(ranks)),
-        ("steps in a thread block", MOST_STEPS, max(max(own, default=0) for own in sizes)),
+        ("steps in a thread block", MOST_STEPS, max(max(steps, default=0) for steps in sizes)),
         ("thread blocks on a rank", MOST_BLOCKS, max(map(len, sizes))),
         ("elements that a rank reads", _MOST_ELEMENTS, most_read),
     ):
