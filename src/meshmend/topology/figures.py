@@ -2,7 +2,7 @@
 
 All callers take them from `mesh_figures`, which keeps those of the 64 meshes used last. Distances
 from one rank and connected parts are in `graph`. The packing number, which takes longer than all
-of these, is in `limits`.
+of these, is in `simulator.packing_number`.
 """
 
 from dataclasses import dataclass
