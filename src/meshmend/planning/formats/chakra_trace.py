@@ -63,7 +63,7 @@ def _nodes_by_rank(plan: Plan, slices: int) -> list[list[bytes]]:
         first = 2 * part * schedule.n_rows
         for row in range(schedule.n_rows):
             src, dst = int(schedule.src[row]), int(schedule.dst[row])
-            number = first + 2 * row
+            sent = first + 2 * row
             size, tag = round(float(sizes[row])), part * schedule.n_rows + row
             before_send = [first + 2 * each + 1 for each in hazards.before_send(row)]
             # At the destination an earlier row was sent from there, or received there.
@@ -72,8 +72,8 @@ def _nodes_by_rank(plan: Plan, slices: int) -> list[list[bytes]]:
                 for each in hazards.before_write(row)
             ]
             ends = (src, dst, tag, size)
-            nodes[src].append(_node(number, _SEND_NODE, f"send {row}.{part}", before_send, ends))
-            nodes[dst].append(_node(number + 1, _RECV_NODE, f"recv {row}.{part}", before_write, ends))
+            nodes[src].append(_node(sent, _SEND_NODE, f"send {row}.{part}", before_send, ends))
+            nodes[dst].append(_node(sent + 1, _RECV_NODE, f"recv {row}.{part}", before_write, ends))
     return nodes
 
 
