@@ -39,6 +39,7 @@ SIGNAL_BASE: Final = 128
 _TERMINATION_S: Final = 3.0  # from SIGTERM to SIGKILL
 _RAN_LONG_S: Final = 30.0  # a process that has run for so long was all right
 _READ_BYTES: Final = 1 << 16  # what a pipe holds
+_MOST_LAST_READS: Final = 16  # what a pipe holds that a process has made as large as it can
 _LONGEST_LINE: Final = 1 << 16
 _ASK_AFTER_S: Final = 10.0  # from its start
 _ASK_EVERY_S: Final = 2.0
@@ -411,7 +412,7 @@ class Supervisor:
         self.watch(fd, act)
 
     def _reap(self, process: Child) -> None:
-        """Note how a process ended, and read what it wrote last: a pipe holds one read of it."""
+        """Note how a process ended, and read what it wrote last."""
         code = process.wait()
         process.ended = time.monotonic()
         process.code = code if code >= 0 else SIGNAL_BASE - code
@@ -419,7 +420,9 @@ class Supervisor:
             with suppress(ProcessLookupError):  # processes that it started and left
                 os.killpg(process.pid, signal.SIGKILL)
         for fd, act in list(process.pipes.items()):
-            if _is_readable(fd):
+            for _ in range(_MOST_LAST_READS):  # a process that it left may write for ever
+                if fd not in process.pipes or not _is_readable(fd):
+                    break
                 act()
         self._close(process.pidfd)
 
