@@ -17,31 +17,31 @@ from meshmend.launch.worker import compute_in_one_thread
 # A parallel loop needs more elements than torch gives to one thread.
 _FORK_AFTER_A_PARALLEL_LOOP = """
 import os, torch
-from meshmend.launch.children import Children
+from meshmend.launch.supervisor import Supervisor
 
 def compute():
     torch.set_num_threads(2)
     return float((torch.ones(1 << 20) + 1).sum())
 
 compute()
-children = Children()
-child = children.start("", lambda pipes, parent: os._exit(7 if compute() else 1))
-while children.alive():
-    children.handle(None)
+processes = Supervisor()
+child = processes.fork("", lambda pipes, parent: os._exit(7 if compute() else 1))
+while processes.alive():
+    processes.serve(None)
 print(child.code)
 """
 
 _LAUNCH_IN_A_FORKED_PROCESS = """
 import os, torch
-from meshmend.launch.children import Children
+from meshmend.launch.supervisor import Supervisor
 
 (torch.ones(1 << 20) + 1).sum()
 if os.fork() == 0:
     torch.set_num_threads(1)
-    children = Children()
-    child = children.start("", lambda pipes, parent: os._exit(7))
-    while children.alive():
-        children.handle(None)
+    processes = Supervisor()
+    child = processes.fork("", lambda pipes, parent: os._exit(7))
+    while processes.alive():
+        processes.serve(None)
     print(child.code, flush=True)
     os._exit(0)
 os.wait()

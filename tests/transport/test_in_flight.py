@@ -3,6 +3,7 @@
 Ranks are threads of this process. They start runs in one order, but each at its own pace.
 """
 
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -161,6 +162,7 @@ def test_more_runs_than_there_is_room_for_take_their_turn() -> None:
 def test_runs_end_without_anyone_who_waits_and_leave_no_descriptor_open() -> None:
     with squared() as bed:
         arrays = [[np.ones(5000, dtype=np.float32) for _ in range(40)] for _ in range(4)]
+        gc.collect()  # what earlier tests left must not be closed meanwhile
         n_open = n_open_files()
         runs = [[start(bed, rank, array) for array in arrays[rank]] for rank in range(4)]
 

@@ -59,7 +59,7 @@ def train_command(
 
     - meshmend train --config job.toml --set timing.heartbeat_timeout=5
     """
-    from meshmend.lab.workloads.trainable import (
+    from meshmend.lab.workloads.model_names import (
         check_framework,
         check_model_names,
         check_optimizer,

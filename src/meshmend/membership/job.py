@@ -6,13 +6,15 @@ data; this module only compares.
 """
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import fields
 
 from meshmend.config import Timing
-from meshmend.topology.mesh import Mesh
 from meshmend.transport.codec import Count, Value, shown
+
+if TYPE_CHECKING:  # `meshmend status` needs no NumPy
+    from meshmend.topology.mesh import Mesh
 
 NOT_COMPARED: Final = "not compared"  # the value of a text that a worker could not compute
 _LONGEST_SHOWN: Final = 200  # characters of a value
@@ -31,7 +33,7 @@ class JobSpec:
     """
 
     job: str
-    mesh: Mesh
+    mesh: "Mesh"
     board: tuple[int, ...]
     timing: Timing = field(default_factory=Timing)
     version: str = ""

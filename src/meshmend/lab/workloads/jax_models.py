@@ -15,8 +15,8 @@ import optax
 from meshmend.errors import InputError
 from meshmend.lab.workloads.images import digits, image_folder
 from meshmend.lab.workloads.jax_workload import JaxWorkload, SampleScores
+from meshmend.lab.workloads.model_names import check_model_names
 from meshmend.lab.workloads.texts import library_text, text_folder
-from meshmend.lab.workloads.trainable import check_model_names
 
 Params = dict[str, Any]  # arrays of JAX or NumPy
 

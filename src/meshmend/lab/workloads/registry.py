@@ -7,8 +7,8 @@ from pathlib import Path
 
 from meshmend.errors import InputError
 from meshmend.lab.workloads.bert import full_bert, tiny_bert
+from meshmend.lab.workloads.model_names import check_model_names
 from meshmend.lab.workloads.resnet import full_resnet, tiny_resnet
-from meshmend.lab.workloads.trainable import check_model_names
 from meshmend.lab.workloads.workload import Workload, with_bfloat16, with_optimizer
 
 
