@@ -24,7 +24,6 @@ from meshmend.topology.failures import (
     parse_failure,
     parse_shape,
 )
-from meshmend.topology.mesh import Mesh
 from meshmend.transport.handshake import (
     HOW_TO_MAKE,
     ConnectRequest,
@@ -197,7 +196,7 @@ def is_coordinator_answering(address: Address, secret: bytes) -> bool:
 _HOST_NUMBERS: Final = ("SLURM_NODEID", "JOB_COMPLETION_INDEX")
 
 
-def host_blocks(mesh: Mesh, shape: tuple[int, ...]) -> tuple[Block, ...]:
+def host_blocks(mesh: "Mesh", shape: tuple[int, ...]) -> tuple[Block, ...]:
     """Return the blocks of this shape that tile a mesh, in row-major order of the blocks.
 
     Host number k has the k-th block. Failed chips are part of their block.
@@ -220,7 +219,7 @@ def host_blocks(mesh: Mesh, shape: tuple[int, ...]) -> tuple[Block, ...]:
     return tuple(Block(shape, origin) for origin in origins)
 
 
-def host_shape_from(text: str | None, mesh: Mesh) -> tuple[int, ...]:
+def host_shape_from(text: str | None, mesh: "Mesh") -> tuple[int, ...]:
     """Return the block of one host that a text names; without a text, 4x2 chips.
 
     Raises:
@@ -237,13 +236,13 @@ def host_shape_from(text: str | None, mesh: Mesh) -> tuple[int, ...]:
         ) from None
 
 
-def live_chips_of(block: Block, mesh: Mesh) -> tuple[Chip, ...]:
+def live_chips_of(block: Block, mesh: "Mesh") -> tuple[Chip, ...]:
     """Return the chips of a block that are alive in a mesh, in row-major order."""
     return tuple(chip for chip in block.chips() if chip not in mesh.failed)
 
 
 def own_chips_from(
-    chips: str | None, hosts: str | None, environment: Mapping[str, str], mesh: Mesh
+    chips: str | None, hosts: str | None, environment: Mapping[str, str], mesh: "Mesh"
 ) -> tuple[Chip, ...]:
     """Return the live chips of this host: those that `--chips` names, or those of its block.
 
@@ -276,7 +275,7 @@ def own_chips_from(
     return chips_from(str(blocks[int(number)]), mesh)
 
 
-def chips_from(text: str, mesh: Mesh) -> tuple[Chip, ...]:
+def chips_from(text: str, mesh: "Mesh") -> tuple[Chip, ...]:
     """Return the live chips of the block that `--chips` names, such as 4x2@0,2.
 
     Raises:
@@ -297,5 +296,5 @@ def chips_from(text: str, mesh: Mesh) -> tuple[Chip, ...]:
     return chips
 
 
-def _example(mesh: Mesh) -> Block:
+def _example(mesh: "Mesh") -> Block:
     return Block(mesh.shape, (0,) * len(mesh.shape))
