@@ -18,7 +18,10 @@ from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from meshmend.planning.catalogue import prepare
+from meshmend.planning.settings import Settings
 from meshmend.processes import die_with_parent
+from meshmend.topology.mesh import Mesh
 from waiting import HANG_S
 
 # Every optimizer imports the first of them when it is made.
@@ -95,5 +98,7 @@ if __name__ == "__main__":
     die_with_parent(os.getppid())
     for name in sys.argv[1:]:
         import_module(name)
+    mesh = Mesh((2, 2))
+    prepare(mesh, Settings(mesh).planned_algorithm)  # loads compiled loops, as `meshmend run` does
     if (request := _serve()) is not None:
         _run(request)

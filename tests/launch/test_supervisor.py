@@ -45,9 +45,14 @@ def once(marker: Path, first: str, then: str) -> str:
     )
 
 
+def when_exists(marker: Path, then: str) -> str:
+    """Return a program that does something as soon as a file is there."""
+    return f"while not os.path.exists({str(marker)!r}): time.sleep(0.01)\n{then}"
+
+
 def waiting_for(marker: Path, code: int = 0) -> list[str]:
     """Return the command of a coordinator that ends when a file is there."""
-    return python(f"while not os.path.exists({str(marker)!r}): time.sleep(0.01)\nos._exit({code})")
+    return python(when_exists(marker, f"os._exit({code})"))
 
 
 @pytest.mark.parametrize("code", [0, 1, 2])
@@ -65,8 +70,9 @@ def test_the_exit_code_is_that_of_the_coordinator(code: int, tmp_path: Path) -> 
 
 
 def test_a_coordinator_that_is_killed_is_started_again(tmp_path: Path) -> None:
-    killed = once(tmp_path / "killed", "os.kill(os.getpid(), 9)", "os._exit(0)")
-    program = f"{ALIVE}\ntime.sleep(60)"
+    over = tmp_path / "over"
+    killed = once(tmp_path / "killed", "os.kill(os.getpid(), 9)", f"open({str(over)!r}, 'w')")
+    program = f"{ALIVE}\n{when_exists(over, FINISHED)}"
     starts: list[float] = []
 
     def coordinator() -> list[str]:
@@ -82,16 +88,17 @@ def test_a_coordinator_that_hangs_is_killed_and_started_again(
 ) -> None:
     monkeypatch.setattr(supervisor, "_ASK_AFTER_S", 0.1)
     monkeypatch.setattr(supervisor, "_ASK_EVERY_S", 0.01)
-    hung = tmp_path / "hung"
+    hung, over = tmp_path / "hung", tmp_path / "over"
+    program = once(hung, "os.kill(os.getpid(), 19)", f"open({str(over)!r}, 'w')")
     starts: list[list[str]] = []
 
     def coordinator() -> list[str]:
-        starts.append(python(once(hung, "os.kill(os.getpid(), 19)", "os._exit(0)")))
+        starts.append(python(program))
         return starts[-1]
 
     job = SupervisedJob(
         coordinator,
-        {"a": step(f"{ALIVE}\ntime.sleep(60)")},
+        {"a": step(f"{ALIVE}\n{when_exists(over, FINISHED)}")},
         is_answered=lambda: len(starts) > 1 or not hung.exists(),
     )
 

@@ -242,11 +242,11 @@ def hf_loop(folder: Path, cell: dict[str, Any]) -> int:
 
 
 def prepared_jax() -> Any:
-    """Return JAX, which keeps its programs on disk: the chips and the plain loop have the same."""
+    """Return JAX, which keeps its programs on disk: chips, plain loops and rows share them."""
     import jax
 
     jax.config.update("jax_enable_x64", True)
-    jax.config.update("jax_compilation_cache_dir", str(Path(sys.argv[1]) / "programs"))
+    jax.config.update("jax_compilation_cache_dir", str(Path(sys.argv[1]).parent / "programs"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     return jax
 

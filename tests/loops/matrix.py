@@ -26,7 +26,7 @@ MOMENTS_OF: Final[Mapping[str, tuple[str, ...]]] = {
 }
 IMPORTED_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "job": TORCH,
-    "group": TORCH,
+    "group": (*TORCH, "meshmend.torch", "meshmend.train.torch.elastic_group"),
     "trainer": (*TORCH, "meshmend.train.hf"),
     "jax": ("torch", "optax", "meshmend.launch.elastic", "meshmend.train.jax.job"),
 }

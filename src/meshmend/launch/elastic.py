@@ -62,6 +62,7 @@ from meshmend.planning.plan_request import PlanRequest, PlanTask, SumSizes
 from meshmend.planning.settings import Settings
 from meshmend.topology.failures import Chip, Failure, Link, board_shape
 from meshmend.train.core.worker_environment import coordinator_client
+from meshmend.transport.event_loop import load_event_loop
 from meshmend.transport.listener import listening
 from meshmend.units import counted
 
@@ -166,6 +167,7 @@ def run_elastic(job: ElasticJob) -> Outcome:
     if job.address_of is not None:
         settings = replace(settings, bind=job.address_of(settings.mesh.live[0]))
     job = replace(job, settings=settings, board=job.board or board_shape(len(settings.mesh.shape)))
+    load_event_loop()  # forked workers inherit it; each would spend most of a second on it
     if job.sums:
         request = PlanRequest(settings.mesh, job.board, settings.planned_algorithm, tuple(job.sums))
         plan_losses(request, for_s=_FIRST_PLANS_S)

@@ -54,6 +54,7 @@ from meshmend.planning.settings import Settings
 from meshmend.scratch import scratch_folder
 from meshmend.topology.failures import Chip
 from meshmend.train.data.audit import Audit, audit
+from meshmend.transport.event_loop import load_event_loop
 
 _GRACE_S = 1.0  # after a failure, for its cause to end and for other workers to print their errors
 
@@ -328,9 +329,9 @@ def keep_jax_programs(folder: Path) -> None:
 
 
 def preload_training(names: Iterable[str]) -> None:
-    """Import modules by their names, and the framework that workers train with.
+    """Import modules by their names, and the framework that workers train with; load our own code.
 
-    That is JAX if one of the modules imports it, else PyTorch if it is installed.
+    The framework is JAX if one of the modules imports it, else PyTorch if it is installed.
 
     Raises:
         InputError: a module cannot be imported, or has computed with JAX.
@@ -343,6 +344,7 @@ def preload_training(names: Iterable[str]) -> None:
 
         preload_modules(["meshmend.train.torch.job", "meshmend.torch"])
         torch.optim.SGD([torch.zeros(1)])  # imports torch's compiler here, not in each worker
+    load_event_loop()
 
 
 def _has_computed_with_jax() -> bool:

@@ -30,7 +30,6 @@ from meshmend.planning.plan_request import GATHER, PlanRequest, SumSizes
 from meshmend.schedule.table import Collective, Schedule, in_rank_order
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
-from meshmend.transport.event_loop import load_event_loop
 from meshmend.transport.tasks import ITEMSIZES
 
 PlannedCall = tuple[CollectiveCall, int]  # and the bytes that it is planned for
@@ -64,7 +63,6 @@ def plan_losses(request: PlanRequest, *, for_s: float) -> int:
 
     It returns how many meshes have plans now, in the memory of this process.
     """
-    load_event_loop()
     deadline = time.monotonic() + for_s
     n_planned = 0
     for mesh in (request.mesh, *board_losses(request.mesh, request.board)):
