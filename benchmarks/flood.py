@@ -22,6 +22,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from meshmend.config import (
+    JobConfig,
+    LocalConfig,
+    MeshConfig,
+    RunConfig,
+    SavingConfig,
+    TrainingConfig,
+)
 from meshmend.launch.worker import compute_in_one_thread
 
 compute_in_one_thread()
@@ -30,11 +38,8 @@ import torch  # noqa: E402
 
 from meshmend.lab.workloads.registry import workload  # noqa: E402
 from meshmend.lab.workloads.trainable import SampleSet  # noqa: E402
-from meshmend.launch.training import Training, train  # noqa: E402
+from meshmend.launch.training import train  # noqa: E402
 from meshmend.membership.events import FaultRecovered, StepFinished, TimedEvent  # noqa: E402
-from meshmend.membership.faults.fault import parse_fault  # noqa: E402  # after torch has one thread
-from meshmend.planning.settings import Settings  # noqa: E402
-from meshmend.topology.text import parse_mesh  # noqa: E402
 from record import record  # noqa: E402
 
 CALM_S = 15.0  # from the first step until the flood
@@ -76,7 +81,6 @@ class WaitingSamples:
 def _trained(mesh_text: str, per_port: int, seconds: float, wait_s: float) -> dict[str, object]:
     """Return how the steps of a job went that gets so many calls on each port."""
     watch = Watch(per_port, seconds)
-    mesh = parse_mesh(mesh_text)
     middle = CALM_S + seconds / 2
     inject = (f"kill 0,0 at {middle - 2:g}s", f"repair 0,0 at {middle:g}s")
     model = workload("resnet", "tiny", norm="group")
@@ -84,15 +88,16 @@ def _trained(mesh_text: str, per_port: int, seconds: float, wait_s: float) -> di
         model = replace(model, dataset=WaitingSamples(model.dataset, wait_s))
     with tempfile.TemporaryDirectory() as folder:
         train(
-            Training(
-                workload=model,
-                settings=Settings(mesh),
-                run_dir=Path(folder) / "run",
-                steps=10**9,
-                faults=tuple(parse_fault(text, mesh) for text in inject),
-                for_s=CALM_S + seconds + 5.0,
+            model,
+            JobConfig(
+                mesh=MeshConfig(shape=mesh_text),
+                job=RunConfig(run_dir=f"{folder}/run"),
+                training=TrainingConfig(steps=10**9),
+                saving=SavingConfig(every=0),
+                local=LocalConfig(inject=inject),
             ),
             watch.hear,
+            for_s=CALM_S + seconds + 5.0,
         )
     return watch.result()
 

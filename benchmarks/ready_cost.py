@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from meshmend.config import JobConfig, MeshConfig, RunConfig
 from meshmend.errors import BenchmarkError
 from recovery_marks import BATCH, MESH, N_WORKERS, output_of
 
@@ -110,8 +111,6 @@ def elastic(n_steps: int, folder: Path) -> int:
     from meshmend.lab.workloads.registry import workload
     from meshmend.lab.workloads.workload import preload
     from meshmend.launch.elastic import ElasticJob, run_elastic
-    from meshmend.planning.settings import Settings
-    from meshmend.topology.text import parse_mesh
     from meshmend.train.torch.gradients import Gradients
 
     torch.set_num_threads(1)
@@ -121,9 +120,8 @@ def elastic(n_steps: int, folder: Path) -> int:
     (folder / "run" / "ledger").mkdir(parents=True)
     outcome = run_elastic(
         ElasticJob(
-            settings=Settings(parse_mesh(MESH)),
+            JobConfig(mesh=MeshConfig(shape=MESH), job=RunConfig(run_dir=str(folder / "run"))),
             body=lambda: _elastic_worker(work, model, n_steps, folder),
-            run_dir=folder / "run",
             on_event=lambda event: None,
             sums=Gradients(model).sizes(),
         )
@@ -154,15 +152,13 @@ def static(n_steps: int, folder: Path) -> int:
     import torch
 
     from meshmend.lab.workloads.workload import preload
-    from meshmend.launch.script import StaticJob, run_job
+    from meshmend.launch.script import run_job
     from meshmend.launch.worker import Script
-    from meshmend.planning.settings import Settings
-    from meshmend.topology.text import parse_mesh
 
     torch.set_num_threads(1)
     preload()
     script = Script(__file__, ("static-worker", str(n_steps), str(folder)))
-    return run_job(StaticJob(Settings(parse_mesh(MESH)), script))
+    return run_job(JobConfig(mesh=MeshConfig(shape=MESH)), script)
 
 
 def static_worker(n_steps: int, folder: Path) -> int:

@@ -23,11 +23,19 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from meshmend.config import Timing
+from meshmend.config import (
+    JobConfig,
+    LocalConfig,
+    RunConfig,
+    SavingConfig,
+    ShardingConfig,
+    Timing,
+    TrainingConfig,
+)
 from meshmend.errors import TestbedError
 from meshmend.lab.testbed.bed import Testbed
 from meshmend.lab.workloads.registry import workload
-from meshmend.launch.training import Training, train
+from meshmend.launch.training import train
 from meshmend.launch.worker import compute_in_one_thread
 from meshmend.membership.events import (
     ChipsWaiting,
@@ -44,10 +52,9 @@ from meshmend.membership.events import (
 from meshmend.membership.faults.fault import Fault
 from meshmend.pages.report.event_words import event_words
 from meshmend.planning.compile_once import compile_once
-from meshmend.planning.settings import Settings
 from meshmend.topology.failures import board_shape
 from meshmend.topology.mesh import Mesh
-from meshmend.topology.text import parse_mesh
+from meshmend.topology.text import mesh_config, parse_mesh
 from meshmend.train.data.audit import audit
 from meshmend.units import parse_bandwidth
 from random_faults import random_faults
@@ -272,21 +279,23 @@ def _soak(
         watch.disturbances.append(one_way_drop(mesh, seed))
     threading.Thread(target=watch.look, daemon=True).start()
     trained = train(
-        Training(
-            workload=trained_on,
-            settings=Settings(mesh),
-            run_dir=folder,
-            steps=10**9,
-            batch=options.batch,
-            faults=faults,
-            save_every=_SAVE_EVERY_SHARED if options.shard_optimizer else _SAVE_EVERY,
-            checks=True,
-            for_s=for_s,
+        trained_on,
+        JobConfig(
+            mesh=mesh_config(mesh),
+            job=RunConfig(run_dir=str(folder), check_every_step=True),
             timing=Timing(holder_timeout_s=_HOLDER_S),
-            testbed_bytes_per_s=link_bandwidth,
-            shard_optimizer=options.shard_optimizer,
+            training=TrainingConfig(steps=10**9, batch=options.batch),
+            saving=SavingConfig(
+                every=_SAVE_EVERY_SHARED if options.shard_optimizer else _SAVE_EVERY
+            ),
+            sharding=ShardingConfig(optimizer=options.shard_optimizer),
+            local=LocalConfig(
+                inject=tuple(fault.words for fault in faults),
+                testbed=options.testbed if link_bandwidth is not None else "",
+            ),
         ),
         watch.hear,
+        for_s=for_s,
     )
     watch.is_over = True
     try:

@@ -174,12 +174,18 @@ def partition() -> float:
 
 def freeze() -> float:
     """Return how long until a job goes on whose coordinator is frozen when a chip is killed."""
-    from meshmend.config import Timing
+    from meshmend.config import (
+        JobConfig,
+        LocalConfig,
+        RunConfig,
+        SavingConfig,
+        Timing,
+        TrainingConfig,
+    )
     from meshmend.lab.workloads.registry import workload
-    from meshmend.launch.training import Training, train
+    from meshmend.launch.training import train
     from meshmend.membership.events import FaultRecovered, TimedEvent
-    from meshmend.membership.faults.fault import parse_fault
-    from meshmend.planning.settings import Settings
+    from meshmend.topology.text import mesh_config
 
     recovered: dict[str, float | None] = {}
 
@@ -190,16 +196,17 @@ def freeze() -> float:
     inject = ("freeze coordinator at 5s for 600s", "kill 0,1 at 5.1s")
     with tempfile.TemporaryDirectory() as folder:
         train(
-            Training(
-                workload=workload("resnet", "tiny", norm="group"),
-                settings=Settings(MESH),
-                run_dir=Path(folder) / "run",
-                steps=10**9,
-                faults=tuple(parse_fault(text, MESH) for text in inject),
-                for_s=20.0,
+            workload("resnet", "tiny", norm="group"),
+            JobConfig(
+                mesh=mesh_config(MESH),
+                job=RunConfig(run_dir=f"{folder}/run"),
+                training=TrainingConfig(steps=10**9),
+                saving=SavingConfig(every=0),
+                local=LocalConfig(inject=inject),
                 timing=Timing(heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S),
             ),
             hear,
+            for_s=20.0,
         )
     found = recovered.get("kill 0,1")
     if found is None:

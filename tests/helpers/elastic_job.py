@@ -222,12 +222,9 @@ class Gate:
 
 
 def main() -> None:
-    from meshmend.config import Timing
+    from meshmend.config import JobConfig, LocalConfig, MeshConfig, RunConfig, Timing
     from meshmend.launch.elastic import ElasticJob, run_elastic
     from meshmend.membership.events import TimedEvent, event_line
-    from meshmend.membership.faults.fault import parse_fault
-    from meshmend.planning.settings import Settings
-    from meshmend.topology.text import parse_mesh
     from meshmend.train.data.audit import audit
     from meshmend.transport.codec import plain
 
@@ -235,7 +232,6 @@ def main() -> None:
     gate = Gate(folder / "gate", *options.get("gate", (None, [])))
     make = jax_job if options.get("framework") == "jax" else torch_job
     body, sums = make(folder, options, gate)
-    mesh = parse_mesh(options["mesh"], fail=options.get("fail", ()))
     events: list[TimedEvent] = []
 
     def take(timed: TimedEvent) -> None:
@@ -244,17 +240,18 @@ def main() -> None:
 
     outcome = run_elastic(
         ElasticJob(
-            settings=Settings(mesh),
-            body=body,
-            run_dir=folder,
-            on_event=take,
-            faults=tuple(parse_fault(text, mesh) for text in options.get("inject", ())),
-            timing=Timing(
-                heartbeat_timeout_s=options.get("heartbeat_timeout_s", 60.0),
-                holder_timeout_s=options.get("holder_timeout_s", 60.0),
+            JobConfig(
+                mesh=MeshConfig(shape=options["mesh"], fail=tuple(options.get("fail", ()))),
+                job=RunConfig(run_dir=str(folder), check_every_step=True),
+                timing=Timing(
+                    heartbeat_timeout_s=options.get("heartbeat_timeout_s", 60.0),
+                    holder_timeout_s=options.get("holder_timeout_s", 60.0),
+                ),
+                local=LocalConfig(inject=tuple(options.get("inject", ()))),
             ),
+            body=body,
+            on_event=take,
             sums=sums,
-            checks=True,
         )
     )
     result = {

@@ -14,12 +14,11 @@ from waiting import until
 
 pytest.importorskip("torch")
 
-from meshmend.launch.elastic import ElasticJob, JobProcesses, ProcessControl
+from meshmend.lab.testbed.bed import Testbed
+from meshmend.launch.elastic import JobProcesses, ProcessControl
 from meshmend.launch.supervisor import Child
 from meshmend.membership.messages import CutLink, MendLink, Message
-from meshmend.planning.settings import Settings
 from meshmend.topology.failures import Block, Failure, Link
-from meshmend.topology.text import parse_mesh
 
 CHIP, LINK = Block((1, 1), (1, 1)), Link((0, 0), (0, 1))
 
@@ -35,17 +34,12 @@ class ControlledJob:
     repaired: list[Failure] = field(default_factory=list)
 
     def control(self, *, is_testbed: bool = False) -> ProcessControl:
-        job = ElasticJob(
-            settings=Settings(parse_mesh("2x2")),
-            body=lambda: 0,
-            run_dir=Path(),
-            on_event=lambda event: None,
+        bed = SimpleNamespace(fail=self.failed.append, repair=self.repaired.append)
+        return ProcessControl(
+            cast(JobProcesses, _Processes(self)),
+            self.told.append,
+            cast(Testbed, bed) if is_testbed else None,
         )
-        if is_testbed:
-            job = job.in_network(
-                lambda chip: None, lambda chip: "", self.failed.append, self.repaired.append
-            )
-        return ProcessControl(job, cast(JobProcesses, _Processes(self)), self.told.append)
 
 
 class _Processes:

@@ -356,25 +356,23 @@ def step_by_share(parts: Any, inputs: Any, labels: Any, n_shares: int, *, is_mea
 
 
 def main() -> None:
-    from meshmend.config import Timing
+    from meshmend.config import JobConfig, LocalConfig, MeshConfig, RunConfig, Timing
     from meshmend.launch.elastic import ElasticJob, JobProcesses, run_elastic
-    from meshmend.membership.faults.fault import parse_fault
-    from meshmend.planning.settings import Settings
-    from meshmend.topology.text import parse_mesh
     from meshmend.train.data.audit import audit
 
     folder, cell = Path(sys.argv[1]), json.loads(sys.argv[2])
     # Plans are made by the workers: a process that plans ahead would cost more than the job.
     JobProcesses.plan_ahead = lambda *_: None  # type: ignore[method-assign]
-    mesh = parse_mesh(MESH)
     outcome = run_elastic(
         ElasticJob(
-            settings=Settings(mesh),
+            JobConfig(
+                mesh=MeshConfig(shape=MESH),
+                job=RunConfig(run_dir=str(folder)),
+                timing=Timing(heartbeat_timeout_s=60.0, holder_timeout_s=5.0),
+                local=LocalConfig(inject=tuple(cell["inject"])),
+            ),
             body=lambda: LOOPS[cell["front"]](folder, cell),
-            run_dir=folder,
             on_event=lambda _: None,
-            faults=tuple(parse_fault(text, mesh) for text in cell["inject"]),
-            timing=Timing(heartbeat_timeout_s=60.0, holder_timeout_s=5.0),
         )
     )
     notes = [

@@ -1,16 +1,23 @@
 """A process's place in a job as environment variables, and back."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshmend.config import TESTBED_DIR, VARIABLES, Timing
+from meshmend.config import (
+    TESTBED_DIR,
+    VARIABLES,
+    JobConfig,
+    MeshConfig,
+    RunConfig,
+    SumConfig,
+    Timing,
+)
 from meshmend.errors import InputError
 from meshmend.planning.environment import Environment, settings_from
-from meshmend.planning.settings import TRANSPORTS, Settings
+from meshmend.planning.settings import TRANSPORTS
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.text import mesh_config
 from strategies import broken_meshes
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="\0\n"), min_size=1)
@@ -21,38 +28,41 @@ MESH = Mesh((4, 4))
 @st.composite
 def environments(draw: st.DrawFn) -> Environment:
     """Environments of workers, of the backend's processes, and of one that trains alone."""
-    settings = chip = board = None
+    mesh, sums, chip = MeshConfig(), SumConfig(), None
     if draw(st.booleans()):
-        mesh = draw(broken_meshes())
-        settings = Settings(
-            mesh,
+        broken = draw(broken_meshes())
+        board = draw(st.none() | st.tuples(*[st.integers(1, 9)] * len(broken.shape)))
+        mesh = mesh_config(broken, board)
+        chip = draw(st.none() | st.sampled_from(Mesh(broken.shape).live))
+        sums = SumConfig(
             algorithm=draw(words),
-            n_slices=draw(counts),
+            slices=draw(counts),
             transport=draw(st.sampled_from(TRANSPORTS)),
-            bind=draw(words),
+            bind=draw(st.just("") | words),
             window_bytes=draw(counts),
-            sums_payloads=draw(st.booleans()),
-            secret=draw(st.just("") | st.text(min_size=16)),
+            checksum=draw(st.booleans()),
         )
-        axes = len(mesh.shape)
-        whole = Mesh(mesh.shape)
-        chip = draw(st.none() | st.sampled_from(whole.live))
-        board = draw(st.none() | st.tuples(*[st.integers(1, 9)] * axes))
     return Environment(
-        settings,
+        JobConfig(
+            mesh=mesh,
+            job=RunConfig(
+                name=draw(words),
+                run_dir=draw(st.just("") | words),
+                ready_dir=draw(st.just("") | words),
+                check_every_step=draw(st.booleans()),
+            ),
+            sums=sums,
+            timing=Timing(
+                link_timeout_s=draw(st.floats(0.5, 1e6)),
+                join_timeout_s=draw(st.floats(0, 1e6)),
+                wait_for_chip_s=draw(st.floats(0, 1e6)),
+            ),
+        ),
         chip=chip,
         coordinator=draw(st.none() | st.tuples(words, st.integers(0, 65535))),
-        job=draw(words),
-        job_dir=draw(st.none() | words.map(Path)),
+        secret=draw(st.just("") | st.text(min_size=16)),
         plans_ahead=draw(st.booleans()),
-        board=board,
         faults=tuple(draw(st.lists(words))),
-        checks=draw(st.booleans()),
-        timing=Timing(
-            link_timeout_s=draw(st.floats(0.5, 1e6)),
-            join_timeout_s=draw(st.floats(0, 1e6)),
-            wait_for_chip_s=draw(st.floats(0, 1e6)),
-        ),
     )
 
 
@@ -72,7 +82,7 @@ def test_every_variable_but_the_testbeds_is_written() -> None:
     names = {each.name for each in VARIABLES if each is not TESTBED_DIR}
 
     assert set(Environment().to_environment()) == names
-    assert set(Environment(Settings(MESH)).to_environment()) == names
+    assert set(Environment(JobConfig(mesh=mesh_config(MESH))).to_environment()) == names
 
 
 def test_an_empty_environment_says_nothing() -> None:

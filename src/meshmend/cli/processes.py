@@ -275,12 +275,11 @@ def worker_command(
     from meshmend.launch.worker import Script
     from meshmend.planning.environment import Environment
 
-    os.environ |= Environment.from_config(
-        with_whole_paths(config),
+    os.environ |= Environment(
+        with_whole_paths(config.with_({"sums.bind": address})),
         chip=own_chip,
         coordinator=endpoint,
         secret=secret,
-        bind=address,
         plans_ahead=True,
     ).to_environment()
     return _run_script(Script(script, tuple(arguments or ()), is_module))
@@ -402,11 +401,10 @@ def agent_command(
     from meshmend.launch.worker import Script, script_body
     from meshmend.planning.environment import Environment
 
-    environment = Environment.from_config(
-        with_whole_paths(config),
+    environment = Environment(
+        with_whole_paths(config.with_({"sums.bind": address})),
         coordinator=endpoint,
         secret=secret,
-        bind=address,
         plans_ahead=True,
     )
     host = HostWorkers(

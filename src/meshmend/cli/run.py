@@ -2,7 +2,6 @@
 
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +20,9 @@ from meshmend.errors import InputError
 
 if TYPE_CHECKING:
     from meshmend.config import JobConfig
-    from meshmend.launch.script import ElasticScript, ScriptResult, StaticJob
+    from meshmend.launch.job_page import PageRequest
+    from meshmend.launch.script import ScriptResult
+    from meshmend.launch.worker import Script
     from meshmend.membership.events import TimedEvent
 
 
@@ -84,10 +85,13 @@ def run_command(
         raise InputError("--explore and --allow-faults need --elastic: the page follows such a job")
     if elastic and config.sums.slices:
         raise InputError("sums.slices cannot be set with --elastic, which chooses them by size")
-    faults = tuple(parse_fault(text, begin) for text in local.inject)
-    board = board_from(config.mesh.board, begin)
+    # What is refused here is refused before torch is imported.
+    for text in local.inject:
+        parse_fault(text, begin)
+    board_from(config.mesh.board, begin)
+    if local.testbed:
+        parse_bandwidth(local.testbed)
     page = page_request(explore, allow_faults)
-    bandwidth = parse_bandwidth(local.testbed) if local.testbed else None
     if not is_module and not Path(script).is_file():
         raise InputError(f"meshmend run needs a script, but there is no file {script}")
     if not elastic:
@@ -100,46 +104,18 @@ def run_command(
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     n_threads = compute_in_one_thread()  # before torch is imported, below
     from meshmend.launch.worker import Script
-    from meshmend.planning.settings import settings_of
 
     what = Script(script, tuple(arguments or ()), is_module)
-    settings = settings_of(config.sums, begin)
     if elastic:
-        from meshmend.launch.script import ElasticScript
-
-        run = ElasticScript(
-            settings,
-            what,
-            run_dir=Path(config.job.run_dir) if config.job.run_dir else None,
-            preload=local.preload,
-            faults=faults,
-            timing=config.timing,
-            board=board,
-            checks=config.job.check_every_step,
-            testbed_bytes_per_s=bandwidth,
-            n_threads=n_threads,
-            page=page,
-        )
-        return _run_elastic(run)
-    from meshmend.launch.script import StaticJob
-
-    return _run_once(
-        StaticJob(settings, what, preload=local.preload, n_threads=n_threads), bandwidth
-    )
-
-
-def _run_once(job: "StaticJob", bandwidth: float | None) -> int:
-    from meshmend.lab.testbed.bed import Testbed
+        return _run_elastic(config, what, n_threads, page)
     from meshmend.launch.script import run_job
 
-    if bandwidth is None:
-        return run_job(job)
-    with Testbed.up(job.settings.mesh, link_bandwidth=bandwidth) as bed:
-        networked = {"GLOO_SOCKET_IFNAME": "chip"}
-        return run_job(replace(job, enter=bed.enter, address_of=bed.address, environment=networked))
+    return run_job(config, what, n_threads=n_threads)
 
 
-def _run_elastic(run: "ElasticScript") -> int:
+def _run_elastic(
+    config: "JobConfig", script: "Script", n_threads: int, page: "PageRequest | None"
+) -> int:
     """Run a script through all faults; return 0 if it finished, else print why not."""
     from meshmend.cli.job_lines import job_line
     from meshmend.errors import TerminatedError
@@ -153,7 +129,7 @@ def _run_elastic(run: "ElasticScript") -> int:
 
     try:
         with terminable():
-            result = run_script(run, show)
+            result = run_script(config, script, show, n_threads=n_threads, page=page)
     except TerminatedError:
         return TERMINATED
     if not result.outcome.is_finished:

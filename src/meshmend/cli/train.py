@@ -14,9 +14,8 @@ from meshmend.cli.options import JsonOption, check_algorithms, job_command
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
-    from meshmend.config import JobConfig, TrainingConfig
+    from meshmend.config import JobConfig, ShardingConfig, TrainingConfig
     from meshmend.lab.workloads.trainable import Trainable
-    from meshmend.launch.training import Training
     from meshmend.membership.events import TimedEvent
     from meshmend.membership.faults.fault import Fault
     from meshmend.topology.mesh import Mesh
@@ -88,9 +87,10 @@ def train_command(
     check_algorithms([config.sums.algorithm], "auto")
     faults = tuple(parse_fault(text, begin) for text in config.local.inject)
     _check_moments(faults, is_sharded=has_shards)
-    domains = _mirror_domains(config.sharding.mirror_domain, begin, is_sharded=has_shards)
-    board = board_from(config.mesh.board, begin)
-    bandwidth = parse_bandwidth(config.local.testbed) if config.local.testbed else None
+    _check_mirrors(config.sharding, begin)
+    board_from(config.mesh.board, begin)  # refuses a board that does not fit
+    if config.local.testbed:
+        parse_bandwidth(config.local.testbed)
     checkpoints = _checkpoints(config)
     page = page_request(explore, allow_faults)
     _check_installed(what.framework)
@@ -98,47 +98,26 @@ def train_command(
     from meshmend.launch.worker import compute_in_one_thread
 
     compute_in_one_thread()  # before torch is imported, below
-    from meshmend.launch.training import Training, finished_step, new_run_dir, train
+    from meshmend.launch.training import finished_step, new_run_dir, train
     from meshmend.launch.worker import BAD_INPUT
     from meshmend.pages.report.training_summary import train_summary
-    from meshmend.planning.settings import settings_of
 
     with progress(or_line=True) as bar:
         bar(f"loading {_NAMES[what.framework]} and the data of {model}, which takes seconds")
         workload = _workload(model, what, norm)
-    training = Training(
-        workload=workload,
-        settings=settings_of(config.sums, begin),
-        run_dir=Path(config.job.run_dir or new_run_dir(Path("runs"))).absolute(),
-        size=what.size,
-        steps=what.steps,
-        batch=what.batch,
-        rate=what.lr,
-        seed=what.seed,
-        policy=what.batch_policy,
-        faults=faults,
-        save_every=config.saving.every,
-        resume=checkpoints,
-        testbed_bytes_per_s=bandwidth,
-        checks=config.job.check_every_step,
-        page=page,
-        shard_optimizer=has_shards,
-        mirror_domains=domains,
-        master_weights=what.master_weights,
-        timing=config.timing,
-        board=board,
-    )
-    if (done := finished_step(training)) is not None:
+    folder = Path(config.job.run_dir or new_run_dir(Path("runs"))).absolute()
+    config = config.with_({"job.run_dir": str(folder), "saving.resume": checkpoints})
+    if (done := finished_step(workload, config)) is not None:
         if json:
-            print_json({"steps": done, "finished": True, "run_dir": str(training.run_dir)})
+            print_json({"steps": done, "finished": True, "run_dir": str(folder)})
         else:
             print(
                 f"finished: {done} of {what.steps} steps; nothing is left to do; ask for more with "
                 "--steps"
             )
         return 0
-    with _shown(training, begin) as show:
-        result = train(training, show)
+    with _shown(what.steps, begin) as show:
+        result = train(workload, config, show, page=page)
     if json:
         print_json(result.summary)
     else:
@@ -177,22 +156,17 @@ def _check_moments(faults: "tuple[Fault, ...]", *, is_sharded: bool) -> None:
             )
 
 
-def _mirror_domains(names: tuple[str, ...], mesh: "Mesh", *, is_sharded: bool) -> tuple[str, ...]:
-    """Return the domains that keep owners and mirrors apart.
-
-    Raises:
-        InputError: they are unknown, or no mirrors can be placed so.
-    """
+def _check_mirrors(sharding: "ShardingConfig", mesh: "Mesh") -> None:
+    """Raise InputError if the domains of mirrors are unknown, or no mirrors can be placed so."""
     from meshmend.topology.failures import board_shape
     from meshmend.train.sharding.update_shares import DEFAULT_DOMAINS, check_domains
 
-    if names and not is_sharded:
+    if sharding.mirror_domain and not sharding.optimizer:
         raise InputError(
             "sharding.mirror_domain needs --shard-optimizer: other jobs have no mirrors"
         )
-    domains = names or DEFAULT_DOMAINS
+    domains = sharding.mirror_domain or DEFAULT_DOMAINS
     check_domains(domains, mesh, board_shape(len(mesh.shape)))
-    return domains
 
 
 def _workload(model: str, what: "TrainingConfig", norm: str) -> "Trainable":
@@ -214,15 +188,15 @@ def _workload(model: str, what: "TrainingConfig", norm: str) -> "Trainable":
     )
 
 
-def _checkpoints(config: "JobConfig") -> Path | str | None:
-    """Return the folder of checkpoints, given that folder or the run that contains it, or "auto".
+def _checkpoints(config: "JobConfig") -> str:
+    """Return `saving.resume`, with the folder of checkpoints if it names the run that has them.
 
     Raises:
         InputError: there is no complete checkpoint, or "auto" could never find one.
     """
     resume = config.saving.resume
     if not resume:
-        return None
+        return ""
     if resume == "auto":
         if not config.job.run_dir:
             raise InputError(
@@ -240,21 +214,21 @@ def _checkpoints(config: "JobConfig") -> Path | str | None:
     folder = inside if inside.is_dir() else run.absolute()
     if not complete_steps(folder):
         raise InputError(f"--resume needs a run with a complete checkpoint, but {folder} has none")
-    return folder
+    return str(folder)
 
 
 @contextmanager
-def _shown(training: "Training", mesh: "Mesh") -> Iterator[Callable[["TimedEvent"], None]]:
+def _shown(steps: int, mesh: "Mesh") -> Iterator[Callable[["TimedEvent"], None]]:
     """Yield a function that shows an event: in a live picture on a terminal, else as a line."""
     from meshmend.cli.training_display import TrainingDisplay, plain_line
 
     if sys.stderr.isatty():
-        with TrainingDisplay(mesh, training.steps) as display:
+        with TrainingDisplay(mesh, steps) as display:
             yield display.feed
         return
 
     def show(timed: "TimedEvent") -> None:
-        if line := plain_line(timed, training.steps):
+        if line := plain_line(timed, steps):
             note(line)
 
     yield show

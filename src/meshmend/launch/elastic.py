@@ -11,16 +11,19 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Final
 
 from msgspec import structs
 
-from meshmend.config import Timing
+from meshmend.config import JobConfig
 from meshmend.errors import InputError
+from meshmend.lab.testbed.bed import Testbed
+from meshmend.launch.hosts import board_from
 from meshmend.launch.job_page import JobPage, LineReader, PageRequest
 from meshmend.launch.observer import Observer
 from meshmend.launch.standstill import Standstill
@@ -59,58 +62,53 @@ from meshmend.planning.ahead_process import AheadProcess
 from meshmend.planning.environment import Environment
 from meshmend.planning.plan_cache import plan_losses
 from meshmend.planning.plan_request import PlanRequest, PlanTask, SumSizes
-from meshmend.planning.settings import Settings
-from meshmend.topology.failures import Chip, Failure, Link, board_shape
+from meshmend.planning.settings import settings_of
+from meshmend.topology.failures import Chip, Failure, Link
+from meshmend.topology.mesh import Mesh
+from meshmend.topology.text import configured_mesh
 from meshmend.train.core.worker_environment import coordinator_client
 from meshmend.transport.event_loop import load_event_loop
 from meshmend.transport.listener import listening
-from meshmend.units import counted
+from meshmend.units import counted, parse_bandwidth
 
 
 @dataclass(frozen=True)
 class ElasticJob:
-    """What to run on every live chip of the settings' mesh, and the faults to inject.
+    """What to run on every live chip of a mesh; `config` has the mesh, the folder, the faults.
 
     Each worker runs `body()`, which returns its exit code, and computes in `n_threads` threads.
     `sums` are the sizes of the sums of a step, if they are known before the first step: the
     launcher then plans ahead for the next failures. After `for_s` seconds the job is ended,
-    whatever step it is at. `page` asks for a live page. `in_network` puts the workers into a
-    testbed.
+    whatever step it is at. `page` asks for a live page.
     """
 
-    settings: Settings
+    config: JobConfig
     body: Callable[[], int]
-    run_dir: Path
     on_event: Callable[[TimedEvent], None]
-    faults: tuple[Fault, ...] = ()
-    timing: Timing = field(default_factory=Timing)
-    board: tuple[int, ...] = ()
     sums: SumSizes = ()
     for_s: float | None = None
-    checks: bool = False
     page: PageRequest | None = None
     n_threads: int = 1
-    environment: Mapping[str, str] = field(default_factory=dict)
-    enter: Callable[[Chip], None] | None = None
-    address_of: Callable[[Chip], str] | None = None
-    fail_network: Callable[[Failure], object] | None = None
-    repair_network: Callable[[Failure], object] | None = None
 
-    def in_network(
-        self,
-        enter: Callable[[Chip], None],
-        address_of: Callable[[Chip], str],
-        fail: Callable[[Failure], object],
-        repair: Callable[[Failure], object],
-    ) -> "ElasticJob":
-        """Return this job with its workers in a separate network.
+    @cached_property
+    def mesh(self) -> Mesh:
+        """The mesh at the start."""
+        return configured_mesh(self.config.mesh)
 
-        A worker calls `enter(chip)` first, and then listens on `address_of(chip)`. The launcher
-        calls `fail` and `repair` when it injects a fault into the network or repairs one.
-        """
-        return replace(
-            self, enter=enter, address_of=address_of, fail_network=fail, repair_network=repair
-        )
+    @property
+    def board(self) -> tuple[int, ...]:
+        """The chips that fail together."""
+        return board_from(self.config.mesh.board, self.mesh)
+
+    @property
+    def run_dir(self) -> Path:
+        """The folder of the run."""
+        return Path(self.config.job.run_dir)
+
+    @property
+    def algorithm(self) -> str:
+        """How the chips sum."""
+        return settings_of(self.config.sums, self.mesh).planned_algorithm
 
 
 @dataclass(frozen=True)
@@ -153,6 +151,7 @@ _LINGER_S: Final = 3.0  # for the remaining workers to end after the job is over
 _LAST_EVENTS_S: Final = 1.0  # for the coordinator to report the end, once a worker exited with 0
 _FIRST_ANSWER_S: Final = 10.0  # for the coordinator to answer for the first time
 _FIRST_PLANS_S: Final = 2.0  # for planning before the first worker starts
+IN_TESTBED: Final = {"GLOO_SOCKET_IFNAME": "chip"}  # the interface of a worker in a testbed
 
 
 def run_elastic(job: ElasticJob) -> Outcome:
@@ -161,43 +160,56 @@ def run_elastic(job: ElasticJob) -> Outcome:
     The job has finished only if the coordinator reports so. On an exception, such as Ctrl-C, all
     workers are ended before it is passed on.
     """
-    settings = job.settings
-    if not settings.secret:
-        settings = replace(settings, secret=secrets.token_hex(32))
-    if job.address_of is not None:
-        settings = replace(settings, bind=job.address_of(settings.mesh.live[0]))
-    job = replace(job, settings=settings, board=job.board or board_shape(len(settings.mesh.shape)))
     load_event_loop()  # forked workers inherit it; each would spend most of a second on it
-    if job.sums:
-        request = PlanRequest(settings.mesh, job.board, settings.planned_algorithm, tuple(job.sums))
-        plan_losses(request, for_s=_FIRST_PLANS_S)
-    launcher = _Launcher(job)
-    try:
-        launcher.start()
-        launcher.until_over()
-        launcher.report_missed()
-    finally:
-        launcher.close()
+    with testbed_of(job.config) as bed:
+        if bed is not None:
+            job = replace(job, config=_listening_on(job.config, bed.address(job.mesh.live[0])))
+        if job.sums:
+            request = PlanRequest(job.mesh, job.board, job.algorithm, tuple(job.sums))
+            plan_losses(request, for_s=_FIRST_PLANS_S)
+        launcher = _Launcher(job, bed)
+        try:
+            launcher.start()
+            launcher.until_over()
+            launcher.report_missed()
+        finally:
+            launcher.close()
     return launcher.outcome()
+
+
+@contextmanager
+def testbed_of(config: JobConfig) -> Iterator[Testbed | None]:
+    """Yield the testbed that the settings of a job ask for, or None."""
+    if not config.local.testbed:
+        yield None
+        return
+    bandwidth = parse_bandwidth(config.local.testbed)
+    with Testbed.up(configured_mesh(config.mesh), link_bandwidth=bandwidth) as bed:
+        yield bed
+
+
+def _listening_on(config: JobConfig, address: str) -> JobConfig:
+    return config.with_({"sums.bind": address})
 
 
 class _Launcher:
     """The state of a running job in the process that started it."""
 
-    def __init__(self, job: ElasticJob) -> None:
-        name = f"{os.getpid()}-{secrets.token_hex(4)}"
-        secret = job.settings.secret.encode()
+    def __init__(self, job: ElasticJob, bed: Testbed | None) -> None:
+        name, self._secret = f"{os.getpid()}-{secrets.token_hex(4)}", secrets.token_hex(32)
         self._job = job
         self._listener = listening("127.0.0.1")
-        self._processes = JobProcesses(job, name, self._listener)
-        self._observer = Observer(
-            name, self._listener.getsockname()[:2], secret, self._handle_event
+        address = self._listener.getsockname()[:2]
+        common = Environment(
+            job.config.with_({"job.name": name}), coordinator=address, secret=self._secret
         )
-        self._control = ProcessControl(job, self._processes, self._observer.send)
+        self._processes = JobProcesses(job, common, self._listener, bed)
+        self._observer = Observer(name, address, self._secret.encode(), self._handle_event)
+        self._control = ProcessControl(self._processes, self._observer.send, bed)
         self._injector = FaultInjector(
-            job.faults,
+            [parse_fault(text, job.mesh) for text in job.config.local.inject],
             self._control,
-            heartbeat_timeout_s=job.timing.heartbeat_timeout_s,
+            heartbeat_timeout_s=job.config.timing.heartbeat_timeout_s,
             note=lambda injected: self._record_injected(injected, time.monotonic()),
         )
         self._view = JobView(now=time.monotonic())
@@ -212,7 +224,7 @@ class _Launcher:
         self._left_early: list[str] = []
         self._trained: set[Chip] = set()  # chips that have finished a step
         self._lost_early: dict[Chip, str] = {}  # how chips died that had finished none by then
-        self._standstill = Standstill(self._view, job.timing)
+        self._standstill = Standstill(self._view, job.config.timing)
         self._why_failed = ""  # not empty: the whole job has failed
         self._over_since: float | None = None
         self._finished_at = 0.0  # when the coordinator reported the end, by its clock
@@ -235,14 +247,14 @@ class _Launcher:
             self._observer.connect_and_send(self._processes.supervisor)
         if self._job.page is not None:
             self._start_page(self._job.page)
-        self._control.restart(self._job.settings.mesh.live, self._injector.self_injected)
+        self._control.restart(self._job.mesh.live, self._injector.self_injected)
 
     def _start_page(self, request: PageRequest) -> None:
         """Start the live page; without it, the job runs all the same."""
-        settings, address = self._job.settings, self._listener.getsockname()[:2]
+        address = self._listener.getsockname()[:2]
         try:
             self._page = JobPage(
-                request, address, settings.secret, settings.mesh, self._inject_clicked
+                request, address, self._secret, self._job.mesh, self._inject_clicked
             )
         except OSError as error:
             _log.warning("the live page cannot be started: %s", error)
@@ -259,7 +271,7 @@ class _Launcher:
     def _inject_clicked(self, words: str) -> None:
         """Inject a fault that was clicked on the live page, at once."""
         try:
-            fault = parse_fault(f"{words} at {self._step}", self._job.settings.mesh)
+            fault = parse_fault(f"{words} at {self._step}", self._job.mesh)
         except InputError as error:
             _log.warning("a fault that was clicked is not injected: %s", error)
             return
@@ -383,7 +395,7 @@ class _Launcher:
 
     def _coordinator_timeout_s(self) -> float:
         """Return how long the coordinator may be silent: longer before its first answer."""
-        timeout_s = self._job.timing.heartbeat_timeout_s
+        timeout_s = self._job.config.timing.heartbeat_timeout_s
         return timeout_s if self._observer.is_connected else max(timeout_s, _FIRST_ANSWER_S)
 
     def _handle_event(self, clock: float, event: Event) -> None:
@@ -510,11 +522,17 @@ GAVE_UP: Final = 3  # the exit code of a coordinator whose job has failed
 
 
 class JobProcesses:
-    """All processes of a job; `workers[chip]` is the latest worker of a chip."""
+    """All processes of a job; `workers[chip]` is the latest worker of a chip.
 
-    def __init__(self, job: ElasticJob, name: str, listener: socket.socket) -> None:
+    `common` is the environment that all workers have in common.
+    """
+
+    def __init__(
+        self, job: ElasticJob, common: Environment, listener: socket.socket, bed: Testbed | None
+    ) -> None:
         self._job = job
-        self._name = name
+        self._common = common
+        self._bed = bed
         self._listener = listener
         self.supervisor = Supervisor()
         self.workers: dict[Chip, Child] = {}
@@ -524,9 +542,9 @@ class JobProcesses:
 
     def start_coordinator(self) -> Child:
         """Start the coordinator, or restart it: the launcher keeps its listening socket open."""
-        job = self._job
-        spec = JobSpec(self._name, job.settings.mesh, job.board, job.timing)
-        secret = job.settings.secret.encode()
+        job, config = self._job, self._common.config
+        spec = JobSpec(config.job.name, job.mesh, job.board, config.timing)
+        secret = self._common.secret.encode()
         listener = self._listener
 
         def serve() -> int:
@@ -545,23 +563,12 @@ class JobProcesses:
 
     def start_worker(self, chip: Chip, faults: Sequence[str] = ()) -> None:
         """Start the worker of a chip; it injects `faults` into itself."""
-        job = self._job
-        settings = job.settings
-        if job.address_of is not None:
-            settings = replace(settings, bind=job.address_of(chip))
-        at_start, coordinator = settings.mesh, self._listener.getsockname()[:2]
+        job, bed, config = self._job, self._bed, self._common.config
+        if bed is not None:
+            config = _listening_on(config, bed.address(chip))
+        environment = replace(self._common, config=config, chip=chip, faults=tuple(faults))
+        at_start, coordinator = job.mesh, self._listener.getsockname()[:2]
         rank = elastic_rank(chip, at_start)
-        environment = Environment(
-            settings,
-            chip=chip,
-            coordinator=coordinator,
-            job=self._name,
-            job_dir=job.run_dir,
-            board=job.board,
-            faults=tuple(faults),
-            checks=job.checks,
-            timing=job.timing,
-        )
         variables = {
             **torchrun_variables(
                 rank,
@@ -571,12 +578,12 @@ class JobProcesses:
                 master=coordinator,
             ),
             **environment.to_environment(),
-            **job.environment,
+            **(IN_TESTBED if bed else {}),
         }
         place = Place(
             chip=chip,
             first=coordinator_client,
-            enter=job.enter,
+            enter=bed.enter if bed else None,
             environment=variables,
             n_threads=job.n_threads,
         )
@@ -604,10 +611,10 @@ class JobProcesses:
         for process in self._planners.values():
             process.kill()
         job = self._job
-        whole = replace(job.settings.mesh, failed=frozenset(), failed_links=frozenset())
+        whole = replace(job.mesh, failed=frozenset(), failed_links=frozenset())
         dead = set(whole.live) - set(formed.chips)
         mesh = replace(whole, failed=frozenset(dead)).without(*formed.cut)
-        request = PlanRequest(mesh, job.board, job.settings.planned_algorithm, tuple(sums))
+        request = PlanRequest(mesh, job.board, job.algorithm, tuple(sums))
         try:
             process = AheadProcess(PlanTask(str(job.run_dir / "plans"), request))
         except OSError as error:
@@ -641,11 +648,11 @@ class ProcessControl:
     """The `JobControl` of a job on this machine; `send` sends a message to its coordinator."""
 
     def __init__(
-        self, job: ElasticJob, processes: JobProcesses, send: Callable[[Message], None]
+        self, processes: JobProcesses, send: Callable[[Message], None], bed: Testbed | None
     ) -> None:
-        self._job = job
         self._processes = processes
         self._send = send
+        self._bed = bed
 
     def kill(self, process: Process) -> None:
         """Kill a process; its end does not count as a failure."""
@@ -672,15 +679,15 @@ class ProcessControl:
         """Ask both ends of a link to break their connection; in a testbed, fail its network."""
         if isinstance(failure, Link):
             self._send(CutLink(failure))
-        if self._job.fail_network is not None:
-            self._job.fail_network(failure)
+        if self._bed is not None:
+            self._bed.fail(failure)
 
     def mend(self, failure: Failure) -> None:
         """Tell the coordinator that a link is back; in a testbed, repair its network."""
         if isinstance(failure, Link):
             self._send(MendLink(failure))
-        if self._job.repair_network is not None:
-            self._job.repair_network(failure)
+        if self._bed is not None:
+            self._bed.repair(failure)
 
     def expect_deaths(self, chips: Sequence[Chip]) -> None:
         """Count the next end of the workers of these chips as injected, not as a failure."""

@@ -14,18 +14,18 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from meshmend.config import Timing
+from meshmend.config import JobConfig
 from meshmend.errors import InputError, TerminatedError
 from meshmend.lab.testbed.bed import Testbed
-from meshmend.launch.elastic import ElasticJob, Outcome, run_elastic
+from meshmend.launch.elastic import IN_TESTBED, ElasticJob, Outcome, run_elastic, testbed_of
 from meshmend.launch.job_page import PageRequest
 from meshmend.launch.run_log import run_log
 from meshmend.launch.supervisor import Supervisor
@@ -47,12 +47,13 @@ from meshmend.membership.events import (
     WriteFailed,
     missing_checkpoints,
 )
-from meshmend.membership.faults.fault import Fault
 from meshmend.planning.catalogue import prepare
 from meshmend.planning.environment import Environment
-from meshmend.planning.settings import Settings
+from meshmend.planning.settings import settings_of
 from meshmend.scratch import scratch_folder
 from meshmend.topology.failures import Chip
+from meshmend.topology.mesh import Mesh
+from meshmend.topology.text import configured_mesh
 from meshmend.train.data.audit import Audit, audit
 from meshmend.transport.event_loop import load_event_loop
 
@@ -60,24 +61,6 @@ _GRACE_S = 1.0  # after a failure, for its cause to end and for other workers to
 
 # DistributedDataParallel imports these at its first use, which would take each worker seconds.
 _PRELOAD = ("torch._dynamo.utils", "torch.distributed.rpc", "meshmend.torch")
-
-
-@dataclass(frozen=True)
-class StaticJob:
-    """A script to run on every live chip of the settings' mesh.
-
-    Each worker calls `enter(chip)` first, then listens on `address_of(chip)`: this is how a testbed
-    puts workers into its network. Modules of `preload` are imported once, before the workers are
-    forked. Each worker computes in `n_threads` threads.
-    """
-
-    settings: Settings
-    script: Script
-    enter: Callable[[Chip], None] | None = None
-    address_of: Callable[[Chip], str] | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    preload: tuple[str, ...] = ()
-    n_threads: int = 1
 
 
 def check_torch_installed() -> None:
@@ -89,31 +72,27 @@ def check_torch_installed() -> None:
         )
 
 
-def run_job(job: StaticJob) -> int:
+def run_job(config: JobConfig, script: Script, *, n_threads: int = 1) -> int:
     """Run a script on every live chip of a mesh; return the exit code of the first to fail, or 0.
 
-    The code of a worker that a signal killed is 128 plus the signal's number. Ctrl-C ends all
-    workers before this function raises KeyboardInterrupt.
+    Each worker computes in `n_threads` threads. The code of a worker that a signal killed is 128
+    plus the signal's number. Ctrl-C ends all workers before this function raises KeyboardInterrupt.
 
     Raises:
         InputError: the script does not exist, or a module cannot be imported.
     """
-    if not job.script.is_module and not Path(job.script.name).is_file():
-        raise InputError(f"meshmend run needs a script, but there is no file {job.script.name}")
+    _check_exists(script)
     check_torch_installed()
     compute_in_one_thread()
-    preload_modules((*_PRELOAD, *job.preload))
-    mesh = job.settings.mesh
-    if job.address_of is not None:
-        job = replace(job, settings=replace(job.settings, bind=job.address_of(mesh.live[0])))
-    prepare(mesh, job.settings.planned_algorithm)
-    if not job.settings.secret:
-        job = replace(job, settings=replace(job.settings, secret=secrets.token_hex(32)))
-    workers = _Workers()
-    with scratch_folder() as folder, terminable():
+    preload_modules((*_PRELOAD, *config.local.preload))
+    mesh = configured_mesh(config.mesh)
+    prepare(mesh, _algorithm(config, mesh))
+    with testbed_of(config) as bed, scratch_folder() as folder, terminable():
+        common = Environment(config, secret=secrets.token_hex(32))
+        workers = _Workers(script, common, mesh, bed, n_threads)
         try:
             for rank in range(mesh.n_live):
-                workers.start(job, rank, Path(folder) / "store")
+                workers.start(rank, Path(folder) / "store")
             workers.until_over()
         except TerminatedError:
             return TERMINATED
@@ -122,26 +101,46 @@ def run_job(job: StaticJob) -> int:
     return workers.report_failure()
 
 
-class _Workers:
-    """The running workers of a job."""
+def _check_exists(script: Script) -> None:
+    if not script.is_module and not Path(script.name).is_file():
+        raise InputError(f"meshmend run needs a script, but there is no file {script.name}")
 
-    def __init__(self) -> None:
+
+def _algorithm(config: JobConfig, mesh: Mesh) -> str:
+    """Return how the workers of a script sum; in a testbed each is on a host of its own."""
+    is_testbed = bool(config.local.testbed)
+    return config.sums.algorithm if is_testbed else settings_of(config.sums, mesh).planned_algorithm
+
+
+class _Workers:
+    """The running workers of a job; `common` is the environment that they have in common."""
+
+    def __init__(
+        self,
+        script: Script,
+        common: Environment,
+        mesh: Mesh,
+        bed: Testbed | None,
+        n_threads: int,
+    ) -> None:
+        self._script, self._common, self._n_threads = script, common, n_threads
+        self._mesh, self._bed = mesh, bed
         self.supervisor = Supervisor()
         self._ranks: dict[int, tuple[int, Chip]] = {}
 
-    def start(self, job: StaticJob, rank: int, store: Path) -> None:
+    def start(self, rank: int, store: Path) -> None:
         """Fork the worker of one rank."""
-        chip = job.settings.mesh.live[rank]
+        chip = self._mesh.live[rank]
         place = Place(
             chip=chip,
-            enter=job.enter,
-            environment=_environment(job, rank, chip),
-            rendezvous=Rendezvous(rank, job.settings.mesh.n_live, store),
-            n_threads=job.n_threads,
+            enter=self._bed.enter if self._bed else None,
+            environment=self._environment(rank, chip),
+            rendezvous=Rendezvous(rank, self._mesh.n_live, store),
+            n_threads=self._n_threads,
         )
         process = self.supervisor.fork(
             f"[{','.join(map(str, chip))}] ",
-            lambda pipes, parent: work(script_body(job.script), place, pipes, parent),
+            lambda pipes, parent: work(script_body(self._script), place, pipes, parent),
         )
         self._ranks[process.pid] = rank, chip
 
@@ -170,42 +169,19 @@ class _Workers:
         print(first.traceback, file=sys.stderr, end="")
         return first.code or 1
 
-
-def _environment(job: StaticJob, rank: int, chip: Chip) -> dict[str, str]:
-    """Return the variables that torchrun would set, and those that the backend reads."""
-    settings = job.settings
-    if job.address_of is not None:
-        settings = replace(settings, bind=job.address_of(chip))
-    n_live = settings.mesh.n_live
-    return {
-        **torchrun_variables(
-            rank, n_live, local_rank=rank, local_world_size=n_live, master=("127.0.0.1", 29500)
-        ),
-        "GROUP_RANK": "0",
-        **Environment(settings, chip=chip).to_environment(),
-        **job.environment,
-    }
-
-
-@dataclass(frozen=True)
-class ElasticScript:
-    """A script to run on every live chip of the settings' mesh, and the faults to inject.
-
-    Modules of `preload` are imported once, before the workers are forked. Each worker computes in
-    `n_threads` threads.
-    """
-
-    settings: Settings
-    script: Script
-    run_dir: Path | None = None
-    faults: tuple[Fault, ...] = ()
-    timing: Timing = field(default_factory=Timing)
-    board: tuple[int, ...] = ()
-    checks: bool = False
-    preload: tuple[str, ...] = ()
-    testbed_bytes_per_s: float | None = None
-    n_threads: int = 1
-    page: PageRequest | None = None
+    def _environment(self, rank: int, chip: Chip) -> dict[str, str]:
+        """Return the variables that torchrun would set, and those that the backend reads."""
+        config, bed, n_live = self._common.config, self._bed, self._mesh.n_live
+        if bed is not None:
+            config = config.with_({"sums.bind": bed.address(chip)})
+        return {
+            **torchrun_variables(
+                rank, n_live, local_rank=rank, local_world_size=n_live, master=("127.0.0.1", 29500)
+            ),
+            "GROUP_RANK": "0",
+            **replace(self._common, config=config, chip=chip).to_environment(),
+            **(IN_TESTBED if bed else {}),
+        }
 
 
 @dataclass(frozen=True)
@@ -222,22 +198,29 @@ class ScriptResult:
     missing: tuple[int, ...] = ()
 
 
-def run_script(run: ElasticScript, show: Callable[[TimedEvent], None]) -> ScriptResult:
+def run_script(
+    config: JobConfig,
+    script: Script,
+    show: Callable[[TimedEvent], None],
+    *,
+    n_threads: int = 1,
+    page: PageRequest | None = None,
+) -> ScriptResult:
     """Run a script through all faults; write each event to the log and pass it to `show`.
+
+    Each worker computes in `n_threads` threads.
 
     Raises:
         InputError: the script does not exist, a module cannot be imported, or the run's folder
             cannot be made.
     """
     compute_in_one_thread()
-    script = run.script
-    if not script.is_module and not Path(script.name).is_file():
-        raise InputError(f"meshmend run needs a script, but there is no file {script.name}")
-    with _folder(run.run_dir) as folder:
+    _check_exists(script)
+    mesh = configured_mesh(config.mesh)
+    with _folder(config.job.run_dir) as folder:
         keep_jax_programs(folder / "compiled")
-        preload_training(run.preload)
-        settings, is_testbed = run.settings, run.testbed_bytes_per_s is not None
-        prepare(settings.mesh, settings.algorithm if is_testbed else settings.planned_algorithm)
+        preload_training(config.local.preload)
+        prepare(mesh, _algorithm(config, mesh))
         with run_log(folder / "events.jsonl") as log:
             kept: list[Event] = []
 
@@ -247,7 +230,15 @@ def run_script(run: ElasticScript, show: Callable[[TimedEvent], None]) -> Script
                 if isinstance(event.event, GenerationBegan | StepFinished | WriteFailed):
                     kept.append(event.event)
 
-            outcome = _run(run, folder, on_event)
+            outcome = run_elastic(
+                ElasticJob(
+                    config.with_({"job.run_dir": str(folder)}),
+                    body=script_body(script),
+                    on_event=on_event,
+                    n_threads=n_threads,
+                    page=page,
+                )
+            )
         return ScriptResult(
             outcome,
             audit(folder / "ledger", kept),
@@ -256,33 +247,14 @@ def run_script(run: ElasticScript, show: Callable[[TimedEvent], None]) -> Script
         )
 
 
-def _run(run: ElasticScript, folder: Path, on_event: Callable[[TimedEvent], None]) -> Outcome:
-    job = ElasticJob(
-        settings=run.settings,
-        body=script_body(run.script),
-        run_dir=folder,
-        on_event=on_event,
-        faults=run.faults,
-        timing=run.timing,
-        board=run.board,
-        checks=run.checks,
-        n_threads=run.n_threads,
-        page=run.page,
-    )
-    if run.testbed_bytes_per_s is None:
-        return run_elastic(job)
-    job = replace(job, environment={"GLOO_SOCKET_IFNAME": "chip"})
-    with Testbed.up(run.settings.mesh, link_bandwidth=run.testbed_bytes_per_s) as bed:
-        return run_elastic(job.in_network(bed.enter, bed.address, bed.fail, bed.repair))
-
-
 @contextmanager
-def _folder(named: Path | None) -> Iterator[Path]:
+def _folder(name: str) -> Iterator[Path]:
     """Yield a new folder for a run: the named one, or a temporary one."""
-    if named is None:
+    if not name:
         with scratch_folder() as folder:
             yield Path(folder)
         return
+    named = Path(name)
     try:
         (named / "ledger").mkdir(parents=True)
     except OSError as error:

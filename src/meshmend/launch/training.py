@@ -10,16 +10,15 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from meshmend.config import Timing
+from meshmend.config import JobConfig
 from meshmend.errors import InputError
 from meshmend.files import why_unwritten, write_whole
-from meshmend.lab.testbed.bed import Testbed
-from meshmend.lab.workloads.trainable import Trainable, TrainingArguments
+from meshmend.lab.workloads.trainable import Trainable, resume_of, saving_of
 from meshmend.launch.elastic import ElasticJob, Outcome, run_elastic
 from meshmend.launch.job_page import PageRequest
 from meshmend.launch.run_log import run_log
@@ -35,16 +34,13 @@ from meshmend.membership.events import (
     StepFinished,
     TimedEvent,
 )
-from meshmend.membership.faults.fault import Fault
 from meshmend.pages.report.tensorboard import TensorBoardLog
 from meshmend.pages.report.training_page import training_page
 from meshmend.pages.report.training_run import TrainingRun, training_run
-from meshmend.planning.settings import Settings
-from meshmend.topology.text import mesh_words
+from meshmend.topology.text import configured_mesh, mesh_words
 from meshmend.train.data.audit import Audit, audit
-from meshmend.train.sharding.update_shares import DEFAULT_DOMAINS
-from meshmend.train.state.checkpoint import Saving, newest_complete
-from meshmend.train.state.resume import AUTO, Resume, folder_to_resume, resumable
+from meshmend.train.state.checkpoint import newest_complete
+from meshmend.train.state.resume import AUTO, folder_to_resume, resumable
 from meshmend.transport.codec import plain
 
 _log = logging.getLogger(__name__)
@@ -52,49 +48,6 @@ _log = logging.getLogger(__name__)
 _EVENTS = "events.jsonl"
 _EVALUATION = "evaluation.json"
 _MASTER = "master"  # in the state of a parameter; a module that knows it would import torch
-
-
-@dataclass(frozen=True)
-class Training:
-    """What to train, on which mesh, for how long, and the faults to inject."""
-
-    workload: Trainable
-    settings: Settings
-    run_dir: Path
-    size: str = "tiny"
-    steps: int = 100
-    batch: int = 64
-    rate: float | None = None  # learning rate; None: the workload's own
-    seed: int = 0
-    policy: str = "constant"
-    faults: tuple[Fault, ...] = ()
-    save_every: int = 0
-    resume: Resume = None
-    for_s: float | None = None
-    testbed_bytes_per_s: float | None = None
-    checks: bool = False
-    page: PageRequest | None = None
-    shard_optimizer: bool = False
-    mirror_domains: tuple[str, ...] = DEFAULT_DOMAINS
-    master_weights: bool = False
-    timing: Timing = field(default_factory=Timing)
-    board: tuple[int, ...] = ()
-
-    def arguments(self) -> TrainingArguments:
-        """Return what the loop of a worker needs."""
-        folder = self.run_dir / "checkpoints"
-        return TrainingArguments(
-            batch=self.batch,
-            steps=self.steps,
-            seed=self.seed,
-            policy=self.policy,
-            rate=self.rate,
-            saving=Saving(folder, self.save_every) if self.save_every else None,
-            resume=self.resume,
-            shard_optimizer=self.shard_optimizer,
-            mirror_domains=self.mirror_domains,
-            master_weights=self.master_weights,
-        )
 
 
 @dataclass(frozen=True)
@@ -112,20 +65,30 @@ class TrainingResult:
     is_refused: bool = False  # no step was done, because of bad input
 
 
-def train(training: Training, show: Callable[[TimedEvent], None]) -> TrainingResult:
+def train(
+    workload: Trainable,
+    config: JobConfig,
+    show: Callable[[TimedEvent], None],
+    *,
+    for_s: float | None = None,
+    page: PageRequest | None = None,
+) -> TrainingResult:
     """Train through all faults; write each event to the log and pass it to `show`.
+
+    After `for_s` seconds the job is ended, whatever step it is at. `page` asks for a live page.
 
     Raises:
         InputError: the run's folder cannot be made, or the checkpoint cannot be resumed.
     """
     compute_in_one_thread()
-    training.workload.preload(training.arguments(), training.settings.mesh.n_live)
-    resume = folder_to_resume(training.resume, training.arguments().saving)
+    mesh = configured_mesh(config.mesh)
+    workload.preload(config, mesh.n_live)
+    resume = folder_to_resume(resume_of(config), saving_of(config))
     if resume is not None:
-        _check_resume(training, resume)
-    folder = training.run_dir
+        _check_resume(workload, config, resume)
+    folder = Path(config.job.run_dir)
     with (
-        _in_use(folder, is_new=training.resume != AUTO),
+        _in_use(folder, is_new=config.saving.resume != AUTO),
         run_log(folder / _EVENTS, TensorBoardLog(folder / "tensorboard")) as log,
     ):
         members: list[Event] = []  # of this run; an earlier one in this file has other ledgers
@@ -136,8 +99,17 @@ def train(training: Training, show: Callable[[TimedEvent], None]) -> TrainingRes
             if isinstance(event.event, GenerationBegan | StepFinished):
                 members.append(event.event)
 
-        on_event(TimedEvent(0.0, _start_event(training)))
-        outcome = _run(training, on_event)
+        on_event(TimedEvent(0.0, _start_event(workload, config)))
+        outcome = run_elastic(
+            ElasticJob(
+                config,
+                body=lambda: _work(workload, config),
+                on_event=on_event,
+                sums=workload.sum_sizes(config, mesh.n_live),
+                for_s=for_s,
+                page=page,
+            )
+        )
         so_far = training_run(log.lines())
         found = audit(folder / "ledger", members)
         ended = _end_event(outcome, found, so_far, folder)
@@ -147,21 +119,25 @@ def train(training: Training, show: Callable[[TimedEvent], None]) -> TrainingRes
     del summary["event"]
     summary |= {"run_dir": str(folder), "report": _report(run, folder / "report.html")}
     failure = "" if outcome.is_finished else f"the job did not finish: {outcome.why}"
-    why = failure or _why_untrusted(found, is_asked=training.checks) or outcome.fewer_chips
+    why = (
+        failure
+        or _why_untrusted(found, is_asked=config.job.check_every_step)
+        or outcome.fewer_chips
+    )
     return TrainingResult(summary, run, why, outcome.is_finished, outcome.is_refused)
 
 
-def finished_step(training: Training) -> int | None:
+def finished_step(workload: Trainable, config: JobConfig) -> int | None:
     """Return the last step if the checkpoint to resume from is that of it, else None.
 
     Raises:
         InputError: the checkpoint cannot be resumed.
     """
-    resume = folder_to_resume(training.resume, training.arguments().saving)
-    if resume is None or newest_complete(resume) != training.steps:
+    resume = folder_to_resume(resume_of(config), saving_of(config))
+    if resume is None or newest_complete(resume) != config.training.steps:
         return None
-    step = _check_resume(training, resume)
-    return step if step == training.steps else None
+    step = _check_resume(workload, config, resume)
+    return step if step == config.training.steps else None
 
 
 @contextmanager
@@ -198,19 +174,19 @@ def _in_use(folder: Path, *, is_new: bool) -> Iterator[None]:
         yield
 
 
-def _check_resume(training: Training, folder: Path) -> int:
+def _check_resume(workload: Trainable, config: JobConfig, folder: Path) -> int:
     """Refuse a checkpoint that the workers could not resume, before they start; return its step."""
-    workload = training.workload
-    progress = {"seed": training.seed, "n_samples": workload.n_samples}
+    what = config.training
+    progress = {"seed": what.seed, "n_samples": workload.n_samples}
     fresh = {**workload.fresh_state(), "progress": progress}
 
     def warn(path: Path, why: str) -> None:
         _log.warning("checkpoint %s is not used: %s", path, why)
 
-    found = resumable(folder, fresh, workload.framework, steps=training.steps, on_damage=warn)
+    found = resumable(folder, fresh, workload.framework, steps=what.steps, on_damage=warn)
     states = found.state["optimizer"].get("state", {}).values()  # by parameter, in PyTorch
     has_masters = any(_MASTER in each for each in states)
-    if has_masters != training.master_weights:
+    if has_masters != what.master_weights:
         has, do = ("has", "add") if has_masters else ("has no", "leave out")
         raise InputError(f"the checkpoint {has} master weights; {do} --master-weights")
     return found.step
@@ -242,50 +218,29 @@ def _why_untrusted(found: Audit, *, is_asked: bool) -> str:
     return ""
 
 
-def _start_event(training: Training) -> RunStarted:
-    words = mesh_words(training.settings.mesh)
+def _start_event(workload: Trainable, config: JobConfig) -> RunStarted:
+    words, what = mesh_words(configured_mesh(config.mesh)), config.training
     return RunStarted(
         mesh=words["shape"],
         wrap=words["wrap"],
         fail=tuple(words["fail"]),
-        steps=training.steps,
-        batch=training.batch,
+        steps=what.steps,
+        batch=what.batch,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        model=training.workload.name,
-        size=training.size,
-        rate=training.rate or "the model's own",
-        seed=training.seed,
-        policy=training.policy,
-        parameters=training.workload.n_parameters,
+        model=workload.name,
+        size=what.size,
+        rate=what.lr or "the model's own",
+        seed=what.seed,
+        policy=what.batch_policy,
+        parameters=workload.n_parameters,
     )
 
 
-def _run(training: Training, on_event: Callable[[TimedEvent], None]) -> Outcome:
-    job = ElasticJob(
-        settings=training.settings,
-        body=lambda: _work(training),
-        run_dir=training.run_dir,
-        on_event=on_event,
-        faults=training.faults,
-        timing=training.timing,
-        board=training.board,
-        sums=training.workload.sum_sizes(training.arguments(), training.settings.mesh.n_live),
-        for_s=training.for_s,
-        checks=training.checks,
-        page=training.page,
-    )
-    if training.testbed_bytes_per_s is None:
-        return run_elastic(job)
-    whole = training.settings.mesh
-    with Testbed.up(whole, link_bandwidth=training.testbed_bytes_per_s) as bed:
-        return run_elastic(job.in_network(bed.enter, bed.address, bed.fail, bed.repair))
-
-
-def _work(training: Training) -> int:
+def _work(workload: Trainable, config: JobConfig) -> int:
     """Run the training loop of one worker, and return its exit code."""
     logging.getLogger("meshmend").setLevel(logging.ERROR)  # events report the rest
-    if evaluation := training.workload.train(training.arguments()):
-        _write_evaluation(training.run_dir / _EVALUATION, evaluation)
+    if evaluation := workload.train(config):
+        _write_evaluation(Path(config.job.run_dir) / _EVALUATION, evaluation)
     return 0
 
 

@@ -7,7 +7,8 @@ nothing of torch, of the membership or of faults: an injected fault is a text he
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -21,57 +22,74 @@ from meshmend.config import (
     PLAN_AHEAD,
     SECRET,
     JobConfig,
-    MeshConfig,
-    RunConfig,
-    SumConfig,
-    Timing,
     job_config,
     warn_of_unknown,
 )
 from meshmend.errors import InputError, TopologyError
-from meshmend.planning.settings import Settings, settings_of, sum_config
+from meshmend.planning.settings import Settings, settings_of
 from meshmend.topology.failures import Chip, board_shape, format_shape, parse_shape
 from meshmend.topology.mesh import Mesh
-from meshmend.topology.text import configured_mesh, mesh_config
+from meshmend.topology.text import configured_mesh
 from meshmend.transport.listener import Address
 
 _LARGEST_PORT: Final = 0xFFFF
 _BOARD: Final = LEAVES["mesh.board"].variable
-_JOB: Final = RunConfig()
+_DEFAULTS: Final = JobConfig()
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What the environment says about a process: its settings, its chip, its job.
+    """What the environment says about a process: the settings of its job, and its part in it.
 
-    Without a mesh there are no settings, no chip and no board. `faults` holds the faults that a
-    worker injects into itself, as texts. Of `timing` a worker reads the timeouts that have a
-    variable.
+    `faults` holds the faults that a worker injects into itself, as texts. Of the settings, the
+    variables hold those that a worker or the backend reads.
+
+    Raises:
+        InputError: the settings describe no mesh, or the chip or the board is none of it.
     """
 
-    settings: Settings | None = None
+    config: JobConfig = _DEFAULTS
     chip: Chip | None = None
     coordinator: Address | None = None
-    job: str = _JOB.name
-    job_dir: Path | None = None
+    secret: str = ""
     plans_ahead: bool = False
-    board: tuple[int, ...] | None = None
     faults: tuple[str, ...] = ()
-    checks: bool = False
-    timing: Timing = field(default_factory=Timing)
-    ready_dir: Path | None = None
 
     def __post_init__(self) -> None:
-        mesh = self.settings.mesh if self.settings else None
-        for variable, value in ((CHIP.name, self.chip), (_BOARD, self.board)):
-            if value is not None and mesh is None:
-                raise InputError(f"{variable} needs a mesh, but {MESH.name} is not set")
-        if mesh is not None:
-            _check_on_mesh(self.chip, self.board, mesh)
+        settings, board = self.settings, self.board
+        if settings is not None:
+            _check_on_mesh(self.chip, board, settings.mesh)
+        elif self.chip is not None:
+            raise InputError(f"{CHIP.name} needs a mesh, but {MESH.name} is not set")
         if self.coordinator is not None:
             _check_coordinator(self.coordinator)
         if wrong := [text for text in self.faults if not text or "\n" in text]:
             raise InputError(f"{INJECT.name} needs one fault per line, but got {wrong[0]!r}")
+
+    @cached_property
+    def settings(self) -> Settings | None:
+        """How this process sums; None without a mesh."""
+        if not self.config.mesh.shape:
+            return None
+        try:
+            mesh = configured_mesh(self.config.mesh)
+        except TopologyError as error:
+            wrap = LEAVES["mesh.wrap"].variable
+            raise InputError(
+                f"{MESH.name}, {wrap} and {FAIL.name} need to describe a mesh, but: {error}"
+            ) from None
+        return settings_of(self.config.sums, mesh, secret=self.secret)
+
+    @property
+    def board(self) -> tuple[int, ...] | None:
+        """The chips that fail together, if the settings name them and a mesh."""
+        mesh = self.config.mesh
+        return _board(mesh.board) if mesh.shape and mesh.board else None
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The folder of ledgers, plans and checkpoints, if there is one."""
+        return Path(self.config.job.run_dir) if self.config.job.run_dir else None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "Environment":
@@ -86,7 +104,7 @@ class Environment:
         plans_ahead = PLAN_AHEAD.value_in(environment)
         if plans_ahead not in ("", "0", "1"):
             raise InputError(f"{PLAN_AHEAD.name} needs 1 or 0, but got {plans_ahead!r}")
-        return cls.from_config(
+        return cls(
             config,
             chip=_chip(chip) if chip and config.mesh.shape else None,
             coordinator=_coordinator(coordinator) if coordinator else None,
@@ -95,74 +113,19 @@ class Environment:
             faults=tuple(filter(None, INJECT.value_in(environment).split("\n"))),
         )
 
-    @classmethod
-    def from_config(
-        cls,
-        config: JobConfig,
-        *,
-        chip: Chip | None = None,
-        coordinator: Address | None = None,
-        secret: str = "",
-        bind: str = "",
-        plans_ahead: bool = False,
-        faults: tuple[str, ...] = (),
-    ) -> "Environment":
-        """Return the place of a process in the job of these settings.
-
-        It listens on `bind` if the settings name no address.
-
-        Raises:
-            InputError: the settings describe no mesh, or the chip or the board is none of it.
-        """
-        job, mesh, board = config.job, None, None
-        if config.mesh.shape:
-            try:
-                mesh = configured_mesh(config.mesh)
-            except TopologyError as error:
-                wrap = LEAVES["mesh.wrap"].variable
-                raise InputError(
-                    f"{MESH.name}, {wrap} and {FAIL.name} need to describe a mesh, but: {error}"
-                ) from None
-            board = _board(config.mesh.board) if config.mesh.board else None
-        return cls(
-            settings=settings_of(config.sums, mesh, bind=bind, secret=secret) if mesh else None,
-            chip=chip,
-            coordinator=coordinator,
-            job=job.name,
-            job_dir=Path(job.run_dir) if job.run_dir else None,
-            plans_ahead=plans_ahead,
-            board=board,
-            faults=faults,
-            checks=job.check_every_step,
-            timing=config.timing,
-            ready_dir=Path(job.ready_dir) if job.ready_dir else None,
-        )
-
     def to_environment(self) -> dict[str, str]:
         """Return the variables that `from_environment` reads back as this.
 
         It contains all variables of a job, so that none of the launcher's own values stays.
         """
-        settings = self.settings
         host, port = self.coordinator or ("", 0)
-        config = JobConfig(
-            mesh=mesh_config(settings.mesh, self.board) if settings else MeshConfig(),
-            job=RunConfig(
-                name=self.job,
-                run_dir=str(self.job_dir) if self.job_dir else "",
-                ready_dir=str(self.ready_dir) if self.ready_dir else "",
-                check_every_step=self.checks,
-            ),
-            sums=sum_config(settings) if settings else SumConfig(),
-            timing=self.timing,
-        )
         return {
-            **config.variables(),
+            **self.config.variables(),
             CHIP.name: ",".join(map(str, self.chip or ())),
             COORDINATOR.name: f"{host}:{port}" if host else "",
             PLAN_AHEAD.name: "1" if self.plans_ahead else "",
             INJECT.name: "\n".join(self.faults),
-            SECRET.name: settings.secret if settings else "",
+            SECRET.name: self.secret,
         }
 
 

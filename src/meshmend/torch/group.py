@@ -122,7 +122,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
             _run_on(group, self._gloo)
         self._n_submitted = 0
         self._transport = transport_of(options, settings, chips)
-        self._catalogue = Catalogue(mesh, settings.planned_algorithm, settings.n_slices, rank)
+        self._catalogue = Catalogue(mesh, settings.planned_algorithm, settings.slices, rank)
         self._progress = Progress(f"meshmend-rank-{rank}")
 
     def getBackendName(self) -> str:  # noqa: N802  # c10d's name

@@ -7,8 +7,9 @@ its own connections and its own threads. So collectives of two groups never wait
 
 import logging
 import os
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from meshmend.config import COORDINATOR, FAIL, MESH
 from meshmend.errors import InputError

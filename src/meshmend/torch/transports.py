@@ -358,7 +358,7 @@ def transport_of(options: Any, settings: Settings, chips: Sequence[Chip]) -> Ten
             bind=settings.bind,
             reports_failures=True,
             window_bytes=settings.window_bytes,
-            sums_payloads=settings.sums_payloads,
+            sums_payloads=settings.checksum,
             link_timeout_s=settings.link_timeout_s,
         )
         return SocketTensorTransport(

@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
+from meshmend.config import JobConfig, ShardingConfig
 from meshmend.errors import InputError
 from meshmend.lab.workloads.registry import workload
-from meshmend.lab.workloads.trainable import TrainingArguments
 from meshmend.lab.workloads.workload import Workload, batch_of, preload
 from meshmend.planning.plan_request import GATHER
 
@@ -84,10 +84,10 @@ def test_a_model_in_bfloat16_has_norms_in_float32_and_nearly_the_same_loss(model
 
 def test_a_launcher_knows_what_a_shared_update_gathers() -> None:
     work = workload("resnet")
-    arguments = TrainingArguments(batch=64, steps=1, shard_optimizer=True)
+    config = JobConfig(sharding=ShardingConfig(optimizer=True))
 
-    alone = work.sum_sizes(TrainingArguments(batch=64, steps=1), 16)
-    *sums, (n_bytes, gathers) = work.sum_sizes(arguments, 16)
+    alone = work.sum_sizes(JobConfig(), 16)
+    *sums, (n_bytes, gathers) = work.sum_sizes(config, 16)
 
     assert sums == [*alone, (1, "int64")]
     assert gathers == GATHER

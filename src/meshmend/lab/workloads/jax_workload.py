@@ -12,7 +12,8 @@ import jax
 import numpy as np
 import optax
 
-from meshmend.lab.workloads.trainable import SampleSet, TrainingArguments
+from meshmend.config import JobConfig
+from meshmend.lab.workloads.trainable import SampleSet, resume_of, saving_of
 from meshmend.train.core.worker_loop import SumSizes
 from meshmend.train.jax.job import JaxJob, default_micro_batch, stacked
 from meshmend.train.jax.learner import named_arrays
@@ -59,15 +60,13 @@ class JaxWorkload:
         """The parameters before the first step: NumPy arrays, the same in every process."""
         return self.new_params(self.seed)
 
-    def preload(self, arguments: TrainingArguments, n_chips: int) -> None:
+    def preload(self, config: JobConfig, n_chips: int) -> None:
         """Trace what workers compute, which needs no computation, so that they need not."""
-        program = jax_program(
-            self.loss, self._optimizer_of(arguments), FlatTree.of(self.params), None
-        )
-        micro_batch = default_micro_batch(arguments.batch, n_chips)
+        program = jax_program(self.loss, self._optimizer_of(config), FlatTree.of(self.params), None)
+        micro_batch = default_micro_batch(config.training.batch, n_chips)
         program.trace(self.params, stacked([self.dataset[0]]), micro_batch)
 
-    def sum_sizes(self, arguments: TrainingArguments, n_chips: int) -> SumSizes:
+    def sum_sizes(self, config: JobConfig, n_chips: int) -> SumSizes:
         """Return the number of elements and the type of each sum of a step."""
         return FlatTree.of(self.params).sizes()
 
@@ -85,31 +84,32 @@ class JaxWorkload:
         """Return the loss of each sample of a batch."""
         return self.scores(params, batch)["loss"]
 
-    def train(self, arguments: TrainingArguments) -> Mapping[str, float]:
+    def train(self, config: JobConfig) -> Mapping[str, float]:
         """Run the loop of one worker; return the evaluation on the leader, and nothing elsewhere.
 
         Raises:
-            InputError: the arguments, or the checkpoint to resume, do not fit.
+            InputError: the settings, or the checkpoint to resume, do not fit.
         """
+        what = config.training
         job = JaxJob(
             self.params,
-            self._optimizer_of(arguments),
+            self._optimizer_of(config),
             self.loss,
             self.dataset,
-            batch=arguments.batch,
-            steps=arguments.steps,
-            seed=arguments.seed,
-            policy=arguments.policy,
-            saving=arguments.saving,
-            resume=arguments.resume,
+            batch=what.batch,
+            steps=what.steps,
+            seed=what.seed,
+            policy=what.batch_policy,
+            saving=saving_of(config),
+            resume=resume_of(config),
         )
         for batch in job:
             job.step(batch)
         return self.evaluate(job.params) if job.is_leader else {}
 
-    def _optimizer_of(self, arguments: TrainingArguments) -> optax.GradientTransformation:
-        """Return the optimizer of these arguments: the same object each time."""
-        rate = arguments.rate or self.rate
+    def _optimizer_of(self, config: JobConfig) -> optax.GradientTransformation:
+        """Return the optimizer of these settings: the same object each time."""
+        rate = config.training.lr or self.rate
         if rate not in self._optimizers:
             self._optimizers[rate] = self.optimizer(rate)
         return self._optimizers[rate]

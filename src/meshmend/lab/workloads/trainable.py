@@ -1,11 +1,11 @@
 """A workload as a launcher sees it, whatever framework trains it. Imports no framework."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
+from meshmend.config import JobConfig
 from meshmend.train.core.worker_loop import SumSizes
-from meshmend.train.sharding.update_shares import DEFAULT_DOMAINS
 from meshmend.train.state.checkpoint import Saving
 from meshmend.train.state.resume import Resume
 from meshmend.train.state.shards import State
@@ -18,22 +18,6 @@ class SampleSet(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> tuple[Any, ...]: ...
-
-
-@dataclass(frozen=True)
-class TrainingArguments:
-    """What a worker's loop needs besides its workload; a rate of None is the workload's own."""
-
-    batch: int
-    steps: int
-    seed: int = 0
-    policy: str = "constant"
-    rate: float | None = None
-    saving: Saving | None = None
-    resume: Resume = None
-    shard_optimizer: bool = False
-    mirror_domains: tuple[str, ...] = DEFAULT_DOMAINS
-    master_weights: bool = False
 
 
 class Trainable(Protocol):
@@ -59,18 +43,29 @@ class Trainable(Protocol):
     def framework(self) -> Framework:
         """How its states become bytes."""
 
-    def preload(self, arguments: TrainingArguments, n_chips: int) -> None:
+    def preload(self, config: JobConfig, n_chips: int) -> None:
         """Import and prepare all that the workers of so many chips need."""
 
-    def sum_sizes(self, arguments: TrainingArguments, n_chips: int) -> SumSizes:
+    def sum_sizes(self, config: JobConfig, n_chips: int) -> SumSizes:
         """Return the sizes of the sums and gathers of a step of so many chips."""
 
     def fresh_state(self) -> State:
         """Return the training state before the first step, without its progress."""
 
-    def train(self, arguments: TrainingArguments) -> Mapping[str, float]:
+    def train(self, config: JobConfig) -> Mapping[str, float]:
         """Run the loop of one worker; return the evaluation on the leader, and nothing elsewhere.
 
         Raises:
-            InputError: the arguments, or the checkpoint to resume, do not fit.
+            InputError: the settings, or the checkpoint to resume, do not fit.
         """
+
+
+def saving_of(config: JobConfig) -> Saving | None:
+    """Return when and where a job of these settings writes checkpoints; None if it writes none."""
+    folder, every = Path(config.job.run_dir) / "checkpoints", config.saving.every
+    return Saving(folder, every) if every else None
+
+
+def resume_of(config: JobConfig) -> Resume:
+    """Return where a job of these settings looks for its first state."""
+    return config.saving.resume or None

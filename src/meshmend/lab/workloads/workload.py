@@ -13,10 +13,12 @@ from typing import Any, Final
 import torch
 from torch.utils.data import default_collate
 
-from meshmend.lab.workloads.trainable import SampleSet, TrainingArguments
+from meshmend.config import JobConfig
+from meshmend.lab.workloads.trainable import SampleSet, resume_of, saving_of
 from meshmend.train.core.worker_loop import SumSizes
 from meshmend.train.sharding.layerwise import LAMB, LARS, layerwise_groups
 from meshmend.train.sharding.sharded_optimizers import ShardedOptimizers
+from meshmend.train.sharding.update_shares import DEFAULT_DOMAINS
 from meshmend.train.state.state_tree import Framework
 from meshmend.train.state.torch_state import TORCH
 from meshmend.train.torch.gradients import Gradients
@@ -85,7 +87,7 @@ class Workload:
         """How its states become bytes."""
         return TORCH
 
-    def preload(self, arguments: TrainingArguments, n_chips: int) -> None:
+    def preload(self, config: JobConfig, n_chips: int) -> None:
         """Import all that workers need; compute the first step of a small model.
 
         What PyTorch makes at its first use takes longer than a step; workers inherit it. A PyTorch
@@ -96,14 +98,14 @@ class Workload:
         if self.n_parameters > _MOST_PRELOADED or has_threads:
             return
         model = copy.deepcopy(self._inherited)
-        samples = range(min(self.n_samples, -(-arguments.batch // n_chips)))
+        samples = range(min(self.n_samples, -(-config.training.batch // n_chips)))
         torch.autograd.backward(self.loss(model, batch_of(self.dataset, samples)))
         self.optimizer(model).step()
 
-    def sum_sizes(self, arguments: TrainingArguments, n_chips: int) -> SumSizes:
+    def sum_sizes(self, config: JobConfig, n_chips: int) -> SumSizes:
         """Return the sizes of the sums and gathers of a step of so many chips."""
         sums = Gradients(self._inherited).sizes()
-        if not arguments.shard_optimizer:
+        if not config.sharding.optimizer:
             return sums
         shared = ShardedOptimizers({"": self.optimizer(self._inherited)})
         return (*sums, *shared.sum_sizes(n_chips))
@@ -112,31 +114,31 @@ class Workload:
         """Return the training state before the first step, without its progress."""
         return TorchLearner(self._inherited, self.optimizer(self._inherited)).state()
 
-    def train(self, arguments: TrainingArguments) -> Mapping[str, float]:
+    def train(self, config: JobConfig) -> Mapping[str, float]:
         """Run the loop of one worker; return the evaluation on the leader, and nothing elsewhere.
 
         Raises:
-            InputError: the arguments, or the checkpoint to resume, do not fit.
+            InputError: the settings, or the checkpoint to resume, do not fit.
         """
-        model = self._inherited
+        what, model = config.training, self._inherited
         optimizer = self.optimizer(model)
         job = Job(
             model,
             optimizer,
             self.dataset,
-            batch=arguments.batch,
-            steps=arguments.steps,
-            seed=arguments.seed,
-            policy=arguments.policy,
-            saving=arguments.saving,
-            resume=arguments.resume,
-            shard_optimizer=arguments.shard_optimizer,
-            mirror_domains=arguments.mirror_domains,
-            master_weights=arguments.master_weights,
+            batch=what.batch,
+            steps=what.steps,
+            seed=what.seed,
+            policy=what.batch_policy,
+            saving=saving_of(config),
+            resume=resume_of(config),
+            shard_optimizer=config.sharding.optimizer,
+            mirror_domains=config.sharding.mirror_domain or DEFAULT_DOMAINS,
+            master_weights=what.master_weights,
         )
-        if arguments.rate is not None:
+        if what.lr is not None:
             for group in optimizer.param_groups:
-                group["lr"] = arguments.rate
+                group["lr"] = what.lr
         for batch in job:
             loss = self.loss(model, batch)
             optimizer.zero_grad()

@@ -79,8 +79,8 @@ def worker_environment_from(variables: Mapping[str, str]) -> WorkerEnvironment:
     """
     environment = Environment.from_environment(variables)
     if environment.coordinator is None:
-        return WorkerEnvironment(run_dir=environment.job_dir)
-    settings, chip = environment.settings, environment.chip
+        return WorkerEnvironment(run_dir=environment.run_dir)
+    config, settings, chip = environment.config, environment.settings, environment.chip
     if settings is None:
         raise InputError(f"a worker needs to know the mesh, but {MESH.name} is not set")
     if not settings.secret:
@@ -90,35 +90,35 @@ def worker_environment_from(variables: Mapping[str, str]) -> WorkerEnvironment:
     whole = replace(settings.mesh, failed=frozenset(), failed_links=frozenset())
     return WorkerEnvironment(
         identity=WorkerIdentity(
-            job=environment.job,
+            job=config.job.name,
             shape=whole.shape,
             chip=chip,
             seat=whole.rank_of[chip],
             coordinator=environment.coordinator,
             secret=settings.secret.encode(),
-            link_timeout_s=environment.timing.link_timeout_s,
-            join_timeout_s=environment.timing.join_timeout_s,
-            wait_for_chip_s=environment.timing.wait_for_chip_s,
+            link_timeout_s=config.timing.link_timeout_s,
+            join_timeout_s=config.timing.join_timeout_s,
+            wait_for_chip_s=config.timing.wait_for_chip_s,
         ),
         whole=whole,
         n_live_at_start=settings.mesh.n_live,
         chip=chip,
         exchange_settings=_exchange_settings(environment, settings),
-        run_dir=environment.job_dir,
+        run_dir=environment.run_dir,
         faults=tuple(parse_fault(text, whole) for text in environment.faults),
-        checks=environment.checks,
-        ready_dir=environment.ready_dir,
+        checks=config.job.check_every_step,
+        ready_dir=Path(config.job.ready_dir) if config.job.ready_dir else None,
         board=environment.board or board_shape(len(whole.shape)),
     )
 
 
 def _exchange_settings(environment: Environment, settings: Settings) -> ExchangeSettings:
     secret = settings.secret.encode()
-    plans = environment.job_dir / "plans" if environment.job_dir else None
+    plans = environment.run_dir / "plans" if environment.run_dir else None
     plan_ahead = None
     if environment.plans_ahead:
         plan_ahead = PlanAheadSettings(
-            plans or scratch_plan_folder(environment.job, secret),
+            plans or scratch_plan_folder(environment.config.job.name, secret),
             settings.planned_algorithm,
             environment.board or board_shape(len(settings.mesh.shape)),
             is_scratch=plans is None,
@@ -128,8 +128,8 @@ def _exchange_settings(environment: Environment, settings: Settings) -> Exchange
         bind=settings.bind,
         algorithm=settings.planned_algorithm,
         window_bytes=settings.window_bytes,
-        sums_payloads=settings.sums_payloads,
-        link_timeout_s=environment.timing.link_timeout_s,
+        sums_payloads=settings.checksum,
+        link_timeout_s=environment.config.timing.link_timeout_s,
         plans=plans,
         plan_ahead=plan_ahead,
     )

@@ -24,10 +24,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Final, ParamSpec, TypeVar
 
 import torch
+from msgspec.structs import replace
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from meshmend import __version__
