@@ -324,6 +324,13 @@ def test_a_bad_file_is_one_line_and_exit_code_2(
     assert message in capfd.readouterr().err
 
 
+def test_a_value_that_cannot_be_read_is_told_before_what_is_missing(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert forecast("--set", "crews=x") == 2
+    assert "--set crews needs a whole number" in capfd.readouterr().err
+
+
 def test_a_mesh_of_four_axes_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     words = ["--set", "failures-per-1000-chip-days=1", "--repair", "1h", "--host", "1x1x1x1"]
 

@@ -301,13 +301,13 @@ def gathered(
     texts.update(given)
     for name in sorted(texts):
         _known(name)
-    _check_asked(texts)
     values = {}
     for name, each in INPUTS.items():
         text = texts.get(name, each.default)
         values[name] = _read(each, str(text)) if text else None
         if name not in texts and name not in _QUIET:
             told.append(f"{name} {text}: {each.why}" if text else f"{name}: {each.why}")
+    _check_asked(texts)  # after a value that cannot be read, which is the worse mistake
     return Inputs(values, tuple(told), frozenset(texts))
 
 
