@@ -9,29 +9,19 @@ from meshmend.cli.console import note
 from meshmend.membership import events
 from meshmend.membership.events import Event, TimedEvent
 from meshmend.membership.job_view import JobView
-from meshmend.pages.report.event_words import change_words, event_words
+from meshmend.pages.report.event_words import TROUBLE, change_words, event_words
 from meshmend.transport.codec import plain
 
 _SHOWN = (
+    *TROUBLE,
     events.GenerationBegan,
     events.FaultHappened,
     events.FaultRecovered,
     events.FaultMissed,
     events.CoordinatorChanged,
-    events.ConnectionRefused,
-    events.WorkerTurnedAway,
     events.CheckpointSaved,
     events.WorkerSaved,
-    events.ChipsWaiting,
     events.WorkerLeft,
-    events.StateLost,
-    events.StateRestored,
-    events.HistoryDropped,
-    events.CoordinatorSuperseded,
-    events.JobFailed,
-    events.WriteFailed,
-    events.NonFiniteSum,
-    events.StatesDiffer,
 )
 
 

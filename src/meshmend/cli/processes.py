@@ -250,39 +250,47 @@ def worker_command(
     """
     job = config.job.name
     set_log_context(job=job)
-    from meshmend.launch.hosts import (
-        address_toward,
-        board_from,
-        chip_from,
-        endpoint_from,
-        secret_from,
-        with_whole_paths,
-    )
+    from meshmend.launch.hosts import chip_from
     from meshmend.topology.text import configured_mesh
 
-    begin = configured_mesh(config.mesh)
-    endpoint = endpoint_from(coordinator, "--coordinator")
-    own_chip = chip_from(chip, os.environ, begin)
+    own_chip = chip_from(chip, os.environ, configured_mesh(config.mesh))
     set_log_context(job=job, chip=own_chip)
-    board_from(config.mesh.board, begin)  # refuses a board that does not fit
-    secret = secret_from(os.environ, config.job.secret_file)
+    config, endpoint, secret = _job_of(config, coordinator)
     if not is_module and not Path(script).is_file():
         raise InputError(f"meshmend worker needs a script, but there is no file {script}")
-    address = config.sums.bind or address_toward(endpoint)
     warn_if_unanswered(endpoint, secret.encode(), f"chip {own_chip} waits")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     compile_for_workers(meanwhile=_import_torch)
     from meshmend.launch.worker import Script
     from meshmend.planning.environment import Environment
 
-    os.environ |= Environment(
-        with_whole_paths(config.with_({"sums.bind": address})),
-        chip=own_chip,
-        coordinator=endpoint,
-        secret=secret,
-        plans_ahead=True,
-    ).to_environment()
+    environment = Environment(
+        config, chip=own_chip, coordinator=endpoint, secret=secret, plans_ahead=True
+    )
+    os.environ |= environment.to_environment()
     return _run_script(Script(script, tuple(arguments or ()), is_module))
+
+
+def _job_of(config: "JobConfig", coordinator: str) -> "tuple[JobConfig, Address, str]":
+    """Return a job's settings as its workers on this host need them, its coordinator, its secret.
+
+    Raises:
+        InputError: one of them cannot be used, or the board does not fit the mesh.
+    """
+    from meshmend.launch.hosts import (
+        address_toward,
+        board_from,
+        endpoint_from,
+        secret_from,
+        with_whole_paths,
+    )
+    from meshmend.topology.text import configured_mesh
+
+    endpoint = endpoint_from(coordinator, "--coordinator")
+    board_from(config.mesh.board, configured_mesh(config.mesh))
+    secret = secret_from(os.environ, config.job.secret_file)
+    address = config.sums.bind or address_toward(endpoint)
+    return with_whole_paths(config.with_({"sums.bind": address})), endpoint, secret
 
 
 def _import_torch() -> None:
@@ -372,22 +380,11 @@ def agent_command(
 
     begin = configured_mesh(config.mesh)
     own_chips = own_chips_from(chips, config.hosts.block, os.environ, begin)
-    from meshmend.launch.hosts import (
-        address_toward,
-        board_from,
-        endpoint_from,
-        secret_from,
-        with_whole_paths,
-    )
-
-    endpoint = endpoint_from(coordinator, "--coordinator")
-    board_from(config.mesh.board, begin)  # refuses a board that does not fit
-    secret = secret_from(os.environ, config.job.secret_file)
+    config, endpoint, secret = _job_of(config, coordinator)
     if not is_module and not Path(script).is_file():
         raise InputError(f"meshmend agent needs a script, but there is no file {script}")
-    address = config.sums.bind or address_toward(endpoint)
     warn_if_unanswered(endpoint, secret.encode(), f"the host of chip {own_chips[0]} waits")
-    job_dir = Path(config.job.run_dir).absolute() if config.job.run_dir else None
+    job_dir = Path(config.job.run_dir) if config.job.run_dir else None
     if slurm_job is not None and job_dir is not None:
         from meshmend.launch.slurm_watch import start_watch
 
@@ -401,12 +398,7 @@ def agent_command(
     from meshmend.launch.worker import Script, script_body
     from meshmend.planning.environment import Environment
 
-    environment = Environment(
-        with_whole_paths(config.with_({"sums.bind": address})),
-        coordinator=endpoint,
-        secret=secret,
-        plans_ahead=True,
-    )
+    environment = Environment(config, coordinator=endpoint, secret=secret, plans_ahead=True)
     host = HostWorkers(
         variables_of(environment, own_chips),
         script_body(Script(script, tuple(arguments or ()), is_module)),

@@ -56,7 +56,7 @@ from meshmend.launch.supervisor import say
 from meshmend.membership import events
 from meshmend.membership.coordinator_server import CoordinatorServer
 from meshmend.membership.job import JobSpec
-from meshmend.pages.report.event_words import event_words
+from meshmend.pages.report.event_words import TROUBLE, event_words
 from meshmend.planning.plan import AUTO
 from meshmend.topology.failures import Chip, parse_shape
 from meshmend.topology.mesh import Mesh
@@ -72,20 +72,7 @@ _ONE_CPU: Final = {"CPU": 1.0}
 _TICK_S: Final = 0.1
 _RAY_PAUSE_S: Final = 5.0
 _LISTEN_S: Final = 30.0  # the kernel frees the port of a dead coordinator well within this time
-_SHOWN: Final = (
-    events.GenerationForming,
-    events.ConnectionRefused,
-    events.WorkerTurnedAway,
-    events.ChipsWaiting,
-    events.StateLost,
-    events.StateRestored,
-    events.HistoryDropped,
-    events.CoordinatorSuperseded,
-    events.JobFailed,
-    events.WriteFailed,
-    events.NonFiniteSum,
-    events.StatesDiffer,
-)
+_SHOWN: Final = (events.GenerationForming, *TROUBLE)
 
 
 @dataclass(frozen=True)

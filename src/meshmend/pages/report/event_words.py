@@ -24,6 +24,20 @@ _COORDINATOR: Final = {
     events.CoordinatorState.LOST: "coordinator is lost; training goes on without it",
     events.CoordinatorState.BACK: "coordinator is back and knows the job again",
 }
+# What stands in the way of a job: whoever shows a job's events shows these.
+TROUBLE: Final = (
+    events.ConnectionRefused,
+    events.WorkerTurnedAway,
+    events.ChipsWaiting,
+    events.StateLost,
+    events.StateRestored,
+    events.HistoryDropped,
+    events.CoordinatorSuperseded,
+    events.JobFailed,
+    events.WriteFailed,
+    events.NonFiniteSum,
+    events.StatesDiffer,
+)
 
 
 def event_words(event: events.Event) -> str:
