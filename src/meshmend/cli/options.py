@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 
 # Beyond these, times of a whole sum no longer fit a table, and no machine is so slow.
-_LONGEST_S: Final = 1e6
-_LEAST_BYTES_PER_S: Final = 1.0
+LONGEST_S: Final = 1e6
 
 
 def check_seconds(seconds: float) -> float:
@@ -32,8 +31,8 @@ def check_seconds(seconds: float) -> float:
 
     A range of typer lets `nan` pass.
     """
-    if not seconds <= _LONGEST_S:
-        raise typer.BadParameter(f"{seconds} is not in the range up to {_LONGEST_S:g} seconds")
+    if not seconds <= LONGEST_S:
+        raise typer.BadParameter(f"{seconds} is not in the range up to {LONGEST_S:g} seconds")
     return seconds
 
 
@@ -132,22 +131,6 @@ FabricOption = Annotated[
         autocompletion=_fabric_names,
     ),
 ]
-LinkBandwidthOption = Annotated[
-    str | None,
-    typer.Option("--link-bandwidth", metavar="70GB/s", help="One way, instead of the fabric's."),
-]
-HopLatencyOption = Annotated[
-    str | None, typer.Option("--hop-latency", metavar="0.5us", help="Instead of the fabric's.")
-]
-MessageOverheadOption = Annotated[
-    str | None,
-    typer.Option("--message-overhead", metavar="50ns", help="Instead of the fabric's."),
-]
-ChipBandwidthOption = Annotated[
-    str | None,
-    typer.Option("--chip-bandwidth", metavar="1TB/s", help="How fast a chip adds; else unlimited."),
-]
-
 UpdateRateOption = Annotated[
     str | None,
     typer.Option(
@@ -193,47 +176,6 @@ def with_update_rate(machine: "Fabric", update_rate: str | None, collective: str
             "nothing"
         )
     return machine.with_(update_bytes_per_s=parse_bandwidth(update_rate))
-
-
-def fabric_of(
-    name: str,
-    *,
-    link_bandwidth: str | None,
-    hop_latency: str | None,
-    message_overhead: str | None,
-    chip_bandwidth: str | None,
-) -> "Fabric":
-    """Return the fabric that the shared options describe.
-
-    Raises:
-        InputError: a figure cannot be read, or no machine is so slow.
-    """
-    from meshmend.topology.fabric import fabric
-    from meshmend.units import parse_bandwidth, parse_time
-
-    def time_s(text: str | None, option: str) -> float | None:
-        found = None if text is None else parse_time(text)
-        if found is not None and found > _LONGEST_S:
-            raise InputError(
-                f"{option} needs a time up to {_LONGEST_S:g} s, but got {text!r}; write 0.5us"
-            )
-        return found
-
-    def bandwidth(text: str | None, option: str) -> float | None:
-        found = None if text is None else parse_bandwidth(text)
-        if found is not None and found < _LEAST_BYTES_PER_S:
-            raise InputError(
-                f"{option} needs {_LEAST_BYTES_PER_S:g} byte/s or more, but got {text!r}; "
-                "write 70GB/s"
-            )
-        return found
-
-    return fabric(name).with_(
-        link_bandwidth_bytes_per_s=bandwidth(link_bandwidth, "--link-bandwidth"),
-        hop_latency_s=time_s(hop_latency, "--hop-latency"),
-        message_overhead_s=time_s(message_overhead, "--message-overhead"),
-        chip_bandwidth_bytes_per_s=bandwidth(chip_bandwidth, "--chip-bandwidth"),
-    )
 
 
 ConfigOption = Annotated[

@@ -13,15 +13,7 @@ from meshmend.cli.console import (
     progress,
     write_text,
 )
-from meshmend.cli.options import (
-    ChipBandwidthOption,
-    FabricOption,
-    HopLatencyOption,
-    JsonOption,
-    LinkBandwidthOption,
-    MessageOverheadOption,
-    fabric_of,
-)
+from meshmend.cli.options import FabricOption, JsonOption
 
 if TYPE_CHECKING:
     from meshmend.lab.paper.prediction import Cell, Prediction
@@ -30,10 +22,6 @@ if TYPE_CHECKING:
 
 def reproduce_command(
     fabric: FabricOption = "tpu-v3",
-    link_bandwidth: LinkBandwidthOption = None,
-    hop_latency: HopLatencyOption = None,
-    message_overhead: MessageOverheadOption = None,
-    chip_bandwidth: ChipBandwidthOption = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Only the two tables, no other readings of the paper.")
     ] = False,
@@ -52,17 +40,13 @@ def reproduce_command(
 
     - meshmend reproduce
 
-    - meshmend reproduce --quick --link-bandwidth 70GB/s
+    - meshmend reproduce --quick --fabric reference
 
     - meshmend reproduce -o reproduction.html
     """
-    machine = fabric_of(
-        fabric,
-        link_bandwidth=link_bandwidth,
-        hop_latency=hop_latency,
-        message_overhead=message_overhead,
-        chip_bandwidth=chip_bandwidth,
-    )
+    from meshmend.topology.fabric import fabric as fabric_named
+
+    machine = fabric_named(fabric)
     check_suffix(output, ".html")
     check_writable(output)
     announce_compilation()

@@ -19,19 +19,15 @@ from meshmend.cli.console import (
     write_text,
 )
 from meshmend.cli.options import (
-    ChipBandwidthOption,
+    LONGEST_S,
     CollectiveOption,
     FabricOption,
     FailOption,
-    HopLatencyOption,
     JsonOption,
-    LinkBandwidthOption,
     MeshOption,
-    MessageOverheadOption,
     UpdateRateOption,
     WrapOption,
     check_algorithms,
-    fabric_of,
     mesh_of,
     with_update_rate,
 )
@@ -46,6 +42,7 @@ if TYPE_CHECKING:
 
 
 _PAYLOADS_ABREAST = 7
+_LEAST_BYTES_PER_S = 1.0
 
 
 def simulate_command(
@@ -75,10 +72,25 @@ def simulate_command(
     ] = None,
     collective: CollectiveOption = "allreduce",
     fabric: FabricOption = "reference",
-    link_bandwidth: LinkBandwidthOption = None,
-    hop_latency: HopLatencyOption = None,
-    message_overhead: MessageOverheadOption = None,
-    chip_bandwidth: ChipBandwidthOption = None,
+    link_bandwidth: Annotated[
+        str | None,
+        typer.Option(
+            "--link-bandwidth", metavar="70GB/s", help="One way, instead of the fabric's."
+        ),
+    ] = None,
+    hop_latency: Annotated[
+        str | None, typer.Option("--hop-latency", metavar="0.5us", help="Instead of the fabric's.")
+    ] = None,
+    message_overhead: Annotated[
+        str | None,
+        typer.Option("--message-overhead", metavar="50ns", help="Instead of the fabric's."),
+    ] = None,
+    chip_bandwidth: Annotated[
+        str | None,
+        typer.Option(
+            "--chip-bandwidth", metavar="1TB/s", help="How fast a chip adds; else unlimited."
+        ),
+    ] = None,
     update_rate: UpdateRateOption = None,
     slices: Annotated[
         int | None, typer.Option("--slices", help="Slices of the payload; the best if not given.")
@@ -141,7 +153,7 @@ def simulate_command(
     from meshmend.units import parse_payloads
 
     broken = mesh_of(mesh, wrap, fail)
-    machine = fabric_of(
+    machine = _fabric(
         fabric,
         link_bandwidth=link_bandwidth,
         hop_latency=hop_latency,
@@ -204,6 +216,47 @@ def simulate_command(
         write_text(output, sweep_svg(results) if len(results) > 1 else _heat_map(results[0]))
     for path in (each for each in (save_trace, output) if each is not None and not as_json):
         print(f"written      {path}")
+
+
+def _fabric(
+    name: str,
+    *,
+    link_bandwidth: str | None,
+    hop_latency: str | None,
+    message_overhead: str | None,
+    chip_bandwidth: str | None,
+) -> "Fabric":
+    """Return the fabric that the options describe.
+
+    Raises:
+        InputError: a figure cannot be read, or no machine is so slow.
+    """
+    from meshmend.topology.fabric import fabric
+    from meshmend.units import parse_bandwidth, parse_time
+
+    def time_s(text: str | None, option: str) -> float | None:
+        found = None if text is None else parse_time(text)
+        if found is not None and found > LONGEST_S:
+            raise InputError(
+                f"{option} needs a time up to {LONGEST_S:g} s, but got {text!r}; write 0.5us"
+            )
+        return found
+
+    def bandwidth(text: str | None, option: str) -> float | None:
+        found = None if text is None else parse_bandwidth(text)
+        if found is not None and found < _LEAST_BYTES_PER_S:
+            raise InputError(
+                f"{option} needs {_LEAST_BYTES_PER_S:g} byte/s or more, but got {text!r}; "
+                "write 70GB/s"
+            )
+        return found
+
+    return fabric(name).with_(
+        link_bandwidth_bytes_per_s=bandwidth(link_bandwidth, "--link-bandwidth"),
+        hop_latency_s=time_s(hop_latency, "--hop-latency"),
+        message_overhead_s=time_s(message_overhead, "--message-overhead"),
+        chip_bandwidth_bytes_per_s=bandwidth(chip_bandwidth, "--chip-bandwidth"),
+    )
 
 
 def _simulate_buckets(
