@@ -104,7 +104,7 @@ class PeerConnections:
         """Wait for the call of a lower rank, and return its connection."""
         with self._changed:
             self._chosen_in.pop(peer, None)
-            while self._calls.get(peer, (-1, None))[0] != epoch:
+            while not self._has_called(peer, epoch):
                 if is_set(self._stop_fd):
                     raise StoppedError(f"{self._me} was told to stop waiting for a connection")
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())):
@@ -113,6 +113,21 @@ class PeerConnections:
                     )
             self._chosen_in[peer] = generation
             return self._calls.pop(peer)[1]
+
+    def _has_called(self, peer: int, epoch: int) -> bool:
+        """Whether a rank has called in an epoch, and has not hung up since.
+
+        One that hung up was interrupted while it connected, and calls again in that epoch. If its
+        first call were chosen, the second would be closed as late, and a sound link count as cut.
+        """
+        called_in, connection = self._calls.get(peer, (-1, None))
+        if connection is None or called_in != epoch:
+            return False
+        if has_ended(connection):
+            connection.close()
+            del self._calls[peer]
+            return False
+        return True
 
     def _admit(self, connection: socket.socket, request: ConnectRequest) -> None:
         """Keep a call until `connection` returns it; close one of an older epoch, or too late."""
