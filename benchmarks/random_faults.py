@@ -27,12 +27,17 @@ _BOARD_WITH_COORDINATOR_PROBABILITY: Final = 0.4
 _MAX_CUT_LINKS: Final = 2
 _REST_S: Final = 12.0  # without faults at the end, so that the job can recover from the last one
 
+_FIRST_STEP: Final = 10
+_GAP_STEPS: Final = (1, 2)  # that the job must go on after a fault, before the next
+_REST_STEPS: Final = 20  # after the last fault
+_PATIENCE_S: Final = 30.0  # for a job that goes on, but does not recover from a fault
+
 
 def random_faults(
     mesh: Mesh, board: tuple[int, ...], *, for_s: float, seed: int
 ) -> tuple[Fault, ...]:
     """Return random faults for a run of this many seconds, in the order of their times."""
-    state = _MeshState(mesh, board, random.Random(seed))
+    state = FaultSource(mesh, board, random.Random(seed))
     at_s = _FIRST_S
     faults: list[Fault] = []
     while at_s < for_s - _REST_S:
@@ -42,8 +47,11 @@ def random_faults(
 
 
 @dataclass
-class _MeshState:
-    """What is broken after the faults so far, and the generator of random numbers."""
+class FaultSource:
+    """Draws one fault after the other; knows what is broken after those so far.
+
+    Which faults come, and in which order, depends on the random numbers alone, not on their times.
+    """
 
     mesh: Mesh
     board: tuple[int, ...]
@@ -153,6 +161,61 @@ class _MeshState:
                 )
         self.dead.clear()
         self.cut.clear()
+
+
+class FaultDriver:
+    """Hands out random faults, each as soon as the job has gone on a step or two after the last.
+
+    After `n_faults` of them, repairs not counted, and some steps more it hands out None: the end.
+    Faults that `can_do` denies are drawn, so that the others stay the same, but not handed out.
+    """
+
+    def __init__(
+        self,
+        source: FaultSource,
+        n_faults: int,
+        can_do: Callable[[Fault], bool] = lambda fault: True,
+    ) -> None:
+        self._source = source
+        self.n_asked = n_faults
+        self._can_do = can_do
+        self.n_faults = self.n_repairs = 0
+        self.skipped: list[str] = []  # what `can_do` denied
+        self._asked_at_s = self._until_s = 0.0
+        self._due_step: int | None = _FIRST_STEP
+
+    def next_faults(
+        self, step: int, elapsed_s: float, *, has_recovered: bool
+    ) -> tuple[Fault, ...] | None:
+        """Return the faults that are due now, mostly none; None if the job is to end.
+
+        `has_recovered` says that the job has recovered from all faults that were injected so far.
+        """
+        is_late = elapsed_s > self._asked_at_s + _PATIENCE_S
+        if elapsed_s <= self._until_s or not (has_recovered or is_late):
+            self._due_step = None
+            return ()
+        is_over = self.n_faults >= self.n_asked
+        if self._due_step is None:
+            gap = _REST_STEPS if is_over else self._source.random.randint(*_GAP_STEPS)
+            self._due_step = step + gap
+        if step < self._due_step:
+            return ()
+        if is_over:
+            return None
+        return self._draw(elapsed_s)
+
+    def _draw(self, elapsed_s: float) -> tuple[Fault, ...]:
+        drawn = tuple(self._source.next_faults(round(elapsed_s, 3)))
+        faults = tuple(fault for fault in drawn if self._can_do(fault))
+        self.skipped += [str(fault) for fault in drawn if fault not in faults]
+        repairs = sum(fault.kind is FaultKind.REPAIR for fault in faults)
+        self.n_repairs += repairs
+        self.n_faults += len(faults) - repairs
+        self._asked_at_s = elapsed_s
+        self._until_s = max((fault.at_s or 0.0 for fault in faults), default=elapsed_s) + 0.1
+        self._due_step = None
+        return faults
 
 
 def _single_chip(chip: Chip) -> Block:

@@ -12,7 +12,11 @@ import os
 import sys
 import threading
 import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -42,26 +46,38 @@ def main() -> None:
     preload()
     work = workload("resnet")
     model = work.model()
-    reading, writing = os.pipe()
-    if os.fork() == 0:
-        _serve(writing, timeout_s)
-    os.close(writing)
-    lighthouse = os.read(reading, 1000).decode()
+    lighthouse = start_lighthouse(timeout_s, least=len(SURVIVORS))
     workers = []
     for rank in range(N_WORKERS):
         if (pid := os.fork()) == 0:
-            _train(Worker(rank, lighthouse, timeout_s), work, model, Marks(folder, rank))
+            worker = Worker(rank, lighthouse, timeout_s, least=len(SURVIVORS))
+            train(worker, Training(work, model, BATCH), partial(_mark, Marks(folder, rank)))
         workers.append(pid)
     for pid in workers:
         os.waitpid(pid, 0)
 
 
-def _serve(writing: int, timeout_s: float) -> None:
+def _mark(marks: Marks, done: "Done") -> None:
+    marks.note(done.what, step=done.step, among=done.among)
+
+
+def start_lighthouse(timeout_s: float, *, least: int) -> str:
+    """Fork a lighthouse that lives as long as this process, and return its address."""
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        _serve(writing, timeout_s, least)
+    os.close(writing)
+    address = os.read(reading, 1000).decode()
+    os.close(reading)
+    return address
+
+
+def _serve(writing: int, timeout_s: float, least: int) -> None:
     """Be the lighthouse, until the parent is gone."""
     parent = os.getppid()
     server = coordination.LighthouseServer(
         bind="127.0.0.1:0",
-        min_replicas=len(SURVIVORS),
+        min_replicas=least,
         join_timeout_ms=int(1000 * timeout_s),
         quorum_tick_ms=int(1000 * TICK_S),
         heartbeat_timeout_ms=int(1000 * timeout_s),
@@ -76,8 +92,9 @@ def _serve(writing: int, timeout_s: float) -> None:
 class Worker:
     """One replica group of one worker: its manager, and when that is to give up."""
 
-    def __init__(self, rank: int, lighthouse: str, timeout_s: float) -> None:
+    def __init__(self, rank: int, lighthouse: str, timeout_s: float, *, least: int) -> None:
         self.rank = rank
+        self._least = least
         self._lighthouse = lighthouse
         self._timeout = timedelta(seconds=timeout_s)
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -96,7 +113,7 @@ class Worker:
             pg=process_group.ProcessGroupGloo(timeout=self._timeout),
             load_state_dict=take_over,
             state_dict=state,
-            min_replica_size=len(SURVIVORS),
+            min_replica_size=self._least,
             use_async_quorum=False,  # who shares the batch out must know among how many
             timeout=self._timeout,
             quorum_timeout=timedelta(seconds=60),  # a quorum that fails ends the worker
@@ -113,40 +130,73 @@ class Worker:
         )
 
 
-def _train(worker: Worker, work: Workload, model: torch.nn.Module, marks: Marks) -> None:
+@dataclass(frozen=True)
+class Training:
+    """What is trained: a workload, its model before the first step, the global batch."""
+
+    work: Workload
+    model: torch.nn.Module
+    batch: int
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a worker has done: joined, a step that counts, or one that does not (`no commit`).
+
+    `share` is its number among those that took part, `digest` a checksum of its model.
+    """
+
+    what: str
+    step: int = 0
+    among: int = 0
+    share: int = 0
+    loss: float = 0.0
+    digest: int = 0
+
+
+def train(worker: Worker, training: Training, note: Callable[[Done], None]) -> None:
     """Train until killed, or until the process that started this one is gone."""
     threading.Thread(target=_die_with, args=[os.getppid()], daemon=True).start()
     logging.disable(logging.WARNING)
     try:
-        _loop(worker, work, model, marks)
+        _loop(worker, training, note)
     except BaseException as error:
         print(f"worker {worker.rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
     os._exit(1)
 
 
-def _loop(worker: Worker, work: Workload, model: torch.nn.Module, marks: Marks) -> None:
+def _loop(worker: Worker, training: Training, note: Callable[[Done], None]) -> None:
+    work, model, n_batch = training.work, training.model, training.batch
     optimizer = work.optimizer(model)
     manager = worker.manager(model, optimizer)
-    gradients, order = Gradients(model), Order(len(work.dataset))
-    marks.note("joined")
+    gradients, order = Gradients(model), Order(len(work.dataset), training.seed)
+    note(Done("joined"))
     while True:
         manager.start_quorum()
         among, mine = manager.num_participants(), manager.participating_rank()
         step = manager.current_step()
-        share = share_of(step * BATCH, BATCH, mine, among)
+        share = share_of(step * n_batch, n_batch, mine, among)
         batch = batch_of(work.dataset, order.samples(share.start, share.stop).tolist())
         loss = work.loss(model, batch)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]  # torch's stubs
-        gradients.gather(float(loss.detach()), share.n_samples / BATCH)
+        gradients.gather(float(loss.detach()), share.n_samples / n_batch)
         for bucket in gradients.buckets:
             manager.allreduce(bucket.flat, reduce_op=dist.ReduceOp.SUM).wait()
         if manager.should_commit():
-            gradients.scatter()
+            mean = gradients.scatter()
             optimizer.step()
-            marks.note("step", step=step + 1, among=among)
+            note(Done("step", step + 1, among, mine, mean, _digest(model)))
         else:
-            marks.note("no commit", step=step, among=among)
+            note(Done("no commit", step, among))
+
+
+def _digest(model: torch.nn.Module) -> int:
+    found = 0
+    for parameter in model.parameters():
+        found = zlib.crc32(parameter.detach().numpy().tobytes(), found)
+    return found
 
 
 def _die_with(parent: int) -> None:

@@ -11,7 +11,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -71,6 +71,9 @@ from meshmend.transport.event_loop import load_event_loop
 from meshmend.transport.listener import listening
 from meshmend.units import counted, parse_bandwidth
 
+# Faults to inject now, from what goes on and the seconds since the start; None ends the job.
+MoreFaults = Callable[[JobView, float], Iterable[Fault] | None]
+
 
 @dataclass(frozen=True)
 class ElasticJob:
@@ -79,7 +82,8 @@ class ElasticJob:
     Each worker runs `body()`, which returns its exit code, and computes in `n_threads` threads.
     `sums` are the sizes of the sums of a step, if they are known before the first step: the
     launcher then plans ahead for the next failures. After `for_s` seconds the job is ended,
-    whatever step it is at. `page` asks for a live page.
+    whatever step it is at. `more_faults` is asked again and again for faults that depend on what
+    the job does. `page` asks for a live page.
     """
 
     config: JobConfig
@@ -87,6 +91,7 @@ class ElasticJob:
     on_event: Callable[[TimedEvent], None]
     sums: SumSizes = ()
     for_s: float | None = None
+    more_faults: MoreFaults | None = None
     page: PageRequest | None = None
     n_threads: int = 1
 
@@ -280,9 +285,11 @@ class _Launcher:
     def until_over(self) -> None:
         """Watch processes and inject faults until no worker is left or the time to end is over."""
         while self._running() or self._injector.awaits_repair():
-            self._processes.supervisor.serve(_POLL_S if self._injector.is_timed() else _IDLE_POLL_S)
+            is_idle = self._job.more_faults is None and not self._injector.is_timed()
+            self._processes.supervisor.serve(_IDLE_POLL_S if is_idle else _POLL_S)
             self._supervise_coordinator()
             self._handle_ended_workers()
+            self._ask_for_faults()
             self._injector.inject_due(self._step, self._elapsed_s())
             self._finish_when_time_is_up()
             self._fail_standstill()
@@ -351,10 +358,25 @@ class _Launcher:
             ]
             self._handle_event(time.monotonic(), JobFailed(self._standstill.words(running)))
 
+    def _ask_for_faults(self) -> None:
+        """Take up the faults that depend on what the job does, or the wish to end it."""
+        if self._job.more_faults is None or self._over_since is not None:
+            return
+        asked = self._job.more_faults(self._view, self._elapsed_s())
+        if asked is None:
+            self._finish()
+            return
+        for fault in asked:
+            self._injector.add(fault)
+
     def _finish_when_time_is_up(self) -> None:
-        """Ask the coordinator to finish the job once its time `for_s` is over."""
-        for_s = self._job.for_s
-        if for_s is not None and self._elapsed_s() > for_s and not self._has_sent_finish:
+        """Finish the job once its time `for_s` is over."""
+        if self._job.for_s is not None and self._elapsed_s() > self._job.for_s:
+            self._finish()
+
+    def _finish(self) -> None:
+        """Ask the coordinator to finish the job, once."""
+        if not self._has_sent_finish:
             self._has_sent_finish = True
             self._observer.send(Finish())
 

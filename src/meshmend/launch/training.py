@@ -19,7 +19,7 @@ from meshmend.config import JobConfig
 from meshmend.errors import InputError
 from meshmend.files import why_unwritten, write_whole
 from meshmend.lab.workloads.trainable import Trainable, resume_of, saving_of
-from meshmend.launch.elastic import ElasticJob, Outcome, run_elastic
+from meshmend.launch.elastic import ElasticJob, MoreFaults, Outcome, run_elastic
 from meshmend.launch.job_page import PageRequest
 from meshmend.launch.run_log import run_log
 from meshmend.launch.worker import compute_in_one_thread
@@ -71,11 +71,13 @@ def train(
     show: Callable[[TimedEvent], None],
     *,
     for_s: float | None = None,
+    more_faults: MoreFaults | None = None,
     page: PageRequest | None = None,
 ) -> TrainingResult:
     """Train through all faults; write each event to the log and pass it to `show`.
 
-    After `for_s` seconds the job is ended, whatever step it is at. `page` asks for a live page.
+    After `for_s` seconds the job is ended, whatever step it is at. `more_faults` is asked for
+    faults that depend on what the job does. `page` asks for a live page.
 
     Raises:
         InputError: the run's folder cannot be made, or the checkpoint cannot be resumed.
@@ -107,6 +109,7 @@ def train(
                 on_event=on_event,
                 sums=workload.sum_sizes(config, mesh.n_live),
                 for_s=for_s,
+                more_faults=more_faults,
                 page=page,
             )
         )
