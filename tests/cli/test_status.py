@@ -86,6 +86,7 @@ def half_formed() -> JobStatus:
         step_ago_s=8.2,
         steps_per_s=2.5,
         samples_per_s=160.0,
+        planned=(12, 16),
         waits=(
             ChipsWait((waits,), (), "its board must be complete, but (1, 1, 1) is missing", 30.0),
             ChipsWait(tuple(members[:2]), (chips[2],), "the sum needs the gradients of all", 8.0),
@@ -106,6 +107,7 @@ def test_a_half_formed_mesh_shows_who_lives_who_waits_and_what_happened() -> Non
         "step 41 of 100, 8.20 s ago",
         "rate 2.5 steps/s, 160 samples/s",
         "generation 4 with 6 chips, without link:0,0,0-0,0,1",
+        "plans ahead for the loss of 12 of 16 boards",
         "1,1,0 waits, 30.00 s so far: its board must be complete, but (1, 1, 1) is missing",
         "1x1x2@0,0,0 wait for 0,1,0, 8.00 s so far: the sum needs the gradients of all",
         "62.00 s ago chip (1, 1, 1) is gone",

@@ -116,6 +116,8 @@ def test_a_job_is_looked_into_with_and_without_its_coordinator(job: WatchedJob) 
     assert (counted["meshmend_live_chips"], counted["meshmend_generation"]) == (4, 1)
     assert counted["meshmend_steps_total"] > 0
     assert counted["meshmend_sent_bytes_total"] >= counted[link]
+    until(lambda: job.scrape().get("meshmend_planned_boards") == 4)  # the host plans ahead
+    assert job.status("--job", "ours")["planned"] == [4, 4]
 
     first.signal(signal.SIGKILL)
     first.end()

@@ -19,7 +19,13 @@ from meshmend.errors import StoppedError
 from meshmend.planning import catalogue, plan_cache
 from meshmend.planning.catalogue import CollectiveCall, is_remembered, proved_schedule
 from meshmend.planning.files import plan_document, read_plan, write_plan
-from meshmend.planning.plan_cache import board_losses, load_or_make_plans, load_plans, plan_ahead
+from meshmend.planning.plan_cache import (
+    board_losses,
+    load_or_make_plans,
+    load_plans,
+    plan_ahead,
+    planned_losses,
+)
 from meshmend.planning.plan_request import GATHER, PlanRequest
 from meshmend.schedule.algorithms import ALGORITHMS
 from meshmend.schedule.table import Collective
@@ -54,6 +60,7 @@ def test_there_is_a_plan_for_the_loss_of_each_chip_of_a_square_and_for_all_four(
 ) -> None:
     plan_ahead(tmp_path / "plans", request())
     assert len(plans_in(tmp_path / "plans")) == 5
+    assert planned_losses(tmp_path / "plans", SQUARE) == (4, 4)
     monkeypatch.setattr(catalogue, "_remembered", {})
     monkeypatch.setattr(catalogue, "_make", cannot_plan)
 
@@ -217,6 +224,25 @@ def test_a_loss_that_the_algorithm_does_not_support_is_left_out(tmp_path: Path) 
     plan_ahead(tmp_path, request(Mesh((4, 4)), "two-d"))
 
     assert len(plans_in(tmp_path)) == 1  # the whole mesh
+    assert planned_losses(tmp_path, Mesh((4, 4))) == (0, 16)
+
+
+def test_how_many_losses_have_plans_is_known_of_one_mesh_while_they_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int] | None] = []
+
+    def look(*_: object) -> None:
+        seen.append(planned_losses(tmp_path, SQUARE))
+
+    monkeypatch.setattr(plan_cache, "store_plans", look)
+    plan_ahead(tmp_path, request())
+
+    assert seen == [None, (0, 4), (1, 4), (2, 4), (3, 4)]
+    assert planned_losses(tmp_path, SQUARE) == (4, 4)
+    assert planned_losses(tmp_path, SQUARE.without("0,0")) is None
+    (tmp_path / "coverage").write_text("[")
+    assert planned_losses(tmp_path, SQUARE) is None
 
 
 def _drop_a_row(plan: dict[str, list[int]]) -> None:

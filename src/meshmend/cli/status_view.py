@@ -157,6 +157,9 @@ def _facts(status: JobStatus) -> Table:
         cut = f", without {', '.join(sorted(map(str, generation.cut)))}" if generation.cut else ""
         n_chips = counted(len(generation.chips), "chip")
         facts.add_row("generation", f"{generation.number} with {n_chips}{cut}")
+    if status.planned is not None:
+        n_planned, n_losses = status.planned
+        facts.add_row("plans ahead", f"for the loss of {n_planned} of {counted(n_losses, 'board')}")
     if status.coordinator_lost_s is not None:
         lost = f"none answers the workers for {seconds(status.coordinator_lost_s)}"
         facts.add_row("coordinator", Text(lost, style="magenta"))

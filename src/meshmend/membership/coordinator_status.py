@@ -65,6 +65,7 @@ class StatusKeeper:
             step_ago_s=None if stepped_at is None else max(0.0, now - stepped_at),
             steps_per_s=view.steps_per_s(now),
             samples_per_s=view.samples_per_s(now),
+            planned=view.planned,
             failure=failure,
             waits=(*self._waits(now), *loop_waits(self._members(workers))),
             workers=workers,

@@ -166,7 +166,7 @@ class WorkerStepped(_Kind, frozen=True, tag="stepped"):
 
     Rank 0 reports every step; the other ranks report their first step of each generation. `at` is
     by the clock that all processes of one machine share. `sums` is what a step sums: how many
-    elements of which type.
+    elements of which type. `planned`: how many losses of a board have plans, and of how many.
     """
 
     chip: ChipCoordinates
@@ -178,6 +178,7 @@ class WorkerStepped(_Kind, frozen=True, tag="stepped"):
     loss: Real | None
     samples: Count
     sums: tuple[tuple[Count, str], ...] = ()
+    planned: tuple[Count, Count] | None = None
 
 
 class WorkerSaved(_Kind, frozen=True, tag="saved"):

@@ -127,8 +127,9 @@ class JobStatus(Value, frozen=True):
     """How a job is now; `answered_by` is the chip of the worker that says so, else None.
 
     `version` and `uptime_s` are those of the process that answers. `step` is the last one that is
-    known to be finished, `step_ago_s` how long ago that became known. `coordinator_lost_s`: how
-    long the worker that answers has had no coordinator.
+    known to be finished, `step_ago_s` how long ago that became known. `planned`: how many losses of
+    a board have plans, and of how many. `coordinator_lost_s`: how long the worker that answers has
+    had no coordinator.
     """
 
     job: str
@@ -142,6 +143,7 @@ class JobStatus(Value, frozen=True):
     step_ago_s: Seconds | None = None
     steps_per_s: Seconds | None = None
     samples_per_s: Seconds | None = None
+    planned: tuple[Count, Count] | None = None
     coordinator_lost_s: Seconds | None = None
     failure: str = ""
     waits: tuple[ChipsWait, ...] = ()

@@ -132,6 +132,7 @@ class JobView:
         self.has_coordinator = True
         self.moved_at = now  # when a step was finished, or a chip joined or left
         self.formed_at: float | None = None  # when the latest generation was formed
+        self.planned: tuple[int, int] | None = None  # losses of a board with plans, and all
         self.stepped_at: float | None = None  # when the last step was reported
         self._leader: Chip | None = None
         self._led_at = 0.0  # when the leader finished its last step, by its own clock
@@ -198,7 +199,7 @@ class JobView:
             self._counts[name] += 1
         match event:
             case events.GenerationForming():
-                self.formed_at = clock
+                self.formed_at, self.planned = clock, None
             case events.StateRestored():
                 self._counts["redone_steps"] += event.lost - event.step
             case events.WorkerStepped(leads=True):
@@ -216,6 +217,7 @@ class JobView:
         self._steps.add(event.at, 1)
         self._samples.add(event.at, event.samples)
         self._led_at, self.stepped_at = event.at, clock
+        self.planned = event.planned
 
     def _leader_clock(self, now: float) -> float:
         """Return the time by the leader's clock."""

@@ -13,8 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from meshmend import __version__
 from meshmend.errors import MeshmendError, PlanFileError, ProofError, UnsupportedError
+from meshmend.files import write_whole
 from meshmend.locks import folder_lock
 from meshmend.planning.cache import Cache, Key
 from meshmend.planning.catalogue import (
@@ -37,6 +40,7 @@ PlannedCall = tuple[CollectiveCall, int]  # and the bytes that it is planned for
 _ALLREDUCE: Final = CollectiveCall("allreduce")
 _ALL_GATHER: Final = CollectiveCall(GATHER)
 _LOCK_TIMEOUT_S: Final = 60.0
+_COVERAGE: Final = "coverage"  # a file that says how many of which mesh's losses have plans
 _MOST_BYTES: Final = 4 << 30  # of one folder: plans for the loss of each board of 4096 chips
 
 
@@ -91,9 +95,29 @@ def plan_ahead(folder: Path, request: PlanRequest, *, begin: float = 0.0) -> Non
     rotated = [*losses[first:], *losses[:first]]
     # What neighbours share, such as power and cooling, fails for both.
     rotated.sort(key=lambda left: not _is_beside_failed(request.mesh, left))
+    folder.mkdir(parents=True, exist_ok=True)
+    n_planned = 0
     for mesh in (*rotated, request.mesh) if begin else (request.mesh, *rotated):
         with suppress(UnsupportedError):
             store_plans(folder, mesh, request.algorithm, request.sums)
+            n_planned += mesh != request.mesh
+        coverage = _Coverage(str(request.mesh), n_planned, len(losses))
+        write_whole(folder / _COVERAGE, msgspec.json.encode(coverage), is_durable=False)
+
+
+def planned_losses(folder: Path, mesh: Mesh) -> tuple[int, int] | None:
+    """Return how many losses of a board of a mesh have plans, and of how many; None: not known."""
+    try:
+        found = msgspec.json.decode((folder / _COVERAGE).read_bytes(), type=_Coverage)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return (found.n_planned, found.n_losses) if found.mesh == str(mesh) else None
+
+
+class _Coverage(msgspec.Struct, frozen=True):
+    mesh: str
+    n_planned: int
+    n_losses: int
 
 
 def _is_beside_failed(mesh: Mesh, left: Mesh) -> bool:

@@ -62,6 +62,10 @@ def _about_the_job(status: JobStatus) -> Iterator[Family]:
         yield _gauge("target_steps", "How many steps make up the job.", status.n_steps)
     if status.step_ago_s is not None:
         yield _gauge("last_step_age_seconds", "Since the last step.", status.step_ago_s)
+    if status.planned is not None:
+        n_planned, n_boards = status.planned
+        yield _gauge("boards", "Boards that may be lost next.", n_boards)
+        yield _gauge("planned_boards", "Boards whose loss has plans made ahead.", n_planned)
     counts = status.counts
     since = "since this coordinator began"
     yield _counter("steps_total", f"Steps finished {since}.", counts.steps)

@@ -6,10 +6,11 @@ made for ranks.
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ from meshmend.planning.catalogue import (
     proved_spread,
 )
 from meshmend.planning.plan import AUTO
-from meshmend.planning.plan_cache import load_or_make_plans
+from meshmend.planning.plan_cache import load_or_make_plans, planned_losses
 from meshmend.planning.plan_request import GATHER, SumSizes
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.spanning import Ends, point_to_point
@@ -47,6 +48,7 @@ _SPREAD_MESSAGE_BYTES = 1 << 18
 _SIZE_BYTES = 8
 _CONNECT_S = 10.0
 _FIRST_GENERATION = 1
+_LOOK_EVERY_S: Final = 1.0  # for how many plans there are
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,8 @@ class Exchange:
         self._agreement: PlanAgreement | None = None  # None: this generation has searched plans
         self._tasks: dict[tuple[int, str], Task] = {}  # by size, and element type or collective
         self._connected: set[int] = set()  # seats with a connection of this generation
+        self._planned: tuple[int, int] | None = None  # losses with plans, as last looked up
+        self._look_at = 0.0
         # Called with each `interrupt`: what else waits for peers, such as a process group, stops.
         self.on_interrupt: Callable[[], None] = lambda: None
         ahead = exchange_settings.plan_ahead
@@ -158,6 +162,7 @@ class Exchange:
         self._sums, self._agreement = (), None
         self._tasks = {}
         self._connected = set()
+        self._planned, self._look_at = None, 0.0
 
     def leave(self) -> None:
         """Close all connections: this chip has left the generation."""
@@ -193,6 +198,13 @@ class Exchange:
                 self._gather_task(size)
             else:
                 self._sum_task(size, dtype)
+
+    def planned_losses(self) -> tuple[int, int] | None:
+        """Return how many losses of a board have plans, and of how many; looked up now and then."""
+        if self._plans is not None and time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + _LOOK_EVERY_S
+            self._planned = planned_losses(self._plans, self.mesh)
+        return self._planned
 
     def plan_ahead(self, sums: SumSizes) -> None:
         """Plan sums for the failures that may come next, if this job's workers plan ahead."""

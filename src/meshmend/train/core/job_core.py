@@ -407,6 +407,7 @@ class JobCore:
             loss=self.loss,
             samples=batch,
             sums=tuple(self.sum_sizes()) if is_first else (),
+            planned=self._exchange.planned_losses() if self._exchange else None,
         )
         coordinator_client().report(stepped)
 
