@@ -1,6 +1,5 @@
 """`meshmend simulate`: what algorithms cost on a mesh, next to the physical limit."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -31,12 +30,11 @@ from meshmend.cli.options import (
     mesh_of,
     with_update_rate,
 )
-from meshmend.errors import InputError, TopologyError
+from meshmend.errors import InputError
 
 if TYPE_CHECKING:
     from meshmend.planning.bucket_comparison import BucketComparison
     from meshmend.planning.comparison import Comparison
-    from meshmend.simulator.trace import TraceFilter
     from meshmend.topology.fabric import Fabric
     from meshmend.topology.mesh import Mesh
 
@@ -100,23 +98,8 @@ def simulate_command(
         typer.Option(
             "--save-trace",
             metavar="FILE",
-            help="Write the fastest algorithm's trace for Perfetto: trace.json.gz.",
-        ),
-    ] = None,
-    trace_slices: Annotated[
-        str | None,
-        typer.Option(
-            "--trace-slices",
-            metavar="WHICH",
-            help="Slices of the trace: 0..9, 0,50,100, or all; else as many as fit into 50 MB.",
-        ),
-    ] = None,
-    trace_chips: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--trace-chips",
-            metavar="WHICH",
-            help="Only links that leave these chips: 3,4 or 2x2@2,2; repeat for more.",
+            help="Write the fastest algorithm's trace for Perfetto, at most about 50 MB of it: "
+            "trace.json.gz.",
         ),
     ] = None,
     output: Annotated[
@@ -180,7 +163,7 @@ def simulate_command(
         _simulate_buckets(broken, machine, buckets, names, slices, as_json=as_json)
         return
     payloads = parse_payloads(payload or "100MB")
-    wanted = _trace_filter(save_trace, trace_slices, trace_chips, payloads, broken)
+    _check_trace(save_trace, payloads)
     check_suffix(output, ".svg")
     check_writable(save_trace, output)
     announce_compilation()
@@ -211,7 +194,7 @@ def simulate_command(
         else:
             _print_comparison(results[0])
     if save_trace is not None:
-        _write_trace(results[0], save_trace, wanted)
+        _write_trace(results[0], save_trace)
     if output is not None:
         write_text(output, sweep_svg(results) if len(results) > 1 else _heat_map(results[0]))
     for path in (each for each in (save_trace, output) if each is not None and not as_json):
@@ -417,82 +400,28 @@ def _print_buckets(result: "BucketComparison") -> None:
         )
 
 
-def _trace_filter(
-    path: Path | None,
-    slices: str | None,
-    chips: list[str] | None,
-    payloads: Sequence[int],
-    mesh: "Mesh",
-) -> "TraceFilter":
-    """Return what the options of a trace ask for.
-
-    Raises:
-        InputError: they cannot be read, or do not go together.
-    """
-    from meshmend.simulator.trace import TraceFilter
-
-    if path is None:
-        for name, value in (("--trace-slices", slices), ("--trace-chips", chips)):
-            if value:
-                raise InputError(f"{name} needs --save-trace FILE: it says what is written there")
-        return TraceFilter()
-    if len(payloads) > 1:
+def _check_trace(path: Path | None, payloads: Sequence[int]) -> None:
+    """Raise InputError if there is no one trace to write, or its file has another ending."""
+    if path is not None and len(payloads) > 1:
         raise InputError("--save-trace needs one payload, but got a sweep")
-    if path.suffix not in {".json", ".gz"}:
+    if path is not None and path.suffix not in {".json", ".gz"}:
         raise InputError(
             f"--save-trace writes JSON, compressed or not, so it needs a name such as "
             f"trace.json.gz or trace.json, but got {path.name}"
         )
-    return TraceFilter(
-        slices=_slices_of_trace(slices) if slices not in {None, "all"} else None,
-        every_slice=slices == "all",
-        chips=frozenset(chip for text in chips for chip in _chips_of_trace(text, mesh))
-        if chips
-        else None,
-    )
 
 
-def _slices_of_trace(text: str | None) -> frozenset[int]:
-    found: set[int] = set()
-    for word in (text or "").split(","):
-        match = re.fullmatch(r"(\d{1,6})(?:\.\.(\d{1,6}))?", word.strip())
-        if match is None:
-            raise InputError(f"--trace-slices needs 0..9, 0,50,100 or all, but got {text!r}")
-        found |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
-    if not found:
-        raise InputError(f"--trace-slices needs a range that rises, but got {text!r}")
-    return frozenset(found)
-
-
-def _chips_of_trace(text: str, mesh: "Mesh") -> frozenset[tuple[int, ...]]:
-    """Return the live chips of a chip or a block, which are written as failures are."""
-    from meshmend.topology.failures import Link, parse_failure
-
-    try:
-        place = parse_failure(text)
-    except TopologyError:
-        place = None
-    if place is None or isinstance(place, Link):
-        raise InputError(f"--trace-chips needs chips such as 3,4 or 2x2@2,2, but got {text!r}")
-    chips = frozenset(place.chips()) & frozenset(mesh.live)
-    if not chips:
-        raise InputError(f"--trace-chips needs a live chip of {mesh}, but got {text!r}")
-    return chips
-
-
-def _write_trace(result: "Comparison", path: Path, wanted: "TraceFilter") -> None:
+def _write_trace(result: "Comparison", path: Path) -> None:
     """Write the trace of the fastest algorithm; before that, say what is left out and its size."""
-    from meshmend.simulator.trace import USUAL_BYTES, chosen_bars, save_trace
+    from meshmend.simulator.trace import USUAL_BYTES, bars_that_fit, save_trace
     from meshmend.units import format_bytes
 
     traced = result.traced()
-    chosen = chosen_bars(traced, result.part, wanted)
+    chosen = bars_that_fit(traced, result.part)
     size = chosen.size_bytes(compressed=path.suffix == ".gz")
     words = f"{len(chosen.bars):,} bars, about {format_bytes(size)}"
     if chosen.n_slices < traced.slices:
         words = f"{chosen.n_slices} of {traced.slices} slices, {words}"
-        if wanted.slices is None:
-            words += "; --trace-slices chooses others"
     if chosen.n_slices < traced.slices or size > USUAL_BYTES:
         note(f"meshmend: the trace of {result.prices[0].name} has {words}")
     try:

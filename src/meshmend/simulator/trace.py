@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from meshmend.errors import InputError
 from meshmend.schedule.table import REDUCE
 from meshmend.simulator.rules import Simulation, Trace
-from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 
 # Perfetto takes process 0 for the kernel's idle one. It counts in whole nanoseconds, so ends are
@@ -31,22 +30,9 @@ USUAL_BYTES = 45_000_000  # of a trace, before it is compressed
 _USUAL_BARS = USUAL_BYTES // _BYTES_PER_BAR
 
 
-@dataclass(frozen=True)
-class TraceFilter:
-    """Which bars of a trace to write: those of these slices that leave these chips.
-
-    Without `slices` there are as many, evenly spaced, as a viewer opens easily; `every_slice` asks
-    for all of them. Without `chips` there are all chips.
-    """
-
-    slices: frozenset[int] | None = None
-    every_slice: bool = False
-    chips: frozenset[Chip] | None = None
-
-
 @dataclass(frozen=True, eq=False)
 class ChosenBars:
-    """The bars that a filter lets through, and of how many slices they are."""
+    """Some bars of a trace, and of how many slices they are."""
 
     bars: NDArray[np.int64]
     n_slices: int
@@ -56,36 +42,19 @@ class ChosenBars:
         return len(self.bars) * _BYTES_PER_BAR // (_COMPRESSION if compressed else 1)
 
 
-def chosen_bars(simulation: Simulation, mesh: Mesh, wanted: TraceFilter) -> ChosenBars:
-    """Return the bars of a traced simulation that a filter lets through, in order of start.
+def bars_that_fit(simulation: Simulation, mesh: Mesh) -> ChosenBars:
+    """Return the bars of as many slices, evenly spaced, as a viewer opens easily, by their start.
 
     Raises:
-        InputError: no trace, another mesh, a slice or a chip that there is not, or no bar left.
+        InputError: no trace, or another mesh.
     """
-    trace = _checked(simulation, mesh)
-    keep = np.ones(len(trace.row), dtype=np.bool_)
-    if wanted.chips is not None:
-        if missing := sorted(wanted.chips - set(mesh.live)):
-            raise InputError(f"a trace needs live chips of {mesh}, but got {missing[0]}")
-        ranks = np.array([mesh.rank_of[chip] for chip in sorted(wanted.chips)])
-        keep &= np.isin(trace.channel // mesh.neighbor_ranks.shape[1], ranks)
-    slices = np.arange(simulation.slices)
-    if wanted.slices is not None:
-        slices = np.array(sorted(wanted.slices))
-        if len(slices) and not 0 <= slices[0] <= slices[-1] < simulation.slices:
-            raise InputError(
-                f"a trace needs slices from 0 to {simulation.slices - 1}, but got "
-                f"{slices[-1] if slices[0] >= 0 else slices[0]}"
-            )
-    elif not wanted.every_slice:
-        per_slice = max(1, int(keep.sum()) // simulation.slices)
-        n_fit = min(simulation.slices, max(1, _USUAL_BARS // per_slice))
-        slices = np.unique(np.linspace(0, simulation.slices - 1, n_fit).astype(np.int64))
-    if len(slices) < simulation.slices:
-        keep &= np.isin(trace.slice, slices)
-    if not keep.any():
-        raise InputError("a trace needs messages, but none goes over these links in these slices")
-    return ChosenBars(np.flatnonzero(keep), len(slices))
+    trace, n_slices = _checked(simulation, mesh), simulation.slices
+    per_slice = max(1, len(trace.row) // n_slices)
+    n_fit = min(n_slices, max(1, _USUAL_BARS // per_slice))
+    if n_fit == n_slices:
+        return ChosenBars(np.arange(len(trace.row)), n_slices)
+    slices = np.unique(np.linspace(0, n_slices - 1, n_fit).astype(np.int64))
+    return ChosenBars(np.flatnonzero(np.isin(trace.slice, slices)), len(slices))
 
 
 def trace_events(
