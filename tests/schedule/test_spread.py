@@ -1,12 +1,14 @@
 """Spreading what some ranks hold to all: once to each, over single live links, from the nearest."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from meshmend.errors import InputError
-from meshmend.schedule.spanning import spread
+from meshmend.schedule.spanning import spread, spread_in_parts
 from meshmend.schedule.table import COPY
 from meshmend.topology.graph import distances_from
 from meshmend.topology.mesh import Mesh
@@ -47,6 +49,44 @@ def test_everyone_takes_from_a_neighbour_nearer_to_the_nearest_holder(
         assert hops[src] == hops[dst] - 1
 
 
+@given(held())
+def test_every_part_reaches_every_rank_once(case: tuple[Mesh, list[int]]) -> None:
+    mesh, holders = case
+    schedule = spread_in_parts(mesh, holders)
+    has = [set(holders) for _ in range(schedule.n_chunks)]
+
+    for src, dst, lo, hi, op in rows_of(schedule):
+        assert src in has[lo]
+        assert dst not in has[lo]
+        assert (hi - lo, op) == (1, COPY)
+        assert mesh.live[dst] in mesh.neighbors(mesh.live[src])
+        has[lo].add(dst)
+
+    assert all(each == set(range(mesh.n_live)) for each in has)
+
+
+# A board that returns; its chips need the state, and the most that any has over one link.
+RETURNS = [
+    ("2x2", "1,1", 1 / 2),
+    ("3x3", "1,1", 1 / 4),
+    ("4x4", "2x2@0,2", 1 / 2),
+    ("8x8", "2x2@2,2", 1 / 2),
+    ("8x8", "4x4@0,0", 1 / 2),
+    ("4x4x4", "1,1,1", 1 / 6),
+]
+
+
+@pytest.mark.parametrize(("shape", "board", "most"), RETURNS)
+def test_links_share_the_state_of_a_board_that_returns(shape: str, board: str, most: float) -> None:
+    """A corner of the mesh has two links, so nothing is faster where one returns."""
+    mesh, left = parse_mesh(shape), parse_mesh(shape, fail=[board])
+    schedule = spread_in_parts(mesh, [mesh.rank_of[chip] for chip in left.live])
+
+    n_sent = Counter((src, dst) for src, dst, *_ in rows_of(schedule))
+
+    assert max(n_sent.values()) / schedule.n_chunks == most
+
+
 def test_three_chips_in_a_row_by_hand() -> None:
     line = parse_mesh("3")
 
@@ -59,3 +99,5 @@ def test_three_chips_in_a_row_by_hand() -> None:
 def test_holders_that_are_not_there_are_refused(holders: list[int]) -> None:
     with pytest.raises(InputError, match="needs holders below 4, but got"):
         spread(parse_mesh("2x2"), holders)
+    with pytest.raises(InputError, match="needs holders below 4, but got"):
+        spread_in_parts(parse_mesh("2x2"), holders)

@@ -24,7 +24,7 @@ from meshmend.planning.quick_plan import quick_schedule
 from meshmend.planning.target import Target
 from meshmend.schedule.algorithms import algorithm as algorithm_named
 from meshmend.schedule.hazards import Hazards
-from meshmend.schedule.spanning import broadcast, spread, tree_sum
+from meshmend.schedule.spanning import broadcast, spread, spread_in_parts, tree_sum
 from meshmend.schedule.table import Collective, Schedule, in_rank_order
 from meshmend.topology.mesh import Mesh
 from meshmend.transport.event_loop import load_event_loop
@@ -124,10 +124,13 @@ def _half(mesh: Mesh, name: str, collective: Collective) -> Proved:
     return _proved(mesh, in_rank_order(algorithm_named(name).build(mesh, collective)))
 
 
-@lru_cache(maxsize=64)  # one for the return of each board
-def proved_spread(mesh: Mesh, holders: tuple[int, ...]) -> Proved:
-    """Return a proved schedule that sends what these ranks hold to all others, and its hazards."""
-    schedule = spread(mesh, holders)
+@lru_cache(maxsize=128)  # two for the return of each board
+def proved_spread(mesh: Mesh, holders: tuple[int, ...], *, in_parts: bool = False) -> Proved:
+    """Return a proved schedule that sends what these ranks hold to all others, and its hazards.
+
+    With `in_parts` a rank takes parts of it from several holders, which must hold the same bytes.
+    """
+    schedule = spread_in_parts(mesh, holders) if in_parts else spread(mesh, holders)
     return schedule, prove(mesh, schedule, replicas=holders).hazards
 
 

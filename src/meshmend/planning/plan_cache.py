@@ -76,7 +76,9 @@ def plan_losses(request: PlanRequest, *, for_s: float) -> int:
             if mesh.n_live > 1:
                 proved_schedule(mesh, request.algorithm, call, class_bytes)
         if mesh != request.mesh:
-            proved_spread(request.mesh, tuple(request.mesh.rank_of[chip] for chip in mesh.live))
+            holders = tuple(request.mesh.rank_of[chip] for chip in mesh.live)
+            for in_parts in (False, True):
+                proved_spread(request.mesh, holders, in_parts=in_parts)
         n_planned += 1
     return n_planned
 

@@ -1,13 +1,17 @@
 """Schedules over one spanning tree or forest, and from one rank to another.
 
 One tree of fewest hops moves the whole payload: a broadcast in slices keeps every link of the
-tree busy, and a sum that is too short to be cut takes twice the radius in hops.
+tree busy, and a sum that is too short to be cut takes twice the radius in hops. From several
+holders, a payload in parts goes over several forests, which use all links that lead away from them.
 
 `point_to_point` sends parts of a payload, each with a source and a target of its own. It is no
 collective: what else the ranks hold stays as it is.
 """
 
+import heapq
+from collections import Counter
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +23,8 @@ from meshmend.topology.graph import breadth_first
 from meshmend.topology.mesh import Mesh
 
 Ends = tuple[int, int]  # the ranks that send and receive a part
+
+_N_PARTS: Final = 12  # so that 1, 2, 3, 4 or 6 links of a rank share them alike
 
 
 def point_to_point(ends: Sequence[Ends], cuts: NDArray[np.float64], n_ranks: int) -> Schedule:
@@ -67,10 +73,7 @@ def spread(mesh: Mesh, holders: Sequence[int]) -> Schedule:
     Raises:
         InputError: no holder, or one that the mesh does not have.
     """
-    if not holders or not all(0 <= rank < mesh.n_live for rank in holders):
-        raise InputError(
-            f"spread on {mesh} needs holders below {mesh.n_live}, but got {list(holders)}"
-        )
+    _check_holders(mesh, holders)
     is_reached = np.zeros(mesh.n_live, dtype=np.bool_)
     frontier = np.array(sorted(set(holders)), dtype=np.int32)
     is_reached[frontier] = True
@@ -90,6 +93,65 @@ def spread(mesh: Mesh, holders: Sequence[int]) -> Schedule:
         owners=np.array([min(holders)]),
         n_ranks=mesh.n_live,
     )
+
+
+def spread_in_parts(mesh: Mesh, holders: Sequence[int]) -> Schedule:
+    """Return a spread of twelve parts; on the way of each, the busiest link is as idle as can be.
+
+    So a rank next to several holders takes a part of the payload from each of them.
+
+    Raises:
+        InputError: no holder, or one that the mesh does not have.
+    """
+    _check_holders(mesh, holders)
+    n_sent: Counter[Ends] = Counter()  # parts over each link, in each direction
+    forests = [_least_busy(mesh, holders, n_sent) for _ in range(_N_PARTS)]
+    ends = np.array([each for forest in forests for each in forest], dtype=np.int32).reshape(-1, 2)
+    part = np.repeat(np.arange(_N_PARTS, dtype=np.int32), [len(forest) for forest in forests])
+    return schedule_of(
+        [("spread", Rows(ends[:, 0], ends[:, 1], lo=part, hi=part + np.int32(1), op=COPY))],
+        algorithm="spread in parts",
+        collective=Collective.ALL_GATHER,
+        owners=np.full(_N_PARTS, min(holders)),
+        n_ranks=mesh.n_live,
+    )
+
+
+def _least_busy(mesh: Mesh, holders: Sequence[int], n_sent: Counter[Ends]) -> list[Ends]:
+    """Return the links of a forest from the holders, parents first, and count its use of them.
+
+    The way to each rank is one whose busiest link has sent the fewest parts, then one of the fewest
+    hops.
+    """
+    neighbors, holding = mesh.neighbor_ranks, sorted(set(holders))
+    reached, forest = set(holding), list[Ends]()
+    ways: list[tuple[int, int, int, int]] = []  # parts over the busiest link, hops, rank, parent
+
+    def go_on(rank: int, busiest: int, hops: int) -> None:
+        for other in neighbors[rank].tolist():
+            if other >= 0 and other not in reached:
+                way = max(busiest, n_sent[rank, other]), hops + 1, other, rank
+                heapq.heappush(ways, way)
+
+    is_inside = (neighbors < 0) | np.isin(neighbors, holding)
+    for rank in holding:
+        if not is_inside[rank].all():
+            go_on(rank, 0, 0)
+    while ways:
+        busiest, hops, rank, parent = heapq.heappop(ways)
+        if rank not in reached:
+            reached.add(rank)
+            forest.append((parent, rank))
+            n_sent[parent, rank] += 1
+            go_on(rank, busiest, hops)
+    return forest
+
+
+def _check_holders(mesh: Mesh, holders: Sequence[int]) -> None:
+    if not holders or not all(0 <= rank < mesh.n_live for rank in holders):
+        raise InputError(
+            f"spread on {mesh} needs holders below {mesh.n_live}, but got {list(holders)}"
+        )
 
 
 def tree_sum(mesh: Mesh) -> Schedule:

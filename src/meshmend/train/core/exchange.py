@@ -266,9 +266,7 @@ class Exchange:
         if self.mesh.n_live == 1:
             self.transport.check()
             return FinishedSum()
-        task = self._sum_task(n_elements, dtype)
-        self._connect_to(task)
-        return self.transport.start(task, payload, timeout_s=self._settings.sum_timeout_s)
+        return self._start(self._sum_task(n_elements, dtype), payload)
 
     def spread(
         self, payload: Bytes | None, holders: Sequence[Chip], *, n_bytes: int | None = None
@@ -290,6 +288,17 @@ class Exchange:
         n_slices = max(1, len(payload) // _SPREAD_MESSAGE_BYTES)
         self._run(task_of(program, len(payload), dtype="uint8", n_slices=n_slices), payload)
         return payload
+
+    def spreading(self, holders: Sequence[Chip], *, in_parts: bool) -> "Spreading":
+        """Return what sends payloads of known sizes from the holders to all other chips.
+
+        With `in_parts` each chip takes parts of them from several holders, whose payloads are
+        equal; else all from the nearest one.
+        """
+        ranks = tuple(self.mesh.rank_of[chip] for chip in holders)
+        schedule, hazards = proved_spread(self.mesh, ranks, in_parts=in_parts)
+        program = self._with_seats(rank_program(schedule, hazards, self.rank))
+        return Spreading(program, self._start)
 
     def all_gather(self, payload: Bytes) -> None:
         """Fill the payload, on every chip, with the part that each rank has; parts are equal."""
@@ -345,9 +354,39 @@ class Exchange:
         if not self._connected.issuperset(peers := task.program.peers):
             self._connect(set(peers))
 
+    def _start(self, task: Task, payload: Bytes) -> PendingSum:
+        self._connect_to(task)
+        return self.transport.start(task, payload, timeout_s=self._settings.sum_timeout_s)
+
     def _run(self, task: Task, payload: Bytes) -> None:
         self._connect_to(task)
         self.transport.run(task, payload, timeout_s=self._settings.sum_timeout_s)
+
+
+class Spreading:
+    """This chip's part in sending payloads from holders to all others; several may be in flight.
+
+    All chips start payloads of the same sizes in the same order.
+    """
+
+    def __init__(self, program: RankProgram, start: Callable[[Task, Bytes], PendingSum]) -> None:
+        self._program, self._start = program, start
+        self._tasks: dict[int, Task] = {}  # by size
+
+    @property
+    def has_part(self) -> bool:
+        """Whether this chip sends or receives anything; if not, nothing looks at its payloads."""
+        return self._program.n_moves > 0
+
+    def start(self, payload: Bytes) -> PendingSum:
+        """Start to send a payload, or to fill it; it must not be touched before that is over."""
+        n_bytes = len(payload)
+        if n_bytes not in self._tasks:
+            part_bytes = n_bytes // self._program.schedule.n_chunks
+            n_slices = max(1, part_bytes // _SPREAD_MESSAGE_BYTES)
+            task = task_of(self._program, n_bytes, dtype="uint8", n_slices=n_slices)
+            self._tasks[n_bytes] = task
+        return self._start(self._tasks[n_bytes], payload)
 
 
 class FinishedSum:

@@ -24,6 +24,7 @@ from meshmend.topology.failures import Chip
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.learner import Learner, MakeSharding, Sharding
 from meshmend.train.core.shared_calls import SharedCalls
+from meshmend.train.core.state_transfer import StateTransfer
 from meshmend.train.core.step_sums import RAISE, Culprits, NonFinite, StepSums, check_policy
 from meshmend.train.core.worker_environment import (
     WorkerEnvironment,
@@ -39,6 +40,7 @@ from meshmend.train.state.checkpoint_writer import StepSaving, WriteFailures
 from meshmend.train.state.comparison import COMPARE_EVERY, StateComparison
 from meshmend.train.state.resume import Resume, folder_to_resume, is_same_folder, resumable
 from meshmend.train.state.shards import Origin
+from meshmend.train.state.state_tree import Framework
 
 _log = logging.getLogger(__name__)
 
@@ -125,6 +127,7 @@ class JobCore:
         self._reported = 0  # the last generation in which this chip reported a step
         self.is_stopping = False  # this chip wants the step in flight to be the last
         self._is_stopped = False  # all chips have agreed on that
+        self.is_overwritten = False  # the state is a part of this chip's and a part of others'
         self._culprits: Culprits | None = None  # of the step in flight
         self._non_finite = NonFinite(settings.non_finite, self._environment)
         self.after_step: list[Callable[[], object]] = []  # called after each step that counts
@@ -146,7 +149,7 @@ class JobCore:
                 coordinator_client(),
                 self._exchange,
                 self._self_injection,
-                catch_up=self._sharding.catch_up if self._sharding else None,
+                catch_up=(self._sharding or StateTransfer(self, self._exchange)).catch_up,
             )
         self._sums = StepSums(learner, self._exchange)
         self._comparison: StateComparison | None = None  # None if this chip trains alone
@@ -462,12 +465,40 @@ class JobCore:
     def _load(self, state: dict[str, Any]) -> None:
         """Replace this chip's state by that of another chip or of a checkpoint."""
         self._learner.load(state)
+        self.is_overwritten = False
         self.step_number = int(state["progress"]["step"])
         self._position = int(state["progress"]["position"])
         self.loss = state["progress"]["loss"]
         self._is_stopped = bool(state["progress"].get("stopped"))
         if self.calls is not None:
             self.calls.forget()
+
+    # The methods that `StateTransfer` calls: this class is its `TransferredReplica`.
+
+    @property
+    def chip(self) -> Chip:
+        """The chip of this worker."""
+        return self._environment.chip
+
+    @property
+    def framework(self) -> Framework:
+        """How the state becomes bytes."""
+        return self._learner.framework
+
+    def begin_overwriting(self, step: int) -> bool:
+        """Whether the state that comes may be written over this chip's own, before all has come.
+
+        It may if this chip has never been up to date, and the job has done steps: then nobody goes
+        on from what it has. From now on it says so: it has done steps, and has no state.
+        """
+        if self._loop is None or self._loop.state_version != FRESH or step == 0:
+            return False
+        self.is_overwritten, self.step_number = True, step
+        return True
+
+    def take_state(self, state: Any) -> None:
+        """Replace all of this chip's state by that of another chip."""
+        self._load(state)
 
     # The methods that `WorkerLoop` calls: this class is its `Replica`.
 
@@ -506,7 +537,8 @@ class JobCore:
         """
         has_lost_state = self._sharding is not None and self._sharding.has_lost_state
         is_fresh = self._loop is not None and self._loop.state_version == FRESH
-        if step == self.step_number and is_fresh and not has_lost_state:
+        is_whole = not has_lost_state and not self.is_overwritten
+        if step == self.step_number and is_fresh and is_whole:
             return  # the whole job was restarted, and begins with its initial state
         self._load(self._saving.load(step).state)
 

@@ -19,12 +19,13 @@ Larger elements come first, so each is aligned. What safetensors does not know i
 whole; `types`, of arrays whose type the format lacks, which are stored as plain bytes. Nothing is
 pickled: what is neither a tensor nor plain is refused by name.
 
-**On the wire**, to a chip that joins, goes the encoding of the whole tree. **On disk**, each chip's
-file is the encoding of a `cut` of it, with more metadata: see `shards.py`. `merged` puts any number
-of cuts together again, so what n chips wrote is read by any number of others. That is the one way
-to reshard.
+**On the wire**, to a chip that joins, goes the encoding of the tree without its large arrays, and
+then the bytes of each of these: see `train/core/state_transfer.py`. **On disk**, each chip's file
+is the encoding of a `cut` of it, with more metadata: see `shards.py`. `merged` puts any number of
+cuts together again, so what n chips wrote is read by any number of others. That is the one way to
+reshard.
 
-A `Framework` knows how tensors become `RawArray` and back, in two functions; nothing here imports
+A `Framework` knows how tensors become `RawArray` and back, in three functions; nothing here imports
 one.
 """
 
@@ -46,6 +47,7 @@ from meshmend.train.state.digest import digests_of, total_of
 Bytes = NDArray[np.uint8]
 
 METADATA: Final = "__metadata__"
+_LARGE: Final = "large"  # in the metadata on the wire: arrays that come by themselves
 _LENGTH: Final = struct.Struct("<Q")
 _ALIGN: Final = 8
 TYPES: Final = {
@@ -122,6 +124,7 @@ class Placement(NamedTuple):
 
 
 Raw = Callable[[Any, str], RawArray | None]  # a leaf, and where it is
+Shapes = dict[str, tuple[str, tuple[int, ...]]]  # the type and the shape of arrays by name
 Arrays = dict[str, tuple[RawArray, Placement | None]]  # None: all of it
 
 
@@ -148,8 +151,11 @@ class StateTree:
 
     def state(self, tensor: Callable[[RawArray], Any]) -> Any:
         """Return the state of a tree whose arrays are whole, with `tensor(array)` for each."""
-        made = {name: tensor(array) for name, (array, _) in self.arrays.items()}
-        return self._restored(self.values, made)
+        return self.state_of({name: tensor(array) for name, (array, _) in self.arrays.items()})
+
+    def state_of(self, tensors: Mapping[str, Any]) -> Any:
+        """Return the state of a tree whose arrays are whole, with these tensors for them."""
+        return self._restored(self.values, tensors)
 
     def _restored(self, value: Any, made: Mapping[str, Any]) -> Any:
         """Return the value that `_Flattening.described` has described."""
@@ -449,8 +455,30 @@ def decoded(data: Bytes) -> tuple[StateTree, dict[str, str]]:
     return StateTree(arrays, json.loads(metadata.pop("values")), owned), metadata
 
 
+def encoded_without(tree: StateTree, large: Mapping[str, RawArray]) -> Bytes:
+    """Return a tree without some of its arrays as bytes; `decoded_without` reads them."""
+    arrays = {name: array for name, array in tree.arrays.items() if name not in large}
+    shapes: Shapes = {name: (array.dtype, array.shape) for name, array in large.items()}
+    return encoded(StateTree(arrays, tree.values, tree.owned), {_LARGE: _text(shapes)})
+
+
+def decoded_without(data: Bytes) -> tuple[StateTree, Shapes]:
+    """Return the tree that `encoded_without` wrote, and the shapes of the arrays that it lacks."""
+    tree, metadata = decoded(data)
+    shapes = json.loads(metadata[_LARGE])
+    return tree, {name: (dtype, tuple(shape)) for name, (dtype, shape) in shapes.items()}
+
+
 def _text(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
+
+
+# A tensor of a type and shape, and its memory, which is to be filled.
+Room = Callable[[str, tuple[int, ...], Any], tuple[Any, Bytes]]
+
+
+def _no_room(dtype: str, shape: tuple[int, ...], own: Any) -> tuple[Any, Bytes]:
+    raise InputError("states of no framework are read, and not received")
 
 
 @dataclass(frozen=True)
@@ -458,13 +486,15 @@ class Framework:
     """How the tensors of a framework become arrays and back, and so its states bytes and back.
 
     `raw(leaf, where)` returns the array of a tensor, and None for what is none; InputError names
-    where a tensor is that is not dense. `tensor(array)` returns a tensor. Optimizers that are
-    `lazy` make their tensors in their first step.
+    where a tensor is that is not dense. `tensor(array)` returns a tensor. `room(dtype, shape, own)`
+    returns a tensor and its memory, to be filled: `own` if it is such a tensor, in one piece of the
+    host's memory, else a new one. Optimizers that are `lazy` make theirs in their first step.
     """
 
     name: str
     raw: Raw
     tensor: Callable[[RawArray], Any]
+    room: Room = _no_room
     lazy: bool = False
 
     def packed(self, state: Any) -> Bytes:
@@ -510,5 +540,11 @@ def _numpy_of_raw(array: RawArray) -> Array:
     return array.data.view(np.dtype(array.dtype)).reshape(array.shape)
 
 
+def _numpy_room(dtype: str, shape: tuple[int, ...], own: Any) -> tuple[Array, Bytes]:
+    """Return an array to be filled; those of JAX cannot be written to, so it is a new one."""
+    found = np.empty(shape, dtype=np.dtype(dtype))
+    return found, found.reshape(-1).view(np.uint8)
+
+
 # JAX's arrays become NumPy's, without a copy on a CPU.
-ARRAYS: Final = Framework("jax", _raw_of_numpy, _numpy_of_raw)
+ARRAYS: Final = Framework("jax", _raw_of_numpy, _numpy_of_raw, _numpy_room)

@@ -30,9 +30,12 @@ def _raw(leaf: Any, where: str) -> RawArray | None:
             "tensor.to_dense()"
         )
     tensor = leaf.detach()
+    flat: list[torch.Tensor] = []  # made once: of a tensor in several pieces it is a copy
 
     def read(start: int, stop: int) -> Bytes:
-        some = tensor.reshape(-1)[start:stop].resolve_conj().resolve_neg().cpu()
+        if not flat:
+            flat.append(tensor.reshape(-1))
+        some = flat[0][start:stop].resolve_conj().resolve_neg().cpu()
         if some.stride(0) != 1:  # also of one element, which `contiguous` would leave as it is
             some = some.clone(memory_format=torch.contiguous_format)
         found: Bytes = some.view(torch.uint8).numpy()
@@ -59,4 +62,20 @@ def _tensor(array: RawArray) -> torch.Tensor:
     return found.reshape(array.shape)
 
 
-TORCH: Final = Framework("torch", _raw, _tensor, lazy=True)
+def _room(dtype: str, shape: tuple[int, ...], own: Any) -> tuple[torch.Tensor, Bytes]:
+    """Return a tensor on the CPU, and its memory: `own` if it is one of this type and shape."""
+    kind: torch.dtype = getattr(torch, dtype)
+    is_room = (
+        isinstance(own, torch.Tensor)
+        and type(own.detach()) is torch.Tensor
+        and (own.device.type, own.dtype, tuple(own.shape)) == ("cpu", kind, shape)
+        and own.is_contiguous()
+        and not own.is_conj()
+        and not own.is_neg()
+    )
+    tensor = own.detach() if is_room else torch.empty(shape, dtype=kind)
+    memory: Bytes = tensor.reshape(-1).view(torch.uint8).numpy()
+    return tensor, memory
+
+
+TORCH: Final = Framework("torch", _raw, _tensor, _room, lazy=True)

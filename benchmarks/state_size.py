@@ -1,0 +1,247 @@
+"""How long a kill and a repair hold a job up, and what memory they take, by the size of the state.
+
+    python benchmarks/state_size.py [--sizes 1MB,16MB,256MB] [--mesh 2x2] [--optimizer adamw]
+    python benchmarks/state_size.py --testbed 200Mbit --sizes 4MB,16MB
+
+A real job: `meshmend run --elastic`, one process per chip. A board, or the last chip of a small
+mesh, is killed and later repaired. Before it, one process sends as many bytes to another over a
+plain TCP connection, so that each figure stands next to what the same machine copies just then.
+
+- `step_s`: the median step of all chips before the kill
+- `recovery_s`: from the kill until all others have finished a step
+- `repair_s`: from the coordinator's call to form a generation with the newcomers until all chips
+  begin the next step: they have connected, agreed on plans, moved the state and taken its digest
+- `copy_s`: state over the rate of the plain copy; `packed_s`, on a testbed: state over what the
+  links into the newcomer carry at most
+- `over_copy`, `over_packed`: `repair_s` over these
+- `slowdown`: a step while newcomers start and import, over a step before the repair
+- `newcomer_peak`: the most memory that a newcomer has had when it has its state, less what it had
+  before its model was made, over the state
+- `holder_peak`: 1, and how much more memory a holder has had in the repair than in any step before
+  it, over the state
+
+A state is that of parameters and optimizer. Sixteen processes of 1 GB do not fit into 24 GiB: take
+2x2 for large states.
+"""
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import numpy as np
+
+from meshmend.errors import BenchmarkError
+from meshmend.topology.text import parse_mesh
+from meshmend.units import parse_bandwidth, parse_bytes
+from record import record
+
+KILL_AT, REPAIR_AT, STEPS = 8, 14, 24
+LAYER_BYTES: Final = 16 << 20
+STATES_PER_WEIGHT: Final = {"adamw": 3, "sgd": 1}
+_BLOCK: Final = 1 << 20
+_RUN_S: Final = 900.0
+
+Figures = dict[str, Any]
+Mark = dict[str, float]  # of one chip at the begin of a step
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--sizes", default="1MB,16MB,64MB,256MB", help="bytes of state, by commas")
+    parser.add_argument("--mesh", default="2x2")
+    parser.add_argument("--board", default="", help="what is killed (default: the last chip)")
+    parser.add_argument("--optimizer", choices=tuple(STATES_PER_WEIGHT), default="adamw")
+    parser.add_argument("--testbed", default="", help="bandwidth of each link, such as 200Mbit")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--no-write", action="store_true", help="write no result file")
+    arguments = parser.parse_args()
+    rows = []
+    for size in arguments.sizes.split(","):
+        rows.append(measured(int(parse_bytes(size)), arguments))
+        if not arguments.json:
+            print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
+    figures = {
+        "mesh": arguments.mesh,
+        "optimizer": arguments.optimizer,
+        "testbed": arguments.testbed,
+        "sizes": rows,
+    }
+    if arguments.json:
+        print(json.dumps(figures))
+    if not arguments.no_write:
+        record("state_size" + ("-testbed" if arguments.testbed else ""), figures)
+
+
+def measured(n_bytes: int, arguments: argparse.Namespace) -> Figures:
+    """Return the figures of one job with a state of about so many bytes."""
+    mesh = parse_mesh(arguments.mesh)
+    board = arguments.board or ",".join(map(str, mesh.live[-1]))
+    copy_s = plain_copy_s(n_bytes)
+    with tempfile.TemporaryDirectory(prefix="state-size-") as folder:
+        marks, events = run_job(n_bytes, board, arguments, Path(folder))
+    ends = {event["t"]: event["step"] for event in events if event["event"] == "step"}
+    faults = {event["kind"]: event["t"] for event in events if event["event"] == "fault"}
+    recovered = {event["kind"]: event for event in events if event["event"] == "recovered"}
+    formed = faults["repair"] + recovered["repair"]["detected_s"]
+    pauses = [(after, after - before) for before, after in pairwise(sorted(ends))]
+    step_s = median(pause for at, pause in pauses if at < faults["kill"])
+    fewer_s = median(
+        pause for at, pause in pauses if ends[at] > KILL_AT + 2 and at <= faults["repair"]
+    )
+    starting = [pause for at, pause in pauses if faults["repair"] < at <= formed]
+    joined = max(own[first_of_all(own, mesh.n_live)]["at"] for own in marks.values())
+    repair_s = joined - (formed + clock_of(marks, ends))
+    found: Figures = {
+        "state_bytes": n_bytes,
+        "step_s": step_s,
+        "recovery_s": recovered["kill"]["recovered_s"],
+        "repair_s": repair_s,
+        "copy_s": copy_s,
+        "over_copy": repair_s / copy_s,
+    }
+    if arguments.testbed:
+        newcomer = mesh.live[-1]
+        found["packed_s"] = n_bytes / parse_bandwidth(arguments.testbed)
+        found["packed_s"] /= len(list(mesh.neighbors(newcomer)))
+        found["over_packed"] = repair_s / found["packed_s"]
+    found["slowdown"] = max(starting, default=0.0) / fewer_s
+    found |= peaks(marks, n_bytes, mesh.n_live)
+    return {name: float(f"{value:.4g}") for name, value in found.items()}
+
+
+def first_of_all(own: list[Mark], n_chips: int) -> int:
+    """Return the number of a chip's first mark with the newcomers, if it was there before them."""
+    is_newcomer = own[0]["step"] > 0
+    n_before = (
+        0 if is_newcomer else next(at for at, each in enumerate(own) if each["chips"] < n_chips)
+    )
+    return next(at for at, each in enumerate(own) if at >= n_before and each["chips"] == n_chips)
+
+
+def clock_of(marks: dict[str, list[Mark]], ends: dict[float, int]) -> float:
+    """Return the time of the marks at which the clock of the events began.
+
+    A chip marks the begin of a step as soon as it has ended the one before, if it waits for nobody.
+    """
+    t_of = {step: t for t, step in ends.items()}
+    return min(
+        each["at"] - t_of[int(each["step"])]
+        for own in marks.values()
+        for each in own
+        if int(each["step"]) in t_of
+    )
+
+
+def peaks(marks: dict[str, list[Mark]], n_bytes: int, n_chips: int) -> Figures:
+    """Return the memory of newcomers and holders over the state; see the top of this module."""
+    newcomer, holder = list[float](), list[float]()
+    for own in marks.values():
+        after = first_of_all(own, n_chips)
+        if after == 0:
+            newcomer.append((own[0]["peak"] - own[0]["before"]) / n_bytes)
+        else:
+            usual = max(each["peak"] for each in own[2:after])
+            holder.append(1 + (own[after]["peak"] - usual) / n_bytes)
+    return {"newcomer_peak": max(newcomer), "holder_peak": max(holder)}
+
+
+def run_job(
+    n_bytes: int, board: str, arguments: argparse.Namespace, folder: Path
+) -> tuple[dict[str, list[Mark]], list[Figures]]:
+    """Run the job; return what each process noted, and the job's events."""
+    run = folder / "run"
+    options = {"bytes": n_bytes, "optimizer": arguments.optimizer, "marks": str(folder)}
+    command = [sys.executable, "-m", "meshmend", "run", "--elastic", "--mesh", arguments.mesh]
+    command += ["--run-dir", str(run), "--inject", f"kill {board} at {KILL_AT}"]
+    command += ["--inject", f"repair {board} at {REPAIR_AT}"]
+    command += ["--testbed", arguments.testbed] if arguments.testbed else []
+    command += [__file__, "worker", json.dumps(options)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=_RUN_S, check=False, env=environment
+    )
+    if done.returncode:
+        raise BenchmarkError(f"the job failed: {(done.stdout + done.stderr)[-3000:]}")
+    marks = {path.name: list(lines_of(path)) for path in folder.glob("*.marks")}
+    lasting = {name: own for name, own in marks.items() if own[-1]["step"] > REPAIR_AT}
+    return lasting, list(lines_of(run / "events.jsonl"))
+
+
+def lines_of(path: Path) -> Iterator[Figures]:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        yield json.loads(line)
+
+
+def plain_copy_s(n_bytes: int) -> float:
+    """Return how long a plain TCP connection takes to bring the bytes into memory in use."""
+    source, target = np.ones(n_bytes, dtype=np.uint8), np.ones(n_bytes, dtype=np.uint8)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        child = os.fork()
+        if child == 0:
+            with socket.create_connection(server.getsockname()) as connection:
+                connection.recv(1)
+                connection.sendall(source.data)
+            os._exit(0)
+        connection, _ = server.accept()
+        with connection:
+            began_at, n_read = time.monotonic(), 0
+            connection.sendall(b"\0")
+            while n_read < n_bytes:
+                n_read += connection.recv_into(target[n_read : n_read + _BLOCK].data)
+            took_s = time.monotonic() - began_at
+        os.waitpid(child, 0)
+    return took_s
+
+
+# The worker: what `meshmend run` starts for each chip.
+
+
+def memory(key: str) -> int:
+    """Return a figure of this process's memory in bytes: VmRSS, or VmHWM, its peak."""
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith(key):
+            return int(line.split()[1]) << 10
+    raise BenchmarkError(f"/proc/self/status has no {key}")
+
+
+def work(options: Figures) -> None:
+    import torch
+
+    from meshmend.train import Job
+
+    torch.set_num_threads(1)
+    before = memory("VmRSS")
+    n_weights = options["bytes"] // 4 // STATES_PER_WEIGHT[options["optimizer"]]
+    n_layers = -(-n_weights * 4 // LAYER_BYTES)
+    model = torch.nn.ParameterList(torch.ones(n_weights // n_layers) for _ in range(n_layers))
+    made = torch.optim.AdamW if options["optimizer"] == "adamw" else torch.optim.SGD
+    optimizer = made(model.parameters(), lr=1e-3)
+    job = Job(model, optimizer, torch.rand(4096, 1), batch=64, steps=STEPS)
+    path = Path(options["marks"]) / f"{os.getpid()}.marks"
+    with path.open("w", encoding="utf-8", buffering=1) as stream:
+        for inputs in job:
+            mark = {"at": time.monotonic(), "step": job.step_number, "chips": job.world_size}
+            mark |= {"before": before, "peak": memory("VmHWM")}
+            stream.write(json.dumps(mark) + "\n")
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forget the peak
+            loss = inputs.mean() * sum(each.square().mean() for each in model)
+            optimizer.zero_grad()
+            loss.backward()
+            job.step(loss)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["worker"]:
+        work(json.loads(sys.argv[2]))
+    else:
+        main()

@@ -1,0 +1,173 @@
+"""How a chip that lacks the state gets it: from many holders at once, into memory where it stays.
+
+First goes what is small: the nesting, plain values, small tensors, and the types and shapes of the
+large ones. Then goes each large tensor, in pieces. A holder sends a piece from the tensor's own
+memory; from a device it copies one while others are under way. A chip that receives has the pieces
+written to where the tensors stay, and passes them on from there. So neither has a second copy of
+the state.
+
+A chip next to several holders takes parts of each piece from all of them: they hold the same bits.
+Objects in `also` need not be equal on all chips, so what is theirs comes from one holder each.
+
+A new chip has its own tensors overwritten. If that breaks off, it holds no state, and says so. A
+chip with a state of the job keeps it until all of the other state has come: it may be needed still.
+"""
+
+import json
+import zlib
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from numpy import empty, uint8
+
+from meshmend.errors import StateLostError, TransportError
+from meshmend.membership.generation import Generation
+from meshmend.membership.messages import Go
+from meshmend.topology.failures import Chip
+from meshmend.train.core.exchange import Exchange, PendingSum, first_error
+from meshmend.train.state.state_tree import (
+    Framework,
+    RawArray,
+    StateTree,
+    decoded_without,
+    encoded_without,
+    tree_of,
+)
+
+_LARGE_BYTES: Final = 1 << 16
+_PIECE_BYTES: Final = 1 << 25
+_MOST_IN_FLIGHT: Final = 4
+_ALSO: Final = "also."  # what the names of arrays in the state of such objects begin with
+
+
+class TransferredReplica(Protocol):
+    """What a transfer needs of its job; `JobCore` is such."""
+
+    @property
+    def chip(self) -> Chip:
+        """The chip of this worker."""
+
+    @property
+    def framework(self) -> Framework:
+        """How the state becomes bytes."""
+
+    @property
+    def is_overwritten(self) -> bool:
+        """Whether a part of the state was overwritten, so that this chip has none."""
+
+    def state(self) -> dict[str, Any]:
+        """Return the training state at this step; its tensors may be those of the model."""
+
+    def begin_overwriting(self, step: int) -> bool:
+        """Whether the state of a step may be written over this chip's own, before all has come."""
+
+    def take_state(self, state: Any) -> None:
+        """Replace all of this chip's state by that of another chip."""
+
+
+class StateTransfer:
+    """One chip's part in giving the state to those that lack it."""
+
+    def __init__(self, replica: TransferredReplica, exchange: Exchange) -> None:
+        self._replica, self._exchange = replica, exchange
+
+    def catch_up(self, go: Go, generation: Generation) -> None:
+        """Send or receive the state that a generation begins with, if workers lack it.
+
+        Raises:
+            TransportError: the mesh has changed; a chip that had a state of the job has it still.
+            StateLostError: this chip is to send a state, but its own was overwritten in part.
+        """
+        is_holder = self._replica.chip in go.holders
+        if is_holder and self._replica.is_overwritten:
+            raise StateLostError("its state was overwritten in part, and the rest has not come")
+        if len(go.holders) == len(generation.seats):
+            return
+        tree = tree_of(self._replica.state(), self._replica.framework.raw) if is_holder else None
+        large = {} if tree is None else _large(tree)
+        holders = self._alike(go.holders, large)
+        if tree is not None and self._replica.chip in holders:
+            self._exchange.spread(encoded_without(tree, large), holders)
+            del tree  # and so copies of tensors that are in several pieces, when they are sent
+            self._move(large, holders)
+        else:
+            self._receive(holders, go.step)
+
+    def _alike(self, holders: Sequence[Chip], large: Mapping[str, RawArray]) -> Sequence[Chip]:
+        """Return the holders whose large tensors have the names, types and shapes of the first's.
+
+        Objects in `also` may differ; then the others take all from those that are like the first.
+        """
+        shapes = [(name, array.dtype, array.shape) for name, array in large.items()]
+        told = self._exchange.gather_numbers([zlib.crc32(json.dumps(shapes).encode())])
+        by_chip = {chip: told[rank] for chip, rank in self._exchange.mesh.rank_of.items()}
+        return [chip for chip in holders if by_chip[chip] == by_chip[holders[0]]]
+
+    def _receive(self, holders: Sequence[Chip], step: int) -> None:
+        """Take all of the state from the holders."""
+        framework = self._replica.framework
+        tree, shapes = decoded_without(self._exchange.spread(None, holders))
+        tensors = {name: framework.tensor(array) for name, (array, _) in tree.arrays.items()}
+        own: Mapping[str, Any] = {}
+        if self._replica.begin_overwriting(step):
+            own = _tensors(self._replica.state(), framework)
+        large: dict[str, RawArray] = {}
+        for name, (dtype, shape) in shapes.items():
+            tensors[name], memory = framework.room(dtype, shape, own.get(name))
+            large[name] = RawArray.of(dtype, shape, memory)
+        self._move(large, holders)
+        self._replica.take_state(tree.state_of(tensors))
+
+    def _move(self, large: dict[str, RawArray], holders: Sequence[Chip]) -> None:
+        """Send tensors, or fill their memory, piece by piece; forget each when it is under way."""
+        whole = self._exchange.spreading(holders, in_parts=False)
+        in_parts = self._exchange.spreading(holders, in_parts=len(holders) > 1)
+        in_flight: deque[PendingSum] = deque()
+        try:
+            for name in list(large):
+                spreading = whole if name.startswith(_ALSO) else in_parts
+                array = large.pop(name)
+                for start, stop in _pieces(array):
+                    if len(in_flight) == _MOST_IN_FLIGHT:
+                        in_flight.popleft().wait()
+                    if spreading.has_part:
+                        piece = array.read(start, stop)
+                    else:
+                        piece = empty((stop - start) * array.element_bytes, dtype=uint8)
+                    in_flight.append(spreading.start(piece))
+        except TransportError:
+            first_error(in_flight)  # afterwards nothing is written any more
+            raise
+        if (error := first_error(in_flight)) is not None:
+            raise error
+
+
+def _large(tree: StateTree) -> dict[str, RawArray]:
+    return {
+        name: array
+        for name, (array, place) in tree.arrays.items()
+        if place is None and array.n_bytes >= _LARGE_BYTES
+    }
+
+
+def _pieces(array: RawArray) -> Iterable[tuple[int, int]]:
+    """Yield the first element of each piece and the one after its last."""
+    n_elements = max(1, _PIECE_BYTES // array.element_bytes)
+    for start in range(0, array.n_elements, n_elements):
+        yield start, min(start + n_elements, array.n_elements)
+
+
+def _tensors(state: Any, framework: Framework) -> dict[str, Any]:
+    """Return the tensors of a state by the names that they have in its tree."""
+    leaves: list[tuple[RawArray, Any]] = []
+
+    def raw(leaf: Any, where: str) -> RawArray | None:
+        array = framework.raw(leaf, where)
+        if array is not None:
+            leaves.append((array, leaf))
+        return array
+
+    tree = tree_of(state, raw)
+    leaf_of = {id(array): leaf for array, leaf in leaves}
+    return {name: leaf_of[id(array)] for name, (array, _) in tree.arrays.items()}
