@@ -9,14 +9,14 @@ plain TCP connection, so that each figure stands next to what the same machine c
 
 - `step_s`: the median step of all chips before the kill
 - `recovery_s`: from the kill until all others have finished a step
-- `repair_s`: from the coordinator's call to form a generation with the newcomers until all chips
-  begin the next step: they have connected, agreed on plans, moved the state and taken its digest
+- `repair_s`: from the coordinator's word to begin a generation with the newcomers until all chips
+  begin its first step: they have connected, agreed on plans, moved the state and taken its digest
 - `copy_s`: state over the rate of the plain copy; `packed_s`, on a testbed: state over what the
   links into the newcomer carry at most
 - `over_copy`, `over_packed`: `repair_s` over these
 - `slowdown`: a step while newcomers start and import, over a step before the repair
 - `newcomer_peak`: the most memory that a newcomer has had when it has its state, less what it had
-  before its model was made, over the state
+  before it joined, but for its weights, over the state
 - `holder_peak`: 1, and how much more memory a holder has had in the repair than in any step before
   it, over the state
 
@@ -92,6 +92,7 @@ def measured(n_bytes: int, arguments: argparse.Namespace) -> Figures:
     ends = {event["t"]: event["step"] for event in events if event["event"] == "step"}
     faults = {event["kind"]: event["t"] for event in events if event["event"] == "fault"}
     recovered = {event["kind"]: event for event in events if event["event"] == "recovered"}
+    begun = [event["t"] for event in events if event["event"] == "generation"]
     formed = faults["repair"] + recovered["repair"]["detected_s"]
     pauses = [(after, after - before) for before, after in pairwise(sorted(ends))]
     step_s = median(pause for at, pause in pauses if at < faults["kill"])
@@ -100,7 +101,7 @@ def measured(n_bytes: int, arguments: argparse.Namespace) -> Figures:
     )
     starting = [pause for at, pause in pauses if faults["repair"] < at <= formed]
     joined = max(own[first_of_all(own, mesh.n_live)]["at"] for own in marks.values())
-    repair_s = joined - (formed + clock_of(marks, ends))
+    repair_s = joined - (min(t for t in begun if t > formed) + clock_of(marks, ends))
     found: Figures = {
         "state_bytes": n_bytes,
         "step_s": step_s,
@@ -220,13 +221,13 @@ def work(options: Figures) -> None:
     from meshmend.train import Job
 
     torch.set_num_threads(1)
-    before = memory("VmRSS")
     n_weights = options["bytes"] // 4 // STATES_PER_WEIGHT[options["optimizer"]]
     n_layers = -(-n_weights * 4 // LAYER_BYTES)
     model = torch.nn.ParameterList(torch.ones(n_weights // n_layers) for _ in range(n_layers))
     made = torch.optim.AdamW if options["optimizer"] == "adamw" else torch.optim.SGD
     optimizer = made(model.parameters(), lr=1e-3)
     job = Job(model, optimizer, torch.rand(4096, 1), batch=64, steps=STEPS)
+    before = memory("VmRSS") - 4 * n_weights
     path = Path(options["marks"]) / f"{os.getpid()}.marks"
     with path.open("w", encoding="utf-8", buffering=1) as stream:
         for inputs in job:
