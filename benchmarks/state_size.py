@@ -4,16 +4,18 @@
     python benchmarks/state_size.py --testbed 200Mbit --sizes 4MB,16MB
 
 A real job: `meshmend run --elastic`, one process per chip. A board, or the last chip of a small
-mesh, is killed and later repaired. Before it, one process sends as many bytes to another over a
-plain TCP connection, so that each figure stands next to what the same machine copies just then.
+mesh, is killed and later repaired. Before and after it, one process sends as many bytes to another
+over a plain TCP connection, so that each figure stands next to what the machine copies just then.
 
 - `step_s`: the median step of all chips before the kill
 - `recovery_s`: from the kill until all others have finished a step
 - `repair_s`: from the coordinator's word to begin a generation with the newcomers until all chips
   begin its first step: they have connected, agreed on plans, moved the state and taken its digest
-- `copy_s`: state over the rate of the plain copy; `packed_s`, on a testbed: state over what the
-  links into the newcomer carry at most
-- `over_copy`, `over_packed`: `repair_s` over these
+- `transfer_s`: of that, what a newcomer takes from its first word with holders until it has loaded
+  the state
+- `copy_s`: how long the plain copy of the state takes; on a testbed also `packed_s`: state over
+  what the links into the newcomer carry
+- `over_copy`, `over_packed`: `repair_s` over these; `transfer_over_...`: `transfer_s` over these
 - `slowdown`: a step while newcomers start and import, over a step before the repair
 - `newcomer_peak`: the most memory that a newcomer has had when it has its state, less what it had
   before it joined, but for its weights, over the state
@@ -86,9 +88,11 @@ def measured(n_bytes: int, arguments: argparse.Namespace) -> Figures:
     """Return the figures of one job with a state of about so many bytes."""
     mesh = parse_mesh(arguments.mesh)
     board = arguments.board or ",".join(map(str, mesh.live[-1]))
-    copy_s = plain_copy_s(n_bytes)
+    copies_s = [plain_copy_s(n_bytes)]
     with tempfile.TemporaryDirectory(prefix="state-size-") as folder:
         marks, events = run_job(n_bytes, board, arguments, Path(folder))
+    copies_s.append(plain_copy_s(n_bytes))
+    copy_s = sum(copies_s) / len(copies_s)
     ends = {event["t"]: event["step"] for event in events if event["event"] == "step"}
     faults = {event["kind"]: event["t"] for event in events if event["event"] == "fault"}
     recovered = {event["kind"]: event for event in events if event["event"] == "recovered"}
@@ -100,22 +104,28 @@ def measured(n_bytes: int, arguments: argparse.Namespace) -> Figures:
         pause for at, pause in pauses if ends[at] > KILL_AT + 2 and at <= faults["repair"]
     )
     starting = [pause for at, pause in pauses if faults["repair"] < at <= formed]
-    joined = max(own[first_of_all(own, mesh.n_live)]["at"] for own in marks.values())
+    first = [own[first_of_all(own, mesh.n_live)] for own in marks.values()]
+    joined = max(each["at"] for each in first)
+    transfer_s = max(own[0]["taking"] for own in marks.values() if own[0]["step"] > 0)
     repair_s = joined - (min(t for t in begun if t > formed) + clock_of(marks, ends))
     found: Figures = {
         "state_bytes": n_bytes,
         "step_s": step_s,
         "recovery_s": recovered["kill"]["recovered_s"],
         "repair_s": repair_s,
+        "transfer_s": transfer_s,
         "copy_s": copy_s,
         "over_copy": repair_s / copy_s,
+        "transfer_over_copy": transfer_s / copy_s,
     }
     if arguments.testbed:
         newcomer = mesh.live[-1]
         found["packed_s"] = n_bytes / parse_bandwidth(arguments.testbed)
         found["packed_s"] /= len(list(mesh.neighbors(newcomer)))
         found["over_packed"] = repair_s / found["packed_s"]
-    found["slowdown"] = max(starting, default=0.0) / fewer_s
+        found["transfer_over_packed"] = transfer_s / found["packed_s"]
+    if starting:  # else the newcomers were there before the next step had ended
+        found["slowdown"] = max(starting) / fewer_s
     found |= peaks(marks, n_bytes, mesh.n_live)
     return {name: float(f"{value:.4g}") for name, value in found.items()}
 
@@ -228,11 +238,20 @@ def work(options: Figures) -> None:
     optimizer = made(model.parameters(), lr=1e-3)
     job = Job(model, optimizer, torch.rand(4096, 1), batch=64, steps=STEPS)
     before = memory("VmRSS") - 4 * n_weights
+    loop: Any = job._core._loop
+    catch_up, taking = loop._catch_up, [0.0]
+
+    def timed(*arguments: Any) -> None:
+        began_at = time.monotonic()
+        catch_up(*arguments)
+        taking[0] = time.monotonic() - began_at
+
+    loop._catch_up = timed
     path = Path(options["marks"]) / f"{os.getpid()}.marks"
     with path.open("w", encoding="utf-8", buffering=1) as stream:
         for inputs in job:
             mark = {"at": time.monotonic(), "step": job.step_number, "chips": job.world_size}
-            mark |= {"before": before, "peak": memory("VmHWM")}
+            mark |= {"before": before, "peak": memory("VmHWM"), "taking": taking[0]}
             stream.write(json.dumps(mark) + "\n")
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forget the peak
             loss = inputs.mean() * sum(each.square().mean() for each in model)
