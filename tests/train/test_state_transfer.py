@@ -4,12 +4,14 @@ The chips are threads: the event loop holds no interpreter lock.
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,11 +22,12 @@ import torch
 from commanding import meshmend_run
 from meshmend.errors import PeerLostError, StateLostError, TransportError
 from meshmend.membership.generation import Generation, Seat
-from meshmend.membership.messages import Go
+from meshmend.membership.messages import FRESH, Go
 from meshmend.topology.failures import Chip
 from meshmend.topology.text import parse_mesh
 from meshmend.train.core import state_transfer
 from meshmend.train.core.exchange import Exchange, ExchangeSettings
+from meshmend.train.core.job_core import JobCore
 from meshmend.train.core.state_transfer import StateTransfer
 from meshmend.train.state.state_tree import Framework, RawArray
 from meshmend.train.state.torch_state import TORCH
@@ -163,6 +166,31 @@ def test_a_newcomer_gets_all_of_the_state_and_each_neighbour_sends_half(
     assert taken["model"]["tied"] is taken["model"]["weights"]
     sent = [chips[chip].exchange.sent_bytes()[NEWCOMER] for chip in HOLDERS[1:]]
     assert max(sent) < 1.6 * min(sent)
+
+
+def test_a_newcomer_waits_for_the_last_piece_of_a_slow_holder(
+    chips: dict[Chip, ChipThread],
+) -> None:
+    def read_slowly(data: Any) -> Any:
+        time.sleep(0.05)
+        return data
+
+    chips[0, 1].framework = reading(read_slowly)
+
+    assert set(run(chips, 1, HOLDERS).values()) == {None}
+    assert is_like(chips[NEWCOMER].held, chips[HOLDERS[0]].held)
+
+
+@pytest.mark.parametrize(
+    ("version", "step", "may"), [(FRESH, 1, True), (FRESH, 0, False), (1, 1, False), (4, 9, False)]
+)
+def test_a_job_has_its_state_overwritten_if_it_never_had_one_that_may_count(
+    version: int, step: int, may: bool
+) -> None:
+    core = Mock(_loop=Mock(state_version=version), is_overwritten=False, step_number=0)
+
+    assert JobCore.begin_overwriting(core, step) == may
+    assert (core.is_overwritten, core.step_number) == (may, step if may else 0)
 
 
 def test_what_chips_may_have_of_their_own_comes_from_one_of_them(
