@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from meshmend.membership.faults.fault import COORDINATOR, Fault, FaultKind
+from meshmend.membership.faults.fault import COORDINATOR, MAX_STEP, Fault, FaultKind
 from meshmend.topology.failures import Block, Chip, Link
 from meshmend.topology.mesh import Mesh
 
@@ -166,7 +166,8 @@ class FaultSource:
 class FaultDriver:
     """Hands out random faults, each as soon as the job has gone on a step or two after the last.
 
-    After `n_faults` of them, repairs not counted, and some steps more it hands out None: the end.
+    After `n_faults` of them, repairs not counted, or the last step for faults, and some steps more
+    it hands out None: the end.
     Faults that `can_do` denies are drawn, so that the others stay the same, but not handed out.
     """
 
@@ -175,8 +176,11 @@ class FaultDriver:
         source: FaultSource,
         n_faults: int,
         can_do: Callable[[Fault], bool] = lambda fault: True,
+        *,
+        last_step: int = MAX_STEP,
     ) -> None:
         self._source = source
+        self._last_step = last_step
         self.n_asked = n_faults
         self._can_do = can_do
         self.n_faults = self.n_repairs = 0
@@ -195,7 +199,7 @@ class FaultDriver:
         if elapsed_s <= self._until_s or not (has_recovered or is_late):
             self._due_step = None
             return ()
-        is_over = self.n_faults >= self.n_asked
+        is_over = self.n_faults >= self.n_asked or step >= self._last_step
         if self._due_step is None:
             gap = _REST_STEPS if is_over else self._source.random.randint(*_GAP_STEPS)
             self._due_step = step + gap

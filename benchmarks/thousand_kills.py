@@ -60,6 +60,7 @@ TORCHFT_TIMEOUT_S = 2.0  # for all its timeouts: as long as ours for heartbeats 
 MOST_OFF, MOST_OFF_64 = 0.01, 1e-9
 _STALL_S = 180  # without a step: the run has failed
 _FOR_EVER = 10**9
+_REST_STEPS = 30  # without faults at the end of a run of so many steps
 _LEAST_TOLD = 0.9  # of the losses
 _UNUSED_STEPS = 5  # a link that no plan uses is not missed by then
 _UNUSED_S = 5.0
@@ -141,7 +142,7 @@ def run_calm(options: argparse.Namespace, folder: Path) -> None:
 
 def run_kills64(options: argparse.Namespace, folder: Path) -> None:
     """Train some steps in float64, through as many faults as come meanwhile."""
-    driver = FaultDriver(_source(options.seed), _FOR_EVER)
+    driver = FaultDriver(_source(options.seed), _FOR_EVER, last_step=STEPS_64 - _REST_STEPS)
     _train("kills64", folder, options.seed, driver=driver, steps=STEPS_64, wide=True)
 
 
@@ -216,15 +217,19 @@ def _train(
             training=TrainingConfig(steps=steps, batch=BATCH, seed=seed),
         ),
         progress.hear,
-        more_faults=partial(_next_faults, driver) if driver is not None else None,
+        more_faults=partial(_next_faults, driver, by_step) if driver is not None else None,
     )
     progress.end()
     if trained.failure:
         raise BenchmarkError(trained.failure)
 
 
-def _next_faults(driver: FaultDriver, view: JobView, elapsed_s: float) -> tuple[Fault, ...] | None:
-    return driver.next_faults(view.step, elapsed_s, has_recovered=has_recovered(view))
+def _next_faults(
+    driver: FaultDriver, goes_on: bool, view: JobView, elapsed_s: float
+) -> tuple[Fault, ...] | None:
+    """Return the faults that are due; after the last one the job ends, or goes on to its end."""
+    faults = driver.next_faults(view.step, elapsed_s, has_recovered=has_recovered(view))
+    return () if faults is None and goes_on else faults
 
 
 def has_recovered(view: JobView) -> bool:
@@ -480,19 +485,24 @@ def trouble(results: Figures, n_asked: int) -> list[str]:
 
 
 def curves(runs: dict[str, TrainingRun]) -> Figures:
-    """Return the running means of the loss and the chips at work, of so many steps each."""
+    """Return the running means of the loss, and the chips at work, at up to 1000 steps each.
+
+    Those with faults and undisturbed are of the steps whose loss both tell, so that they compare.
+    """
     result: Figures = {}
-    for name in ("kills", "calm", "torchft"):
-        if name in runs and len(run_steps := runs[name].steps):
-            chosen = np.unique(np.linspace(0, len(run_steps) - 1, 1000).astype(np.int64))
-            means = running_mean(run_steps.loss)
-            parts = np.array_split(run_steps.chips, len(chosen))
-            result[name] = {
-                "step": run_steps.step[chosen].tolist(),
-                "loss": [round(float(value), 5) for value in means[chosen]],
-                "chips_least": [int(part.min()) for part in parts],
-                "chips_mean": [round(float(part.mean()), 2) for part in parts],
-            }
+    for name, other in (("kills", "calm"), ("calm", "kills"), ("torchft", "torchft")):
+        if name not in runs or not len(steps := runs[name].steps):
+            continue
+        both = np.isin(steps.step, runs.get(other, runs[name]).steps.step)
+        means = running_mean(steps.loss[both])
+        chosen = np.unique(np.linspace(0, len(means) - 1, 1000).astype(np.int64))
+        parts = np.array_split(steps.chips[both], len(chosen))
+        result[name] = {
+            "step": steps.step[both][chosen].tolist(),
+            "loss": [round(float(value), 6) for value in means[chosen]],
+            "chips_least": [int(part.min()) for part in parts],
+            "chips_mean": [round(float(part.mean()), 2) for part in parts],
+        }
     return result
 
 
