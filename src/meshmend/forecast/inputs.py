@@ -6,6 +6,7 @@ their source; what it does not know, the forecast asks for or prints as an assum
 """
 
 import math
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -60,12 +61,9 @@ def _number(low: float, high: float) -> Callable[[str], float]:
 
 def _count(low: int, high: int) -> Callable[[str], int]:
     def read(text: str) -> int:
-        if (
-            not text.strip().isascii()
-            or not text.strip().isdigit()
-            or not (low <= int(text) <= high)
-        ):
-            raise InputError(f"needs a whole number from {low} to {high}, but got {text!r}")
+        is_number = re.fullmatch(r"\s*[0-9]{1,18}\s*", text) is not None
+        if not (is_number and low <= int(text) <= high):
+            raise InputError(f"needs a whole number from {low} to {high}, but got {text[:60]!r}")
         return int(text)
 
     return read
