@@ -18,6 +18,8 @@ from meshmend.config import COMMANDS, LEAVES, PREFIX, Leaf, job_config, warn_of_
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
+    from meshmend.config import JobConfig
+    from meshmend.membership.faults.fault import Fault
     from meshmend.topology.fabric import Fabric
     from meshmend.topology.mesh import Mesh
 
@@ -84,6 +86,12 @@ ScriptArguments = Annotated[list[str] | None, typer.Argument(metavar="ARGS", hel
 ModuleOption = Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module's name.")]
 
 
+def check_script(script: str, command: str, *, is_module: bool) -> None:
+    """Raise InputError if a command is to run a file that is not there."""
+    if not is_module and not Path(script).is_file():
+        raise InputError(f"meshmend {command} needs a script, but there is no file {script}")
+
+
 def context_of(command: Callable[..., Any]) -> dict[str, Any] | None:
     """Return the context settings of a command: all words after a script belong to the script."""
     has_script = "script" in inspect.signature(command).parameters
@@ -103,6 +111,25 @@ def check_algorithms(names: Iterable[str], *others: str) -> None:
 
     for name in names:
         check_algorithm_name(name, (*ALGORITHM_NAMES, *others))
+
+
+def local_job(config: "JobConfig") -> "tuple[Mesh, tuple[Fault, ...]]":
+    """Return the mesh of a job on this machine, and the faults to inject.
+
+    What cannot be used of its settings is refused here, before torch is imported.
+    """
+    from meshmend.launch.hosts import board_from
+    from meshmend.membership.faults.fault import parse_fault
+    from meshmend.topology.text import configured_mesh
+    from meshmend.units import parse_bandwidth
+
+    mesh = configured_mesh(config.mesh)
+    check_algorithms([config.sums.algorithm], "auto")
+    faults = tuple(parse_fault(text, mesh) for text in config.local.inject)
+    board_from(config.mesh.board, mesh)
+    if config.local.testbed:
+        parse_bandwidth(config.local.testbed)
+    return mesh, faults
 
 
 def algorithm_names() -> list[str]:

@@ -20,6 +20,7 @@ from meshmend.cli.options import (
     ModuleOption,
     ScriptArgument,
     ScriptArguments,
+    check_script,
     job_command,
 )
 from meshmend.errors import InputError, TerminatedError
@@ -256,8 +257,7 @@ def worker_command(
     own_chip = chip_from(chip, os.environ, configured_mesh(config.mesh))
     set_log_context(job=job, chip=own_chip)
     config, endpoint, secret = _job_of(config, coordinator)
-    if not is_module and not Path(script).is_file():
-        raise InputError(f"meshmend worker needs a script, but there is no file {script}")
+    check_script(script, "worker", is_module=is_module)
     warn_if_unanswered(endpoint, secret.encode(), f"chip {own_chip} waits")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     compile_for_workers(meanwhile=_import_torch)
@@ -381,8 +381,7 @@ def agent_command(
     begin = configured_mesh(config.mesh)
     own_chips = own_chips_from(chips, config.hosts.block, os.environ, begin)
     config, endpoint, secret = _job_of(config, coordinator)
-    if not is_module and not Path(script).is_file():
-        raise InputError(f"meshmend agent needs a script, but there is no file {script}")
+    check_script(script, "agent", is_module=is_module)
     warn_if_unanswered(endpoint, secret.encode(), f"the host of chip {own_chips[0]} waits")
     job_dir = Path(config.job.run_dir) if config.job.run_dir else None
     if slurm_job is not None and job_dir is not None:

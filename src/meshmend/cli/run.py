@@ -2,7 +2,6 @@
 
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,8 +12,9 @@ from meshmend.cli.options import (
     ModuleOption,
     ScriptArgument,
     ScriptArguments,
-    check_algorithms,
+    check_script,
     job_command,
+    local_job,
 )
 from meshmend.errors import InputError
 
@@ -69,15 +69,8 @@ def run_command(
 
     - meshmend run --elastic --mesh 2x2 --inject "kill 0,1 at 20" examples/torch/elastic_ddp.py
     """
-    from meshmend.launch.hosts import board_from
-    from meshmend.membership.faults.fault import parse_fault
-    from meshmend.topology.text import configured_mesh
-    from meshmend.units import parse_bandwidth
-
-    begin = configured_mesh(config.mesh)
-    local = config.local
-    check_algorithms([config.sums.algorithm], "auto")
-    if not elastic and (local.inject or config.job.run_dir):
+    local_job(config)
+    if not elastic and (config.local.inject or config.job.run_dir):
         raise InputError(
             "--inject and --run-dir need --elastic: without it a lost chip ends the job"
         )
@@ -85,15 +78,8 @@ def run_command(
         raise InputError("--explore and --allow-faults need --elastic: the page follows such a job")
     if elastic and config.sums.slices:
         raise InputError("sums.slices cannot be set with --elastic, which chooses them by size")
-    # What is refused here is refused before torch is imported.
-    for text in local.inject:
-        parse_fault(text, begin)
-    board_from(config.mesh.board, begin)
-    if local.testbed:
-        parse_bandwidth(local.testbed)
     page = page_request(explore, allow_faults)
-    if not is_module and not Path(script).is_file():
-        raise InputError(f"meshmend run needs a script, but there is no file {script}")
+    check_script(script, "run", is_module=is_module)
     if not elastic:
         from meshmend.launch.script import check_torch_installed
 

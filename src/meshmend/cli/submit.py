@@ -18,11 +18,11 @@ from meshmend.cli.options import (
     ModuleOption,
     ScriptArgument,
     ScriptArguments,
+    check_script,
     context_of,
     job_command,
 )
 from meshmend.config import command_words
-from meshmend.errors import InputError
 
 if TYPE_CHECKING:
     from meshmend.config import JobConfig
@@ -77,8 +77,7 @@ def slurm_command(
 
     job = SlurmJob(config, (script, *(arguments or ())), is_module)
     blocks = job.blocks()
-    if not is_module and not Path(script).is_file():
-        raise InputError(f"meshmend submit slurm needs a script, but there is no file {script}")
+    check_script(script, "submit slurm", is_module=is_module)
     _ = job.of_processes  # refuses a board that does not fit
     told = config.with_({"hosts.block": format_shape(job.hosts), "job.run_dir": ""})
     file = SlurmFile(

@@ -10,7 +10,7 @@ import typer
 
 from meshmend.cli.console import compile_for_workers, note, print_json, progress
 from meshmend.cli.live_page import AllowFaultsOption, ExploreOption, page_request
-from meshmend.cli.options import JsonOption, check_algorithms, job_command
+from meshmend.cli.options import JsonOption, job_command, local_job
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
@@ -64,11 +64,7 @@ def train_command(
         check_optimizer,
         default_norm,
     )
-    from meshmend.launch.hosts import board_from
-    from meshmend.membership.faults.fault import parse_fault
-    from meshmend.topology.text import configured_mesh
     from meshmend.train.data.samples import batch_of
-    from meshmend.units import parse_bandwidth
 
     what, has_shards = config.training, config.sharding.optimizer
     norm = what.norm or default_norm(what.framework)
@@ -82,15 +78,10 @@ def train_command(
     )
     if what.lr is not None and not what.lr > 0:
         raise InputError(f"--lr needs a number above 0, but got {what.lr:g}")
-    begin = configured_mesh(config.mesh)
+    begin, faults = local_job(config)
     batch_of(what.batch_policy, what.batch, 1, 1)  # refuses an unknown policy
-    check_algorithms([config.sums.algorithm], "auto")
-    faults = tuple(parse_fault(text, begin) for text in config.local.inject)
     _check_moments(faults, is_sharded=has_shards)
     _check_mirrors(config.sharding, begin)
-    board_from(config.mesh.board, begin)  # refuses a board that does not fit
-    if config.local.testbed:
-        parse_bandwidth(config.local.testbed)
     checkpoints = _checkpoints(config)
     page = page_request(explore, allow_faults)
     _check_installed(what.framework)

@@ -79,9 +79,8 @@ def run_job(config: JobConfig, script: Script, *, n_threads: int = 1) -> int:
     plus the signal's number. Ctrl-C ends all workers before this function raises KeyboardInterrupt.
 
     Raises:
-        InputError: the script does not exist, or a module cannot be imported.
+        InputError: a module cannot be imported.
     """
-    _check_exists(script)
     check_torch_installed()
     compute_in_one_thread()
     preload_modules((*_PRELOAD, *config.local.preload))
@@ -99,11 +98,6 @@ def run_job(config: JobConfig, script: Script, *, n_threads: int = 1) -> int:
         finally:
             workers.supervisor.end_all()
     return workers.report_failure()
-
-
-def _check_exists(script: Script) -> None:
-    if not script.is_module and not Path(script.name).is_file():
-        raise InputError(f"meshmend run needs a script, but there is no file {script.name}")
 
 
 def _algorithm(config: JobConfig, mesh: Mesh) -> str:
@@ -211,11 +205,9 @@ def run_script(
     Each worker computes in `n_threads` threads.
 
     Raises:
-        InputError: the script does not exist, a module cannot be imported, or the run's folder
-            cannot be made.
+        InputError: a module cannot be imported, or the run's folder cannot be made.
     """
     compute_in_one_thread()
-    _check_exists(script)
     mesh = configured_mesh(config.mesh)
     with _folder(config.job.run_dir) as folder:
         keep_jax_programs(folder / "compiled")
