@@ -8,6 +8,7 @@
     │   ├── PlanFileError       a plan file that cannot be read, or is for another mesh
     │   ├── UnitError           a number with a unit that cannot be read
     │   ├── TensorShapeError    tensors that do not fit the collective; a RuntimeError too
+    │   ├── ReconfigureError    handles or a uuid that do not fit; a RuntimeError too
     │   ├── MissingPackageError an optional package that is not installed; an ImportError too
     │   ├── NobodyAnswersError  neither the coordinator nor a worker of a job answers
     │   └── TestbedError        a testbed that does not exist, exists already, or cannot be made
@@ -68,6 +69,10 @@ class UnitError(InputError):
 
 class TensorShapeError(InputError, RuntimeError):
     """Tensors do not fit the collective; a RuntimeError as torch's other backends raise it."""
+
+
+class ReconfigureError(InputError, RuntimeError):
+    """Handles or uuid do not fit; a RuntimeError as torch's other backends raise it."""
 
 
 class MissingPackageError(InputError, ImportError):

@@ -6,9 +6,10 @@ several tensors on one rank, and arguments that do not fit, which Gloo refuses.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +18,9 @@ import torch.compiler
 import torch.distributed
 from torch.utils._pytree import tree_map_only
 
-from meshmend.errors import TransportError
+from meshmend.errors import StoppedError, TransportError
 from meshmend.planning.catalogue import Catalogue, CollectiveCall
 from meshmend.planning.settings import Settings
-from meshmend.topology.failures import Chip
 from meshmend.torch.call_arguments import (
     are_alike,
     are_of_one_type,
@@ -37,7 +37,7 @@ from meshmend.torch.call_arguments import (
     options_of,
 )
 from meshmend.torch.progress_thread import Progress, Rest, Starter
-from meshmend.torch.transports import transport_of
+from meshmend.torch.transports import NO_DEVICE, TensorTransport
 from meshmend.transport.tasks import Task
 
 Future = torch.futures.Future[Any]
@@ -70,7 +70,7 @@ ALLREDUCE, REDUCE_SCATTER, ALL_GATHER = (
     CollectiveCall("all-gather"),
 )
 
-_FINISH_S = 1.0
+FINISH_S = 1.0
 
 Tensors = list[torch.Tensor]
 
@@ -101,28 +101,39 @@ def _with_checks(inner: Any, options: Any) -> tuple[Any, Any]:
 
 
 class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
-    """One rank of a process group over a mesh.
+    """One rank of a process group over a mesh."""
 
-    Messages call rank i by the chip `chips[i]`, which may have another place in the settings' mesh.
-    """
+    # c10d asks a group for this; a `ReconfigurableGroup` answers otherwise.
+    supports_reconfigure = False
 
-    def __init__(self, options: Any, settings: Settings, inner: Any, chips: Sequence[Chip]) -> None:
-        mesh, rank = settings.mesh, options.group_rank
-        super().__init__(rank, mesh.n_live)  # c10d gives only its own class a store
-        self.settings = settings
+    def __init__(
+        self, options: Any, settings: Settings, inner: Any, transport: TensorTransport
+    ) -> None:
+        rank, n_ranks = options.group_rank, options.group_size
+        super().__init__(rank, n_ranks)  # c10d gives only its own class a store
         self._store = options.store
-        self.failure: TransportError | None = None  # of the first collective that failed
         self._gloo, self._checker = inner, None
-        if dist.get_debug_level() == dist.DebugLevel.DETAIL:
+        # The wrapper that checks cannot change its rank.
+        if dist.get_debug_level() == dist.DebugLevel.DETAIL and not self.supports_reconfigure:
             self._gloo, self._checker = _with_checks(inner, options)
         # A group that is all Gloo: it has every method in every form.
-        self._fallback = dist.ProcessGroup(options.store, rank, mesh.n_live)
+        self._fallback = dist.ProcessGroup(options.store, rank, n_ranks)
         for group in (self, self._fallback):
             # c10d sends what is not overridden below to this Gloo group.
             _run_on(group, self._gloo)
+        self._use(settings, transport, rank)
+
+    def _use(self, settings: Settings, transport: TensorTransport, rank: int) -> None:
+        """Run the collectives from here on over this transport, as this rank of a mesh."""
+        self.settings = settings
+        self.failure: TransportError | None = None  # of the first collective that failed
+        self._is_aborted = False
         self._n_submitted = 0
-        self._transport = transport_of(options, settings, chips)
-        self._catalogue = Catalogue(mesh, settings.planned_algorithm, settings.slices, rank)
+        self._transport = transport
+        transport.on_abort = partial(self._note_abort, transport)
+        self._catalogue = Catalogue(
+            settings.mesh, settings.planned_algorithm, settings.slices, rank
+        )
         self._progress = Progress(f"meshmend-rank-{rank}")
 
     def getBackendName(self) -> str:  # noqa: N802  # c10d's name
@@ -178,6 +189,8 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Return a handle that is done when every rank has called this."""
         opts = options_of(dist.BarrierOptions, opts, timeout)
+        if self._transport.device_type == NO_DEVICE:
+            return self._fallback.barrier(opts)
         self._check("barrier")
         sum_opts = options_of(dist.AllreduceOptions, None, opts.timeout)
         token = torch.zeros(1, dtype=torch.uint8, device=self._transport.device_type)
@@ -287,6 +300,21 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         return self._fallback.recv(*arguments, **options)
 
     @_untraced
+    def recv_anysource(self, *arguments: Any, **options: Any) -> Any:
+        """Receive tensors from whichever rank sends them, through Gloo."""
+        return self._fallback.recv_anysource(*arguments, **options)
+
+    @_untraced
+    def reduce(self, tensors: Any, *arguments: Any, **options: Any) -> Any:
+        """Replace one rank's tensor by the sum over ranks, through Gloo."""
+        return self._gloo_for(tensors).reduce(tensors, *arguments, **options)
+
+    @_untraced
+    def alltoall(self, *arguments: Any, **options: Any) -> Any:
+        """Send input i to rank i, through Gloo."""
+        return self._fallback.alltoall(*arguments, **options)
+
+    @_untraced
     def gather(self, outputs: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
         """Write the input of each rank to the outputs of one rank, through Gloo."""
         return self._gloo_for(inputs).gather(outputs, inputs, *arguments, **options)
@@ -321,14 +349,22 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
 
     def shutdown(self) -> None:
         """Wait a second for running collectives, interrupt the rest, and close all connections."""
-        if not self._progress.finish(_FINISH_S):
+        if not self._progress.finish(FINISH_S):
             self._transport.interrupt()
-            self._progress.finish(_FINISH_S)
+            self._progress.finish(FINISH_S)
         self._transport.close()
 
-    def abort(self) -> None:
-        """Interrupt every collective under way: each ends with an error."""
+    def interrupt(self) -> None:
+        """Make every collective under way on this rank fail; the other ranks are not told."""
         self._transport.interrupt()
+
+    def abort(self) -> None:
+        """Make every collective under way fail at once, on every rank; no other can begin.
+
+        What runs on Gloo ends when its timeout is over: Gloo has no way to abort.
+        """
+        self._is_aborted = True
+        self._transport.abort()
 
     def _all_reduce(self, name: str, tensors: Tensors, opts: Any) -> Any:
         def start() -> Rest:
@@ -458,6 +494,8 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         timeout_s = timeout.total_seconds()
         began = time.monotonic()
         with self._noted_failure(began, timeout_s):
+            if self._is_aborted:
+                raise self._aborted()
             wait = self._transport.start(task, flat, timeout_s=timeout_s)
 
         def rest() -> None:
@@ -471,13 +509,23 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         """Note the first failure; say in an error that the timeout is over, if it is."""
         try:
             yield
-        except TransportError as error:
+        except TransportError as raised:
+            # After an abort peers leave, and seem lost.
+            error = self._aborted() if self._is_aborted else raised
             self.failure = self.failure or error
-            if time.monotonic() - began < timeout_s:
-                raise
+            if self._is_aborted or time.monotonic() - began < timeout_s:
+                raise error from None
             # The words of Gloo, which some programs look for, and ours.
             raise type(error)(
                 f"{error}: Timed out waiting {timeout_s * 1e3:.0f}ms: the timeout of "
                 f"{timeout_s:g} s is over",
                 error.rank,
             ) from None
+
+    def _note_abort(self, transport: TensorTransport) -> None:
+        """Let nothing begin any more, unless the group has left this transport already."""
+        if transport is self._transport:
+            self._is_aborted = True
+
+    def _aborted(self) -> StoppedError:
+        return StoppedError(f"the process group of rank {self.rank()} was aborted; make it anew")

@@ -1,4 +1,8 @@
-"""Makes the process group that torch.distributed asks for: ours, or a plain Gloo group.
+"""Makes what torch.distributed asks for: a group of ours, a backend, or a plain Gloo group.
+
+`init_process_group("meshmend")` gets a process group of ours; with `enable_reconfigure` one that
+can be made again on other chips; and where other devices have a backend of their own
+(`cpu:meshmend,cuda:nccl`), a backend for CPUs. `versions.py` knows which torch has what.
 
 A group of some of the ranks runs on our schedules if its chips are connected: a box of the mesh, a
 row, or any other connected set. Groups share nothing but the process: each has its own listener,
@@ -9,6 +13,7 @@ import logging
 import os
 from typing import Any
 
+import torch
 from msgspec.structs import replace
 
 from meshmend.config import COORDINATOR, FAIL, MESH
@@ -20,7 +25,11 @@ from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.submesh import box_around
 from meshmend.torch.call_arguments import dist
+from meshmend.torch.device_backend import MeshmendBackend, our_group
 from meshmend.torch.group import MeshmendGroup
+from meshmend.torch.reconfigurable_group import ReconfigurableGroup
+from meshmend.torch.transports import transport_of
+from meshmend.torch.versions import HAS_PYTHON_BACKENDS, asks_for_reconfigure, is_one_of_several
 
 _log = logging.getLogger("meshmend.torch")
 
@@ -37,6 +46,8 @@ def create_group(options: Any, given: Any = None) -> Any:
             f"{type(given).__name__}"
         )
     settings = given or _settings_of_world() or settings_from(os.environ)
+    if asks_for_reconfigure(options) and not is_one_of_several():
+        return ReconfigurableGroup(options, settings)
     if options.group_size == 1 and not dist.is_initialized() and COORDINATOR.value_in(os.environ):
         settings = replace(settings, mesh=Mesh((1,)))  # a worker that has not joined its job yet
     mesh, n_ranks = settings.mesh, options.group_size
@@ -47,14 +58,28 @@ def create_group(options: Any, given: Any = None) -> Any:
         dist.PrefixStore("gloo", options.store), options.group_rank, n_ranks, options.timeout
     )
     if n_ranks == n_world:
-        return MeshmendGroup(options, settings, inner, mesh.live)
+        return _group_or_backend(options, settings, inner, mesh.live)
     ranks = list(options.global_ranks_in_group)
     chips = tuple(mesh.live[rank] for rank in ranks)
     if reason := why_gloo(mesh, chips):
         if options.group_rank == 0:
             _log.warning("the group of ranks %s runs on Gloo: %s", ranks, reason)
         return inner
-    return MeshmendGroup(options, replace(settings, mesh=box_around(mesh, chips)), inner, chips)
+    settings = replace(settings, mesh=box_around(mesh, chips))
+    return _group_or_backend(options, settings, inner, chips)
+
+
+def _group_or_backend(
+    options: Any, settings: Settings, inner: Any, chips: tuple[Chip, ...]
+) -> MeshmendGroup | MeshmendBackend:
+    is_backend = is_one_of_several()
+    if is_backend and not HAS_PYTHON_BACKENDS:
+        raise InputError(
+            "the backend meshmend beside another one (cpu:meshmend,cuda:nccl) needs torch 2.14 or "
+            f"newer, but this is torch {torch.__version__}; use the backend meshmend alone"
+        )
+    group = MeshmendGroup(options, settings, inner, transport_of(options, settings, chips))
+    return MeshmendBackend(group) if is_backend else group
 
 
 def why_gloo(mesh: Mesh, chips: tuple[Chip, ...]) -> str:
@@ -71,7 +96,7 @@ def runs_on(group: Any = None) -> str:
 
     `torch.distributed.get_backend` returns the name that the group was made with instead.
     """
-    return "meshmend" if isinstance(group or dist.group.WORLD, MeshmendGroup) else "gloo"
+    return "meshmend" if our_group(group or dist.group.WORLD) is not None else "gloo"
 
 
 def check_world(mesh: Mesh, world_size: int) -> None:
@@ -86,5 +111,5 @@ def check_world(mesh: Mesh, world_size: int) -> None:
 
 def _settings_of_world() -> Settings | None:
     """Return the settings of the default group, which may have come from its `pg_options`."""
-    world = dist.group.WORLD if dist.is_initialized() else None
-    return world.settings if isinstance(world, MeshmendGroup) else None
+    world = our_group(dist.group.WORLD) if dist.is_initialized() else None
+    return world.settings if world is not None else None

@@ -2,9 +2,11 @@
 
 import os
 import queue
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any, Protocol
 
@@ -13,10 +15,11 @@ import torch
 import torch.distributed
 from numpy.typing import NDArray
 
-from meshmend.errors import PeerLostError, StalledError, StoppedError
+from meshmend.errors import PeerLostError, StalledError, StoppedError, TransportError
 from meshmend.planning.settings import Settings
 from meshmend.topology.failures import Chip
 from meshmend.transport.combine import OPS
+from meshmend.transport.handshake import ANYONE, ConnectRequest, Deadline, dial
 from meshmend.transport.listener import Address
 from meshmend.transport.sockets import SocketTransport
 from meshmend.transport.tasks import ADD, LOCAL_ADD, PUT, SEND, Task
@@ -51,6 +54,7 @@ class MessageTransport:
 
     def __init__(self, rank: int, up: Any, down: Any, *, device_type: str = "cpu") -> None:
         self.device_type = device_type
+        self.on_abort: Callable[[], None] = lambda: None
         self._rank = rank
         self._up = up
         self._down = down
@@ -96,6 +100,10 @@ class MessageTransport:
     def interrupt(self) -> None:
         """Interrupt a run: the one under way, or else the next one, raises StoppedError."""
         self._events.put((_STOP, None))
+
+    def abort(self) -> None:
+        """Interrupt a run; other ranks see nothing of it but that messages do not come."""
+        self.interrupt()
 
     def _connect(self, peers: Iterable[int], device: torch.device) -> None:
         """Exchange a first message with each new peer.
@@ -303,12 +311,17 @@ class _TaskRun:
 dist: Any = torch.distributed
 
 _SECRET_BYTES = 32
+_TELL_S = 10.0  # to reach a rank that is told of an abort
 
 
 class TensorTransport(Protocol):
-    """Runs tasks on flat tensors of one kind of device."""
+    """Runs tasks on flat tensors of one kind of device.
+
+    `on_abort` is called in another thread when a peer has aborted.
+    """
 
     device_type: str
+    on_abort: Callable[[], None]
 
     def start(self, task: Task, flat: torch.Tensor, *, timeout_s: float) -> Callable[[], None]:
         """Start a task in place; return what waits for it, which must be called soon."""
@@ -316,8 +329,32 @@ class TensorTransport(Protocol):
     def interrupt(self) -> None:
         """Interrupt the run under way, or else the next one."""
 
+    def abort(self) -> None:
+        """Interrupt what is under way here, and make the other ranks call `on_abort`."""
+
     def close(self) -> None:
         """Close all connections."""
+
+
+NO_DEVICE = "none"
+
+
+class NoTransport:
+    """Serves no kind of device, so that everything goes to Gloo."""
+
+    device_type = NO_DEVICE
+
+    def __init__(self) -> None:
+        self.on_abort: Callable[[], None] = lambda: None
+
+    def start(self, task: Task, flat: torch.Tensor, *, timeout_s: float) -> Callable[[], None]:
+        """Refuse: no tensor is on such a device."""
+        raise AssertionError("nothing runs on no device")
+
+    def interrupt(self) -> None:
+        """Do nothing: nothing is under way."""
+
+    abort = close = interrupt
 
 
 class SocketTensorTransport:
@@ -325,9 +362,14 @@ class SocketTensorTransport:
 
     device_type = "cpu"
 
-    def __init__(self, transport: SocketTransport, addresses: Mapping[int, Address]) -> None:
+    def __init__(
+        self, transport: SocketTransport, addresses: Mapping[int, Address], secret: bytes
+    ) -> None:
+        self.on_abort: Callable[[], None] = lambda: None
         self._transport = transport
         self._addresses = addresses
+        self._secret = secret
+        transport.answer_askers(self._heard_of_abort)
 
     def start(self, task: Task, flat: torch.Tensor, *, timeout_s: float) -> Callable[[], None]:
         """Start a task in place in the tensor's memory; others may be in flight."""
@@ -340,13 +382,34 @@ class SocketTensorTransport:
         """Interrupt the run under way, or else the next one."""
         self._transport.interrupt()
 
+    def abort(self) -> None:
+        """Interrupt the runs here, and call all other ranks, connected or not, to do the same."""
+        self._transport.interrupt()
+        for peer, address in self._addresses.items():
+            if peer != self._transport.rank:
+                threading.Thread(target=self._tell_of_abort, args=(address,), daemon=True).start()
+
+    def _tell_of_abort(self, address: Address) -> None:
+        """Call a rank as one who wants anyone: between ranks, that means only this."""
+        request = ConnectRequest(self._transport.rank, ANYONE)
+        with suppress(TransportError, OSError):  # it may be gone
+            dial(address, self._secret, request, Deadline(time.monotonic() + _TELL_S)).close()
+
+    def _heard_of_abort(self, connection: socket.socket) -> None:
+        connection.close()
+        self.on_abort()
+        self._transport.interrupt()
+
     def close(self) -> None:
         """Close all connections."""
         self._transport.close()
 
 
 def transport_of(options: Any, settings: Settings, chips: Sequence[Chip]) -> TensorTransport:
-    """Return the transport that the settings name; all ranks call this at the same time."""
+    """Return the transport that the settings name; all ranks call this at the same time.
+
+    Messages call rank i by `chips[i]`, which may have another place in the settings' mesh.
+    """
     store, rank, n_ranks = options.store, options.group_rank, options.group_size
     if settings.transport == "sockets":
         labels = [f"chip {chip} (rank {at})" for at, chip in enumerate(chips)]
@@ -362,7 +425,7 @@ def transport_of(options: Any, settings: Settings, chips: Sequence[Chip]) -> Ten
             link_timeout_s=settings.link_timeout_s,
         )
         return SocketTensorTransport(
-            transport, _all_addresses(store, rank, n_ranks, transport.address)
+            transport, _all_addresses(store, rank, n_ranks, transport.address), secret
         )
     kind = dist.ProcessGroupGloo if settings.transport == "gloo" else dist.ProcessGroupNCCL
     up, down = (

@@ -391,7 +391,7 @@ class ElasticGroup:
         self._is_interrupted = True
         # Who has done all steps waits in no collective, and may use the group after the job.
         if (group := self._group) is not None and not self._is_finishing:
-            group.abort()
+            group.interrupt()
 
     def _is_outdated(self) -> bool:
         """Whether the coordinator has told of something else than the present generation."""

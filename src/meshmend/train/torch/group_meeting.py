@@ -119,7 +119,9 @@ def init_group(settings: Settings, store: Any, rank: int) -> Any:
 def drop_group() -> None:
     """Interrupt and destroy all process groups of this process, if there are any."""
     if dist.is_initialized():
-        dist.group.WORLD.abort()
+        world = dist.group.WORLD
+        # Not `abort`, which peers take for a lost connection: they hear of the change otherwise.
+        getattr(world, "interrupt", world.abort)()
         dist.destroy_process_group()
 
 
