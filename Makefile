@@ -46,9 +46,11 @@ engines: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
 	$(BIN)/pytest -m engines -rs tests/engines
 
-# PyTorch's own tests of torch.distributed: what passes with Gloo must pass with our backend.
+# PyTorch's own tests of torch.distributed: what passes with Gloo must pass with our backend. With
+# CHECKOUT=FOLDER, a checkout of PyTorch's source, also those that its package does not carry.
 torch-suite: $(INSTALLED)
 	$(BIN)/python benchmarks/torch_suite.py
+	$(if $(CHECKOUT),$(BIN)/python benchmarks/torch_suite.py --checkout $(CHECKOUT))
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/planning.py

@@ -1,13 +1,19 @@
 """PyTorch's own tests of torch.distributed on our backend, beside the same tests on Gloo.
 
-    python benchmarks/torch_suite.py [--checkout FOLDER] [--only NAME ...] [--log FILE] [--no-write]
+    python benchmarks/torch_suite.py [--checkout FOLDER] [--suite NAME ...] [--only NAME ...]
+                                     [--log FILE] [--no-write]
 
-Runs `DistributedTest._DistTestBase` of `torch.testing`, 4 ranks on the mesh 2x2. Given a folder
-with PyTorch's source of the installed version, it runs Gloo's own tests instead:
-`ProcessGroupGlooTest` of `test/distributed/test_c10d_gloo.py`, with our group in place of Gloo's.
-Each test runs on Gloo first, and if it passes there, on meshmend. The exit code is 1 if one of
-those fails. What both skip needs what this machine lacks (GPUs, MPI, 8 ranks), or is skipped by
-PyTorch itself.
+| suite | tests |
+| --- | --- |
+| `distributed` | `DistributedTest._DistTestBase` of `torch.testing`, 4 ranks on the mesh 2x2 |
+| `gloo` | Gloo's own: `ProcessGroupGlooTest`, with our group in place of Gloo's |
+| `fault-tolerance` | `test_c10d_fault_tolerance.py` (since torch 2.14), 3 ranks on a ring of 3 |
+
+The last two are not in the package: `--checkout` names a folder with PyTorch's source of the
+installed version, or with only its `test/distributed`. With it both run, as far as their files are
+there; without it, the first. `--suite` chooses. Each test runs on Gloo first, and if it passes
+there, on meshmend. The exit code is 1 if one of those fails. What both skip needs what this machine
+lacks (GPUs, MPI, 8 ranks), or is skipped by PyTorch itself.
 """
 
 import argparse
@@ -17,7 +23,7 @@ import tempfile
 import time
 import unittest
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -34,7 +40,6 @@ os.environ.update(
     BACKEND="gloo",
     WORLD_SIZE="4",
     INIT_METHOD="file://",
-    MESHMEND_MESH="2x2",
     DISTRIBUTED_TESTS_DEFAULT_TIMEOUT="120",
     PYTORCH_PRINT_REPRO_ON_FAILURE="0",  # so that the last line of a failure is its error
 )
@@ -86,9 +91,10 @@ class Suite(*Bases):  # type: ignore[misc]  # untyped
 
 
 class Choice(Protocol):
-    """A class of tests that can run on either backend."""
+    """A class of tests that can run on either backend; `mesh` and `wrap` describe our ranks."""
 
     name: str
+    mesh: tuple[str, str]
     cases: Any
 
     def select(self, backend: str) -> None:
@@ -99,6 +105,7 @@ class DistributedTests:
     """The tests that torch itself carries: they ask for a backend by its name."""
 
     name = "torch-suite"
+    mesh = ("2x2", "none")
     cases = Suite
 
     def select(self, backend: str) -> None:
@@ -110,9 +117,9 @@ class GlooTests:
     """Gloo's own tests of a checkout: they make Gloo groups, and get ours in their place."""
 
     name = "torch-gloo-suite"
+    mesh = ("2x2", "none")
 
-    def __init__(self, checkout: Path) -> None:
-        sys.path.insert(0, str(checkout / "test" / "distributed"))
+    def __init__(self) -> None:
         given: Any = import_module("test_c10d_gloo").ProcessGroupGlooTest
         choice = self
         self._backend = "gloo"
@@ -146,30 +153,91 @@ class GlooTests:
         self._backend = backend
 
 
+class FaultToleranceTests:
+    """The tests of groups that are made again: a class for any backend."""
+
+    name = "torch-fault-tolerance-suite"
+    mesh = ("3", "all")  # whichever two of its chips are left, they are neighbours
+
+    def __init__(self) -> None:
+        module: Any = import_module("test_c10d_fault_tolerance")
+        given: Any = module._make_fault_tolerance_test_class("gloo", "cpu")
+
+        class FaultToleranceSuite(given):  # type: ignore[misc]  # untyped
+            def _spawn_processes(self) -> None:
+                self._start_processes(torch.multiprocessing.get_context("fork").Process)
+
+        self.cases = FaultToleranceSuite
+
+    def select(self, backend: str) -> None:
+        """Make the next tests run on this backend."""
+        self.cases.backend_name = backend
+
+
+_FOLDER = Path("test", "distributed")  # in PyTorch's source
+SUITES: dict[str, tuple[str, Callable[[], Choice]]] = {  # with the file that each needs
+    "distributed": ("", DistributedTests),
+    "gloo": ("test_c10d_gloo.py", GlooTests),
+    "fault-tolerance": ("test_c10d_fault_tolerance.py", FaultToleranceTests),
+}
+
+
+def chosen_suites(names: list[str], checkout: Path | None) -> list[str]:
+    """Return the suites to run; print what is missing for the others.
+
+    Raises:
+        SystemExit: a suite was asked for by name, and its file is not there.
+    """
+    is_asked = bool(names)
+    chosen = []
+    for name in names or (["gloo", "fault-tolerance"] if checkout else ["distributed"]):
+        file, _ = SUITES[name]
+        path = checkout / _FOLDER / file if checkout else None
+        if not file or (path is not None and path.exists()):
+            chosen.append(name)
+            continue
+        lacks = f"{path} is missing" if path else "--checkout is not given"
+        print(f"the suite {name} needs {_FOLDER / file} of PyTorch's source, but {lacks}")
+        if is_asked:
+            raise SystemExit(2)
+    return chosen
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--checkout", type=Path, default=None, help="PyTorch's source")
+    parser.add_argument("--suite", nargs="+", choices=SUITES, default=[], help="what to run")
     parser.add_argument("--only", nargs="+", default=[], help="names of tests, or parts of names")
     parser.add_argument("--log", type=Path, default=None, help="what the ranks print")
     parser.add_argument("--no-write", action="store_true", help="print only")
     arguments = parser.parse_args()
+    chosen = chosen_suites(arguments.suite, arguments.checkout)
+    if not chosen:
+        return 2
+    if arguments.checkout:
+        sys.path.insert(0, str(arguments.checkout / _FOLDER))
     torch.set_num_threads(1)  # a process that is forked from one with more of them hangs
     compile_once()
-    settings = settings_from(os.environ)
-    prepare(settings.mesh, settings.algorithm)
     log = arguments.log or Path(tempfile.mkdtemp()) / "torch_suite.log"
     print(f"what the ranks print goes to {log}")
-    choice = GlooTests(arguments.checkout) if arguments.checkout else DistributedTests()
-    names = [
-        name
-        for name in unittest.TestLoader().getTestCaseNames(choice.cases)
-        if not arguments.only or any(part in name for part in arguments.only)
-    ]
-    if not names:
-        print(f"torch_suite needs the name of a test, but none holds {arguments.only}")
-        return 2
-    outcomes = {name: run_on_both(choice, name, log) for name in names}
-    return report(choice.name, outcomes, write=not (arguments.no_write or arguments.only))
+    codes = []
+    for choice in (SUITES[name][1]() for name in chosen):
+        os.environ["MESHMEND_MESH"], os.environ["MESHMEND_WRAP"] = choice.mesh
+        settings = settings_from(os.environ)
+        prepare(settings.mesh, settings.algorithm)
+        names = [
+            name
+            for name in unittest.TestLoader().getTestCaseNames(choice.cases)
+            if not arguments.only or any(part in name for part in arguments.only)
+        ]
+        outcomes = {name: run_on_both(choice, name, log) for name in names}
+        if not names:
+            print(f"{choice.name} needs the name of a test, but none holds {arguments.only}")
+            codes.append(2)
+        else:
+            is_whole = not (arguments.no_write or arguments.only)
+            codes.append(report(choice.name, outcomes, write=is_whole))
+    return max(codes)
 
 
 def run_on_both(choice: Choice, name: str, log: Path) -> dict[str, str]:
