@@ -311,7 +311,7 @@ def _verdict(
 ) -> int:
     found = audit(watch.ledger)
     rows = answer["faults"]
-    assert isinstance(rows, list)
+    assert isinstance(rows, tuple)
     by_kind: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         if row["recovered_s"] is not None:
