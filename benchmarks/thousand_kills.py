@@ -137,7 +137,7 @@ def run_kills(options: argparse.Namespace, folder: Path) -> None:
 
 def run_calm(options: argparse.Namespace, folder: Path) -> None:
     """Train as many steps as the run with faults did, undisturbed."""
-    _train("calm", folder, options.seed, steps=_read(folder / "kills").n_done)
+    _train("calm", folder, options.seed, steps=_steps_of(folder / "kills"))
 
 
 def run_kills64(options: argparse.Namespace, folder: Path) -> None:
@@ -148,7 +148,7 @@ def run_kills64(options: argparse.Namespace, folder: Path) -> None:
 
 def run_calm64(options: argparse.Namespace, folder: Path) -> None:
     """Train the same steps in float64, undisturbed."""
-    _train("calm64", folder, options.seed, steps=_read(folder / "kills64").n_done, wide=True)
+    _train("calm64", folder, options.seed, steps=_steps_of(folder / "kills64"), wide=True)
 
 
 def run_torchft(options: argparse.Namespace, folder: Path) -> None:
@@ -185,6 +185,18 @@ PARTS: dict[str, Callable[[argparse.Namespace, Path], None]] = {
 }
 
 
+def _steps_of(folder: Path) -> int:
+    """Return how many steps the run in a folder did.
+
+    Raises:
+        BenchmarkError: it did none.
+    """
+    n_steps = _read(folder).n_done if (folder / _EVENTS).exists() else 0
+    if not n_steps:
+        raise BenchmarkError("the run with faults, which comes first, has no step")
+    return n_steps
+
+
 def _source(seed: int) -> FaultSource:
     return FaultSource(MESH, board_shape(len(MESH.shape)), random.Random(seed))
 
@@ -203,8 +215,6 @@ def _train(
     Raises:
         BenchmarkError: it did not finish, or did no step for too long.
     """
-    if not steps:
-        raise BenchmarkError("there is no step to do again")
     workload = small_gpt(seed)
     by_step = steps != _FOR_EVER
     n_asked = steps if by_step or driver is None else driver.n_asked
@@ -351,6 +361,7 @@ def run_figures(run: TrainingRun, calm: TrainingRun | None) -> Figures:
             if not each.is_recovered and not is_unnoticed(each) and run.end is not None
         ][:20],
         "unexpected": [each.fault for each in run.faults if each.kind is None][:20],
+        "links_cut_by_nobody": sorted(_cut_by_nobody(run)),
         "steps": steps,
         "chips_least": int(run.steps.chips.min()) if steps else 0,
         "took_s": _work_s(run),
@@ -375,6 +386,13 @@ def run_figures(run: TrainingRun, calm: TrainingRun | None) -> Figures:
         result["lost_mean_s"] = max(0.0, result["took_s"] - calm_s) / max(1, result["faults"])
         result["loss_off"], result["mean_off"] = distances(run, calm)
     return result
+
+
+def _cut_by_nobody(run: TrainingRun) -> set[str]:
+    """Return the links that counted as cut although no fault cut them: they were sound."""
+    counted = {str(link) for each in run.generations for link in each.mesh.failed_links}
+    cut = {each.fault.removeprefix("cut ") for each in run.faults if each.kind is FaultKind.CUT}
+    return counted - cut
 
 
 def time_lost(run: TrainingRun, pace_s: float) -> list[float]:
@@ -564,6 +582,8 @@ def table(results: Figures) -> list[str]:
     )
     if skipped := results.get("torchft", {}).get("skipped"):
         lines.append(f"torchft: without {skipped}")
+    if links := results.get("ours", {}).get("links_cut_by_nobody"):
+        lines.append(f"ours: sound links that counted as cut: {', '.join(links)}")
     lines += [f"{name}: failed: {why}" for name, why in results["failed"].items()]
     lines += [f"NOT AS ASKED: {words}" for words in results["trouble"]]
     if "ours" in results and not results["trouble"]:

@@ -138,6 +138,16 @@ def test_a_wrong_loss_is_found(runs: Path, part: str, factor: float, words: str)
     assert words in found
 
 
+def test_a_sound_link_that_counts_as_cut_is_told(runs: Path) -> None:
+    path = runs / "kills" / "events.jsonl"
+    path.write_text(path.read_text().replace('"cut":[]', '"cut":["link:0,0-0,1"]'))
+
+    found = figures(runs, 1, {})
+
+    assert found["ours"]["links_cut_by_nobody"] == ["link:0,0-0,1"]
+    assert any("sound links" in line for line in table(found | {"seed": 1}))
+
+
 def test_too_few_faults_and_a_part_that_failed_are_told(runs: Path) -> None:
     found = figures(runs, 2, {"calm": "no step for 180 s"})["trouble"]
 
