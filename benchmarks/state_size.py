@@ -22,8 +22,9 @@ over a plain TCP connection, so that each figure stands next to what the machine
 - `holder_peak`: 1, and how much more memory a holder has had in the repair than in any step before
   it, over the state
 
-A state is that of parameters and optimizer. Sixteen processes of 1 GB do not fit into 24 GiB: take
-2x2 for large states.
+A state is that of parameters and optimizer; with `--optimizer frozen` nearly all of it is weights
+that are not trained, so that steps stay short. Sixteen processes of 1 GB do not fit into 24 GiB:
+take 2x2 for large states.
 """
 
 import argparse
@@ -47,9 +48,12 @@ from meshmend.topology.text import parse_mesh
 from meshmend.units import parse_bandwidth, parse_bytes
 from record import record
 
-KILL_AT, REPAIR_AT, STEPS = 8, 14, 24
+KILL_AT, REPAIR_AT = 8, 14
+STEP_S: Final = 0.1  # a step also sleeps so long, as a host does while its accelerator computes
+STEPS_AFTER: Final = 4  # the repair
+_MOST_STEPS: Final = 2000
 LAYER_BYTES: Final = 16 << 20
-STATES_PER_WEIGHT: Final = {"adamw": 3, "sgd": 1}
+STATES_PER_WEIGHT: Final = {"adamw": 3, "sgd": 1, "frozen": 1}
 _BLOCK: Final = 1 << 20
 _RUN_S: Final = 900.0
 
@@ -171,7 +175,8 @@ def run_job(
 ) -> tuple[dict[str, list[Mark]], list[Figures]]:
     """Run the job; return what each process noted, and the job's events."""
     run = folder / "run"
-    options = {"bytes": n_bytes, "optimizer": arguments.optimizer, "marks": str(folder)}
+    options: Figures = {"bytes": n_bytes, "optimizer": arguments.optimizer, "marks": str(folder)}
+    options["chips"] = parse_mesh(arguments.mesh).n_live
     command = [sys.executable, "-m", "meshmend", "run", "--elastic", "--mesh", arguments.mesh]
     command += ["--run-dir", str(run), "--inject", f"kill {board} at {KILL_AT}"]
     command += ["--inject", f"repair {board} at {REPAIR_AT}"]
@@ -234,9 +239,12 @@ def work(options: Figures) -> None:
     n_weights = options["bytes"] // 4 // STATES_PER_WEIGHT[options["optimizer"]]
     n_layers = -(-n_weights * 4 // LAYER_BYTES)
     model = torch.nn.ParameterList(torch.ones(n_weights // n_layers) for _ in range(n_layers))
+    if options["optimizer"] == "frozen":
+        model.requires_grad_(False).append(torch.ones(1000))
     made = torch.optim.AdamW if options["optimizer"] == "adamw" else torch.optim.SGD
-    optimizer = made(model.parameters(), lr=1e-3)
-    job = Job(model, optimizer, torch.rand(4096, 1), batch=64, steps=STEPS)
+    trained = [each for each in model if each.requires_grad]
+    optimizer = made(trained, lr=1e-3)
+    job = Job(model, optimizer, torch.rand(4096, 1), batch=64, steps=_MOST_STEPS)
     before = memory("VmRSS") - 4 * n_weights
     loop: Any = job._core._loop
     catch_up, taking = loop._catch_up, [0.0]
@@ -248,15 +256,20 @@ def work(options: Figures) -> None:
 
     loop._catch_up = timed
     path = Path(options["marks"]) / f"{os.getpid()}.marks"
+    n_after = 0
     with path.open("w", encoding="utf-8", buffering=1) as stream:
         for inputs in job:
             mark = {"at": time.monotonic(), "step": job.step_number, "chips": job.world_size}
             mark |= {"before": before, "peak": memory("VmHWM"), "taking": taking[0]}
             stream.write(json.dumps(mark) + "\n")
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forget the peak
-            loss = inputs.mean() * sum(each.square().mean() for each in model)
+            loss = inputs.mean() * sum(each.square().mean() for each in trained)
             optimizer.zero_grad()
             loss.backward()
+            time.sleep(STEP_S)
+            n_after += job.step_number > REPAIR_AT and job.world_size == options["chips"]
+            if n_after == STEPS_AFTER:
+                job.stop()
             job.step(loss)
 
 
