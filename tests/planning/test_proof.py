@@ -12,7 +12,7 @@ from meshmend.planning.proof import check_probe, prove
 from meshmend.schedule.algorithms import ALGORITHMS
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import Placement, placed
-from meshmend.schedule.spanning import broadcast, spread, tree_sum
+from meshmend.schedule.spanning import broadcast, spread, spread_in_parts, tree_sum
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.routes import routes_for
@@ -35,7 +35,9 @@ def test_trees_and_broadcasts_are_proved_on_any_connected_mesh(mesh: Mesh) -> No
         proved = prove(mesh, schedule)
         assert (proved.mesh, proved.schedule, proved.proof.method) == (mesh, schedule, "exact")
         assert np.array_equal(proved.hazards.send, hazards_of(schedule).send)
-    assert prove(mesh, spread(mesh, [0, last]), replicas=[0, last]).proof.method == "exact"
+    for spreads in (spread, spread_in_parts):
+        proved = prove(mesh, spreads(mesh, [0, last]), replicas=[0, last])
+        assert proved.proof.method == "exact"
 
 
 def test_wrong_data_are_refused() -> None:
