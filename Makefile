@@ -72,9 +72,11 @@ bench-torch: $(INSTALLED)
 	$(BIN)/python benchmarks/loading.py
 	$(BIN)/python benchmarks/save_pause.py
 
-# Recovery next to torchft and a restart by torchrun; installs torchft into a venv of its own.
+# Recovery next to torchft and a restart by torchrun, and by the size of the state; installs torchft
+# into a venv of its own.
 bench-recovery: $(INSTALLED)
 	$(BIN)/python benchmarks/recovery.py
+	$(BIN)/python benchmarks/state_size.py --optimizer frozen
 
 # What `make train` needs and no more; nothing where everything is installed already.
 $(TRAINS): pyproject.toml constraints.txt
