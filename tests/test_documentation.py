@@ -33,6 +33,7 @@ COMMANDS = [
 NOT_RUN = {
     "pip install": "installs packages; `make test` installs the project in the same way",
     "make ": "is run by those who work on the project; its targets are in the Makefile",
+    "python benchmarks/thousand_kills.py": "takes most of an hour; tests/launch has a short one",
     "export ": "sets a variable to what the reader chooses",
     "torchrun ": "needs several machines; tests/launch/test_torchrun.py starts workers so",
     "sbatch ": "needs Slurm; tests/engines/test_slurm.py submits jobs to a real one",
