@@ -226,6 +226,60 @@ def test_reconfigure(checked: Ended, name: str) -> None:
     assert checked.stdout.count(f"passed {name}\n") == 6, checked.stdout + checked.stderr
 
 
+RETURN = """
+import os, signal
+import torch, torch.distributed as dist
+import meshmend.torch
+from meshmend.topology.text import parse_mesh
+
+rank, n = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+others, has_returned = [peer for peer in range(n) if peer != 1], False
+if rank == 1 and (first_life := os.fork()):
+    os.waitpid(first_life, 0)
+    has_returned = True
+dist.init_process_group("meshmend", enable_reconfigure=True)
+store = dist.distributed_c10d._get_default_store()
+
+def handles(name, ranks):
+    store.set(f"{name} {rank}", dist._get_reconfigure_handle())
+    return [store.get(f"{name} {peer}").decode() for peer in ranks]
+
+def total():
+    x = torch.full((50_000,), rank + 1.0)
+    dist.all_reduce(x)
+    return int(x[0])
+
+if not has_returned:
+    dist._reconfigure(1, handles("all", range(n))).wait()
+    assert total() == 21
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        total()
+    except RuntimeError as error:
+        print("lost", flush=True)
+    dist._reconfigure(2, handles("survivors", others)).wait()
+    assert dist.group.WORLD.settings.mesh == parse_mesh("2x3", fail=["0,1"])
+    assert total() == 19
+dist._reconfigure(3, handles("all again", range(n))).wait()
+assert dist.get_rank() == rank and total() == 21
+print("whole", flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@needs_torch_214
+def test_the_survivors_of_a_kill_go_on_and_its_chip_returns(tmp_path: Path) -> None:
+    script = tmp_path / "return.py"
+    script.write_text(RETURN)
+
+    ended = meshmend_run("--mesh", "2x3", script)
+
+    assert ended.stdout.count("lost\n") == 5, ended.stdout + ended.stderr
+    assert ended.stdout.count("whole\n") == 6, ended.stdout + ended.stderr
+
+
 def handle(chip: tuple[int, ...], **other: Any) -> str:
     given = GroupHandle(
         version=__version__,

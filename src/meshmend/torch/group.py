@@ -431,8 +431,15 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
             n_parts = self.size() if kind == ALL_GATHER else 1
             return self._catalogue.algorithm(kind, n_bytes * n_parts)
 
+        transport = self._transport
+
+        def start() -> Rest | None:
+            if transport is not self._transport:  # the group was made again before its turn came
+                raise self._aborted()
+            return run()
+
         end_with = begin_range(name, inputs, algorithm)
-        return self._progress.submit(f"{name} on rank {self.rank()}", run, result, end_with)
+        return self._progress.submit(f"{name} on rank {self.rank()}", start, result, end_with)
 
     def _check(self, collective: str, *arguments: Any) -> None:
         """If the debug level is DETAIL, raise unless all ranks call this with tensors alike.
