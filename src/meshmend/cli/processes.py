@@ -251,12 +251,13 @@ def worker_command(
     """
     job = config.job.name
     set_log_context(job=job)
-    from meshmend.launch.hosts import chip_from
+    from meshmend.launch.hosts import chip_from, endpoint_from
     from meshmend.topology.text import configured_mesh
 
+    endpoint = endpoint_from(coordinator, "--coordinator")
     own_chip = chip_from(chip, os.environ, configured_mesh(config.mesh))
     set_log_context(job=job, chip=own_chip)
-    config, endpoint, secret = _job_of(config, coordinator)
+    config, secret = _job_of(config, endpoint)
     check_script(script, "worker", is_module=is_module)
     warn_if_unanswered(endpoint, secret.encode(), f"chip {own_chip} waits")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -271,26 +272,20 @@ def worker_command(
     return _run_script(Script(script, tuple(arguments or ()), is_module))
 
 
-def _job_of(config: "JobConfig", coordinator: str) -> "tuple[JobConfig, Address, str]":
-    """Return a job's settings as its workers on this host need them, its coordinator, its secret.
+def _job_of(config: "JobConfig", coordinator: "Address") -> "tuple[JobConfig, str]":
+    """Return a job's settings as its workers on this host need them, and its secret.
 
     Raises:
-        InputError: one of them cannot be used, or the board does not fit the mesh.
+        InputError: one of them cannot be used, the board does not fit the mesh, or this host has no
+            route to the coordinator.
     """
-    from meshmend.launch.hosts import (
-        address_toward,
-        board_from,
-        endpoint_from,
-        secret_from,
-        with_whole_paths,
-    )
+    from meshmend.launch.hosts import address_toward, board_from, secret_from, with_whole_paths
     from meshmend.topology.text import configured_mesh
 
-    endpoint = endpoint_from(coordinator, "--coordinator")
     board_from(config.mesh.board, configured_mesh(config.mesh))
     secret = secret_from(os.environ, config.job.secret_file)
-    address = config.sums.bind or address_toward(endpoint)
-    return with_whole_paths(config.with_({"sums.bind": address})), endpoint, secret
+    address = config.sums.bind or address_toward(coordinator)
+    return with_whole_paths(config.with_({"sums.bind": address})), secret
 
 
 def _import_torch() -> None:
@@ -375,12 +370,13 @@ def agent_command(
 
     - meshmend agent --coordinator 10.0.0.1:7000 --mesh 4x4 --chips 4x2@0,2 train.py --lr 0.1
     """
-    from meshmend.launch.hosts import own_chips_from
+    from meshmend.launch.hosts import endpoint_from, own_chips_from
     from meshmend.topology.text import configured_mesh
 
     begin = configured_mesh(config.mesh)
     own_chips = own_chips_from(chips, config.hosts.block, os.environ, begin)
-    config, endpoint, secret = _job_of(config, coordinator)
+    endpoint = endpoint_from(coordinator, "--coordinator")
+    config, secret = _job_of(config, endpoint)
     check_script(script, "agent", is_module=is_module)
     warn_if_unanswered(endpoint, secret.encode(), f"the host of chip {own_chips[0]} waits")
     job_dir = Path(config.job.run_dir) if config.job.run_dir else None
