@@ -5,6 +5,7 @@ The chips are threads: the event loop holds no interpreter lock.
 
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -30,7 +31,7 @@ from meshmend.train.core.exchange import Exchange, ExchangeSettings
 from meshmend.train.core.job_core import JobCore
 from meshmend.train.core.state_transfer import StateTransfer
 from meshmend.train.state.state_tree import Framework, RawArray
-from meshmend.train.state.torch_state import TORCH
+from meshmend.train.state.torch_state import TORCH, tensors_of
 from waiting import HANG_S
 
 MESH = parse_mesh("2x2")
@@ -172,6 +173,20 @@ def test_a_newcomer_gets_all_of_the_state_and_each_neighbour_sends_half(
     assert taken["model"]["tied"] is taken["model"]["weights"]
     sent = [chips[chip].exchange.sent_bytes()[NEWCOMER] for chip in HOLDERS[1:]]
     assert max(sent) < 1.6 * min(sent)
+
+
+def test_no_chip_packs_the_state(chips: dict[Chip, ChipThread]) -> None:
+    """The memory of NumPy's arrays is traced; that of PyTorch's tensors is not."""
+    n_bytes = sum(each.nbytes for each in tensors_of(chips[HOLDERS[0]].held["model"]))
+    run(chips, 1, HOLDERS)  # plans are made
+    tracemalloc.start()
+    try:
+        run(chips, 2, HOLDERS)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < n_bytes / 2, "and these are the copies of four chips"
 
 
 def test_a_newcomer_waits_for_the_last_piece_of_a_slow_holder(
