@@ -185,6 +185,7 @@ WORDS: dict[Any, str] = {
     tuple[StateRestored, ...]: "list of restores",
     Mapping[str, Real]: "object",
     Count | None: "count or null",
+    tuple[Count, Count] | None: "pair of counts or null",
     Seconds | None: "seconds or null",
     Real | None: "any number or null",
     bool | None: "true or false or null",

@@ -5,6 +5,7 @@ from typing import Any
 
 from meshmend.errors import MessageError
 from meshmend.membership.coordinator import Coordinator
+from meshmend.membership.events import Event, GenerationBegan
 from meshmend.membership.history import CoordinatorRecord, History
 from meshmend.membership.job import JobSpec
 from meshmend.membership.messages import (
@@ -52,8 +53,8 @@ class CoordinatorProcess(Process):
         history = history_of(disk.record, spec.job) if disk.record is not None else None
         if disk.is_record_outdated or (history is not None and history.is_unknown):
             rules.allow_forks("the coordinator's record is spoilt or out of date")
-        if disk.is_record_spoilt:
-            rules.note_spoilt_record()
+        disk.is_history_unknown |= disk.is_record_spoilt
+        self._disk = disk
         self._saver = RecordSaver(lambda record: disk.write_record(record_text(record)))
         self.coordinator = Coordinator(
             spec,
@@ -62,13 +63,19 @@ class CoordinatorProcess(Process):
             token=777_777 * number,  # of two that count alike, either may have the higher term
             keep=self._saver.save,
             term_on_disk=lambda: disk.term,
-            on_event=rules.observe,
+            on_event=self._observe,
         )
         self._network = network
         self.listen()
         self.coordinator.opened(_OBSERVER, "launcher", events.now)
         self.coordinator.received(_OBSERVER, Observe(spec.job), events.now)
         self.soon(self._work)
+
+    def _observe(self, clock: float, event: Event) -> None:
+        if self._disk.is_history_unknown and isinstance(event, GenerationBegan):
+            self._disk.is_history_unknown = False
+            self._rules.begins_after_spoilt_record(event.step)
+        self._rules.observe(clock, event)
 
     def listen(self) -> None:
         """Be the one that is called at the coordinator's address from now on."""

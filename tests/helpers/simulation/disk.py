@@ -27,6 +27,7 @@ class Disk:
     record: str | None = None
     is_record_outdated: bool = False  # something was to be written after it, and was not
     is_record_spoilt: bool = False
+    is_history_unknown: bool = False  # a spoilt record was read, and no generation has begun since
     is_full: bool = False
     is_slow: bool = False
     damaged: set[int] = field(default_factory=set)  # steps whose checkpoints cannot be read

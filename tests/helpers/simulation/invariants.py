@@ -40,7 +40,6 @@ class Invariants:
     def __init__(self, events: EventLoop) -> None:
         self._events = events
         self.is_forgiving = False
-        self._is_record_spoilt = False  # and no generation has begun since
         self._told_dropped: set[Chip | None] = set()
         self.settled: list[State] = [State(0, 0, 0)]  # by step
         self._formed: dict[int, Generation] = {}
@@ -66,9 +65,10 @@ class Invariants:
         self.is_forgiving = True
         self._events.tell("invariants", why)
 
-    def note_spoilt_record(self) -> None:
-        """Take in that a coordinator is to read a damaged record: it may not take it for none."""
-        self._is_record_spoilt = True
+    def begins_after_spoilt_record(self, step: int) -> None:
+        """Take in the first step of a coordinator with a damaged record: not taken for none."""
+        if step == 0 < self.settled[-1].step:
+            raise ProtocolError("a job whose record is spoilt begins anew without a word")
 
     def replaced(self, chip: Chip, before: State, after: State) -> None:
         """Take in that a worker gives up a state for another one."""
@@ -106,9 +106,6 @@ class Invariants:
             case GenerationBegan(number=number, step=step):
                 self.n_generations += 1
                 self._begun[number] = step
-                if self._is_record_spoilt and step == 0 < self.settled[-1].step:
-                    raise ProtocolError("a job whose record is spoilt begins anew without a word")
-                self._is_record_spoilt = False
                 if self._is_restoring:
                     self._is_restoring = False
                     self._restored_by.append(number)

@@ -255,7 +255,9 @@ class World:
     def block(self, source: int, target: int, seconds: float) -> None:
         """Drop all that one host sends to another for a while."""
         self.disturb(f"drop from host {source} to {target} for {seconds:.2f} s")
-        self.network.block(source, target, self.events.now + seconds)
+        until = self.events.now + seconds
+        self.undisturbed_since = max(self.undisturbed_since, until)
+        self.network.block(source, target, until)
 
     def partition(self, hosts: set[int], seconds: float) -> None:
         """Cut some hosts off from the others for a while."""
@@ -270,6 +272,7 @@ class World:
 
     def _block_both_ways(self, some: set[int], others: set[int], seconds: float) -> None:
         until = self.events.now + seconds
+        self.undisturbed_since = max(self.undisturbed_since, until)
         for one in sorted(some):
             for other in sorted(others):
                 self.network.block(one, other, until)
@@ -288,12 +291,13 @@ class World:
 
     def disturb(self, what: str) -> None:
         """Write down that something went wrong."""
-        self.undisturbed_since = self.events.now
+        self.undisturbed_since = max(self.undisturbed_since, self.events.now)
         self.events.tell("fault", what)
 
     def calm(self) -> None:
         """Let nothing more go wrong, and repair all that can be."""
         self.disturb("no more: everything is repaired")
+        self.undisturbed_since = self.events.now
         self.is_calm = True
         self.network.unblock_all()
         self.network.slow_until = 0.0
