@@ -2,17 +2,18 @@
 
 There are kills of chips and boards, kills while the other chips still recover from a kill, hangs,
 slow chips, cut links, coordinator kills and freezes, and repairs. At least one board always keeps
-all its chips, so that there is always a copy of the state.
+all its chips, and no kill cuts the living chips apart, so that there is always a copy of the state.
 """
 
 import itertools
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from meshmend.membership.faults.fault import COORDINATOR, MAX_STEP, Fault, FaultKind
 from meshmend.topology.failures import Block, Chip, Link
+from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 
 _FIRST_S: Final = 3.0
@@ -50,7 +51,8 @@ def random_faults(
 class FaultSource:
     """Draws one fault after the other; knows what is broken after those so far.
 
-    Which faults come, and in which order, depends on the random numbers alone, not on their times.
+    Which faults come, and in which order, depends on the random numbers, not on their times; only
+    if `holders` are told, the chips that train now, it also spares the last of these.
     """
 
     mesh: Mesh
@@ -58,6 +60,7 @@ class FaultSource:
     random: random.Random
     dead: set[Chip] = field(default_factory=set)
     cut: set[Link] = field(default_factory=set)
+    holders: frozenset[Chip] | None = None
 
     def next_faults(self, at_s: float) -> Iterator[Fault]:
         """Yield the next fault, or several close together."""
@@ -88,6 +91,16 @@ class FaultSource:
         dead = self.dead | self.mesh.failed
         return [block for block in self._boards() if dead.isdisjoint(block.chips())]
 
+    def _leaves_the_state(self, killed: Block) -> bool:
+        """Whether the chips that live after a kill are connected, and some have the state."""
+        left = replace(
+            self.mesh,
+            failed=self.mesh.failed | self.dead | frozenset(killed.chips()),
+            failed_links=self.mesh.failed_links | self.cut,
+        )
+        holders = set(left.live if self.holders is None else self.holders)
+        return not holders.isdisjoint(left.live) and largest_part(left) == left
+
     def _random_time(self, bounds_s: tuple[float, float]) -> float:
         return round(self.random.uniform(*bounds_s), 3)
 
@@ -96,14 +109,15 @@ class FaultSource:
         return _single_chip(self.random.choice(list(board.chips())))
 
     def _kill_board(self, at_s: float) -> Iterator[Fault]:
-        board = self.random.choice(self._whole_boards())
-        self.dead.update(board.chips())
-        yield Fault(FaultKind.KILL, board, at_s=at_s)
+        yield from self._kill(self.random.choice(self._whole_boards()), at_s)
 
     def _kill_chip(self, at_s: float) -> Iterator[Fault]:
-        chip = self._chip_of_a_whole_board()
-        self.dead.update(chip.chips())
-        yield Fault(FaultKind.KILL, chip, at_s=at_s)
+        yield from self._kill(self._chip_of_a_whole_board(), at_s)
+
+    def _kill(self, chips: Block, at_s: float) -> Iterator[Fault]:
+        if self._leaves_the_state(chips):
+            self.dead.update(chips.chips())
+            yield Fault(FaultKind.KILL, chips, at_s=at_s)
 
     def _kill_twice(self, at_s: float) -> Iterator[Fault]:
         """Kill a board, then a board or a chip while the others still recover."""
@@ -189,12 +203,19 @@ class FaultDriver:
         self._due_step: int | None = _FIRST_STEP
 
     def next_faults(
-        self, step: int, elapsed_s: float, *, has_recovered: bool
+        self,
+        step: int,
+        elapsed_s: float,
+        *,
+        has_recovered: bool,
+        holders: frozenset[Chip] | None = None,
     ) -> tuple[Fault, ...] | None:
         """Return the faults that are due now, mostly none; None if the job is to end.
 
-        `has_recovered` says that the job has recovered from all faults that were injected so far.
+        `has_recovered` says that the job has recovered from all faults that were injected so far,
+        `holders` which chips train, so that some of them are spared.
         """
+        self._source.holders = holders
         is_late = elapsed_s > self._asked_at_s + _PATIENCE_S
         if elapsed_s <= self._until_s or not (has_recovered or is_late):
             self._due_step = None

@@ -238,7 +238,12 @@ def _next_faults(
     driver: FaultDriver, goes_on: bool, view: JobView, elapsed_s: float
 ) -> tuple[Fault, ...] | None:
     """Return the faults that are due; after the last one the job ends, or goes on to its end."""
-    faults = driver.next_faults(view.step, elapsed_s, has_recovered=has_recovered(view))
+    faults = driver.next_faults(
+        view.step,
+        elapsed_s,
+        has_recovered=has_recovered(view),
+        holders=frozenset(view.generation.chips) if view.generation else None,
+    )
     return () if faults is None and goes_on else faults
 
 

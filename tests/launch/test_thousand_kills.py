@@ -206,6 +206,24 @@ def test_no_fault_comes_before_the_job_has_recovered_unless_that_takes_too_long(
     assert driver.next_faults(24, 32.1, has_recovered=False)
 
 
+def test_the_last_chips_that_train_are_spared() -> None:
+    """The others may have been waiting, and have an old state or none."""
+    trains = frozenset([(0, 2), (0, 3), (1, 3)])
+    driver = FaultDriver(FaultSource(parse_mesh("4x4"), (2, 2), random.Random(1)), 500)
+    dead: set[Chip] = set()
+
+    for step in range(10, 10_000):
+        drawn = driver.next_faults(step, float(step), has_recovered=True, holders=trains)
+        for fault in drawn or ():
+            if fault.kind is FaultKind.REPAIR:
+                dead.difference_update(fault.chips())
+            elif fault.kind is FaultKind.KILL:
+                dead.update(fault.chips())
+        assert trains - dead
+
+    assert driver.n_faults >= 500
+
+
 def _replace(folder: Path, other: Path) -> None:
     folder.rename(folder.with_name("before"))
     other.rename(folder)

@@ -1,10 +1,13 @@
 """Random faults: the same for the same seed, and never too many at once."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from meshmend.membership.faults.fault import Fault, FaultKind, parse_fault
 from meshmend.topology.failures import Block, Chip, Link, board_shape
+from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
 from random_faults import random_faults
@@ -48,7 +51,9 @@ def test_faults_come_in_order_within_the_run_and_each_can_be_written(
 
 
 @given(meshes, durations_s, seeds)
-def test_at_least_one_whole_board_always_lives(mesh: Mesh, for_s: float, seed: int) -> None:
+def test_at_least_one_whole_board_always_lives_and_no_kill_cuts_the_mesh_apart(
+    mesh: Mesh, for_s: float, seed: int
+) -> None:
     shape = board_shape(len(mesh.shape))
     boards = {
         Block(shape, chip)
@@ -62,6 +67,8 @@ def test_at_least_one_whole_board_always_lives(mesh: Mesh, for_s: float, seed: i
         if fault.kind is FaultKind.KILL:
             assert dead.isdisjoint(fault.chips())
             dead.update(fault.chips())
+            left = replace(mesh, failed=frozenset(dead))
+            assert largest_part(left) == left
         elif fault.kind is FaultKind.REPAIR:
             assert dead.issuperset(fault.chips())
             dead.difference_update(fault.chips())
