@@ -61,7 +61,7 @@ MOST_OFF, MOST_OFF_64 = 0.01, 1e-9
 _STALL_S = 180  # without a step: the run has failed
 _FOR_EVER = 10**9
 _REST_STEPS = 30  # without faults at the end of a run of so many steps
-_LEAST_TOLD = 0.9  # of the losses
+_LEAST_TOLD = 0.5  # of the losses; a wrong one that is not told makes those after it wrong
 _UNUSED_STEPS = 5  # a link that no plan uses is not missed by then
 _UNUSED_S = 5.0
 
@@ -355,7 +355,7 @@ def run_figures(run: TrainingRun, calm: TrainingRun | None) -> Figures:
         if fault.is_recovered and not is_unnoticed(fault):
             back[fault.kind_words].append(fault.recovered_s)
     hits = [s for kind, times in lost.items() if kind != "repair" for s in times]
-    steps, calm_s = len(run.steps), None
+    steps = run.n_done
     result: Figures = {
         "faults": sum(not fault.is_repair for fault in run.faults),
         "repairs": sum(fault.is_repair for fault in run.faults),
@@ -386,9 +386,10 @@ def run_figures(run: TrainingRun, calm: TrainingRun | None) -> Figures:
         },
     }
     if calm is not None and len(calm.steps):
-        calm_s = _work_s(calm) * steps / len(calm.steps)
+        calm_s = _work_s(calm) * steps / calm.n_done
         result["goodput"] = calm_s / result["took_s"] if result["took_s"] else None
         result["lost_mean_s"] = max(0.0, result["took_s"] - calm_s) / max(1, result["faults"])
+        result["losses_told"] = told_share(run, calm)
         result["loss_off"], result["mean_off"] = distances(run, calm)
     return result
 
@@ -422,15 +423,20 @@ def is_unnoticed(fault: RunFault) -> bool:
     return is_link and not fault.detected_s <= _UNUSED_S
 
 
+def told_share(run: TrainingRun, calm: TrainingRun) -> float:
+    """Return the part of the steps of two runs whose loss both tell."""
+    n_both = min(run.n_done, calm.n_done)
+    return len(np.intersect1d(run.steps.step, calm.steps.step)) / n_both if n_both else 0.0
+
+
 def distances(run: TrainingRun, calm: TrainingRun) -> tuple[float | None, float | None]:
     """Return how far the losses of two runs are apart at most, and their running means, relative.
 
     Of the steps whose loss both tell: that of a step whose leader was killed before it told, or
-    told a coordinator that was killed, is not known. None if more than a tenth are not known.
+    told a coordinator that was killed, is not known. None if more than half are not known.
     """
-    n_both = min(run.n_done, calm.n_done)
     _, ours, theirs = np.intersect1d(run.steps.step, calm.steps.step, return_indices=True)
-    if not n_both or len(ours) < _LEAST_TOLD * n_both:
+    if told_share(run, calm) < _LEAST_TOLD:
         return None, None
     loss, calm_loss = run.steps.loss[ours], calm.steps.loss[theirs]
     means, calm_means = running_mean(loss), running_mean(calm_loss)
