@@ -158,6 +158,36 @@ def test_without_a_plan_made_ahead_all_take_the_quick_one_and_swap_it_together(
     assert chips.do(_sum) == [["auto", "auto"]] * LEFT.n_live
 
 
+def _count_swaps(exchange: Exchange, n_swaps: int) -> int:
+    """Ask for better plans so often; return how often the chips told each other of any."""
+    told, spread = 0, exchange.spread
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        nonlocal told
+        told += 1
+        return spread(*arguments, **named)
+
+    exchange.spread = counted  # type: ignore[method-assign]
+    for _ in range(n_swaps):
+        exchange.swap_plans()
+    exchange.spread = spread  # type: ignore[method-assign]
+    return told
+
+
+def test_chips_whose_plan_does_not_come_ask_seldom_and_take_it_when_it_comes(
+    chips: Chips, tmp_path: Path
+) -> None:
+    chips.enter(2)
+    assert set(chips.do(_count_swaps, 200)) == {200}
+    assert set(chips.do(_count_swaps, 100)) == {5}
+
+    store_plans(tmp_path / "0", LEFT, "auto", SUMS)
+
+    assert set(chips.do(_count_swaps, 20)) == {1}
+    assert set(chips.do(_is_provisional)) == {False}
+    assert chips.do(_sum) == [["auto", "auto"]] * LEFT.n_live
+
+
 def test_quick_plans_sum_right_before_they_are_swapped(chips: Chips) -> None:
     chips.enter(2)
 

@@ -10,10 +10,11 @@ see the same digests, and conclude the same:
 - if none has one, all take the **quick** plan, which needs no search and is the same everywhere.
 
 Nobody waits for a search. While a quick plan is in use, somebody makes the searched one, and before
-each step the first chip tells all others what it has found, most often nothing. It sends the plans
-along, and all take them before that step. A chip that fails to hear of it has lost a peer, and the
-generation ends with all its plans: so no two chips ever begin a step with different ones. If they
-did, the fingerprints of their frames would differ, and the step would fail.
+each step the first chip tells all others what it has found, most often nothing; after many steps,
+before some steps only. It sends the plans along, and all take them before that step. A chip that
+fails to hear of it has lost a peer, and the generation ends with all its plans: so no two chips
+ever begin a step with different ones. If they did, the fingerprints of their frames would differ,
+and the step would fail.
 
 `PlanAgreement` knows no meshes and schedules. The plans of a real chip are `FolderPlans`.
 """
@@ -48,6 +49,10 @@ from meshmend.topology.mesh import Mesh
 Bytes = Any  # a flat array of bytes; NumPy's in a job
 
 _LOOK_EVERY_S: Final = 0.1  # for plans that were made meanwhile
+# The steps of a generation before which chips ask for better plans: all of the first, then some. A
+# plan may never come, because no process that makes it gets a processor.
+_EAGER_STEPS: Final = 200
+_STEPS_APART: Final = 20
 
 _log = logging.getLogger(__name__)
 
@@ -95,6 +100,7 @@ class PlanAgreement:
     def __init__(self, members: Members, plans: Plans) -> None:
         self._members, self._plans = members, plans
         self._quick: list[int] = []  # the sums that run quick plans, the same on all chips
+        self._n_steps = 0  # that began with quick plans, as many on all chips
 
     @property
     def is_provisional(self) -> bool:
@@ -122,6 +128,9 @@ class PlanAgreement:
 
         All chips call this before the same step, while plans are provisional.
         """
+        self._n_steps += 1
+        if self._n_steps > _EAGER_STEPS and self._n_steps % _STEPS_APART:
+            return False
         is_found = self._members.rank == 0 and self._plans.has_found(self._quick)
         plans = self._sent(0, self._quick if is_found else [])
         if not plans:
