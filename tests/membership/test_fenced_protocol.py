@@ -112,14 +112,14 @@ def forget_that_the_record_was_spoilt(patch: Patch) -> None:
 FENCING_MUTANTS: dict[Callable[[Patch], None], int] = {
     step_without_a_lease: 29,
     outlast_the_holder_timeout: 29,
-    keep_no_term: 6,
-    take_the_same_term: 6,
-    never_give_way: 6,
-    take_every_term_for_ones_own: 124,
-    drop_without_a_word: 124,
+    keep_no_term: 36,
+    take_the_same_term: 186,
+    never_give_way: 24,
+    take_every_term_for_ones_own: 354,
+    drop_without_a_word: 354,
     go_back_to_an_earlier_term: 36,
-    believe_a_rotten_record: 31,
-    take_a_spoilt_record_for_none: 15,
+    believe_a_rotten_record: 117,
+    take_a_spoilt_record_for_none: 49,
     forget_that_the_record_was_spoilt: 282,
 }
 
