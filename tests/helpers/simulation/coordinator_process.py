@@ -54,7 +54,7 @@ class CoordinatorProcess(Process):
         if disk.is_record_outdated or (history is not None and history.is_unknown):
             rules.allow_forks("the coordinator's record is spoilt or out of date")
         disk.is_history_unknown |= disk.is_record_spoilt
-        self._disk = disk
+        self._disk, self._is_history_unknown = disk, disk.is_history_unknown
         self._saver = RecordSaver(lambda record: disk.write_record(record_text(record)))
         self.coordinator = Coordinator(
             spec,
@@ -72,8 +72,8 @@ class CoordinatorProcess(Process):
         self.soon(self._work)
 
     def _observe(self, clock: float, event: Event) -> None:
-        if self._disk.is_history_unknown and isinstance(event, GenerationBegan):
-            self._disk.is_history_unknown = False
+        if self._is_history_unknown and isinstance(event, GenerationBegan):
+            self._is_history_unknown = self._disk.is_history_unknown = False
             self._rules.begins_after_spoilt_record(event.step)
         self._rules.observe(clock, event)
 
