@@ -43,7 +43,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from meshmend.errors import BenchmarkError
+from meshmend.errors import BenchmarkError, UnitError
 from meshmend.topology.text import parse_mesh
 from meshmend.units import parse_bandwidth, parse_bytes
 from record import record
@@ -71,9 +71,13 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--no-write", action="store_true", help="write no result file")
     arguments = parser.parse_args()
+    try:
+        sizes = [parse_bytes(size) for size in arguments.sizes.split(",")]
+    except UnitError as error:
+        parser.error(str(error))
     rows = []
-    for size in arguments.sizes.split(","):
-        rows.append(measured(int(parse_bytes(size)), arguments))
+    for size in sizes:
+        rows.append(measured(size, arguments))
         if not arguments.json:
             print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
     figures = {

@@ -83,6 +83,8 @@ def main() -> int:
     parser.add_argument("--torchft-kills", type=int, default=100, help="faults for torchft")
     parser.add_argument("--no-write", action="store_true", help="no result file, no picture")
     options = parser.parse_args()
+    if options.kills < 1:
+        parser.error(f"--kills needs a number of at least 1, but got {options.kills}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended first
     folder = options.folder or Path(tempfile.mkdtemp(prefix="thousand-kills-"))
     folder.mkdir(parents=True, exist_ok=True)
