@@ -1,10 +1,13 @@
-"""How fast a state is digested, and what share of a step the comparison of all chips costs.
+"""What share of a step it costs to compare all chips' states, and to be able to take a step back.
 
     python benchmarks/state_digest.py
 
 One chip in one thread, by the processor's clock, so that other programs count little. The share is
 that of one digest in as many steps as `Job` makes between two comparisons. What it leaves out is
 one small sum in all these steps, beside the sums that each step makes. The aim is 0.5 % at most.
+
+An elastic group also copies the state before each step, so that a step that fails leaves no trace;
+a `Job` needs no copy. The chip sums nothing here: a real step is longer, and the share smaller.
 """
 
 import argparse
@@ -18,6 +21,7 @@ import torch
 
 from meshmend.train.state.comparison import COMPARE_EVERY
 from meshmend.train.state.digest import hash_bytes, total_of
+from meshmend.train.torch.group_state import StateBefore
 from meshmend.train.torch.learner import TorchLearner
 from record import record
 
@@ -68,11 +72,14 @@ def share(model: torch.nn.Module, batch: torch.Tensor) -> dict[str, float]:
     step_s = seconds(step, 5)
     learner = TorchLearner(model, optimizer)
     digest_s = seconds(lambda: total_of(learner.digest_parts()), 5)
+    copy_s = seconds(StateBefore((model, optimizer)).capture, 5)
     return {
         "parameters": sum(each.numel() for each in model.parameters()),
         "step_ms": 1e3 * step_s,
         "digest_ms": 1e3 * digest_s,
         "share": digest_s / (COMPARE_EVERY * step_s),
+        "copy_ms": 1e3 * copy_s,
+        "copy_share": copy_s / step_s,
     }
 
 
@@ -91,7 +98,8 @@ def main() -> None:
     for name, found in shares.items():
         print(
             f"{name:20} step {found['step_ms']:7.2f} ms, digest {found['digest_ms']:6.2f} ms: "
-            f"{found['share']:.3%} of a step, every {COMPARE_EVERY} steps"
+            f"{found['share']:.3%} of a step, every {COMPARE_EVERY} steps; "
+            f"elastic group's copy {found['copy_ms']:6.2f} ms: {found['copy_share']:.1%}"
         )
     if not arguments.no_write:
         figures = {"gigabytes_per_s": rates, "compare_every": COMPARE_EVERY, "models": shares}

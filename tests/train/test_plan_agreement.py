@@ -178,12 +178,13 @@ def test_chips_whose_plan_does_not_come_ask_seldom_and_take_it_when_it_comes(
     chips: Chips, tmp_path: Path
 ) -> None:
     chips.enter(2)
-    assert set(chips.do(_count_swaps, 200)) == {200}
-    assert set(chips.do(_count_swaps, 100)) == {5}
+    assert set(chips.do(_count_swaps, 8)) == {4}  # before the 1st, 2nd, 4th and 8th step
+    assert set(chips.do(_count_swaps, 120)) == {4}  # the 16th, 32nd, 64th, 128th
+    assert set(chips.do(_count_swaps, 128)) == {2}  # the 192nd, 256th
 
     store_plans(tmp_path / "0", LEFT, "auto", SUMS)
 
-    assert set(chips.do(_count_swaps, 20)) == {1}
+    assert set(chips.do(_count_swaps, 64)) == {1}
     assert set(chips.do(_is_provisional)) == {False}
     assert chips.do(_sum) == [["auto", "auto"]] * LEFT.n_live
 

@@ -263,8 +263,9 @@ class JobCore:
     def _next_samples(self) -> Iterator[Indices]:
         """Yield this chip's samples of the next step; a chip without samples contributes zeros."""
         share = share_of(self._position, self.batch, self.rank, self.world_size)
-        if self._comparison is not None:
-            self._comparison.begin(self.step_number)
+        if self._comparison is not None and self._loop is not None:
+            has_moved_state = self._loop.has_moved_state
+            self._comparison.begin(self.step_number, has_moved_state=has_moved_state)
         self.inject(Moment.FORWARD)
         self.share = share
         self._samples = self._order.samples(share.start, share.stop)

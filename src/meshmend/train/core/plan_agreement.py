@@ -9,12 +9,13 @@ see the same digests, and conclude the same:
 - if only some have one, the first of those sends it to all;
 - if none has one, all take the **quick** plan, which needs no search and is the same everywhere.
 
-Nobody waits for a search. While a quick plan is in use, somebody makes the searched one, and before
-each step the first chip tells all others what it has found, most often nothing; after many steps,
-before some steps only. It sends the plans along, and all take them before that step. A chip that
-fails to hear of it has lost a peer, and the generation ends with all its plans: so no two chips
-ever begin a step with different ones. If they did, the fingerprints of their frames would differ,
-and the step would fail.
+Nobody waits for a search. While a quick plan is in use, somebody makes the searched one. Before
+some steps the first chip tells all others what it has found; it sends the plans along, and all take
+them before that step. Telling costs a step two messages even if nothing was found, so it is done
+before the 1st, 2nd, 4th, 8th step of a generation and so on: at worst, a quick plan serves twice as
+many steps as it has to. A chip that fails to hear of a plan has lost a peer, and the generation
+ends with all its plans: so no two chips ever begin a step with different ones. If they did, the
+fingerprints of their frames would differ, and the step would fail.
 
 `PlanAgreement` knows no meshes and schedules. The plans of a real chip are `FolderPlans`.
 """
@@ -49,10 +50,7 @@ from meshmend.topology.mesh import Mesh
 Bytes = Any  # a flat array of bytes; NumPy's in a job
 
 _LOOK_EVERY_S: Final = 0.1  # for plans that were made meanwhile
-# The steps of a generation before which chips ask for better plans: all of the first, then some. A
-# plan may never come, because no process that makes it gets a processor.
-_EAGER_STEPS: Final = 200
-_STEPS_APART: Final = 20
+_MOST_STEPS_APART: Final = 64  # of those before which chips ask for better plans
 
 _log = logging.getLogger(__name__)
 
@@ -129,7 +127,7 @@ class PlanAgreement:
         All chips call this before the same step, while plans are provisional.
         """
         self._n_steps += 1
-        if self._n_steps > _EAGER_STEPS and self._n_steps % _STEPS_APART:
+        if self._n_steps.bit_count() > 1 and self._n_steps % _MOST_STEPS_APART:
             return False
         is_found = self._members.rank == 0 and self._plans.has_found(self._quick)
         plans = self._sent(0, self._quick if is_found else [])

@@ -177,6 +177,7 @@ class WorkerLoop:
         self._catch_up = catch_up or self._spread_state
         self.state_version = FRESH
         self.generation: Generation | None = None
+        self.has_moved_state = False  # whether a chip got its state when the generation began
         self.is_over = False
         self.was_waiting = False  # whether this worker was not a member when the job ended
 
@@ -344,6 +345,7 @@ class WorkerLoop:
             self._replica.went_back(go.step, go.generation)
         if go.restores and self._chip in go.holders:
             self._replica.restore(go.step)
+        self.has_moved_state = len(go.holders) < len(generation.seats)
         self._catch_up(go, generation)
 
     def _spread_state(self, go: Go, generation: Generation) -> None:

@@ -1,4 +1,7 @@
-"""Compares the states of all chips: at the first step of each generation, and every so many steps.
+"""Compares the states of all chips: when a generation begins, and every so many steps.
+
+A generation in which a chip got its state is compared at its first step. One that only lost chips
+is compared at its second: nobody waits for a digest to train on.
 
 A turn of the loop begins with a digest of the state, if a comparison is due; the comparison is part
 of the turn's step, after its sums and before any weight changes. All chips see the same digests, so
@@ -37,12 +40,15 @@ class StateComparison:
         self._parts: Mapping[str, str] | None = None  # of the state that is to be compared
         self._shares: Mapping[str, str] = {}
         self._generation = 0  # the last one in which a comparison was made
+        self._begun = 0  # the last one in which a step was begun
         self._last_equal: int | None = None  # the last step after which all chips were equal
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, *, has_moved_state: bool) -> None:
         """Take the digest of the state after a step, if this state is to be compared."""
-        is_new = self._generation != self._exchange.generation_number
-        if is_new or step == 1 or step % self._every == 0:
+        number = self._exchange.generation_number
+        is_begun, self._begun = self._begun == number, number
+        is_due = self._generation != number and (is_begun or has_moved_state)
+        if is_due or step == 1 or step % self._every == 0:
             self.take()
         else:
             self._parts = None
