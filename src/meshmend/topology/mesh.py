@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ from meshmend.topology.failures import (
     format_shape,
     parse_failure,
 )
+
+if TYPE_CHECKING:
+    from meshmend.topology.tiles import Tiling
 
 _Number = TypeVar("_Number", bound=np.generic)
 
@@ -165,6 +168,19 @@ class Mesh:
             raise TopologyError(f"neighbors needs a live chip of {self}, but got {chip}")
         ranks = self.neighbor_ranks[self.rank_of[chip]]
         return tuple(self.live[rank] for rank in ranks if rank >= 0)
+
+    def tiles(self, tile: str) -> "Tiling":
+        """Return as many tiles of a shape such as `2x2` as fit on the largest connected part.
+
+            >>> print(Mesh((4, 4)).without("0,0", "3,3").tiles("2x2"))
+            3 tiles of 2x2, 2 spares
+
+        Raises:
+            TopologyError: a text that cannot be read, or no tile fits.
+        """
+        from meshmend.topology.tiles import tiling  # which knows meshes
+
+        return tiling(self, tile)
 
     def failures(self) -> tuple[Failure, ...]:
         """Return the failures as few values: blocks that cover the failed chips, then links."""
