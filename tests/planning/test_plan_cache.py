@@ -19,6 +19,7 @@ from meshmend.errors import StoppedError
 from meshmend.planning import catalogue, plan_cache
 from meshmend.planning.catalogue import CollectiveCall, is_remembered, proved_schedule
 from meshmend.planning.files import plan_document, read_plan, write_plan
+from meshmend.planning.plan import plan
 from meshmend.planning.plan_cache import (
     board_losses,
     load_or_make_plans,
@@ -31,6 +32,7 @@ from meshmend.schedule.algorithms import ALGORITHMS
 from meshmend.schedule.table import Collective
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.text import parse_mesh
 
 SQUARE = Mesh((2, 2))
 SUMS = ((9, "float32"),)
@@ -97,6 +99,36 @@ def test_the_mesh_itself_and_boards_beside_failed_chips_come_first(
     beside = {broken.without("0,1"), broken.without("1,0")}
     assert set([mesh for mesh in made if mesh != broken][:2]) == beside
     assert len(set(made)) == len(made) == 9
+
+
+@pytest.mark.parametrize(("wrap", "n_alike"), [("none", 2), ("all", 1)])
+def test_losses_that_look_alike_share_one_search(
+    wrap: str, n_alike: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: set[Mesh] = set()
+
+    def counted(mesh: Mesh, *options: Any, **named: Any) -> Any:
+        searched.add(mesh)
+        return plan(mesh, *options, **named)
+
+    monkeypatch.setattr(catalogue, "plan", counted)
+    mesh, sums = parse_mesh("6x4", wrap=wrap), ((100_000, "float32"),)
+    asked = PlanRequest(mesh, (2, 2), "auto", sums)
+    for name, begin in (("one", 0.0), ("other", 0.6)):
+        searched.clear()
+        monkeypatch.setattr(catalogue, "_remembered", {})
+        plan_ahead(tmp_path / name, asked, begin=begin)
+        assert len(searched - {mesh}) == n_alike
+
+    one, other = (
+        {path.name: path.read_bytes() for path in plans_in(tmp_path / name)}
+        for name in ("one", "other")
+    )
+    assert one == other
+    monkeypatch.setattr(catalogue, "_remembered", {})
+    for left in board_losses(mesh, (2, 2)):
+        load_plans(tmp_path / "one", left, "auto", sums)  # and so proves them
+        assert is_remembered(left, "auto", SUM, catalogue.payload_class(SUM, 400_000))
 
 
 def test_a_plan_that_several_write_at_once_is_whole_whenever_it_is_read(tmp_path: Path) -> None:

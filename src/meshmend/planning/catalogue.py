@@ -8,14 +8,16 @@ Where all ranks are processes of one host, no link is slow: processors copy. Eve
 the same bytes, and a ring does it in the fewest messages, so `AUTO_ON_ONE_HOST` takes it for long
 payloads.
 
-The fastest sum is searched for, which takes seconds on a thousand chips. `QUICK` names the trees
-that take its place until then: they need no search.
+The fastest sum is searched for, which takes seconds on a thousand chips; meshes that are mirror
+images or shifts of one another share one search. `QUICK` names the trees that take its place until
+then: they need no search.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshmend.planning.owner_search import is_ring_faster
 from meshmend.planning.plan import AUTO, plan
@@ -27,6 +29,7 @@ from meshmend.schedule.hazards import Hazards
 from meshmend.schedule.spanning import broadcast, spread, spread_in_parts, tree_sum
 from meshmend.schedule.table import Collective, Schedule, in_rank_order
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.symmetry import stand_in
 from meshmend.transport.event_loop import load_event_loop
 from meshmend.transport.tasks import ITEMSIZES, RankProgram, Task, rank_program, task_of
 
@@ -103,6 +106,11 @@ def _make(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) ->
             algorithm = ONE_HOST_RING if is_one_host_ring(mesh, class_bytes) else AUTO
         if class_bytes <= SHORT_BYTES and algorithm == AUTO:
             return _proved(mesh, tree_sum(mesh))
+        if is_searched(mesh, algorithm, kind, class_bytes):
+            like = stand_in(mesh)
+            if like.mesh != mesh:
+                found, _ = proved_schedule(like.mesh, algorithm, kind, class_bytes)
+                return _proved(mesh, _renamed(found, like.ranks))
         made = plan(mesh, algorithm, payload=class_bytes)
         if algorithm == AUTO and made.schedule.algorithm == WHOLE_EXCHANGE:
             made = plan(mesh, "trees", payload=class_bytes)
@@ -111,6 +119,16 @@ def _make(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) ->
     target = Target(class_bytes)
     is_ring = is_ring_faster(mesh, target.fabric, target.payload_bytes, collective)
     return _half(mesh, "ring-1d" if is_ring else "trees", collective)
+
+
+def _renamed(schedule: Schedule, names: NDArray[np.int64]) -> Schedule:
+    """Return a schedule in which rank r has another name, `names[r]`."""
+    return replace(
+        schedule,
+        owners=names[schedule.owners].astype(schedule.owners.dtype),
+        src=names[schedule.src].astype(schedule.src.dtype),
+        dst=names[schedule.dst].astype(schedule.dst.dtype),
+    )
 
 
 @lru_cache(maxsize=16)  # payloads of all classes share a schedule

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from meshmend import __version__
 from meshmend.errors import MeshmendError, PlanFileError, ProofError, UnsupportedError
@@ -23,6 +24,7 @@ from meshmend.planning.cache import Cache, Key
 from meshmend.planning.catalogue import (
     CollectiveCall,
     is_remembered,
+    is_searched,
     payload_class,
     proved_schedule,
     proved_spread,
@@ -33,6 +35,7 @@ from meshmend.planning.plan_request import GATHER, PlanRequest, SumSizes
 from meshmend.schedule.table import Collective, Schedule, in_rank_order
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.symmetry import stand_in
 from meshmend.transport.tasks import ITEMSIZES
 
 PlannedCall = tuple[CollectiveCall, int]  # and the bytes that it is planned for
@@ -89,14 +92,18 @@ def plan_ahead(folder: Path, request: PlanRequest, *, begin: float = 0.0) -> Non
     Several processes may fill one folder. Each begins at another place `begin` in the list of
     losses, from 0 to 1, and skips plans that exist. The one that begins at 0 makes those for the
     mesh itself before all others: the job may run quick plans until they are there. Boards beside
-    chips that have failed come before other boards. A loss that the algorithm does not support is
-    skipped.
+    chips that have failed come before other boards. After a loss come its mirror images and shifts:
+    their plans are the same, with other ranks. A loss that the algorithm does not support is left
+    out.
     """
     losses = list(board_losses(request.mesh, request.board))
     first = int(begin * len(losses))
     rotated = [*losses[first:], *losses[:first]]
+    first_of: dict[Mesh, int] = {}  # of those with the same stand-in, where the first is
+    places = [first_of.setdefault(stand_in(left).mesh, at) for at, left in enumerate(rotated)]
     # What neighbours share, such as power and cooling, fails for both.
-    rotated.sort(key=lambda left: not _is_beside_failed(request.mesh, left))
+    is_later = [not _is_beside_failed(request.mesh, left) for left in rotated]
+    rotated = [rotated[at] for at in np.lexsort((places, is_later))]
     folder.mkdir(parents=True, exist_ok=True)
     n_planned = 0
     for mesh in (*rotated, request.mesh) if begin else (request.mesh, *rotated):
@@ -134,8 +141,14 @@ def store_plans(folder: Path, mesh: Mesh, algorithm: str, sums: SumSizes) -> Non
     plans = _plans_in(folder)
     for call, class_bytes in planned_calls(sums):
         key = _key(mesh, algorithm, call, class_bytes)
-        if mesh.n_live > 1 and not plans.has_file(key):
-            plans.put(key, PlanFile(mesh, proved_schedule(mesh, algorithm, call, class_bytes)[0]))
+        if mesh.n_live == 1 or plans.has_file(key):
+            continue
+        if is_searched(mesh, algorithm, call, class_bytes):
+            like = stand_in(mesh).mesh
+            if like != mesh:  # another process may have searched for it
+                store_plans(folder, like, algorithm, sums)
+                load_plans(folder, like, algorithm, sums)
+        plans.put(key, PlanFile(mesh, proved_schedule(mesh, algorithm, call, class_bytes)[0]))
 
 
 def load_or_make_plans(
