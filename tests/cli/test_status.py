@@ -31,7 +31,7 @@ from meshmend.membership.job_status import (
     SharedArguments,
     WorkerSummary,
 )
-from meshmend.membership.record_file import save_record
+from meshmend.membership.record_file import RecordFile
 from meshmend.topology.failures import parse_link
 from meshmend.transport.listener import Address
 from ports import free_port
@@ -223,7 +223,7 @@ def test_the_record_says_where_the_workers_listen(
     with served() as where:
         host, port = where.split(":")
         begun = BegunGeneration(3, (((0, 0, 0), (host, int(port))),))
-        save_record(path, CoordinatorRecord("ours", (begun,)))
+        RecordFile(path).save(CoordinatorRecord("ours", (begun,)))
 
         nobody = f"127.0.0.1:{free_port()}"
         assert run_line(["status", "--coordinator", nobody, "--state", str(path)]) == 0

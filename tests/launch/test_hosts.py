@@ -29,7 +29,7 @@ from meshmend.launch.hosts import address_toward, board_from, chip_from, is_answ
 from meshmend.launch.termination import exit_soon_after_signal
 from meshmend.membership.history import BegunGeneration, CoordinatorRecord
 from meshmend.membership.messages import COORDINATOR
-from meshmend.membership.record_file import load_history, save_record
+from meshmend.membership.record_file import RecordFile, load_history
 from meshmend.planning.settings import Settings
 from meshmend.topology.mesh import Mesh
 from meshmend.train.data.audit import audit
@@ -332,7 +332,7 @@ def test_a_coordinator_says_what_an_earlier_one_left_until_it_is_told_to_forget(
 ) -> None:
     record = tmp_path / "record.json"
     begun = BegunGeneration(3, (((0, 0), ("127.0.0.1", 7)),))
-    save_record(record, CoordinatorRecord("job", (begun,), step=177, highest=3))
+    RecordFile(record).save(CoordinatorRecord("job", (begun,), step=177, highest=3))
     state = ("--state", str(record))
     with commands(tmp_path) as start:
         environment = {"MESHMEND_SECRET": "s" * 32}

@@ -17,7 +17,7 @@ from meshmend.membership.events import CoordinatorSuperseded, Event, HistoryDrop
 from meshmend.membership.generation import Generation, Seat, term_after
 from meshmend.membership.job import JobSpec
 from meshmend.membership.messages import COORDINATOR, Hello, MessageChannel, Status
-from meshmend.membership.record_file import term_in
+from meshmend.membership.record_file import RecordFile
 from meshmend.topology.text import parse_mesh
 from meshmend.transport.channel import Channel
 from meshmend.transport.handshake import ConnectRequest, Deadline, dial
@@ -103,7 +103,7 @@ def test_a_coordinator_gives_way_to_one_that_is_started_with_its_record(tmp_path
         assert first.server.is_superseded
         assert any(isinstance(event, CoordinatorSuperseded) for event in first.events)
         later = next(each for each in first.events if isinstance(each, CoordinatorSuperseded)).later
-        assert term_in(tmp_path / "record.json") == later
+        assert RecordFile(tmp_path / "record.json").term() == later
     first.server.close()
     second.close()
 

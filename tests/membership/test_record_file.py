@@ -5,15 +5,15 @@ import stat
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from meshmend.membership.history import BegunGeneration, CoordinatorRecord, VoidGeneration
 from meshmend.membership.messages import FRESH
 from meshmend.membership.record_file import (
     VERSION,
+    RecordFile,
     RecordSaver,
     load_history,
-    save_record,
-    term_in,
 )
 from small_disks import small_disk
 
@@ -42,7 +42,7 @@ def test_a_record_that_finds_a_full_disk_is_saved_as_soon_as_there_is_room(
 ) -> None:
     with small_disk(tmp_path / "disk", n_bytes=64 << 10) as disk:
         path, filler = disk / "record", disk / "filler"
-        saver = RecordSaver(lambda record: save_record(path, record))
+        saver = RecordSaver(lambda record: RecordFile(path).save(record))
         saver.save(CoordinatorRecord("job", step=1))
         with pytest.raises(OSError, match="No space"):
             filler.write_bytes(bytes(1 << 20))
@@ -75,7 +75,7 @@ def test_a_record_and_then_the_name_that_it_has_are_flushed_to_disk(
 
     monkeypatch.setattr(os, "fsync", watched)
 
-    save_record(path, RECORD)
+    RecordFile(path).save(RECORD)
 
     assert flushed == [(False, False), (True, True)]
 
@@ -95,14 +95,14 @@ def test_a_record_names_the_generations_that_took_no_step(tmp_path: Path) -> Non
     void = (VoidGeneration(4, FRESH), VoidGeneration(5, 1))
     record = CoordinatorRecord("job", begun, step=4, highest=6, void=void)
 
-    save_record(tmp_path / "record", record)
+    RecordFile(tmp_path / "record").save(record)
 
     assert load_history(tmp_path / "record", "job").record == record
 
 
 def test_a_record_of_which_any_bit_has_flipped_is_not_believed(tmp_path: Path) -> None:
     path = tmp_path / "record"
-    save_record(path, RECORD)
+    RecordFile(path).save(RECORD)
     whole = path.read_bytes()
     believed = []
 
@@ -110,15 +110,27 @@ def test_a_record_of_which_any_bit_has_flipped_is_not_believed(tmp_path: Path) -
         rotten = bytearray(whole)
         rotten[bit // 8] ^= 1 << bit % 8
         put(path, bytes(rotten))
-        if not load_history(path, "job").is_unknown or term_in(path):
+        if not load_history(path, "job").is_unknown or RecordFile(path).term():
             believed.append(bit)
 
     assert believed == []
 
 
+def test_the_term_on_disk_is_that_of_whoever_wrote_last(tmp_path: Path) -> None:
+    path = tmp_path / "record"
+    one, other = RecordFile(path), RecordFile(path)
+    terms = []
+
+    for writer, term in ((one, 7), (other, 8), (one, 9), (other, 6)):  # all of one length
+        writer.save(replace(RECORD, term=term))
+        terms.append((one.term(), other.term()))
+
+    assert terms == [(7, 7), (8, 8), (9, 9), (6, 6)]
+
+
 def test_a_record_that_was_cut_off_or_goes_on_with_another_is_not_believed(tmp_path: Path) -> None:
     path = tmp_path / "record"
-    save_record(path, RECORD)
+    RecordFile(path).save(RECORD)
     whole = path.read_bytes()
 
     for kept in range(len(whole)):
@@ -155,7 +167,7 @@ def test_what_follows_a_record_that_cannot_be_read_is_no_new_beginning(tmp_path:
     for _ in range(2):
         history = load_history(path, "job")
         history.take_term(0, 5)
-        save_record(path, history.record)
+        RecordFile(path).save(history.record)
 
     assert load_history(path, "job").is_unknown
     assert not load_history(path, "job").is_new

@@ -15,11 +15,10 @@ from typing import Final
 from meshmend.errors import ChannelError, MessageError
 from meshmend.membership.coordinator import Coordinator
 from meshmend.membership.events import Event
-from meshmend.membership.history import CoordinatorRecord
 from meshmend.membership.job import JobSpec
 from meshmend.membership.job_status import JobStatus
 from meshmend.membership.messages import COORDINATOR, Message, MessageChannel, packed_message
-from meshmend.membership.record_file import RecordSaver, TermOnDisk, load_history, save_record
+from meshmend.membership.record_file import RecordFile, RecordSaver, load_history
 from meshmend.topology.failures import Chip
 from meshmend.transport.channel import Channel
 from meshmend.transport.event_fd import clear
@@ -62,7 +61,8 @@ class CoordinatorServer:
         on_event: Callable[[float, Event], None] = lambda clock, event: None,
     ) -> None:
         self._record_file = record_file
-        self._saver = RecordSaver(self._write_record)
+        on_disk = RecordFile(record_file) if record_file else None
+        self._saver = RecordSaver(on_disk.save if on_disk else lambda record: None)
         self._link_timeout_s = spec.timing.link_timeout_s
         self._longest_bytes = _LONGEST_BYTES + _BYTES_PER_CHIP * spec.mesh.n_chips
         history = load_history(record_file, spec.job) if record_file else None
@@ -74,7 +74,7 @@ class CoordinatorServer:
             history=history,
             token=secrets.randbits(32),
             keep=self._saver.save,
-            term_on_disk=TermOnDisk(record_file).read if record_file else lambda: 0,
+            term_on_disk=on_disk.term if on_disk else lambda: 0,
             on_event=on_event,
         )
         self._channels: dict[int, MessageChannel] = {}
@@ -173,10 +173,6 @@ class CoordinatorServer:
             self._congested.discard(connection)
             self._selector.unregister(channel)
             channel.close()
-
-    def _write_record(self, record: CoordinatorRecord) -> None:
-        if self._record_file is not None:
-            save_record(self._record_file, record)
 
     def _admit(self, connection: socket.socket, request: ConnectRequest) -> None:
         self._callers.put(connection)

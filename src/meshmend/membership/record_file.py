@@ -11,10 +11,12 @@ from logging import getLogger
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from meshmend.errors import InputError, MessageError
 from meshmend.files import write_whole
 from meshmend.membership.history import CoordinatorRecord, History
-from meshmend.transport.codec import plain, value_of
+from meshmend.transport.codec import value_of
 from meshmend.transport.listener import Address
 
 VERSION: Final = 2
@@ -50,31 +52,43 @@ def history_of(text: str, job: str) -> History:
     return History(record if record.job == job else CoordinatorRecord(job))
 
 
-def term_in(path: Path) -> int:
-    """Return the term of the record on disk, 0 if there is none that can be read."""
-    try:
-        return _record_of(path.read_text(encoding="utf-8")).term
-    except (OSError, ValueError, RecursionError, MessageError):
-        return 0
+class RecordFile:
+    """A coordinator's record on disk, which another coordinator of its job may replace.
 
-
-class TermOnDisk:
-    """Reads the term of a record again and again; a file that has not changed is not read twice."""
+    What this one wrote itself it need not parse again, only compare: at a thousand chips that is
+    the longest part of finding out whether there is another one.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._written: tuple[bytes, int] = b"", 0  # what it wrote last, and its term
         self._read: tuple[tuple[int, int, int] | None, int] = None, 0
 
-    def read(self) -> int:
+    def save(self, record: CoordinatorRecord) -> None:
+        """Replace the record on disk; it survives a power failure from then on.
+
+        Raises:
+            OSError: it could not be written; the record before it is still there.
+        """
+        content = record_text(record).encode()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(self._path, content)
+        self._written = content, record.term
+
+    def term(self) -> int:
         """Return the term of the record on disk, 0 if there is none that can be read."""
         try:
             found = self._path.stat()
+            version = found.st_ino, found.st_mtime_ns, found.st_size
+            if version != self._read[0]:
+                self._read = version, self._term_of(self._path.read_bytes())
         except OSError:
             return 0
-        version = found.st_ino, found.st_mtime_ns, found.st_size
-        if version != self._read[0]:
-            self._read = version, term_in(self._path)
         return self._read[1]
+
+    def _term_of(self, content: bytes) -> int:
+        written, term = self._written
+        return term if content == written else _term_of(content)
 
 
 def members_in(path: Path) -> tuple[Address, ...]:
@@ -95,18 +109,9 @@ def members_in(path: Path) -> tuple[Address, ...]:
 
 def record_text(record: CoordinatorRecord) -> str:
     """Return a record as the text that `history_of` reads."""
-    rest = json.dumps({"version": VERSION, **plain(record)}).removeprefix("{")
+    fields = msgspec.json.encode(record, order="deterministic").decode().removeprefix("{")
+    rest = f'"version": {VERSION}, {fields}'
     return _BEFORE_CHECKSUM + _checksum(rest) + _AFTER_CHECKSUM + rest
-
-
-def save_record(path: Path, record: CoordinatorRecord) -> None:
-    """Replace the record on disk; it survives a power failure from then on.
-
-    Raises:
-        OSError: it could not be written; the record before it is still there.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, record_text(record))
 
 
 class RecordSaver:
@@ -154,6 +159,14 @@ def _record_of(text: str) -> CoordinatorRecord:
         raise MessageError("it is not what was written: its checksum differs")
     record: CoordinatorRecord = value_of(document, CoordinatorRecord, "the record")
     return record
+
+
+def _term_of(content: bytes) -> int:
+    """Return the term of a record, 0 if it cannot be read."""
+    try:
+        return _record_of(content.decode()).term
+    except (ValueError, RecursionError, MessageError):
+        return 0
 
 
 def _checksum(text: str) -> str:
