@@ -5,6 +5,7 @@ collective by its number in the generation, and the chips that die in it: before
 that nobody finishes it, or afterwards, so that only some of the others do.
 """
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,6 @@ from meshmend.train.core.exchange import FinishedSum
 from meshmend.train.core.worker_environment import WorkerEnvironment
 from meshmend.train.sharding.sharded_optimizers import ShardedOptimizers
 from meshmend.train.sharding.sharded_update import ShardedUpdate
-from meshmend.train.state.torch_state import TORCH
 from waiting import HANG_S
 
 SHAPES = [(40, 30), (7,), (64, 5), ()]
@@ -84,7 +84,7 @@ class Meeting:
 
 
 class ThreadExchange:
-    """What `ShardedUpdate` and `gather_bytes` need of an `Exchange`."""
+    """What `ShardedUpdate` and `gather_bytes` need of an `Exchange`, and how states are sent."""
 
     def __init__(self, whole: Mesh, chip: Chip) -> None:
         self._whole, self._chip = whole, chip
@@ -125,11 +125,9 @@ class ThreadExchange:
             if target == self.rank:
                 payload[cuts[at] : cuts[at + 1]] = found[source][cuts[at] : cuts[at + 1]]
 
-    def spread(self, payload: Any, holders: Sequence[Chip], *, n_bytes: int) -> Any:
-        """Return the payload of a holder."""
-        found = self._call(payload)[self.mesh.rank_of[holders[0]]]
-        assert len(found) == n_bytes
-        return found
+    def from_holder(self, state: Any, holders: Sequence[Chip]) -> Any:
+        """Return the state of a holder."""
+        return self._call(state)[self.mesh.rank_of[holders[0]]]
 
 
 class ThreadChip:
@@ -139,11 +137,18 @@ class ThreadChip:
         torch.manual_seed(0)
         self.parameters = [torch.nn.Parameter(torch.randn(shape)) for shape in SHAPES]
         self.chip, self.step_number, self.version = chip, 0, FRESH
+        self.is_overwritten = False
         self.sharded = ShardedOptimizers({"": make(self.parameters)})
         self.exchange = ThreadExchange(whole, chip)
         environment = WorkerEnvironment(whole=whole, chip=chip, board=board)
         exchange: Any = self.exchange
-        self.update = ShardedUpdate(self, self, exchange, environment)  # type: ignore[arg-type]  # a learner of its own
+        self.update = ShardedUpdate(
+            self,  # type: ignore[arg-type]  # a learner of its own
+            self,
+            exchange,
+            self.exchange_state,
+            environment,
+        )
         self.has_lost = False
 
     def prepare_update(self) -> None:
@@ -156,17 +161,32 @@ class ThreadChip:
     def inject(self, moment: Any) -> None:
         """Inject nothing: faults are deaths in collectives."""
 
-    def packed_state(self) -> Any:
-        """Return weights, settings and the step."""
-        weights = [each.detach() for each in self.parameters]
-        return TORCH.packed([weights, self.sharded.state_dict(), self.step_number])
+    def exchange_state(self, go: Go, generation: Generation) -> Any:
+        """Send weights, settings and the step, or return those of a holder.
 
-    def take_over(self, state: Any) -> None:
+        One that never had a state loses its weights before all others have come, as in a job.
+        """
+        if len(go.holders) == len(generation.seats):
+            return None
+        is_holder = self.chip in go.holders
+        if is_holder and self.is_overwritten:
+            raise StateLostError("its weights were overwritten")
+        if not is_holder and self.version == FRESH and go.step > 0:
+            self.is_overwritten, self.step_number = True, go.step
+            for parameter in self.parameters:
+                parameter.data.fill_(math.nan)
+        weights = [each.detach().clone() for each in self.parameters]
+        mine = weights, self.sharded.state_dict(), self.step_number
+        found = self.exchange.from_holder(mine if is_holder else None, go.holders)
+        return None if is_holder else found
+
+    def take_state(self, state: Any) -> None:
         """Replace weights, settings and the step."""
-        weights, optimizer, self.step_number = TORCH.unpacked(state)
+        weights, optimizer, self.step_number = state
         for parameter, each in zip(self.parameters, weights, strict=True):
             parameter.data.copy_(each)
         self.sharded.load_state_dict(optimizer)
+        self.is_overwritten = False
 
     def run(self, go: Go, generation: Generation, meeting: Meeting, steps: int) -> bool:
         """Be in a generation until it breaks or all steps are done; return whether this lives."""

@@ -14,7 +14,7 @@ from meshmend.membership.messages import FRESH, Go
 from meshmend.train.core.worker_loop import WorkerLoop
 from simulation.disk import State
 from simulation.runs import first_problem, parts_of
-from simulation.simulated_worker import SimulatedReplica
+from simulation.simulated_worker import SimulatedReplica, SimulatedWorker
 
 N_SEEDS = 400
 VOID = -1  # the digest of a state that is a part of one and a part of another
@@ -28,23 +28,27 @@ def by_the_rule(loop: WorkerLoop, go: Go) -> int | None:
     return go.step if loop.state_version == FRESH and go.step > 0 else None
 
 
-def spread_state(
-    loop: WorkerLoop, go: Go, generation: Generation, *, overwrites: Overwrites, checks: bool = True
+def catch_up(
+    worker: SimulatedWorker,
+    go: Go,
+    generation: Generation,
+    *,
+    overwrites: Overwrites,
+    checks: bool = True,
 ) -> None:
     """Send or receive the state; a state that is overwritten is void until all of it has come."""
-    replica, is_holder = loop._replica, loop._chip in go.holders
-    assert isinstance(replica, SimulatedReplica)
+    replica, is_holder = worker.replica, worker.process.chip in go.holders
     if checks and is_holder and replica.state.digest == VOID:
         raise StateLostError("its state was overwritten in part")
     if len(go.holders) == len(generation.seats):
         return
-    if not is_holder and (step := overwrites(loop, go)) is not None:
+    if not is_holder and (step := overwrites(worker.loop, go)) is not None:
         replica.state = State(step, 0, VOID)
-    state = loop._peers.spread(replica.state if is_holder else None, go.holders)
+    state = worker.peers.spread(replica.state if is_holder else None, go.holders)
     if not is_holder and replica.state.digest == VOID:
         replica.state = state
     elif not is_holder:
-        replica.take_over(state)
+        replica.take_state(state)
 
 
 def ignore_void(replica: SimulatedReplica, step: int) -> None:
@@ -60,10 +64,10 @@ RESTORE = SimulatedReplica.restore
 def overwriting(patch: Patch, overwrites: Overwrites, *, checks: bool = True) -> None:
     patch.setattr(SimulatedReplica, "restore", ignore_void)
     patch.setattr(
-        WorkerLoop,
-        "_spread_state",
-        lambda loop, go, generation: spread_state(
-            loop, go, generation, overwrites=overwrites, checks=checks
+        SimulatedWorker,
+        "catch_up",
+        lambda worker, go, generation: catch_up(
+            worker, go, generation, overwrites=overwrites, checks=checks
         ),
     )
 

@@ -59,7 +59,7 @@ def never_step_late(patch: Patch) -> None:
     """A chip whose gather failed leaves its state as it was, though the step counts."""
 
     def join(update: Any, holder: Any, state: Any, *, keeps: bool) -> None:
-        update._replica.take_over(state)
+        update._replica.take_state(state)
         update._optimizers.name = holder.name
 
     patch.setattr(ShardedUpdate, "_join", join)

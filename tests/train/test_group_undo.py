@@ -190,7 +190,7 @@ def test_a_chip_that_joins_gets_every_buffer_and_mode() -> None:
     one.model.seen = torch.ones(5)  # of another shape
     evaluate(one)
 
-    step = GroupState((other.model,)).load(GroupState((one.model,)).packed(7))
+    step = GroupState((other.model,)).load(GroupState((one.model,)).state(7))
 
     assert step == 7
     torch.testing.assert_close(other.seen()[:5], one.seen()[:5], rtol=0, atol=0)
@@ -225,7 +225,7 @@ def test_loading_an_optimizer_keeps_the_groups_that_another_one_shares() -> None
     inner.param_groups = outer.param_groups
     state = GroupState((outer, inner))
 
-    state.load(state.packed(0))
+    state.load(state.state(0))
     outer.param_groups[0]["lr"] = 0.25
 
     assert inner.param_groups[0]["lr"] == 0.25

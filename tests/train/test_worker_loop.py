@@ -13,7 +13,9 @@ def test_a_worker_that_comes_after_the_end_knows_that_it_was_no_member() -> None
     coordination.await_news.return_value = News(is_over=True)
     replica, peers = Mock(step_number=0, is_finished=False), Mock(generation_number=0)
     replica.newest_checkpoint.return_value = None
-    loop = WorkerLoop((0, 0), replica, coordination, peers, SelfInjection((0, 0), ()))
+    loop = WorkerLoop(
+        (0, 0), replica, coordination, peers, SelfInjection((0, 0), ()), catch_up=Mock()
+    )
 
     loop.start()
 

@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.train.core.exchange import FinishedSum
+from meshmend.train.core.learner import ExchangeState
 from meshmend.train.core.worker_environment import WorkerEnvironment
 from meshmend.train.sharding.sharded_update import ShardedUpdate
 from meshmend.train.sharding.update_shares import ALIGN_BYTES, Span, Spans, UpdateShares
@@ -166,10 +166,6 @@ class SimulatedExchange:
                 part = found[source][cuts[at] : cuts[at + 1]]
                 payload[cuts[at] : cuts[at + 1]] = np.frombuffer(part, dtype=np.uint8)
 
-    def spread(self, payload: Any, holders: Sequence[Chip], *, n_bytes: int) -> Any:
-        """Return the payload of a holder."""
-        return self._peers.spread(payload, holders)
-
     def _gathered(self, mine: bytes) -> list[bytes]:
         """Return what each rank puts in."""
         parts = [(self.rank, mine)]
@@ -178,12 +174,16 @@ class SimulatedExchange:
 
 
 def sharded_update(
-    shards: SimulatedShards, replica: Any, peers: SimulatedPeers, environment: WorkerEnvironment
+    shards: SimulatedShards,
+    replica: Any,
+    peers: SimulatedPeers,
+    exchange_state: ExchangeState,
+    environment: WorkerEnvironment,
 ) -> ShardedUpdate:
     """Return the real protocol over simulated shards."""
     learner: Any = shards
     exchange: Any = SimulatedExchange(peers, environment.whole)
-    return ShardedUpdate(learner, replica, exchange, environment)
+    return ShardedUpdate(learner, replica, exchange, exchange_state, environment)
 
 
 def _cells_of(span: Span) -> range:

@@ -9,7 +9,9 @@ from meshmend.membership.client import WorkerIdentity
 from meshmend.membership.events import WorkerStepped
 from meshmend.membership.faults.fault import Moment
 from meshmend.membership.faults.fault_injector import SelfInjection
+from meshmend.membership.generation import Generation
 from meshmend.membership.job import JobFingerprint
+from meshmend.membership.messages import Go
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.train.core.worker_environment import WorkerEnvironment
@@ -35,6 +37,8 @@ _SIZES: SumSizes = ((1, "float32"),)
 class SimulatedReplica:
     """The state of a worker, as far as `WorkerLoop` asks for it."""
 
+    is_overwritten = False
+
     def __init__(self, disk: Disk, n_steps: int) -> None:
         self._disk = disk
         self._n_steps = n_steps
@@ -57,11 +61,7 @@ class SimulatedReplica:
         """Return what one step sums."""
         return _SIZES
 
-    def packed_state(self) -> State:
-        """Return all that makes up the training at this step."""
-        return self.state
-
-    def take_over(self, state: State) -> None:
+    def take_state(self, state: State) -> None:
         """Be where another worker is."""
         self.on_replaced(self.state, state)
         self.state = state
@@ -128,7 +128,7 @@ class SimulatedWorker:
             self.coordination,
             self.peers,
             SelfInjection(chip, ()),
-            catch_up=self._sharding.catch_up if self._sharding else None,
+            catch_up=self._sharding.catch_up if self._sharding else self.catch_up,
         )
         self._reported = 0
         self._on_end = on_end
@@ -142,7 +142,22 @@ class SimulatedWorker:
 
         self.replica.shards = SimulatedShards(self._rules.check)
         environment = WorkerEnvironment(whole=whole, chip=self.process.chip, board=board)
-        return sharded_update(self.replica.shards, self.replica, self.peers, environment)
+        return sharded_update(
+            self.replica.shards, self.replica, self.peers, self.exchange_state, environment
+        )
+
+    def catch_up(self, go: Go, generation: Generation) -> None:
+        """Get the state that a generation begins with, or send it to those that lack it."""
+        if (state := self.exchange_state(go, generation)) is not None:
+            self.replica.take_state(state)
+
+    def exchange_state(self, go: Go, generation: Generation) -> State | None:
+        """Send or receive the state; return the one to take, None if this worker has it."""
+        if len(go.holders) == len(generation.seats):
+            return None
+        is_holder = self.process.chip in go.holders
+        found: State = self.peers.spread(self.replica.state if is_holder else None, go.holders)
+        return None if is_holder else found
 
     def _main(self) -> None:
         try:

@@ -32,7 +32,7 @@ from meshmend.train.core.worker_environment import (
     exchange_of,
     worker_environment,
 )
-from meshmend.train.core.worker_loop import Bytes, SumSizes, WorkerLoop
+from meshmend.train.core.worker_loop import SumSizes, WorkerLoop
 from meshmend.train.data.ledger import Ledger
 from meshmend.train.data.samples import Indices, Order, Share, StreamOrder, batch_of, share_of
 from meshmend.train.state.checkpoint import FolderOwner, Saving, new_owner
@@ -142,14 +142,16 @@ class JobCore:
             _claim_process()
             coordinator_client().set_fingerprint(fingerprint())
             self._exchange = exchange_of(self._environment)
-            self._sharding = make_sharding(self, self._exchange) if make_sharding else None
+            transfer = StateTransfer(self, self._exchange)
+            if make_sharding is not None:
+                self._sharding = make_sharding(self, self._exchange, transfer.exchanged)
             self._loop = WorkerLoop(
                 self._environment.chip,
                 self,
                 coordinator_client(),
                 self._exchange,
                 self._self_injection,
-                catch_up=(self._sharding or StateTransfer(self, self._exchange)).catch_up,
+                catch_up=(self._sharding or transfer).catch_up,
             )
         self._sums = StepSums(learner, self._exchange)
         self._comparison: StateComparison | None = None  # None if this chip trains alone
@@ -495,6 +497,7 @@ class JobCore:
         if self._loop is None or self._loop.state_version != FRESH or step == 0:
             return False
         self.is_overwritten, self.step_number = True, step
+        self._learner.free()
         return True
 
     def take_state(self, state: Any) -> None:
@@ -512,14 +515,6 @@ class JobCore:
         """Return the sizes of all sums and gathers of one step."""
         shared = self._sharding.sum_sizes() if self._sharding else ()
         return (*self._learner.sum_sizes(), *shared)
-
-    def packed_state(self) -> Bytes:
-        """Return the training state at this step, as bytes."""
-        return self._learner.framework.packed(self.state())
-
-    def take_over(self, state: Bytes) -> None:
-        """Replace all of this chip's state by that of another chip; unpacks it first."""
-        self._load(self._learner.framework.unpacked(state))
 
     def newest_checkpoint(self) -> int | None:
         """Return the step of the newest complete checkpoint not known to be damaged, or None."""

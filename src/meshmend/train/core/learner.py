@@ -70,8 +70,11 @@ class Learner(Protocol):
     def saved_state(self) -> dict[str, Any]:
         """Return these parts as a checkpoint gets them: of what is sharded, this chip's share."""
 
+    def free(self) -> None:
+        """Free these parts if another state cannot be written over them: one will be loaded."""
+
     def load(self, state: dict[str, Any]) -> None:
-        """Replace these parts by those of another chip or of a checkpoint."""
+        """Replace these parts by those of another chip or of a checkpoint; may use them up."""
 
     def digest(self) -> str:
         """Return a hash of all of `state`: arrays and plain values, whatever their order."""
@@ -93,11 +96,12 @@ class ShardedReplica(Protocol):
     def step_number(self) -> int:
         """The number of steps that are done."""
 
-    def packed_state(self) -> Bytes:
-        """Return the state that all chips have, without that of the shares."""
+    @property
+    def is_overwritten(self) -> bool:
+        """Whether a part of the state was overwritten, so that this chip has none."""
 
-    def take_over(self, state: Bytes) -> None:
-        """Replace that state by the one of another chip."""
+    def take_state(self, state: Any) -> None:
+        """Replace the state that all chips have, without that of the shares."""
 
     def inject(self, moment: Moment) -> None:
         """Inject the fault that is due at a moment, if there is one."""
@@ -120,4 +124,7 @@ class Sharding(Protocol):
         """Get the state that a generation begins with, and this chip's share of it."""
 
 
-MakeSharding = Callable[[ShardedReplica, Exchange], Sharding]
+# Sends or receives the state that all chips have; returns what this chip is to take, None if it
+# has it. `StateTransfer.exchanged` is such.
+ExchangeState = Callable[[Go, Generation], Any]
+MakeSharding = Callable[[ShardedReplica, Exchange, ExchangeState], Sharding]

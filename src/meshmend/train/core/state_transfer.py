@@ -73,17 +73,26 @@ class StateTransfer:
         self._replica, self._exchange = replica, exchange
 
     def catch_up(self, go: Go, generation: Generation) -> None:
-        """Send or receive the state that a generation begins with, if workers lack it.
+        """Get the state that a generation begins with, or send it to those that lack it.
 
         Raises:
             TransportError: the mesh has changed; a chip that had a state of the job has it still.
             StateLostError: this chip is to send a state, but its own was overwritten in part.
         """
+        if (state := self.exchanged(go, generation)) is not None:
+            self._replica.take_state(state)
+
+    def exchanged(self, go: Go, generation: Generation) -> Any | None:
+        """Send or receive a state; return what this chip is to take, None if it has sent it.
+
+        Raises:
+            TransportError, StateLostError: as `catch_up`.
+        """
         is_holder = self._replica.chip in go.holders
         if is_holder and self._replica.is_overwritten:
             raise StateLostError("its state was overwritten in part, and the rest has not come")
         if len(go.holders) == len(generation.seats):
-            return
+            return None
         tree = tree_of(self._replica.state(), self._replica.framework.raw) if is_holder else None
         large = {} if tree is None else _large(tree)
         holders = self._alike(go.holders, large)
@@ -91,8 +100,8 @@ class StateTransfer:
             self._exchange.spread(encoded_without(tree, large), holders)
             del tree  # and so copies of tensors that are in several pieces, when they are sent
             self._move(large, holders)
-        else:
-            self._receive(holders, go.step)
+            return None
+        return self._received(holders, go.step)
 
     def _alike(self, holders: Sequence[Chip], large: Mapping[str, RawArray]) -> Sequence[Chip]:
         """Return the holders whose large tensors have the names, types and shapes of the first's.
@@ -104,8 +113,8 @@ class StateTransfer:
         by_chip = {chip: told[rank] for chip, rank in self._exchange.mesh.rank_of.items()}
         return [chip for chip in holders if by_chip[chip] == by_chip[holders[0]]]
 
-    def _receive(self, holders: Sequence[Chip], step: int) -> None:
-        """Take all of the state from the holders."""
+    def _received(self, holders: Sequence[Chip], step: int) -> Any:
+        """Return all of the state, from the holders."""
         framework = self._replica.framework
         tree, shapes = decoded_without(self._exchange.spread(None, holders))
         tensors = {name: framework.tensor(array) for name, (array, _) in tree.arrays.items()}
@@ -117,7 +126,7 @@ class StateTransfer:
             tensors[name], memory = framework.room(dtype, shape, own.get(name))
             large[name] = RawArray.of(dtype, shape, memory)
         self._move(large, holders)
-        self._replica.take_state(tree.state_of(tensors))
+        return tree.state_of(tensors)
 
     def _move(self, large: dict[str, RawArray], holders: Sequence[Chip]) -> None:
         """Send tensors, or fill their memory, piece by piece; forget each when it is under way."""

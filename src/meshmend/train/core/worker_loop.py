@@ -50,12 +50,6 @@ class Replica(Protocol):
     def sum_sizes(self) -> SumSizes:
         """Return the sizes of all sums and gathers of one step."""
 
-    def packed_state(self) -> Bytes:
-        """Return the training state at this step."""
-
-    def take_over(self, state: Bytes) -> None:
-        """Replace all of this worker's state by that of another worker, never only a part."""
-
     def newest_checkpoint(self) -> int | None:
         """Return the step of the newest complete checkpoint that this worker can read, or None."""
 
@@ -144,20 +138,14 @@ class Peers(Protocol):
     def sum(self, payload: Bytes, n_elements: int, dtype: str) -> None:
         """Replace the payload, on every chip, with the sum of all chips' payloads."""
 
-    def spread(self, payload: Bytes | None, holders: Sequence[Chip]) -> Bytes:
-        """Return the holders' payload on every chip; chips that are no holders pass None."""
 
-
-# Gets a worker the state of the holders; it may raise StateLostError if they do not have all of it.
+# Gets a worker the state of the holders, never only a part of it: `StateTransfer.catch_up`. It may
+# raise StateLostError if they do not have all of it.
 CatchUp = Callable[[Go, Generation], None]
 
 
 class WorkerLoop:
-    """One worker in a job; call its methods from the worker's main thread only.
-
-    By default each holder has all of the state, and sends it to those that lack it; `catch_up`
-    replaces that where the chips share the state.
-    """
+    """One worker in a job; call its methods from the worker's main thread only."""
 
     def __init__(
         self,
@@ -167,14 +155,14 @@ class WorkerLoop:
         peers: Peers,
         self_injection: SelfInjection,
         *,
-        catch_up: CatchUp | None = None,
+        catch_up: CatchUp,
     ) -> None:
         self._chip = chip
         self._replica = replica
         self._coordination = coordination
         self._peers = peers
         self._self_injection = self_injection
-        self._catch_up = catch_up or self._spread_state
+        self._catch_up = catch_up
         self.state_version = FRESH
         self.generation: Generation | None = None
         self.has_moved_state = False  # whether a chip got its state when the generation began
@@ -347,15 +335,6 @@ class WorkerLoop:
             self._replica.restore(go.step)
         self.has_moved_state = len(go.holders) < len(generation.seats)
         self._catch_up(go, generation)
-
-    def _spread_state(self, go: Go, generation: Generation) -> None:
-        """Send or receive the state, if workers lack it."""
-        is_holder = self._chip in go.holders
-        if len(go.holders) == len(generation.seats):
-            return
-        state = self._peers.spread(self._replica.packed_state() if is_holder else None, go.holders)
-        if not is_holder:
-            self._replica.take_over(state)
 
 
 def _is_answered(news: News, number: int) -> bool:

@@ -128,8 +128,16 @@ class JaxLearner:
         """Return the state for a checkpoint."""
         return self.state()
 
+    def free(self) -> None:
+        """Give up all arrays, which cannot be written over; only their shapes stay."""
+        self.params, self.opt_state = jax.tree.map(_shape_of, (self.params, self.opt_state))
+
     def load(self, state: dict[str, Any]) -> None:
-        """Replace these parts by those of another chip or of a checkpoint."""
+        """Replace these parts by those of another chip or of a checkpoint.
+
+        It takes the arrays out of the state one by one, so that there is never a second copy of
+        more than one.
+        """
         params = _with_arrays(self.params, state["model"])
         self.opt_state = _with_arrays(self.opt_state, state["optimizer"])
         self.params = params
@@ -154,14 +162,25 @@ class JaxLearner:
 def named_arrays(tree: Tree) -> dict[str, Array]:
     """Return the arrays of a tree by their names; on a CPU they share its memory."""
     found, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in found}
+    return {
+        jax.tree_util.keystr(path): np.asarray(leaf)
+        for path, leaf in found
+        if not isinstance(leaf, jax.ShapeDtypeStruct)
+    }
 
 
 def _with_arrays(tree: Tree, arrays: dict[str, Array]) -> Tree:
-    """Return a tree with copies of these arrays as leaves."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: jax.device_put(np.array(arrays[jax.tree_util.keystr(path)])), tree
-    )
+    """Return a tree with copies of these arrays as leaves; takes them out of the dict."""
+
+    def put(path: Any, _leaf: Any) -> Any:
+        array = arrays.pop(jax.tree_util.keystr(path))
+        return jax.device_put(array, may_alias=False).block_until_ready()
+
+    return jax.tree_util.tree_map_with_path(put, tree)
+
+
+def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
 
 def _on_device(tree: Tree) -> Tree:

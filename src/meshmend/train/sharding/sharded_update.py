@@ -14,7 +14,7 @@ import json
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -24,8 +24,8 @@ from meshmend.membership.generation import Generation
 from meshmend.membership.messages import Go
 from meshmend.planning.plan_request import SumSizes
 from meshmend.train.core.byte_gather import gather_bytes
-from meshmend.train.core.exchange import Bytes, Exchange
-from meshmend.train.core.learner import ShardedReplica
+from meshmend.train.core.exchange import Exchange
+from meshmend.train.core.learner import ExchangeState, ShardedReplica
 from meshmend.train.core.worker_environment import WorkerEnvironment
 from meshmend.train.sharding.sharded_optimizers import StateName
 from meshmend.train.sharding.update_shares import (
@@ -63,7 +63,6 @@ class _Holding:
     spans: Spans
     initial: int | None
     board: tuple[int, ...]
-    packed_bytes: int  # of the state that all chips have, if this chip sends it
 
     def of(self, holder: "_Holding") -> Spans:
         """Return the spans whose state is, or could be, the one of a holder."""
@@ -79,6 +78,7 @@ class ShardedUpdate:
         learner: TorchLearner,
         replica: ShardedReplica,
         exchange: Exchange,
+        exchange_state: ExchangeState,
         environment: WorkerEnvironment,
         mirror_domains: Sequence[str] = DEFAULT_DOMAINS,
     ) -> None:
@@ -89,7 +89,7 @@ class ShardedUpdate:
         self._domain_names = tuple(mirror_domains)
         self._n_apart: int | None = None  # how many domains mirrors keep apart
         self._initial_name: StateName | None = None  # of the state before any update
-        self._replica, self._exchange = replica, exchange
+        self._replica, self._exchange, self._exchange_state = replica, exchange, exchange_state
         self._shares = UpdateShares(self._optimizers.flat.n_bytes, (0,))
         self.has_lost_state = False  # so that a checkpoint of this very step must be read
 
@@ -117,25 +117,23 @@ class ShardedUpdate:
 
         Raises:
             TransportError: the mesh has changed.
-            StateLostError: no chip has the state of some share.
+            StateLostError: no chip has the state of some share, or this chip is to send a state
+                that was overwritten in part.
         """
         optimizers, exchange = self._optimizers, self._exchange
-        is_holder = self._chip in go.holders
         is_initial = optimizers.name in (None, self._initial_name)
-        initial = self._replica.step_number if is_initial else None
-        if is_holder and optimizers.name is None:
+        # One that was overwritten names the step of others, and has no state of it.
+        is_whole = is_initial and not self._replica.is_overwritten
+        initial = self._replica.step_number if is_whole else None
+        if self._chip in go.holders and optimizers.name is None:
             optimizers.name = self._initial_name = (go.generation, go.step)
-        lacks_state = len(go.holders) < len(generation.seats)
-        packed = self._replica.packed_state() if lacks_state and is_holder else None
-        holdings = self._holdings(initial, 0 if packed is None else len(packed))
+        holdings = self._holdings(initial)
         holder = holdings[exchange.mesh.rank_of[go.holders[0]]]
         held = [each.of(holder) for each in holdings]
         self._initial_name = holder.name if holder.initial is not None else None
         self._check_complete(held, go)
-        if lacks_state:
-            state = exchange.spread(packed, go.holders, n_bytes=holder.packed_bytes)
-            if not is_holder:
-                self._join(holder, state, keeps=bool(held[exchange.rank]))
+        if (state := self._exchange_state(go, generation)) is not None:
+            self._join(holder, state, keeps=bool(held[exchange.rank]))
         # Chips may be told of other boards: those of the first count.
         mirror_of = self._mirrors(generation, holdings[0].board)
         shares = UpdateShares(optimizers.flat.n_bytes, mirror_of)
@@ -150,17 +148,15 @@ class ShardedUpdate:
         optimizers.keep(shares.owned(exchange.rank), shares.mirrored(exchange.rank))
         self._shares, self.has_lost_state = shares, False
 
-    def _holdings(self, initial: int | None, packed_bytes: int) -> list[_Holding]:
+    def _holdings(self, initial: int | None) -> list[_Holding]:
         """Tell all chips what this one holds; return what each holds, by rank."""
         mine = self._optimizers
-        words = [mine.name, mine.tried, mine.held, initial, self._board, packed_bytes]
+        words = [mine.name, mine.tried, mine.held, initial, self._board]
         text = json.dumps(words, separators=(",", ":"))
         found = (json.loads(each) for each in gather_bytes(self._exchange, text.encode()))
         return [
-            _Holding(
-                _pair(name), _pair(tried), tuple(map(_span, spans)), initial, tuple(board), size
-            )
-            for name, tried, spans, initial, board, size in found
+            _Holding(_pair(name), _pair(tried), tuple(map(_span, spans)), initial, tuple(board))
+            for name, tried, spans, initial, board in found
         ]
 
     def _check_complete(self, held: Sequence[Spans], go: Go) -> None:
@@ -177,14 +173,14 @@ class ShardedUpdate:
                 _log.error("%s", lost)
             raise lost
 
-    def _join(self, holder: _Holding, state: Bytes, *, keeps: bool) -> None:
+    def _join(self, holder: _Holding, state: Any, *, keeps: bool) -> None:
         """Be where the holders are: nothing can fail between the parts of this."""
         optimizers = self._optimizers
         if optimizers.tried == holder.name:
             optimizers.step_late()
         elif not keeps:
             optimizers.drop()
-        self._replica.take_over(state)
+        self._replica.take_state(state)
         if holder.initial == 0:
             optimizers.renew_masters()  # chips may begin with different weights
         optimizers.name = holder.name

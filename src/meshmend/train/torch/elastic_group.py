@@ -36,20 +36,24 @@ from meshmend.membership.events import WorkerStepped
 from meshmend.membership.faults.fault import Moment
 from meshmend.membership.faults.fault_injector import SelfInjection
 from meshmend.membership.job import NOT_COMPARED, JobFingerprint
+from meshmend.membership.messages import FRESH, Go
 from meshmend.planning.environment import settings_from
+from meshmend.topology.failures import Chip
 from meshmend.train.core.exchange import Exchange
+from meshmend.train.core.state_transfer import StateTransfer
 from meshmend.train.core.worker_environment import (
     WorkerEnvironment,
     coordinator_client,
     exchange_of,
     worker_environment,
 )
-from meshmend.train.core.worker_loop import Bytes, SumSizes, WorkerLoop
+from meshmend.train.core.worker_loop import SumSizes, WorkerLoop
 from meshmend.train.data.ledger import Ledger
 from meshmend.train.state.checkpoint_writer import WriteFailures
+from meshmend.train.state.state_tree import Framework
+from meshmend.train.state.torch_state import TORCH
 from meshmend.train.torch.group_meeting import (
     MEETING_SUM,
-    broadcast_bytes,
     drop_group,
     init_group,
     meet,
@@ -151,7 +155,8 @@ class ElasticGroup:
         self._environment = environment
         self._state = GroupState(())
         self._build: Build | None = None
-        self._taken: Bytes | None = None  # the state for the objects that `build` will make
+        self._taken: dict[str, Any] | None = None  # for the objects that `build` will make
+        self.is_overwritten = False  # the state is a part of this chip's and a part of others'
         self.step_number = 0  # steps done
         self._n_steps: int | None = None
         self._is_checked = False  # whether the objects are known to hold all that steps change
@@ -169,6 +174,7 @@ class ElasticGroup:
         self._has_ended = False  # a loop over all steps
         self._hooks: list[Any] = []
         self._exchange: Exchange | None = None
+        self._transfer: StateTransfer | None = None
         self._loop: WorkerLoop | None = None
         failures = WriteFailures(environment)
         self._ledger = Ledger(
@@ -366,8 +372,14 @@ class ElasticGroup:
         client.set_fingerprint(self._fingerprint())
         self._exchange = exchange_of(self._environment)
         self._exchange.on_interrupt = self._interrupt
+        self._transfer = StateTransfer(self, self._exchange)
         self._loop = WorkerLoop(
-            self._environment.chip, self, client, self._exchange, self._self_injection
+            self._environment.chip,
+            self,
+            client,
+            self._exchange,
+            self._self_injection,
+            catch_up=self._transfer.catch_up,
         )
         return self._loop
 
@@ -480,10 +492,20 @@ class ElasticGroup:
         if self._is_outdated():  # while there was no group to interrupt
             return False
         self._rebuild()
-        if n_new:
-            self._state.load(broadcast_bytes(self._state.packed(self.step_number)))
+        if n_new and not loop.attempt(self._take_first_state, is_step=False):
+            return False
         self._is_equal = True
         return True
+
+    def _take_first_state(self) -> None:
+        """Take the state of the first chip: objects that `build` has made may differ."""
+        assert self._loop is not None
+        assert self._transfer is not None
+        generation = self._loop.generation
+        assert generation is not None
+        go = Go(generation.number, self.step_number, generation.chips[:1])
+        if (state := self._transfer.exchanged(go, generation)) is not None:
+            self._state.load(state)
 
     def _rebuild(self) -> None:
         """Tie the objects to the present group: make them anew, or give them the group."""
@@ -491,7 +513,7 @@ class ElasticGroup:
             if self._group is not None:
                 self._state.use_default_group()
             return
-        held = self.packed_state()
+        held = self.state()
         self._adopt(tuple(self._build()))
         self._state.load(held)
         self._taken = None
@@ -509,6 +531,43 @@ class ElasticGroup:
             coordinator_client().close()
             self._exchange.close()
 
+    # The methods that `StateTransfer` calls: this class is its `TransferredReplica`.
+
+    @property
+    def chip(self) -> Chip:
+        """The chip of this worker."""
+        return self._environment.chip
+
+    @property
+    def framework(self) -> Framework:
+        """How the state becomes bytes."""
+        return TORCH
+
+    def state(self) -> dict[str, Any]:
+        """Return the states of all objects at this step; their tensors are those of the objects."""
+        return self._state.state(self.step_number) if self._taken is None else self._taken
+
+    def begin_overwriting(self, step: int) -> bool:
+        """Whether the state that comes may be written over this chip's own, before all has come.
+
+        It may if this chip has never been up to date, and the job has done steps: then nobody goes
+        on from what it has. From now on it says so: it has done steps, and has no state.
+        """
+        is_fresh = self._loop is not None and self._loop.state_version == FRESH
+        if not is_fresh or step == 0 or self._build is not None:
+            return False
+        self.is_overwritten, self.step_number = True, step
+        return True
+
+    def take_state(self, state: dict[str, Any]) -> None:
+        """Replace all of this chip's state by that of another chip."""
+        self.is_overwritten, self._is_equal = False, True
+        if self._build is None:
+            self.step_number = self._state.load(state)
+        else:
+            self._taken = state  # for the objects that are made for the next group
+            self.step_number = int(state["step"])
+
     # The methods that `WorkerLoop` calls: this class is its `Replica`.
 
     @property
@@ -519,19 +578,6 @@ class ElasticGroup:
     def sum_sizes(self) -> SumSizes:
         """Return the one sum that a generation makes beside its process group."""
         return (MEETING_SUM,)
-
-    def packed_state(self) -> Bytes:
-        """Return the states of all objects at this step, as bytes."""
-        return self._state.packed(self.step_number) if self._taken is None else self._taken
-
-    def take_over(self, state: Bytes) -> None:
-        """Replace all of this chip's state by that of another chip."""
-        self._is_equal = True
-        if self._build is None:
-            self.step_number = self._state.load(state)
-        else:
-            self._taken = state  # for the objects that are made for the next group
-            self.step_number = GroupState(()).step_in(state)
 
     def newest_checkpoint(self) -> int | None:
         """Return None: checkpoints are the script's own."""

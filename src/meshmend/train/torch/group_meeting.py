@@ -10,7 +10,6 @@ from datetime import timedelta
 from typing import Any, Final
 
 import numpy as np
-import torch
 import torch.distributed
 from numpy.typing import NDArray
 
@@ -123,16 +122,6 @@ def drop_group() -> None:
         # Not `abort`, which peers take for a lost connection: they hear of the change otherwise.
         getattr(world, "interrupt", world.abort)()
         dist.destroy_process_group()
-
-
-def broadcast_bytes(mine: Bytes) -> Bytes:
-    """Return the bytes of rank 0 on every rank of the default process group."""
-    size = torch.tensor([len(mine)])
-    dist.broadcast(size, 0)
-    data = torch.from_numpy(mine) if dist.get_rank() == 0 else torch.empty(int(size)).byte()
-    dist.broadcast(data, 0)
-    result: Bytes = data.numpy()
-    return result
 
 
 def _store(host: str, port: int, *, is_master: bool) -> Any:

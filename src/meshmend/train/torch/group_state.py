@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from meshmend.errors import InputError
 from meshmend.train.state.fingerprint import parameter_words
-from meshmend.train.state.state_tree import AS_BYTES, Bytes, map_state
+from meshmend.train.state.state_tree import map_state
 from meshmend.train.state.torch_state import TORCH, tensors_of
 from meshmend.train.torch.learner import Stateful
 
@@ -63,17 +63,19 @@ class GroupState:
         classes = ", ".join(type(each).__name__ for each in self.objects)
         return parameter_words(parameters), classes
 
-    def packed(self, step: int) -> Bytes:
-        """Return the states of all objects, and the number of steps done, as bytes."""
-        state = [map_state(_plain_leaf, _state_of(each)) for each in self.objects]
-        return TORCH.packed({"step": step, "objects": state, "moving": sorted(self._moving)})
+    def state(self, step: int) -> dict[str, Any]:
+        """Return the states of all objects, and the number of steps done.
 
-    def load(self, data: Bytes) -> int:
-        """Replace the states of all objects by those in the bytes; return the steps done.
-
-        Bytes of a chip that had made no objects yet change nothing.
+        The tensors are those of the objects.
         """
-        state = TORCH.unpacked(data)
+        states = [map_state(_plain_leaf, _state_of(each)) for each in self.objects]
+        return {"step": step, "objects": states, "moving": sorted(self._moving)}
+
+    def load(self, state: Mapping[str, Any]) -> int:
+        """Replace the states of all objects; return the steps done.
+
+        The state of a chip that had made no objects yet changes nothing.
+        """
         if not state["objects"]:
             return int(state["step"])
         for each, its_state in zip(self.objects, state["objects"], strict=True):
@@ -85,10 +87,6 @@ class GroupState:
                 each.load_state_dict(its_state)
         self._moving = set(state["moving"])
         return int(state["step"])
-
-    def step_in(self, data: Bytes) -> int:
-        """Return the number of steps done that the bytes name."""
-        return int(AS_BYTES.unpacked(data)["step"])
 
     def note_moving(self) -> None:
         """Note which buffers the step that ends now has changed."""

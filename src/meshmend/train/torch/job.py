@@ -24,7 +24,7 @@ from meshmend.membership.job import JobFingerprint
 from meshmend.train.core.chip_job import ChipJob, added
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.job_core import JobCore, JobSettings
-from meshmend.train.core.learner import ShardedReplica, Sharding
+from meshmend.train.core.learner import ExchangeState, ShardedReplica, Sharding
 from meshmend.train.core.step_sums import RAISE
 from meshmend.train.core.worker_environment import worker_environment
 from meshmend.train.data.sample_source import JobData
@@ -123,9 +123,16 @@ class Job(ChipJob):
         """The bytes of the optimizer's state that this chip keeps now."""
         return self._learner.n_state_bytes()
 
-    def _make_sharding(self, replica: ShardedReplica, exchange: Exchange) -> Sharding:
+    def _make_sharding(
+        self, replica: ShardedReplica, exchange: Exchange, exchange_state: ExchangeState
+    ) -> Sharding:
         return ShardedUpdate(
-            self._learner, replica, exchange, worker_environment(), self._mirror_domains
+            self._learner,
+            replica,
+            exchange,
+            exchange_state,
+            worker_environment(),
+            self._mirror_domains,
         )
 
     @property

@@ -236,6 +236,9 @@ class TorchLearner:
         saved = {} if self.sharded is None else {"optimizer": self.sharded.saved_state()}
         return self.state() | saved
 
+    def free(self) -> None:
+        """Do nothing: what comes is written over the tensors."""
+
     def load(self, state: dict[str, Any]) -> None:
         """Replace these parts by those of another chip or of a checkpoint."""
         self._model.load_state_dict(state["model"])
