@@ -84,6 +84,13 @@ class Chip:
     def sum(self, payload: Any, n_elements: int, dtype: str) -> None:
         self.chips.sum(self.rank, self.number, payload)
 
+    def gather_numbers(self, mine: list[int]) -> list[list[int]]:
+        numbers = np.zeros((N_CHIPS, len(mine)), dtype=np.int64)
+        numbers[self.rank] = mine
+        self.chips.sum(self.rank, self.number, numbers)
+        gathered: list[list[int]] = numbers.tolist()
+        return gathered
+
     def step(self) -> None:
         """Take part in the step after the rounds, which all chips finish."""
         self.chips.sum(self.rank, self.number, np.zeros(1), is_safe=True)

@@ -180,6 +180,11 @@ class MembershipClient:
         """Queue an event for the observers; it may be lost."""
         self._reports.append(event)
 
+    @property
+    def has_reports(self) -> bool:
+        """Whether reports wait to be sent."""
+        return bool(self._reports)
+
     def hello(self, *, is_whole: bool = False) -> Hello:
         """Return the first message of a new connection; if `is_whole`, with the generation."""
         assert self._address is not None, "hello() needs join() to be called first"

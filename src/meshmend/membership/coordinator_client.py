@@ -53,7 +53,7 @@ _IDLE_S: Final = 1.0  # between two checks while the worker has not joined
 _LONGEST_WAIT_S: Final = 5.0  # between two requests for a chip that has another worker
 _HANDSHAKE_S: Final = 5.0
 _TRAFFIC_S: Final = 5.0  # between two messages that count the bytes sent
-_FLUSH_S: Final = 2.0  # to send what is queued before the thread ends
+_FLUSH_S: Final = 2.0  # to send what is queued
 
 
 def _now() -> float:
@@ -122,6 +122,11 @@ class CoordinatorClient:
         """Send an event to the observers; it may be lost."""
         self._client.report(event)
         self._wake()
+
+    def flush(self) -> None:
+        """Wait until all reports are sent; give up soon if the coordinator is away."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._client.has_reports, _FLUSH_S)
 
     def tell(self, status: Status) -> None:
         """Send this status to the coordinator; a restarted coordinator gets it in the hello."""
@@ -331,6 +336,8 @@ class CoordinatorClient:
             channel.send(status)
         while not channel.has_unsent and (report := self._client.next_report()) is not None:
             channel.send(report)
+        with self._changed:
+            self._changed.notify_all()  # who waits until reports are sent
         if not channel.has_unsent:
             channel.send(self._client.heartbeat())
             self._beat_at = time.monotonic()

@@ -22,8 +22,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-
 from meshmend.errors import InputError, TransportError
 from meshmend.train.core.byte_gather import gather_bytes
 from meshmend.train.core.exchange import Exchange
@@ -191,17 +189,14 @@ class Rounds:
 
         The number is 0 if no chip is in a round.
         """
-        n_live, rank = self._exchange.mesh.n_live, self._exchange.rank
-        votes = np.zeros((2, n_live), dtype=np.int64)
-        votes[:, rank] = number, len(self._finished)
-        self._exchange.sum(votes.reshape(-1).view(np.uint8), votes.size, "int64")
-        inside = np.flatnonzero(votes[0]).tolist()
+        votes = self._exchange.gather_numbers([number, len(self._finished)])
+        inside = [rank for rank, (is_in, _) in enumerate(votes) if is_in]
         if not inside:
             return 0, {}
-        wanted = int(votes[0][inside].min())
-        holders = np.flatnonzero(votes[1] >= wanted)
-        if len(holders):
-            is_first = rank == int(holders[0])
+        wanted = min(votes[rank][0] for rank in inside)
+        holders = [rank for rank, (_, n_finished) in enumerate(votes) if n_finished >= wanted]
+        if holders:
+            is_first = self._exchange.rank == holders[0]
             kept = self._finished[wanted - 1] if is_first else {}
             return wanted, _merged(gather_bytes(self._exchange, _packed(kept)))
         return wanted, self._complete(mine, inside, is_again=True)

@@ -11,9 +11,10 @@ all of them stop at the same step, and each can say who differs from whom, in wh
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
-from meshmend.errors import ReplicasDifferError
+from meshmend.errors import ReplicasDifferError, TransportError
 from meshmend.membership.events import StatesDiffer
 from meshmend.topology.failures import Chip
 from meshmend.train.core.byte_gather import gather_bytes
@@ -118,6 +119,9 @@ class StateComparison:
                     since,
                 )
             )
+            coordinator_client().flush()
+        with suppress(TransportError):  # nobody ends the job before the first chip has told it
+            self._exchange.gather_numbers([step])
         is_majority = 2 * n_most > len(chips)
         who = ", ".join(f"chip {chip}" for chip in strange) or "a chip and its mirror"
         against = f"the other {counted(n_most, 'chip')}" if is_majority else "the others"
