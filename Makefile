@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TRAINS := $(VENV)/.trains
 
-.PHONY: install check kernels test slow engines torch-suite bench bench-torch bench-recovery train soak docs figures dist clean
+.PHONY: install check kernels slurm test slow engines torch-suite bench bench-torch bench-recovery train soak docs figures dist clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -25,14 +25,18 @@ check: $(INSTALLED)
 kernels: $(INSTALLED)
 	$(BIN)/python tests/helpers/compile_kernels.py
 
-# Checks and kernels take about a minute of one core each, so they run side by side. A file of tests
-# stays in one process: what its tests share is made once, and both processes end at about the same
-# time.
-# Where Slurm is installed, also a job under its real daemons; `make engines` tests more.
-test: $(INSTALLED)
-	$(MAKE) --jobs 2 --output-sync --no-print-directory check kernels
-	$(BIN)/pytest --numprocesses 2 --dist loadfile
+# Where Slurm is installed, a job under its real daemons; `make engines` tests more.
+slurm: $(INSTALLED)
 	$(BIN)/pytest -m engines -rs tests/engines/test_slurm.py -k '2x2-1x1 or accepts'
+
+# Checks and kernels take about a minute of one core each, and the job under Slurm waits that long:
+# so they run side by side. A file of tests stays in one process: what its tests share is made once.
+# Three processes keep two cores busy, because many tests wait for processes of their own. Files are
+# taken in the order of tests/conftest.py, the longest first; pytest-xdist would begin with those of
+# the most tests.
+test: $(INSTALLED)
+	$(MAKE) --jobs 3 --output-sync --no-print-directory check kernels slurm
+	$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 # The long sweeps, and all examples of the property tests, of which `make test` tries a third.
 slow: $(INSTALLED)

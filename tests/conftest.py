@@ -14,8 +14,18 @@ import pytest
 from hypothesis import settings
 
 SHARE_OF_EXAMPLES, LEAST_EXAMPLES = 1 / 3, 10
-# Two processes end at about the same time if each begins with what takes longest.
-LONGEST_FIRST = ("loops", "launch", "membership", "jax", "train", "torch", "forecast")
+# Processes end at about the same time if each begins with what takes longest.
+LONGEST_FIRST = (
+    "loops",
+    "launch",
+    "membership",
+    "jax",
+    "train",
+    "torch",
+    "forecast",
+    "transport",
+    "lab",
+)
 
 settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
 settings.register_profile("thorough", settings.get_profile("repeatable"))

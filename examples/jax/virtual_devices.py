@@ -18,7 +18,9 @@ import os
 import time
 from functools import partial
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=16"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=16"
+)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
@@ -118,11 +120,12 @@ def learned(swaps_tables):
 
         for batch in batches:
             copies, errors = step(copies, *batch, *tables)
-            losses.append(float(errors[chips.index(live[0])]))
+            losses.append(float(np.asarray(errors)[chips.index(live[0])]))
         rows = [chips.index(rank) for rank in live]
-        for leaf in jax.tree.leaves(copies):
-            assert (leaf[np.array(rows)] == leaf[rows[0]]).all(), "replicas differ"
-        params = jax.tree.map(lambda leaf, row=rows[0]: np.asarray(leaf[row]), copies)
+        held = jax.tree.map(np.asarray, copies)
+        for leaf in jax.tree.leaves(held):
+            assert (leaf[rows] == leaf[rows[0]]).all(), "replicas differ"
+        params = jax.tree.map(lambda leaf, row=rows[0]: leaf[row], held)
     return losses, times
 
 

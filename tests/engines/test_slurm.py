@@ -24,9 +24,6 @@ from meshmend.train.data.audit import audit
 
 pytestmark = pytest.mark.engines
 
-# The times that a user may expect are checked only on a machine that has nothing else to do.
-IS_QUIET = os.getloadavg()[0] < (os.cpu_count() or 1)
-
 # A small model on made-up samples, in steps slow enough to be killed in. Close to the end it waits
 # until the gate is open, and it hurries when it is.
 SCRIPT = training_script(
@@ -66,6 +63,11 @@ def meshmend(cluster: SlurmCluster, folder: Path, *words: str) -> str:
     return done.stdout
 
 
+def is_quiet() -> bool:
+    """Whether this machine had nothing else to do; only then are times of recoveries checked."""
+    return os.getloadavg()[0] < (os.cpu_count() or 1)
+
+
 class SubmittedJob:
     """A job of `meshmend submit slurm --run`, and what its workers write down."""
 
@@ -102,7 +104,7 @@ class SubmittedJob:
             found[:] = [row for row in self.steps_of(chip) if is_it(*row)]
             return bool(found)
 
-        until(look, timeout_s=120, why=lambda: self.log)
+        until(look, why=lambda: self.log)
         return found[0]
 
     def await_chips(self, n_chips: int, *, after: float = 0.0) -> float:
@@ -185,10 +187,9 @@ def test_a_killed_task_a_killed_node_and_a_killed_coordinator_are_survived(
     )
 
     job.kill("n0", "meshmend coordinator")
-    until(lambda: job.log.count("listens on") == 2, timeout_s=60, why=lambda: job.log)
+    until(lambda: job.log.count("listens on") == 2, why=lambda: job.log)
     until(
         lambda: f"connected, {n_chips} of {n_chips}" in job.log.rpartition("listens on")[2],
-        timeout_s=60,
         why=lambda: job.log,
     )
     killed = job.kill("n3", "meshmend agent")
@@ -201,7 +202,7 @@ def test_a_killed_task_a_killed_node_and_a_killed_coordinator_are_survived(
         f"{node_s:.2f} s after a killed node; the task is back after {task_back_s:.1f} s, the node "
         f"{node_back_s:.1f} s after its return"
     )
-    if IS_QUIET:
+    if is_quiet():
         assert task_s < 1
         assert node_s < 3
         assert node_back_s < 15
@@ -220,7 +221,7 @@ def test_scancel_ends_everything_within_seconds(cluster: SlurmCluster, tmp_path:
     took_s = time.monotonic() - cancelled
     assert cluster.end(job.number)["JobState"] == "CANCELLED"
     print(f"\nscancel ended everything within {took_s:.1f} s")
-    if IS_QUIET:
+    if is_quiet():
         assert took_s < 5
 
 
@@ -297,7 +298,7 @@ def test_a_host_whose_node_left_the_job_gets_another_node(
     assert cluster.job(job.number)["NodeList"] == "n0"
     cluster.start_node("n1")
     job.finish()
-    until(lambda: not cluster.run("squeue", "--noheader"), timeout_s=60)
+    until(lambda: not cluster.run("squeue", "--noheader"))
 
 
 def test_slurm_accepts_the_job_file_of_a_large_mesh(cluster: SlurmCluster, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import itertools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -105,6 +106,7 @@ class Prepared:
     expected: dict[str, list[int]]
 
 
+@cache
 def prepared(case: str, year: int) -> Prepared:
     asked = WALK_CASES[case]
     runner = year_runner(machine_of(asked), prices_of(asked, extra_s=0.002), year_s=40 * DAY_S)
@@ -117,17 +119,13 @@ def prepared(case: str, year: int) -> Prepared:
 
 
 MEASURED = (20 * round(DAY_S * 1e9), 60 * round(DAY_S * 1e9))
-PREPARED = [
-    prepared("chips and boards", 0),
-    prepared("chips and boards", 4),
-    prepared("a line", 0),
-    prepared("torus", 0),
-]
+CASES = (("chips and boards", 0), ("chips and boards", 4), ("a line", 0), ("torus", 0))
 
 
 def is_right(walk_year: Callable[..., None]) -> bool:
     """Whether a walk agrees with the slow simulator in every answer."""
-    for case, answer in itertools.product(PREPARED, ANSWERS):
+    for (name, year), answer in itertools.product(CASES, ANSWERS):
+        case = prepared(name, year)
         own = case.runner.own
         own[FIRST_RULE : FIRST_RULE + N_RULES] = case.runner.rules_of(answer)
         try:

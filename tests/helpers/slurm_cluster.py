@@ -145,7 +145,7 @@ class SlurmCluster:
         """Preempt a job by an urgent one that takes all nodes; return when it may begin again."""
         urgent = ("--partition=urgent", f"--nodes={len(self.nodes)}", "--exclusive")
         taking = self.run("sbatch", "--parsable", "--output=none", *urgent, "--wrap=sleep 600")
-        until(lambda: self.job(taking.strip())["JobState"] == "RUNNING", timeout_s=120)
+        until(lambda: self.job(taking.strip())["JobState"] == "RUNNING")
         self.run("scancel", taking.strip())
         return self.release(number)
 
@@ -184,12 +184,12 @@ class SlurmCluster:
         }
         options = [f"--{option}={self.folder / name}" for option, name in files.items()]
         self._start("munged", "munged", "--foreground", "--force", *options)
-        until(socket_file.exists, timeout_s=30, why=self._logs)
+        until(socket_file.exists, why=self._logs)
         self._start("slurmctld", "slurmctld", "-D", "-c")
         for node in self.nodes:
             self.start_node(node)
         for node in self.nodes:
-            until(lambda node=node: self._is_idle(node), timeout_s=60, why=self._logs)  # type: ignore[misc]
+            until(lambda node=node: self._is_idle(node), why=self._logs)  # type: ignore[misc]
 
     def _is_idle(self, node: str) -> bool:
         command = ["sinfo", "--noheader", "--nodes", node, "--format=%T"]

@@ -93,7 +93,7 @@ def test_a_hole_that_moves_swaps_tables_or_recompiles_and_learns_the_same() -> N
         [sys.executable, "-W", "error", "-c", program],
         capture_output=True,
         text=True,
-        env=without_flags(),
+        env=environment(16),
     )
 
     assert done.returncode == 0, done.stderr
