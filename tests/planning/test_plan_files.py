@@ -162,7 +162,7 @@ def first(column: str, value: Any) -> dict[str, Any]:
 
 MESH = document()["mesh"]
 DAMAGE: list[tuple[dict[str, Any], str]] = [
-    ({"version": 3}, "has plan version 3, but this meshmend reads 1 and 2; plan again"),
+    ({"version": 4}, "has plan version 4, but this meshmend reads 1 to 3; plan again"),
     ({"version": 2}, "damaged: 'src_buffer' is missing"),
     ({"version": 2, "src_buffer": [0], "dst_buffer": [0]}, "buffer columns as long as the others"),
     ({"version": 2, "src_buffer": [256], "dst_buffer": [0]}, "src_buffer needs numbers from 0 to"),

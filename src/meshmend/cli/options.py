@@ -149,6 +149,15 @@ PayloadOption = Annotated[
     str,
     typer.Option("--payload", metavar="SIZE", help="Bytes to sum per chip: 102.4MB, 64KiB, 1e6."),
 ]
+TileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tile",
+        metavar="RxC",
+        help="Chips that hold a replica together, such as 2x2: chips of one colour are summed, "
+        "and the payload is that of a tile.",
+    ),
+]
 FabricOption = Annotated[
     str,
     typer.Option(

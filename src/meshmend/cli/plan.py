@@ -23,6 +23,7 @@ from meshmend.cli.options import (
     MeshOption,
     MirrorDomainOption,
     PayloadOption,
+    TileOption,
     UpdateRateOption,
     WrapOption,
     algorithm_names,
@@ -31,7 +32,7 @@ from meshmend.cli.options import (
     setting_option,
     with_update_rate,
 )
-from meshmend.errors import InputError
+from meshmend.errors import InputError, PlanFileError
 
 if TYPE_CHECKING:
     from meshmend.planning.lowering import Lowered
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from meshmend.planning.target import Target
     from meshmend.schedule.table import Collective
     from meshmend.topology.mesh import Mesh
+    from meshmend.topology.tiles import Tiling
 
 
 # Within these a simulation takes a few seconds: messages of one, rows if it looks for slices.
@@ -55,6 +57,7 @@ def plan_command(
     mesh: MeshOption,
     wrap: WrapOption = "none",
     fail: FailOption = None,
+    tile: TileOption = None,
     algorithm: AlgorithmOption = "auto",
     collective: CollectiveOption = "allreduce",
     payload: PayloadOption = "100MB",
@@ -102,23 +105,33 @@ def plan_command(
     - meshmend plan --mesh 8x8 --collective sharded-update --mirror-domain board --mirror-domain row
 
     - meshmend plan --mesh 8x8 --fail 2x2@2,2 --lower jax --slices 8 --json
+
+    - meshmend plan --mesh 8x8 --fail 2x2@2,2 --tile 2x2 -o plan.json
     """
     from meshmend.planning.target import Target, collective_named
     from meshmend.topology.fabric import fabric as fabric_named
+    from meshmend.topology.text import parse_tile
 
     _check_lowering(lower, slices)
     broken = mesh_of(mesh, wrap, fail)
+    if tile is not None:
+        parse_tile(tile)
     check_algorithms([algorithm], "auto")
     wanted = collective_named(collective)
     machine = with_update_rate(fabric_named(fabric), update_rate, wanted)
     target = Target().with_(payload, machine)
     _check_mirrors(mirror_domain, wanted, broken)
+    if lower and tile:
+        raise InputError("--lower jax does not go with --tile; leave one of them out")
     if lower and wanted == "sharded-update":
         raise InputError("--lower jax needs an allreduce, reduce-scatter or all-gather")
     check_writable(output)
     announce_compilation()
     with progress(quiet=as_json) as bar:
-        result, low = _planned(broken, algorithm, wanted, target, lower, slices, bar)
+        if tile is not None:
+            result, low = tile_plan(broken, tile, algorithm, wanted, target, bar), None
+        else:
+            result, low = _planned(broken, algorithm, wanted, target, lower, slices, bar)
         bar("simulating")
         facts = plan_facts(result, algorithm, low)
         if wanted == "sharded-update":
@@ -138,6 +151,10 @@ def verify_command(
     ] = None,
     wrap: WrapOption = "none",
     fail: FailOption = None,
+    tile: Annotated[
+        str | None,
+        typer.Option("--tile", metavar="RxC", help="Insist that the plan is for such tiles."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Read a plan back and prove it again: contributions, hops, and freedom from deadlock.
@@ -160,9 +177,26 @@ def verify_command(
 
     with progress(quiet=as_json) as bar:
         result = load_plan(file, mesh=wanted, progress=bar)
+        _check_tile(result, tile, file)
         bar("simulating")
         facts = plan_facts(result)
     _print_facts(result, facts, as_json=as_json)
+
+
+def _check_tile(plan: "Plan", tile: str | None, file: Path) -> None:
+    """Raise PlanFileError if a plan is not for the tiles that it is to be for."""
+    from meshmend.topology.failures import format_shape
+    from meshmend.topology.text import parse_tile
+
+    if tile is None:
+        return
+    wanted = parse_tile(tile)
+    found = (1,) * len(wanted) if plan.tiling is None else plan.tiling.shape
+    if found != wanted:
+        raise PlanFileError(
+            f"{file} is a plan for tiles of {format_shape(found)}, but got --tile {tile}; plan "
+            "again"
+        )
 
 
 def algorithms_command(as_json: JsonOption = False) -> None:
@@ -266,6 +300,29 @@ def _planned(
     return made, lowered(made, slices=slices) if lower else None
 
 
+def tile_plan(
+    mesh: "Mesh",
+    tile: str,
+    algorithm: str,
+    collective: "Collective",
+    target: "Target",
+    progress: "ProgressCallback",
+) -> "Plan":
+    """Return the plan for the colours of a tiling."""
+    from meshmend.planning.plan import plan
+
+    return plan(
+        mesh,
+        algorithm,
+        tile=tile,
+        collective=collective,
+        payload=target.payload_bytes,
+        fabric=target.fabric,
+        cache_dir=cache_dir(),
+        progress=progress,
+    )
+
+
 def named_plan(
     mesh: "Mesh",
     algorithm: str,
@@ -332,7 +389,7 @@ def _predicted_s(plan: "Plan", algorithm: str) -> float | None:
 
     target, schedule = plan.target, plan.schedule
     is_sum = schedule.collective is Collective.ALLREDUCE
-    if algorithm == AUTO and is_sum:  # its price is kept on disk
+    if algorithm == AUTO and is_sum and plan.tiling is None:  # its price is kept on disk
         fabric, payload = target.fabric, target.payload_bytes
         return compared(plan.mesh, fabric, payload, [AUTO], cache_dir=cache_dir()).prices[0].time_s
     n_messages = 0 if plan.pipeline is None else plan.pipeline.slices * schedule.n_rows
@@ -359,6 +416,7 @@ def print_plan(plan: "Plan", facts: dict[str, Any]) -> None:
     ranks = counted(facts["ranks"], "rank")
     lines = {
         "mesh": f"{plan.mesh}: {chips}, {links}",
+        "tiles": "" if plan.tiling is None else f"{plan.tiling}: {_colours(plan.tiling)}",
         "algorithm": f"{facts['algorithm']} ({facts['collective']} over {ranks})",
         "table": f"{rows}, {chunks}",
         "verified": f"every contribution once, {updates}every hop alive ({proof})",
@@ -375,6 +433,13 @@ def print_plan(plan: "Plan", facts: dict[str, Any]) -> None:
             print(f"{name:<12} {text}")
     if "lowered" in facts:
         _print_lowering(facts["lowered"])
+
+
+def _colours(tiling: "Tiling") -> str:
+    from meshmend.units import counted
+
+    twins = counted(tiling.n_tiles, "chip")
+    return f"{counted(tiling.n_colours, 'colour')}, each summed over {twins} at the same time"
 
 
 def _mirror_words(facts: dict[str, Any]) -> str:

@@ -1,6 +1,8 @@
 """`meshmend show`: shows a mesh, its rings, its routes and its link load."""
 
+import itertools
 import math
+import string
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,20 +22,23 @@ from meshmend.cli.options import (
     FailOption,
     JsonOption,
     PayloadOption,
+    TileOption,
     WrapOption,
     algorithm_names,
     check_algorithms,
     mesh_of,
     setting_option,
 )
-from meshmend.cli.plan import named_plan
+from meshmend.cli.plan import named_plan, tile_plan
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
     from meshmend.planning.plan import Plan
     from meshmend.planning.progress import ProgressCallback
     from meshmend.planning.target import Target
+    from meshmend.topology.failures import Chip
     from meshmend.topology.mesh import Mesh
+    from meshmend.topology.tiles import Tiling
 
 RouteOption = Annotated[
     list[str] | None,
@@ -52,6 +57,7 @@ def show_command(
     mesh: Annotated[str | None, setting_option("mesh.shape")] = None,
     wrap: WrapOption = "none",
     fail: FailOption = None,
+    tile: TileOption = None,
     algorithm: Annotated[
         str | None,
         typer.Option(
@@ -84,7 +90,8 @@ def show_command(
 
     Alone it draws the mesh with its holes; with --algorithm the plan that 'meshmend plan' makes
     for the payload; with --load how much of the payload each link carries; with --route the way
-    that messages take around the holes. With a plan file it draws that plan.
+    that messages take around the holes. With a plan file it draws that plan. With --tile it shows
+    the tiles, a letter each, and draws the load of the plan that sums their colours.
 
     **Examples**
 
@@ -97,10 +104,15 @@ def show_command(
     - meshmend show --mesh 8x8 --fail 2x2@2,2 --route 3,0-3,7 -o route.svg
 
     - meshmend show plan.json -o plan.svg
+
+    - meshmend show --mesh 8x8 --fail 1,1 --tile 2x2
     """
     from meshmend.planning.target import Target
 
     has_failures = bool(fail) or wrap != "none"
+    if tile is not None:
+        _check_tile_choices(plan_file, algorithm)
+        algorithm = None if output is None else "auto"
     _check_choices(plan_file, mesh, algorithm, output, has_failures=has_failures, load=load)
     if darkest is not None and not (load and 0 < darkest < math.inf):
         raise InputError(f"--darkest needs --load and a number above 0, but got {darkest}")
@@ -112,11 +124,17 @@ def show_command(
     check_writable(output)
     announce_compilation()
     with progress(quiet=as_json) as bar:
-        shown = _plan(plan_file, broken, algorithm, target, bar)
+        shown = _plan(plan_file, broken, tile, algorithm, target, bar)
     if broken is None:
         assert shown is not None, "there is a mesh or a plan file"
         broken = shown.mesh
-    facts = _facts(broken)
+    from meshmend.planning.plan import tiling_summary
+
+    facts, tiling = _facts(broken), None if shown is None else shown.tiling
+    if tile is not None and tiling is None:
+        tiling = broken.tiles(tile)
+    if tiling is not None:
+        facts["tiling"] = tiling_summary(tiling)
     if shown is not None:
         facts["plan"] = {"algorithm": shown.schedule.algorithm, "chunks": shown.schedule.n_chunks}
     routes = [_route(broken, text) for text in route or ()]
@@ -126,7 +144,7 @@ def show_command(
     if as_json:
         print_json(facts | {"routes": [[list(chip) for chip in path] for path in routes]})
         return
-    _print_facts(broken, facts)
+    _print_facts(broken, facts, tiling)
     for path in routes:
         print(f"route        {' '.join(','.join(map(str, chip)) for chip in path)}")
     if output is not None:
@@ -164,6 +182,7 @@ def _check_choices(
 def _plan(
     plan_file: Path | None,
     mesh: "Mesh | None",
+    tile: str | None,
     algorithm: str | None,
     target: "Target",
     bar: "ProgressCallback",
@@ -176,6 +195,8 @@ def _plan(
         return load_plan(plan_file, progress=bar)
     if mesh is None or algorithm is None:
         return None
+    if tile is not None:
+        return tile_plan(mesh, tile, algorithm, Collective.ALLREDUCE, target, bar)
     return named_plan(mesh, algorithm, Collective.ALLREDUCE, target, bar)
 
 
@@ -201,12 +222,15 @@ def _facts(mesh: "Mesh") -> dict[str, Any]:
     return facts
 
 
-def _print_facts(mesh: "Mesh", facts: dict[str, Any]) -> None:
+def _print_facts(mesh: "Mesh", facts: dict[str, Any], tiling: "Tiling | None") -> None:
     from meshmend.pages.draw.mesh_picture import mesh_text
     from meshmend.units import counted
 
-    print(mesh_text(mesh))
+    print(mesh_text(mesh, {} if tiling is None else _letters(tiling)))
     print(f"mesh         {mesh}")
+    if tiling is not None:
+        most = "no tiling has more" if tiling.is_most else "the most that were found"
+        print(f"tiles        {tiling} (+); {most}")
     print(
         f"chips        {facts['live']} live, {facts['failed']} failed, "
         f"{len(facts['stranded'])} cut off"
@@ -218,6 +242,21 @@ def _print_facts(mesh: "Mesh", facts: dict[str, Any]) -> None:
         print(f"routes       all pairs free of deadlock with {channels}")
         mean, most = pairs["mean_stretch"], pairs["max_stretch"]
         print(f"stretch      {mean:.3f} mean, {most:.3g} most: hops over the fewest possible")
+
+
+def _letters(tiling: "Tiling") -> "dict[Chip, str]":
+    """Return a letter for each tile's chips, and a plus for spares."""
+    letters = itertools.cycle(string.ascii_lowercase + string.ascii_uppercase)
+    of_tile = {chip: letter for tile in tiling.tiles for letter in [next(letters)] for chip in tile}
+    return dict.fromkeys(tiling.spares, "+") | of_tile
+
+
+def _check_tile_choices(plan_file: Path | None, algorithm: str | None) -> None:
+    """Raise InputError for what does not go with tiles."""
+    if plan_file is not None:
+        raise InputError(f"{plan_file} has its own tiles, if any; leave out --tile")
+    if algorithm not in {None, "auto"}:
+        raise InputError(f"--tile has a plan of its own; leave out --algorithm {algorithm}")
 
 
 def _route(mesh: "Mesh", text: str) -> tuple[tuple[int, ...], ...]:

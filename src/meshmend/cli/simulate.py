@@ -1,5 +1,6 @@
 """`meshmend simulate`: what algorithms cost on a mesh, next to the physical limit."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -24,6 +25,7 @@ from meshmend.cli.options import (
     FailOption,
     JsonOption,
     MeshOption,
+    TileOption,
     UpdateRateOption,
     WrapOption,
     check_algorithms,
@@ -47,6 +49,7 @@ def simulate_command(
     mesh: MeshOption,
     wrap: WrapOption = "none",
     fail: FailOption = None,
+    tile: TileOption = None,
     payload: Annotated[
         str | None,
         typer.Option(
@@ -117,6 +120,9 @@ def simulate_command(
     With --buckets it says what several sums of one size cost: one at a time, all in flight at once
     (the older first on each link), and next to them one sum of the whole.
 
+    With --tile it says what the sums of all colours of a tiling cost: by one plan for all, by a
+    plan for each that knows nothing of the others, and by one sum over all chips.
+
     **Examples**
 
     - meshmend simulate --mesh 8x8 --fail 2x2@2,2 --payload 10MB
@@ -130,9 +136,12 @@ def simulate_command(
     - meshmend simulate --mesh 8x8 --fail 2x2@2,2 --algorithm auto --save-trace trace.json.gz
 
     - meshmend simulate --mesh 8x8 --fail 4x2@2,2 --collective sharded-update --update-rate 500GB/s
+
+    - meshmend simulate --mesh 8x8 --fail 2x2@2,2 --tile 2x2
     """
     from meshmend.planning.target import collective_named
     from meshmend.schedule.algorithm_names import BASELINE_NAMES
+    from meshmend.topology.text import parse_tile
     from meshmend.units import parse_payloads
 
     broken = mesh_of(mesh, wrap, fail)
@@ -149,6 +158,13 @@ def simulate_command(
         raise InputError(f"--slices needs 1 or more, but got {slices}")
     names = [name for text in algorithm or ["all"] for name in text.split(",")]
     check_algorithms(names, "all", "auto", *BASELINE_NAMES)
+    if tile is not None and math.prod(parse_tile(tile)) == 1:
+        tile = None  # then it is a sum over all chips
+    if tile is not None and (algorithm or slices or buckets or kind != "allreduce"):
+        raise InputError(
+            "--tile compares its own plans of an allreduce; leave out --algorithm, --slices, "
+            "--buckets and --collective"
+        )
     if buckets is not None:
         if used := [
             name
@@ -168,12 +184,19 @@ def simulate_command(
     check_writable(save_trace, output)
     announce_compilation()
     from meshmend.pages.draw.sweep_picture import sweep_svg
+    from meshmend.planning.colour_comparison import compared_colours
     from meshmend.planning.comparison import compared
     from meshmend.planning.progress import ProgressShares
 
     results = []
     with progress(quiet=as_json) as bar:
         for size, part in zip(payloads, ProgressShares(bar, len(payloads)).in_turn(), strict=True):
+            if tile is not None:
+                result = compared_colours(
+                    broken, tile, machine, size, cache_dir=cache_dir(), progress=part
+                )
+                results.append(result)
+                continue
             result = compared(
                 broken,
                 machine,

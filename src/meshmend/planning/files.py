@@ -16,25 +16,38 @@ from meshmend.errors import InputError, PlanFileError
 from meshmend.files import write_whole
 from meshmend.planning.target import Target
 from meshmend.planning.tree_formula import Pipeline
-from meshmend.schedule.table import Collective, Phase, Schedule, index_dtype
+from meshmend.schedule.table import Collective, Colours, Phase, Schedule, index_dtype
 from meshmend.topology.fabric import Fabric
+from meshmend.topology.failures import format_shape
+from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
-from meshmend.topology.text import mesh_words, parse_mesh
+from meshmend.topology.text import mesh_words, parse_mesh, parse_tile
+from meshmend.topology.tiles import Tiling
 
 _Integer = TypeVar("_Integer", bound=np.integer)
 
 FORMAT = "meshmend-plan"
 VERSION = 1
 SCRATCH_VERSION = 2  # of tables with scratch: who reads version 1 alone would read them wrong
+TILE_VERSION = 3  # of tables in which chips sum with those of their colour alone
 
 
-def plan_document(mesh: Mesh, schedule: Schedule) -> dict[str, Any]:
-    """Return the JSON value of a plan file."""
+def plan_document(mesh: Mesh, schedule: Schedule, tiling: Tiling | None = None) -> dict[str, Any]:
+    """Return the JSON value of a plan file; the tiling is that of a table of colours."""
     buffers = schedule.buffer_columns if schedule.has_scratch else {}
+    colours: dict[str, Any] = {}
+    if schedule.colours is not None and tiling is not None:
+        colours = {
+            "tile": format_shape(tiling.shape),
+            "tiles": [[tiling.mesh.rank_of[chip] for chip in tile] for tile in tiling.tiles],
+            "colours": schedule.colours.of_chunk.tolist(),
+        }
+    usual = SCRATCH_VERSION if schedule.has_scratch else VERSION
     return {
         "format": FORMAT,
-        "version": SCRATCH_VERSION if schedule.has_scratch else VERSION,
+        "version": TILE_VERSION if colours else usual,
         "mesh": mesh_words(mesh),
+        **colours,
         "algorithm": schedule.algorithm,
         "collective": str(schedule.collective),
         "ranks": schedule.n_ranks,
@@ -51,17 +64,22 @@ def plan_document(mesh: Mesh, schedule: Schedule) -> dict[str, Any]:
 
 
 class PlanFile(NamedTuple):
-    """What a plan file holds: `pipeline` is how to run the schedule on the target, if known."""
+    """What a plan file holds: `pipeline` is how to run the schedule on the target, if known.
+
+    A schedule of colours comes with the `tiling` that they are of.
+    """
 
     mesh: Mesh
     schedule: Schedule
     pipeline: Pipeline | None = None
     target: Target = Target()
+    tiling: Tiling | None = None
 
 
 def encode_plan(plan: PlanFile) -> bytes:
     """Return the content of a plan file."""
-    document = plan_document(plan.mesh, plan.schedule) | {"target": asdict(plan.target)}
+    document = plan_document(plan.mesh, plan.schedule, plan.tiling)
+    document |= {"target": asdict(plan.target)}
     if plan.pipeline is not None:
         document["pipeline"] = asdict(plan.pipeline)
     return json.dumps(document, separators=(",", ":")).encode() + b"\n"
@@ -73,6 +91,7 @@ def write_plan(
     schedule: Schedule,
     pipeline: Pipeline | None = None,
     target: Target | None = None,
+    tiling: Tiling | None = None,
 ) -> None:
     """Write a plan file; an earlier file stays intact until the new one is complete.
 
@@ -81,7 +100,7 @@ def write_plan(
     Raises:
         PlanFileError: the file cannot be written.
     """
-    content = encode_plan(PlanFile(mesh, schedule, pipeline, target or Target()))
+    content = encode_plan(PlanFile(mesh, schedule, pipeline, target or Target(), tiling))
     try:
         if path.exists() and not path.is_file():  # a pipe or a terminal cannot be replaced
             path.write_bytes(content)
@@ -117,15 +136,16 @@ def decode_plan(content: bytes, path: str) -> PlanFile:
         raise PlanFileError(f"{path} is not a plan file: not JSON ({error})") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise PlanFileError(f'{path} is not a plan file: it lacks "format": "{FORMAT}"')
-    if document.get("version") not in (VERSION, SCRATCH_VERSION):
+    if document.get("version") not in (VERSION, SCRATCH_VERSION, TILE_VERSION):
         raise PlanFileError(
             f"{path} has plan version {document.get('version')!r}, but this meshmend reads "
-            f"{VERSION} and {SCRATCH_VERSION}; plan again"
+            f"{VERSION} to {TILE_VERSION}; plan again"
         )
     try:
-        return PlanFile(
-            _mesh(document["mesh"]), _schedule(document), _pipeline(document), _target(document)
-        )
+        mesh = _mesh(document["mesh"])
+        tiling = _tiling(mesh, document) if document["version"] == TILE_VERSION else None
+        schedule = _schedule(document, tiling)
+        return PlanFile(mesh, schedule, _pipeline(document), _target(document), tiling)
     except KeyError as error:
         raise PlanFileError(f"{path} is damaged: {error} is missing") from None
     except (InputError, ValueError, TypeError, OverflowError, IndexError, AttributeError) as error:
@@ -172,7 +192,18 @@ def _target(document: dict[str, Any]) -> Target:
     return Target(float(entry["payload_bytes"]), fabric)
 
 
-def _schedule(document: dict[str, Any]) -> Schedule:
+def _tiling(mesh: Mesh, document: dict[str, Any]) -> Tiling:
+    part, rows = largest_part(mesh), document["tiles"]
+    if not isinstance(rows, list):
+        raise ValueError("tiles need to be a list of tiles")
+    tiles = [_numbers("a tile", row, kinds="iu").tolist() for row in rows]
+    if not all(0 <= rank < part.n_live for tile in tiles for rank in tile):
+        raise ValueError(f"tiles need ranks below {part.n_live}")
+    chips = tuple(tuple(part.live[rank] for rank in tile) for tile in tiles)
+    return Tiling(part, parse_tile(document["tile"]), chips)
+
+
+def _schedule(document: dict[str, Any], tiling: Tiling | None) -> Schedule:
     n_ranks, cuts, algorithm = document["ranks"], document["cuts"], document["algorithm"]
     if type(n_ranks) is not int or n_ranks < 1:
         raise ValueError(f"ranks need to be a positive number, but got {n_ranks!r}")
@@ -186,6 +217,9 @@ def _schedule(document: dict[str, Any]) -> Schedule:
     n_buffers = 1 + max((int(column.max(initial=0)) for column in buffers.values()), default=0)
     dtype = index_dtype(n_ranks * n_buffers, len(cuts) - 1)
     src = _column(document, "src", dtype)
+    colours = None
+    if tiling is not None:
+        colours = Colours(tiling.colour_of.copy(), _column(document, "colours", np.int32))
     return Schedule(
         algorithm=algorithm,
         collective=Collective(document["collective"]),
@@ -199,6 +233,7 @@ def _schedule(document: dict[str, Any]) -> Schedule:
         op=_column(document, "op", np.uint8),
         phases=tuple(_phase(phase, len(src)) for phase in document["phases"]),
         **buffers,
+        colours=colours,
     )
 
 

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.errors import PlanFileError, UnsupportedError
+from meshmend.errors import InputError, PlanFileError, UnsupportedError
 from meshmend.planning.choose import choose, choose_trees, chosen_schedule
+from meshmend.planning.colour_search import fastest_colours
 from meshmend.planning.files import PlanFile, read_plan, write_plan
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
 from meshmend.planning.proof import prove
@@ -27,15 +28,17 @@ from meshmend.schedule.hazards import Hazards
 from meshmend.schedule.placement import Placement, channel_loads
 from meshmend.schedule.priority import remaining_hops
 from meshmend.schedule.table import Collective, Schedule
+from meshmend.simulator.colour_limit import colour_limit
 from meshmend.simulator.limit import Limit, limit
 from meshmend.simulator.network_program import program_of
 from meshmend.simulator.rules import Simulation, simulate
 from meshmend.simulator.slices import best_slices
 from meshmend.topology.fabric import Fabric
-from meshmend.topology.failures import Chip
+from meshmend.topology.failures import Chip, format_shape
 from meshmend.topology.graph import largest_part, stranded
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.routes import stretch_of
+from meshmend.topology.tiles import Tiling
 from meshmend.transport import reference
 
 AUTO = "auto"
@@ -49,8 +52,8 @@ class Plan:
 
     `mesh` is the mesh that the caller gave; `stranded` names its live chips that are cut off and
     take no part; ranks are the chips of `placement.mesh`. `target` is the payload and the fabric
-    that the plan was made for, `pipeline` how `auto` would run it there. `seconds` says how long
-    each step took.
+    that the plan was made for, `pipeline` how `auto` would run it there. A plan for tiles has its
+    `tiling`: then the payload is that of a whole tile. `seconds` says how long each step took.
     """
 
     mesh: Mesh
@@ -61,6 +64,7 @@ class Plan:
     proof: Proof
     target: Target
     pipeline: Pipeline | None = None
+    tiling: Tiling | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -71,12 +75,18 @@ class Plan:
         )
 
     def run(self, arrays: Sequence[NDArray[Any]], *, combine: np.ufunc = np.add) -> list[Any]:
-        """Return what each rank holds after the collective, computed in this process."""
-        return reference.run(self.schedule, arrays, combine=combine)
+        """Return what each rank holds after the collective, computed in this process.
+
+        In a plan for tiles a rank's array is the part of its colour, the same length for all; a
+        spare's is not read, and comes back as it was.
+        """
+        if self.tiling is None:
+            return reference.run(self.schedule, arrays, combine=combine)
+        return reference.run_colours(self.schedule, arrays, combine=combine)
 
     def save(self, path: str | Path) -> None:
         """Write the plan as a file that `load_plan` and `meshmend verify` read back."""
-        file = PlanFile(self.mesh, self.schedule, self.pipeline, self.target)
+        file = PlanFile(self.mesh, self.schedule, self.pipeline, self.target, self.tiling)
         write_plan(Path(path), *file)
 
     def predicted(
@@ -109,6 +119,8 @@ class Plan:
             InputError: the payload cannot be read, or the fabric is unknown.
         """
         target, shares = self.target.with_(payload, fabric), self.schedule.shares
+        if self.tiling is not None:
+            return colour_limit(self.tiling, target.fabric, target.payload_bytes)
         return limit(
             self.placement.mesh,
             target.fabric,
@@ -149,6 +161,7 @@ class Plan:
         stretch = stretch_of(self.placement.mesh, routes)
         return {
             "mesh": mesh_summary(self.mesh, self.stranded),
+            **({} if self.tiling is None else {"tiling": tiling_summary(self.tiling)}),
             "algorithm": self.schedule.algorithm,
             "collective": str(self.schedule.collective),
             "ranks": self.schedule.n_ranks,
@@ -194,10 +207,22 @@ def mesh_summary(mesh: Mesh, cut_off: Sequence[Chip]) -> dict[str, Any]:
     }
 
 
+def tiling_summary(tiling: Tiling) -> dict[str, Any]:
+    """Return a tiling's figures as a JSON value; `most` is whether no tiling has more tiles."""
+    return {
+        "tile": format_shape(tiling.shape),
+        "tiles": tiling.n_tiles,
+        "colours": tiling.n_colours,
+        "spares": [list(chip) for chip in tiling.spares],
+        "most": tiling.is_most,
+    }
+
+
 def plan(
     mesh: Mesh,
     algorithm: str = AUTO,
     *,
+    tile: str | Tiling | None = None,
     collective: str | Collective = Collective.ALLREDUCE,
     payload: Payload | None = None,
     fabric: Fabric | str | None = None,
@@ -214,12 +239,23 @@ def plan(
         >>> plan(Mesh((4, 4)).without("2x2@0,2"), payload="25MB", fabric="tpu-v3")
         <Plan for 4x4 less 2x2@0,2: trees allreduce over 12 ranks, proved exact>
 
+    With a `tile` such as "2x2" each tile of the mesh holds the payload together, every chip the
+    part of its colour, and chips sum with those of their colour, all colours at once. The tile may
+    also be a tiling of the mesh (`Tiling.after`).
+
+        >>> plan(Mesh((4, 4)).without("2x2@0,2"), tile="2x2")
+        <Plan for 4x4 less 2x2@0,2: colours allreduce over 12 ranks, proved exact>
+
     Raises:
         InputError: the algorithm, collective or fabric is unknown, or the payload cannot be read.
+        TopologyError: the tile cannot be read, or none fits.
         UnsupportedError: the algorithm does not support the mesh; the message names another.
     """
     collective = collective_named(collective)
     target = Target().with_(payload, fabric)
+    tiling = None if tile is None else _tiling(mesh, tile)
+    if tiling is not None and tiling.n_colours > 1:
+        return _colour_plan(mesh, tiling, algorithm, collective, target, progress)
     halves = ProgressShares(progress, 2)
     steps = _Steps(halves.of(1) if algorithm == AUTO else progress)
     part = largest_part(mesh)
@@ -234,6 +270,38 @@ def plan(
         with steps.timed("build"):
             schedule = _built(part, algorithm, collective)
     return _proved(PlanFile(mesh, schedule, pipeline, target), part, steps)
+
+
+def _tiling(mesh: Mesh, tile: str | Tiling) -> Tiling:
+    if isinstance(tile, str):
+        return mesh.tiles(tile)
+    if tile.mesh != largest_part(mesh):
+        raise InputError(
+            f"a plan for {mesh} needs a tiling of it, but got one of {tile.mesh}; use "
+            "tiling.after(mesh)"
+        )
+    return tile
+
+
+def _colour_plan(
+    mesh: Mesh,
+    tiling: Tiling,
+    algorithm: str,
+    collective: Collective,
+    target: Target,
+    progress: ProgressCallback,
+) -> Plan:
+    if algorithm != AUTO or collective is not Collective.ALLREDUCE:
+        raise InputError(
+            f"a plan for tiles is an allreduce by 'auto', but got {collective} by {algorithm!r}; "
+            "leave out the tile, or the algorithm and the collective"
+        )
+    steps = _Steps(progress)
+    with steps.timed("choose"):
+        packed, pipeline = fastest_colours(tiling, target.fabric, target.payload_bytes)
+    with steps.timed("build"):
+        schedule = packed.schedule
+    return _proved(PlanFile(mesh, schedule, pipeline, target, tiling), tiling.mesh, steps)
 
 
 def fastest_trees(
@@ -329,6 +397,7 @@ def _proved(file: PlanFile, part: Mesh, steps: "_Steps") -> Plan:
         proof=proved.proof,
         target=file.target,
         pipeline=file.pipeline,
+        tiling=file.tiling,
         seconds=steps.seconds,
     )
 

@@ -5,7 +5,9 @@ rank r holds its own contribution once in its payload, and nothing in scratch. A
 cell of a payload that the collective promises must hold what it promises exactly once, and nothing
 else: a contribution that arrives twice is as wrong as one that is missing. In an all-gather some
 ranks may be **replicas**: they hold at the start what each chunk's owner holds, so a copy from a
-replica counts as a copy from the owner.
+replica counts as a copy from the owner. In a table of colours a rank holds its contribution in the
+chunks of its own colour, and nothing elsewhere. There it must end with the contributions of all
+ranks of that colour, and of no other.
 
 Small schedules are counted exactly. In large ones each cell holds how many contributions it
 has, and their sum modulo the prime 2^61 - 1 with a random weight per rank. If a cell has
@@ -77,6 +79,8 @@ def contribution_counts(
     counts = np.zeros((schedule.n_places, 1, schedule.n_ranks), dtype=np.uint8)
     payloads = counts[:: schedule.n_buffers, 0]
     payloads[:] = np.eye(schedule.n_ranks, dtype=np.uint8)
+    if schedule.colours is not None:
+        payloads[~schedule.colours.takes_part[:, chunk]] = 0
     payloads[list(replicas)] = payloads[schedule.owners[chunk]]
     _count(_columns(schedule), chunk, counts)
     return payloads
@@ -106,6 +110,9 @@ def _promised(schedule: Schedule, rank: int, chunk: int) -> NDArray[np.uint8] | 
         return wanted
     if schedule.collective is Collective.REDUCE_SCATTER and rank != owner:
         return None
+    if schedule.colours is not None:
+        takes_part = schedule.colours.takes_part[:, chunk]
+        return takes_part.astype(np.uint8) if takes_part[rank] else None
     return np.ones(schedule.n_ranks, dtype=np.uint8)
 
 
@@ -113,11 +120,12 @@ def _wrong_cell_exactly(schedule: Schedule, replicas: Sequence[int]) -> tuple[in
     n_ranks, n_chunks = schedule.n_ranks, schedule.n_chunks
     counts = np.zeros((schedule.n_places, n_chunks, n_ranks), dtype=np.uint8)
     payloads = counts[:: schedule.n_buffers]
-    payloads[np.arange(n_ranks), :, np.arange(n_ranks)] = 1
+    takes_part = np.True_ if schedule.colours is None else schedule.colours.takes_part
+    payloads[np.arange(n_ranks), :, np.arange(n_ranks)] = takes_part
     owned = schedule.owners[:, None] == np.arange(n_ranks)
     payloads[list(replicas)] = owned
     _count(_columns(schedule), 0, counts)
-    wanted = owned if schedule.collective is Collective.ALL_GATHER else np.True_
+    wanted = owned if schedule.collective is Collective.ALL_GATHER else np.transpose(takes_part)
     return _first_promised(schedule, np.any(payloads != wanted, axis=2))
 
 
@@ -132,15 +140,30 @@ def _wrong_cell_by_fingerprint(
         all_totals = np.zeros(all_cells.shape, dtype=np.uint32)
         cells, totals = (each[:: schedule.n_buffers] for each in (all_cells, all_totals))
         cells[:], totals[:] = weights[:, None], 1
+        sums: int | NDArray[np.uint64] = whole
+        members: int | NDArray[np.intp] = schedule.n_ranks
+        if schedule.colours is not None:
+            takes_part = schedule.colours.takes_part[:, first : first + width]
+            cells[~takes_part], totals[~takes_part] = 0, 0
+            sums, members = _sums_of_members(weights, takes_part), takes_part.sum(axis=0)
         cells[list(replicas)] = owned
         _fingerprint(_columns(schedule), first, all_cells, all_totals)
         if schedule.collective is Collective.ALL_GATHER:
             wrong = (cells != owned) | (totals != 1)
         else:
-            wrong = (cells != np.uint64(whole)) | (totals != schedule.n_ranks)
+            wrong = (cells != np.asarray(sums, dtype=np.uint64)) | (totals != members)
         if (found := _first_promised(schedule, wrong, first)) is not None:
             return found
     return None
+
+
+def _sums_of_members(
+    weights: NDArray[np.uint64], takes_part: NDArray[np.bool_]
+) -> NDArray[np.uint64]:
+    """Return of each chunk the weights of the ranks that take part, together modulo PRIME."""
+    as_integers = weights.astype(object)
+    sums = [int(as_integers[part].sum()) % PRIME for part in takes_part.T]
+    return np.array(sums, dtype=np.uint64)
 
 
 def _first_promised(
@@ -153,6 +176,8 @@ def _first_promised(
     if schedule.collective is Collective.REDUCE_SCATTER:
         owners = schedule.owners[first : first + wrong.shape[1]]
         wrong = wrong & (owners == np.arange(schedule.n_ranks)[:, None])
+    if schedule.colours is not None:
+        wrong = wrong & schedule.colours.takes_part[:, first : first + wrong.shape[1]]
     if not wrong.any():
         return None
     rank, chunk = np.unravel_index(np.argmax(wrong), wrong.shape)

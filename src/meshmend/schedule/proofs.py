@@ -63,16 +63,19 @@ def check_scratch(schedule: Schedule) -> None:
     """Prove that each row sends, and adds to, cells that hold something.
 
     Runs the table on one flag for each place and chunk: whether it holds anything. A payload does
-    from the start, scratch does not. Counting contributions is not enough: scratch that nothing was
-    written to counts as nothing, but a real buffer holds whatever was in memory.
+    from the start, in a table of colours in the chunks of its own colour only; scratch does not.
+    Counting contributions is not enough: scratch that nothing was written to counts as nothing, but
+    a real buffer holds whatever was in memory.
 
     Raises:
         VerificationError: names the row, the chunk and the buffer.
     """
-    if not schedule.has_scratch:
+    if not schedule.has_scratch and schedule.colours is None:
         return
     is_written = np.zeros((schedule.n_places, schedule.n_chunks), dtype=np.bool_)
-    is_written[:: schedule.n_buffers] = True
+    is_written[:: schedule.n_buffers] = (
+        True if schedule.colours is None else schedule.colours.takes_part
+    )
     columns = (schedule.src_place, schedule.dst_place, schedule.lo, schedule.hi, schedule.op)
     row, chunk, place = _first_unwritten(columns, is_written)
     if row >= 0:

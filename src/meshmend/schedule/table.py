@@ -9,6 +9,10 @@ written by hand. A schedule knows nothing of chips, routes, bytes or time.
 is the payload, the others are scratch and hold nothing at the start. A row reads `src_buffer` and
 writes `dst_buffer`. Then its two ranks may be the same: such a **local** row moves data between two
 buffers of one rank. A buffer of a rank is a **place**, so every row goes from a place to another.
+
+**Colours.** A table may hold several sums, one for each colour (`Colours`). A rank takes part in
+the chunks of its own colour. In all others its payload holds nothing at the start, and rows may use
+it to pass on what belongs to ranks of that colour.
 """
 
 import hashlib
@@ -57,6 +61,34 @@ class Phase:
     stop: int
 
 
+@dataclass(frozen=True, eq=False)
+class Colours:
+    """Which ranks take part in which chunks: those of the same colour.
+
+    `of_rank` is -1 for a rank that takes part in nothing, and only passes messages on.
+    """
+
+    of_rank: NDArray[np.int32]
+    of_chunk: NDArray[np.int32]
+
+    def __post_init__(self) -> None:
+        if np.any(self.of_chunk < 0) or not np.isin(self.of_chunk, self.of_rank).all():
+            raise InputError("Colours need chunks of colours that some rank has")
+        for array in (self.of_rank, self.of_chunk):
+            array.flags.writeable = False
+
+    @property
+    def n_colours(self) -> int:
+        return int(self.of_rank.max()) + 1
+
+    @cached_property
+    def takes_part(self) -> NDArray[np.bool_]:
+        """Whether each rank takes part in each chunk (ranks, chunks)."""
+        takes_part: NDArray[np.bool_] = self.of_rank[:, None] == self.of_chunk
+        takes_part.flags.writeable = False
+        return takes_part
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Schedule:
     """A table of transfers; row order is program order.
@@ -80,6 +112,7 @@ class Schedule:
     phases: tuple[Phase, ...] = ()
     src_buffer: NDArray[np.uint8] | None = None  # None: every row reads the payload
     dst_buffer: NDArray[np.uint8] | None = None
+    colours: Colours | None = None  # None: every rank takes part in every chunk
 
     def __post_init__(self) -> None:
         columns = (self.src, self.dst, self.lo, self.hi)
@@ -94,6 +127,7 @@ class Schedule:
         ):
             raise InputError(f"Schedule needs an owner below {self.n_ranks} for each chunk")
         self._check_buffers()
+        self._check_colours()
         if self.n_rows:
             self._check_rows()
         for array in (*columns, self.op, self.cuts, self.owners, *self.buffer_columns.values()):
@@ -114,6 +148,18 @@ class Schedule:
                 raise InputError("Schedule needs its buffer columns as long as the others")
         if self.has_scratch and self.collective is Collective.SHARDED_UPDATE:
             raise InputError("a sharded update needs a Schedule without scratch buffers")
+
+    def _check_colours(self) -> None:
+        colours = self.colours
+        if colours is None:
+            return
+        if (len(colours.of_rank), len(colours.of_chunk)) != (self.n_ranks, self.n_chunks):
+            raise InputError(
+                f"Schedule needs a colour for each of {self.n_ranks} ranks and {self.n_chunks} "
+                f"chunks, but got {len(colours.of_rank)} and {len(colours.of_chunk)}"
+            )
+        if self.collective is not Collective.ALLREDUCE or self.has_scratch:
+            raise InputError("a Schedule of colours needs an allreduce without scratch buffers")
 
     def _check_rows(self) -> None:
         checks = (
@@ -141,7 +187,8 @@ class Schedule:
         head = f"{self.collective} {self.n_ranks} {self.src.dtype} {sorted(self.buffer_columns)}"
         state = hashlib.blake2b(head.encode(), digest_size=8)
         columns = (self.src, self.dst, self.lo, self.hi, self.op, self.cuts, self.owners)
-        for column in (*columns, *self.buffer_columns.values()):
+        colours = () if self.colours is None else (self.colours.of_rank, self.colours.of_chunk)
+        for column in (*columns, *self.buffer_columns.values(), *colours):
             state.update(column.astype(column.dtype.newbyteorder("<"), copy=False).tobytes())
         return int.from_bytes(state.digest(), "little") >> 1 or 1
 

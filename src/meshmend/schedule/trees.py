@@ -1,4 +1,4 @@
-"""Schedules over trees, `trees`, `express` and `two-roots`: sum up them, and broadcast down them.
+"""Schedules over trees, `trees`, `express`, `two-roots`, `colours`: sum up them, broadcast down.
 
 Each tree carries its own chunk. Up and down overlap: while later slices are still summed towards
 the roots, earlier ones already come down, over the other direction of the same links. Rows are
@@ -28,6 +28,11 @@ each side has a root, both roots send their sums to a gate in each gap, past chi
 and the gates broadcast the total (`trees/two_root_trees.py`). A gate adds one sum to the other, and
 a sum of two is the same whichever comes first. So all chips get the same bits.
 
+**`colours`** sums each colour of a tiling up trees of its own, all at the same time
+(`trees/colour_trees.py`). Each colour has an equal part of the payload. A tree also passes chips of
+other colours. Such a chip keeps what passes in the part of its payload that belongs to that colour:
+what comes first is written there, what comes later is added.
+
 `trees_in` reads trees back out of a table, also of tables that others made.
 """
 
@@ -44,6 +49,7 @@ from meshmend.schedule.table import (
     COPY,
     REDUCE,
     Collective,
+    Colours,
     Phase,
     Rows,
     Schedule,
@@ -54,6 +60,7 @@ from meshmend.schedule.table import (
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.trees.axis_trees import axis_tree_packing, straight_to
+from meshmend.trees.colour_trees import ColourTrees
 from meshmend.trees.tree_counts import MOST_TREES, least_load, tree_counts
 from meshmend.trees.tree_packing import TreePacking, tree_packing
 from meshmend.trees.two_root_trees import Carry, Ranks, TwoRootTrees, two_root_trees
@@ -330,14 +337,52 @@ def _carry_rows(carries: list[Carry], which: slice, op: int) -> Rows:
     return Rows(src, dst, chunk, chunk + 1, op)
 
 
+def colour_schedule(trees: ColourTrees) -> Schedule:
+    """Return the allreduce of every colour, each over its own trees with an equal part for each.
+
+    Chunks are numbered colour by colour, so that a colour's part of the payload is one piece.
+    """
+    by_colour = np.argsort(trees.colour_of_tree, kind="stable")
+    parents, depth = trees.parents[by_colour], trees.hops[by_colour]
+    heights, colours = trees.heights[by_colour], trees.colour_of_tree[by_colour]
+    chunk, child = np.nonzero(parents >= 0)
+    parent = parents[chunk, child]
+    # Up: a parent comes after its children, and of those the one that has its sum first is first.
+    up = np.lexsort((heights[chunk, child], -depth[chunk, child]))
+    down = np.argsort(-heights[chunk, child], kind="stable")
+    takes_part = trees.colour_of_rank[parent] == colours[chunk]
+    is_first = np.zeros(len(up), dtype=np.bool_)
+    into = chunk[up].astype(np.int64) * parents.shape[1] + parent[up]
+    is_first[np.unique(into, return_index=True)[1]] = True
+    op = np.where(is_first & ~takes_part[up], COPY, REDUCE).astype(np.uint8)
+    n_chunks, n_ranks = parents.shape
+    dtype = index_dtype(n_ranks, n_chunks)
+    chunks = np.concatenate([chunk[up], chunk[down]])
+    phases = (Phase("reduce up", 0, len(up)), Phase("broadcast down", len(up), 2 * len(up)))
+    return Schedule(
+        algorithm="colours",
+        collective=Collective.ALLREDUCE,
+        n_ranks=n_ranks,
+        cuts=even_cuts(n_chunks),
+        owners=trees.roots[by_colour],
+        src=np.concatenate([child[up], parent[down]]).astype(dtype),
+        dst=np.concatenate([parent[up], child[down]]).astype(dtype),
+        lo=chunks.astype(dtype),
+        hi=(chunks + 1).astype(dtype),
+        op=np.concatenate([op, np.full(len(down), COPY, dtype=np.uint8)]),
+        phases=phases if len(up) else (),
+        colours=Colours(trees.colour_of_rank.copy(), colours.copy()),
+    )
+
+
 def trees_in(schedule: Schedule) -> NDArray[np.int32] | None:
     """Return the tree of each chunk as parents over ranks, -1 at its root; None if there are none.
 
     Sums go up a tree and copies come down, so a sum's receiver is the sender's parent. A schedule
     without sums has its trees in its copies. Each chunk needs one row into or out of each rank but
-    one. An exchange through scratch buffers has no trees.
+    one. An exchange through scratch buffers has no trees, and those of colours do not span.
     """
-    if schedule.has_scratch:
+    if schedule.has_scratch or schedule.colours is not None:
         return None
     n_chunks, n_ranks = schedule.n_chunks, schedule.n_ranks
     reduces = bool((schedule.op == REDUCE).any())

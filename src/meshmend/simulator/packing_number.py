@@ -57,6 +57,17 @@ def quotient(part_of: NDArray[np.int32], links: NDArray[np.int32]) -> Fraction:
     return Fraction(n_cut, int(part_of.max()))
 
 
+def colour_quotient(
+    part_of: NDArray[np.int32], links: NDArray[np.int32], colours: NDArray[np.int32]
+) -> float:
+    """Return (cut links) / (parts with a colour - 1), the latter as the mean over all colours."""
+    n_cut = int(np.count_nonzero(part_of[links[:, 0]] != part_of[links[:, 1]]))
+    n_colours = int(colours.max()) + 1
+    pairs = np.unique(np.stack([colours, part_of])[:, colours >= 0], axis=1)
+    n_joins = pairs.shape[1] - n_colours
+    return n_cut * n_colours / n_joins if n_joins else np.inf
+
+
 def _tree_loads(
     links: NDArray[np.int32], n_ranks: int, n_trees: int, seed: int
 ) -> NDArray[np.int32]:
@@ -130,20 +141,52 @@ def find_leader(leader: NDArray[np.int32], rank: int) -> int:
     return rank
 
 
-# Ports come in pairs, down and up an axis: the other end of a link sees it behind `port ^ 1`.
+@dataclass(frozen=True, eq=False)
+class PortTable:
+    """A graph whose nodes have ports: the node behind each port, and that node's port back, or -1.
+
+    Two nodes may be joined by several links.
+    """
+
+    neighbors: NDArray[np.int32]
+    back: NDArray[np.int32]
 
 
-def binding_partition(mesh: Mesh, start: NDArray[np.int32]) -> tuple[NDArray[np.int32], int]:
-    """Return the part of each rank in a partition that binds, and how many guesses it took.
+def ports_of_mesh(mesh: Mesh) -> PortTable:
+    """Return the ports of a mesh: they come in pairs, down and up an axis."""
+    ports = np.arange(mesh.neighbor_ranks.shape[1], dtype=np.int32) ^ 1
+    return PortTable(mesh.neighbor_ranks, np.tile(ports, (mesh.n_live, 1)))
 
-    The mesh is connected and has two chips or more; `start` is any partition of its ranks into
-    parts 0, 1, ...: the first guess is its quotient. A guess takes one flow a rank; from the
+
+def ports_of_links(links: NDArray[np.int32], n_nodes: int) -> PortTable:
+    """Return the ports of any graph, one for each end of a link."""
+    degree = np.bincount(links.ravel(), minlength=n_nodes)
+    neighbors = np.full((n_nodes, int(degree.max(initial=0))), -1, dtype=np.int32)
+    back, used = np.full_like(neighbors, -1), np.zeros(n_nodes, dtype=np.int64)
+    for one, other in links.tolist():
+        here, there = used[one], used[other]
+        neighbors[one, here], neighbors[other, there] = other, one
+        back[one, here], back[other, there] = there, here
+        used[one] += 1
+        used[other] += 1
+    return PortTable(neighbors, back)
+
+
+def binding_partition(
+    ports: PortTable, links: NDArray[np.int32], start: NDArray[np.int32]
+) -> tuple[NDArray[np.int32], int]:
+    """Return the part of each node in a partition that binds, and how many guesses it took.
+
+    The graph is connected and has two nodes or more; `start` is any partition of them into
+    parts 0, 1, ...: the first guess is its quotient. A guess takes one flow a node; from the
     partition of the bracket there are rarely more than two.
     """
     part_of, n_guesses = start, 0
-    while (guess := quotient(part_of, mesh.links)) > 1:  # no connected mesh has less than 1
+    while (guess := quotient(part_of, links)) > 1:  # no connected graph has less than 1
         n_guesses += 1
-        leader, room = _best_partition(mesh.neighbor_ranks, guess.numerator, guess.denominator)
+        leader, room = _best_partition(
+            ports.neighbors, ports.back, guess.numerator, guess.denominator
+        )
         if room == guess.numerator:  # no partition beats the trivial one
             break
         part_of = np.unique(leader, return_inverse=True)[1].astype(np.int32)
@@ -152,7 +195,7 @@ def binding_partition(mesh: Mesh, start: NDArray[np.int32]) -> tuple[NDArray[np.
 
 @kernel
 def _best_partition(
-    neighbors: NDArray[np.int32], numerator: int, denominator: int
+    neighbors: NDArray[np.int32], back: NDArray[np.int32], numerator: int, denominator: int
 ) -> tuple[NDArray[np.int32], int]:
     """Return the smallest rank of each rank's part, and the free room of all ranks."""
     n_ranks, n_ports = neighbors.shape
@@ -171,10 +214,10 @@ def _best_partition(
             search += 1
             seen[rank] = search
             queue[0] = rank
-            free, n_reached = _find_room(neighbors, water, room, queue, came_by, seen)
+            free, n_reached = _find_room(neighbors, back, water, room, queue, came_by, seen)
             if free < 0:
                 break
-            _run_off(neighbors, water, room, came_by, rank, free)
+            _run_off(neighbors, back, water, room, came_by, rank, free)
         room[rank] = numerator
         for at in range(1, n_reached):
             _join(leader, rank, queue[at])
@@ -186,6 +229,7 @@ def _best_partition(
 @kernel
 def _find_room(
     neighbors: NDArray[np.int32],
+    back: NDArray[np.int32],
     water: NDArray[np.int64],
     room: NDArray[np.int64],
     queue: NDArray[np.int32],
@@ -193,7 +237,7 @@ def _find_room(
     seen: NDArray[np.int64],
 ) -> tuple[int, int]:
     """Return the nearest rank with room that water of `queue[0]` can reach, or -1, and how many
-    ranks the search saw; they are in `queue`, and `came_by` has the ports to them.
+    ranks the search saw; they are in `queue`, and `came_by` has their ports on the way back.
     """
     search = seen[queue[0]]
     head, tail = 0, 1
@@ -205,7 +249,7 @@ def _find_room(
                 there = neighbors[here, port]
                 if seen[there] != search:
                     seen[there] = search
-                    came_by[there] = port
+                    came_by[there] = back[here, port]
                     if room[there] > 0:
                         return there, tail
                     queue[tail] = there
@@ -216,6 +260,7 @@ def _find_room(
 @kernel
 def _run_off(
     neighbors: NDArray[np.int32],
+    back: NDArray[np.int32],
     water: NDArray[np.int64],
     room: NDArray[np.int64],
     came_by: NDArray[np.int32],
@@ -227,15 +272,17 @@ def _run_off(
     here = free
     while here != start:
         port = came_by[here]
-        here = neighbors[here, port ^ 1]
-        amount = min(amount, water[here, port])
+        before = neighbors[here, port]
+        amount = min(amount, water[before, back[here, port]])
+        here = before
     room[free] -= amount
     here = free
     while here != start:
         port = came_by[here]
-        water[here, port ^ 1] += amount
-        here = neighbors[here, port ^ 1]
-        water[here, port] -= amount
+        before = neighbors[here, port]
+        water[here, port] += amount
+        water[before, back[here, port]] -= amount
+        here = before
 
 
 @kernel
@@ -254,12 +301,15 @@ class PackingNumber:
     """A bracket of a mesh's packing number and the partition that proves its upper end.
 
     `part_of[rank]` numbers the parts from 0 on. One chip needs no link: then there is one part,
-    and both ends are infinite.
+    and both ends are infinite. With `colours`, one for each rank or -1, trees join the ranks of one
+    colour, and each colour has an equal part of the weight: then a tree crosses into as many parts
+    as have its colour, less one.
     """
 
     mesh: Mesh
     lower: float
     part_of: NDArray[np.int32]
+    colours: NDArray[np.int32] | None = None
 
     def __post_init__(self) -> None:
         if len(self.part_of) != self.mesh.n_live:
@@ -273,6 +323,8 @@ class PackingNumber:
     @cached_property
     def upper(self) -> float:
         """The quotient (cut links) / (parts - 1) of the partition."""
+        if self.colours is not None:
+            return colour_quotient(self.part_of, self.mesh.links, self.colours)
         return float(quotient(self.part_of, self.mesh.links)) if self.n_parts > 1 else np.inf
 
     @property
@@ -299,6 +351,8 @@ class PackingNumber:
             return "no link: there is one chip"
         if self.n_parts == n_live:
             return f"all {n_cut} links over {n_live} chips" if n_live > 2 else "the only link"
+        if self.colours is not None:
+            return f"the {n_cut} links between {self.n_parts} parts of one tile or more"
         sizes = np.bincount(self.part_of)
         apart = self.mesh.coordinates[self.part_of != sizes.argmax()]
         links = f"the {n_cut} links" if n_cut > 1 else "the only link"
@@ -345,7 +399,7 @@ def exact_packing_number(mesh: Mesh) -> PackingNumber:
     start = packing_bracket(mesh, n_trees=32) if is_small else packing_bracket(mesh)
     if start.n_parts == 1:
         return start
-    part_of, _ = binding_partition(mesh, start.part_of)
+    part_of, _ = binding_partition(ports_of_mesh(mesh), mesh.links, start.part_of)
     return PackingNumber(mesh, float(quotient(part_of, mesh.links)), part_of)
 
 

@@ -29,6 +29,21 @@ def parse_mesh(text: str, *, wrap: str = "none", fail: Iterable[str] = ()) -> Me
     return Mesh(shape, parse_wrap(wrap, len(shape))).without(*fail)
 
 
+def parse_tile(text: str) -> tuple[int, ...]:
+    """Return the extents that `2x2` names.
+
+    Raises:
+        TopologyError: not positive extents joined by x.
+    """
+    try:
+        return parse_shape(text)
+    except ValueError:
+        hint = "; write a small x" if "X" in text else ""
+        raise TopologyError(
+            f"--tile needs positive extents joined by x, such as 2x2, but got {text!r}{hint}"
+        ) from None
+
+
 def configured_mesh(config: MeshConfig) -> Mesh:
     """Return the mesh that the settings of a job describe.
 

@@ -32,10 +32,11 @@ from numpy.typing import NDArray
 
 from meshmend.errors import TopologyError
 from meshmend.topology.fabric import Fabric
-from meshmend.topology.failures import Chip, format_shape, parse_shape
+from meshmend.topology.failures import Chip, format_shape
 from meshmend.topology.graph import components, distances_from, largest_part
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.routes import routes_for
+from meshmend.topology.text import parse_tile
 
 SPARE: Final = -1  # the colour, and the number of the tile, of a chip that is in none
 
@@ -194,21 +195,6 @@ class Tiling:
             self.colour_of[targets],
             sources,
         )
-
-
-def parse_tile(text: str) -> tuple[int, ...]:
-    """Return the extents that `2x2` names.
-
-    Raises:
-        TopologyError: not positive extents joined by x.
-    """
-    try:
-        return parse_shape(text)
-    except ValueError:
-        hint = "; write a small x" if "X" in text else ""
-        raise TopologyError(
-            f"--tile needs positive extents joined by x, such as 2x2, but got {text!r}{hint}"
-        ) from None
 
 
 def tiling(mesh: Mesh, tile: str) -> Tiling:

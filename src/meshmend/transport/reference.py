@@ -71,6 +71,37 @@ def run(
     return [buffer.reshape(arrays[0].shape) for buffer in buffers]
 
 
+def run_colours(
+    schedule: Schedule, parts: Sequence[NDArray[Any]], *, combine: np.ufunc = np.add
+) -> Arrays:
+    """Return each rank's part of the payload after the sums of a table of colours.
+
+    A rank gives the part of its colour, flat and of one length for all, and gets the combined one.
+    What a rank of no colour gives comes back as it was.
+
+    Raises:
+        InputError: the table has no colours, or the parts do not fit together.
+    """
+    colours = schedule.colours
+    if colours is None:
+        raise InputError(f"run_colours needs a table of colours, but {schedule!r} has none")
+    if len(parts) != schedule.n_ranks:
+        raise InputError(
+            f"{schedule.algorithm} needs one array per rank, {schedule.n_ranks}, but got "
+            f"{len(parts)}"
+        )
+    flat = _stacked(parts)
+    whole = np.zeros((len(flat), colours.n_colours, flat.shape[1]), dtype=flat.dtype)
+    has_part = np.flatnonzero(colours.of_rank >= 0)
+    whole[has_part, colours.of_rank[has_part]] = flat[has_part]
+    summed = run(schedule, list(whole.reshape(len(flat), -1)), combine=combine)
+    results = [part.copy() for part in parts]
+    for rank in has_part.tolist():
+        own = summed[rank].reshape(colours.n_colours, -1)[colours.of_rank[rank]]
+        results[rank] = own.reshape(parts[rank].shape)
+    return results
+
+
 class _Updates:
     """Updates each chunk at its owner, just before the first row that copies it from there."""
 

@@ -78,14 +78,14 @@ class TreePacking:
     @cached_property
     def hops(self) -> NDArray[np.int32]:
         """Each rank's hops to the root in each tree (trees, ranks)."""
-        hops: NDArray[np.int32] = _hops(self.roots, np.ascontiguousarray(self.parents))
+        hops: NDArray[np.int32] = hops_to_roots(self.roots, np.ascontiguousarray(self.parents))
         hops.flags.writeable = False
         return hops
 
     @cached_property
     def heights(self) -> NDArray[np.int32]:
         """For each tree and rank the hops to the farthest rank below it."""
-        heights: NDArray[np.int32] = _heights(np.ascontiguousarray(self.parents))
+        heights: NDArray[np.int32] = heights_of(np.ascontiguousarray(self.parents))
         heights.flags.writeable = False
         return heights
 
@@ -149,7 +149,7 @@ class TreePacking:
 
 
 @kernel
-def _heights(parents):  # type: ignore[no-untyped-def]
+def heights_of(parents):  # type: ignore[no-untyped-def]
     """Return for each tree and rank the hops to the farthest rank below it."""
     height = np.zeros(parents.shape, dtype=np.int32)
     for tree in range(parents.shape[0]):
@@ -163,7 +163,7 @@ def _heights(parents):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _hops(roots: NDArray[np.int32], parents: NDArray[np.int32]) -> NDArray[np.int32]:
+def hops_to_roots(roots: NDArray[np.int32], parents: NDArray[np.int32]) -> NDArray[np.int32]:
     """Return each rank's hops to its tree's root, -1 where its parents do not lead there."""
     n_trees, n_ranks = parents.shape
     hops = np.full((n_trees, n_ranks), -1, dtype=np.int32)

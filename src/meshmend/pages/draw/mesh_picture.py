@@ -5,6 +5,7 @@
 
 import itertools
 from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
 
 from meshmend.pages.draw.grid import Grid, drawn_apart, fitting_grid
 from meshmend.pages.draw.svg import (
@@ -36,9 +37,12 @@ from meshmend.units import counted
 _WIDEST_WITH_LINKS = 40  # columns; wider meshes leave the links out
 
 
-def mesh_text(mesh: Mesh) -> str:
-    """Return a drawing with one character for each chip, layer by layer for more than two axes."""
-    sign = dict.fromkeys(mesh.live, "o") | dict.fromkeys(stranded(mesh), "?")
+def mesh_text(mesh: Mesh, signs: Mapping[Chip, str] = MappingProxyType({})) -> str:
+    """Return a drawing with one character for each chip, layer by layer for more than two axes.
+
+    A chip that has one of `signs` is drawn so.
+    """
+    sign = dict.fromkeys(mesh.live, "o") | dict.fromkeys(stranded(mesh), "?") | dict(signs)
     parts = []
     for layer in itertools.product(*map(range, mesh.shape[:-2])):
         if layer:

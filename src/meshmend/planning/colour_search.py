@@ -1,0 +1,191 @@
+"""Finds the fastest trees for the sums of a tiling: `colours`.
+
+A formula ranks how many trees each colour should have, the simulator decides between the best few
+and how they are pipelined. Deterministic.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.planning.tree_formula import MOST_SLICES, Pipeline, PipelineRequest, TreeFigures
+from meshmend.schedule.hazards import hazards_of
+from meshmend.schedule.placement import placed
+from meshmend.schedule.priority import remaining_hops
+from meshmend.schedule.table import Schedule
+from meshmend.schedule.trees import colour_schedule
+from meshmend.simulator.colour_limit import colour_packing
+from meshmend.simulator.network_program import Program, program_of
+from meshmend.simulator.rules import Simulation, simulate
+from meshmend.topology.fabric import Fabric
+from meshmend.topology.figures import mesh_figures
+from meshmend.topology.mesh import Mesh
+from meshmend.topology.tiles import Tiling
+from meshmend.trees.colour_trees import ColourTrees, colour_trees
+
+_MOST_TREES_EACH: Final = 16
+_COUNTS_TO_TRY: Final = 3
+_DEPTH_PRICES: Final = (0.4, 1.0)
+_FINALISTS: Final = 2  # that are simulated
+_MOST_MESSAGES: Final = 3_000_000  # simulated by the search
+_DELAYS_HOPS_PER_HOP: Final = (1.25, 0.5, 2.0)
+_SLICE_FACTORS: Final = (1.3, 0.77, 1.15, 0.87)
+
+
+@dataclass(frozen=True, eq=False)
+class PackedColours:
+    """Trees of colours on a mesh, ready to be simulated."""
+
+    mesh: Mesh
+    trees: ColourTrees
+
+    @property
+    def figures(self) -> TreeFigures:
+        """The number of trees of all colours, their depth, and how many share a link."""
+        return TreeFigures(self.trees.n_trees, self.trees.depth, self.trees.max_trees)
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The sums of all colours."""
+        return colour_schedule(self.trees)
+
+    @cached_property
+    def _program_and_remaining_hops(self) -> tuple[Program, NDArray[np.int32]]:
+        schedule = self.schedule
+        hazards, routes = hazards_of(schedule), placed(self.mesh, schedule).routes
+        return program_of(schedule, hazards, routes), remaining_hops(schedule, hazards, routes)
+
+    def simulated(self, fabric: Fabric, payload_bytes: float, pipeline: Pipeline) -> Simulation:
+        """Return the simulation of the sums in a pipeline."""
+        program, remaining = self._program_and_remaining_hops
+        return simulate(
+            program,
+            fabric,
+            payload_bytes=payload_bytes,
+            slices=pipeline.slices,
+            delay_slices=pipeline.delays(program.schedule, remaining),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Sums:
+    """Colours to sum on a mesh, and how much of the payload the busiest link carries at least."""
+
+    mesh: Mesh
+    colour_of: NDArray[np.int32]
+    least_load: float
+
+    @property
+    def n_colours(self) -> int:
+        return int(self.colour_of.max()) + 1
+
+    def goal(self, trees_each: int) -> int:
+        """Return how many trees the busiest link carries at least."""
+        return max(1, math.ceil(self.n_colours * trees_each * self.least_load - 1e-9))
+
+    def packed(self, trees_each: int, depth_price: float) -> PackedColours:
+        """Return so many trees for each colour, laid as evenly as can be if the goal is met."""
+        trees = colour_trees(
+            self.mesh,
+            self.colour_of,
+            trees_each=trees_each,
+            goal=self.goal(trees_each),
+            depth_price=depth_price,
+        )
+        return PackedColours(self.mesh, trees)
+
+    def fastest(self, request: PipelineRequest) -> tuple[PackedColours, Pipeline]:
+        """Return the trees and the pipeline that are fastest for a payload."""
+        radius = mesh_figures(self.mesh).radius
+
+        def likely_s(trees_each: int) -> float:
+            n_trees = self.n_colours * trees_each
+            return request.likely_s(TreeFigures(n_trees, radius, self.goal(trees_each)))
+
+        counts = sorted(range(1, _MOST_TREES_EACH + 1), key=likely_s)[:_COUNTS_TO_TRY]
+        packed = [self.packed(count, price) for count in counts for price in _DEPTH_PRICES]
+        packed.sort(key=lambda each: request.likely_s(each.figures))
+        found = [_fastest_pipeline(each, request) for each in packed[:_FINALISTS]]
+        _, best, pipeline = min(found, key=lambda attempt: attempt[0])
+        return best, pipeline
+
+
+@lru_cache(maxsize=16)
+def fastest_colours(
+    tiling: Tiling, fabric: Fabric, payload_bytes: float
+) -> tuple[PackedColours, Pipeline]:
+    """Return the trees and the pipeline that sum all colours of a tiling fastest.
+
+    `payload_bytes` is that of all colours together.
+    """
+    sums = _Sums(tiling.mesh, tiling.colour_of, 1 / colour_packing(tiling).upper)
+    return sums.fastest(PipelineRequest(fabric, payload_bytes))
+
+
+def independent_colours(
+    tiling: Tiling, fabric: Fabric, payload_bytes: float
+) -> tuple[PackedColours, Pipeline]:
+    """Return trees for each colour that are laid as if there were no other, to be run at once.
+
+    They show what it is worth to plan all colours together. How many trees a colour has, and their
+    pipeline, is what is fastest for the first colour alone.
+    """
+    mesh, n_colours = tiling.mesh, tiling.n_colours
+    request = PipelineRequest(fabric, payload_bytes / n_colours)
+    alone = []
+    for colour in range(n_colours):
+        is_own = tiling.colour_of == colour
+        fewest_links = max(1, int(mesh_figures(mesh).degrees[is_own].min()))
+        alone.append(_Sums(mesh, np.where(is_own, 0, -1).astype(np.int32), 1 / fewest_links))
+    first, pipeline = alone[0].fastest(request)
+    trees_each = first.trees.n_trees
+    parents = [each.packed(trees_each, _DEPTH_PRICES[0]).trees.parents for each in alone]
+    colour_of_tree = np.repeat(np.arange(n_colours, dtype=np.int32), trees_each)
+    trees = ColourTrees(tiling.colour_of.copy(), colour_of_tree, np.concatenate(parents))
+    return PackedColours(mesh, trees), pipeline
+
+
+def _fastest_pipeline(
+    packed: PackedColours, request: PipelineRequest
+) -> tuple[float, PackedColours, Pipeline]:
+    """Return the fastest pipeline found: the formula's, then other delays, then other slices."""
+    formula, left = request.formula(packed.figures), _MOST_MESSAGES
+    slices = formula.best_slices()
+    best_s, best = math.inf, formula.pipeline(slices, _DELAYS_HOPS_PER_HOP[0])
+    tried: set[Pipeline] = set()
+
+    def attempt(pipeline: Pipeline) -> bool:
+        nonlocal best_s, best, left
+        n_messages = packed.schedule.n_rows * pipeline.slices
+        is_first = not tried
+        if pipeline in tried or (n_messages > left and not is_first):
+            return False
+        tried.add(pipeline)
+        left -= n_messages
+        time_s = packed.simulated(request.fabric, request.payload_bytes, pipeline).time_s
+        if time_s >= best_s:
+            return False
+        best_s, best = time_s, pipeline
+        return True
+
+    delay = _DELAYS_HOPS_PER_HOP[0]
+    for other in _DELAYS_HOPS_PER_HOP:
+        if attempt(formula.pipeline(slices, other)):
+            delay = other
+    for factor in _SLICE_FACTORS:
+        while attempt(_with_slices(formula.pipeline, best.slices, factor, delay)):
+            pass
+    return best_s, packed, best
+
+
+def _with_slices(
+    pipeline: Callable[[int, float], Pipeline], slices: int, factor: float, delay: float
+) -> Pipeline:
+    other = round(slices * factor)
+    other += (other == slices) * (1 if factor > 1 else -1)
+    return pipeline(max(1, min(MOST_SLICES, other)), delay)
