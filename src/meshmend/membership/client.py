@@ -100,6 +100,7 @@ class MembershipClient:
         self._is_status_unsent = False
         self._is_memory_wanted = False  # whether the coordinator has asked for it
         self._position = Heartbeat(0, 0)
+        self._beats_at = -math.inf  # when the next heartbeat is due
         self._memory: Generation | None = None  # the latest generation it received
         self._on_change: Callable[[], None] = lambda: None
         self._on_sever: Callable[[Chip], None] = lambda chip: None
@@ -192,6 +193,7 @@ class MembershipClient:
         latest = max(self.status.generation, known_number)
         memory = self._memory if self.status.state_version != FRESH else None
         self._is_memory_wanted = False
+        self._beats_at = -math.inf  # whoever admits this worker learns at once where its loop is
         return Hello(
             job=self._identity.job,
             shape=self._identity.shape,
@@ -218,9 +220,22 @@ class MembershipClient:
         """Return the oldest report that has not been sent, or None."""
         return Report(self._reports.popleft()) if self._reports else None
 
-    def heartbeat(self) -> Heartbeat:
-        """Return a heartbeat with the current position of the loop."""
-        return structs.replace(self._position, sent=self._clock())
+    @property
+    def beats_in_s(self) -> float:
+        """How long from now the next heartbeat is due."""
+        return max(0.0, self._beats_at - self._clock())
+
+    def next_heartbeat(self, *, is_wanted: bool = False) -> Heartbeat | None:
+        """Return a heartbeat with the current position of the loop, if one is due or wanted.
+
+        A status is a sign of life too. So a change of the chips costs no heartbeats: a thousand
+        workers answer it at the same moment.
+        """
+        now = self._clock()
+        if now < self._beats_at and not is_wanted:
+            return None
+        self._beats_at = now + self.heartbeat_every_s
+        return structs.replace(self._position, sent=now)
 
     def received(self, message: Message) -> bool:
         """Handle one message; return whether to keep this connection."""
@@ -238,8 +253,10 @@ class MembershipClient:
             case NewGeneration(generation=generation):
                 self._memory = generation
                 self.set_news(News(generation=generation))
-            case Alive(generation=generation, sent=sent) if generation is not None:
-                self._renew(generation, sent)
+            case Alive(generation=generation, sent=sent):
+                self._beats_at = -math.inf  # it may be asked whether it lives
+                if generation is not None:
+                    self._renew(generation, sent)
             case AskMemory():
                 self._is_memory_wanted = True
             case Go():

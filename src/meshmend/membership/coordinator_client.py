@@ -5,6 +5,7 @@ a step to do and a lease to do it. When the thread receives a change, it calls `
 ends whatever the main thread waits for.
 """
 
+import math
 import os
 import selectors
 import threading
@@ -85,7 +86,6 @@ class CoordinatorClient:
         self._is_closed = False
         self._traffic: Callable[[], Mapping[Chip, int]] = dict
         self._traffic_at = 0.0  # when it was last sent
-        self._beat_at = 0.0  # when the last heartbeat was sent
         self._backoff = Backoff(identity.seat)
         self._thread = threading.Thread(target=self._work, name="meshmend-client", daemon=True)
         self._thread.start()
@@ -313,19 +313,20 @@ class CoordinatorClient:
             selector.register(self._wake_fd, selectors.EVENT_READ)
             selector.register(channel, selectors.EVENT_READ)
             while True:
-                want = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.has_unsent else 0)
+                is_full = channel.has_unsent
+                want = selectors.EVENT_READ | (selectors.EVENT_WRITE if is_full else 0)
                 selector.modify(channel, want)
-                ready = selector.select(min(self._client.heartbeat_every_s, watch.interval_s))
+                beats_in_s = math.inf if is_full else self._client.beats_in_s
+                selector.select(min(beats_in_s, watch.interval_s))
                 clear(self._wake_fd)
+                channel.flush()
                 if not all(self._handle(message) for message in channel.receive()):
                     return
                 if channel.is_dead(watch, time.monotonic()):
                     raise ChannelError(
                         f"the kernel of its host did not answer for {watch.timeout_s:g} s"
                     )
-                # The link is looked at more often than a heartbeat is due.
-                if ready or time.monotonic() >= self._beat_at + self._client.heartbeat_every_s:
-                    self._send_pending(channel)
+                self._send_pending(channel)
                 if self._is_closed and not channel.has_unsent:
                     return
 
@@ -334,13 +335,16 @@ class CoordinatorClient:
             status = self._client.next_status()
         if status is not None:
             channel.send(status)
+        has_reported = False
         while not channel.has_unsent and (report := self._client.next_report()) is not None:
             channel.send(report)
+            has_reported = True  # so the loop has moved
         with self._changed:
             self._changed.notify_all()  # who waits until reports are sent
-        if not channel.has_unsent:
-            channel.send(self._client.heartbeat())
-            self._beat_at = time.monotonic()
+        if channel.has_unsent:
+            return
+        if (beat := self._client.next_heartbeat(is_wanted=has_reported)) is not None:
+            channel.send(beat)
             self._send_traffic(channel)
 
     def _send_traffic(self, channel: MessageChannel) -> None:

@@ -271,23 +271,19 @@ class Exchange:
             return FinishedSum()
         return self._start(self._sum_task(n_elements, dtype), payload)
 
-    def spread(
-        self, payload: Bytes | None, holders: Sequence[Chip], *, n_bytes: int | None = None
-    ) -> Bytes:
+    def spread(self, payload: Bytes | None, holders: Sequence[Chip]) -> Bytes:
         """Return the holders' payload on every chip; chips that are no holders pass None.
 
-        Each chip gets it from its nearest holder: first the length, unless all chips know it, then
-        the bytes. All connections are used at the same time.
+        Each chip gets it from its nearest holder: first the length, then the bytes. All connections
+        are used at the same time.
         """
         ranks = tuple(self.mesh.rank_of[chip] for chip in holders)
         schedule, hazards = proved_spread(self.mesh, ranks)
         program = self._with_seats(rank_program(schedule, hazards, self.rank))
-        if n_bytes is None:
-            size = np.array([0 if payload is None else len(payload)], dtype=np.int64)
-            self._run(task_of(program, _SIZE_BYTES, dtype="uint8"), size.view(np.uint8))
-            n_bytes = int(size[0])
+        size = np.array([0 if payload is None else len(payload)], dtype=np.int64)
+        self._run(task_of(program, _SIZE_BYTES, dtype="uint8"), size.view(np.uint8))
         if payload is None:
-            payload = np.empty(n_bytes, dtype=np.uint8)
+            payload = np.empty(int(size[0]), dtype=np.uint8)
         n_slices = max(1, len(payload) // _SPREAD_MESSAGE_BYTES)
         self._run(task_of(program, len(payload), dtype="uint8", n_slices=n_slices), payload)
         return payload
