@@ -73,6 +73,7 @@ bench: $(INSTALLED)
 bench-torch: $(INSTALLED)
 	$(BIN)/python benchmarks/overlap.py
 	$(BIN)/python benchmarks/in_flight.py
+	$(BIN)/python benchmarks/reconfigure.py
 	$(BIN)/python benchmarks/loading.py
 	$(BIN)/python benchmarks/save_pause.py
 

@@ -114,7 +114,7 @@ def what_does_not_fit_is_refused_and_the_group_goes_on():
     other_version = good[1].replace('"version":"', '"version":"9')
     refused("handle 1 (chip 0,1) is of another", 20, [good[0], other_job, *good[2:]])
     refused("but got one of 9", 20, [good[0], other_version, *good[2:]])
-    twin = good[1].replace('"gloo":"', '"gloo":"x')
+    twin = good[1].replace('"token":"', '"token":"x')
     refused("handles 1 and 2 are both of chip 0,1", 20, [good[0], good[1], twin, *good[2:]])
     refused("but got 'gloo:0:0:0:'", 20, ["gloo:0:0:0:", *good[1:]])
     refused("own handle among", 20, [each for at, each in enumerate(good) if at != first])
@@ -288,7 +288,7 @@ def handle(chip: tuple[int, ...], **other: Any) -> str:
         wrap="none",
         links=(),
         chip=chip,
-        gloo=f"gloo of {chip}",
+        token=f"token of {chip}",
     )
     return msgspec.json.encode(msgspec.structs.replace(given, **other)).decode()
 
@@ -316,7 +316,10 @@ def test_a_link_that_one_rank_knows_to_be_broken_is_avoided_by_all() -> None:
         ([handle((0, 0)), handle((0, 1), job="x")], r"handle 1 \(chip 0,1\) is of another"),
         ([handle((0, 0)), handle((0, 1), shape="4x4")], "is of 4x4 wrap none, and this rank of"),
         ([handle((0, 0)), handle((0, 1), version="9.9")], "but got one of 9.9"),
-        ([handle((0, 0)), handle((0, 1)), handle((0, 1), gloo="")], "1 and 2 are both of chip 0,1"),
+        (
+            [handle((0, 0)), handle((0, 1)), handle((0, 1), token="")],
+            "1 and 2 are both of chip 0,1",
+        ),
         ([handle((0, 0)), "gloo:1:2:3:"], "handles of the backend meshmend, but got 'gloo:1:2:3:'"),
         ([handle((0, 0)), '{"version":"' + __version__ + '"}'], "missing required field"),
         ([handle((0, 1))], "own handle among the 1, but chip 0,0 has none"),

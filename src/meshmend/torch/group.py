@@ -85,6 +85,13 @@ def _run_on(group: Any, backend: Any) -> None:
     group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
 
 
+def group_on(backend: Any, store: Any) -> Any:
+    """Return a group that is all Gloo: it has every method in every form."""
+    group = dist.ProcessGroup(store, backend.rank(), backend.size())
+    _run_on(group, backend)
+    return group
+
+
 def _with_checks(inner: Any, options: Any) -> tuple[Any, Any]:
     """Return Gloo with c10d's checks of each call, and a group of one that has the same checks.
 
@@ -112,16 +119,24 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         rank, n_ranks = options.group_rank, options.group_size
         super().__init__(rank, n_ranks)  # c10d gives only its own class a store
         self._store = options.store
-        self._gloo, self._checker = inner, None
+        self._inner, self._checker = inner, None
         # The wrapper that checks cannot change its rank.
         if dist.get_debug_level() == dist.DebugLevel.DETAIL and not self.supports_reconfigure:
-            self._gloo, self._checker = _with_checks(inner, options)
-        # A group that is all Gloo: it has every method in every form.
-        self._fallback = dist.ProcessGroup(options.store, rank, n_ranks)
-        for group in (self, self._fallback):
-            # c10d sends what is not overridden below to this Gloo group.
-            _run_on(group, self._gloo)
+            self._inner, self._checker = _with_checks(inner, options)
+        self._inner_group = group_on(self._inner, options.store)
+        _run_on(self, self._inner)  # c10d sends what is not overridden below there
+        self._progress = Progress(f"meshmend-rank-{rank}")
         self._use(settings, transport, rank)
+
+    @property
+    def _gloo(self) -> Any:
+        """Gloo itself; a `ReconfigurableGroup` may still have to connect it."""
+        return self._inner
+
+    @property
+    def _fallback(self) -> Any:
+        """A group that is all Gloo: it has every method in every form."""
+        return self._inner_group
 
     def _use(self, settings: Settings, transport: TensorTransport, rank: int) -> None:
         """Run the collectives from here on over this transport, as this rank of a mesh."""
@@ -134,7 +149,6 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         self._catalogue = Catalogue(
             settings.mesh, settings.planned_algorithm, settings.slices, rank
         )
-        self._progress = Progress(f"meshmend-rank-{rank}")
 
     def getBackendName(self) -> str:  # noqa: N802  # c10d's name
         """Return the name that `init_process_group` was given."""
@@ -324,6 +338,15 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         """Write input i of one rank to the output of rank i, through Gloo."""
         return self._gloo_for(outputs).scatter(outputs, inputs, *arguments, **options)
 
+    @_untraced
+    def allgather_coalesced(self, *arguments: Any, **options: Any) -> Any:
+        """Do what `allgather` does, for several tensors, through Gloo."""
+        return self._fallback.allgather_coalesced(*arguments, **options)
+
+    def monitored_barrier(self, *arguments: Any, **options: Any) -> None:
+        """Wait for all ranks, through Gloo; name one that does not come."""
+        self._fallback.monitored_barrier(*arguments, **options)
+
     # The names of these methods before torch 2.13.
     _allgather_base = all_gather_single
     alltoall_base = all_to_all_single
@@ -336,12 +359,12 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
 
     def _get_sequence_number_for_group(self) -> int:
         """Return how many collectives this rank has called, on our schedules or on Gloo."""
-        return self._n_submitted + int(self._gloo._get_sequence_number_for_group())
+        return self._n_submitted + int(self._inner._get_sequence_number_for_group())
 
     @property
     def options(self) -> Any:
         """Return Gloo's options; their timeout is that of all collectives."""
-        return self._gloo.options
+        return self._inner.options
 
     def _set_default_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of all collectives."""
@@ -497,26 +520,30 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
     def _start(self, task: Task, flat: torch.Tensor, timeout: timedelta) -> Rest:
         """Start a task in place; without a timeout of its own, that of the group applies."""
         if timeout <= timedelta(0):
-            timeout = self._gloo.options._timeout
+            timeout = self._inner.options._timeout
         timeout_s = timeout.total_seconds()
-        began = time.monotonic()
-        with self._noted_failure(began, timeout_s):
+        began, transport = time.monotonic(), self._transport
+        with self._noted_failure(transport, began, timeout_s):
             if self._is_aborted:
                 raise self._aborted()
-            wait = self._transport.start(task, flat, timeout_s=timeout_s)
+            wait = transport.start(task, flat, timeout_s=timeout_s)
 
         def rest() -> None:
-            with self._noted_failure(began, timeout_s):
+            with self._noted_failure(transport, began, timeout_s):
                 wait()
 
         return rest
 
     @contextmanager
-    def _noted_failure(self, began: float, timeout_s: float) -> Iterator[None]:
+    def _noted_failure(
+        self, transport: TensorTransport, began: float, timeout_s: float
+    ) -> Iterator[None]:
         """Note the first failure; say in an error that the timeout is over, if it is."""
         try:
             yield
         except TransportError as raised:
+            if transport is not self._transport:  # the group was made again meanwhile
+                raise self._aborted() from None
             # After an abort peers leave, and seem lost.
             error = self._aborted() if self._is_aborted else raised
             self.failure = self.failure or error

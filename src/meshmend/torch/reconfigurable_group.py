@@ -7,10 +7,12 @@
 A handle is a text that says which chip of which mesh and job a rank is. So the handles alone tell
 the mesh: chips without a handle are its holes. Handles are checked on every rank, before anything
 else happens; what is refused leaves the group as it was. The ranks then meet in the store, under
-the uuid, connect, and only then leave what they had.
+the uuid, and only then leave what they had. Each writes one value there, with its address, and
+reads those of the others. They connect when a collective first needs it; Gloo connects after that.
 """
 
 import hashlib
+import hmac
 import itertools
 import logging
 import os
@@ -22,6 +24,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import msgspec
+import torch
 
 from meshmend import __version__
 from meshmend.config import CHIP
@@ -34,9 +37,19 @@ from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import mesh_words, parse_mesh
 from meshmend.torch.call_arguments import dist
 from meshmend.torch.device_backend import MeshmendBackend
-from meshmend.torch.group import FINISH_S, MeshmendGroup
-from meshmend.torch.transports import NoTransport, transport_of
-from meshmend.torch.versions import bindings
+from meshmend.torch.group import MeshmendGroup
+from meshmend.torch.late_gloo import LateGloo
+from meshmend.torch.progress_thread import Rest
+from meshmend.torch.transports import (
+    NO_DEVICE,
+    NoTransport,
+    SocketTensorTransport,
+    TensorTransport,
+    listening_transport,
+    transport_of,
+)
+from meshmend.transport.listener import Address
+from meshmend.transport.tasks import Task
 
 _log = logging.getLogger("meshmend.torch")
 
@@ -45,7 +58,7 @@ _SHOWN: Final = 60  # characters of a text that is no handle
 
 
 class GroupHandle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which rank this is: its chip, its mesh without its chips' failures, its job, its Gloo."""
+    """Which rank this is: its chip, its mesh without its chips' failures, its job."""
 
     version: str  # of meshmend: ranks must make the same plans
     job: str
@@ -53,7 +66,15 @@ class GroupHandle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wrap: str
     links: tuple[str, ...]  # that failed, as far as this rank knows
     chip: Chip
-    gloo: str
+    token: str  # another one after every reconfigure: a handle is of one use
+
+
+class _Arrival(msgspec.Struct):
+    """What a rank tells the others when it comes to a reconfigure."""
+
+    digest: str  # of all handles
+    address: Address | None = None  # of its listener, if the group runs on sockets
+    token: str = msgspec.field(default_factory=lambda: uuid.uuid4().hex)  # of this one try
 
 
 class _Versioned(msgspec.Struct):
@@ -131,6 +152,7 @@ class ReconfigurableGroup(MeshmendGroup):
     supports_abort_hooks = True
 
     def __init__(self, options: Any, settings: Settings) -> None:
+        # It is never connected, and refuses what runs on Gloo before the first reconfigure.
         gloo = dist.ProcessGroupGloo(
             dist.PrefixStore("gloo", options.store),
             options.group_rank,
@@ -138,14 +160,49 @@ class ReconfigurableGroup(MeshmendGroup):
             timeout=options.timeout,
             enable_reconfigure=True,
         )
+        self._late: LateGloo | None = None
+        self._rank, self._size = int(options.group_rank), int(options.group_size)
         self._chip = _chip_of(options, settings.mesh)
         self._mesh = settings.mesh
         self._hooks: dict[int, Callable[[], None]] = {}
         super().__init__(options, settings, gloo, NoTransport())
         # The first to come names the job; who comes to its store later takes part in it.
-        name = options.store.compare_set("meshmend-job", "", uuid.uuid4().hex)
-        self._job = bytes(name).decode()
+        self._job = _first_in(options.store, "meshmend-job")
+        self._secret = (settings.secret or _first_in(options.store, "meshmend-secret")).encode()
+        self._token = uuid.uuid4().hex
         self._backend: MeshmendBackend | None = None
+
+    def getRank(self) -> int:  # noqa: N802  # c10d's name
+        """Return the rank in the present group."""
+        return self._rank
+
+    def getSize(self) -> int:  # noqa: N802  # c10d's name
+        """Return the number of ranks of the present group."""
+        return self._size
+
+    @property
+    def _gloo(self) -> Any:
+        return self._inner if self._late is None else self._late.backend
+
+    @property
+    def _fallback(self) -> Any:
+        return self._inner_group if self._late is None else self._late.group
+
+    def _get_sequence_number_for_group(self) -> int:
+        """Return how many collectives this rank has called, on our schedules or on Gloo."""
+        return self._n_submitted + (0 if self._late is None else self._late.n_called)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the timeout of all collectives."""
+        super().set_timeout(timeout)
+        if self._late is not None:
+            self._late.set_timeout(timeout)
+
+    def shutdown(self) -> None:
+        """Wait a second for running collectives, interrupt the rest, and close all connections."""
+        super().shutdown()
+        if self._late is not None:
+            self._late.close()
 
     def get_backend(self, device: Any) -> Any:
         """Return this group as a backend; it stays right when the group is made again."""
@@ -177,7 +234,7 @@ class ReconfigurableGroup(MeshmendGroup):
             wrap=words["wrap"],
             links=tuple(words["fail"]),
             chip=self._chip,
-            gloo=self._gloo.get_reconfigure_handle(),
+            token=self._token,
         )
         return msgspec.json.encode(handle).decode()
 
@@ -197,70 +254,108 @@ class ReconfigurableGroup(MeshmendGroup):
         if not is_ordered:
             by_chip = sorted(zip(handles, texts, strict=True), key=lambda both: both[0].chip)
             handles, texts = [handle for handle, _ in by_chip], [text for _, text in by_chip]
-        rank, timeout = texts.index(mine), opts.timeout or self.options._timeout
-        store = dist.PrefixStore(f"reconfigure/{opts.uuid}", self._store)
-        self._meet(store, opts.uuid, texts, rank, [handle.chip for handle in handles], timeout)
         settings = msgspec.structs.replace(self.settings, mesh=mesh)
         place = SimpleNamespace(
-            store=store, group_rank=rank, group_size=len(handles), timeout=timeout
+            store=dist.PrefixStore(f"reconfigure/{opts.uuid}", self._store),
+            group_rank=texts.index(mine),
+            group_size=len(handles),
+            timeout=opts.timeout or self.options._timeout,
         )
-        transport: Any = NoTransport()
-        if tuple(handle.chip for handle in handles) == mesh.live:
-            transport = transport_of(place, settings, mesh.live)
-        elif rank == 0:
+        chips = tuple(handle.chip for handle in handles)
+        digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()
+        transport = self._met(place, opts.uuid, digest, settings, chips)
+        old_transport, old_gloo = self._transport, self._late
+        self._rank, self._size = place.group_rank, place.group_size
+        self._token = uuid.uuid4().hex
+        self._use(settings, transport, self._rank)
+        old_transport.interrupt()  # what is under way there fails
+
+        def leave() -> None:
+            old_transport.close()
+            if old_gloo is not None:
+                old_gloo.close()
+
+        self._late = LateGloo(
+            dist.PrefixStore("gloo", place.store),
+            self._rank,
+            self._size,
+            self.options._timeout,
+            first=leave,
+        )
+        is_on_gloo = transport.device_type == NO_DEVICE
+        if is_on_gloo and self._rank == 0:
             _log.warning("the group runs on Gloo: its ranks are not in the order of its chips")
+        ready = self._wait_for_gloo if is_on_gloo else _do_nothing
+        return self._progress.submit(f"reconfigure {opts.uuid} on rank {self._rank}", ready, [])
+
+    def _met(
+        self, place: Any, number: int, digest: str, settings: Settings, chips: tuple[Chip, ...]
+    ) -> TensorTransport:
+        """Return the transport of the new group when all of its ranks are here."""
+        has_order = chips == settings.mesh.live
+        if not has_order or settings.transport != "sockets":
+            self._meet(place, number, _Arrival(digest), chips)
+            return transport_of(place, settings, chips) if has_order else NoTransport()
+        # Calls for a group that was left already prove another secret.
+        secret = hmac.digest(self._secret, str(number).encode(), "sha256")
+        listening = listening_transport(place.group_rank, chips, settings, secret)
         try:
-            self._reconfigure_gloo(opts.uuid, handles, timeout)
+            arrivals = self._meet(place, number, _Arrival(digest, listening.address), chips)
         except BaseException:
-            transport.close()
+            listening.close()
             raise
-        self._leave()
-        self._use(settings, transport, rank)
-        return self._progress.submit(f"reconfigure {opts.uuid} on rank {rank}", lambda: None, [])
+        addresses = {at: each.address for at, each in enumerate(arrivals) if each.address}
+        return SocketTensorTransport(listening, addresses, secret)
 
     def _meet(
-        self,
-        store: Any,
-        number: int,
-        texts: Sequence[str],
-        rank: int,
-        chips: Sequence[Chip],
-        timeout: timedelta,
-    ) -> None:
-        """Return when all ranks are here, each with the same handles."""
-        digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()
-        claimed = bytes(store.compare_set("claimed", "", digest)).decode()
-        if claimed != digest or store.add(f"tries-{rank}", 1) > 1:
-            raise ReconfigureError(
-                f"reconfigure needs a new uuid each time, but {number} was already used; give all "
-                "ranks another, and the same handles"
-            )
-        keys = [f"here-{peer}" for peer in range(len(texts))]
-        store.set(keys[rank], "1")
-        try:
-            store.wait(keys, timeout)
-        except RuntimeError:  # a file's store knows no better word for a timeout
-            is_here = dict(zip(chips, (store.check([key]) for key in keys), strict=True))
-            missing = [_words(chip) for chip in chips if not is_here[chip]]
-            raise StalledError(
-                f"reconfigure {number} of {len(texts)} ranks waited {timeout.total_seconds():g} s "
-                f"for chip {'; '.join(missing)}; leave out handles of chips that are gone"
-            ) from None
+        self, place: Any, number: int, mine: _Arrival, chips: Sequence[Chip]
+    ) -> list[_Arrival]:
+        """Return what the ranks say when all are here, each with the same handles."""
+        store, timeout = place.store, place.timeout
+        keys = [f"here-{rank}" for rank in range(place.group_size)]
+        my_key, written = keys[place.group_rank], msgspec.json.encode(mine).decode()
+        used = ReconfigureError(
+            f"reconfigure needs a new uuid each time, but {number} was already used; give all "
+            "ranks another, and the same handles"
+        )
+        if bytes(store.compare_set(my_key, "", written)).decode() != written:
+            raise used
+        arrivals: list[_Arrival] = []
+        # Rank 0 first: whoever used this uuid before had one, and its value is there at once.
+        for wanted in filter(None, (keys[:1], keys[1:])):
+            try:
+                store.wait(wanted, timeout)
+            except RuntimeError:  # a file's store knows no better word for a timeout
+                store.set(my_key, msgspec.json.encode(_Arrival("left")).decode())
+                missing = [
+                    _words(chip)
+                    for chip, key in zip(chips, keys, strict=True)
+                    if not store.check([key])
+                ]
+                raise StalledError(
+                    f"reconfigure {number} of {len(keys)} ranks waited "
+                    f"{timeout.total_seconds():g} s for chip {'; '.join(missing)}; leave out "
+                    "handles of chips that are gone"
+                ) from None
+            arrivals += [msgspec.json.decode(store.get(key), type=_Arrival) for key in wanted]
+            if any(each.digest != mine.digest for each in arrivals):
+                raise used
+        return arrivals
 
-    def _reconfigure_gloo(
-        self, number: int, handles: Sequence[GroupHandle], timeout: timedelta
-    ) -> None:
-        options = bindings.ReconfigureOptions()
-        options.uuid, options.timeout = number, timeout
-        options.handles = [handle.gloo for handle in handles]
-        self._gloo.reconfigure(options)
+    def _wait_for_gloo(self) -> None:
+        """Wait until Gloo is connected."""
+        self._gloo.rank()
 
-    def _leave(self) -> None:
-        """End what is under way on the present connections, and close them."""
-        self._is_aborted = True
-        self._transport.interrupt()
-        self._progress.finish(FINISH_S)
-        self._transport.close()
+    def _start(self, task: Task, flat: torch.Tensor, timeout: timedelta) -> Rest:
+        """Start a task in place; after the first one, it is time for Gloo to connect."""
+        wait, late = super()._start(task, flat, timeout), self._late
+        assert late is not None
+
+        def rest() -> None:
+            wait()
+            late.want()
+
+        return rest
 
 
 def _chip_of(options: Any, mesh: Mesh) -> Chip:
@@ -273,6 +368,15 @@ def _chip_of(options: Any, mesh: Mesh) -> Chip:
             f"{mesh}, but the world size is {options.group_size}; start as many, or set {CHIP.name}"
         )
     return mesh.live[options.group_rank]
+
+
+def _do_nothing() -> None:
+    """Be ready at once: a collective connects to the peers that it needs."""
+
+
+def _first_in(store: Any, key: str) -> str:
+    """Return what the first rank to come wrote under a key: a random text."""
+    return bytes(store.compare_set(key, "", uuid.uuid4().hex)).decode()
 
 
 def _parsed(text: str) -> GroupHandle:

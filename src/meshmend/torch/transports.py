@@ -412,18 +412,8 @@ def transport_of(options: Any, settings: Settings, chips: Sequence[Chip]) -> Ten
     """
     store, rank, n_ranks = options.store, options.group_rank, options.group_size
     if settings.transport == "sockets":
-        labels = [f"chip {chip} (rank {at})" for at, chip in enumerate(chips)]
         secret = _shared_secret(store, rank, settings.secret)
-        transport = SocketTransport(
-            rank,
-            labels,
-            secret,
-            bind=settings.bind,
-            reports_failures=True,
-            window_bytes=settings.window_bytes,
-            sums_payloads=settings.checksum,
-            link_timeout_s=settings.link_timeout_s,
-        )
+        transport = listening_transport(rank, chips, settings, secret)
         return SocketTensorTransport(
             transport, _all_addresses(store, rank, n_ranks, transport.address), secret
         )
@@ -433,6 +423,22 @@ def transport_of(options: Any, settings: Settings, chips: Sequence[Chip]) -> Ten
     )
     device_type = "cpu" if settings.transport == "gloo" else "cuda"
     return MessageTransport(rank, up, down, device_type=device_type)
+
+
+def listening_transport(
+    rank: int, chips: Sequence[Chip], settings: Settings, secret: bytes
+) -> SocketTransport:
+    """Return a transport that listens at its address and knows no peers yet."""
+    return SocketTransport(
+        rank,
+        [f"chip {chip} (rank {at})" for at, chip in enumerate(chips)],
+        secret,
+        bind=settings.bind,
+        reports_failures=True,
+        window_bytes=settings.window_bytes,
+        sums_payloads=settings.checksum,
+        link_timeout_s=settings.link_timeout_s,
+    )
 
 
 def _shared_secret(store: Any, rank: int, given: str) -> bytes:

@@ -4,7 +4,6 @@ The chip with rank 0 serves a store. Its address travels in a sum over all chips
 others contribute zeros. So nobody needs an address that outlives a chip.
 """
 
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
@@ -13,8 +12,8 @@ import numpy as np
 import torch.distributed
 from numpy.typing import NDArray
 
-from meshmend.errors import StalledError, StoppedError
 from meshmend.planning.settings import Settings
+from meshmend.torch.late_gloo import InterruptibleStore
 from meshmend.train.state.state_tree import Bytes
 
 # torch's stubs lack the stores.
@@ -23,7 +22,6 @@ dist: Any = torch.distributed
 _LENGTH: Final = 128  # numbers in the sum: an address, one number a character, and a count
 MEETING_SUM: Final = (_LENGTH, "int32")
 _MEET_S: Final = 300.0  # for all chips to connect; one that dies meanwhile is noticed sooner
-_POLL_S: Final = 0.002
 
 TrySum = Callable[[Bytes], bool]
 
@@ -61,54 +59,12 @@ def meet(
     return InterruptibleStore(store, is_interrupted), int(numbers[-1])
 
 
-class InterruptibleStore(dist.Store):  # type: ignore[misc]  # untyped
-    """A store whose waits end with an error when the generation is over.
-
-    Of what a chip that dies should have put there, the others would wait for the whole timeout.
-    """
-
-    def __init__(self, store: Any, is_interrupted: Callable[[], bool]) -> None:
-        super().__init__()
-        self._store = store
-        self._is_interrupted = is_interrupted
-
-    def set(self, key: str, value: bytes) -> None:
-        """Set a key."""
-        self._store.set(key, value)
-
-    def get(self, key: str) -> bytes:
-        """Wait for a key and return its value."""
-        self.wait([key])
-        value: bytes = self._store.get(key)
-        return value
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to the number of a key; return the new number."""
-        return int(self._store.add(key, amount))
-
-    def check(self, keys: list[str]) -> bool:
-        """Whether all keys are set."""
-        return bool(self._store.check(keys))
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait until all keys are set."""
-        deadline = time.monotonic() + (timeout or self._store.timeout).total_seconds()
-        while not self._store.check(keys):
-            if self._is_interrupted():
-                raise StoppedError("the mesh changed while its chips made a process group")
-            if time.monotonic() > deadline:
-                raise StalledError(f"no chip has set {', '.join(keys)} in the store")
-            time.sleep(_POLL_S)
-
-
 def init_group(settings: Settings, store: Any, rank: int) -> Any:
     """Make and return the default process group of a generation, of the backend meshmend.
 
     Raises:
         RuntimeError, TransportError: a chip did not take part.
     """
-    import meshmend.torch  # noqa: F401  # registers the backend
-
     dist.init_process_group(
         "meshmend", store=store, rank=rank, world_size=settings.mesh.n_live, pg_options=settings
     )

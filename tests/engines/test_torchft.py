@@ -1,0 +1,101 @@
+"""torchft's Manager on our schedules: a replica is killed, the others go on, and it comes back.
+
+Needs torchft and the torch that it was built for: `pip install torchft==0.2.0`.
+"""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from waiting import until
+
+torchft = pytest.importorskip("torchft", reason="needs torchft: pip install torchft")
+
+from meshmend.errors import InputError  # noqa: E402
+from meshmend.topology.text import parse_mesh  # noqa: E402
+from meshmend.torch.torchft import MeshmendReplicas  # noqa: E402
+
+pytestmark = pytest.mark.engines
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "torch" / "torchft_digits.py"
+N_STEPS = 60
+coordination: Any = import_module("torchft.coordination")
+CHIPS = ("0,0", "0,1", "1,0", "1,1")
+_LINE = re.compile(r"step (\d+) of (\d+) replicas, weights (\S+)")
+
+
+class Replicas:
+    """Processes of the example, one for each chip; each writes what it prints to a file."""
+
+    def __init__(self, folder: Path, lighthouse: str, stack: ExitStack) -> None:
+        self._folder, self._lighthouse, self._stack = folder, lighthouse, stack
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, chip: str) -> None:
+        output = self._stack.enter_context((self._folder / chip).open("ab"))
+        command = [sys.executable, str(EXAMPLE), "--mesh", "2x2", "--chip", chip, "--pause", "0.1"]
+        command += ["--lighthouse", self._lighthouse, "--steps", str(N_STEPS)]
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        self._stack.callback(process.wait)
+        self._stack.callback(process.kill)
+        self.processes[chip] = process
+
+    def steps(self, chip: str) -> dict[int, tuple[int, str]]:
+        """Return by its number how many did a step, and the sum of the weights after it."""
+        text = (self._folder / chip).read_text(errors="replace")
+        return {int(step): (int(n), total) for step, n, total in _LINE.findall(text)}
+
+    def outputs(self) -> str:
+        return "\n".join(
+            f"{file.name}:\n{file.read_text()[-2000:]}" for file in self._folder.iterdir()
+        )
+
+
+@pytest.fixture
+def replicas(tmp_path: Path) -> Iterator[Replicas]:
+    server = coordination.LighthouseServer(
+        bind="127.0.0.1:0",
+        min_replicas=2,
+        join_timeout_ms=2000,
+        quorum_tick_ms=20,
+        heartbeat_timeout_ms=2000,
+    )
+    port = server.address().rpartition(":")[2]
+    with ExitStack() as stack:
+        yield Replicas(tmp_path, f"http://127.0.0.1:{port}", stack)
+    server.shutdown()
+
+
+def test_the_others_go_on_after_a_kill_and_the_replica_heals(replicas: Replicas) -> None:
+    for chip in CHIPS:
+        replicas.start(chip)
+
+    def has(chip: str, n_replicas: int) -> bool:
+        return any(n == n_replicas for n, _ in replicas.steps(chip).values())
+
+    until(lambda: all(has(chip, 4) for chip in CHIPS), why=replicas.outputs)
+    replicas.processes["0,1"].kill()
+    until(lambda: has("0,0", 3), why=replicas.outputs)
+    replicas.start("0,1")
+    codes = [replicas.processes[chip].wait(120) for chip in CHIPS]
+
+    assert codes == [0] * 4, replicas.outputs()
+    last = {chip: replicas.steps(chip)[N_STEPS] for chip in CHIPS}
+    assert set(last.values()) == {(4, last["0,0"][1])}, replicas.outputs()
+    everyone = [replicas.steps(chip) for chip in CHIPS]
+    for step in range(1, N_STEPS + 1):
+        assert len({steps[step] for steps in everyone if step in steps}) == 1, step
+    output = replicas.outputs()
+    assert "runs on Gloo" not in output, output
+
+
+def test_a_chip_that_is_not_there_is_refused() -> None:
+    with pytest.raises(InputError, match="needs a live chip of the mesh 2x2"):
+        MeshmendReplicas(parse_mesh("2x2", fail=["0,1"]), (0, 1))
