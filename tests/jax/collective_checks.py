@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
@@ -82,6 +83,36 @@ def check_exact(name: str, algorithm: str, slices: int) -> None:
         wanted = np.asarray(np.tile(numbers.sum(axis=0), (mesh.n_live, 1)), dtype)
         assert sums.dtype == dtype
         assert np.array_equal(np.asarray(sums), wanted), dtype
+
+
+def check_tiles() -> None:
+    """Chips of one colour are summed; the gradient is the sum of gradients."""
+    mesh = MESHES["12"]
+    made = plan(mesh, tile="2x2", payload="4KB")
+    devices = device_mesh(mesh, jax.devices()[: mesh.n_live], tile="2x2")
+    assert devices.axis_names == ("data", "model")
+    assert devices.devices.shape == (3, 4)
+    numbers = np.random.default_rng(0).integers(-4, 5, (3, 4, 103)).astype(np.float32)
+    mapped = partial(
+        jax.shard_map, mesh=devices, in_specs=P("data", "model"), out_specs=P("data", "model")
+    )
+    wanted = np.broadcast_to(numbers.sum(axis=0), numbers.shape)
+    for slices in (1, 3):
+        function = jax.jit(mapped(partial(allreduce, plan=made, axis_name="data", slices=slices)))
+        assert np.array_equal(np.asarray(function(numbers)), wanted)
+    mean = jax.jit(mapped(partial(pmean, plan=made)))(numbers)
+    assert np.allclose(np.asarray(mean), wanted / 3)
+    weights = np.random.default_rng(1).integers(-4, 5, numbers.shape).astype(np.float32)
+    total = jax.jit(mapped(partial(allreduce, plan=made)))
+    gradient = jax.grad(lambda x: (total(x) * weights).sum())(numbers)
+    assert np.array_equal(np.asarray(gradient), np.broadcast_to(weights.sum(axis=0), numbers.shape))
+    spare = plan(parse_mesh("3x3"), tile="2x2", payload="4KB")
+    for refused, message in (
+        (partial(allreduce, plan=made, backend="pallas"), "runs as permutes"),
+        (partial(allreduce, plan=spare), "needs all chips in tiles, but 1 are spares"),
+    ):
+        with pytest.raises(InputError, match=message):
+            jax.jit(mapped(refused))(numbers)
 
 
 def check_same_bits() -> None:

@@ -18,6 +18,7 @@ SMALL = [
     for slices in (1, 8)
 ]
 OTHERS = [
+    "tiles",
     "same bits",
     "short floats",
     "trees",

@@ -6,7 +6,7 @@
     all_gather        every chip gets every chip's part
     SumFrame          one executable for many plans: a failed link swaps tables, compiles nothing
     lockstep_plan     the plan that is fastest as a jitted program
-    device_mesh       a `jax.sharding.Mesh` over the live chips, in rank order
+    device_mesh       a `jax.sharding.Mesh` over the live chips, in rank order, or over tiles
     live_mesh         a mesh less the chips that have no device
     check_neighbours  proves of a compiled program that its permutes follow links of the mesh
 

@@ -15,7 +15,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshmend.errors import InputError
-from meshmend.jax.permutes import AxisName, vector_all_gather, vector_reduce_scatter
+from meshmend.jax.devices import CHIPS, DATA, MODEL
+from meshmend.jax.permutes import (
+    AxisName,
+    vector_all_gather,
+    vector_colour_sum,
+    vector_reduce_scatter,
+)
 from meshmend.planning.plan import Plan
 from meshmend.schedule.table import Collective
 
@@ -30,7 +36,7 @@ _MODULE_OF_BACKEND = {PERMUTES: "meshmend.jax.permutes", PALLAS: "meshmend.jax.p
 def allreduce(
     tree: Any,
     plan: Plan,
-    axis_name: AxisName = "chips",
+    axis_name: AxisName = CHIPS,
     *,
     slices: int | None = None,
     accumulate: Any = None,
@@ -44,12 +50,21 @@ def allreduce(
     payload is pipelined; by default the number that is fastest on the plan's fabric. The backend
     `pallas` is one TPU kernel instead of permutes.
 
+    With a plan for tiles it is the sum over the axis `data` of `device_mesh(mesh, tile=...)`, for
+    each place along `model` its own: chips are summed with those of their colour. Both axes must be
+    those of the `shard_map`, because messages pass chips of other colours.
+
     Raises:
         InputError: the plan is of another collective, the axis has another size, or there is no
             such backend.
     """
+    if plan.tiling is not None:
+        _check_tiles(plan, backend)
+        axis_name = (DATA, MODEL) if axis_name in (CHIPS, DATA) else axis_name
     _check(plan, Collective.ALLREDUCE, axis_name)
     vector_sum = _backend(backend)
+    if plan.tiling is not None:
+        vector_sum = vector_colour_sum
 
     def summed(vector: jax.Array) -> jax.Array:
         return vector_sum(vector, plan, axis_name, slices)
@@ -57,16 +72,17 @@ def allreduce(
     return by_type(as_numbers(tree), accumulate, jnp.ravel, summed, jnp.shape)
 
 
-def pmean(tree: Any, plan: Plan, axis_name: AxisName = "chips", **options: Any) -> Any:
+def pmean(tree: Any, plan: Plan, axis_name: AxisName = CHIPS, **options: Any) -> Any:
     """Return the mean of every chip's tree over all chips of the plan; options as `allreduce`."""
     total = allreduce(tree, plan, axis_name, **options)
-    return jax.tree.map(lambda leaf: leaf / plan.schedule.n_ranks, total)
+    n_summed = plan.schedule.n_ranks if plan.tiling is None else plan.tiling.n_tiles
+    return jax.tree.map(lambda leaf: leaf / n_summed, total)
 
 
 def reduce_scatter(
     tree: Any,
     plan: Plan,
-    axis_name: AxisName = "chips",
+    axis_name: AxisName = CHIPS,
     *,
     slices: int | None = None,
     accumulate: Any = None,
@@ -101,7 +117,7 @@ def reduce_scatter(
 
 
 def all_gather(
-    tree: Any, plan: Plan, axis_name: AxisName = "chips", *, slices: int | None = None
+    tree: Any, plan: Plan, axis_name: AxisName = CHIPS, *, slices: int | None = None
 ) -> Any:
     """Return the parts of all chips, one after another along the first axis of each leaf.
 
@@ -183,6 +199,16 @@ def _check(plan: Plan, collective: Collective, axis_name: AxisName) -> None:
         raise InputError(
             f"a plan for {plan.schedule.n_ranks} ranks needs as many devices along the axis "
             f"{axis_name!r}, but it has {size}; make the mesh with device_mesh(plan.mesh, devices)"
+        )
+
+
+def _check_tiles(plan: Plan, backend: str) -> None:
+    if backend != PERMUTES:
+        raise InputError(f"a plan for tiles runs as {PERMUTES}, but got the backend {backend!r}")
+    if plan.tiling is not None and plan.tiling.spares:
+        raise InputError(
+            f"a plan for tiles inside JAX needs all chips in tiles, but {len(plan.tiling.spares)} "
+            "are spares; fail them with mesh.without(...), and plan again"
         )
 
 

@@ -14,12 +14,20 @@ from meshmend.errors import InputError
 from meshmend.topology.failures import Chip
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.tiles import Tiling
 
 Device = Any  # jax.Device, or a test's stand-in
 
+CHIPS = "chips"  # the axis of all chips
+DATA, MODEL = "data", "model"  # with tiles: the axis of tiles, and of the chips of a tile
+
 
 def device_mesh(
-    mesh: Mesh, devices: Sequence[Device] | None = None, *, axis_name: str = "chips"
+    mesh: Mesh,
+    devices: Sequence[Device] | None = None,
+    *,
+    axis_name: str = CHIPS,
+    tile: str | Tiling | None = None,
 ) -> jax.sharding.Mesh:
     """Return a JAX mesh whose i-th device along `axis_name` sits on the i-th live chip of a plan.
 
@@ -29,8 +37,12 @@ def device_mesh(
     chip of the shape. Where chips have several cores, a second axis `cores` numbers them: sum over
     it with `lax.psum(..., "cores")`, which leaves no chip.
 
+    With a `tile` such as "2x2", or a tiling of the mesh, there are two axes instead: `data` numbers
+    the tiles and `model` the chips of a tile by colour. Spares are left out.
+
     Raises:
         InputError: a live chip has no device, or the number of devices does not fit.
+        TopologyError: the tile cannot be read, or none fits.
     """
     devices = jax.devices() if devices is None else list(devices)
     part = largest_part(mesh)
@@ -41,9 +53,21 @@ def device_mesh(
     grid = np.empty((len(cores), len(cores[0])), dtype=object)
     for rank, of_chip in enumerate(cores):
         grid[rank, :] = of_chip
+    if tile is not None:
+        return _tile_mesh(mesh, grid, tile)
     if grid.shape[1] == 1:
         return jax.sharding.Mesh(grid[:, 0], (axis_name,))
     return jax.sharding.Mesh(grid, (axis_name, "cores"))
+
+
+def _tile_mesh(mesh: Mesh, grid: np.ndarray, tile: str | Tiling) -> jax.sharding.Mesh:
+    tiling = mesh.tiles(tile) if isinstance(tile, str) else tile
+    if grid.shape[1] > 1:
+        raise InputError(
+            f"device_mesh with tiles needs one core on every chip, but got {grid.shape[1]}"
+        )
+    ranks = [[tiling.mesh.rank_of[chip] for chip in each] for each in tiling.tiles]
+    return jax.sharding.Mesh(grid[:, 0][np.array(ranks)], (DATA, MODEL))
 
 
 def live_mesh(mesh: Mesh, devices: Sequence[Device] | None = None) -> Mesh:

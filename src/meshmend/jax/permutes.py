@@ -6,7 +6,8 @@ device reads its own row, so the program's size does not grow with the steps or 
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -67,6 +68,59 @@ def vector_sum(vector: jax.Array, plan: Plan, axis_name: AxisName, slices: int |
     buffer = filled_buffer(vector, (program.n_cells + program.width, unit), axis_name)
     ended = _summed(buffer, program, axis_name)
     return ended[: program.n_cells].reshape(-1)[: vector.size]
+
+
+def vector_colour_sum(
+    vector: jax.Array, plan: Plan, axis_name: AxisName, slices: int | None
+) -> jax.Array:
+    """Return the sum of the vectors of all chips of this chip's colour, by the steps of the plan.
+
+    The axes are those of `device_mesh(mesh, tile=...)`: tiles, and the colours of a tile. A chip's
+    vector is the part of its colour in a payload of all colours; the rest of the payload is room
+    for what passes the chip.
+    """
+    tiling = plan.tiling
+    assert tiling is not None, "the plan is for tiles"
+    n_colours = tiling.n_colours
+    found = lowered(plan, payload_bytes=n_colours * vector.nbytes, slices=slices).program
+    program = _in_order_of_tiles(found, plan)
+    cells_each = program.cells_per_slice // n_colours
+    shares = program.slices * cells_each
+    unit = -(-vector.size // shares)
+    own = jnp.pad(vector, (0, shares * unit - vector.size)).reshape(program.slices, -1, unit)
+    first = (lax.axis_index(axis_name) % n_colours) * cells_each
+    whole = jnp.zeros((program.slices, program.cells_per_slice, unit), vector.dtype)
+    whole = lax.dynamic_update_slice_in_dim(_varying(whole, axis_name), own, first, axis=1)
+    buffer = filled_buffer(whole, (program.n_cells + program.width, unit), axis_name)
+    ended = _summed(buffer, program, axis_name)[: program.n_cells]
+    cells = ended.reshape(program.slices, -1, unit)
+    mine = lax.dynamic_slice_in_dim(cells, first, cells_each, axis=1)
+    return mine.reshape(-1)[: vector.size]
+
+
+# One program for each: a program is a static argument of what JAX traces, and compared by identity.
+@lru_cache(maxsize=64)
+def _in_order_of_tiles(program: LockstepProgram, plan: Plan) -> LockstepProgram:
+    """Return a program whose ranks are numbered tile by tile, and by colour within a tile."""
+    tiling = plan.tiling
+    assert tiling is not None, "the plan is for tiles"
+    ranks = [tiling.mesh.rank_of[chip] for tile in tiling.tiles for chip in tile]
+    number = {rank: at for at, rank in enumerate(ranks)}
+    return replace(
+        program,
+        permutations=tuple(
+            tuple((number[src], number[dst]) for src, dst in pairs)
+            for pairs in program.permutations
+        ),
+        send=program.send[ranks],
+        place=program.place[ranks],
+        take=program.take[ranks],
+    )
+
+
+def _varying(array: jax.Array, axis_name: AxisName) -> jax.Array:
+    """Return a constant as an array that `shard_map` takes for different on each device."""
+    return array + (0 * lax.axis_index(axis_name)).astype(array.dtype)
 
 
 def vector_reduce_scatter(

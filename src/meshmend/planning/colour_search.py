@@ -31,7 +31,13 @@ from meshmend.trees.colour_trees import ColourTrees, colour_trees
 _MOST_TREES_EACH: Final = 16
 _COUNTS_TO_TRY: Final = 3
 _DEPTH_PRICES: Final = (0.4, 1.0)
-_FINALISTS: Final = 2  # that are simulated
+# Where the hops take longer than this part of the time of the bytes, trees that load links more
+# than they need to, but are shallower, are tried as well: so many times the least load.
+_SHORT: Final = 0.2
+_LOOSE_GOALS: Final = (1.2, 1.5, 3.0)
+_DEPTH_PRICE_OF_LOOSE: Final = 8.0
+_FINALISTS: Final = 3  # of each kind of trees, that are simulated
+_IMPROVED: Final = 2  # for which other pipelines than the formula's are tried
 _MOST_MESSAGES: Final = 3_000_000  # simulated by the search
 _DELAYS_HOPS_PER_HOP: Final = (1.25, 0.5, 2.0)
 _SLICE_FACTORS: Final = (1.3, 0.77, 1.15, 0.87)
@@ -88,13 +94,13 @@ class _Sums:
         """Return how many trees the busiest link carries at least."""
         return max(1, math.ceil(self.n_colours * trees_each * self.least_load - 1e-9))
 
-    def packed(self, trees_each: int, depth_price: float) -> PackedColours:
-        """Return so many trees for each colour, laid as evenly as can be if the goal is met."""
+    def packed(self, trees_each: int, depth_price: float, looseness: float = 1.0) -> PackedColours:
+        """Return so many trees for each colour; a link may carry the goal, times a looseness."""
         trees = colour_trees(
             self.mesh,
             self.colour_of,
             trees_each=trees_each,
-            goal=self.goal(trees_each),
+            goal=math.ceil(looseness * self.goal(trees_each)),
             depth_price=depth_price,
         )
         return PackedColours(self.mesh, trees)
@@ -108,11 +114,31 @@ class _Sums:
             return request.likely_s(TreeFigures(n_trees, radius, self.goal(trees_each)))
 
         counts = sorted(range(1, _MOST_TREES_EACH + 1), key=likely_s)[:_COUNTS_TO_TRY]
-        packed = [self.packed(count, price) for count in counts for price in _DEPTH_PRICES]
-        packed.sort(key=lambda each: request.likely_s(each.figures))
-        found = [_fastest_pipeline(each, request) for each in packed[:_FINALISTS]]
+        # The formula errs alike on trees of one kind only, so each kind has its own finalists.
+        even = [self.packed(count, price) for count in counts for price in _DEPTH_PRICES]
+        shallow = []
+        if self._is_short(request, radius):
+            few = range(1, _COUNTS_TO_TRY + 1)
+            shallow = [
+                self.packed(count, _DEPTH_PRICE_OF_LOOSE, looseness)
+                for count in sorted({*few, *counts})
+                for looseness in _LOOSE_GOALS
+            ]
+        finalists = []
+        for kind in (even, shallow):
+            kind.sort(key=lambda each: request.likely_s(each.figures))
+            finalists += kind[:_FINALISTS]
+        finalists.sort(key=lambda each: _first_try_s(each, request))
+        found = [_fastest_pipeline(each, request) for each in finalists[:_IMPROVED]]
         _, best, pipeline = min(found, key=lambda attempt: attempt[0])
         return best, pipeline
+
+    def _is_short(self, request: PipelineRequest, radius: int) -> bool:
+        """Whether hops take so long that shallow trees may be faster than even ones."""
+        fabric = request.fabric
+        hops_s = 2 * radius * (fabric.hop_latency_s + fabric.message_overhead_s)
+        bytes_s = self.least_load * request.payload_bytes / fabric.link_bandwidth_bytes_per_s
+        return hops_s > _SHORT * bytes_s
 
 
 @lru_cache(maxsize=16)
@@ -148,6 +174,13 @@ def independent_colours(
     colour_of_tree = np.repeat(np.arange(n_colours, dtype=np.int32), trees_each)
     trees = ColourTrees(tiling.colour_of.copy(), colour_of_tree, np.concatenate(parents))
     return PackedColours(mesh, trees), pipeline
+
+
+def _first_try_s(packed: PackedColours, request: PipelineRequest) -> float:
+    """Return how long trees take in the pipeline of the formula."""
+    formula = request.formula(packed.figures)
+    pipeline = formula.pipeline(formula.best_slices(), _DELAYS_HOPS_PER_HOP[0])
+    return packed.simulated(request.fabric, request.payload_bytes, pipeline).time_s
 
 
 def _fastest_pipeline(
