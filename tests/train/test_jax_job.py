@@ -281,3 +281,53 @@ def test_chips_sum_and_gather_values_and_stop_together(tmp_path: Path) -> None:
     values = ["2 {'a': array([2., 2.], dtype=float32), 'n': 4}", "[[0, 'x'], [1, 'x']]"]
     assert list(dict.fromkeys(lines)) == [values[0], "after 1", values[1], "after 2"]
     assert "2 steps; samples: 8 used, 0 lost, 0 repeated; replicas equal" in done.stderr
+
+
+JOINING = """
+import gc, json
+from pathlib import Path
+import jax, numpy as np, optax
+from meshmend.train.jax.learner import JaxLearner
+from meshmend.train.jax.program import FlatTree, jax_program
+from meshmend.train.state.state_tree import ARRAYS
+
+def mb(what):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(what)) / 1024
+
+def learner(value):
+    params = {f"w{at}": np.full((1 << 21,), value, np.float32) for at in range(8)}
+    loss = lambda params, batch: batch
+    program = jax_program(loss, optax.sgd(0.1, momentum=0.9), FlatTree.of(params), None)
+    return JaxLearner(params, program, micro_batch=1)
+
+def arrays(parts):
+    for name, array in list(parts.items()):
+        parts[name], memory = ARRAYS.room(str(array.dtype), array.shape, None)
+        parts[name][...] = array
+
+holder, own = learner(3.0), learner(5.0)
+wanted, state = holder.digest(), holder.state()
+state_mb = sum(array.nbytes for part in ("model", "optimizer") for array in state[part].values())
+state_mb /= 1 << 20
+gc.collect()
+before = mb("VmRSS") - state_mb  # without the newcomer's own state
+Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here on
+own.free()
+for part in ("model", "optimizer"):
+    arrays(state[part])
+own.load(state)
+print(json.dumps([(mb("VmHWM") - before) / state_mb, own.digest() == wanted]))
+"""
+
+
+def test_a_chip_that_joins_needs_the_memory_of_one_state() -> None:
+    """It gives up its own arrays, which cannot be written over, and then what came, one by one."""
+    done = subprocess.run(
+        [sys.executable, "-c", JOINING], capture_output=True, text=True, check=False, timeout=HANG_S
+    )
+    assert done.returncode == 0, done.stderr
+
+    peak, is_equal = json.loads(done.stdout)
+    assert is_equal
+    assert peak < 1.6  # it was two to three
