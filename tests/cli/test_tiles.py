@@ -27,6 +27,9 @@ def test_a_plan_for_tiles_is_written_verified_and_drawn(tmp_path: Path, capsys: 
     assert run_line(["verify", file, "--tile", "1x4"]) == 2
     refused = capsys.readouterr().err
     assert run_line(["show", file, "-o", str(picture)]) == 0
+    for other in ("msccl-xml", "chakra-et"):
+        assert run_line(["export", file, "--to", other, "-o", str(tmp_path / "other")]) == 2
+        assert "needs one sum over all ranks, but colours sums 4" in capsys.readouterr().err
 
     assert "5 tiles of 2x2: 4 colours, each summed over 5 chips at the same time" in planned
     assert "times the limit" in planned

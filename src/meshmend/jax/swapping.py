@@ -124,6 +124,7 @@ class SumFrame:
     def _program(self, plan: Plan) -> LockstepProgram:
         if plan.schedule.collective is not Collective.ALLREDUCE:
             raise InputError(f"SumFrame needs the plan of an allreduce, but got {plan!r}")
+        plan.schedule.refuse_colours("SumFrame")
         cells = in_pieces(with_equal_cells(plan.schedule), 1)
         slices = -(-self.n_cells // cells.schedule.n_chunks)
         program = lockstep_program(cells, slices)

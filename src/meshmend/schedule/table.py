@@ -227,6 +227,14 @@ class Schedule:
                 f"{self.n_buffers - 1}; use 'trees'"
             )
 
+    def refuse_colours(self, who: str) -> None:
+        """Raise UnsupportedError if not all ranks take part in all chunks, which `who` assumes."""
+        if self.colours is not None:
+            raise UnsupportedError(
+                f"{who} needs one sum over all ranks, but {self.algorithm} sums "
+                f"{self.colours.n_colours} colours apart; plan without a tile"
+            )
+
     @cached_property
     def n_buffers(self) -> int:
         """How many buffers a rank has: its payload and its scratch."""

@@ -35,7 +35,7 @@ from meshmend.simulator.packing_number import (
 )
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.figures import mesh_figures
-from meshmend.topology.graph import distances_from
+from meshmend.topology.graph import distances_from, hops_to_farthest
 from meshmend.topology.tiles import Tiling
 
 _N_TREES = 32  # of the first guess
@@ -95,13 +95,8 @@ def _nodes(tiling: Tiling) -> NDArray[np.int32]:
 
 def _hops_to_colours(tiling: Tiling) -> NDArray[np.int32]:
     """Return each rank's hops to the farthest chip of each colour (ranks, colours)."""
-    mesh = tiling.mesh
-    hops = np.zeros((mesh.n_live, tiling.n_colours), dtype=np.int32)
     members = [np.flatnonzero(tiling.colour_of == colour) for colour in range(tiling.n_colours)]
-    for rank in range(mesh.n_live):
-        distance = distances_from(mesh, rank)
-        hops[rank] = [distance[ranks].max() for ranks in members]
-    return hops
+    return hops_to_farthest(tiling.mesh, members)
 
 
 def _exits(tiling: Tiling, hops: NDArray[np.int32]) -> Iterator[Exit]:

@@ -4,6 +4,7 @@ Works on ranks and the mesh's `neighbor_ranks` table. Knows nothing of routes; r
 and the like are in `figures`.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -55,6 +56,18 @@ def distances_from_any(mesh: Mesh, ranks: NDArray[np.integer]) -> NDArray[np.int
         frontier = beside[(beside >= 0) & (distance[beside] < 0)]
         hops += 1
     return distance
+
+
+def hops_to_farthest(mesh: Mesh, groups: Sequence[NDArray[np.integer]]) -> NDArray[np.int32]:
+    """Return each rank's hops to the farthest rank of each group (ranks, groups).
+
+    The mesh is connected, and no group is empty.
+    """
+    hops = np.zeros((mesh.n_live, len(groups)), dtype=np.int32)
+    for rank in range(mesh.n_live):
+        distance = distances_from(mesh, rank)
+        hops[rank] = [distance[ranks].max() for ranks in groups]
+    return hops
 
 
 def components(mesh: Mesh) -> tuple[tuple[Chip, ...], ...]:

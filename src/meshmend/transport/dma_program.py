@@ -82,6 +82,7 @@ def pack(schedule: Schedule, n_blocks: int) -> Transfers:
         UnsupportedError: the schedule needs scratch buffers, which a kernel does not have.
     """
     schedule.refuse_scratch("a kernel of remote copies")
+    schedule.refuse_colours("a kernel of remote copies")
     pair_of_channel, channel_of_row = _pairs(schedule)
     bounds = np.rint(schedule.cuts * n_blocks).astype(np.int64)
     sizes = np.diff(bounds)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from meshmend.errors import TopologyError
 from meshmend.kernels import kernel
-from meshmend.topology.graph import distances_from
+from meshmend.topology.graph import distances_from, hops_to_farthest
 from meshmend.topology.mesh import Mesh
 from meshmend.trees.tree_packing import heights_of, hops_to_roots
 
@@ -183,11 +183,10 @@ def _link_numbers(mesh: Mesh) -> NDArray[np.int32]:
 
 def _centres(mesh: Mesh, members: NDArray[np.bool_]) -> list[NDArray[np.intp]]:
     """Return for each colour the ranks from which its farthest rank is nearest, or one hop more."""
-    hops = np.stack([distances_from(mesh, rank) for rank in range(mesh.n_live)])
-    if hops.min() < 0:
+    if distances_from(mesh, 0).min() < 0:
         raise TopologyError(f"colour_trees needs a connected mesh, but {mesh} falls into parts")
-    farthest = [hops[:, ranks].max(axis=1) for ranks in members]
-    return [np.flatnonzero(most <= most.min() + 1) for most in farthest]
+    farthest = hops_to_farthest(mesh, [np.flatnonzero(ranks) for ranks in members])
+    return [np.flatnonzero(most <= most.min() + 1) for most in farthest.T]
 
 
 @kernel

@@ -39,6 +39,7 @@ def write_chakra_traces(plan: Plan, folder: Path, *, slices: int = 1) -> list[Pa
             f"need from 1 to {most} slices, but got {slices}"
         )
     plan.schedule.refuse_scratch("a Chakra trace")
+    plan.schedule.refuse_colours("a Chakra trace")
     folder.mkdir(parents=True, exist_ok=True)
     nodes = _nodes_by_rank(plan, slices)
     paths = []

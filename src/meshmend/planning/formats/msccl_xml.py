@@ -137,6 +137,7 @@ def msccl_xml(plan: Plan) -> str:
             f"{schedule.collective}"
         )
     schedule.refuse_scratch("MSCCL XML")
+    schedule.refuse_colours("MSCCL XML")
     cuts = equal_cuts(schedule, "MSCCL XML").tolist()
     ranks = [_Rank() for _ in range(schedule.n_ranks)]
     columns = (schedule.src, schedule.dst, schedule.lo, schedule.hi, schedule.op)
