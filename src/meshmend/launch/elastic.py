@@ -385,7 +385,7 @@ class _Launcher:
         kept = self._processes.coordinator
         if kept is None:
             return
-        if kept.is_running:
+        if kept.is_running and not self._is_coordinator_leaving():
             self._observer.connect_and_send(self._processes.supervisor)
         self._processes.supervisor.restart_due()
         if kept.is_done and kept.child is not None:
@@ -393,6 +393,16 @@ class _Launcher:
                 self._mark_over(kept.child.ended)
             else:
                 self._mark_failed(kept.child.ended, "the coordinator has given up the job")
+
+    def _is_coordinator_leaving(self) -> bool:
+        """Whether the coordinator has said that the job is over, and hung up to end.
+
+        Who calls it now waits in vain: this process listens at its address too.
+        """
+        over = self._over_since
+        if over is None or self._observer.is_connected:
+            return False
+        return time.monotonic() < over + _LAST_EVENTS_S
 
     def _start_coordinator(self) -> Child:
         process = self._processes.start_coordinator()
