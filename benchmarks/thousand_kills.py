@@ -326,9 +326,10 @@ def figures(folder: Path, n_asked: int, failed: dict[str, str]) -> Figures:
             **history(folder / "kills", runs["kills"]),
         }
         results["curves"] = curves(runs)
-    for name, own, other in (("float64", "kills64", "calm64"), ("torchft", "torchft", "calm")):
-        if own in runs:
-            results[name] = run_figures(runs[own], runs.get(other))
+    if "kills64" in runs:
+        results["float64"] = run_figures(runs["kills64"], runs.get("calm64"))
+    if "torchft" in runs:
+        results["torchft"] = run_figures(runs["torchft"], runs.get("calm"), is_ours=False)
     if "kills64" in runs:
         results["float64"] |= history(folder / "kills64", runs["kills64"])
     if "torchft" in runs:
@@ -347,9 +348,12 @@ def _lines(folder: Path) -> list[str]:
     return (folder / _EVENTS).read_text(encoding="utf-8").splitlines()
 
 
-def run_figures(run: TrainingRun, calm: TrainingRun | None) -> Figures:
-    """Return what the events of a run tell: faults, time lost by kind, loss, goodput."""
-    pace_s = _pace_s(calm or run)
+def run_figures(run: TrainingRun, calm: TrainingRun | None, *, is_ours: bool = True) -> Figures:
+    """Return what the events of a run tell: faults, time lost by kind, loss, goodput.
+
+    The undisturbed run is ours. What another program loses is measured by its own usual step.
+    """
+    pace_s = _pace_s(calm if calm is not None and is_ours else run)
     lost: dict[str, list[float]] = defaultdict(list)
     back: dict[str, list[float]] = defaultdict(list)
     for fault, lost_s in zip(run.faults, time_lost(run, pace_s), strict=True):
@@ -388,7 +392,7 @@ def run_figures(run: TrainingRun, calm: TrainingRun | None) -> Figures:
         },
     }
     if calm is not None and len(calm.steps):
-        calm_s = _work_s(calm) * steps / calm.n_done
+        calm_s = steps * (_work_s(calm) / calm.n_done if is_ours else pace_s)
         result["goodput"] = calm_s / result["took_s"] if result["took_s"] else None
         result["lost_mean_s"] = max(0.0, result["took_s"] - calm_s) / max(1, result["faults"])
         result["losses_told"] = told_share(run, calm)
@@ -593,6 +597,8 @@ def table(results: Figures) -> list[str]:
     lines.append(
         f"mean of {WINDOW} steps, relative to the undisturbed run's (in float64: each loss)"
     )
+    if "torchft" in results:
+        lines.append("torchft: its goodput is by its own usual step; no run of it is undisturbed")
     if skipped := results.get("torchft", {}).get("skipped"):
         lines.append(f"torchft: without {skipped}")
     if links := results.get("ours", {}).get("links_cut_by_nobody"):
