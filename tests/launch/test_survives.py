@@ -116,9 +116,12 @@ def test_training_goes_on_without_its_coordinator_and_a_later_failure_is_handled
 def test_training_goes_on_while_its_coordinator_is_frozen(tmp_path: Path) -> None:
     inject = ["freeze coordinator at 10 for 1s"]
 
-    result = elastic(tmp_path, mesh="2x2", steps=600, heartbeat_timeout_s=5.0, inject=inject)
+    gate = [60, [["recovered", None]]]
+    result = elastic(
+        tmp_path, mesh="2x2", steps=70, heartbeat_timeout_s=5.0, inject=inject, gate=gate
+    )
 
-    check_nothing_lost(result, steps=600)
+    check_nothing_lost(result, steps=70)
     (fault,) = result["faults"]
     assert fault["fault"] == "freeze coordinator"
     assert fault["recovered_s"] is not None
