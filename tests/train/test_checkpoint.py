@@ -1,8 +1,6 @@
 """Checkpoints: what is saved comes back; what is broken is named and the one before it used."""
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from forked_script import run_forked
 from meshmend.errors import InputError
 from meshmend.train.state import checkpoint
 from meshmend.train.state.checkpoint import (
@@ -321,7 +320,10 @@ for name, at in [("fsync", 0), ("fsync", 1), ("fsync", 3), ("fsync", 4), ("repla
 
 def test_killed_while_saving_the_checkpoint_before_is_usable(tmp_path: Path) -> None:
     """Shot before a draft is on the disk, before it has its name, before that is on the disk."""
-    subprocess.run([sys.executable, "-c", SAVER, str(tmp_path)], check=True)
+    script = tmp_path / "saver.py"
+    script.write_text(SAVER)
+    ended = run_forked(str(script), str(tmp_path))
+    assert ended.returncode == 0, ended.stderr
 
     for name in ("fsync-0", "fsync-1", "fsync-3", "replace-1"):
         named: list[Path] = []

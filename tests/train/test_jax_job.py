@@ -217,13 +217,18 @@ optimizers = {
 def plainly(optimizer):
     params, state = start, optimizer.init(start)
     takes_value = optax.with_extra_args_support(optimizer)
-    for _ in range(12):
+
+    @jax.jit  # operation by operation, compiling would take most of the time
+    def stepped(params, state):
         value, grads = jax.value_and_grad(lambda params: losses(params, data).mean())(params)
         try:
             changes, state = takes_value.update(grads, state, params, value=value)
         except TypeError:
             changes, state = optimizer.update(grads, state, params)
-        params = optax.apply_updates(params, changes)
+        return optax.apply_updates(params, changes), state
+
+    for _ in range(12):
+        params, state = stepped(params, state)
     return params
 
 def by_a_job(optimizer):
