@@ -114,6 +114,14 @@ def test_tilings_by_hand(mesh: str, fail: list[str], tile: str, words: str) -> N
     assert str(parse_mesh(mesh, fail=fail).tiles(tile)) == words
 
 
+def test_a_tiling_that_leaves_fewer_chips_than_a_tile_is_known_to_be_the_most() -> None:
+    """On so many chips not all ways are kept, and the last tiles are no boxes."""
+    tiling = Mesh((32, 32)).without("3x3@10,11").tiles("2x2")
+
+    assert str(tiling) == "253 tiles of 2x2, 3 spares"
+    assert tiling.is_most
+
+
 def test_boxes_are_taken_as_they_are_written_and_colours_are_positions() -> None:
     tiling = Mesh((4, 8)).tiles("2x4")
 

@@ -236,7 +236,8 @@ def _tiling(mesh: Mesh, shape: tuple[int, ...], *, before: Tiling | None) -> Til
         _coloured([part.live[rank] for rank in tile], n_colours, upright, before)
         for tile in sorted(found.tiles)
     )
-    return Tiling(part, shape, tuple(tiles), is_most=found.is_most)
+    is_full = len(found.tiles) == part.n_live // n_colours
+    return Tiling(part, shape, tuple(tiles), is_most=found.is_most or is_full)
 
 
 def _coloured(
