@@ -29,9 +29,9 @@ class CompletionThreads:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._n_idle = 0
+        self._n_idle = self._n_running = 0
         self._is_closed = False
 
     def run(self, job: Job) -> None:
@@ -39,23 +39,30 @@ class CompletionThreads:
         with self._lock:
             needs_thread = self._n_idle == 0
             self._n_idle -= not needs_thread
+            self._n_running += 1
         self._jobs.put(job)
         if needs_thread:
             threading.Thread(target=self._work, name=self._name, daemon=True).start()
 
-    def close(self) -> None:
-        """End the idle threads now, and each of the others after its job."""
+    def close(self, timeout_s: float = 0.0) -> bool:
+        """Wait until all jobs are done, and end the threads; return whether they end in time.
+
+        The callbacks that they run belong to objects, such as DDP's, that the caller drops next.
+        """
         with self._lock:
             self._is_closed = True
             for _ in range(self._n_idle):
                 self._jobs.put(None)
             self._n_idle = 0
+            return self._lock.wait_for(lambda: self._n_running == 0, timeout_s)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
             del job  # an idle thread keeps no tensor alive
             with self._lock:
+                self._n_running -= 1
+                self._lock.notify_all()
                 if self._is_closed:
                     return
                 self._n_idle += 1
@@ -232,10 +239,9 @@ class Progress:
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        has_ended = not any(thread.is_alive() for thread in self._threads)
-        if has_ended:
-            self._completion.close()
-        return has_ended
+        if any(thread.is_alive() for thread in self._threads):
+            return False
+        return self._completion.close(max(0.0, deadline - time.monotonic()))
 
     def _add_thread(self) -> None:
         self._n_free += 1
