@@ -134,7 +134,13 @@ def test_a_worker_that_dies_is_named_by_every_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("example", "mesh", "preload"),
     [
-        ("ddp_digits.py", ["--mesh", "4x4", "--fail", "2x2@0,2"], []),
+        ("ddp_digits.py", ["--mesh", "2x3", "--fail", "0,1"], []),
+        pytest.param(
+            "ddp_digits.py",
+            ["--mesh", "4x4", "--fail", "2x2@0,2"],
+            [],
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "accelerate_bert.py",
             ["--mesh", "2x3", "--fail", "0,1"],

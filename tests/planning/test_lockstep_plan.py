@@ -8,20 +8,19 @@ from meshmend.errors import InputError, UnsupportedError
 from meshmend.planning.lockstep_plan import lockstep_plan
 from meshmend.planning.lowering import lowered
 from meshmend.topology.mesh import Mesh
+from sweeps import spread
 
 HOLE = Mesh((8, 8)).without("2x2@2,2")
 
 
 @pytest.mark.parametrize(
-    "mesh",
-    [
-        Mesh((4, 4)).without("2x2@0,2"),
-        HOLE,
-        Mesh((16, 16)).without("4x2@6,6"),
-    ],
-    ids=str,
+    ("mesh", "algorithm"),
+    spread(
+        [Mesh((4, 4)).without("2x2@0,2"), HOLE, Mesh((16, 16)).without("4x2@6,6")],
+        ["trees", "auto"],
+        one_in=2,
+    ),
 )
-@pytest.mark.parametrize("algorithm", ["auto", "trees"])
 def test_eight_slices_take_at_most_a_quarter_more_steps_than_the_busiest_link_or_longest_chain(
     mesh: Mesh, algorithm: str
 ) -> None:
@@ -31,18 +30,20 @@ def test_eight_slices_take_at_most_a_quarter_more_steps_than_the_busiest_link_or
     assert low.program.n_steps <= 1.25 * max(low.program.busiest, low.program.depth)
 
 
-@pytest.mark.parametrize("slices", [1, 8, None])
-@pytest.mark.parametrize("payload", ["1KB", "1MB", "100MB"])
 @pytest.mark.parametrize(
-    "mesh",
-    [
-        HOLE,
-        Mesh((1, 5)),
-        Mesh((3, 5)).without("1,1"),
-        Mesh((2, 3, 4)).without("0,1,2"),
-        Mesh((4, 4), wrap=(True, True)).without("2x2@0,2"),
-    ],
-    ids=str,
+    ("mesh", "payload", "slices"),
+    spread(
+        [
+            HOLE,
+            Mesh((1, 5)),
+            Mesh((3, 5)).without("1,1"),
+            Mesh((2, 3, 4)).without("0,1,2"),
+            Mesh((4, 4), wrap=(True, True)).without("2x2@0,2"),
+        ],
+        ["1KB", "1MB", "100MB"],
+        [1, 8, None],
+        one_in=3,
+    ),
 )
 def test_it_is_never_slower_than_the_plan_that_runs_freely(
     mesh: Mesh, payload: str, slices: int | None
