@@ -1,5 +1,6 @@
 """The processes that plan ahead, as the kernel lists them."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from meshmend.planning.ahead_process import MODULE
@@ -10,14 +11,17 @@ PLANNING_S = 300.0  # what a process of the lowest priority may need on a busy m
 def planners_of(pid: int) -> list[int]:
     """Return the planners that a process started and that still run."""
     found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            is_planner = MODULE.encode() in (folder / "cmdline").read_bytes().split(b"\0")
-        except OSError:  # it has ended meanwhile
-            continue
-        if is_planner and _state_and_parent(int(folder.name))[1] == pid:
-            found.append(int(folder.name))
+    for child in children_of(pid):
+        with suppress(OSError):  # it has ended meanwhile
+            if MODULE.encode() in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0"):
+                found.append(child)
     return found
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the processes that a process started and that still run."""
+    numbers = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+    return [each for each in numbers if _state_and_parent(each)[1] == pid and is_running(each)]
 
 
 def is_running(pid: int) -> bool:

@@ -12,7 +12,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -569,7 +569,7 @@ class JobProcesses:
         self.supervisor = Supervisor()
         self.workers: dict[Chip, Child] = {}
         self.coordinator: KeptProcess | None = None
-        self._planners: dict[int, AheadProcess] = {}  # by pidfd; all but the latest are killed
+        self._planners: dict[int, AheadProcess] = {}  # by pidfd; all but the latest have ended
         self._has_warned = False
 
     def start_coordinator(self) -> Child:
@@ -635,26 +635,32 @@ class JobProcesses:
             self.supervisor.serve(_POLL_S)
 
     def plan_ahead(self, formed: GenerationBegan, sums: SumSizes) -> None:
-        """Start a process of lowest priority that plans for the loss of each remaining board.
+        """Have a process of lowest priority plan for the loss of each remaining board.
 
-        The process of the generation before is killed. A failure of this process does not stop the
-        job: the first one is logged.
+        It lives as long as the job, and drops what it planned for the generation before. A failure
+        of this process does not stop the job: the first one is logged.
         """
-        for process in self._planners.values():
-            process.kill()
         job = self._job
         whole = replace(job.mesh, failed=frozenset(), failed_links=frozenset())
         dead = set(whole.live) - set(formed.chips)
         mesh = replace(whole, failed=frozenset(dead)).without(*formed.cut)
         request = PlanRequest(mesh, job.board, job.algorithm, tuple(sums))
+        task = PlanTask(str(job.run_dir / "plans"), request)
+        for process in self._planners.values():
+            with suppress(OSError):  # it has ended
+                process.plan(task)
+                return
         try:
-            process = AheadProcess(PlanTask(str(job.run_dir / "plans"), request))
+            self._start_planner().plan(task)
         except OSError as error:
             self._warn_once(str(error))
-            return
+
+    def _start_planner(self) -> AheadProcess:
+        process = AheadProcess()
         pidfd = os.pidfd_open(process.pid)
         self._planners[pidfd] = process
         self.supervisor.watch(pidfd, lambda: self._reap_planner(pidfd))
+        return process
 
     def close(self) -> None:
         """End all processes that still run."""

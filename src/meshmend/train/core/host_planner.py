@@ -1,8 +1,8 @@
-"""Planning ahead on each host: the host's first worker starts a process that makes the plans.
+"""Planning ahead on each host: the host's first worker has a process that makes the plans.
 
 Only for workers that were not started by meshmend's launcher, which plans ahead itself. This module
-knows when the process is started and killed, and which folder may be trusted. If the process fails,
-training goes on.
+knows when the process is started, told of a new mesh, and killed, and which folder may be trusted.
+If the process fails, training goes on.
 """
 
 import hmac
@@ -12,6 +12,7 @@ import shutil
 import stat
 import tempfile
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -79,13 +80,13 @@ class HostPlanner:
     def plan_ahead(self, generation: Generation, mesh: Mesh, sums: SumSizes) -> None:
         """Plan sums for the failures that may come next, if this chip is the first of its host.
 
-        Always kills the process of the previous generation: its plans are out of date.
+        The process drops what it planned for the previous generation: that is out of date.
         """
-        self._kill()
         hosts = [seat.address[0] for seat in generation.seats]
         this_host = generation.seat_of[self._chip].address[0]
         self._is_first = generation.seats[hosts.index(this_host)].chip == self._chip
         if self.folder is None or not self._is_first or mesh.n_live == 1:
+            self._kill()
             return
         settings = self._settings
         distinct_hosts = list(dict.fromkeys(hosts))
@@ -94,7 +95,7 @@ class HostPlanner:
         begin = distinct_hosts.index(this_host) / len(distinct_hosts)
         task = PlanTask(str(self.folder), request, begin=begin)
         try:
-            self._start(task)
+            self._give(task)
         except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
             self._warn_once(str(error))
 
@@ -106,10 +107,17 @@ class HostPlanner:
         if self._settings.is_scratch and self._is_first and self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _start(self, task: PlanTask) -> None:
-        self._process = AheadProcess(task)
+    def _give(self, task: PlanTask) -> None:
+        """Give a task to the process; if there is none, or it has ended, start one."""
+        if self._process is not None:
+            with suppress(OSError):
+                self._process.plan(task)
+                return
+            self._kill()
+        self._process = AheadProcess()
         self._waiter = threading.Thread(target=self._wait, args=(self._process,), daemon=True)
         self._waiter.start()
+        self._process.plan(task)
 
     def _wait(self, process: AheadProcess) -> None:
         """Wait for the end of a process, so that it does not stay a zombie."""
