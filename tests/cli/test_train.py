@@ -6,14 +6,12 @@ from pathlib import Path
 import pytest
 
 from commanding import commands
-from waiting import until
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("sklearn")
-
 from meshmend.cli.main import run_line
 from meshmend.planning.compile_once import compile_once
+from packages import needs
+from waiting import until
+
+pytestmark = needs("torch", "transformers", "sklearn")
 
 
 @pytest.mark.parametrize(

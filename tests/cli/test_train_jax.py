@@ -8,15 +8,12 @@ from pathlib import Path
 import pytest
 
 from commanding import commands
-from waiting import HANG_S
-
-pytest.importorskip("jax")
-pytest.importorskip("optax")
-pytest.importorskip("sklearn")
-pytest.importorskip("tensorboardX")
-
 from meshmend.cli.main import run_line
 from meshmend.planning.compile_once import compile_once
+from packages import needs
+from waiting import HANG_S
+
+pytestmark = needs("jax", "optax", "sklearn", "tensorboardX")
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,11 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
+from packages import needs
 
-needs_jax = pytest.mark.skipif(
-    find_spec("jax") is None, reason="needs JAX: pip install 'meshmend[jax]'"
-)
+needs_jax = needs("jax")
 
 Checks = Mapping[str, Callable[[], object]]
 

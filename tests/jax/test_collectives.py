@@ -63,8 +63,8 @@ def test_collectives_agree_with_those_of_jax(check: str, ended: dict[str, str]) 
 
 
 @pytest.mark.slow
-def test_sums_and_parts_agree_in_other_numbers_of_slices() -> None:
-    more = [*MORE, "more parts"]
+def test_sums_parts_and_gradients_agree_in_other_cases_too() -> None:
+    more = [*MORE, "more parts", "more gradients"]
     assert outcomes(SCRIPT, 24, *more) == dict.fromkeys(more, "ok")
 
 

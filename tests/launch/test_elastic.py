@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from commanding import commands
+from packages import needs
 from waiting import until
 
 pytest.importorskip("torch")
-pytest.importorskip("sklearn")
 
 import torch
 from torch.utils import data
@@ -27,6 +27,8 @@ from meshmend.train import Job, Saving
 from meshmend.train.core.worker_environment import worker_environment
 from meshmend.train.data.audit import audit
 from meshmend.train.data.samples import Order
+
+pytestmark = needs("sklearn")
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "train"
 MENDED, PLAIN = EXAMPLES / "mended_loop.py", EXAMPLES / "plain_loop.py"

@@ -10,10 +10,16 @@ from ports import free_port
 from waiting import until
 
 pytest.importorskip("torch")
-pytest.importorskip("jax")
-pytest.importorskip("optax")
 
 from meshmend.train.data.audit import audit
+
+
+@pytest.fixture(autouse=True)
+def imported() -> None:
+    """JAX is imported here, once for all workers, which are forked."""
+    pytest.importorskip("jax")
+    pytest.importorskip("optax")
+
 
 JAX = """
 import os, sys, time

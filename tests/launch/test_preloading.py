@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from packages import needs
 from waiting import HANG_S
 
-pytest.importorskip("jax")
-pytest.importorskip("optax")
+pytestmark = needs("jax", "optax")
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "jax"
 
@@ -41,8 +41,8 @@ def test_a_module_that_computes_with_jax_is_refused(tmp_path: Path) -> None:
     assert said.startswith("False True\n--preload needs modules that only import JAX, but one of")
 
 
+@needs("sklearn")
 def test_a_launcher_that_prepares_a_jax_workload_does_not_compute_with_it() -> None:
-    pytest.importorskip("sklearn")
     said = python(
         "import os, sys\n"
         "from meshmend.launch.script import preload_modules\n"

@@ -4,23 +4,28 @@ from typing import Any
 
 import pytest
 
+from packages import needs
+
 pytest.importorskip("torch")
-pytest.importorskip("datasets")
 
 import torch
-from datasets import Dataset
 from torch.utils.data import DataLoader
 
 from meshmend.train import Job
 from meshmend.train.data.sample_source import JobData, SampleSource
 from meshmend.train.data.samples import Order, Share, StreamOrder, share_of
 
-pytestmark = pytest.mark.filterwarnings("ignore:Cannot")  # of dill, harmless
+pytestmark = [
+    needs("datasets"),
+    pytest.mark.filterwarnings("ignore:Cannot"),  # of dill, harmless
+]
 
 N_SAMPLES = 30
 
 
 def table() -> Any:
+    from datasets import Dataset
+
     columns = {"x": [float(number) for number in range(N_SAMPLES)], "name": ["a"] * N_SAMPLES}
     return Dataset.from_dict(columns)
 

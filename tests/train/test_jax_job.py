@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from elastic_job import elastic, losses, of_kind
+from meshmend.train.state.checkpoint import complete_steps
+from packages import needs
 from waiting import HANG_S
 
-pytest.importorskip("jax")
-pytest.importorskip("optax")
-
-from meshmend.train.state.checkpoint import complete_steps
+pytestmark = needs("jax", "optax")
 
 
 def jax_job(folder: Path, **options: Any) -> dict[str, Any]:
