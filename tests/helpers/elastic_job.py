@@ -14,7 +14,6 @@ Prints one JSON object: how it ended, the events, and what the ledgers say.
 """
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,20 +21,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from forked_script import run_forked
-from waiting import HANG_S
+from forked_script import JAX, TORCH, run_forked
 
 Training = tuple[Callable[[], int], Sequence[tuple[int, str]]]
 
 
 def elastic(folder: Path, **options: Any) -> dict[str, Any]:
     """Run a job in a process of its own and return what it printed."""
-    line = [__file__, str(folder), json.dumps(options)]
-    if options.get("framework") == "jax":
-        command = [sys.executable, *line]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
-    else:
-        done = run_forked(*line)
+    imported = JAX if options.get("framework") == "jax" else TORCH
+    done = run_forked(__file__, str(folder), json.dumps(options), imported=imported)
     assert done.returncode == 0, done.stderr[-4000:]
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     result["stderr"] = done.stderr

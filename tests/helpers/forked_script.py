@@ -26,6 +26,7 @@ from waiting import HANG_S
 
 # Every optimizer imports the first of them when it is made.
 TORCH = ("torch._dynamo", "meshmend.launch.elastic", "meshmend.train.torch.job")
+JAX = ("torch", "optax", "meshmend.launch.elastic", "meshmend.train.jax.job")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from forked_script import TORCH, run_forked
+from forked_script import JAX, TORCH, run_forked
 from jax_styles import JAX_STYLES
 from styles import EXACT, STYLES
 
@@ -28,7 +28,7 @@ IMPORTED_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "job": TORCH,
     "group": (*TORCH, "meshmend.torch", "meshmend.train.torch.elastic_group"),
     "trainer": (*TORCH, "meshmend.train.hf"),
-    "jax": ("torch", "optax", "meshmend.launch.elastic", "meshmend.train.jax.job"),
+    "jax": JAX,
 }
 _APART: Final = 4  # steps from one kill to the next: redo, repair, gate
 _FIRST: Final = 2  # steps before the first kill: calm

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from commanding import meshmend_run
 from elastic_job import elastic, losses, of_kind
+from forked_script import JAX, run_forked
 from meshmend.train.state.checkpoint import complete_steps
 from packages import needs
 from waiting import HANG_S
@@ -243,10 +245,10 @@ print(json.dumps({
 """
 
 
-def test_optimizers_that_ask_for_the_loss_step_as_in_a_plain_loop() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ASKING], capture_output=True, text=True, check=False, timeout=HANG_S
-    )
+def test_optimizers_that_ask_for_the_loss_step_as_in_a_plain_loop(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(ASKING)
+    done = run_forked(str(script), imported=JAX)
     assert done.returncode == 0, done.stderr
 
     for by_a_job, plainly in json.loads(done.stdout).values():
@@ -276,9 +278,8 @@ for batch in job:
 def test_chips_sum_and_gather_values_and_stop_together(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(CALLS)
-    command = [sys.executable, "-m", "meshmend", "run", "--elastic", "--mesh", "1x2", str(script)]
 
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
+    done = meshmend_run("--elastic", "--mesh", "1x2", script)
 
     assert done.returncode == 0, done.stderr
     lines = [line.partition("] ")[2] for line in done.stdout.splitlines() if line[0] == "["]
