@@ -139,7 +139,7 @@ NAMES = [line[4 : line.index("(")] for line in CHECKS.splitlines() if line.start
 def checked(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     script = tmp_path_factory.mktemp("scripts") / "checks.py"
     script.write_text(CHECKS)
-    return meshmend_run("--mesh", "4x4", "--fail", "2x2@0,2", script)
+    return meshmend_run("--mesh", "2x3", "--fail", "0,1", script)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -148,11 +148,16 @@ def test_collectives(checked: Ended, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_same_over_messages_of_gloo(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mesh", "hole", "transport"), [("4x4", "2x2@0,2", "sockets"), ("2x3", "0,1", "gloo")]
+)
+def test_the_same_on_more_chips_and_over_messages_of_gloo(
+    tmp_path: Path, mesh: str, hole: str, transport: str
+) -> None:
     script = tmp_path / "checks.py"
     script.write_text(CHECKS)
 
-    ended = meshmend_run("--mesh", "2x3", "--fail", "0,1", script, MESHMEND_TRANSPORT="gloo")
+    ended = meshmend_run("--mesh", mesh, "--fail", hole, script, MESHMEND_TRANSPORT=transport)
 
     assert ended.stdout.count("passed") == len(NAMES), ended.stderr
 
