@@ -338,8 +338,9 @@ GROUPS = (
     + """
 def groups_of_connected_chips_run_on_our_schedules():
     for ranks, on in (((0, 1), "meshmend"), ((0, 2), "meshmend"), ((0, 1, 3), "meshmend"),
-                      ((0, 3), "gloo"), ((2,), "meshmend")):
-        group = dist.new_group(list(ranks))
+                      ((0, 3), "gloo"), ((2,), "meshmend"), ((3, 0, 1), "meshmend"),
+                      ((1, 3, 2, 0), "meshmend")):
+        group = dist.new_group(list(ranks), sort_ranks=False)
         if rank not in ranks:
             continue
         assert meshmend.torch.runs_on(group) == on, (ranks, meshmend.torch.runs_on(group))
@@ -352,9 +353,12 @@ def groups_of_connected_chips_run_on_our_schedules():
             dist.all_gather(parts, torch.full((size,), float(rank)), group=group)
             assert [part[0].item() for part in parts] == list(ranks)
             mine = torch.zeros(size)
-            dist.reduce_scatter_tensor(mine, torch.ones(size * len(ranks)), group=group)
-            assert (mine == len(ranks)).all()
+            for_all = torch.arange(len(ranks)).repeat_interleave(size).float()
+            dist.reduce_scatter_tensor(mine, for_all, group=group)
+            assert (mine == len(ranks) * ranks.index(rank)).all()
+            x[:] = rank
             dist.broadcast(x, ranks[-1], group=group)
+            assert (x == ranks[-1]).all()
 
 def groups_do_not_wait_for_each_other():
     one, other = dist.new_group(), dist.new_group()

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from meshmend.planning.settings import Settings
     from meshmend.torch.group import MeshmendGroup
     from meshmend.torch.group_factory import runs_on
+    from meshmend.torch.tile_groups import tiles
 
 # torch's stubs lack the stores.
 dist: Any = torch.distributed
@@ -42,6 +43,7 @@ __all__ = [
     "retrying",
     "runs_on",
     "steps",
+    "tiles",
 ]
 
 # Four of them are found by name alone: this package is below `train`, and does not know it.
@@ -53,6 +55,7 @@ _MODULE_OF = {
     "retrying": "meshmend.train.torch.elastic_group",
     "runs_on": "meshmend.torch.group_factory",
     "steps": "meshmend.train.torch.elastic_group",
+    "tiles": "meshmend.torch.tile_groups",
 }
 
 

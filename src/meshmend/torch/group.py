@@ -75,7 +75,7 @@ FINISH_S = 1.0
 Tensors = list[torch.Tensor]
 
 # Dynamo cannot trace methods of a process group that are written in Python, so it calls them.
-_untraced: Any = torch.compiler.disable
+untraced: Any = torch.compiler.disable
 
 
 def _run_on(group: Any, backend: Any) -> None:
@@ -114,7 +114,13 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
     supports_reconfigure = False
 
     def __init__(
-        self, options: Any, settings: Settings, inner: Any, transport: TensorTransport
+        self,
+        options: Any,
+        settings: Settings,
+        inner: Any,
+        transport: TensorTransport,
+        *,
+        places: list[int] | None = None,
     ) -> None:
         rank, n_ranks = options.group_rank, options.group_size
         super().__init__(rank, n_ranks)  # c10d gives only its own class a store
@@ -126,7 +132,8 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         self._inner_group = group_on(self._inner, options.store)
         _run_on(self, self._inner)  # c10d sends what is not overridden below there
         self._progress = Progress(f"meshmend-rank-{rank}")
-        self._use(settings, transport, rank)
+        self._places = places  # of each rank among the chips in row-major order, if another
+        self._use(settings, transport, self._place(rank))
 
     @property
     def _gloo(self) -> Any:
@@ -139,7 +146,10 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         return self._inner_group
 
     def _use(self, settings: Settings, transport: TensorTransport, rank: int) -> None:
-        """Run the collectives from here on over this transport, as this rank of a mesh."""
+        """Run the collectives from here on over this transport, as this rank of a mesh.
+
+        In row-major order of the chips; c10d's ranks may have another (`_places`).
+        """
         self.settings = settings
         self.failure: TransportError | None = None  # of the first collective that failed
         self._is_aborted = False
@@ -158,28 +168,28 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         """Return the store of this group's ranks."""
         return self._store
 
-    @_untraced
+    @untraced
     def allreduce(
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
     ) -> Any:
         """Replace each rank's tensor by the sum (mean, product, minimum, maximum) over ranks."""
         given = op if opts is None else opts
         tensors, opts = as_list(tensors), options_of(dist.AllreduceOptions, given, timeout)
-        if len(tensors) != 1 or not self._supports(tensors, opts.reduceOp):
+        if len(tensors) != 1 or not self._can_sum(tensors, opts.reduceOp):
             return self._gloo_for(tensors).allreduce(tensors, opts)
         self._check("allreduce", tensors)
         return self._all_reduce("all_reduce", tensors, opts)
 
-    @_untraced
+    @untraced
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
         """Do what `allreduce` does, for several tensors."""
         opts = options_of(dist.AllreduceCoalescedOptions, opts)
-        if not (self._supports(tensors, opts.reduceOp) and are_of_one_type(tensors)):
+        if not (self._can_sum(tensors, opts.reduceOp) and are_of_one_type(tensors)):
             return self._gloo_for(tensors).allreduce_coalesced(tensors, opts)
         self._check("allreduce_coalesced", tensors)
         return self._all_reduce("all_reduce", tensors, opts)
 
-    @_untraced
+    @untraced
     def broadcast(
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int = 0
     ) -> Any:
@@ -190,7 +200,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         if len(tensors) != 1 or not has_root or not self._supports(tensors):
             return self._gloo_for(tensors).broadcast(tensors, opts)
         self._check("broadcast", tensors)
-        kind = CollectiveCall("broadcast", opts.rootRank)
+        kind = CollectiveCall("broadcast", self._place(opts.rootRank))
 
         def run() -> None:
             flat = tensors[0].contiguous().view(-1)
@@ -199,7 +209,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
 
         return self._submit("broadcast", kind, run, tensors, tensors)
 
-    @_untraced
+    @untraced
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Return a handle that is done when every rank has called this."""
         opts = options_of(dist.BarrierOptions, opts, timeout)
@@ -210,7 +220,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         token = torch.zeros(1, dtype=torch.uint8, device=self._transport.device_type)
         return self._all_reduce("barrier", [token], sum_opts)
 
-    @_untraced
+    @untraced
     def allgather(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Any:
@@ -236,19 +246,19 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
 
         return self._submit("all_gather", ALL_GATHER, run, inputs, parts)
 
-    @_untraced
+    @untraced
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:  # noqa: A002  # c10d's name
         """Write the input of rank i to part i of `output`."""
         return self._all_gather_single("_allgather_base", [output], [input], opts)
 
-    @_untraced
+    @untraced
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> Any:
         """Do what `all_gather_single` does, for several tensors."""
         return self._all_gather_single("allgather_into_tensor_coalesced", outputs, inputs, opts)
 
-    @_untraced
+    @untraced
     def reduce_scatter(
         self,
         outputs: Any,
@@ -279,7 +289,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
 
         return self._submit("reduce_scatter", REDUCE_SCATTER, run, parts, outputs)
 
-    @_untraced
+    @untraced
     def reduce_scatter_single(
         self,
         output: torch.Tensor,
@@ -289,7 +299,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         """Write to `output` the sum over all ranks of this rank's part of their inputs."""
         return self._reduce_scatter_single("_reduce_scatter_base", [output], [input], opts)
 
-    @_untraced
+    @untraced
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> Any:
@@ -298,47 +308,47 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
 
     # c10d would send these to Gloo itself, but with the interpreter's lock held. Gloo's threads may
     # then wait for that lock while they hold one that Gloo needs to start a collective.
-    @_untraced
+    @untraced
     def all_to_all_single(self, *arguments: Any, **options: Any) -> Any:
         """Send part i of the input to rank i, through Gloo."""
         return self._fallback.all_to_all_single(*arguments, **options)
 
-    @_untraced
+    @untraced
     def send(self, *arguments: Any, **options: Any) -> Any:
         """Send tensors to one rank, through Gloo."""
         return self._fallback.send(*arguments, **options)
 
-    @_untraced
+    @untraced
     def recv(self, *arguments: Any, **options: Any) -> Any:
         """Receive tensors from one rank, through Gloo."""
         return self._fallback.recv(*arguments, **options)
 
-    @_untraced
+    @untraced
     def recv_anysource(self, *arguments: Any, **options: Any) -> Any:
         """Receive tensors from whichever rank sends them, through Gloo."""
         return self._fallback.recv_anysource(*arguments, **options)
 
-    @_untraced
+    @untraced
     def reduce(self, tensors: Any, *arguments: Any, **options: Any) -> Any:
         """Replace one rank's tensor by the sum over ranks, through Gloo."""
         return self._gloo_for(tensors).reduce(tensors, *arguments, **options)
 
-    @_untraced
+    @untraced
     def alltoall(self, *arguments: Any, **options: Any) -> Any:
         """Send input i to rank i, through Gloo."""
         return self._fallback.alltoall(*arguments, **options)
 
-    @_untraced
+    @untraced
     def gather(self, outputs: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
         """Write the input of each rank to the outputs of one rank, through Gloo."""
         return self._gloo_for(inputs).gather(outputs, inputs, *arguments, **options)
 
-    @_untraced
+    @untraced
     def scatter(self, outputs: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
         """Write input i of one rank to the output of rank i, through Gloo."""
         return self._gloo_for(outputs).scatter(outputs, inputs, *arguments, **options)
 
-    @_untraced
+    @untraced
     def allgather_coalesced(self, *arguments: Any, **options: Any) -> Any:
         """Do what `allgather` does, for several tensors, through Gloo."""
         return self._fallback.allgather_coalesced(*arguments, **options)
@@ -495,15 +505,35 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
             for tensor in tensors
         )
 
+    def _can_sum(self, tensors: Tensors, op: Any) -> bool:
+        """Whether our schedules sum these tensors over all ranks."""
+        return self._supports(tensors, op)
+
+    @property
+    def device_type(self) -> str:
+        """The kind of device whose tensors run on our schedules."""
+        return self._transport.device_type
+
+    def _place(self, rank: int) -> int:
+        """Return which rank of the mesh a rank of c10d is."""
+        return rank if self._places is None else self._places[rank]
+
     def _gather(self, gathered: torch.Tensor, mine: torch.Tensor, opts: Any) -> None:
         """Fill a flat tensor with the parts of all ranks; `mine` is the part of this rank."""
-        gathered.view(self.size(), -1)[self.rank()].copy_(mine.reshape(-1))
+        parts = gathered.view(self.size(), -1)
+        parts[self._place(self.rank())].copy_(mine.reshape(-1))
         self._move(ALL_GATHER, gathered, opts)
+        if self._places is not None:
+            parts.copy_(parts[self._places])
 
     def _scatter(self, output: torch.Tensor, given: torch.Tensor, opts: Any) -> None:
         """Sum the flat tensors of all ranks into `given`; copy this rank's part to `output`."""
+        if self._places is not None:
+            parts = given.view(self.size(), -1)
+            given = torch.empty_like(given)
+            given.view(self.size(), -1)[self._places] = parts
         self._start_sum(REDUCE_SCATTER, given, opts)()
-        mine = given.view(self.size(), -1)[self.rank()]
+        mine = given.view(self.size(), -1)[self._place(self.rank())]
         average(mine, opts.reduceOp, self.size())
         output.copy_(mine.view(output.shape))
 

@@ -11,6 +11,7 @@ its own connections and its own threads. So collectives of two groups never wait
 
 import logging
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from meshmend.torch.call_arguments import dist
 from meshmend.torch.device_backend import MeshmendBackend, our_group
 from meshmend.torch.group import MeshmendGroup
 from meshmend.torch.reconfigurable_group import ReconfigurableGroup
+from meshmend.torch.tile_groups import ColourSums
 from meshmend.torch.transports import transport_of
 from meshmend.torch.versions import HAS_PYTHON_BACKENDS, asks_for_reconfigure, is_one_of_several
 
@@ -40,6 +42,8 @@ def create_group(options: Any, given: Any = None) -> Any:
     Raises:
         InputError: the mesh is not known, or has more or fewer live chips than there are ranks.
     """
+    if isinstance(given, ColourSums):
+        return given.group(options, _gloo(options))
     if not isinstance(given, Settings | None):
         raise InputError(
             "pg_options of the backend meshmend needs meshmend.torch.Settings(mesh), but got a "
@@ -54,13 +58,11 @@ def create_group(options: Any, given: Any = None) -> Any:
     is_of_all = given is not None and mesh.n_live == n_ranks
     n_world = dist.get_world_size() if dist.is_initialized() and not is_of_all else n_ranks
     check_world(mesh, n_world)
-    inner = dist.ProcessGroupGloo(
-        dist.PrefixStore("gloo", options.store), options.group_rank, n_ranks, options.timeout
-    )
-    if n_ranks == n_world:
-        return _group_or_backend(options, settings, inner, mesh.live)
-    ranks = list(options.global_ranks_in_group)
+    inner = _gloo(options)
+    ranks = list(range(n_ranks) if is_of_all else options.global_ranks_in_group or range(n_ranks))
     chips = tuple(mesh.live[rank] for rank in ranks)
+    if n_ranks == n_world:
+        return _group_or_backend(options, settings, inner, chips)
     if reason := why_gloo(mesh, chips):
         if options.group_rank == 0:
             _log.warning("the group of ranks %s runs on Gloo: %s", ranks, reason)
@@ -69,23 +71,37 @@ def create_group(options: Any, given: Any = None) -> Any:
     return _group_or_backend(options, settings, inner, chips)
 
 
+def _gloo(options: Any) -> Any:
+    store = dist.PrefixStore("gloo", options.store)
+    return dist.ProcessGroupGloo(store, options.group_rank, options.group_size, options.timeout)
+
+
 def _group_or_backend(
     options: Any, settings: Settings, inner: Any, chips: tuple[Chip, ...]
 ) -> MeshmendGroup | MeshmendBackend:
+    """Return a group whose rank i is `chips[i]`; the plan's ranks are in row-major order."""
     is_backend = is_one_of_several()
     if is_backend and not HAS_PYTHON_BACKENDS:
         raise InputError(
             "the backend meshmend beside another one (cpu:meshmend,cuda:nccl) needs torch 2.14 or "
             f"newer, but this is torch {torch.__version__}; use the backend meshmend alone"
         )
-    group = MeshmendGroup(options, settings, inner, transport_of(options, settings, chips))
+    in_order = tuple(sorted(chips))
+    place_of = {chip: place for place, chip in enumerate(in_order)}
+    here = SimpleNamespace(
+        store=options.store,
+        group_rank=place_of[chips[options.group_rank]],
+        group_size=options.group_size,
+        timeout=options.timeout,
+    )
+    transport = transport_of(here, settings, in_order)
+    places = None if chips == in_order else [place_of[chip] for chip in chips]
+    group = MeshmendGroup(options, settings, inner, transport, places=places)
     return MeshmendBackend(group) if is_backend else group
 
 
 def why_gloo(mesh: Mesh, chips: tuple[Chip, ...]) -> str:
     """Return why a group of these chips cannot run on our schedules, or an empty text."""
-    if list(chips) != sorted(chips):
-        return "its ranks are not in ascending order"
     if not mesh_figures(box_around(mesh, chips)).is_connected:
         return f"its chips are not connected in the mesh {mesh}"
     return ""

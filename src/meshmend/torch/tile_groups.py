@@ -1,0 +1,302 @@
+"""Replicas of several chips: `tiles("2x2")` is a DeviceMesh whose sums between tiles share a plan.
+
+    dist.init_process_group("meshmend")
+    mesh = meshmend.torch.tiles("2x2")  # axes: "replicate", "shard"
+    fully_shard(model, mesh=mesh)
+
+Inside a tile, along "shard", a group is one of connected chips like any other. Along "replicate"
+are the twins, one chip of each tile, which hold the same part of the model. They are not
+neighbours: between them are chips of other colours. So one table holds the sums of all colours, and
+each rank's call runs all that the table asks of this rank: its own sum, and what it forwards for
+others. It ends when both are done, so a rank may leave after its last call.
+
+That asks more than c10d does: **every rank of the mesh calls the sum over "replicate", in the same
+order, with tensors of one size and type**, as FSDP does. Ranks that differ are told so by the
+transport. Short tensors, such as a loss, go to Gloo, which asks for a call of the twins alone.
+"""
+
+import dataclasses
+import itertools
+import logging
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any, Final
+
+import numpy as np
+import torch
+from msgspec.structs import replace
+from torch.distributed.device_mesh import DeviceMesh
+
+from meshmend.errors import InputError, MeshmendError, MismatchError, StalledError
+from meshmend.planning.catalogue import Catalogue, CollectiveCall, payload_class
+from meshmend.planning.files import PlanFile, decode_plan, encode_plan
+from meshmend.planning.plan import plan
+from meshmend.planning.proof import prove
+from meshmend.planning.settings import Settings
+from meshmend.topology.failures import format_shape
+from meshmend.topology.figures import mesh_figures
+from meshmend.topology.tiles import Tiling
+from meshmend.torch.call_arguments import c10d, dist, dtype_name, op_name, options_of
+from meshmend.torch.group import MeshmendGroup, Tensors, untraced
+from meshmend.torch.progress_thread import Rest
+from meshmend.torch.transports import TensorTransport, transport_of
+from meshmend.transport.tasks import RankProgram, rank_program
+
+_log = logging.getLogger("meshmend.torch")
+
+REPLICATE: Final = "replicate"
+SHORT_BYTES: Final = 4096  # up to here a sum between tiles is Gloo's
+_SHOWN_CHIPS: Final = 4
+_LONG_S: Final = 20.0  # that a sum waits before a line says what it may wait for
+_TELL_AFTER_S: Final = 0.5
+_WHAT_IT_NEEDS: Final = (
+    "every rank of the mesh must call it, in the same order, with tensors of one size and type"
+)
+
+_numbers = itertools.count()  # of the calls of `tiles`: all ranks make them in the same order
+
+
+def tiles(
+    tile: str, axes: Sequence[str] = (REPLICATE, "shard"), *, spares: bool = False
+) -> DeviceMesh:
+    """Return the tiles of the job's mesh as a DeviceMesh; every rank calls this.
+
+    The first axis goes from tile to tile, the others lie inside a tile: one for all of its chips,
+    or one for each axis of the tile, such as ("replicate", "shard", "tensor") for "2x2".
+
+    Chips in no tile are refused, unless `spares` is true. Then their ranks get a mesh in which they
+    have no coordinate (`mesh.get_coordinate() is None`), and take no part.
+
+    Raises:
+        InputError: there is no process group of ours, the axes do not fit, or a chip is in no tile.
+        TopologyError: the tile cannot be read, or none fits.
+    """
+    world = _world()
+    tiling = _without_spares(world.settings.mesh.tiles(tile), may_be=spares)
+    names, shape = tuple(axes), _shape_inside(tiling, axes)
+    rank_of = world.settings.mesh.rank_of
+    ranks = np.array([[rank_of[chip] for chip in chips] for chips in tiling.tiles])
+    ranks = ranks.reshape(tiling.n_tiles, *shape)
+    number, device_type = next(_numbers), world.device_type
+    here = np.argwhere(ranks == dist.get_rank())
+    if not len(here):
+        return DeviceMesh(
+            device_type, torch.tensor(ranks), mesh_dim_names=names, _init_backend=False
+        )
+    sums = None
+    if tiling.n_tiles > 1 and tiling.n_colours > 1:
+        sums = ColourSums.of(tiling, world, f"meshmend-tiles-{number}")
+    groups = []
+    for axis, name in enumerate(names):
+        line = ranks[tuple(slice(None) if at == axis else i for at, i in enumerate(here[0]))]
+        groups.append(
+            dist.new_group(
+                line.tolist(),
+                pg_options=sums if axis == 0 else None,
+                use_local_synchronization=True,
+                group_desc=f"tiles-{number}-{name}",
+                sort_ranks=False,
+            )
+        )
+    return DeviceMesh.from_group(
+        groups, device_type, mesh=torch.tensor(ranks), mesh_dim_names=names
+    )
+
+
+def _world() -> MeshmendGroup:
+    world = dist.group.WORLD if dist.is_initialized() else None
+    if not isinstance(world, MeshmendGroup):
+        what = "there is none" if world is None else f"it is {dist.get_backend()}"
+        raise InputError(
+            f"tiles needs a default process group of the backend meshmend, but {what}; call "
+            'dist.init_process_group("meshmend") first'
+        )
+    if world.supports_reconfigure:
+        raise InputError(
+            "tiles needs a process group that stays as it is, but this one can be made again on "
+            "other chips; leave out enable_reconfigure"
+        )
+    return world
+
+
+def _shape_inside(tiling: Tiling, axes: Sequence[str]) -> tuple[int, ...]:
+    """Return how the chips of a tile are laid out along the axes that lie inside it."""
+    if len(axes) == 2:
+        return (tiling.n_colours,)
+    if len(axes) == 1 + len(tiling.shape):
+        return tiling.shape
+    raise InputError(
+        f"tiles of {format_shape(tiling.shape)} need 2 axes, or {1 + len(tiling.shape)}: one from "
+        f"tile to tile and one for each axis of the tile, but got {list(axes)}"
+    )
+
+
+def _without_spares(tiling: Tiling, *, may_be: bool) -> Tiling:
+    """Return a tiling of the chips in tiles alone: a spare that makes no call forwards nothing."""
+    left = tiling.spares
+    if not left:
+        return tiling
+    name = format_shape(tiling.shape)
+    if not may_be:
+        shown = "; ".join(",".join(map(str, chip)) for chip in left[:_SHOWN_CHIPS])
+        more = f" and {len(left) - _SHOWN_CHIPS} more" if len(left) > _SHOWN_CHIPS else ""
+        raise InputError(
+            f"tiles of {name} leave {len(left)} chips of {tiling.mesh} in no tile: {shown}{more}; "
+            "take another tile, or pass spares=True and end the ranks whose "
+            "mesh.get_coordinate() is None"
+        )
+    mesh = dataclasses.replace(tiling.mesh, failed=tiling.mesh.failed | set(left))
+    if not mesh_figures(mesh).is_connected:
+        raise InputError(
+            f"tiles of {name} on {tiling.mesh} are connected by spares alone, which take no part; "
+            "take another tile"
+        )
+    return Tiling(mesh, tiling.shape, tiling.tiles, tiling.is_most)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ColourSums:
+    """What a rank needs to take part in the sums of all colours: its place, plans and messages.
+
+    It is the `pg_options` with which `new_group` makes the group of this rank's twins.
+    """
+
+    colour: int
+    settings: Settings
+    tiling: Tiling
+    transport: TensorTransport
+    catalogue: Catalogue
+
+    @classmethod
+    def of(cls, tiling: Tiling, world: MeshmendGroup, name: str) -> "ColourSums":
+        """Return those of this rank; all ranks in tiles call this at the same time."""
+        mesh = tiling.mesh
+        rank = mesh.rank_of[world.settings.mesh.live[dist.get_rank()]]
+        settings = replace(world.settings, mesh=mesh)
+        place = SimpleNamespace(
+            store=dist.PrefixStore(name, c10d._get_default_store()),
+            group_rank=rank,
+            group_size=mesh.n_live,
+            timeout=world.options._timeout,
+        )
+        return cls(
+            colour=int(tiling.colour_of[rank]),
+            settings=settings,
+            tiling=tiling,
+            transport=transport_of(place, settings, mesh.live),
+            catalogue=_ColourCatalogue(tiling, settings, rank, place.store),
+        )
+
+    def group(self, options: Any, inner: Any) -> "TwinGroup":
+        """Return the group of the chips of this rank's colour."""
+        return TwinGroup(options, inner, self)
+
+
+class _ColourCatalogue(Catalogue):
+    """The tasks of one rank in the sums of all colours; the first rank plans for all."""
+
+    def __init__(self, tiling: Tiling, settings: Settings, rank: int, store: Any) -> None:
+        super().__init__(tiling.mesh, settings.algorithm, settings.slices, rank)
+        self._tiling, self._store = tiling, store
+
+    def _program(self, kind: CollectiveCall, n_bytes: int) -> RankProgram:
+        class_bytes = payload_class(kind, n_bytes)
+        key = (kind, class_bytes)
+        if key not in self._programs:
+            self._programs[key] = self._planned(class_bytes)
+        return self._programs[key]
+
+    def _planned(self, class_bytes: int) -> RankProgram:
+        """Return this rank's part of a plan that was proved here, whoever made it.
+
+        Ranks that make the same calls need the same plans in the same order, so plans have numbers.
+        """
+        name = f"plan-{len(self._programs)}"
+        if self._rank == 0:
+            made = plan(self._mesh, tile=self._tiling, payload=class_bytes)
+            file = PlanFile(self._mesh, made.schedule, None, made.target, self._tiling)
+            self._store.set(name, encode_plan(file))
+            return rank_program(made.schedule, made.hazards, self._rank)
+        try:
+            content = self._store.get(name)
+        except RuntimeError:  # the store's word for a timeout
+            raise StalledError(
+                f"the sum over the tiles on rank {dist.get_rank()} waited for a plan, but the "
+                f"first chip asked for none; {_WHAT_IT_NEEDS}"
+            ) from None
+        file = decode_plan(content, name)
+        if file.target.payload_bytes != class_bytes:
+            raise MismatchError(
+                f"ranks disagree: the first chip sums up to {file.target.payload_bytes:g} bytes "
+                f"of a tile, but rank {dist.get_rank()} up to {class_bytes}; {_WHAT_IT_NEEDS}"
+            )
+        return rank_program(file.schedule, prove(self._mesh, file.schedule).hazards, self._rank)
+
+
+class TwinGroup(MeshmendGroup):
+    """One rank of the group of a colour: long sums run on the plan of all, the rest on Gloo.
+
+    The payload of that plan has a part for each colour. This rank's own goes into its part; the
+    others hold nothing, and are written before they are read.
+    """
+
+    def __init__(self, options: Any, inner: Any, sums: ColourSums) -> None:
+        self._sums = sums
+        self._has_warned = False
+        super().__init__(options, sums.settings, inner, sums.transport)
+
+    def _use(self, settings: Settings, transport: TensorTransport, rank: int) -> None:
+        super()._use(settings, transport, rank)
+        self._catalogue = self._sums.catalogue
+
+    @untraced
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Any:
+        """Return a handle that is done when every twin has called this."""
+        return self._fallback.barrier(options_of(dist.BarrierOptions, opts, timeout))
+
+    def _supports(self, tensors: Tensors, op: Any = None) -> bool:
+        return False
+
+    def _can_sum(self, tensors: Tensors, op: Any) -> bool:
+        is_long = all(tensor.nbytes > SHORT_BYTES for tensor in tensors)
+        return is_long and super()._supports(tensors, op)
+
+    def _start_sum(self, kind: CollectiveCall, flat: torch.Tensor, opts: Any) -> Rest:
+        n_colours, colour = self._sums.tiling.n_colours, self._sums.colour
+        whole = flat.new_empty((n_colours, flat.numel()))
+        whole[colour].copy_(flat)
+        n_elements, op = whole.numel(), op_name(opts.reduceOp)
+        try:
+            task = self._catalogue.task(kind, n_elements, dtype_name(flat), op)
+        except MeshmendError:
+            # Others wait for this rank. They are told, but not before this one has said why.
+            later = threading.Timer(_TELL_AFTER_S, self.abort)
+            later.daemon = True
+            later.start()
+            raise
+        wait = self._start(task, whole.view(-1), opts.timeout)
+
+        def rest() -> None:
+            watch = threading.Timer(_LONG_S, self._warn_of_long_wait)
+            watch.daemon = True
+            watch.start()
+            try:
+                wait()
+            finally:
+                watch.cancel()
+            flat.detach().copy_(whole[colour])
+
+        return rest
+
+    def _warn_of_long_wait(self) -> None:
+        """Say once what such a sum needs: who left it out in some colours waits without a word."""
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "the sum over the tiles on rank %d has waited for %g s; %s",
+                dist.get_rank(),
+                _LONG_S,
+                _WHAT_IT_NEEDS,
+            )
