@@ -141,6 +141,7 @@ def test_a_worker_that_dies_is_named_by_every_other(tmp_path: Path) -> None:
             [],
             marks=pytest.mark.slow,
         ),
+        ("hsdp.py", ["--mesh", "2x4"], []),
         pytest.param(
             "accelerate_bert.py",
             ["--mesh", "2x3", "--fail", "0,1"],
