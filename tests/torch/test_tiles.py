@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 BEGIN = """
 import logging, sys, time, warnings
 warnings.filterwarnings("ignore")
+from contextlib import nullcontext
 from datetime import timedelta
 import torch, torch.distributed as dist
 import torch.distributed._functional_collectives as functional
@@ -157,6 +158,16 @@ def calls_of_twins():
         dist.all_reduce(loss, group=group)
         assert loss.item() == n_tiles
 
+def one_rank_may_be_profiled():
+    twins = meshmend.torch.tiles("2x2").get_group("replicate")
+    with torch.profiler.profile() if dist.get_rank() == 0 else nullcontext() as profiler:
+        for size in (5000, 100_000):
+            x = torch.ones(size)
+            dist.all_reduce(x, group=twins)
+            assert (x == n_tiles).all()
+    names = [event.key for event in profiler.key_averages()] if profiler else []
+    assert not names or "meshmend call: all_reduce, 20000 bytes, colours" in names
+
 def tiles_again_and_of_one_chip():
     assert meshmend.torch.tiles("1x1").shape == (dist.get_world_size(), 1)
     other = meshmend.torch.tiles("1x4")
@@ -190,7 +201,7 @@ def wrong_calls_are_told():
 
 for check in (tensor_parallel_inside_a_tile, gradients_that_are_accumulated_and_clipped,
               several_models_at_once, sums_in_bfloat16, calls_of_twins,
-              tiles_again_and_of_one_chip, wrong_calls_are_told):
+              one_rank_may_be_profiled, tiles_again_and_of_one_chip, wrong_calls_are_told):
     check()
     if dist.get_rank() == dist.get_world_size() - 1:
         print("passed", check.__name__, flush=True)
@@ -229,6 +240,15 @@ def test_tiles_need_a_process_group_of_ours() -> None:
     from meshmend.errors import InputError
 
     with pytest.raises(InputError, match=r"but there is none; call dist.init_process_group"):
+        meshmend.torch.tiles("2x2")
+
+
+def test_tiles_in_an_elastic_job_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import meshmend.torch
+    from meshmend.errors import InputError
+
+    monkeypatch.setenv("MESHMEND_COORDINATOR", "127.0.0.1:1")
+    with pytest.raises(InputError, match="start it without --elastic"):
         meshmend.torch.tiles("2x2")
 
 

@@ -18,6 +18,7 @@ transport. Short tensors, such as a loss, go to Gloo, which asks for a call of t
 import dataclasses
 import itertools
 import logging
+import os
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
@@ -29,6 +30,7 @@ import torch
 from msgspec.structs import replace
 from torch.distributed.device_mesh import DeviceMesh
 
+from meshmend.config import COORDINATOR
 from meshmend.errors import InputError, MeshmendError, MismatchError, StalledError
 from meshmend.planning.catalogue import Catalogue, CollectiveCall, payload_class
 from meshmend.planning.files import PlanFile, decode_plan, encode_plan
@@ -106,6 +108,11 @@ def tiles(
 
 
 def _world() -> MeshmendGroup:
+    if COORDINATOR.value_in(os.environ):
+        raise InputError(
+            "tiles needs a job whose chips stay, but this is one of meshmend run --elastic: with a "
+            "chip that dies its shard is lost; start it without --elastic"
+        )
     world = dist.group.WORLD if dist.is_initialized() else None
     if not isinstance(world, MeshmendGroup):
         what = "there is none" if world is None else f"it is {dist.get_backend()}"
@@ -200,6 +207,10 @@ class _ColourCatalogue(Catalogue):
     def __init__(self, tiling: Tiling, settings: Settings, rank: int, store: Any) -> None:
         super().__init__(tiling.mesh, settings.algorithm, settings.slices, rank)
         self._tiling, self._store = tiling, store
+
+    def algorithm(self, kind: CollectiveCall, n_bytes: int) -> str:
+        """Return the name without a plan: a rank that is profiled must not ask for one alone."""
+        return "colours"
 
     def _program(self, kind: CollectiveCall, n_bytes: int) -> RankProgram:
         class_bytes = payload_class(kind, n_bytes)
