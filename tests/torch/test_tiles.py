@@ -252,7 +252,7 @@ def test_tiles_in_an_elastic_job_are_refused(monkeypatch: pytest.MonkeyPatch) ->
         meshmend.torch.tiles("2x2")
 
 
-@pytest.mark.parametrize("level", ["OFF", "DETAIL"])
+@pytest.mark.parametrize("level", ["OFF", pytest.param("DETAIL", marks=pytest.mark.slow)])
 def test_what_else_trains_on_tiles(level: str, tmp_path: Path) -> None:
     ended = run(tmp_path, FORMS, "--mesh 2x4", TORCH_DISTRIBUTED_DEBUG=level)
 
