@@ -209,7 +209,61 @@ for check in (tensor_parallel_inside_a_tile, gradients_that_are_accumulated_and_
 )
 
 
-@pytest.mark.parametrize(("mesh", "n_tiles"), [("--mesh 4x4", 4), ("--mesh 4x4 --fail 2x2@0,2", 3)])
+# Two steps of AdamW on samples that are shared by however many chips there are.
+RESUMED = (
+    BEGIN
+    + """
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+tile, folder, first = *sys.argv[1:3], int(sys.argv[3])
+mesh = meshmend.torch.tiles(tile)
+n_shares, mine = 24, mesh.get_local_rank(0) * mesh.size(1) + mesh.get_local_rank(1)
+net = fully_shard(model(), mesh=mesh)
+optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+if first:
+    parts = dict(zip(("net", "optimizer"), get_state_dict(net, optimizer)))
+    dcp.load(parts, checkpoint_id=folder)
+    set_state_dict(net, optimizer,
+                   model_state_dict=parts["net"], optim_state_dict=parts["optimizer"])
+for step in range(first, first + 2):
+    share = torch.tensor_split(samples(step, n_shares), mesh.size())[mine]
+    loss_of(net, share).backward()
+    step_on(optimizer)
+if first:
+    plain = model()
+    steps = torch.optim.AdamW(plain.parameters(), lr=0.01)
+    for step in range(first + 2):
+        loss_of(plain, samples(step, n_shares)).backward()
+        step_on(steps)
+    assert are_close(plain, net)
+    print("went on", flush=True)
+else:
+    dcp.save(dict(zip(("net", "optimizer"), get_state_dict(net, optimizer))), checkpoint_id=folder)
+"""
+)
+
+
+def test_a_checkpoint_of_dcp_goes_on_with_other_tiles_and_fewer_chips(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    began = run(tmp_path, RESUMED, "--mesh 2x4", "2x2", str(saved), "0")
+    assert began.returncode == 0, began.stderr
+
+    resumed = run(tmp_path, RESUMED, "--mesh 2x4 --fail 0,3 --fail 1,3", "1x2", str(saved), "2")
+
+    assert resumed.stdout.count("went on\n") == 6, resumed.stderr
+    state_bytes = 3 * 8 * (21 * 301 + 302 * 7)  # weights, and twice as much of AdamW
+    on_disk = sum(file.stat().st_size for file in saved.glob("*.distcp"))
+    assert state_bytes < on_disk < 1.5 * state_bytes  # each part once, not once a tile
+
+
+@pytest.mark.parametrize(
+    ("mesh", "n_tiles"),
+    [
+        pytest.param("--mesh 4x4", 4, marks=pytest.mark.slow),
+        ("--mesh 4x4 --fail 2x2@0,2", 3),
+    ],
+)
 def test_losses_are_those_of_one_process(mesh: str, n_tiles: int, tmp_path: Path) -> None:
     ended = run(tmp_path, LOSSES, mesh)
 
