@@ -124,7 +124,7 @@ class Invariants:
         """Take in that a worker begins a step in a generation."""
         self.check(number in self._begun, f"{chip} steps in generation {number}, which never began")
         self.check(
-            chip in self._formed[number].chips, f"{chip} is no member of generation {number}"
+            chip in self._formed[number].seat_of, f"{chip} is no member of generation {number}"
         )
         self.check(state.step >= self._begun[number], f"{chip} is behind its generation")
 
@@ -143,7 +143,7 @@ class Invariants:
         self._settle(before)  # all members put it into this sum
         finished = self._finished[number, step]
         finished.add(chip)
-        if finished == set(self._formed[number].chips):
+        if finished == self._formed[number].seat_of.keys():
             self._settle(state)
         return state
 

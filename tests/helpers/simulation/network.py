@@ -8,7 +8,7 @@ closed by its kernel; one whose host dies says nothing at all.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from simulation.event_loop import EventLoop, Process
@@ -89,14 +89,17 @@ class Network:
         until = self._blocked.get((source, target), 0.0)
         return until if until > self._events.now else 0.0
 
-    def block(self, source: int, target: int, until: float) -> None:
-        """Drop all that goes from one host to another, until a time."""
-        path = source, target
-        self._blocked[path] = max(until, self._blocked.get(path, 0.0))
+    def block(self, paths: Iterable[tuple[int, int]], until: float) -> None:
+        """Drop all that goes from one host to another on each of these paths, until a time."""
         self._ends = [end for end in self._ends if end.is_open and not end.is_lost]
-        for end in self._ends:
-            hosts = end.owner.host, end.peer.owner.host
-            if hosts in (path, path[::-1]) and until - self._events.now > self.link_timeout_s:
+        between: dict[tuple[int, int], list[End]] = {}  # by hosts, the lower one first
+        if until - self._events.now > self.link_timeout_s:
+            for end in self._ends:
+                one, other = end.owner.host, end.peer.owner.host
+                between.setdefault((min(one, other), max(one, other)), []).append(end)
+        for path in paths:
+            self._blocked[path] = max(until, self._blocked.get(path, 0.0))
+            for end in between.get((min(path), max(path)), ()):
                 self.lose_later(end)
 
     def unblock_all(self) -> None:

@@ -104,7 +104,7 @@ class SimulatedPeers:
         self._generation, self._sequence, self._is_stopped = generation, 0, False
         self._plans = self._agreement = None
         for chip, (_, end) in list(self._links.items()):
-            if end.is_lost or chip not in generation.chips:
+            if end.is_lost or chip not in generation.seat_of:
                 self._drop(chip)
 
     def plan(self, sums: SumSizes) -> None:
@@ -304,11 +304,12 @@ class SimulatedPeers:
 def _neighbors(
     whole: Mesh, chips: tuple[Chip, ...], cut: frozenset[Link]
 ) -> dict[Chip, tuple[Chip, ...]]:
+    members = set(chips)
     return {
         chip: tuple(
             other
             for other in whole.neighbors(chip)
-            if other in chips and Link.between(chip, other) not in cut
+            if other in members and Link.between(chip, other) not in cut
         )
         for chip in chips
     }

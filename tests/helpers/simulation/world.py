@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from random import Random
 
 from meshmend.config import Timing
@@ -257,7 +258,7 @@ class World:
         self.disturb(f"drop from host {source} to {target} for {seconds:.2f} s")
         until = self.events.now + seconds
         self.undisturbed_since = max(self.undisturbed_since, until)
-        self.network.block(source, target, until)
+        self.network.block([(source, target)], until)
 
     def partition(self, hosts: set[int], seconds: float) -> None:
         """Cut some hosts off from the others for a while."""
@@ -273,10 +274,8 @@ class World:
     def _block_both_ways(self, some: set[int], others: set[int], seconds: float) -> None:
         until = self.events.now + seconds
         self.undisturbed_since = max(self.undisturbed_since, until)
-        for one in sorted(some):
-            for other in sorted(others):
-                self.network.block(one, other, until)
-                self.network.block(other, one, until)
+        pairs = product(sorted(some), sorted(others))
+        self.network.block((path for pair in pairs for path in (pair, pair[::-1])), until)
 
     def reset_connections(self, process: Process) -> None:
         """Break a random connection of a process."""
