@@ -13,15 +13,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from meshmend.planning.pipelined import Pipelined
 from meshmend.planning.tree_formula import MOST_SLICES, Pipeline, PipelineRequest, TreeFigures
-from meshmend.schedule.hazards import hazards_of
-from meshmend.schedule.placement import placed
-from meshmend.schedule.priority import remaining_hops
 from meshmend.schedule.table import Schedule
 from meshmend.schedule.trees import colour_schedule
 from meshmend.simulator.colour_limit import colour_packing
-from meshmend.simulator.network_program import Program, program_of
-from meshmend.simulator.rules import Simulation, simulate
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
@@ -44,10 +40,9 @@ _SLICE_FACTORS: Final = (1.3, 0.77, 1.15, 0.87)
 
 
 @dataclass(frozen=True, eq=False)
-class PackedColours:
+class PackedColours(Pipelined):
     """Trees of colours on a mesh, ready to be simulated."""
 
-    mesh: Mesh
     trees: ColourTrees
 
     @property
@@ -59,23 +54,6 @@ class PackedColours:
     def schedule(self) -> Schedule:
         """The sums of all colours."""
         return colour_schedule(self.trees)
-
-    @cached_property
-    def _program_and_remaining_hops(self) -> tuple[Program, NDArray[np.int32]]:
-        schedule = self.schedule
-        hazards, routes = hazards_of(schedule), placed(self.mesh, schedule).routes
-        return program_of(schedule, hazards, routes), remaining_hops(schedule, hazards, routes)
-
-    def simulated(self, fabric: Fabric, payload_bytes: float, pipeline: Pipeline) -> Simulation:
-        """Return the simulation of the sums in a pipeline."""
-        program, remaining = self._program_and_remaining_hops
-        return simulate(
-            program,
-            fabric,
-            payload_bytes=payload_bytes,
-            slices=pipeline.slices,
-            delay_slices=pipeline.delays(program.schedule, remaining),
-        )
 
 
 @dataclass(frozen=True, eq=False)

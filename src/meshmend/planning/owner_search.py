@@ -11,19 +11,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from meshmend.errors import UnsupportedError
 from meshmend.planning.packed_trees import TreeShape, trees_of
+from meshmend.planning.pipelined import Pipelined
 from meshmend.planning.tree_formula import MOST_SLICES, Pipeline
-from meshmend.schedule.hazards import hazards_of
-from meshmend.schedule.placement import placed
-from meshmend.schedule.priority import remaining_hops
-from meshmend.schedule.table import Collective
+from meshmend.schedule.table import Collective, Schedule
 from meshmend.schedule.trees import owner_tree_counts, owner_tree_schedule
-from meshmend.simulator.network_program import Program, program_of
-from meshmend.simulator.rules import Progress, Simulation, simulate
+from meshmend.simulator.rules import Simulation
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
@@ -45,37 +39,18 @@ _SLICE_FACTORS: Final = (1.35, 0.74)
 
 
 @dataclass(frozen=True, eq=False)
-class OwnerTrees:
+class OwnerTrees(Pipelined):
     """Trees hung from every owner, for one collective, ready to be simulated."""
 
-    mesh: Mesh
     shape: TreeShape
     packing: TreePacking
     collective: Collective
 
     @cached_property
-    def _program_and_remaining_hops(self) -> tuple[Program, NDArray[np.int32]]:
-        chunks_each = self.shape.chunks_each
-        schedule = owner_tree_schedule(self.packing, self.collective, chunks_each=chunks_each)
-        hazards, routes = hazards_of(schedule), placed(self.mesh, schedule).routes
-        return program_of(schedule, hazards, routes), remaining_hops(schedule, hazards, routes)
-
-    def simulated(
-        self,
-        fabric: Fabric,
-        payload_bytes: float,
-        pipeline: Pipeline,
-        progress: Progress | None = None,
-    ) -> Simulation:
-        """Return the simulation of the trees in a pipeline."""
-        program, remaining = self._program_and_remaining_hops
-        return simulate(
-            program,
-            fabric,
-            payload_bytes=payload_bytes,
-            slices=pipeline.slices,
-            delay_slices=pipeline.delays(program.schedule, remaining),
-            progress=progress,
+    def schedule(self) -> Schedule:
+        """The collective over the trees."""
+        return owner_tree_schedule(
+            self.packing, self.collective, chunks_each=self.shape.chunks_each
         )
 
     @property

@@ -7,18 +7,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cached_property, lru_cache
 
-import numpy as np
-from numpy.typing import NDArray
-
-from meshmend.planning.tree_formula import Pipeline, TreeFigures
-from meshmend.schedule.hazards import hazards_of
-from meshmend.schedule.placement import placed
-from meshmend.schedule.priority import remaining_hops
+from meshmend.planning.pipelined import Pipelined
+from meshmend.planning.tree_formula import TreeFigures
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.schedule.trees import tree_schedule
-from meshmend.simulator.network_program import Program, program_of
-from meshmend.simulator.rules import Simulation, simulate
-from meshmend.topology.fabric import Fabric
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.trees.straight_trees import GAP
@@ -76,10 +68,9 @@ class TreeShape:
 
 
 @dataclass(frozen=True, eq=False)
-class Trees:
+class Trees(Pipelined):
     """A packing of a mesh, ready to be simulated."""
 
-    mesh: Mesh
     shape: TreeShape
     packing: TreePacking
 
@@ -103,23 +94,6 @@ class Trees:
     def schedule(self) -> Schedule:
         """The allreduce over the trees."""
         return tree_schedule(self.packing, Collective.ALLREDUCE)
-
-    @cached_property
-    def _program_and_remaining_hops(self) -> tuple[Program, NDArray[np.int32]]:
-        schedule = self.schedule
-        hazards, routes = hazards_of(schedule), placed(self.mesh, schedule).routes
-        return program_of(schedule, hazards, routes), remaining_hops(schedule, hazards, routes)
-
-    def simulated(self, fabric: Fabric, payload_bytes: float, pipeline: Pipeline) -> Simulation:
-        """Return the simulation of the trees in a pipeline."""
-        program, remaining = self._program_and_remaining_hops
-        return simulate(
-            program,
-            fabric,
-            payload_bytes=payload_bytes,
-            slices=pipeline.slices,
-            delay_slices=pipeline.delays(program.schedule, remaining),
-        )
 
     @property
     def n_rows(self) -> int:
