@@ -34,6 +34,11 @@ def test_a_member_that_lacks_a_part_makes_room_for_a_chip_that_waits_with_the_st
     assert simulate(seed, is_sharded=True).problem == ""
 
 
+def test_a_part_of_a_later_state_is_not_given_up_without_a_word() -> None:
+    """A coordinator without a record went on after step 0, while others had parts of step 2."""
+    assert simulate(1643, is_sharded=True).problem == ""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", parts_of(N_SEEDS, 50_000, 50), ids=str)
 def test_fifty_thousand_seeds(seeds: range) -> None:

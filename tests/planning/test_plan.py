@@ -55,7 +55,7 @@ def check_plan(proved: Plan, name: str, holes: str) -> None:
     check_deadlock_free(proved.placement.mesh, proved.placement.routes)
     if name == "ring-1d":
         assert facts["max_hops"] == 1
-        n_halves = 2 if facts["collective"] == "allreduce" else 1
+        n_halves = 2 if facts["collective"] in ("allreduce", "sharded-update") else 1
         assert facts["max_link_load"] == pytest.approx(n_halves / 2 * (1 - 1 / facts["ranks"]))
 
 

@@ -23,7 +23,7 @@ from meshmend.planning.catalogue import (  # noqa: E402
 from meshmend.planning.environment import settings_from  # noqa: E402
 from meshmend.planning.settings import Settings  # noqa: E402
 from meshmend.torch.group_factory import check_world  # noqa: E402
-from meshmend.torch.progress_thread import CompletionThreads, Progress  # noqa: E402
+from meshmend.torch.progress_thread import CompletionThreads, Future, Progress  # noqa: E402
 
 # Each check is a function of its name; a worker prints the name when it has passed.
 CHECKS = """
@@ -271,6 +271,29 @@ def test_callbacks_wait_for_each_other_and_never_for_a_thread() -> None:
     assert gates[0].wait(HANG_S)
     threads.close()
     until(lambda: not [each for each in threading.enumerate() if each.name == "test"])
+
+
+def test_a_group_that_ends_has_run_the_callbacks_of_its_collectives() -> None:
+    progress = Progress("test")
+    is_open, begins = threading.Event(), threading.Event()
+    found: list[bool] = []
+
+    def callback(_: object) -> None:
+        begins.set()
+        is_open.wait(HANG_S)
+        found.append(True)
+
+    def watch(future: Future) -> None:
+        future.then(callback)
+
+    handle = progress.submit("a test", lambda: None, [torch.ones(1)], watch)
+    assert begins.wait(HANG_S)
+
+    assert not progress.finish(0.05)  # the callback still runs
+    is_open.set()
+    assert progress.finish(HANG_S)
+    assert found
+    assert handle.is_completed()
 
 
 def test_a_future_that_is_asked_for_late_is_complete() -> None:

@@ -233,15 +233,24 @@ class Coordinator:
             self._close(connection, messages.TurnedAway(why))
         return True
 
-    def _tell_dropped(self, chip: Chip, status: messages.Status) -> None:
-        """Say once that a worker's state belongs to another history, and is lost."""
+    def _tell_dropped(
+        self, chip: Chip, status: messages.Status, goes_on_after: int | None = None
+    ) -> None:
+        """Say once that a worker's state belongs to another history, and is lost.
+
+        Or that the job goes on after a step, and the worker has done later ones, of whose state
+        nobody has all parts. One step more is no loss: not all may have done it.
+        """
         for term, step in self._history.dropped:
             self._publish(events.HistoryDropped(term, step))
         self._history.dropped.clear()
         key = chip, status.term, status.step
-        if not self._history.contains(status) and key not in self._told_dropped:
+        is_ahead = goes_on_after is not None and status.step > goes_on_after + 1
+        lacks_part = status.state_version == messages.FRESH
+        is_dropped = (is_ahead and lacks_part) or not self._history.contains(status)
+        if is_dropped and key not in self._told_dropped:
             self._told_dropped.add(key)
-            _log.error("chip %s holds step %d of term %d, which is lost", *key[:1], key[2], key[1])
+            _log.error("chip %s holds step %d of term %d, which is lost", chip, key[2], key[1])
             self._publish(events.HistoryDropped(status.term, status.step, chip))
 
     def _sign_of_life(self, connection: ControlConnection) -> messages.Alive:
@@ -501,8 +510,9 @@ class Coordinator:
         if self._give_way(self._term_on_disk(), is_on_disk=True):
             return
         self._admission.generation_began()
+        goes_on_after = go.step if lost_step is None else None  # a restore is told by its own event
         for chip, worker in self._membership.workers.items():
-            self._tell_dropped(chip, worker.status)
+            self._tell_dropped(chip, worker.status, goes_on_after)
         self._keep(self._history.record)  # first: no worker may step in an unrecorded generation
         self._send_to(generation.chips, go)
         if lost_step is not None:

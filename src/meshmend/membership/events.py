@@ -136,7 +136,8 @@ class HistoryDropped(_Kind, frozen=True, tag="dropped"):
     """The job goes on without steps of another coordinator's term, up to `step`: they are lost.
 
     `chip` holds them, or none if only the coordinator's record names them. Two coordinators of one
-    job have formed generations without knowing of each other.
+    job have formed generations without knowing of each other. A term of 0: the chip holds a part of
+    the state after `step`, and no chip has the rest.
     """
 
     term: Count

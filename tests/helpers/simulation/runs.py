@@ -123,7 +123,10 @@ def _problem_at_the_end(world: World) -> str:
 
 
 def _why_no_failure(world: World) -> str:
-    """Return who could have gone on although the job has failed, or nothing."""
+    """Return who could have gone on although the job has failed, or nothing.
+
+    With a sharded optimizer they must have all parts of its state between them.
+    """
     if world.events.now - world.undisturbed_since < 2 * TIMING.holder_timeout_s:
         return ""
     top = world.rules.settled[-1]
@@ -134,6 +137,9 @@ def _why_no_failure(world: World) -> str:
         if worker.loop.state_version != FRESH
         if worker.replica.state == top and top.step > 0
     ]
+    shards = [each for chip in holders if (each := world.workers[chip].replica.shards)]
+    if shards and shards[0].missing(top.digest, shards[1:]):
+        return ""
     return f"the job failed although {holders} hold the state" if holders else ""
 
 

@@ -65,6 +65,13 @@ class SimulatedShards:
         strange = [cell for cell, each in self._cells.items() if each != digest]
         self._check(not strange, f"the optimizer's state of {strange} is of another history")
 
+    def missing(self, digest: int, others: Iterable["SimulatedShards"]) -> set[int]:
+        """Return the cells of a state of which neither this worker nor another one has a copy."""
+        cells = set(_cells_of((0, _N_BYTES)))
+        for each in (self, *others):
+            cells -= {cell for cell, held in each._cells.items() if held == digest}
+        return cells
+
     def prepare_update(self) -> None:
         """Do nothing: a digest needs no gradients."""
 

@@ -113,6 +113,9 @@ def _fault_or_end(event: events.Event) -> str:
             n_redone = counted(event.lost - event.step, "step")
             lost = f"the state after step {event.lost} is lost"
             return f"{lost}: going back to step {event.step}, {n_redone} to do again"
+        case events.HistoryDropped(term=0):
+            part = f"chip {event.chip} holds a part of the state after step {event.step}"
+            return f"{part}, and this job went on without the rest: those steps are lost"
         case events.HistoryDropped():
             who = (
                 "the coordinator's record names"
