@@ -20,6 +20,7 @@ import itertools
 import logging
 import os
 import threading
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from types import SimpleNamespace
@@ -53,6 +54,7 @@ SHORT_BYTES: Final = 4096  # up to here a sum between tiles is Gloo's
 _SHOWN_CHIPS: Final = 4
 _LONG_S: Final = 20.0  # that a sum waits before a line says what it may wait for
 _TELL_AFTER_S: Final = 0.5
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.1  # between two looks for a plan
 _WHAT_IT_NEEDS: Final = (
     "every rank of the mesh must call it, in the same order, with tensors of one size and type"
 )
@@ -193,7 +195,7 @@ class ColourSums:
             settings=settings,
             tiling=tiling,
             transport=transport_of(place, settings, mesh.live),
-            catalogue=_ColourCatalogue(tiling, settings, rank, place.store),
+            catalogue=_ColourCatalogue(tiling, settings, place),
         )
 
     def group(self, options: Any, inner: Any) -> "TwinGroup":
@@ -204,9 +206,9 @@ class ColourSums:
 class _ColourCatalogue(Catalogue):
     """The tasks of one rank in the sums of all colours; the first rank plans for all."""
 
-    def __init__(self, tiling: Tiling, settings: Settings, rank: int, store: Any) -> None:
-        super().__init__(tiling.mesh, settings.algorithm, settings.slices, rank)
-        self._tiling, self._store = tiling, store
+    def __init__(self, tiling: Tiling, settings: Settings, place: Any) -> None:
+        super().__init__(tiling.mesh, settings.algorithm, settings.slices, place.group_rank)
+        self._tiling, self._store, self._timeout = tiling, place.store, place.timeout
 
     def algorithm(self, kind: CollectiveCall, n_bytes: int) -> str:
         """Return the name without a plan: a rank that is profiled must not ask for one alone."""
@@ -230,20 +232,30 @@ class _ColourCatalogue(Catalogue):
             file = PlanFile(self._mesh, made.schedule, None, made.target, self._tiling)
             self._store.set(name, encode_plan(file))
             return rank_program(made.schedule, made.hazards, self._rank)
-        try:
-            content = self._store.get(name)
-        except RuntimeError:  # the store's word for a timeout
-            raise StalledError(
-                f"the sum over the tiles on rank {dist.get_rank()} waited for a plan, but the "
-                f"first chip asked for none; {_WHAT_IT_NEEDS}"
-            ) from None
-        file = decode_plan(content, name)
+        file = decode_plan(self._awaited(name), name)
         if file.target.payload_bytes != class_bytes:
             raise MismatchError(
                 f"ranks disagree: the first chip sums up to {file.target.payload_bytes:g} bytes "
                 f"of a tile, but rank {dist.get_rank()} up to {class_bytes}; {_WHAT_IT_NEEDS}"
             )
         return rank_program(file.schedule, prove(self._mesh, file.schedule).hazards, self._rank)
+
+    def _awaited(self, name: str) -> bytes:
+        """Return what the first chip writes to the store.
+
+        A get that waits would keep the other threads of this process from the store meanwhile, also
+        one for which the first chip may wait.
+        """
+        deadline, pause_s = time.monotonic() + self._timeout.total_seconds(), _SHORTEST_PAUSE_S
+        while not self._store.check([name]):
+            if time.monotonic() > deadline:
+                raise StalledError(
+                    f"the sum over the tiles on rank {dist.get_rank()} waited for a plan, but the "
+                    f"first chip asked for none; {_WHAT_IT_NEEDS}"
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        return bytes(self._store.get(name))
 
 
 class TwinGroup(MeshmendGroup):
