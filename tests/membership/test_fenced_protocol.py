@@ -21,8 +21,8 @@ from simulation import coordinator_process
 from simulation.runs import first_problem, parts_of
 from simulation.world import Scenario
 
-N_SEEDS = 400  # in `make test`; `make slow` does ten thousand
-N_PARTS = 4
+N_SEEDS = 1000  # in `make test`; `make slow` does ten thousand
+N_PARTS = 8
 
 Patch = pytest.MonkeyPatch
 
