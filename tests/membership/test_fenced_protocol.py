@@ -72,7 +72,7 @@ def take_every_term_for_ones_own(patch: Patch) -> None:
 
 def drop_without_a_word(patch: Patch) -> None:
     """Steps that another coordinator led are given up, and nobody hears of it."""
-    patch.setattr(Coordinator, "_tell_dropped", lambda coordinator, chip, status: None)
+    patch.setattr(Coordinator, "_tell_dropped", lambda coordinator, chip, status, after=None: None)
 
 
 def go_back_to_an_earlier_term(patch: Patch) -> None:

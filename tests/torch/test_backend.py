@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from commanding import Ended, meshmend_run
+from forked_script import run_forked
 from meshmend.errors import InputError
 from meshmend.topology.text import parse_mesh
 from waiting import HANG_S, until
@@ -254,6 +255,62 @@ def test_an_error_reaches_whoever_waits_in_python_and_in_cpp() -> None:
     assert handle.is_completed()
     assert not handle.is_success()
     assert progress.finish(HANG_S)
+
+
+def test_an_error_that_is_no_message_of_ours_says_where_it_was_raised() -> None:
+    progress = Progress("test")
+
+    def fail() -> None:
+        raise ValueError("a bug")
+
+    handle = progress.submit("a test", fail, [torch.ones(1)])
+    with pytest.raises(ValueError, match="a bug") as raised:
+        handle.wait(timedelta(seconds=HANG_S))
+    assert "in fail" in "".join(raised.value.__notes__)
+    assert progress.finish(HANG_S)
+
+
+_A_THREAD_ENDS_WHILE_ITS_ERROR_IS_TOLD = """
+import gc, threading, torch
+from meshmend.torch.progress_thread import Progress
+
+def collected(phase, info):  # the n-th collection of garbage lets the thread of the sum end
+    global n_left
+    if threading.current_thread().name == "test-callbacks" and phase == "stop":
+        n_left -= 1
+        if n_left == 0:
+            may_end.set()
+            first.join(0.2)
+
+gc.callbacks.append(collected)
+for n_left in range(1, 9):
+    may_end, is_next, progress = threading.Event(), threading.Event(), Progress("test")
+    [first] = progress._threads
+
+    def rest():
+        is_next.wait()
+        raise ValueError("no such thing")
+
+    def next_one():
+        is_next.set()
+        may_end.wait(0.2)
+
+    progress.submit("a sum", lambda: rest, [torch.ones(1)], lambda future: None)
+    progress.submit("another", next_one, [torch.ones(1)])
+    gc.set_threshold(1, 1, 1)
+    assert progress.finish(60)
+    gc.set_threshold(700, 10, 10)
+"""
+
+
+def test_an_error_is_told_while_the_thread_that_raised_it_ends(tmp_path: Path) -> None:
+    """The text of an error names frames; of a thread that had ended they were no more (SIGSEGV)."""
+    script = tmp_path / "script.py"
+    script.write_text(_A_THREAD_ENDS_WHILE_ITS_ERROR_IS_TOLD)
+
+    ended = run_forked(str(script))
+
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_callbacks_wait_for_each_other_and_never_for_a_thread() -> None:

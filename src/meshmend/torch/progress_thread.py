@@ -11,6 +11,7 @@ import queue
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from functools import cache
@@ -19,7 +20,7 @@ from typing import Any, Final
 import torch
 import torch.distributed
 
-from meshmend.errors import StalledError
+from meshmend.errors import MeshmendError, StalledError
 
 Job = Callable[[], None]
 
@@ -128,7 +129,7 @@ class Handle(torch.distributed.Work):
                 "longer, or look for the rank that did not call it"
             )
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)  # without the frames of who has waited before
         return True
 
     def synchronize(self) -> None:
@@ -177,9 +178,11 @@ class Handle(torch.distributed.Work):
 
     def _result_or_error(self, _: Future) -> list[torch.Tensor]:
         # C++ code such as DDP's takes an error set with `set_exception` for a value. An error that
-        # is raised in a callback is an error there too.
+        # is raised in a callback is an error there too, of which only the text is left. For that
+        # text pybind11 walks the frames of the traceback. They must be of this thread: frames of
+        # another one may vanish meanwhile, and the process with them (CPython 3.11).
         if self._error is not None:
-            raise self._error
+            raise RuntimeError(f"{type(self._error).__name__}: {self._error}")
         return self._result
 
     def _complete(self, outcome: Future) -> None:
@@ -274,7 +277,7 @@ class Progress:
         try:
             rest()
         except Exception as raised:
-            return raised
+            return _for_other_threads(raised)
         finally:
             with self._counts:
                 self._n_free += 1
@@ -285,4 +288,11 @@ def _started(collective: Starter) -> tuple[Rest | None, Exception | None]:
     try:
         return collective(), None
     except Exception as raised:
-        return None, raised
+        return None, _for_other_threads(raised)
+
+
+def _for_other_threads(error: Exception) -> Exception:
+    """Return an error without the frames of this thread; what is no message of ours notes them."""
+    if not isinstance(error, MeshmendError):
+        error.add_note("".join(traceback.format_tb(error.__traceback__)))
+    return error.with_traceback(None)
