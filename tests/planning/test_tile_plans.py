@@ -11,6 +11,7 @@ import pytest
 from meshmend.errors import InputError, MeshmendError, PlanFileError, TopologyError
 from meshmend.planning.colour_comparison import compared_colours
 from meshmend.planning.colour_search import fastest_colours, independent_colours
+from meshmend.planning.crossovers import winner
 from meshmend.planning.plan import Plan, load_plan, plan
 from meshmend.simulator.colour_limit import colour_limit
 from meshmend.topology.fabric import fabric
@@ -75,6 +76,13 @@ def test_a_comparison_lists_the_ways_to_sum_fastest_first() -> None:
     assert sorted(price.name for price in found.prices) == ["all-chips", "colours", "independent"]
     assert [price.time_s for price in found.prices] == sorted(p.time_s for p in found.prices)
     assert all(found.ratio(price) >= 1 for price in found.prices)
+
+
+def test_the_best_way_to_sum_is_the_fastest_though_a_spare_is_left_out() -> None:
+    found = compared_colours(Mesh((4, 4)).without("0,0"), "2x2", REFERENCE, 10e6)
+
+    assert {price.n_chips for price in found.prices} == {12, 15}
+    assert winner(found) is found.prices[0]
 
 
 def random_case(random: Random) -> tuple[Mesh, str]:

@@ -65,7 +65,8 @@ def compared_colours(
     ]
     prices.sort(key=lambda price: price.time_s)
     least = colour_limit(tiling, *question)
-    return Comparison(mesh, tiling.mesh, *question, least, tuple(prices), {})
+    n_needed = tiling.n_tiles * tiling.n_colours
+    return Comparison(mesh, tiling.mesh, *question, least, tuple(prices), {}, n_needed)
 
 
 def _price(

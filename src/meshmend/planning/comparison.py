@@ -47,7 +47,8 @@ _CHIPS_OF_QUICK_LIMITS = 256  # up to here a limit is computed as fast as it is 
 class Comparison:
     """Prices of algorithms on the connected part of a mesh, fastest first.
 
-    `refused` maps each algorithm that does not support this mesh to its reason.
+    `refused` maps each algorithm that does not support this mesh to its reason. `n_needed` is how
+    many chips have something to sum: all of the part, or those in tiles.
     """
 
     mesh: Mesh
@@ -57,6 +58,7 @@ class Comparison:
     limit: Limit
     prices: tuple[Price, ...]
     refused: dict[str, str]
+    n_needed: int
 
     def ratio(self, price: Price) -> float:
         """Return the time of a price divided by the limit."""
@@ -157,7 +159,7 @@ def compared(
         prices.append(_price_of_auto(question, prices, cache_dir, shares.of(len(to_price))))
     prices.sort(key=lambda price: price.time_s)
     least = lower_bound(question, cache_dir)
-    return Comparison(mesh, part, fabric, payload_bytes, least, tuple(prices), refused)
+    return Comparison(mesh, part, fabric, payload_bytes, least, tuple(prices), refused, part.n_live)
 
 
 def _prices(

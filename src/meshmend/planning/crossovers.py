@@ -19,9 +19,9 @@ class Crossover:
 
 
 def winner(result: Comparison) -> Price:
-    """Return the fastest price of those that sum over all chips of the connected part."""
+    """Return the fastest price of those that sum over all chips that have something to sum."""
     return next(
-        (each for each in result.prices if each.n_chips == result.part.n_live), result.prices[0]
+        (each for each in result.prices if each.n_chips >= result.n_needed), result.prices[0]
     )
 
 

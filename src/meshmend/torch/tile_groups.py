@@ -46,6 +46,7 @@ from meshmend.torch.group import MeshmendGroup, Tensors, untraced
 from meshmend.torch.progress_thread import Rest
 from meshmend.torch.transports import TensorTransport, transport_of
 from meshmend.transport.tasks import RankProgram, rank_program
+from meshmend.units import counted
 
 _log = logging.getLogger("meshmend.torch")
 
@@ -152,8 +153,8 @@ def _without_spares(tiling: Tiling, *, may_be: bool) -> Tiling:
         shown = "; ".join(",".join(map(str, chip)) for chip in left[:_SHOWN_CHIPS])
         more = f" and {len(left) - _SHOWN_CHIPS} more" if len(left) > _SHOWN_CHIPS else ""
         raise InputError(
-            f"tiles of {name} leave {len(left)} chips of {tiling.mesh} in no tile: {shown}{more}; "
-            "take another tile, or pass spares=True and end the ranks whose "
+            f"tiles of {name} leave {counted(len(left), 'chip')} of {tiling.mesh} in no tile: "
+            f"{shown}{more}; take another tile, or pass spares=True and end the ranks whose "
             "mesh.get_coordinate() is None"
         )
     mesh = dataclasses.replace(tiling.mesh, failed=tiling.mesh.failed | set(left))
