@@ -1,7 +1,7 @@
 """A job in which nothing moves: when that has been too long, and where its workers stand."""
 
 from meshmend.config import Timing
-from meshmend.launch.standstill import Standstill
+from meshmend.launch.elastic import Standstill
 from meshmend.membership.events import (
     ChipsWaiting,
     Event,

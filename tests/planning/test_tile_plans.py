@@ -11,7 +11,6 @@ import pytest
 from meshmend.errors import InputError, MeshmendError, PlanFileError, TopologyError
 from meshmend.planning.colour_comparison import compared_colours
 from meshmend.planning.colour_search import fastest_colours, independent_colours
-from meshmend.planning.crossovers import winner
 from meshmend.planning.plan import Plan, load_plan, plan
 from meshmend.simulator.colour_limit import colour_limit
 from meshmend.topology.fabric import fabric
@@ -82,7 +81,7 @@ def test_the_best_way_to_sum_is_the_fastest_though_a_spare_is_left_out() -> None
     found = compared_colours(Mesh((4, 4)).without("0,0"), "2x2", REFERENCE, 10e6)
 
     assert {price.n_chips for price in found.prices} == {12, 15}
-    assert winner(found) is found.prices[0]
+    assert found.winner is found.prices[0]
 
 
 def random_case(random: Random) -> tuple[Mesh, str]:

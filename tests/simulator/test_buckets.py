@@ -3,13 +3,18 @@
 import pytest
 
 from meshmend.errors import InputError, UnitError
-from meshmend.planning.bucket_comparison import Buckets, compared_buckets
+from meshmend.planning.bucket_comparison import (
+    Buckets,
+    compared_buckets,
+    fastest_in_flight,
+    in_flight,
+    repeated,
+)
 from meshmend.planning.proof import prove
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
 from meshmend.schedule.table import Collective, Schedule
-from meshmend.simulator.buckets import fastest_in_flight, in_flight, repeated
 from meshmend.simulator.network_program import program_of
 from meshmend.simulator.rules import Simulation, simulate
 from meshmend.topology.fabric import fabric

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from meshmend.errors import InputError
+from meshmend.planning.pricing import on_ranks, program_on_part
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.table import Collective
-from meshmend.simulator.baselines import on_ranks, program_on_part
 from meshmend.simulator.limit import limit
 from meshmend.simulator.network_program import Program, program_of
 from meshmend.simulator.rules import simulate

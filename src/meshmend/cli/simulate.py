@@ -183,7 +183,7 @@ def simulate_command(
     check_suffix(output, ".svg")
     check_writable(save_trace, output)
     announce_compilation()
-    from meshmend.pages.draw.sweep_picture import sweep_svg
+    from meshmend.pages.draw.load_picture import sweep_svg
     from meshmend.planning.colour_comparison import compared_colours
     from meshmend.planning.comparison import compared
     from meshmend.planning.progress import ProgressShares
@@ -298,7 +298,7 @@ def _simulate_buckets(
 
 
 def _document(results: "list[Comparison]") -> dict[str, Any]:
-    from meshmend.planning.crossovers import crossovers
+    from meshmend.planning.comparison import crossovers
 
     fabric = asdict(results[0].fabric)
     if len(results) == 1:
@@ -337,10 +337,9 @@ def _print_head(result: "Comparison") -> None:
 
 def _print_comparison(result: "Comparison") -> None:
     """Print what each algorithm costs for one payload; a star marks the best on all chips."""
-    from meshmend.planning.crossovers import winner
     from meshmend.units import format_bytes, format_time
 
-    limit, best = result.limit, winner(result)
+    limit, best = result.limit, result.winner
     print(f"\n{format_bytes(result.payload_bytes)}: {limit.describe()}")
     alone = f"hops alone {format_time(limit.latency_s)}"
     print(f"bandwidth limit {format_time(limit.bandwidth_s)}, {alone}")
@@ -361,7 +360,7 @@ def _print_comparison(result: "Comparison") -> None:
 
 def _print_sweep(results: "Sequence[Comparison]") -> None:
     """Print times over the limit, an algorithm a row, and where the fastest one changes."""
-    from meshmend.planning.crossovers import crossovers
+    from meshmend.planning.comparison import crossovers
     from meshmend.units import format_bytes
 
     names = list(dict.fromkeys(price.name for result in results for price in result.prices))
@@ -375,10 +374,9 @@ def _print_sweep(results: "Sequence[Comparison]") -> None:
 
 
 def _print_block(results: "Sequence[Comparison]", names: list[str]) -> None:
-    from meshmend.planning.crossovers import winner
     from meshmend.units import format_bytes, format_time
 
-    best = [winner(result).name for result in results]
+    best = [result.winner.name for result in results]
     sizes = "".join(f"{format_bytes(result.payload_bytes):>7}" for result in results)
     print(f"{'payload':<11}{sizes}")
     for name in names:

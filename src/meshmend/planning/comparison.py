@@ -1,8 +1,10 @@
 """Compares algorithms: what each costs for one payload, and the physical limit."""
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,12 @@ class Comparison:
     prices: tuple[Price, ...]
     refused: dict[str, str]
     n_needed: int
+
+    @property
+    def winner(self) -> Price:
+        """The fastest of those that sum over all chips that have something to sum."""
+        whole = (each for each in self.prices if each.n_chips >= self.n_needed)
+        return next(whole, self.prices[0])
 
     def ratio(self, price: Price) -> float:
         """Return the time of a price divided by the limit."""
@@ -329,3 +337,40 @@ def lower_bound(question: Question, cache_dir: Path | None = None) -> Limit:
     return Cache(folder, "limit", encoded, decoded).get_or_make(
         question.key, lambda: limit(mesh, fabric, payload_bytes, question.collective)
     )
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """From about this payload on, `after` is faster than `before`."""
+
+    payload_bytes: float
+    before: str
+    after: str
+
+
+def crossovers(results: Sequence[Comparison]) -> tuple[Crossover, ...]:
+    """Return the changes of the winner between neighbouring payloads of a rising sweep.
+
+    Between two payloads, times are taken to be straight lines on logarithmic axes. Where two names
+    stand for one time, as `auto` and what it chose, the winner does not change.
+    """
+    found = []
+    for low, high in pairwise(results):
+        before, after = low.winner.name, high.winner.name
+        times_low, times_high = _times_s(low), _times_s(high)
+        if before == after or not {before, after} <= times_low.keys() & times_high.keys():
+            continue
+        at_low = math.log(times_low[before] / times_low[after])
+        at_high = math.log(times_high[before] / times_high[after])
+        if at_low == 0 or at_high == 0:
+            continue
+        share = at_low / (at_low - at_high)
+        ends = math.log(low.payload_bytes), math.log(high.payload_bytes)
+        payload = math.exp(ends[0] + share * (ends[1] - ends[0]))
+        found.append(Crossover(payload, before, after))
+    return tuple(found)
+
+
+def _times_s(result: Comparison) -> dict[str, float]:
+    """Return the times that are not zero, by name."""
+    return {price.name: price.time_s for price in result.prices if price.time_s > 0}

@@ -4,7 +4,10 @@ Knows every algorithm and, for comparison, the baselines on an intact part of a 
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from meshmend.errors import UnsupportedError
 from meshmend.planning.exchange_prices import (
@@ -29,8 +32,7 @@ from meshmend.schedule.algorithm_names import check_algorithm_name
 from meshmend.schedule.algorithms import ALGORITHMS, algorithm
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
-from meshmend.schedule.table import Collective
-from meshmend.simulator.baselines import program_on_part
+from meshmend.schedule.table import Collective, Schedule, index_dtype
 from meshmend.simulator.network_program import Program, program_of
 from meshmend.simulator.rules import PhaseTime, Progress, Simulation, simulate
 from meshmend.simulator.slices import best_slices
@@ -310,6 +312,32 @@ def _baseline(question: Question, name: str) -> tuple[Program, int, str]:
             continue
         return program, part.mesh.n_live, f"{candidate} on {part.what}"
     raise AssertionError("rank-ring supports every connected mesh")
+
+
+def program_on_part(part: IntactPart, mesh: Mesh, name: str, collective: Collective) -> Program:
+    """Return an algorithm for a part's chips, on routes over the live chips of the whole mesh.
+
+    The chips of the part hold the payload; other live chips may forward.
+
+    Raises:
+        UnsupportedError: the algorithm does not support the part's shape.
+    """
+    schedule = on_ranks(algorithm(name).build(part.mesh, collective), part.ranks, mesh.n_live)
+    return program_of(schedule, hazards_of(schedule), placed(mesh, schedule).routes)
+
+
+def on_ranks(schedule: Schedule, ranks: NDArray[np.int32], n_ranks: int) -> Schedule:
+    """Return a schedule whose rank i is rank `ranks[i]` of n_ranks; the others take no part."""
+    dtype = index_dtype(n_ranks * schedule.n_buffers, schedule.n_chunks)
+    return replace(
+        schedule,
+        n_ranks=n_ranks,
+        owners=ranks[schedule.owners],
+        src=ranks[schedule.src].astype(dtype),
+        dst=ranks[schedule.dst].astype(dtype),
+        lo=schedule.lo.astype(dtype),
+        hi=schedule.hi.astype(dtype),
+    )
 
 
 def _simulated(

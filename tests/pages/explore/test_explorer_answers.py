@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from browsing import QUESTION
 from meshmend.errors import InputError
-from meshmend.pages.explore.access import Access
 from meshmend.pages.explore.explorer_answers import (
     first_answers,
     flows_of,
@@ -16,6 +15,7 @@ from meshmend.pages.explore.explorer_answers import (
     whole_channels,
 )
 from meshmend.pages.explore.explorer_question import document_of, question_of
+from meshmend.pages.explore.page_server import Access
 from meshmend.pages.explore.planner_tasks import N_FRAMES, next_hops, timeline_of
 from meshmend.planning.plan import plan
 from meshmend.planning.progress import no_progress

@@ -53,30 +53,16 @@ _SHEET_WIDTH = 1100.0
 _ARROWED_PITCH = 18.0
 
 
-def trees_svg(
-    mesh: Mesh,
-    parents: NDArray[np.int32],
-    *,
-    overlaid: bool = False,
-    title: str = "",
-    caption: str = "",
-) -> str:
-    """Return the trees `parents[k]` over the ranks, a panel each or all on one mesh.
+def trees_svg(mesh: Mesh, parents: NDArray[np.int32], *, title: str = "", caption: str = "") -> str:
+    """Return the trees `parents[k]` over the ranks, a panel each.
 
     Raises:
         InputError: the array is not (trees, ranks), names no such rank, or runs in a circle.
     """
-    depths = _depths(mesh, parents)
-    if overlaid:
-        grid = fitting_grid(mesh, fill=0.5, roomy=True)
-        panel = mesh_panel(grid).plus(tree_marks(grid, parents, first_colour=0))
-    else:
-        panel = _side_by_side(mesh, parents, depths)
-    n_trees = len(parents)
     return framed(
-        panel,
-        title=title or f"{counted(n_trees, 'tree')} on {mesh}",
-        keys=[*(_keys(n_trees) if overlaid else []), *_layer_keys(mesh), *ground_keys(mesh)],
+        _side_by_side(mesh, parents, _depths(mesh, parents)),
+        title=title or f"{counted(len(parents), 'tree')} on {mesh}",
+        keys=[*_layer_keys(mesh), *ground_keys(mesh)],
         caption=caption,
     )
 
@@ -141,10 +127,6 @@ def _side_by_side(mesh: Mesh, parents: NDArray[np.int32], depths: NDArray[np.int
         for k in range(len(parents))
     ]
     return tiled(panels, n_columns)
-
-
-def _keys(n_trees: int) -> list[Key]:
-    return [Key(series(k), f"tree {k}", "line") for k in range(min(n_trees, 8))]
 
 
 def _layer_keys(mesh: Mesh) -> list[Key]:

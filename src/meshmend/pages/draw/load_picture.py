@@ -1,12 +1,18 @@
-"""How busy each link is, drawn over a mesh: one coloured lane per direction."""
+"""What a simulation found: how busy each link is, and the times of a sweep over payloads.
+
+Links are drawn over a mesh, with one coloured lane per direction.
+"""
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.errors import InputError
+from meshmend.pages.draw.chart import Axis, Series, chart_svg, limit_series
 from meshmend.pages.draw.grid import Grid, drawn_apart, fitting_grid
 from meshmend.pages.draw.mesh_picture import ground_keys, mesh_panel
 from meshmend.pages.draw.svg import (
@@ -20,6 +26,10 @@ from meshmend.pages.draw.svg import (
     stacked,
 )
 from meshmend.topology.mesh import Mesh
+from meshmend.units import format_bytes
+
+if TYPE_CHECKING:
+    from meshmend.planning.comparison import Comparison
 
 _SHADES = 24
 
@@ -133,3 +143,27 @@ def _summary(mesh: Mesh, load: NDArray[np.float64], unit: str) -> str:
     if n_busiest > 1:
         which = f"{n_busiest} of {live.size} directed links"
     return f"Busiest: {which} with {load.max():.3g} {unit}; mean {live.mean():.3g}."
+
+
+def sweep_svg(results: "Sequence[Comparison]") -> str:
+    """Return the chart of a sweep over payloads; the limit is the line at 1."""
+    names = {price.name: None for result in results for price in result.prices}
+    curves = []
+    for name in names:
+        points = [
+            (result.payload_bytes, result.ratio(price))
+            for result in results
+            for price in result.prices
+            if price.name == name
+        ]
+        curves.append(Series(name, [x for x, _ in points], [y for _, y in points]))
+    payloads = [result.payload_bytes for result in results]
+    curves.append(limit_series(payloads, [1.0] * len(payloads)))
+    first = results[0]
+    return chart_svg(
+        curves,
+        x=Axis("payload", write=format_bytes),
+        y=Axis("time over the physical limit"),
+        title=f"Allreduce on {first.mesh}",
+        caption=f"Simulated on the fabric {first.fabric}. Lower is better; nothing can be below 1.",
+    )

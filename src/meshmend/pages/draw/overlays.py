@@ -57,33 +57,23 @@ def rings_svg(
     )
 
 
-def routes_svg(
-    mesh: Mesh,
-    routes: Sequence[Path],
-    *,
-    names: Sequence[str] = (),
-    title: str = "",
-    caption: str = "",
-) -> str:
+def routes_svg(mesh: Mesh, routes: Sequence[Path]) -> str:
     """Return a mesh with routes in colours: a dot at the first chip, an arrow into the last."""
     grid = overlay_grid(mesh, routes, closed=False)
     colours = [series(i) for i in range(len(routes))]
-    keys = [Key(series(i), name, "arrow") for i, name in enumerate(names)]
     return framed(
         mesh_panel(grid).plus(route_marks(grid, routes, colours)),
-        title=title or f"{counted(len(routes), 'route')} on {mesh}",
-        keys=[*keys, *ground_keys(mesh)],
-        caption=caption,
+        title=f"{counted(len(routes), 'route')} on {mesh}",
+        keys=ground_keys(mesh),
     )
 
 
-def layout_svg(mesh: Mesh, layout: PairLayout, *, title: str = "", caption: str = "") -> str:
+def layout_svg(mesh: Mesh, layout: PairLayout) -> str:
     """Return a mesh with blue and yellow rings, and an arrow from each yellow chip to a blue."""
     return framed(
         layout_panel(layout_grid(mesh, layout), layout),
-        title=title or f"Rings over pairs of {AXIS_NAMES[layout.axis]} on {mesh}",
+        title=f"Rings over pairs of {AXIS_NAMES[layout.axis]} on {mesh}",
         keys=[*layout_keys(layout), *ground_keys(mesh)],
-        caption=caption,
     )
 
 

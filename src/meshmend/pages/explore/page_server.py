@@ -1,15 +1,17 @@
 """The explorer's web server: the page, and the answers of the planners as lines of JSON.
 
-Loopback only. `access.py` says who is refused. An answer is a stream: when the page closes the
+Loopback only; `Access` says who is refused. An answer is a stream: when the page closes the
 connection, because it has a newer question, the task behind it ends.
 """
 
 import asyncio
+import hmac
 import json
+import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +24,6 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from meshmend.errors import InputError
-from meshmend.pages.explore.access import SECURITY_HEADERS, Access
 from meshmend.pages.explore.live_feed import LiveFeed
 from meshmend.pages.explore.planner_process import DONE, Planner, PlannerJob
 
@@ -36,6 +37,47 @@ _ASKED: Final = {
     "next-hops": "first",
     "plan-file": "first",
 }
+
+
+SECURITY_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+@dataclass(frozen=True)
+class Access:
+    """The port of a server on the loopback address, and the token of this start of it.
+
+    The token is the first part of every address, so a page of another site cannot guess one. A
+    request must also name this server as its host: a name of another site that resolves to this
+    machine (DNS rebinding) is refused. No answer lets other sites read it.
+    """
+
+    port: int
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
+
+    @property
+    def address(self) -> str:
+        """What to open in a browser."""
+        return f"http://127.0.0.1:{self.port}/{self.token}/"
+
+    def why_refused(self, path: str, host: str, origin: str | None) -> str:
+        """Return why a request is refused, or an empty text if it is not."""
+        hosts = (f"127.0.0.1:{self.port}", f"localhost:{self.port}")
+        if host not in hosts:
+            return "this server answers requests to its own address alone"
+        if origin is not None and origin not in {f"http://{each}" for each in hosts}:
+            return "this server answers its own page alone"
+        given = path.lstrip("/").partition("/")[0]
+        if not hmac.compare_digest(given.encode(), self.token.encode()):
+            return "the address needs the token that `meshmend explore` printed"
+        return ""
 
 
 @dataclass(frozen=True, eq=False)

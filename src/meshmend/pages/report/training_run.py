@@ -34,6 +34,8 @@ from meshmend.topology.text import parse_mesh
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+_N_POINTS = 400  # of a curve
+
 
 @dataclass(frozen=True, eq=False)
 class Steps:
@@ -255,7 +257,7 @@ def smoothing_s(run: TrainingRun) -> float:
     return max(float(times[-1] - times[0]) / 60, 4 * float(np.median(np.diff(times))))
 
 
-def samples_per_s(run: TrainingRun, *, n_points: int = 400) -> tuple[Floats, Floats]:
+def samples_per_s(run: TrainingRun) -> tuple[Floats, Floats]:
     """Return times, and the samples per second at each: the mean over a window around it."""
     steps = run.steps
     if not len(steps) or steps.at_s[-1] <= run.first_work_s:
@@ -265,7 +267,7 @@ def samples_per_s(run: TrainingRun, *, n_points: int = 400) -> tuple[Floats, Flo
     total = np.concatenate([[0.0], np.cumsum(steps.samples[order], dtype=np.float64)])
     first, last = at_s[0], at_s[-1]
     half = smoothing_s(run) / 2
-    times = np.linspace(first, last, n_points)
+    times = np.linspace(first, last, _N_POINTS)
     low, high = np.maximum(times - half, first), np.minimum(times + half, last)
     rate = (np.interp(high, at_s, total) - np.interp(low, at_s, total)) / (high - low)
     return times, rate
