@@ -10,10 +10,14 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from meshmend.cli import main
 from meshmend.launch.worker import end_openmp_threads
+from meshmend.planning.plan import plan
+from meshmend.topology.mesh import Mesh
+from meshmend.transport.event_loop import load_event_loop
 from process_tree import with_descendants
 from waiting import until
 
@@ -105,8 +109,9 @@ def meshmend_run(*arguments: str | Path, **environment: str) -> Ended:
         return Ended(ran.end(), ran.out, ran.err)
 
 
+@cache
 def _import_all() -> None:
-    """Import what commands import, so that it is done once for all tests."""
+    """Import what commands import and load what they compute with: once, not in each of them."""
     import torch
     import torch._dynamo.utils
     import torch.distributed.rpc
@@ -115,6 +120,8 @@ def _import_all() -> None:
     import meshmend.train.torch.job  # noqa: F401
 
     torch.optim.SGD([torch.zeros(1)])  # imports torch's compiler
+    load_event_loop()
+    plan(Mesh((2, 2)))
 
 
 def _become(path: Path, arguments: list[str], environment: dict[str, str]) -> None:

@@ -8,6 +8,7 @@ import errno
 import os
 import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
 from typing import Annotated, Any, Final
 
@@ -52,10 +53,11 @@ _INTERRUPTED: Final = 130  # the exit code, by convention
 _HIDDEN: Final = frozenset({"slurm-job"})  # users do not type it
 
 
-def _app(wanted: str) -> typer.Typer:
-    """Return the command line with the wanted command alone; with all, if there is no such one.
+@cache
+def _commands(wanted: str) -> Any:
+    """Return, as Typer holds it, the command line with one command, or with all if `wanted` is "".
 
-    Importing all commands takes longer than some of them run.
+    Importing all commands takes longer than some of them run. Typer has no public type for it.
     """
     app = typer.Typer(
         name="meshmend",
@@ -65,7 +67,9 @@ def _app(wanted: str) -> typer.Typer:
         epilog="Start with: meshmend train --inject 'kill 2x2@0,2 at 30'",
     )
     app.callback()(_root)
-    for name, module_name, what in [each for each in _COMMANDS if each[0] == wanted] or _COMMANDS:
+    for name, module_name, what in _COMMANDS:
+        if wanted not in (name, ""):
+            continue
         module = import_module(f"meshmend.cli.{module_name}")
         command = getattr(module, what)
         if isinstance(command, typer.Typer):
@@ -73,13 +77,13 @@ def _app(wanted: str) -> typer.Typer:
         else:
             context = context_of(command)
             app.command(name, hidden=name in _HIDDEN, context_settings=context)(command)
-    return app
+    return typer.main.get_command(app)
 
 
 def commands_by_name() -> dict[str, Any]:
-    """Return each command that users type, as Typer holds it, by its name: `meshmend testbed up`.
+    """Return each command that users type by its name, such as `meshmend testbed up`.
 
-    Typer has no public type for them; each has `help` and `params`.
+    Each has `help` and `params`.
     """
     found: dict[str, Any] = {}
 
@@ -90,7 +94,7 @@ def commands_by_name() -> dict[str, Any]:
         for each, inner in (below or {}).items():
             add(f"{name} {each}", inner)
 
-    add("meshmend", typer.main.get_command(_app("")))
+    add("meshmend", _commands(""))
     return found
 
 
@@ -116,7 +120,8 @@ def run_line(arguments: list[str]) -> int:
     if "--log-json" not in arguments:  # else the option that chooses the log does this
         warn_of_unknown(os.environ)
     try:
-        app = _app(arguments[0] if arguments else "")
+        names = {name for name, _, _ in _COMMANDS}
+        app = _commands(arguments[0] if arguments and arguments[0] in names else "")
         result = app(args=arguments or ["--help"], prog_name="meshmend", standalone_mode=False)
         sys.stdout.flush()
         if result == _INTERRUPTED:  # so typer tells of a KeyboardInterrupt
