@@ -20,6 +20,7 @@ def main() -> int:
     parser.add_argument("--sharded", action="store_true", help="share the optimizer's state")
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--split", action="store_true", help="let both sides live on")
+    kinds.add_argument("--tiles", action="store_true", help="let a replica be several chips")
     kinds.add_argument("--large", action="store_true", help="train on 1024 chips")
     parser.add_argument("--plans", action="store_true", help="swap plans between steps")
     parser.add_argument("--trace", action="store_true", help="print what happened")
@@ -27,6 +28,8 @@ def main() -> int:
     scenario_of = Scenario.of_split if chosen.split else Scenario.of
     if chosen.large:
         scenario_of = Scenario.of_large
+    if chosen.tiles:
+        scenario_of = Scenario.of_tiles
     began = process_time()
     runs = []
     for seed in range(chosen.seed, chosen.seed + chosen.seeds):

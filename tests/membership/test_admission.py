@@ -107,3 +107,16 @@ def test_the_state_of_a_generation_is_held_by_its_members_only() -> None:
     assert "holds the state of generation 5, but was not a member" in rules.why_refused(
         replace(member, address=("127.0.0.1", 2))
     )
+
+
+@pytest.mark.parametrize(
+    ("tile", "why"),
+    [
+        ("two", "a tile needs extents such as 2x2, but it names 'two'"),
+        ("2x2", "a tile of 2x2 does not fit the mesh 1x4; take another"),
+        ("1x2x1", "a tile of 1x2x1 does not fit the mesh 1x4; take another"),
+    ],
+)
+def test_a_tile_that_the_mesh_cannot_have_is_refused(tile: str, why: str) -> None:
+    assert why in admission().why_refused(hello((0, 0), fingerprint=replace(OURS, tile=tile)))
+    assert admission().why_refused(hello((0, 0), fingerprint=replace(OURS, tile="1x2"))) == ""

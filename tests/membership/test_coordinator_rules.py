@@ -235,7 +235,7 @@ def test_a_job_whose_workers_are_all_lost_later_waits_and_fails_as_any_other() -
     history = History(CoordinatorRecord("ours", (BegunGeneration(1, ()),)), is_restarted=True)
     history.begin(Generation(2, (), frozenset(), ()), version=FRESH, step=0)
 
-    assert history.restorable(Status()) is None
+    assert history.restorable(Status()) == ()
     assert history.wait_s(60.0) == 60.0
 
 

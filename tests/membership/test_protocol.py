@@ -68,7 +68,7 @@ def test_the_seeds_see_restores_and_jobs_that_fail() -> None:
 def let_anyone_begin(patch: Patch) -> None:
     """A new worker begins anew although others trained before."""
     patch.setattr(History, "is_holder", lambda history, status: True)
-    patch.setattr(History, "has_witness", lambda history, workers: any(True for _ in workers))
+    patch.setattr(History, "knows_state", lambda history, process, status: True)
 
 
 def never_miss_a_link(patch: Patch) -> None:
@@ -117,8 +117,8 @@ def begin_before_all_are_ready(patch: Patch) -> None:
             return None
         if not all(chip in membership.workers for chip in generation.chips):
             return None
-        best = max(membership._state_of(chip) for chip in generation.chips)
-        holders = tuple(chip for chip in generation.chips if membership._state_of(chip) == best)
+        best = max(max(membership._states_of(chip)) for chip in generation.chips)
+        holders = tuple(chip for chip in generation.chips if best in membership._states_of(chip))
         membership.go = Go(generation.number, best[1], holders[:1])
         membership.history.begin(generation, version=best[0], step=best[1])
         return membership.go
@@ -154,10 +154,10 @@ def forget_who_is_turned_away(patch: Patch) -> None:
 def restore_any_state(patch: Patch) -> None:
     """A worker that the others went on without gives back a step that they did again."""
 
-    def restorable(history: History, status: Status) -> tuple[int, int] | None:
+    def restorable(history: History, status: Status) -> tuple[tuple[int, int], ...]:
         held = (status.step, status.state_version) if status.state_version != FRESH else None
         saved = (status.checkpoint, FRESH) if status.checkpoint is not None else None
-        return max((state for state in (held, saved) if state is not None), default=None)
+        return tuple(state for state in (held, saved) if state is not None)
 
     patch.setattr(History, "restorable", restorable)
 

@@ -1,5 +1,6 @@
 """Tilings: by hand, against every packing of small meshes, and what a new tiling moves."""
 
+import dataclasses
 import itertools
 import time
 
@@ -15,7 +16,7 @@ from meshmend.topology.failures import Chip, Link
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
-from meshmend.topology.tiles import Tiling
+from meshmend.topology.tiles import Tiling, box_colour, box_tiling
 from strategies import connected_meshes
 
 SHAPES = ("1x1", "1x2", "2x1", "2x2", "1x4", "4", "2x3", "4x2")
@@ -238,3 +239,31 @@ def test_a_thousand_chips_are_tiled_within_a_second(tile: str) -> None:
 
     assert time.process_time() - start < 2  # a second on a quiet machine
     assert tiling.n_tiles * tiling.n_colours >= 0.96 * mesh.n_live
+
+
+@given(mesh=connected_meshes(min_side=2), tile=st.sampled_from([(1, 2), (2, 1), (2, 2)]))
+@settings(max_examples=60, deadline=None)
+def test_boxes_that_cover_a_mesh_are_found_again_whatever_lived_beside_them(
+    mesh: Mesh, tile: tuple[int, ...]
+) -> None:
+    """So each worker finds the tiles of a generation by itself."""
+    if len(mesh.shape) != 2:
+        return
+    try:
+        found = box_tiling(mesh, tile, keep=mesh.live[::2])
+    except TopologyError:
+        return
+    covered = dataclasses.replace(mesh, failed=mesh.failed | set(found.spares))
+
+    assert set(box_tiling(covered, tile).tiles) == set(found.tiles)
+    for chips in found.tiles:
+        assert [box_colour(tile, chip) for chip in chips] == list(range(found.n_colours))
+
+
+def test_of_two_tilings_with_as_many_boxes_the_one_that_keeps_more_is_taken() -> None:
+    mesh = Mesh((1, 3))
+
+    assert box_tiling(mesh, (1, 2), keep={(0, 2)}).tiles == (((0, 2), (0, 1)),)
+    assert box_tiling(mesh, (1, 2), keep={(0, 0)}).tiles == (((0, 0), (0, 1)),)
+    with pytest.raises(TopologyError, match="no tile of 2x1, as it is written, fits"):
+        box_tiling(mesh, (2, 1))

@@ -8,6 +8,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from meshmend.errors import TopologyError
 from meshmend.membership.events import (
     Event,
     NonFiniteSum,
@@ -21,7 +22,8 @@ from meshmend.membership.history import History
 from meshmend.membership.job import JobFingerprint, JobSpec
 from meshmend.membership.membership import UNHEARD_GENERATIONS, Membership
 from meshmend.membership.messages import FRESH, Hello, Status
-from meshmend.topology.failures import Chip
+from meshmend.topology.failures import Chip, format_shape
+from meshmend.topology.text import parse_tile
 from meshmend.transport.codec import shown
 
 _MOST_OBSERVERS: Final = 32
@@ -59,6 +61,8 @@ class Admission:
             return why
         if hello.status.state_version != FRESH and hello.memory is None:
             return "it holds a state, but names no generation in which it got that state"
+        if hello.fingerprint is not None and (why := self._why_no_tile(hello.fingerprint.tile)):
+            return why
         ours = self._history.record.fingerprint
         if ours is None or hello.fingerprint is None or self._sets_fingerprint(hello):
             return ""
@@ -84,6 +88,19 @@ class Admission:
     def why_impossible(self, chip: Chip, status: Status) -> str:
         """Return why an admitted worker's status is impossible, or an empty text if it is not."""
         return self._why_impossible(self._hellos[chip], status)
+
+    def _why_no_tile(self, tile: str) -> str:
+        """Return why a job cannot have such tiles, or an empty text if it can."""
+        if not tile:
+            return ""
+        shape, mesh = self._spec.mesh.shape, format_shape(self._spec.mesh.shape)
+        try:
+            extents = parse_tile(tile)
+        except TopologyError:
+            return f"a tile needs extents such as 2x2, but it names {shown(tile)}"
+        if len(extents) > len(shape) or any(n > of for n, of in zip(extents, shape, strict=False)):
+            return f"a tile of {format_shape(extents)} does not fit the mesh {mesh}; take another"
+        return ""
 
     def _why_other_job(self, job: str) -> str:
         return f"it belongs to job {shown(job)}, but this coordinator serves job {self._spec.job!r}"

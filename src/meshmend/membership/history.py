@@ -8,7 +8,6 @@ sum needs all members, so without this one no step was completed.
 Knows statuses, not sockets or clocks. `CoordinatorRecord` is what a coordinator keeps on disk.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -248,25 +247,32 @@ class History:
         lost = f"no chip that is left holds the state after step {self.step}"
         return f"{lost}, none came back within {timeout_s:g} s, and there is no complete checkpoint"
 
-    def restorable(self, status: Status) -> tuple[int, int] | None:
-        """Return the newest step that a worker can go back to, and its state version.
+    def restorable(self, status: Status) -> tuple[tuple[int, int], ...]:
+        """Return the steps that a worker can go back to, each with its state version.
 
         The version is FRESH if the step is that of a checkpoint, or of its initial state after a
-        restart of the whole job. None: it has no state at all.
+        restart of the whole job. Empty: it has no state at all.
         A worker that the others went on without holds an earlier state of the job only up to the
         step that they went on from. What it did after that step, they did again.
         """
         version = self.version_of(status)
-        is_earlier = any(
-            version == begun.base != FRESH and status.step <= begun.step
-            for begun in self.record.begun
-        )
-        is_held = version != FRESH and (is_earlier or self.is_holder(status))
-        held = (status.step, version) if is_held else None
-        saved = (status.checkpoint, FRESH) if status.checkpoint is not None else None
-        is_beginning = self.is_restarted and status.state_version == FRESH
-        initial = (status.step, FRESH) if is_beginning else None
-        return max((state for state in (held, saved, initial) if state is not None), default=None)
+        until = [begun.step for begun in self.record.begun if version == begun.base != FRESH]
+        is_holder = version != FRESH and self.is_holder(status)
+        found = [
+            (step, version)
+            for step in _steps_of(status)
+            if is_holder or any(step <= last for last in until)
+        ]
+        if status.checkpoint is not None:
+            found.append((status.checkpoint, FRESH))
+        if self.is_restarted and status.state_version == FRESH:
+            found.append((status.step, FRESH))
+        return tuple(found)
+
+    def states_of(self, status: Status) -> tuple[tuple[int, int], ...]:
+        """Return the states that a worker holds: as which version it counts, and the step."""
+        version = self.version_of(status)
+        return tuple((version, step) for step in _steps_of(status))
 
     def is_witness(self, process: Process) -> bool:
         """Whether a worker was a member of the latest generation, which is not yet confirmed.
@@ -276,9 +282,23 @@ class History:
         begun = self.record.begun
         return bool(begun) and not begun[-1].is_confirmed and begun[-1].has_member(process)
 
-    def has_witness(self, workers: Iterable[tuple[Process, Status]]) -> bool:
-        """Whether one of the workers holds the state that counts, or can prove which state does."""
-        return any(self.is_holder(status) or self.is_witness(who) for who, status in workers)
+    def knows_state(self, process: Process, status: Status) -> bool:
+        """Whether a worker holds the state that counts, or can prove which state does."""
+        return self.is_holder(status) or self.is_witness(process)
+
+    def may_deny(self, process: Process, status: Status) -> bool:
+        """Whether a worker may come to prove that the latest generation took no step."""
+        return self.is_witness(process) and not self.is_holder(status)
+
+    def has_base(self, process: Process, status: Status) -> bool:
+        """Whether a worker knows the state that counts if the latest generation took no step."""
+        begun = self.record.begun
+        is_base = bool(begun) and self.version_of(status) == begun[-1].base != FRESH
+        return is_base or self.is_witness(process)
+
+
+def _steps_of(status: Status) -> tuple[int, ...]:
+    return (status.step,) if status.also is None else (status.step, status.also)
 
 
 def _void(begun: BegunGeneration) -> VoidGeneration:

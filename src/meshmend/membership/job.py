@@ -43,7 +43,8 @@ class JobFingerprint(Value, frozen=True):
     """The arguments of a worker's job; workers with different arguments cannot train together.
 
     `model` and `samples` are texts with counts and a digest: of the parameters' shapes and types,
-    and of a few samples of the data set.
+    and of a few samples of the data set. `tile` is the shape of a replica of several chips, such as
+    2x2; it is empty if each chip holds all of the state.
     """
 
     version: str
@@ -56,6 +57,7 @@ class JobFingerprint(Value, frozen=True):
     dataset_length: Count
     samples: str
     framework: str = "torch"
+    tile: str = ""
 
     def difference(self, other: "JobFingerprint") -> str:
         """Return in words the first argument in which a worker's fingerprint differs from this one.

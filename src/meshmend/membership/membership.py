@@ -8,9 +8,14 @@ and its step. In one generation all members step together and end each step with
 state version and step name one state. `history` knows which state counts. No generation begins
 without a worker that holds that state. If none is left, the others wait for one, then go on from a
 checkpoint; without a checkpoint the job fails.
+
+In a job with tiles (`topology/tiles.py`) a worker holds the part of the state that has its chip's
+colour, which its position gives. Then all colours of one state need a holder each, and only chips
+in whole tiles are members. The others wait: a tile's sums need all of its chips.
 """
 
-from collections.abc import Container, Iterable, Mapping
+import math
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
@@ -18,12 +23,15 @@ from typing import Final
 from msgspec import structs
 
 from meshmend.config import Timing
+from meshmend.errors import TopologyError
 from meshmend.membership.generation import Generation, GenerationName, Seat
-from meshmend.membership.history import CoordinatorRecord, History
+from meshmend.membership.history import CoordinatorRecord, History, Process
 from meshmend.membership.messages import FRESH, Go, Hello, Status
-from meshmend.topology.failures import Chip, Link
+from meshmend.topology.failures import Chip, Link, format_shape
 from meshmend.topology.graph import components
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.text import parse_tile
+from meshmend.topology.tiles import box_colour, box_tiling
 from meshmend.transport.listener import Address
 
 # How many generations a lost coordinator may have made that no live worker knows of.
@@ -249,9 +257,9 @@ class Membership:
 
     def is_missed(self, hello: Hello) -> bool:
         """Whether a worker has the state that no connected worker has."""
-        who = [((hello.chip, hello.address), hello.status)]
         has_newest = not self._restorable(self.workers) and self.history.restorable(hello.status)
-        return self.is_state_lost and (bool(has_newest) or self.history.has_witness(who))
+        knows = self.history.knows_state((hello.chip, hello.address), hello.status)
+        return self.is_state_lost and (bool(has_newest) or knows)
 
     def recalled(self, name: GenerationName) -> Generation | None:
         """Return the generation that a worker names; None if only a worker can tell it.
@@ -287,6 +295,8 @@ class Membership:
         if missing := sorted(self._board_of(chip) - set(self.workers)):
             verb = "is" if len(missing) == 1 else "are"
             return f"its board must be complete, but {', '.join(map(str, missing))} {verb} missing"
+        if self._tile is not None:
+            return f"it has no place in a whole tile of {format_shape(self._tile)}"
         return "it is cut off from the largest live part of the mesh"
 
     def _recall(self, memory: Generation, now: float) -> None:
@@ -395,8 +405,17 @@ class Membership:
             if worker.since or self._board_of(chip) <= connected
         }
         if not self._can_continue(eligible):
-            eligible |= {chip for chip in connected if self._can_continue([chip])}
+            eligible |= {chip for chip in connected if self._is_needed(chip)}
         return eligible or connected
+
+    def _is_needed(self, chip: Chip) -> bool:
+        """Whether a chip has a part of the state to go on from, or can prove which one counts."""
+        worker = self.workers[chip]
+        if self._is_restoring:
+            return self._restorable(self.workers) in self.history.restorable(worker.status)
+        who = chip, worker.address
+        is_base = self._tile is not None and self.history.has_base(who, worker.status)
+        return is_base or self.history.knows_state(who, worker.status)
 
     def _largest_part(self, eligible: Iterable[Chip]) -> frozenset[Chip]:
         """Return the largest connected part that holds the state that counts, else an empty set."""
@@ -406,29 +425,79 @@ class Membership:
             failed=self._mesh.failed | dead,
             failed_links=self._mesh.failed_links | self._cut,
         )
+        if self._tile is not None:
+            keep = {chip for chip in mesh.live if self._has_newest(chip)}
+            try:
+                spares = box_tiling(mesh, self._tile, keep).spares
+            except TopologyError:
+                return frozenset()
+            mesh = replace(mesh, failed=mesh.failed | set(spares))
         with_state = [part for part in components(mesh) if self._can_continue(part)]
         largest: tuple[Chip, ...] = max(with_state, key=len, default=())
         return frozenset(largest)
 
-    def _can_continue(self, part: Iterable[Chip]) -> bool:
-        """Whether one of the chips has the state to go on from, or can prove which one counts."""
+    def _can_continue(self, part: Collection[Chip]) -> bool:
+        """Whether some chips have the state to go on from, or can prove which one counts."""
         if not self._is_restoring:
             return self._has_witness(part)
         best = self._restorable(self.workers)
         return best is not None and self._restorable(part) == best
 
     def _restorable(self, part: Iterable[Chip]) -> tuple[int, int] | None:
-        """Return the newest state that one of the chips can go back to."""
-        found = (self.history.restorable(self.workers[chip].status) for chip in part)
-        return max((state for state in found if state is not None), default=None)
+        """Return the newest state that some chips can go back to, all parts of it."""
+        restorable = self.history.restorable
+        return self._newest((chip, restorable(self.workers[chip].status)) for chip in part)
 
-    def _has_witness(self, part: Iterable[Chip]) -> bool:
-        found = (self.workers[chip] for chip in part)
-        return self.history.has_witness(((each.chip, each.address), each.status) for each in found)
+    def _has_witness(self, part: Collection[Chip]) -> bool:
+        def among(knows: Callable[[Process, Status], bool]) -> Iterator[Chip]:
+            found = (self.workers[chip] for chip in part)
+            return (each.chip for each in found if knows((each.chip, each.address), each.status))
 
-    def _state_of(self, chip: Chip) -> tuple[int, int]:
+        if self._is_all(among(self.history.knows_state)):
+            return True
+        if self._tile is None:
+            return False
+        # All parts of what the latest generation began with, and one who can prove that it counts.
+        is_provable = any(among(self.history.may_deny))
+        return is_provable and self._is_all(among(self.history.has_base))
+
+    def _has_newest(self, chip: Chip) -> bool:
         status = self.workers[chip].status
-        return self.history.version_of(status), status.step
+        return self.history.is_holder(status) and self.history.version_of(status) != FRESH
+
+    @property
+    def _tile(self) -> tuple[int, ...] | None:
+        """The shape of the job's tiles; None if each chip holds all of the state."""
+        ours = self.history.record.fingerprint
+        return parse_tile(ours.tile) if ours is not None and ours.tile else None
+
+    def _is_all(self, chips: Iterable[Chip]) -> bool:
+        """Whether chips of which each holds its part of one state hold all of it together."""
+        if (tile := self._tile) is None:
+            return any(True for _ in chips)
+        return len({box_colour(tile, chip) for chip in chips}) == math.prod(tile)
+
+    def _one_of_each_part(self, chips: Iterable[Chip]) -> tuple[Chip, ...]:
+        """Return the first of these chips; with tiles, the first of each colour."""
+        tile = self._tile
+        first: dict[int, Chip] = {}
+        for chip in chips:
+            first.setdefault(0 if tile is None else box_colour(tile, chip), chip)
+        return tuple(sorted(first.values()))
+
+    def _newest(
+        self, held: Iterable[tuple[Chip, Iterable[tuple[int, int]]]]
+    ) -> tuple[int, int] | None:
+        """Return the greatest of the states that chips hold, of which they hold all parts."""
+        holders: dict[tuple[int, int], list[Chip]] = {}
+        for chip, states in held:
+            for state in states:
+                holders.setdefault(state, []).append(chip)
+        whole = (state for state in sorted(holders, reverse=True) if self._is_all(holders[state]))
+        return next(whole, None)
+
+    def _states_of(self, chip: Chip) -> tuple[tuple[int, int], ...]:
+        return self.history.states_of(self.workers[chip].status)
 
     def _begin_when_ready(self, now: float) -> Go | None:
         """Return the go message once every member is ready, else None."""
@@ -444,14 +513,15 @@ class Membership:
                 return None
         if self._is_restoring:
             return self._begin_from_saved_state(self.generation)
-        best = max(self._state_of(chip) for chip in self.generation.chips)
-        holders = tuple(chip for chip in self.generation.chips if self._state_of(chip) == best)
-        if not self.history.is_holder(self.workers[holders[0]].status):
+        best = self._newest((chip, self._states_of(chip)) for chip in chips)
+        holders = tuple(chip for chip in chips if best in self._states_of(chip))
+        if best is None or not self.history.is_holder(self.workers[holders[0]].status):
             if not self._has_witness(self.generation.chips) and not self._changes.reasons:
                 self._changes.add("a chip that waits holds the state", now)
             return None
         # New workers may differ in their initial weights: one sends its state to the others.
-        self.go = Go(number, best[1], holders if best[0] != FRESH else holders[:1])
+        is_new = best[0] == FRESH
+        self.go = Go(number, best[1], self._one_of_each_part(holders) if is_new else holders)
         self.history.begin(self.generation, version=best[0], step=best[1])
         return self.go
 
@@ -460,9 +530,14 @@ class Membership:
         if (best := self._restorable(generation.chips)) is None:
             return None
         step, version = best
-        holders = tuple(chip for chip in generation.chips if self._restorable([chip]) == best)
+        restorable = self.history.restorable
+        holders = tuple(
+            chip for chip in generation.chips if best in restorable(self.workers[chip].status)
+        )
         restores, lost = version == FRESH, self.history.step
-        self.go = Go(generation.number, step, holders[:1] if restores else holders, restores, lost)
+        if restores:
+            holders = self._one_of_each_part(holders)
+        self.go = Go(generation.number, step, holders, restores, lost)
         self.history.begin(generation, version=version, step=step)
         self._holder_deadline, self._is_restoring = None, False
         return self.go

@@ -26,7 +26,7 @@ from meshmend.transport.codec import Count, Seconds, Value, checked
 from meshmend.transport.listener import Address
 from meshmend.transport.liveness import LinkWatch
 
-VERSION: Final = 8
+VERSION: Final = 9
 # The numbers by which handshakes call the ends of control connections that are not seats.
 COORDINATOR: Final = 0xFFFFFFFF
 OBSERVER: Final = 0xFFFFFFFE
@@ -47,7 +47,8 @@ class Status(Value, frozen=True):
     `generation` is the latest it received, `ready` whether it is ready for that one, `lost` the
     peers whose connections broke in it. `state_version` is the last generation in which it was up
     to date, and `step` how many steps it has done. `checkpoint` is the step of the newest whole
-    checkpoint that it can read. `term` is that of the generation `state_version`.
+    checkpoint that it can read. `term` is that of the generation `state_version`. `also` is a step
+    whose state it holds beside that of `step`: of the next one, which may not be done on all chips.
     """
 
     generation: GenerationNumber = 0
@@ -58,6 +59,7 @@ class Status(Value, frozen=True):
     lost: tuple[ChipCoordinates, ...] = ()
     checkpoint: Count | None = None
     term: Term = 0
+    also: Count | None = None
 
 
 class Hello(_Kind, frozen=True, tag="hello"):

@@ -22,7 +22,7 @@ Knows nothing of collectives.
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -211,6 +211,39 @@ def tiling(mesh: Mesh, tile: str) -> Tiling:
     return _tiling(mesh, parse_tile(tile), before=None)
 
 
+def box_colour(shape: tuple[int, ...], chip: Chip) -> int:
+    """Return the colour of a chip by its position alone: that in a grid of such boxes."""
+    return _colour_in(shape, chip)
+
+
+def box_tiling(mesh: Mesh, shape: tuple[int, ...], keep: Container[Chip] = ()) -> Tiling:
+    """Return the most boxes as they are written, of all parts of a mesh; colours by position.
+
+    So a chip has one colour, whatever else lives, and a box at any place has all of them. Of two
+    tilings with as many tiles it takes that with more chips of `keep`. On a mesh whose live chips
+    such boxes cover there is one tiling only: the first chip is the first one of its box.
+
+    Raises:
+        TopologyError: no box fits.
+    """
+    search = _Search(mesh, shape, None)
+    upright = (*shape, *(1,) * len(mesh.shape))[: len(mesh.shape)]
+    boxes = {}
+    for tile, turn in search.turn_of.items():
+        chips = [mesh.live[rank] for rank in tile]
+        spans = (max(ats) - min(ats) + 1 for ats in zip(*chips, strict=True))
+        if turn == upright and tuple(spans) == upright:  # not across a link that wraps around
+            boxes[tile] = sum(chip in keep for chip in chips)
+    if not boxes:
+        raise TopologyError(f"no tile of {format_shape(shape)}, as it is written, fits {mesh}")
+    found = search.most_of(boxes)
+    tiles = (
+        sorted((mesh.live[rank] for rank in tile), key=lambda chip: box_colour(shape, chip))
+        for tile in sorted(found.tiles)
+    )
+    return Tiling(mesh, shape, tuple(map(tuple, tiles)), is_most=found.is_most)
+
+
 def _tiling(mesh: Mesh, shape: tuple[int, ...], *, before: Tiling | None) -> Tiling:
     part = largest_part(mesh)
     n_colours, name = math.prod(shape), format_shape(shape)
@@ -291,14 +324,14 @@ class _Search:
 
     def most_boxes(self) -> _Found:
         """Return the most tiles that are boxes, or stay; if there is a choice, those that stay."""
-        return self._most(self._goodness)
+        return self.most_of(self._goodness)
 
     def any_form(self, boxes: _Found) -> _Found:
         """Return more tiles than boxes alone, if connected chips of any form make more."""
         is_small = self.mesh.n_live <= _MOST_CHIPS_TO_SEARCH_ANY
         if self.size <= _MOST_CHIPS_OF_ANY_TILE and is_small:
             anywhere = dict.fromkeys(_connected_sets(self.mesh, self.size), 0)
-            found = self._most(anywhere | self._goodness)
+            found = self.most_of(anywhere | self._goodness)
             if len(found.tiles) > len(boxes.tiles):
                 return found
             boxes = _Found(boxes.tiles, found.is_most)
@@ -307,7 +340,7 @@ class _Search:
         taken = {rank for tile in boxes.tiles for rank in tile}
         return _Found([*boxes.tiles, *_grown_tiles(self.mesh, taken, self.size)], boxes.is_most)
 
-    def _most(self, tiles: dict[_Ranks, int]) -> _Found:
+    def most_of(self, tiles: dict[_Ranks, int]) -> _Found:
         """Return the most of these tiles that share no chip; whole tiles stay if that is most."""
         n_chips = self.mesh.n_live
         by_first: list[list[tuple[int, int, _Ranks]]] = [[] for _ in range(n_chips)]

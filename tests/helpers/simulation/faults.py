@@ -27,6 +27,8 @@ def plan_faults(world: World) -> None:
     """Have some faults happen to a world until it is to be calm."""
     random, scenario = world.events.random, world.scenario
     faults = SPLIT_FAULTS if scenario.is_split else FAULTS
+    if scenario.tile:  # its tile would wait for it for ever, and may hold the last part of a state
+        faults = tuple(fault for fault in faults if fault is not _freeze_for_good)
     for _ in range(scenario.n_faults):
         fault = random.choice(faults)
         world.events.at(random.uniform(0.0, scenario.calm_at), _unless_calm(world, fault))

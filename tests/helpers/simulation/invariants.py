@@ -128,6 +128,14 @@ class Invariants:
         )
         self.check(state.step >= self._begun[number], f"{chip} is behind its generation")
 
+    def tries(self, chip: Chip, number: int, before: State, parts: Sequence[Contribution]) -> State:
+        """Take in that a worker has done its part of a step; return what it holds then too."""
+        state = self._state_after(number, before, parts)
+        known = self._results.setdefault((number, state.step), state)
+        self.check(known == state, f"{chip} tries step {state.step} with bits of its own")
+        self._before[state.digest] = before
+        return state
+
     def finishes(
         self, chip: Chip, number: int, before: State, parts: Sequence[Contribution]
     ) -> State:

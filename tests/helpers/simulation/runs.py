@@ -1,11 +1,15 @@
 """Runs: one seed, one job from its start to its end, and what is to be said of it."""
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from meshmend.membership.messages import FRESH
+from meshmend.topology.failures import Chip
+from meshmend.topology.text import parse_tile
+from meshmend.topology.tiles import box_colour
 from simulation.event_loop import EventLoop
 from simulation.faults import plan_faults
 from simulation.invariants import ProtocolError
@@ -135,12 +139,18 @@ def _why_no_failure(world: World) -> str:
         for chip, worker in world.workers.items()
         if worker.process.is_alive and worker.process not in world.frozen_for_good
         if worker.loop.state_version != FRESH
-        if worker.replica.state == top and top.step > 0
+        if top in (worker.replica.state, worker.replica.also) and top.step > 0
     ]
+    if (tile := world.scenario.tile) and not _are_all_colours(holders, parse_tile(tile)):
+        return ""
     shards = [each for chip in holders if (each := world.workers[chip].replica.shards)]
     if shards and shards[0].missing(top.digest, shards[1:]):
         return ""
     return f"the job failed although {holders} hold the state" if holders else ""
+
+
+def _are_all_colours(chips: Iterable[Chip], tile: tuple[int, ...]) -> bool:
+    return len({box_colour(tile, chip) for chip in chips}) == math.prod(tile)
 
 
 def _where(error: Exception) -> str:

@@ -14,6 +14,8 @@ from meshmend.membership.job import JobFingerprint
 from meshmend.membership.messages import Go
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.text import parse_tile
+from meshmend.topology.tiles import box_colour, box_tiling
 from meshmend.train.core.worker_environment import WorkerEnvironment
 from meshmend.train.core.worker_loop import SumSizes, WorkerLoop
 from meshmend.train.data.samples import batch_of, share_of
@@ -44,6 +46,7 @@ class SimulatedReplica:
         self._n_steps = n_steps
         self._unreadable: set[int] = set()
         self.state = State(0, 0, 0)
+        self.also: State | None = None  # with tiles: of a step that others may not have done
         self.shards: SimulatedShards | None = None  # of a sharded optimizer
         self.on_replaced: Callable[[State, State], None] = lambda before, after: None
 
@@ -64,7 +67,14 @@ class SimulatedReplica:
     def take_state(self, state: State) -> None:
         """Be where another worker is."""
         self.on_replaced(self.state, state)
-        self.state = state
+        self.state, self.also = state, None
+
+    def settle(self, step: int) -> bool:
+        """Keep one of the states that this worker holds; return whether it is of this step."""
+        if self.also is not None and self.also.step == step:
+            self.state = self.also
+        self.also = None
+        return self.state.step == step
 
     def inject(self, moment: Moment) -> None:
         """Inject nothing: faults come at any time."""
@@ -84,7 +94,7 @@ class SimulatedReplica:
             self._unreadable.add(step)
             raise CheckpointDamageError(f"the checkpoint of step {step} cannot be read")
         self.on_replaced(self.state, state)
-        self.state = state
+        self.state, self.also = state, None
         if self.shards is not None:
             self.shards.adopt(state.digest)
 
@@ -109,6 +119,7 @@ class SimulatedWorker:
         on_end: Callable[["SimulatedWorker"], None],
         board: tuple[int, ...] | None = None,
         swaps_plans: bool = False,
+        tile: str = "",
     ) -> None:
         host = 1 + whole.live.index(chip)
         self.process = WorkerProcess(events, host, chip, port, on_switch=on_switch)
@@ -119,8 +130,9 @@ class SimulatedWorker:
         self.replica.on_replaced = partial(rules.replaced, chip)
         self.peers = SimulatedPeers(self.process, network, whole, port, swaps_plans=swaps_plans)
         self.coordination = SimulatedCoordination(
-            self.process, network, identity, _fingerprint(n_steps, batch, policy)
+            self.process, network, identity, _fingerprint(n_steps, batch, policy, tile)
         )
+        self._whole, self.tile = whole, parse_tile(tile) if tile else None
         self._sharding = self._new_sharding(whole, board) if board else None
         self.loop = WorkerLoop(
             chip,
@@ -153,11 +165,30 @@ class SimulatedWorker:
 
     def exchange_state(self, go: Go, generation: Generation) -> State | None:
         """Send or receive the state; return the one to take, None if this worker has it."""
+        if self.tile is not None:
+            return self._exchange_part(go, generation, self.tile)
         if len(go.holders) == len(generation.seats):
             return None
         is_holder = self.process.chip in go.holders
         found: State = self.peers.spread(self.replica.state if is_holder else None, go.holders)
         return None if is_holder else found
+
+    def _exchange_part(self, go: Go, generation: Generation, tile: tuple[int, ...]) -> State | None:
+        """Do the same with the state of each colour that some chip lacks; all forward."""
+        chip, replica = self.process.chip, self.replica
+        is_holder, taken = chip in go.holders, None
+        if is_holder:
+            self._rules.check(replica.settle(go.step), f"{chip} is to send what it does not hold")
+            self.loop.also = None
+        for colour in sorted({box_colour(tile, each) for each in generation.chips}):
+            of_it = [each for each in generation.chips if box_colour(tile, each) == colour]
+            holders = [each for each in of_it if each in go.holders]
+            self._rules.check(bool(holders), f"nobody holds colour {colour} in {generation.number}")
+            if len(holders) < len(of_it):
+                mine = replica.state if chip in holders else None
+                found: State = self.peers.spread(mine, holders)
+                taken = found if chip in of_it and not is_holder else taken
+        return taken
 
     def _main(self) -> None:
         try:
@@ -187,6 +218,9 @@ class SimulatedWorker:
             self.loop.recover(after=number)
             return
         rank, n_members = self.peers.rank, self.peers.n_members
+        if self.tile is not None:
+            self._attempt_in_tile(self.tile, number, before)
+            return
         batch = batch_of(self._policy, self._batch, n_members, self._n_whole)
         share = share_of(before.position, batch, rank, n_members)
         self._rules.attempts(process.chip, number, before)
@@ -206,6 +240,49 @@ class SimulatedWorker:
             self._report(number, batch, leads=rank == 0)
         if self.replica.state.step % SAVE_EVERY == 0:
             self._save(rank, n_members)
+
+    def _attempt_in_tile(self, tile: tuple[int, ...], number: int, before: State) -> None:
+        """Take part in a step that counts once all chips have done it: each has a part of it."""
+        chip, generation = self.process.chip, self.peers.generation
+        tiling = box_tiling(generation.mesh_of(self._whole), tile)
+        self._rules.check(not tiling.spares, f"generation {number} has chips in no tile")
+        at = next(at for at, chips in enumerate(tiling.tiles) if chip in chips)
+        batch = self._batch
+        share = share_of(before.position, batch, at, tiling.n_tiles)
+        self._rules.attempts(chip, number, before)
+        self.process.sleep(0.03 + 0.05 * self._events.random.random())
+        colour = box_colour(tile, chip)
+        sums: list[tuple[int, Contribution]] = [
+            (colour, (share.start, share.stop, share.batch, before.digest))
+        ]
+
+        def step() -> None:
+            self.peers.sum(sums, 1, "float32")
+            by_colour = [[part for of, part in sums if of == each] for each, _ in sums]
+            self._rules.check(all(each == by_colour[0] for each in by_colour), "colours differ")
+            self.replica.also = self._rules.tries(chip, number, before, by_colour[0])
+            self.loop.also = before.step + 1
+            self._events.tell(self.process.name, "tries step %d", before.step + 1)
+            self.await_all()
+
+        if not self.loop.attempt(step):
+            self.loop.recover(after=number)
+            return
+        parts = [part for of, part in sums if of == colour]
+        self.replica.state = self._rules.finishes(chip, number, before, parts)
+        self.replica.also = self.loop.also = None
+        self._events.tell(
+            self.process.name, "finished step %d in generation %d", before.step + 1, number
+        )
+        self.loop.note_step()
+        if self.peers.rank == 0 or self._reported != number:
+            self._report(number, batch, leads=self.peers.rank == 0)
+        if self.replica.state.step % SAVE_EVERY == 0:
+            self._save(self.peers.rank, self.peers.n_members)
+
+    def await_all(self) -> None:
+        """Return when all chips have done what this one has done."""
+        self.peers.sum([(0, (self.peers.rank,))], 1, "float32")
 
     def _sum(self, parts: list[Contribution], before: State, number: int) -> None:
         """Sum what all put into a step; with a sharded optimizer, gather the new weights."""
@@ -241,7 +318,7 @@ class SimulatedWorker:
             self._events.tell(self.process.name, "cannot save step %d", self.replica.state.step)
 
 
-def _fingerprint(n_steps: int, batch: int, policy: str) -> JobFingerprint:
+def _fingerprint(n_steps: int, batch: int, policy: str, tile: str) -> JobFingerprint:
     return JobFingerprint(
         version="1",
         steps=n_steps,
@@ -252,4 +329,5 @@ def _fingerprint(n_steps: int, batch: int, policy: str) -> JobFingerprint:
         optimizer="none",
         dataset_length=1000,
         samples="1",
+        tile=tile,
     )

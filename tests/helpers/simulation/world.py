@@ -9,7 +9,7 @@ from meshmend.config import Timing
 from meshmend.membership.job import JobSpec
 from meshmend.membership.messages import CutLink, MendLink
 from meshmend.topology.failures import Chip, Link
-from meshmend.topology.text import parse_mesh
+from meshmend.topology.text import parse_mesh, parse_tile
 from simulation.coordinator_process import COORDINATOR_HOST, CoordinatorProcess
 from simulation.disk import Disk
 from simulation.event_loop import EventLoop, Process
@@ -19,6 +19,7 @@ from simulation.simulated_worker import BATCH, SimulatedWorker
 from simulation.worker_process import WorkerProcess
 
 MESHES = ("1x2", "1x3", "2x2", "2x3")
+TILED = (("1x4", "1x2"), ("2x2", "1x2"), ("1x5", "1x2"), ("2x3", "2x1"), ("1x3", "1x1"))
 LARGE = "32x32"
 mesh_of = cache(parse_mesh)
 LINK_TIMEOUT_S = 0.4
@@ -45,6 +46,21 @@ class Scenario:
     calm_at: float
     switch_fault_share: float
     is_split: bool = False
+    tile: str = ""
+
+    @classmethod
+    def of_tiles(cls, seed: int) -> "Scenario":
+        """Return the scenario of a seed in which a replica is a tile of several chips."""
+        random = Random(seed + 4_000_037)
+        mesh, tile = random.choice(TILED)
+        return replace(
+            cls.of_split(seed) if seed % 4 == 0 else cls.of(seed),
+            mesh=mesh,
+            tile=tile,
+            board=random.choice([(1, 1), (1, 1), (1, 1), parse_tile(tile)]),
+            n_steps=random.randint(8, 16),
+            policy="constant",
+        )
 
     @classmethod
     def of_split(cls, seed: int) -> "Scenario":
@@ -165,6 +181,7 @@ class World:
             on_end=self._worker_ended,
             board=self.scenario.board if self._is_sharded else None,
             swaps_plans=self._swaps_plans,
+            tile=self.scenario.tile,
         )
 
     def kill_worker(self, chip: Chip, *, how: str = "kill", back_s: float | None = None) -> None:

@@ -164,6 +164,9 @@ class WorkerLoop:
         self._self_injection = self_injection
         self._catch_up = catch_up
         self.state_version = FRESH
+        # The next step, while its state is held beside that of `step_number`: it is done here, but
+        # may not be on all chips. Only where a chip holds a part of the state.
+        self.also: int | None = None
         self.generation: Generation | None = None
         self.has_moved_state = False  # whether a chip got its state when the generation began
         self.is_over = False
@@ -265,6 +268,7 @@ class WorkerLoop:
             lost=tuple(lost),
             checkpoint=None if is_ready and is_up_to_date else self._replica.newest_checkpoint(),
             term=self.generation.term if self.generation and self.state_version != FRESH else 0,
+            also=None if self.state_version == FRESH else self.also,
         )
 
     def _join(self) -> None:
@@ -322,7 +326,7 @@ class WorkerLoop:
             self.state_version = FRESH  # so that the coordinator looks for a state to go back to
             self._coordination.tell(self._status(is_ready=False))
             return False
-        self.generation, self.state_version = generation, number
+        self.generation, self.state_version, self.also = generation, number, None
         self._coordination.tell(self._status(is_ready=True))
         self._peers.plan_ahead(self._replica.sum_sizes())
         return True

@@ -1,0 +1,116 @@
+"""The protocol with replicas of several chips under one simulated clock; its mutants are caught.
+
+A seed that fails is replayed, with all that happened, by
+`python tests/helpers/simulate_protocol.py --tiles --seed SEED --trace`.
+"""
+
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from meshmend.membership.admission import Admission
+from meshmend.membership.membership import Membership
+from meshmend.membership.messages import FRESH
+from meshmend.topology.failures import Chip
+from meshmend.train.core.worker_loop import WorkerLoop
+from simulation.runs import first_problem, parts_of, simulate
+from simulation.simulated_worker import SimulatedReplica, SimulatedWorker
+from simulation.world import Scenario
+
+N_SEEDS = 1000
+N_PARTS = 4
+
+Patch = pytest.MonkeyPatch
+
+
+@pytest.mark.parametrize("seeds", parts_of(0, N_SEEDS, N_PARTS), ids=str)
+def test_whatever_breaks_tiles_keep_one_history_and_every_part_of_it(seeds: range) -> None:
+    assert first_problem(seeds, scenario_of=Scenario.of_tiles) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", parts_of(N_SEEDS, 20_000, 20), ids=str)
+def test_twenty_thousand_seeds(seeds: range) -> None:
+    assert first_problem(seeds, scenario_of=Scenario.of_tiles) is None
+
+
+def test_the_seeds_see_restores_and_steps_that_not_all_chips_have_done() -> None:
+    """Otherwise the faults would be too mild to prove anything."""
+    runs = [simulate(seed, scenario_of=Scenario.of_tiles, traces=True) for seed in range(60)]
+
+    assert any(run.n_restores for run in runs)
+    assert sum(run.n_generations for run in runs) > 1.5 * len(runs)
+    assert any("also=" in line and "also=None" not in line for run in runs for line in run.trace)
+
+
+def let_any_holder_be_enough(patch: Patch) -> None:
+    """A part of the mesh goes on though nobody there holds some of the colours."""
+    patch.setattr(Membership, "_is_all", lambda membership, chips: any(True for _ in chips))
+
+
+def count_colours_of_stale_states(patch: Patch) -> None:
+    """A worker that the others went on without counts for the colour that it holds."""
+
+    def is_all(membership: Membership, chips: Iterable[Chip]) -> bool:
+        stale = [
+            chip
+            for chip, worker in membership.workers.items()
+            if worker.status.state_version != FRESH
+        ]
+        found = list(chips)
+        return bool(found) and IS_ALL(membership, [*found, *stale])
+
+    patch.setattr(Membership, "_is_all", is_all)
+
+
+IS_ALL = Membership._is_all
+
+
+def count_a_step_before_all_have_done_it(patch: Patch) -> None:
+    """A chip gives up its part of the state before a step though others may not have done it."""
+    patch.setattr(SimulatedWorker, "await_all", lambda worker: None)
+
+
+def keep_no_state_beside(patch: Patch) -> None:
+    """A chip does not say that it has done a step, of which others have no part."""
+    hidden = property(lambda loop: None, lambda loop, step: None)
+    patch.setattr(WorkerLoop, "also", hidden, raising=False)
+
+
+def forget_what_was_tried(patch: Patch) -> None:
+    """A chip that is to go on after a step that it tried has dropped its part of it."""
+
+    def settle(replica: SimulatedReplica, step: int) -> bool:
+        replica.also = None
+        return replica.state.step == step
+
+    patch.setattr(SimulatedReplica, "settle", settle)
+
+
+def let_spares_train(patch: Patch) -> None:
+    """Chips in no tile are members."""
+    patch.setattr(Membership, "_tile", None)
+    patch.setattr(Admission, "_why_no_tile", lambda admission, tile: "")
+
+
+MUTANTS: tuple[Callable[[Patch], None], ...] = (
+    let_any_holder_be_enough,
+    count_colours_of_stale_states,
+    count_a_step_before_all_have_done_it,
+    keep_no_state_beside,
+    forget_what_was_tried,
+    let_spares_train,
+)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_protocol_with_a_flaw_is_caught(
+    mutant: Callable[[Patch], None], monkeypatch: Patch
+) -> None:
+    """The test of the test: the seeds pass without the flaw, and one of them fails with it."""
+    mutant(monkeypatch)
+
+    caught = first_problem(range(N_SEEDS), scenario_of=Scenario.of_tiles)
+
+    assert caught is not None
+    assert not caught.problem.startswith("TypeError"), "the mutant no longer fits the protocol"
