@@ -28,7 +28,8 @@ from meshmend.planning import choose as choosing
 from meshmend.planning import pricing, tree_finalists, tree_search
 from meshmend.planning.choose import Choice, choose, forget
 from meshmend.planning.packed_trees import TreeKind
-from meshmend.planning.pricing import Price, Question, price, price_of_choice
+from meshmend.planning.pricing import Price, price, price_of_choice
+from meshmend.planning.target import Question
 from meshmend.schedule.table import Collective
 from meshmend.topology.fabric import fabric
 from meshmend.topology.mesh import Mesh

@@ -20,8 +20,9 @@ from meshmend.lab.bench.worker_pool import WorkerPool
 from meshmend.lab.testbed.bed import Testbed
 from meshmend.planning.choose import choose, forget
 from meshmend.planning.plan import plan
-from meshmend.planning.pricing import Question, price, price_of_choice
+from meshmend.planning.pricing import price, price_of_choice
 from meshmend.planning.progress import no_progress
+from meshmend.planning.target import Question
 from meshmend.schedule.table import Collective
 from meshmend.simulator.limit import limit
 from meshmend.topology.fabric import FABRICS

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from meshmend.pages.report.training_charts import timeline_svg
+from meshmend.pages.report.training_page import timeline_svg
 from meshmend.pages.report.training_run import training_run
 
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "survives.svg"

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from meshmend.planning import tree_finalists
-from meshmend.planning.pricing import Question, price
+from meshmend.planning.pricing import price
+from meshmend.planning.target import Question
 from meshmend.planning.tree_formula import Pipeline
 from meshmend.planning.tree_search import FastestTrees, best_trees
 from meshmend.schedule.trees import usual_tree_count

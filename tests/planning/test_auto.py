@@ -21,7 +21,8 @@ from meshmend.planning.choose import (
 )
 from meshmend.planning.comparison import compared
 from meshmend.planning.packed_trees import TreeShape, trees_of
-from meshmend.planning.pricing import Question, price, supported_names
+from meshmend.planning.pricing import price, supported_names
+from meshmend.planning.target import Question
 from meshmend.planning.tree_formula import Pipeline
 from meshmend.schedule.contributions import check_contributions
 from meshmend.schedule.hazards import hazards_of

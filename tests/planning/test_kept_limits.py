@@ -7,7 +7,7 @@ import pytest
 
 from meshmend.planning import comparison
 from meshmend.planning.comparison import lower_bound
-from meshmend.planning.question import Question
+from meshmend.planning.target import Question
 from meshmend.schedule.table import Collective
 from meshmend.topology.fabric import FABRICS
 from meshmend.topology.text import parse_mesh

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from meshmend.planning import tree_search
 from meshmend.planning.comparison import compared
 from meshmend.planning.exchange_prices import SCATTERED_AXES, least_exchange_s
-from meshmend.planning.pricing import Question, names_to_try, price, supported_names
+from meshmend.planning.pricing import names_to_try, price, supported_names
+from meshmend.planning.target import Question
 from meshmend.planning.tree_finalists import balanced_shapes
 from meshmend.planning.tree_search import best_trees
 from meshmend.topology.fabric import fabric

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from meshmend.errors import UnsupportedError
 from meshmend.planning.comparison import compared
 from meshmend.planning.exchange_prices import least_express_s
-from meshmend.planning.pricing import Question, names_to_try, price
+from meshmend.planning.pricing import names_to_try, price
+from meshmend.planning.target import Question
 from meshmend.schedule.contributions import check_contributions
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from meshmend.errors import UnsupportedError, VerificationError
 from meshmend.planning.comparison import compared
-from meshmend.planning.pricing import Question, names_to_try, price
+from meshmend.planning.pricing import names_to_try, price
 from meshmend.planning.proof import prove
+from meshmend.planning.target import Question
 from meshmend.planning.two_root_prices import optimistic_two_roots_s
 from meshmend.schedule.contributions import check_contributions
 from meshmend.schedule.hazards import hazards_of

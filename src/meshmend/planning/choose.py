@@ -16,8 +16,9 @@ from meshmend.errors import TopologyError
 from meshmend.planning.cache import Cache
 from meshmend.planning.exchange_prices import EXPRESS, SCATTERED_AXES
 from meshmend.planning.packed_trees import Trees, TreeShape, trees_of
-from meshmend.planning.pricing import TREES, Price, Question, names_to_try, price
+from meshmend.planning.pricing import TREES, Price, names_to_try, price
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
+from meshmend.planning.target import Question
 from meshmend.planning.tree_formula import Pipeline
 from meshmend.planning.tree_search import best_pipeline
 from meshmend.schedule.algorithms import algorithm

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.planning.pipelined import Pipelined
+from meshmend.planning.packed_trees import Pipelined
 from meshmend.planning.tree_formula import MOST_SLICES, Pipeline, PipelineRequest, TreeFigures
 from meshmend.schedule.table import Schedule
 from meshmend.schedule.trees import colour_schedule

@@ -19,13 +19,13 @@ from meshmend.planning.pricing import (
     BASELINES,
     Price,
     PriceFigures,
-    Question,
     checked_names,
     price,
     price_of_choice,
     supported_names,
 )
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
+from meshmend.planning.target import Question
 from meshmend.planning.tree_formula import Pipeline
 from meshmend.schedule.algorithms import ALGORITHMS
 from meshmend.schedule.hazards import hazards_of

@@ -7,7 +7,7 @@ from meshmend.planning.exchange_prices import (
     least_exchange_s,
     least_express_s,
 )
-from meshmend.planning.question import Question
+from meshmend.planning.target import Question
 from meshmend.planning.tree_finalists import optimistic_s
 from meshmend.planning.tree_formula import PipelineRequest
 from meshmend.planning.two_root_prices import optimistic_two_roots_s

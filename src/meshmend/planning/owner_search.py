@@ -12,8 +12,7 @@ from functools import cached_property
 from typing import Final
 
 from meshmend.errors import UnsupportedError
-from meshmend.planning.packed_trees import TreeShape, trees_of
-from meshmend.planning.pipelined import Pipelined
+from meshmend.planning.packed_trees import Pipelined, TreeShape, trees_of
 from meshmend.planning.tree_formula import MOST_SLICES, Pipeline
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.schedule.trees import owner_tree_counts, owner_tree_schedule

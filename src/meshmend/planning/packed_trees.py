@@ -1,16 +1,26 @@
 """Makes packings from their parameters: trees of the overlay, prepared for the simulator.
 
-A `TreeShape` is small enough for a file and, with the mesh, gives the same trees again.
+A `TreeShape` is small enough for a file and, with the mesh, gives the same trees again. Of whatever
+is `Pipelined`, searches ask how long it takes in one pipeline and another.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cached_property, lru_cache
 
-from meshmend.planning.pipelined import Pipelined
-from meshmend.planning.tree_formula import TreeFigures
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.planning.tree_formula import Pipeline, TreeFigures
+from meshmend.schedule.hazards import hazards_of
+from meshmend.schedule.placement import placed
+from meshmend.schedule.priority import remaining_hops
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.schedule.trees import tree_schedule
+from meshmend.simulator.network_program import Program, program_of
+from meshmend.simulator.rules import Progress, Simulation, simulate
+from meshmend.topology.fabric import Fabric
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.trees.straight_trees import GAP
@@ -22,6 +32,42 @@ from meshmend.trees.tree_packing import (
     straight_packing,
     tree_packing,
 )
+
+
+@dataclass(frozen=True, eq=False)
+class Pipelined(ABC):
+    """A schedule to simulate in several pipelines; what they have in common is computed once."""
+
+    mesh: Mesh
+
+    @property
+    @abstractmethod
+    def schedule(self) -> Schedule:
+        """The moves that are pipelined."""
+
+    @cached_property
+    def _program_and_remaining_hops(self) -> tuple[Program, NDArray[np.int32]]:
+        schedule = self.schedule
+        hazards, routes = hazards_of(schedule), placed(self.mesh, schedule).routes
+        return program_of(schedule, hazards, routes), remaining_hops(schedule, hazards, routes)
+
+    def simulated(
+        self,
+        fabric: Fabric,
+        payload_bytes: float,
+        pipeline: Pipeline,
+        progress: Progress | None = None,
+    ) -> Simulation:
+        """Return the simulation of the schedule in a pipeline."""
+        program, remaining = self._program_and_remaining_hops
+        return simulate(
+            program,
+            fabric,
+            payload_bytes=payload_bytes,
+            slices=pipeline.slices,
+            delay_slices=pipeline.delays(program.schedule, remaining),
+            progress=progress,
+        )
 
 
 class TreeKind(Enum):

@@ -24,7 +24,7 @@ from meshmend.planning.least_times import least_time, optimistic_tree_s
 from meshmend.planning.owner_search import OwnerTrees, best_owner_trees
 from meshmend.planning.packed_trees import Trees, TreeShape, trees_of
 from meshmend.planning.progress import ProgressCallback, no_progress
-from meshmend.planning.question import Question as Question
+from meshmend.planning.target import Question
 from meshmend.planning.tree_formula import Pipeline
 from meshmend.planning.tree_search import best_trees, is_simulated_whole, simulated_trees
 from meshmend.planning.two_root_prices import fastest_two_roots

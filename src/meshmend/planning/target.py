@@ -1,12 +1,18 @@
-"""What a plan is made for: a collective, and a payload on a fabric, as a user names them."""
+"""What a plan is made for, as a user names it: a collective, and a payload on a fabric.
+
+With a mesh, that is the question which `auto` and every price answer.
+"""
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Final
 
 from meshmend.errors import InputError
+from meshmend.planning.cache import Key
 from meshmend.schedule.table import Collective
 from meshmend.topology.fabric import FABRICS, Fabric
 from meshmend.topology.fabric import fabric as fabric_named
+from meshmend.topology.mesh import Mesh
 from meshmend.units import parse_bytes
 
 Payload = float | str  # bytes per chip, or words such as "100MB"
@@ -55,3 +61,35 @@ def _bytes_of(payload: Payload) -> float:
 
 def _fabric_of(fabric: Fabric | str) -> Fabric:
     return fabric_named(fabric) if isinstance(fabric, str) else fabric
+
+
+SEARCH_VERSION: Final = 14  # answers that another version of the search found are not read
+
+
+_FOR_THE_READER: Final = ("name", "source", "usual_mesh")  # of a fabric
+
+
+@dataclass(frozen=True)
+class Question:
+    """What does a collective of this payload cost on this connected mesh and fabric?"""
+
+    mesh: Mesh
+    payload_bytes: float
+    fabric: Fabric
+    collective: Collective = Collective.ALLREDUCE
+
+    @property
+    def n_halves(self) -> int:
+        """How many halves of an allreduce the collective consists of: 1 or 2."""
+        halves = (Collective.REDUCE_SCATTER, Collective.ALL_GATHER)
+        return 1 if self.collective in halves else 2
+
+    @property
+    def key(self) -> Key:
+        """What a cache knows the question by: the same for equal meshes, figures and payloads."""
+        figures = {
+            name: value
+            for name, value in asdict(self.fabric).items()
+            if name not in _FOR_THE_READER
+        }
+        return (SEARCH_VERSION, str(self.mesh), figures, self.payload_bytes, self.collective)

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.planning.question import Question
+from meshmend.planning.target import Question
 from meshmend.simulator.network_program import Program
 from meshmend.simulator.rules import Simulation, simulate
 from meshmend.topology.fabric import Fabric

@@ -39,8 +39,8 @@ from meshmend.lab.bench.link_figures import fabric_from
 from meshmend.lab.bench.openmpi import OpenMpi, openmpi_repetitions
 from meshmend.lab.bench.worker_pool import WorkerPool
 from meshmend.lab.testbed import records
-from meshmend.planning.pricing import Question
 from meshmend.planning.progress import no_progress
+from meshmend.planning.target import Question
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh

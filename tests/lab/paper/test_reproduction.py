@@ -35,7 +35,7 @@ from meshmend.lab.paper.reproduction import (
     reproduction,
 )
 from meshmend.lab.paper.reproduction_page import reproduction_page
-from meshmend.planning.pricing import Question
+from meshmend.planning.target import Question
 from meshmend.topology.fabric import fabric
 from meshmend.topology.mesh import Mesh
 

@@ -6,7 +6,8 @@ from xml.etree import ElementTree
 import pytest
 
 from meshmend.cli.main import run_line
-from meshmend.planning.pricing import Question, price
+from meshmend.planning.pricing import price
+from meshmend.planning.target import Question
 from meshmend.schedule.table import Collective
 from meshmend.topology.fabric import FABRICS
 from meshmend.topology.mesh import Mesh

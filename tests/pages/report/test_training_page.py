@@ -18,8 +18,7 @@ from meshmend.membership.events import (
     TimedEvent,
 )
 from meshmend.pages.draw.chart import Flag, decimated, flags, ticks_inside
-from meshmend.pages.report.training_charts import MAX_LANES, lanes
-from meshmend.pages.report.training_page import training_page
+from meshmend.pages.report.training_page import MAX_LANES, lanes, training_page
 from meshmend.pages.report.training_run import training_run
 from meshmend.topology.mesh import Mesh
 from strategies import broken_meshes

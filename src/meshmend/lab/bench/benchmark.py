@@ -33,8 +33,8 @@ from meshmend.lab.bench.openmpi import OpenMpi, openmpi_repetitions, why_unavail
 from meshmend.lab.bench.worker_pool import Repetition, WorkerPool
 from meshmend.lab.testbed.bed import Testbed
 from meshmend.pages.draw.chart import Axis, MeasuredBar, Series, bars_svg, chart_svg, limit_series
-from meshmend.planning.pricing import Question
 from meshmend.planning.progress import ProgressCallback, ProgressShares
+from meshmend.planning.target import Question
 from meshmend.schedule.algorithms import algorithm
 from meshmend.simulator.limit import limit
 from meshmend.topology.fabric import Fabric

@@ -19,9 +19,10 @@ from meshmend.lab.testbed.bed import Testbed
 from meshmend.lab.testbed.names import CHIP_INTERFACE
 from meshmend.planning.catalogue import ONE_HOST_RING, default_slices, is_one_host_ring
 from meshmend.planning.choose import choose, chosen_schedule
-from meshmend.planning.pricing import Question, price
+from meshmend.planning.pricing import price
 from meshmend.planning.progress import ProgressCallback
 from meshmend.planning.proof import prove
+from meshmend.planning.target import Question
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.hazards import Hazards
 from meshmend.schedule.table import Collective, Schedule

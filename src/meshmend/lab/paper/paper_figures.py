@@ -44,7 +44,8 @@ from meshmend.pages.draw.svg import (
     surrounded,
     tiled,
 )
-from meshmend.planning.pricing import TREES, Question, price
+from meshmend.planning.pricing import TREES, price
+from meshmend.planning.target import Question
 from meshmend.schedule.table import Collective
 from meshmend.topology.fabric import FABRICS
 from meshmend.topology.failures import Chip

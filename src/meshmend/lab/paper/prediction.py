@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from meshmend.errors import InputError
 from meshmend.lab.paper.paper_tables import FAILED_REGION, PaperRow
-from meshmend.planning.pricing import TREES, Question, price
+from meshmend.planning.pricing import TREES, price
 from meshmend.planning.progress import ProgressCallback, no_progress
+from meshmend.planning.target import Question
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.mesh import Mesh
 

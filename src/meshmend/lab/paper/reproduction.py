@@ -13,8 +13,9 @@ from meshmend.lab.paper.prediction import (
     predicted,
     timing,
 )
-from meshmend.planning.pricing import TREES, Question
+from meshmend.planning.pricing import TREES
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
+from meshmend.planning.target import Question
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.mesh import Mesh
 

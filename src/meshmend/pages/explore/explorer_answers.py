@@ -18,10 +18,10 @@ from meshmend.pages.explore.explorer_question import ExplorerQuestion
 from meshmend.planning.comparison import compared, refusals
 from meshmend.planning.packed_trees import trees_of
 from meshmend.planning.plan import AUTO, Plan, plan, planned
-from meshmend.planning.pricing import BASELINES, TREES, Price, Question, price, supported_names
+from meshmend.planning.pricing import BASELINES, TREES, Price, price, supported_names
 from meshmend.planning.progress import ProgressCallback
 from meshmend.planning.quick_plan import QuickPlan, quick_plan, retargeted
-from meshmend.planning.target import Target
+from meshmend.planning.target import Question, Target
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
