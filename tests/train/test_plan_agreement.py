@@ -178,7 +178,8 @@ def test_chips_whose_plan_does_not_come_ask_seldom_and_take_it_when_it_comes(
     chips: Chips, tmp_path: Path
 ) -> None:
     chips.enter(2)
-    assert set(chips.do(_count_swaps, 8)) == {4}  # before the 1st, 2nd, 4th and 8th step
+    assert set(chips.do(_count_swaps, 1)) == {0}  # all have just told what they have
+    assert set(chips.do(_count_swaps, 7)) == {3}  # before the 2nd, 4th and 8th step
     assert set(chips.do(_count_swaps, 120)) == {4}  # the 16th, 32nd, 64th, 128th
     assert set(chips.do(_count_swaps, 128)) == {2}  # the 192nd, 256th
 

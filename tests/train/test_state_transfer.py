@@ -6,7 +6,7 @@ The chips are threads: the event loop holds no interpreter lock.
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -30,7 +30,7 @@ from meshmend.train.core import state_transfer
 from meshmend.train.core.exchange import Exchange, ExchangeSettings
 from meshmend.train.core.job_core import JobCore
 from meshmend.train.core.state_transfer import StateTransfer
-from meshmend.train.state.state_tree import Framework, RawArray
+from meshmend.train.state.state_tree import Framework, RawArray, StateTree, encoded_without
 from meshmend.train.state.torch_state import TORCH, tensors_of
 from waiting import HANG_S
 
@@ -222,6 +222,26 @@ def test_what_chips_may_have_of_their_own_comes_from_one_of_them(
     (also,) = chips[NEWCOMER].held["also"]
     assert also["who"] in (1, 2)
     assert (also["times"] == also["who"]).all()
+
+
+def test_what_is_small_may_be_of_any_length_and_only_neighbours_encode_it(
+    chips: dict[Chip, ChipThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chips[0, 1].held["also"][0]["who"] = "one"
+    chips[1, 0].held["also"][0]["who"] = "the other" * 1000
+    encoded: list[StateTree] = []
+
+    def encode(tree: StateTree, large: Mapping[str, RawArray]) -> Any:
+        encoded.append(tree)
+        return encoded_without(tree, large)
+
+    monkeypatch.setattr(state_transfer, "encoded_without", encode)
+
+    assert set(run(chips, 1, HOLDERS).values()) == {None}
+
+    assert is_like(chips[NEWCOMER].held, chips[HOLDERS[0]].held)
+    assert chips[NEWCOMER].held["also"][0]["who"] in ("one", "the other" * 1000)
+    assert 1 <= len(encoded) <= 2, "of the three holders two are neighbours"
 
 
 def test_a_holder_with_other_objects_takes_those_of_the_first(

@@ -67,6 +67,7 @@ from meshmend.topology.failures import Chip, Failure, Link
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import configured_mesh
 from meshmend.train.core.worker_environment import coordinator_client
+from meshmend.train.state.digest import load_hash
 from meshmend.transport.event_loop import load_event_loop
 from meshmend.transport.listener import listening
 from meshmend.units import counted, parse_bandwidth
@@ -165,7 +166,8 @@ def run_elastic(job: ElasticJob) -> Outcome:
     The job has finished only if the coordinator reports so. On an exception, such as Ctrl-C, all
     workers are ended before it is passed on.
     """
-    load_event_loop()  # forked workers inherit it; each would spend most of a second on it
+    load_event_loop()  # forked workers inherit both; each would spend most of a second on them
+    load_hash()
     with testbed_of(job.config) as bed:
         if bed is not None:
             job = replace(job, config=_listening_on(job.config, bed.address(job.mesh.live[0])))

@@ -297,7 +297,7 @@ class Exchange:
         ranks = tuple(self.mesh.rank_of[chip] for chip in holders)
         schedule, hazards = proved_spread(self.mesh, ranks, in_parts=in_parts)
         program = self._with_seats(rank_program(schedule, hazards, self.rank))
-        return Spreading(program, self._start)
+        return Spreading(program, self._start, self._run)
 
     def all_gather(self, payload: Bytes) -> None:
         """Fill the payload, on every chip, with the part that each rank has; parts are equal."""
@@ -368,8 +368,13 @@ class Spreading:
     All chips start payloads of the same sizes in the same order.
     """
 
-    def __init__(self, program: RankProgram, start: Callable[[Task, Bytes], PendingSum]) -> None:
-        self._program, self._start = program, start
+    def __init__(
+        self,
+        program: RankProgram,
+        start: Callable[[Task, Bytes], PendingSum],
+        run: Callable[[Task, Bytes], None],
+    ) -> None:
+        self._program, self._start, self._run = program, start, run
         self._tasks: dict[int, Task] = {}  # by size
 
     @property
@@ -379,13 +384,19 @@ class Spreading:
 
     def start(self, payload: Bytes) -> PendingSum:
         """Start to send a payload, or to fill it; it must not be touched before that is over."""
-        n_bytes = len(payload)
+        return self._start(self._task(len(payload)), payload)
+
+    def run(self, payload: Bytes) -> None:
+        """Send a payload, or fill it."""
+        self._run(self._task(len(payload)), payload)
+
+    def _task(self, n_bytes: int) -> Task:
         if n_bytes not in self._tasks:
             part_bytes = n_bytes // self._program.schedule.n_chunks
             n_slices = max(1, part_bytes // _SPREAD_MESSAGE_BYTES)
             task = task_of(self._program, n_bytes, dtype="uint8", n_slices=n_slices)
             self._tasks[n_bytes] = task
-        return self._start(self._tasks[n_bytes], payload)
+        return self._tasks[n_bytes]
 
 
 class FinishedSum:

@@ -12,10 +12,11 @@ see the same digests, and conclude the same:
 Nobody waits for a search. While a quick plan is in use, somebody makes the searched one. Before
 some steps the first chip tells all others what it has found; it sends the plans along, and all take
 them before that step. Telling costs a step two messages even if nothing was found, so it is done
-before the 1st, 2nd, 4th, 8th step of a generation and so on: at worst, a quick plan serves twice as
-many steps as it has to. A chip that fails to hear of a plan has lost a peer, and the generation
-ends with all its plans: so no two chips ever begin a step with different ones. If they did, the
-fingerprints of their frames would differ, and the step would fail.
+before the 2nd, 4th, 8th step of a generation and so on: at worst, a quick plan serves twice as many
+steps as it has to. Before the 1st all have just told each other what they have. A chip that fails
+to hear of a plan has lost a peer, and the generation ends with all its plans: so no two chips ever
+begin a step with different ones. If they did, the fingerprints of their frames would differ, and
+the step would fail.
 
 `PlanAgreement` knows no meshes and schedules. The plans of a real chip are `FolderPlans`.
 """
@@ -127,7 +128,8 @@ class PlanAgreement:
         All chips call this before the same step, while plans are provisional.
         """
         self._n_steps += 1
-        if self._n_steps.bit_count() > 1 and self._n_steps % _MOST_STEPS_APART:
+        is_power = self._n_steps > 1 and self._n_steps.bit_count() == 1
+        if not is_power and self._n_steps % _MOST_STEPS_APART:
             return False
         is_found = self._members.rank == 0 and self._plans.has_found(self._quick)
         plans = self._sent(0, self._quick if is_found else [])

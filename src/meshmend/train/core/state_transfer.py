@@ -19,13 +19,13 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from numpy import empty, uint8
+import numpy as np
 
 from meshmend.errors import StateLostError, TransportError
 from meshmend.membership.generation import Generation
 from meshmend.membership.messages import Go
 from meshmend.topology.failures import Chip
-from meshmend.train.core.exchange import Exchange, PendingSum, first_error
+from meshmend.train.core.exchange import Bytes, Exchange, PendingSum, Spreading, first_error
 from meshmend.train.state.state_tree import (
     Framework,
     RawArray,
@@ -95,28 +95,43 @@ class StateTransfer:
             return None
         tree = tree_of(self._replica.state(), self._replica.framework.raw) if is_holder else None
         large = {} if tree is None else _large(tree)
-        holders = self._alike(go.holders, large)
-        if tree is not None and self._replica.chip in holders:
-            self._exchange.spread(encoded_without(tree, large), holders)
-            del tree  # and so copies of tensors that are in several pieces, when they are sent
-            self._move(large, holders)
-            return None
-        return self._received(holders, go.step)
+        holders, small = self._agreed(go.holders, tree, large)
+        if tree is None or self._replica.chip not in holders:
+            return self._received(small, holders, go.step)
+        del tree  # and so copies of tensors that are in several pieces, when they are sent
+        self._move(large, holders)
+        return None
 
-    def _alike(self, holders: Sequence[Chip], large: Mapping[str, RawArray]) -> Sequence[Chip]:
-        """Return the holders whose large tensors have the names, types and shapes of the first's.
+    def _agreed(
+        self, holders: Sequence[Chip], tree: StateTree | None, large: Mapping[str, RawArray]
+    ) -> tuple[Sequence[Chip], Bytes]:
+        """Return the holders that the others take their state from, and what is small of it.
 
-        Objects in `also` may differ; then the others take all from those that are like the first.
+        Those are the holders whose large tensors have the names, types and shapes of the first's:
+        objects in `also` may differ. Most holders have no neighbour that lacks the state, and
+        encode nothing. One message tells all chips the shapes and the lengths.
         """
         shapes = [(name, array.dtype, array.shape) for name, array in large.items()]
-        told = self._exchange.gather_numbers([zlib.crc32(json.dumps(shapes).encode())])
-        by_chip = {chip: told[rank] for chip, rank in self._exchange.mesh.rank_of.items()}
-        return [chip for chip in holders if by_chip[chip] == by_chip[holders[0]]]
+        mine = zlib.crc32(json.dumps(shapes).encode())
+        while True:
+            spreading = self._exchange.spreading(holders, in_parts=False)
+            is_sender = tree is not None and self._replica.chip in holders and spreading.has_part
+            small = encoded_without(tree, large) if tree and is_sender else np.empty(0, np.uint8)
+            told = self._exchange.gather_numbers([mine, len(small)])
+            shapes_of = {chip: told[rank][0] for chip, rank in self._exchange.mesh.rank_of.items()}
+            alike = [chip for chip in holders if shapes_of[chip] == shapes_of[holders[0]]]
+            if len(alike) == len(holders):
+                break
+            holders = alike  # others send than had thought so, and have lengths to tell
+        payload = np.zeros(max(length for _, length in told), dtype=np.uint8)  # the rest is padding
+        payload[: len(small)] = small
+        spreading.run(payload)
+        return holders, payload
 
-    def _received(self, holders: Sequence[Chip], step: int) -> Any:
-        """Return all of the state, from the holders."""
+    def _received(self, small: Bytes, holders: Sequence[Chip], step: int) -> Any:
+        """Return all of the state; what is large of it is taken from the holders."""
         framework = self._replica.framework
-        tree, shapes = decoded_without(self._exchange.spread(None, holders))
+        tree, shapes = decoded_without(small)
         tensors = {name: framework.tensor(array) for name, (array, _) in tree.arrays.items()}
         own: Mapping[str, Any] = {}
         if self._replica.begin_overwriting(step):
@@ -130,20 +145,21 @@ class StateTransfer:
 
     def _move(self, large: dict[str, RawArray], holders: Sequence[Chip]) -> None:
         """Send tensors, or fill their memory, piece by piece; forget each when it is under way."""
-        whole = self._exchange.spreading(holders, in_parts=False)
-        in_parts = self._exchange.spreading(holders, in_parts=len(holders) > 1)
+        spreadings: dict[bool, Spreading] = {}  # each is proved, so only those that are needed
         in_flight: deque[PendingSum] = deque()
         try:
             for name in list(large):
-                spreading = whole if name.startswith(_ALSO) else in_parts
-                array = large.pop(name)
+                in_parts = len(holders) > 1 and not name.startswith(_ALSO)
+                if in_parts not in spreadings:
+                    spreadings[in_parts] = self._exchange.spreading(holders, in_parts=in_parts)
+                spreading, array = spreadings[in_parts], large.pop(name)
                 for start, stop in _pieces(array):
                     if len(in_flight) == _MOST_IN_FLIGHT:
                         in_flight.popleft().wait()
                     if spreading.has_part:
                         piece = array.read(start, stop)
                     else:
-                        piece = empty((stop - start) * array.element_bytes, dtype=uint8)
+                        piece = np.empty((stop - start) * array.element_bytes, dtype=np.uint8)
                     in_flight.append(spreading.start(piece))
         except TransportError:
             first_error(in_flight)  # afterwards nothing is written any more

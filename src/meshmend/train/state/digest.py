@@ -75,6 +75,11 @@ def hash_bytes(data: NDArray[np.uint8]) -> int:
     return int(hash_words(last))
 
 
+def load_hash() -> None:
+    """Compile or load the loop that hashes, by hashing a word."""
+    hash_bytes(np.zeros(_WORD_BYTES, dtype=np.uint8))
+
+
 def digests_of(state: Any, raw: Callable[[Any, str], Any]) -> dict[str, str]:
     """Return, by name, a hash of each tensor of a nested state, and each plain value.
 

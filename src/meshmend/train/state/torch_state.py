@@ -30,11 +30,18 @@ def _raw(leaf: Any, where: str) -> RawArray | None:
             "tensor.to_dense()"
         )
     tensor = leaf.detach()
+    element_bytes, is_conj, is_neg = tensor.element_size(), tensor.is_conj(), tensor.is_neg()
+    is_plain = tensor.is_cpu and tensor.is_contiguous() and not (is_conj or is_neg)
     flat: list[torch.Tensor] = []  # made once: of a tensor in several pieces it is a copy
+    memory: list[Bytes] = []  # of a tensor that is in one piece of the host's memory
 
     def read(start: int, stop: int) -> Bytes:
         if not flat:
-            flat.append(tensor.reshape(-1))
+            flat.append(tensor.view(-1) if is_plain else tensor.reshape(-1))
+            if is_plain and flat[0].stride(0) == 1:
+                memory.append(flat[0].view(torch.uint8).numpy())
+        if memory:
+            return memory[0][start * element_bytes : stop * element_bytes]
         some = flat[0][start:stop].resolve_conj().resolve_neg().cpu()
         if some.stride(0) != 1:  # also of one element, which `contiguous` would leave as it is
             some = some.clone(memory_format=torch.contiguous_format)
@@ -44,11 +51,11 @@ def _raw(leaf: Any, where: str) -> RawArray | None:
     return RawArray(
         str(tensor.dtype).removeprefix("torch."),
         tuple(tensor.shape),
-        tensor.element_size(),
+        element_bytes,
         read,
         memory=(
             *(tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()),
-            *(tensor.is_conj(), tensor.is_neg()),
+            *(is_conj, is_neg),
         ),
     )
 
