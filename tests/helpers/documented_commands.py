@@ -40,7 +40,9 @@ class DocumentedCommand:
     def _is_same(self, shown: str, printed: str) -> bool:
         """Whether two lines have the same words, and numbers that are close where they can be."""
         if _EVENT.match(shown):
-            return _words(shown.partition(";")[0]) == _words(printed.partition(";")[0])
+            return _without_amounts(shown.partition(";")[0]) == _without_amounts(
+                printed.partition(";")[0]
+            )
         if self.line.startswith(_BENCHMARKS):
             return _without_amounts(shown) == _without_amounts(printed)
         is_job = self.line.startswith(_JOBS)

@@ -223,7 +223,9 @@ def test_a_link_that_breaks_between_two_living_chips_is_planned_around(tmp_path:
                 connections = dist.group.WORLD._transport._transport
                 connections.sever(min(connections._sockets))"""
     body = f"os.chdir({str(tmp_path)!r})\n        {breaks}"
-    script = loop(tmp_path, before_update=f"{body}\n        dist.barrier()", steps=10)
+    # A sum of this size uses that link; a short one may go over the other three.
+    sums = "dist.all_reduce(torch.ones(1 << 18))"
+    script = loop(tmp_path, before_update=f"{body}\n        {sums}", steps=10)
 
     ended = elastic(script)
 

@@ -272,3 +272,22 @@ def test_a_stopped_process_is_ended_by_sigterm_all_the_same(tmp_path: Path) -> N
     processes.end_all()
 
     assert child.code == 5
+
+
+def test_a_second_sigterm_takes_no_time_from_the_processes_that_end(tmp_path: Path) -> None:
+    """`timeout` sends two."""
+    ready, again = tmp_path / "ready", tmp_path / "again"
+    program = (
+        "import os, signal, sys\n"
+        f"def end(*_):\n    os.kill({os.getpid()}, signal.SIGTERM)\n"
+        f"    open({str(again)!r}, 'w')\n    sys.exit(5)\n"
+        f"signal.signal(signal.SIGTERM, end)\nopen({str(ready)!r}, 'w')\ntime.sleep(600)"
+    )
+    processes = Supervisor()
+    child = processes.spawn(python(program))
+    until(ready.exists)
+    with terminable():
+        processes.end_all()
+
+    assert again.exists()
+    assert child.code == 5

@@ -329,6 +329,8 @@ def test_a_rank_that_hung_up_and_called_again_in_the_same_epoch_gets_its_new_con
             both[rank].connect({peer.rank: peer.address}, epochs={peer.rank: 7}, timeout_s=HANG_S)
 
         assert together(meet, 2) == [None, None]
+        low.renew(2)
+        high.renew(2)
         low.drop([1])
         meet(0)
         assert together(meet, 2) == [None, None]
@@ -399,6 +401,29 @@ def test_a_severed_connection_is_a_lost_peer_at_both_ends(square: Bed) -> None:
         made[rank].run(task, payloads[rank].view(np.uint8))
 
     assert all(isinstance(error, TransportError) for error in together(run, 4)[:2])
+
+
+def test_a_connection_that_breaks_between_two_sums_is_made_again_in_the_next_generation_only() -> (
+    None
+):
+    programs = programs_of(algorithm("ring-1d").build(parse_mesh("1x2"), Collective.ALLREDUCE))
+    payloads = np.ones((2, 1000), dtype=np.float32)
+    with connected(programs) as made:
+        addresses = [each.address for each in made]
+
+        def run(rank: int) -> None:
+            made[rank].connect({1 - rank: addresses[1 - rank]}, timeout_s=HANG_S)
+            made[rank].run(task_for(programs[rank], payloads[rank]), payloads[rank].view(np.uint8))
+
+        assert together(run, 2) == [None, None]
+        made[0].sever(1)
+        assert all(isinstance(error, PeerLostError) for error in together(run, 2))
+
+        payloads[:] = 1
+        for transport in made:
+            transport.renew(1)
+        assert together(run, 2) == [None, None]
+        assert (payloads == 2).all()
 
 
 def test_a_peer_that_is_busy_for_longer_than_the_link_timeout_is_not_lost() -> None:

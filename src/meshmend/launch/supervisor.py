@@ -31,6 +31,7 @@ from enum import Enum, auto
 from signal import Signals
 from typing import IO, Final
 
+from meshmend.launch.termination import unhurried
 from meshmend.launch.worker import Pipes, end_openmp_threads
 from meshmend.transport.pacing import Backoff
 
@@ -372,6 +373,10 @@ class Supervisor:
 
     def end_all(self, termination_s: float = _TERMINATION_S) -> None:
         """End all processes, by SIGTERM and then by SIGKILL, and print what they printed last."""
+        with unhurried():
+            self._end_all(termination_s)
+
+    def _end_all(self, termination_s: float) -> None:
         self._signal_alive(signal.SIGCONT)  # a stopped process does not act on SIGTERM
         self._signal_alive(signal.SIGTERM)
         deadline = time.monotonic() + termination_s

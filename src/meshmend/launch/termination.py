@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 from meshmend.errors import TerminatedError
 
@@ -48,6 +48,23 @@ def terminable() -> Iterator[None]:
     finally:
         sys.unraisablehook = told_before
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def unhurried() -> Iterator[None]:
+    """Ignore SIGTERM and Ctrl-C in the `with` block: it ends soon, and others wait for its end.
+
+    `timeout`, for one, sends a signal twice. Outside the main thread this does nothing.
+    """
+    before: dict[signal.Signals, Any] = {}
+    with suppress(ValueError):  # Python sets signals only in the main thread
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before[number] = signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _send_again() -> None:

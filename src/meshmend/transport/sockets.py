@@ -77,6 +77,7 @@ class SocketTransport:
         self._reports_failures = reports_failures
         self._sockets: dict[int, socket.socket] = {}
         self._epochs: dict[int, int] = {}
+        self._connected_in: dict[int, int] = {}  # by rank, the generation of the latest `connect`
         self._counted: dict[int, int] = {}
         self._sent_before: dict[int, int] = {}  # bytes, over connections that are closed
         self._stop_fd = event_of(self)
@@ -114,6 +115,8 @@ class SocketTransport:
 
         With `epochs`, an old connection of another epoch is closed first, and both ends must name
         the same epoch. So a rank that left and joined again never uses its old connection.
+        One that breaks is not made again in the same generation: what was on its way is lost, and
+        the other end would wait for it. The next run finds it broken.
 
         Raises:
             PeerLostError: one cannot be reached in time. HandshakeError: the secrets differ.
@@ -131,6 +134,7 @@ class SocketTransport:
                     peer, addresses[peer], deadline, epoch=epoch, generation=self.generation
                 )
                 self._link(peer, connection, epoch)
+            self._connected_in |= dict.fromkeys(wanted, self.generation)
         except StoppedError:
             if not in_use:  # else the runs in flight have to see it too, until `renew`
                 clear(self._stop_fd)
@@ -191,6 +195,7 @@ class SocketTransport:
                 self._sent_before[peer] = sent
                 connection.close()
                 del self._epochs[peer]
+                self._connected_in.pop(peer, None)
             self._links[peer] = 0
             self._links[peer, [frames.FD, frames.IN_KEY, frames.OUT_KEY]] = -1
 
@@ -243,13 +248,15 @@ class SocketTransport:
         return self._labels[self.rank]
 
     def _is_kept(self, peer: int, epoch: int) -> bool:
-        """Whether the connection to a rank is of this epoch and, as far as this end knows, open.
+        """Whether the connection to a rank is of this epoch and open, or was in this generation.
 
         A peer that was interrupted while it connected has closed; it calls again in that epoch.
         """
         connection = self._sockets.get(peer)
         if connection is None or self._epochs.get(peer) != epoch:
             return False
+        if self._connected_in.get(peer) == self.generation:
+            return True
         if has_ended(connection):
             return False
         return self._peer_connections.choose_old(peer, epoch, self.generation)
