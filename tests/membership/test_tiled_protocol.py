@@ -8,10 +8,14 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
+from meshmend.config import Timing
 from meshmend.membership.admission import Admission
+from meshmend.membership.history import CoordinatorRecord, History
+from meshmend.membership.job import JobFingerprint
 from meshmend.membership.membership import Membership
-from meshmend.membership.messages import FRESH
+from meshmend.membership.messages import FRESH, Status
 from meshmend.topology.failures import Chip
+from meshmend.topology.text import parse_mesh
 from meshmend.train.core.worker_loop import WorkerLoop
 from simulation.runs import first_problem, parts_of, simulate
 from simulation.simulated_worker import SimulatedReplica, SimulatedWorker
@@ -32,6 +36,30 @@ def test_whatever_breaks_tiles_keep_one_history_and_every_part_of_it(seeds: rang
 @pytest.mark.parametrize("seeds", parts_of(N_SEEDS, 20_000, 20), ids=str)
 def test_twenty_thousand_seeds(seeds: range) -> None:
     assert first_problem(seeds, scenario_of=Scenario.of_tiles) is None
+
+
+@pytest.mark.parametrize(
+    ("holders", "members"),
+    [
+        ([(0, 1), (0, 4)], [(0, 1), (0, 2), (0, 3), (0, 4)]),  # not 0 1 . 3 4, which falls apart
+        ([(0, 0), (0, 1)], [(0, 0), (0, 1), (0, 2), (0, 3)]),
+    ],
+)
+def test_tiles_are_laid_so_that_one_part_holds_all_colours(
+    holders: list[Chip], members: list[Chip]
+) -> None:
+    ours = JobFingerprint("1", 1, 1, 0, "", "", "", 1, "", tile="1x2")
+    history = History(CoordinatorRecord("job", fingerprint=ours))
+    membership = Membership(parse_mesh("1x5"), Timing(), board=(1, 1), history=history)
+
+    for at in range(5):
+        chip = (0, at)
+        status = Status(state_version=1, step=3) if chip in holders else Status()
+        membership.arrive(chip, ("host", at), status=status, memory=None, now=0.0)
+    generation = membership.decide(9.0).generation
+
+    assert generation is not None
+    assert list(generation.chips) == members
 
 
 def test_the_seeds_see_restores_and_steps_that_not_all_chips_have_done() -> None:
@@ -93,6 +121,11 @@ def let_spares_train(patch: Patch) -> None:
     patch.setattr(Admission, "_why_no_tile", lambda admission, tile: "")
 
 
+def trust_cut_links_for_ever(patch: Patch) -> None:
+    """The job waits although the links that no tile can do without work again."""
+    patch.setattr(Membership, "_part_across_cuts", lambda membership: frozenset())
+
+
 MUTANTS: tuple[Callable[[Patch], None], ...] = (
     let_any_holder_be_enough,
     count_colours_of_stale_states,
@@ -100,6 +133,7 @@ MUTANTS: tuple[Callable[[Patch], None], ...] = (
     keep_no_state_beside,
     forget_what_was_tried,
     let_spares_train,
+    trust_cut_links_for_ever,
 )
 
 

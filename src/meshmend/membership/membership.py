@@ -15,9 +15,11 @@ in whole tiles are members. The others wait: a tile's sums need all of its chips
 """
 
 import math
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import Final
 
 from msgspec import structs
@@ -31,7 +33,7 @@ from meshmend.topology.failures import Chip, Link, format_shape
 from meshmend.topology.graph import components
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_tile
-from meshmend.topology.tiles import box_colour, box_tiling
+from meshmend.topology.tiles import Tile, box_colour, box_tiling, upright_boxes
 from meshmend.transport.listener import Address
 
 # How many generations a lost coordinator may have made that no live worker knows of.
@@ -39,6 +41,7 @@ UNHEARD_GENERATIONS = 10
 _LONGEST_RECALL = 10  # times `recall_s`, while workers of the recalled generation keep coming
 
 _LONGEST_SETTLE: Final = 10  # times `settle_s`, if changes keep coming
+_MOST_TILINGS: Final = 200  # tried if that with the most tiles has not all colours of the state
 _MOST_REASONS: Final = 4  # named in the text; the others are counted
 
 
@@ -88,6 +91,7 @@ class Membership:
         self._timing = timing
         self._board = board
         self.workers: dict[Chip, ConnectedWorker] = {}
+        self._broken_at_start = mesh.failed_links
         self._cut: set[Link] = set(mesh.failed_links)
         self._mended: dict[Link, int] = {}
         self._changes = PendingChanges(timing.settle_s, timing.doubt_s)
@@ -165,10 +169,12 @@ class Membership:
     def mend(self, link: Link, now: float) -> None:
         """Use a link again that was cut."""
         if link in self._cut:
-            self._cut.discard(link)
-            number = self.generation.number + 1 if self.generation else 1
-            self._mended[link] = number
+            self._use_again(link)
             self._changes.add(f"{link} is back", now)
+
+    def _use_again(self, link: Link) -> None:
+        self._cut.discard(link)
+        self._mended[link] = self.generation.number + 1 if self.generation else 1
 
     def cut(self, link: Link, now: float) -> None:
         """Stop using a link; two chips without a link between them reconnect instead."""
@@ -369,6 +375,7 @@ class Membership:
     def _form_generation(self) -> Generation | None:
         """Form and return the next generation; None if it would equal this one or has no chips."""
         chips = self._largest_part(self._eligible()) if self.workers else frozenset()
+        chips = chips or self._part_across_cuts()
         if not chips:
             return None
         number = 1 + max(worker.status.generation for worker in self.workers.values())
@@ -420,21 +427,49 @@ class Membership:
     def _largest_part(self, eligible: Iterable[Chip]) -> frozenset[Chip]:
         """Return the largest connected part that holds the state that counts, else an empty set."""
         dead = frozenset(self._mesh.live) - set(eligible)
-        mesh = replace(
-            self._mesh,
-            failed=self._mesh.failed | dead,
-            failed_links=self._mesh.failed_links | self._cut,
-        )
-        if self._tile is not None:
-            keep = {chip for chip in mesh.live if self._has_newest(chip)}
-            try:
-                spares = box_tiling(mesh, self._tile, keep).spares
-            except TopologyError:
-                return frozenset()
-            mesh = replace(mesh, failed=mesh.failed | set(spares))
-        with_state = [part for part in components(mesh) if self._can_continue(part)]
-        largest: tuple[Chip, ...] = max(with_state, key=len, default=())
-        return frozenset(largest)
+        mesh = replace(self._mesh, failed=dead, failed_links=frozenset(self._cut))
+        for choice in (mesh,) if self._tile is None else self._tiled(mesh, self._tile):
+            with_state = [part for part in components(choice) if self._can_continue(part)]
+            largest: tuple[Chip, ...] = max(with_state, key=len, default=())
+            if largest:
+                return frozenset(largest)
+        return frozenset()
+
+    def _part_across_cuts(self) -> frozenset[Chip]:
+        """Return the part that could go on if links that failed since the start are tried again.
+
+        Without tiles a single chip can go on. But a tile waits for a link that has failed once.
+        """
+        before, suspects = set(self._cut), self._cut - self._broken_at_start
+        if self._tile is None or not self.workers or not suspects:
+            return frozenset()
+        self._cut -= suspects
+        part = self._largest_part(self._eligible())
+        self._cut = before
+        for link in suspects:
+            if {link.first, link.second} <= part:
+                self._use_again(link)
+        return part
+
+    def _tiled(self, mesh: Mesh, tile: tuple[int, ...]) -> Iterator[Mesh]:
+        """Yield the mesh without the spares of a tiling: first of that with the most tiles.
+
+        That one may leave out the last chips with a colour of the state, or lie in parts of which
+        none has all colours. The others have fewer tiles, but all colours of the state in them.
+        """
+        needed = {chip for chip in mesh.live if self._is_needed(chip)}
+        try:
+            yield _without(mesh, box_tiling(mesh, tile, needed).spares)
+        except TopologyError:
+            return
+        for boxes in islice(_boxes_with_all_colours(mesh, tile, needed), _MOST_TILINGS):
+            chosen = set().union(*boxes)
+            if not self._can_continue(chosen):
+                continue
+            spares = tuple(set(mesh.live) - chosen)
+            with suppress(TopologyError):  # no other box fits beside them
+                spares = box_tiling(_without(mesh, chosen), tile, needed).spares if spares else ()
+            yield _without(mesh, spares)
 
     def _can_continue(self, part: Collection[Chip]) -> bool:
         """Whether some chips have the state to go on from, or can prove which one counts."""
@@ -460,10 +495,6 @@ class Membership:
         # All parts of what the latest generation began with, and one who can prove that it counts.
         is_provable = any(among(self.history.may_deny))
         return is_provable and self._is_all(among(self.history.has_base))
-
-    def _has_newest(self, chip: Chip) -> bool:
-        status = self.workers[chip].status
-        return self.history.is_holder(status) and self.history.version_of(status) != FRESH
 
     @property
     def _tile(self) -> tuple[int, ...] | None:
@@ -549,6 +580,35 @@ class Membership:
         workers = (self.workers.get(chip) for chip in self.generation.chips)
         self.is_over = all(worker and worker.status.finished for worker in workers)
         return self.is_over
+
+
+def _without(mesh: Mesh, chips: Iterable[Chip]) -> Mesh:
+    return replace(mesh, failed=mesh.failed | set(chips))
+
+
+def _boxes_with_all_colours(
+    mesh: Mesh, tile: tuple[int, ...], needed: Container[Chip]
+) -> Iterator[tuple[Tile, ...]]:
+    """Yield sets of boxes that share no chip and in which each colour is that of a needed chip."""
+    of_colour: list[list[Tile]] = [[] for _ in range(math.prod(tile))]
+    for box in upright_boxes(mesh, tile):
+        for colour, chip in enumerate(box):
+            if chip in needed:
+                of_colour[colour].append(box)
+
+    def choose(
+        colours: Sequence[list[Tile]], chosen: tuple[Tile, ...]
+    ) -> Iterator[tuple[Tile, ...]]:
+        if not colours:
+            yield chosen
+            return
+        for box in colours[0]:
+            if box in chosen:
+                yield from choose(colours[1:], chosen)
+            elif not any(set(box) & set(other) for other in chosen):
+                yield from choose(colours[1:], (*chosen, box))
+
+    return choose(sorted(of_colour, key=len), ())
 
 
 @dataclass

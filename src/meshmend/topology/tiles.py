@@ -227,21 +227,34 @@ def box_tiling(mesh: Mesh, shape: tuple[int, ...], keep: Container[Chip] = ()) -
         TopologyError: no box fits.
     """
     search = _Search(mesh, shape, None)
-    upright = (*shape, *(1,) * len(mesh.shape))[: len(mesh.shape)]
-    boxes = {}
-    for tile, turn in search.turn_of.items():
-        chips = [mesh.live[rank] for rank in tile]
-        spans = (max(ats) - min(ats) + 1 for ats in zip(*chips, strict=True))
-        if turn == upright and tuple(spans) == upright:  # not across a link that wraps around
-            boxes[tile] = sum(chip in keep for chip in chips)
+    boxes = {
+        tuple(sorted(map(mesh.rank_of.__getitem__, chips))): sum(chip in keep for chip in chips)
+        for chips in upright_boxes(mesh, shape)
+    }
     if not boxes:
         raise TopologyError(f"no tile of {format_shape(shape)}, as it is written, fits {mesh}")
     found = search.most_of(boxes)
-    tiles = (
-        sorted((mesh.live[rank] for rank in tile), key=lambda chip: box_colour(shape, chip))
-        for tile in sorted(found.tiles)
-    )
-    return Tiling(mesh, shape, tuple(map(tuple, tiles)), is_most=found.is_most)
+    tiles = (_by_colour(mesh, shape, tile) for tile in sorted(found.tiles))
+    return Tiling(mesh, shape, tuple(tiles), is_most=found.is_most)
+
+
+def upright_boxes(mesh: Mesh, shape: tuple[int, ...]) -> list[Tile]:
+    """Return all boxes of connected live chips as they are written; they may share chips.
+
+    Each with its chips in order of colour. None lies across a link that wraps around.
+    """
+    upright = (*shape, *(1,) * len(mesh.shape))[: len(mesh.shape)]
+    boxes = (_by_colour(mesh, shape, tile) for tile, turn in _boxes(mesh, shape) if turn == upright)
+    return [
+        chips
+        for chips in boxes
+        if tuple(max(ats) - min(ats) + 1 for ats in zip(*chips, strict=True)) == upright
+    ]
+
+
+def _by_colour(mesh: Mesh, shape: tuple[int, ...], tile: _Ranks) -> Tile:
+    chips = (mesh.live[rank] for rank in tile)
+    return tuple(sorted(chips, key=lambda chip: box_colour(shape, chip)))
 
 
 def _tiling(mesh: Mesh, shape: tuple[int, ...], *, before: Tiling | None) -> Tiling:
