@@ -297,15 +297,6 @@ def test_tiles_need_a_process_group_of_ours() -> None:
         meshmend.torch.tiles("2x2")
 
 
-def test_tiles_in_an_elastic_job_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    import meshmend.torch
-    from meshmend.errors import InputError
-
-    monkeypatch.setenv("MESHMEND_COORDINATOR", "127.0.0.1:1")
-    with pytest.raises(InputError, match="start it without --elastic"):
-        meshmend.torch.tiles("2x2")
-
-
 @pytest.mark.parametrize("level", ["OFF", pytest.param("DETAIL", marks=pytest.mark.slow)])
 def test_what_else_trains_on_tiles(level: str, tmp_path: Path) -> None:
     ended = run(tmp_path, FORMS, "--mesh 2x4", TORCH_DISTRIBUTED_DEBUG=level)

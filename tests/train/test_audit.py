@@ -222,6 +222,19 @@ def test_two_digests_of_a_step_in_one_generation_are_found_even_if_the_step_was_
     assert audit(tmp_path).split == (5,)
 
 
+@pytest.mark.parametrize(("twin", "split"), [("0.one", ()), ("0.other", (5,))])
+def test_with_tiles_only_chips_of_one_colour_must_hold_the_same(
+    tmp_path: Path, twin: str, split: tuple[int, ...]
+) -> None:
+    job = LedgerJob(tmp_path)
+    job.run(1, (0, 1, 2), after=0, to=5, bits="")
+    for column, bits in enumerate(["0.one", "1.two", twin]):
+        job.worker((0, column)).write_hold(5, 1, bits)
+    job.close()
+
+    assert audit(tmp_path).split == split
+
+
 def test_the_check_takes_microseconds_for_each_line(tmp_path: Path) -> None:
     n_chips, n_steps = 16, 1000
     job = LedgerJob(tmp_path, batch=64, n_samples=1797)

@@ -112,6 +112,9 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
 
     # c10d asks a group for this; a `ReconfigurableGroup` answers otherwise.
     supports_reconfigure = False
+    # Of the default group of an elastic job whose replicas are tiles: their shape.
+    tile: tuple[int, ...] | None = None
+    n_tilings = 0  # calls of `tiles` on this group: all ranks make them in the same order
 
     def __init__(
         self,
@@ -513,6 +516,10 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
     def device_type(self) -> str:
         """The kind of device whose tensors run on our schedules."""
         return self._transport.device_type
+
+    def world_rank(self, place: int) -> int:
+        """Return the rank in the default group of a rank of this group's mesh."""
+        return int(sorted(dist.get_process_group_ranks(self))[place])
 
     def _place(self, rank: int) -> int:
         """Return which rank of the mesh a rank of c10d is."""

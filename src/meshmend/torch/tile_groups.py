@@ -16,7 +16,6 @@ transport. Short tensors, such as a loss, go to Gloo, which asks for a call of t
 """
 
 import dataclasses
-import itertools
 import logging
 import os
 import threading
@@ -32,7 +31,7 @@ from msgspec.structs import replace
 from torch.distributed.device_mesh import DeviceMesh
 
 from meshmend.config import COORDINATOR
-from meshmend.errors import InputError, MeshmendError, MismatchError, StalledError
+from meshmend.errors import InputError, MeshmendError, MismatchError, StalledError, StoppedError
 from meshmend.planning.catalogue import Catalogue, CollectiveCall, payload_class
 from meshmend.planning.files import PlanFile, decode_plan, encode_plan
 from meshmend.planning.plan import plan
@@ -40,7 +39,8 @@ from meshmend.planning.proof import prove
 from meshmend.planning.settings import Settings
 from meshmend.topology.failures import format_shape
 from meshmend.topology.figures import mesh_figures
-from meshmend.topology.tiles import Tiling
+from meshmend.topology.text import parse_tile
+from meshmend.topology.tiles import Tiling, box_tiling
 from meshmend.torch.call_arguments import c10d, dist, dtype_name, op_name, options_of
 from meshmend.torch.group import MeshmendGroup, Tensors, untraced
 from meshmend.torch.progress_thread import Rest
@@ -60,8 +60,6 @@ _WHAT_IT_NEEDS: Final = (
     "every rank of the mesh must call it, in the same order, with tensors of one size and type"
 )
 
-_numbers = itertools.count()  # of the calls of `tiles`: all ranks make them in the same order
-
 
 def tiles(
     tile: str, axes: Sequence[str] = (REPLICATE, "shard"), *, spares: bool = False
@@ -74,17 +72,21 @@ def tiles(
     Chips in no tile are refused, unless `spares` is true. Then their ranks get a mesh in which they
     have no coordinate (`mesh.get_coordinate() is None`), and take no part.
 
+    In a job of `meshmend run --elastic`, `reconfigure(build=..., tile="2x2")` lays the tiles anew
+    when chips die or come back, and `build` calls this for those of the present generation.
+
     Raises:
         InputError: there is no process group of ours, the axes do not fit, or a chip is in no tile.
         TopologyError: the tile cannot be read, or none fits.
     """
-    world = _world()
-    tiling = _without_spares(world.settings.mesh.tiles(tile), may_be=spares)
+    world = _world(tile)
+    tiling = _tiling(world, tile, may_have_spares=spares)
     names, shape = tuple(axes), _shape_inside(tiling, axes)
     rank_of = world.settings.mesh.rank_of
     ranks = np.array([[rank_of[chip] for chip in chips] for chips in tiling.tiles])
     ranks = ranks.reshape(tiling.n_tiles, *shape)
-    number, device_type = next(_numbers), world.device_type
+    number, device_type = world.n_tilings, world.device_type
+    world.n_tilings += 1
     here = np.argwhere(ranks == dist.get_rank())
     if not len(here):
         return DeviceMesh(
@@ -110,12 +112,13 @@ def tiles(
     )
 
 
-def _world() -> MeshmendGroup:
-    if COORDINATOR.value_in(os.environ):
-        raise InputError(
-            "tiles needs a job whose chips stay, but this is one of meshmend run --elastic: with a "
-            "chip that dies its shard is lost; start it without --elastic"
-        )
+def _tiling(world: MeshmendGroup, tile: str, *, may_have_spares: bool) -> Tiling:
+    if world.tile is not None:  # the coordinator knows them as boxes, and spares wait there
+        return box_tiling(world.settings.mesh, world.tile)
+    return _without_spares(world.settings.mesh.tiles(tile), may_be=may_have_spares)
+
+
+def _world(tile: str) -> MeshmendGroup:
     world = dist.group.WORLD if dist.is_initialized() else None
     if not isinstance(world, MeshmendGroup):
         what = "there is none" if world is None else f"it is {dist.get_backend()}"
@@ -127,6 +130,11 @@ def _world() -> MeshmendGroup:
         raise InputError(
             "tiles needs a process group that stays as it is, but this one can be made again on "
             "other chips; leave out enable_reconfigure"
+        )
+    if COORDINATOR.value_in(os.environ) and world.tile != parse_tile(tile):
+        raise InputError(
+            f"tiles of {tile} in a job of meshmend run --elastic need a generation with such "
+            f"tiles; call tiles in build, with reconfigure(build=build, tile={tile!r})"
         )
     return world
 
@@ -177,7 +185,8 @@ class ColourSums:
     settings: Settings
     tiling: Tiling
     transport: TensorTransport
-    catalogue: Catalogue
+    catalogue: "_ColourCatalogue"
+    short_bytes: int = SHORT_BYTES
 
     @classmethod
     def of(cls, tiling: Tiling, world: MeshmendGroup, name: str) -> "ColourSums":
@@ -197,6 +206,8 @@ class ColourSums:
             tiling=tiling,
             transport=transport_of(place, settings, mesh.live),
             catalogue=_ColourCatalogue(tiling, settings, place),
+            # Who waits in Gloo cannot be told that the mesh has changed.
+            short_bytes=SHORT_BYTES if world.tile is None else 0,
         )
 
     def group(self, options: Any, inner: Any) -> "TwinGroup":
@@ -210,6 +221,7 @@ class _ColourCatalogue(Catalogue):
     def __init__(self, tiling: Tiling, settings: Settings, place: Any) -> None:
         super().__init__(tiling.mesh, settings.algorithm, settings.slices, place.group_rank)
         self._tiling, self._store, self._timeout = tiling, place.store, place.timeout
+        self.is_interrupted = False
 
     def algorithm(self, kind: CollectiveCall, n_bytes: int) -> str:
         """Return the name without a plan: a rank that is profiled must not ask for one alone."""
@@ -249,6 +261,8 @@ class _ColourCatalogue(Catalogue):
         """
         deadline, pause_s = time.monotonic() + self._timeout.total_seconds(), _SHORTEST_PAUSE_S
         while not self._store.check([name]):
+            if self.is_interrupted:
+                raise StoppedError("the mesh changed while a plan was awaited")
             if time.monotonic() > deadline:
                 raise StalledError(
                     f"the sum over the tiles on rank {dist.get_rank()} waited for a plan, but the "
@@ -271,6 +285,15 @@ class TwinGroup(MeshmendGroup):
         self._has_warned = False
         super().__init__(options, sums.settings, inner, sums.transport)
 
+    def world_rank(self, place: int) -> int:
+        """Return the rank itself: messages of all colours go over all chips in tiles."""
+        return place
+
+    def interrupt(self) -> None:
+        """Make every collective under way on this rank fail; the other ranks are not told."""
+        self._sums.catalogue.is_interrupted = True
+        super().interrupt()
+
     def _use(self, settings: Settings, transport: TensorTransport, rank: int) -> None:
         super()._use(settings, transport, rank)
         self._catalogue = self._sums.catalogue
@@ -284,7 +307,7 @@ class TwinGroup(MeshmendGroup):
         return False
 
     def _can_sum(self, tensors: Tensors, op: Any) -> bool:
-        is_long = all(tensor.nbytes > SHORT_BYTES for tensor in tensors)
+        is_long = all(tensor.nbytes > self._sums.short_bytes for tensor in tensors)
         return is_long and super()._supports(tensors, op)
 
     def _start_sum(self, kind: CollectiveCall, flat: torch.Tensor, opts: Any) -> Rest:

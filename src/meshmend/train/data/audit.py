@@ -404,10 +404,14 @@ def _hashes(lines: _LedgerLines, counting: Numbers) -> tuple[int, tuple[int, ...
     is_step = counting[STEP][place] == holds[STEP]
     counts = is_step & (holds[GENERATION] >= counting[GENERATION][place])
     steps = np.unique(holds[STEP][counts])
-    split = {
-        *_keys_with_two_values(holds[STEP][counts], bits[counts]),
-        *(key & _STEP_MASK for key in _keys_with_two_values(_keys_of(holds), bits)),
-    }
+    parts = np.char.rpartition(lines.bits, b".")[:, 0]
+    split: set[int] = set()
+    for part in np.unique(parts):  # only chips with the same part of the state hold the same
+        of_it = parts == part
+        counts_too = counts & of_it
+        split.update(_keys_with_two_values(holds[STEP][counts_too], bits[counts_too]))
+        keys = _keys_with_two_values(_keys_of(holds[:, of_it]), bits[of_it])
+        split.update(key & _STEP_MASK for key in keys)
     return len(steps), tuple(sorted(split))
 
 
@@ -578,7 +582,7 @@ _KEY = rb" \d{1,9} \d{1,10}"  # step and generation
 
 _LINE = (
     rb"(?:try" + _KEY + rb"(?: \d{1,18}){3} (?:\d{1,18}|-)|done" + _KEY + rb" \d{1,18}"
-    rb"|hold" + _KEY + rb" \w{1,64}|resume \d{1,9} \d{1,18}|back" + _KEY + rb"|gap)\n"
+    rb"|hold" + _KEY + rb" (?:\d{1,9}\.)?\w{1,64}|resume \d{1,9} \d{1,18}|back" + _KEY + rb"|gap)\n"
 )
 
 _LINES = re.compile(rb"(?>" + _LINE + rb")*+")  # possessive, never backtracks: linear in the bytes

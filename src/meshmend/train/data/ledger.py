@@ -7,7 +7,8 @@ reads all files and proves that the job has one history in which every sample wa
     ledger 2 CHIP SAMPLES SEED ERRNO            the first line; ERRNO is not 0 while writing fails
     try STEP GENERATION START STOP BATCH SUM    before the sum: this chip's share of the step
     done STEP GENERATION POSITION               the step is done; the next begins at POSITION
-    hold STEP GENERATION HASH                   a hash of the state after the step
+    hold STEP GENERATION HASH                   a hash of the state after the step; with tiles,
+                                                COLOUR.HASH of the part that chips of it hold
     resume STEP POSITION                        the job begins with the checkpoint of STEP
     back STEP GENERATION                        the generation goes back to STEP; the rest is lost
     gap                                         lines are missing here: writing failed

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from msgspec.structs import replace
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -38,8 +39,11 @@ from meshmend.membership.faults.fault_injector import SelfInjection
 from meshmend.membership.job import NOT_COMPARED, JobFingerprint
 from meshmend.membership.messages import FRESH, Go
 from meshmend.planning.environment import settings_from
-from meshmend.topology.failures import Chip
+from meshmend.topology.failures import Chip, format_shape
+from meshmend.topology.text import parse_tile
+from meshmend.topology.tiles import box_colour, box_tiling
 from meshmend.train.core.exchange import Exchange
+from meshmend.train.core.part_transfer import PartTransfer
 from meshmend.train.core.state_transfer import StateTransfer
 from meshmend.train.core.worker_environment import (
     WorkerEnvironment,
@@ -55,6 +59,7 @@ from meshmend.train.state.torch_state import TORCH
 from meshmend.train.torch.group_meeting import (
     MEETING_SUM,
     drop_group,
+    groups_of_ours,
     init_group,
     meet,
 )
@@ -71,13 +76,17 @@ _NEWS_S: Final = 3.0  # beyond the link timeout: for the coordinator to tell of 
 _POLL_S: Final = 0.005
 
 
-def reconfigure(*state: Stateful, build: Build | None = None) -> None:
+def reconfigure(*state: Stateful, build: Build | None = None, tile: str | None = None) -> None:
     """Make the default process group one of all live chips, and the state the same on all.
 
     The first call joins the job. `state` is what changes from step to step: the model, the
     optimizer, a scheduler. A `DistributedDataParallel` among it uses the new group from then on.
     What PyTorch cannot move to another group, such as a model of `fully_shard`, is made anew:
     `build()` makes the group's objects and returns those with a state.
+
+    With `tile`, such as "2x2", a replica is a tile of several chips, and each holds a part of the
+    state: `build` shards its model over `meshmend.torch.tiles(tile)`. Chips that are in no tile
+    wait. A chip that comes into a tile gets its part from a chip that has the same one.
 
     A later call needs no arguments. It returns at once if the group is as it should be, and waits
     for the coordinator's next generation if it is not.
@@ -87,7 +96,7 @@ def reconfigure(*state: Stateful, build: Build | None = None) -> None:
         JobFailedError: no chip has a state to go on from.
         RefusedError: the coordinator refuses this worker.
     """
-    elastic_group().reconfigure(state, build)
+    elastic_group().reconfigure(state, build, tile)
 
 
 def steps(n_steps: int) -> Iterator[int]:
@@ -155,6 +164,7 @@ class ElasticGroup:
         self._environment = environment
         self._state = GroupState(())
         self._build: Build | None = None
+        self._tile: tuple[int, ...] | None = None
         self._taken: dict[str, Any] | None = None  # for the objects that `build` will make
         self.is_overwritten = False  # the state is a part of this chip's and a part of others'
         self.step_number = 0  # steps done
@@ -175,6 +185,7 @@ class ElasticGroup:
         self._hooks: list[Any] = []
         self._exchange: Exchange | None = None
         self._transfer: StateTransfer | None = None
+        self._parts: PartTransfer | None = None  # in a job with tiles
         self._loop: WorkerLoop | None = None
         failures = WriteFailures(environment)
         self._ledger = Ledger(
@@ -193,12 +204,22 @@ class ElasticGroup:
         """Whether the job is over."""
         return self._loop is not None and self._loop.is_over
 
-    def reconfigure(self, state: Sequence[Stateful], build: Build | None) -> None:
+    def reconfigure(
+        self, state: Sequence[Stateful], build: Build | None, tile: str | None = None
+    ) -> None:
         """Join the job, or the next generation; see `reconfigure` of this module."""
         if state and build is not None:
             raise InputError(
                 "reconfigure needs objects or build=, but got both; let build return the objects"
             )
+        if tile is not None:
+            if build is None and self._build is None:
+                raise InputError(
+                    f"reconfigure(tile={tile!r}) needs build=, which makes the model anew when the "
+                    "tiles change, but did not get it; let build shard the model over "
+                    f"meshmend.torch.tiles({tile!r}) and return it"
+                )
+            self._tile = parse_tile(tile)
         if state or build is not None:
             self._adopt(state)
             self._build = build
@@ -267,6 +288,8 @@ class ElasticGroup:
             return
         self._refuse_half_step()
         self._state.note_moving()
+        if self._tile is not None and not self._await_all(self._loop):
+            return
         self._has_stepped = self._has_stepped or self._n_stepped > 0
         self.step_number += 1
         self._has_captured = False
@@ -290,6 +313,38 @@ class ElasticGroup:
                 sums=(MEETING_SUM,) if is_first else (),
             )
             coordinator_client().report(stepped)
+
+    def _await_all(self, loop: WorkerLoop) -> bool:
+        """Wait until all chips have done this step; return False if the mesh changed meanwhile.
+
+        Others hold the rest of the state after it. If one of them has not done it, the step does
+        not count, and so this chip keeps both states until the next generation begins.
+        """
+        assert self._exchange is not None
+        n_elements, dtype = MEETING_SUM
+        numbers = np.zeros(n_elements, dtype=dtype).view(np.uint8)
+        loop.also = self.step_number + 1
+        if loop.attempt(functools.partial(self._exchange.sum, numbers, n_elements, dtype)):
+            loop.also = None
+            return True
+        self._fail_over()
+        if not self.is_over:
+            self._capture()
+            self._has_failed = True
+        return False
+
+    def settle(self, step: int) -> None:
+        """Keep the state of one of two steps: before the step that was tried last, or after it."""
+        loop = self._loop
+        assert loop is not None
+        if loop.also is not None and step == loop.also:
+            self.step_number = step
+            self._has_stepped = True
+            self._ledger.write_done(step, loop.number, 0)
+        elif loop.also is not None:
+            self._state.before.restore()
+        loop.also = None
+        assert self.step_number == step, f"chip {self.chip} has no state of step {step}"
 
     def handle_failure(self, error: BaseException) -> None:
         """Reconfigure after a step that failed because the mesh changed; else raise its error.
@@ -342,7 +397,7 @@ class ElasticGroup:
         """Make these the objects of the group, and watch when their optimizers step."""
         for hook in self._hooks:
             hook.remove()
-        self._state = GroupState(objects)
+        self._state = GroupState(objects, is_part=self._tile is not None)
         self._hooks = [register_optimizer_step_pre_hook(self._check_update)]
         self._has_captured = self._has_failed = self._is_checked = False
         for optimizer in self._state.optimizers:
@@ -373,13 +428,19 @@ class ElasticGroup:
         self._exchange = exchange_of(self._environment)
         self._exchange.on_interrupt = self._interrupt
         self._transfer = StateTransfer(self, self._exchange)
+        catch_up = self._transfer.catch_up
+        if self._tile is not None:
+            self._parts = PartTransfer(
+                self.chip, self._tile, self._transfer, settle=self.settle, take=self.take_state
+            )
+            catch_up = self._parts.catch_up
         self._loop = WorkerLoop(
             self._environment.chip,
             self,
             client,
             self._exchange,
             self._self_injection,
-            catch_up=self._transfer.catch_up,
+            catch_up=catch_up,
         )
         return self._loop
 
@@ -396,14 +457,16 @@ class ElasticGroup:
             dataset_length=0,
             samples=NOT_COMPARED,
             framework="torch, with a process group",
+            tile="" if self._tile is None else format_shape(self._tile),
         )
 
     def _interrupt(self) -> None:
         """Make the collectives under way fail; the client's thread calls this."""
         self._is_interrupted = True
         # Who has done all steps waits in no collective, and may use the group after the job.
-        if (group := self._group) is not None and not self._is_finishing:
-            group.interrupt()
+        if self._group is not None and not self._is_finishing:
+            for group in groups_of_ours():
+                group.interrupt()
 
     def _is_outdated(self) -> bool:
         """Whether the coordinator has told of something else than the present generation."""
@@ -415,10 +478,15 @@ class ElasticGroup:
 
     def _report_lost(self, loop: WorkerLoop) -> None:
         """Report the peer that the first failed collective lost, if it knows one."""
-        failure = self._group.failure if self._group is not None else None
-        if isinstance(failure, PeerLostError) and failure.rank is not None:
-            assert self._exchange is not None
-            loop.report_lost(self._exchange.mesh.live[failure.rank], str(failure))
+        if self._group is None:
+            return
+        assert self._exchange is not None
+        for group in groups_of_ours():
+            failure = group.failure
+            if isinstance(failure, PeerLostError) and failure.rank is not None:
+                lost = self._exchange.mesh.live[group.world_rank(failure.rank)]
+                loop.report_lost(lost, str(failure))
+                return
 
     def _expect_change(self, error: BaseException) -> None:
         """Wait for the coordinator to tell of a change; raise the error if it does not.
@@ -489,13 +557,24 @@ class ElasticGroup:
             return False
         self._store, n_new = met
         self._group = init_group(settings, self._store, exchange.rank)
+        if self._tile is not None:
+            self._group.tile = self._tile
         if self._is_outdated():  # while there was no group to interrupt
             return False
         self._rebuild()
+        if self._tile is not None:
+            self._check_in_tile(self._tile, exchange)
+        if self._is_outdated():  # before there were the groups that `build` has made
+            return False
         if n_new and not loop.attempt(self._take_first_state, is_step=False):
             return False
         self._is_equal = True
         return True
+
+    def _check_in_tile(self, tile: tuple[int, ...], exchange: Exchange) -> None:
+        mesh = exchange.mesh
+        mine = next(each for each in box_tiling(mesh, tile).tiles if self.chip in each)
+        self._state.check_in_tile([mesh.rank_of[chip] for chip in mine], format_shape(tile))
 
     def _take_first_state(self) -> None:
         """Take the state of the first chip: objects that `build` has made may differ."""
@@ -503,8 +582,12 @@ class ElasticGroup:
         assert self._transfer is not None
         generation = self._loop.generation
         assert generation is not None
-        go = Go(generation.number, self.step_number, generation.chips[:1])
-        if (state := self._transfer.exchanged(go, generation)) is not None:
+        if self._parts is not None:
+            state = self._parts.first_states(generation, self.step_number)
+        else:
+            go = Go(generation.number, self.step_number, generation.chips[:1])
+            state = self._transfer.exchanged(go, generation)
+        if state is not None:
             self._state.load(state)
 
     def _rebuild(self) -> None:
@@ -520,7 +603,10 @@ class ElasticGroup:
 
     def _write_state_hash(self) -> None:
         assert self._loop is not None
-        self._ledger.write_hold(self.step_number, self._loop.number, self._state.digest())
+        digest = self._state.digest()
+        if self._tile is not None:  # only twins hold the same
+            digest = f"{box_colour(self._tile, self.chip)}.{digest}"
+        self._ledger.write_hold(self.step_number, self._loop.number, digest)
 
     def _close(self) -> None:
         """Leave the job; the process group stays until the script ends or destroys it."""
@@ -562,6 +648,8 @@ class ElasticGroup:
     def take_state(self, state: dict[str, Any]) -> None:
         """Replace all of this chip's state by that of another chip."""
         self.is_overwritten, self._is_equal = False, True
+        if self._loop is not None:
+            self._loop.also = None
         if self._build is None:
             self.step_number = self._state.load(state)
         else:

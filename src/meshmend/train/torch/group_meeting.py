@@ -13,6 +13,8 @@ import torch.distributed
 from numpy.typing import NDArray
 
 from meshmend.planning.settings import Settings
+from meshmend.torch.call_arguments import c10d
+from meshmend.torch.group import MeshmendGroup
 from meshmend.torch.late_gloo import InterruptibleStore
 from meshmend.train.state.state_tree import Bytes
 
@@ -71,12 +73,19 @@ def init_group(settings: Settings, store: Any, rank: int) -> Any:
     return dist.group.WORLD
 
 
+def groups_of_ours() -> list[MeshmendGroup]:
+    """Return the process groups of this process that run on our schedules, the default one too."""
+    return [group for group in list(c10d._world.pg_map) if isinstance(group, MeshmendGroup)]
+
+
 def drop_group() -> None:
     """Interrupt and destroy all process groups of this process, if there are any."""
     if dist.is_initialized():
-        world = dist.group.WORLD
+        if not isinstance(dist.group.WORLD, MeshmendGroup):
+            dist.group.WORLD.abort()
         # Not `abort`, which peers take for a lost connection: they hear of the change otherwise.
-        getattr(world, "interrupt", world.abort)()
+        for group in groups_of_ours():
+            group.interrupt()
         dist.destroy_process_group()
 
 

@@ -13,7 +13,7 @@ before. The copies are kept from step to step, so that a step copies but allocat
 import random
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -34,9 +34,12 @@ Undo = Callable[[], object]
 
 
 class GroupState:
-    """Modules, optimizers and further objects with a state, in a fixed order."""
+    """Modules, optimizers and further objects with a state, in a fixed order.
 
-    def __init__(self, objects: Sequence[Stateful]) -> None:
+    `is_part`: the state is the part that this chip holds; others of its tile hold the rest.
+    """
+
+    def __init__(self, objects: Sequence[Stateful], *, is_part: bool = False) -> None:
         for each in objects:
             if not hasattr(each, "state_dict") or not hasattr(each, "load_state_dict"):
                 raise InputError(
@@ -45,6 +48,7 @@ class GroupState:
                     "from step to step"
                 )
         self.objects = tuple(objects)
+        self._leaf = _local_leaf if is_part else _plain_leaf
         self.before = StateBefore(self.objects)
         self._moving: set[str] = set()  # buffers that steps change
 
@@ -68,7 +72,7 @@ class GroupState:
 
         The tensors are those of the objects.
         """
-        states = [map_state(_plain_leaf, _state_of(each)) for each in self.objects]
+        states = [map_state(self._leaf, _state_of(each)) for each in self.objects]
         return {"step": step, "objects": states, "moving": sorted(self._moving)}
 
     def load(self, state: Mapping[str, Any]) -> int:
@@ -106,12 +110,29 @@ class GroupState:
             for each in self.objects
         ]
         buffers = {name: each for name, each in self._buffers() if name not in self._moving}
-        return TORCH.digest(map_state(_plain_leaf, [states, buffers]))
+        return TORCH.digest(map_state(self._leaf, [states, buffers]))
 
     def use_default_group(self) -> None:
         """Make each `DistributedDataParallel` sum over the present default process group."""
         for module in self._distributed():
             _rebind(module)
+
+    def check_in_tile(self, ranks: Container[int], tile: str) -> None:
+        """Raise InputError if an object is spread over other chips than those of one tile."""
+        if self._distributed():
+            raise InputError(
+                f"reconfigure(tile={tile!r}) needs a model whose parts are on the chips of a tile, "
+                "but got a DistributedDataParallel, which has all of it on each chip; leave out "
+                "tile, or use fully_shard(model, mesh=meshmend.torch.tiles(...))"
+            )
+        for module in self._modules():
+            for name, parameter in module.named_parameters():
+                if outside := [at for at in _ranks_with_parts(parameter) if at not in ranks]:
+                    raise InputError(
+                        f"reconfigure(tile={tile!r}) needs each parameter whole in one tile, but "
+                        f"{name} is sharded over ranks such as {outside[0]} of another; make its "
+                        "mesh with meshmend.torch.tiles"
+                    )
 
     def check_comparable(self) -> None:
         """Raise InputError if a part of the training changes from step to step out of sight.
@@ -232,7 +253,7 @@ def _as_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> di
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
 
     def formed(parameter: torch.Tensor, value: Any) -> Any:
-        is_alike = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+        is_alike = isinstance(value, torch.Tensor) and value.shape == _plain(parameter).shape
         return _as(parameter, value) if is_alike else value
 
     kept = {
@@ -512,6 +533,21 @@ def _plain_leaf(leaf: Any) -> Any:
             'init_device_mesh("cpu", (dist.get_world_size(), 1))'
         )
     return local
+
+
+def _local_leaf(leaf: Any) -> Any:
+    """Return a leaf of a state; of a `DTensor`, what this chip holds."""
+    return leaf.to_local() if _is_dtensor(leaf) else leaf
+
+
+def _ranks_with_parts(tensor: Any) -> set[int]:
+    """Return the ranks that hold a `DTensor` together with this one; none of a plain tensor."""
+    if not _is_dtensor(tensor):
+        return set()
+    mesh, at = tensor.device_mesh, tensor.device_mesh.get_coordinate()
+    is_shared = [not placement.is_replicate() for placement in tensor.placements]
+    line = tuple(slice(None) if each else here for each, here in zip(is_shared, at, strict=True))
+    return set(mesh.mesh[line].flatten().tolist())
 
 
 def _as(like: Any, value: Any) -> Any:

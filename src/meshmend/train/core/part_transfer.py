@@ -1,0 +1,73 @@
+"""How a chip gets its part of the state in a job with tiles: from a chip of the same colour.
+
+The parts of one colour after another are spread, as `StateTransfer` spreads a whole state. All
+chips pass them on, because twins need not be neighbours; a chip keeps what is of its own colour.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import structs
+
+from meshmend.membership.generation import Generation
+from meshmend.membership.messages import Go
+from meshmend.topology.failures import Chip
+from meshmend.topology.tiles import box_colour
+from meshmend.train.core.state_transfer import StateTransfer
+
+
+class PartTransfer:
+    """One chip's part in giving their parts of the state to those that lack them.
+
+    `settle(step)` makes the state that this chip holds that of a step: before it sends some of it.
+    """
+
+    def __init__(
+        self,
+        chip: Chip,
+        tile: tuple[int, ...],
+        transfer: StateTransfer,
+        *,
+        settle: Callable[[int], None],
+        take: Callable[[Any], None],
+    ) -> None:
+        self._chip, self._tile, self._transfer = chip, tile, transfer
+        self._settle, self._take = settle, take
+
+    def catch_up(self, go: Go, generation: Generation) -> None:
+        """Get the part of the state that this chip lacks, or send its own to twins that lack it.
+
+        Raises:
+            TransportError: the mesh has changed; a chip that had a state of the job has it still.
+        """
+        if self._chip in go.holders:
+            self._settle(go.step)
+        if (state := self._exchanged(go, generation)) is not None:
+            self._take(state)
+
+    def first_states(self, generation: Generation, step: int) -> Any | None:
+        """Return the state of the first chip of this colour; None if this chip is the first.
+
+        Raises:
+            TransportError: the mesh has changed.
+        """
+        first: dict[int, Chip] = {}
+        for chip in generation.chips:
+            first.setdefault(box_colour(self._tile, chip), chip)
+        go = Go(generation.number, step, tuple(sorted(first.values())))
+        return self._exchanged(go, generation)
+
+    def _exchanged(self, go: Go, generation: Generation) -> Any | None:
+        """Return what this chip is to take; None if it has it."""
+        by_colour: dict[int, list[Chip]] = {}
+        for chip in generation.chips:
+            by_colour.setdefault(box_colour(self._tile, chip), []).append(chip)
+        taken = None
+        for _, twins in sorted(by_colour.items()):
+            holders = tuple(chip for chip in twins if chip in go.holders)
+            if len(holders) == len(twins):
+                continue
+            found = self._transfer.exchanged(structs.replace(go, holders=holders), generation)
+            if self._chip in twins:
+                taken = found
+        return taken
