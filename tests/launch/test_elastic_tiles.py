@@ -163,6 +163,16 @@ def test_a_chip_may_die_at_any_moment_of_a_step(tmp_path: Path, moment: str) -> 
 
 
 @pytest.mark.slow
+def test_chips_that_wait_for_one_that_hangs_are_called_away(tmp_path: Path) -> None:
+    """Nobody's connection breaks: the sums over tiles must hear that the mesh has changed."""
+    script = loop(tmp_path, tile="1x2", n_tiles=2, gate=-1)
+
+    ended = meshmend_run("--elastic", "--mesh", "1x4", "--inject", "hang 0,1 at 8", script)
+
+    check_losses(ended)
+
+
+@pytest.mark.slow
 def test_a_spare_takes_the_place_of_a_chip_that_died(tmp_path: Path) -> None:
     """Tiles of 1x2 on 2x3: the last column waits; then 0,2 has the colour that 0,0 had."""
     script = loop(tmp_path, tile="1x2", n_tiles=2, gate=-1)
