@@ -31,12 +31,12 @@ slurm: $(INSTALLED)
 
 # Checks and kernels take about a minute of one core each, and the job under Slurm waits that long:
 # so they run side by side. A file of tests stays in one process: what its tests share is made once.
-# Three processes keep two cores busy, because many tests wait for processes of their own. Files are
-# taken in the order of tests/conftest.py, the longest first; pytest-xdist would begin with those of
-# the most tests.
+# Four processes keep two cores busy, because many tests wait for processes of their own. Files are
+# taken in the order of tests/conftest.py: those that wait and those that compute in turns, the
+# longest first; pytest-xdist would begin with those of the most tests.
 test: $(INSTALLED)
 	$(MAKE) --jobs 3 --output-sync --no-print-directory check kernels slurm
-	$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # The long sweeps, and all examples of the property tests, of which `make test` tries a third.
 slow: $(INSTALLED)

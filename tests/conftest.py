@@ -6,6 +6,9 @@ with more of them hangs.
 """
 
 import os
+from collections.abc import Iterable
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
@@ -14,18 +17,14 @@ import pytest
 from hypothesis import settings
 
 SHARE_OF_EXAMPLES, LEAST_EXAMPLES = 1 / 3, 10
-# Processes end at about the same time if each begins with what takes longest.
+# In each of the two kinds of rooms. Processes end at about the same time if each begins with what
+# takes longest.
 LONGEST_FIRST = (
-    "loops",
-    "launch",
-    "membership",
-    "jax",
-    "train",
-    "torch",
-    "forecast",
-    "transport",
-    "lab",
+    *("loops", "launch", "train", "torch", "transport"),
+    *("membership", "planning", "jax", "test_documentation.py", "lab", "cli", "schedule"),
+    *("simulator", "forecast", "test_kernels.py"),
 )
+WAITING = {"loops", "launch", "train", "torch", "transport"}  # for processes of their own, mostly
 
 settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
 settings.register_profile("thorough", settings.get_profile("repeatable"))
@@ -34,18 +33,35 @@ settings.load_profile("repeatable")
 
 @pytest.hookimpl(trylast=True)  # after Hypothesis has marked its tests
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the longest folders first, and let property tests try fewer examples."""
-    folders = [*LONGEST_FIRST, ""]
-    items.sort(
-        key=lambda item: next(
-            rank for rank, name in enumerate(folders) if not name or name in item.path.parts
-        )
-    )
+    """Put files that wait and files that compute in turns, and try fewer examples."""
+    tests = config.rootpath / "tests"
+    turn_of = _turns(item.path.relative_to(tests) for item in items)
+    items.sort(key=lambda item: turn_of[item.path.relative_to(tests)])
     if config.getoption("--hypothesis-profile") == "thorough":
         return
     for item in items:
         if item.get_closest_marker("hypothesis"):
             _try_fewer(item)
+
+
+def _turns(files: Iterable[Path]) -> dict[Path, tuple[int, int]]:
+    """Return when each file is taken: one that waits, one that computes, and so on.
+
+    If all processes waited at first and all computed at last, cores would be idle, then too few.
+    """
+    longest = sorted(
+        dict.fromkeys(files),
+        key=lambda file: next(
+            (rank for rank, name in enumerate(LONGEST_FIRST) if name in file.parts),
+            len(LONGEST_FIRST),
+        ),
+    )
+    kinds = groupby(sorted(longest, key=_computes), key=_computes)
+    return {file: (turn, kind) for kind, own in kinds for turn, file in enumerate(own)}
+
+
+def _computes(file: Path) -> bool:
+    return WAITING.isdisjoint(file.parts)
 
 
 def _try_fewer(item: pytest.Item) -> None:

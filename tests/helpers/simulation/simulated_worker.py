@@ -1,7 +1,7 @@
 """A worker that trains: the loop of `train.job` over a replica that is no more than a digest."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from meshmend.errors import CheckpointDamageError, InputError, JobFailedError, RefusedError
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 BATCH = 12
 SAVE_EVERY = 4
 _SIZES: SumSizes = ((1, "float32"),)
+
+_tiling_of = cache(box_tiling)  # all chips of a generation ask in each of its steps
 
 
 class SimulatedReplica:
@@ -244,7 +246,7 @@ class SimulatedWorker:
     def _attempt_in_tile(self, tile: tuple[int, ...], number: int, before: State) -> None:
         """Take part in a step that counts once all chips have done it: each has a part of it."""
         chip, generation = self.process.chip, self.peers.generation
-        tiling = box_tiling(generation.mesh_of(self._whole), tile)
+        tiling = _tiling_of(generation.mesh_of(self._whole), tile)
         self._rules.check(not tiling.spares, f"generation {number} has chips in no tile")
         at = next(at for at, chips in enumerate(tiling.tiles) if chip in chips)
         batch = self._batch
