@@ -530,7 +530,7 @@ def _plain_leaf(leaf: Any) -> Any:
         raise InputError(
             f"reconfigure needs all of the state on each chip, but a tensor of shape "
             f"{tuple(leaf.shape)} is sharded as {leaf.placements}; replicate over the chips: "
-            'init_device_mesh("cpu", (dist.get_world_size(), 1))'
+            'init_device_mesh("cpu", (dist.get_world_size(), 1)), or pass tile= to reconfigure'
         )
     return local
 
