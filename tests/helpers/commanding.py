@@ -117,6 +117,7 @@ def _import_all() -> None:
     import torch.distributed.rpc
 
     import meshmend.launch.script
+    import meshmend.torch.group_factory
     import meshmend.train.torch.job  # noqa: F401
 
     torch.optim.SGD([torch.zeros(1)])  # imports torch's compiler

@@ -25,7 +25,13 @@ from meshmend.topology.mesh import Mesh
 from waiting import HANG_S
 
 # Every optimizer imports the first of them when it is made.
-TORCH = ("torch._dynamo", "meshmend.launch.elastic", "meshmend.train.torch.job")
+TORCH = (
+    "torch._dynamo",
+    "meshmend.launch.elastic",
+    "meshmend.train.torch.job",
+    "meshmend.train.torch.elastic_group",
+    "meshmend.torch.group_factory",
+)
 JAX = ("torch", "optax", "meshmend.launch.elastic", "meshmend.train.jax.job")
 
 

@@ -26,7 +26,7 @@ MOMENTS_OF: Final[Mapping[str, tuple[str, ...]]] = {
 }
 IMPORTED_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "job": TORCH,
-    "group": (*TORCH, "meshmend.torch", "meshmend.train.torch.elastic_group"),
+    "group": TORCH,
     "trainer": (*TORCH, "meshmend.train.hf"),
     "jax": JAX,
 }

@@ -59,8 +59,10 @@ from meshmend.transport.event_loop import load_event_loop
 
 _GRACE_S = 1.0  # after a failure, for its cause to end and for other workers to print their errors
 
-# DistributedDataParallel imports these at its first use, which would take each worker seconds.
-_PRELOAD = ("torch._dynamo.utils", "torch.distributed.rpc", "meshmend.torch")
+_BACKEND = ("meshmend.torch", "meshmend.torch.group_factory")
+# DistributedDataParallel imports the first two at its first use, which would take each worker
+# seconds.
+_PRELOAD = ("torch._dynamo.utils", "torch.distributed.rpc", *_BACKEND)
 
 
 def check_torch_installed() -> None:
@@ -306,7 +308,7 @@ def preload_training(names: Iterable[str]) -> None:
     elif find_spec("torch"):
         import torch
 
-        preload_modules(["meshmend.train.torch.job", "meshmend.torch"])
+        preload_modules(["meshmend.train.torch.job", *_BACKEND])
         torch.optim.SGD([torch.zeros(1)])  # imports torch's compiler here, not in each worker
     load_event_loop()
 

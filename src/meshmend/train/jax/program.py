@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +31,11 @@ Loss = Callable[..., jax.Array]
 _LOW_BITS: Final = 32
 _WAIT_S: Final = 600.0  # a large model compiles for minutes; who waits in vain compiles itself
 _SINGLE, _DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
+
+# JAX imports these for its first program. Here they are imported once, before workers are forked.
+for _dialect in ("builtin", "mhlo"):
+    with suppress(ImportError):  # other versions of JAX may need none of them
+        import_module(f"jaxlib.mlir.dialects.{_dialect}")
 
 
 @dataclass(frozen=True)
