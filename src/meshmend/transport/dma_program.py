@@ -59,11 +59,6 @@ class Transfers:
     def n_steps(self) -> int:
         return int(self.step.max(initial=-1)) + 1
 
-    @property
-    def busiest_channel(self) -> int:
-        """How many transfers the busiest channel has: no packing has fewer steps."""
-        return int(np.bincount(self.channel).max(initial=0))
-
 
 def most_channels_in(schedule: Schedule) -> int:
     """Return the most channels that reach a rank; at least 1."""

@@ -8,7 +8,7 @@ Both keep their state by element, so it can be cut and joined as that of any ele
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 
@@ -16,18 +16,6 @@ from meshmend.errors import InputError
 
 Norms = tuple[float, float]  # of the weights, and of the gradient (LARS) or direction (LAMB)
 _Group = dict[str, Any]
-
-
-class Layerwise(Protocol):
-    """An optimizer that needs norms of whole tensors; `LARS` and `LAMB` are such."""
-
-    norms: Mapping[torch.Tensor, Norms] | None
-
-    def squared_norms(self) -> Iterator[tuple[torch.Tensor, float, float]]:
-        """Yield each parameter that is to be scaled, and the squares of its two norms.
-
-        Changes nothing.
-        """
 
 
 class LARS(torch.optim.Optimizer):
