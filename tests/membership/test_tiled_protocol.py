@@ -12,7 +12,7 @@ from meshmend.config import Timing
 from meshmend.membership.admission import Admission
 from meshmend.membership.history import CoordinatorRecord, History
 from meshmend.membership.job import JobFingerprint
-from meshmend.membership.membership import Membership
+from meshmend.membership.membership import Decision, Membership
 from meshmend.membership.messages import FRESH, Status
 from meshmend.topology.failures import Chip
 from meshmend.topology.text import parse_mesh
@@ -60,6 +60,39 @@ def test_tiles_are_laid_so_that_one_part_holds_all_colours(
 
     assert generation is not None
     assert list(generation.chips) == members
+
+
+def test_members_that_form_no_tile_are_told_to_wait_and_go_on_when_a_tile_is_whole() -> None:
+    """Their loops must not take the sums that fail meanwhile for errors of the script."""
+    ours = JobFingerprint("1", 1, 1, 0, "", "", "", 1, "", tile="1x2")
+    history = History(CoordinatorRecord("job", fingerprint=ours))
+    membership = Membership(parse_mesh("1x4"), Timing(), board=(1, 1), history=history)
+    for at in range(4):
+        membership.arrive((0, at), ("host", at), status=Status(), memory=None, now=0.0)
+    first = membership.decide(9.0).generation
+    assert first is not None
+    for chip in first.chips:
+        membership.update_status(chip, Status(generation=first.number, ready=True), 9.0)
+    assert membership.decide(9.0).go is not None
+    for chip in first.chips:
+        done = Status(generation=first.number, ready=True, state_version=first.number, step=3)
+        membership.update_status(chip, done, 9.0)
+
+    membership.leave((0, 1), "gone", 10.0)
+    membership.leave((0, 2), "gone", 10.0)
+
+    assert membership.decide(11.0) == Decision(stands_still=True)
+    assert membership.decide(12.0) == Decision()
+    assert membership.active_members == ()
+    assert membership.reasons_to_wait() == dict.fromkeys(
+        [(0, 0), (0, 3)], "no whole tiles of 1x2 are left that hold the state"
+    )
+    membership.arrive((0, 2), ("host", 7), status=Status(), memory=None, now=13.0)
+    assert membership.decide(14.0) == Decision()  # nobody in a tile has the first colour
+    membership.arrive((0, 1), ("host", 8), status=Status(), memory=None, now=15.0)
+    again = membership.decide(16.0).generation
+    assert again is not None
+    assert again.chips == first.chips
 
 
 def test_the_seeds_see_restores_and_steps_that_not_all_chips_have_done() -> None:

@@ -490,6 +490,8 @@ class Coordinator:
             waits_s = self._history.wait_s(self._spec.timing.holder_timeout_s)
             self._publish(events.StateLost(decision.lost_step, waits_s))
             self._notify_waiting(announce=True)
+        elif decision.stands_still:
+            self._notify_waiting(announce=True)
 
     def _fail(self, why: str) -> None:
         """Send to all workers and observers that the job cannot go on."""

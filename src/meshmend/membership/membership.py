@@ -65,6 +65,7 @@ class ConnectedWorker:
 class Decision:
     """A new generation and why, a go message, the end of the job, or a failure; empty if nothing.
 
+    `stands_still`: no chips can form a generation, and those of the present one are to wait.
     `lost_step` is the last step whose state no worker holds any more. It is set when the
     job begins to wait for that state, and together with the `go` that restores an earlier one.
     """
@@ -75,6 +76,7 @@ class Decision:
     is_over: bool = False
     failed: str = ""
     lost_step: int | None = None
+    stands_still: bool = False
 
 
 class Membership:
@@ -104,6 +106,7 @@ class Membership:
         self._n_skipped = 0  # numbers that the next generation leaves out
         self._holder_deadline: float | None = None  # set while no holder is left
         self._is_restoring = False
+        self._stands_still = False  # with tiles: no whole tiles hold all of the state
         self.history = history or History(CoordinatorRecord(""))
         self.generation: Generation | None = None
         self.go: Go | None = None
@@ -208,9 +211,11 @@ class Membership:
         if self._is_gathering(now):
             return Decision()
         if self._changes.reasons and now >= self._changes.settles_at():
-            why = self._changes.take_reasons()
+            why, stood_still = self._changes.take_reasons(), self._stands_still
             if (generation := self._form_generation()) is not None:
                 return Decision(generation=generation, why=why)
+            if self._stands_still and not stood_still:
+                return Decision(stands_still=True)
         if (found := self._look_for_holder(now)) is not None:
             return found
         was_restoring, lost_step = self._is_restoring, self.history.step
@@ -227,6 +232,7 @@ class Membership:
     def active_members(self) -> tuple[Chip, ...]:
         """The members whose loops should move: none while all wait for a chip with the state."""
         is_waiting = self.is_over or (self.is_state_lost and not self._is_restoring)
+        is_waiting = is_waiting or self._stands_still
         return () if self.generation is None or is_waiting else self.generation.chips
 
     @property
@@ -277,8 +283,9 @@ class Membership:
         return next(found, self.generation if self.knows_all else None)
 
     def waiting(self) -> tuple[Chip, ...]:
-        """Return the chips whose workers are connected but are not members."""
-        members = set(self.generation.chips) if self.generation else set()
+        """Return the chips whose workers are connected but are not members that could step."""
+        has_members = self.generation is not None and not self._stands_still
+        members = set(self.generation.chips) if self.generation and has_members else set()
         return tuple(sorted(set(self.workers) - members))
 
     def reasons_to_wait(self) -> dict[Chip, str]:
@@ -298,6 +305,8 @@ class Membership:
             return self.history.why_waiting(self._timing.holder_timeout_s)
         if chip in (self._largest_part(self._eligible()) if part is None else part):
             return "the next generation is being formed"
+        if self._stands_still and self._tile is not None:
+            return f"no whole tiles of {format_shape(self._tile)} are left that hold the state"
         if missing := sorted(self._board_of(chip) - set(self.workers)):
             verb = "is" if len(missing) == 1 else "are"
             return f"its board must be complete, but {', '.join(map(str, missing))} {verb} missing"
@@ -377,6 +386,7 @@ class Membership:
         chips = self._largest_part(self._eligible()) if self.workers else frozenset()
         chips = chips or self._part_across_cuts()
         if not chips:
+            self._stands_still = self._tile is not None and self.generation is not None
             return None
         number = 1 + max(worker.status.generation for worker in self.workers.values())
         number = max(number, self.generation.number + 1 if self.generation else 1) + self._n_skipped
@@ -393,9 +403,11 @@ class Membership:
         if (
             before
             and self.go
+            and not self._stands_still
             and formed == structs.replace(before, number=number, term=formed.term)
         ):
             return None
+        self._stands_still = False
         self._changes.doubts.clear()
         self._n_skipped = 0
         self.history.use_number(number)
