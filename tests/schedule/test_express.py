@@ -97,7 +97,7 @@ def test_nothing_beats_the_bound_that_rules_it_out(mesh: Mesh, payload_bytes: fl
         ("32x32", "4x2@14,14", 1e3, 1.06),
         ("32x32", "4x2@14,14", 1e4, 1.08),
         ("16x32", "4x2@6,14", 1e3, 1.158),
-        ("8x8", "2x2@2,2", 1e3, 1.273),
+        ("8x8", "2x2@2,2", 3e4, 1.47),
     ],
 )
 def test_auto_takes_it_for_short_payloads_on_meshes(

@@ -166,8 +166,8 @@ def test_who_has_no_scratch_says_so_in_one_line() -> None:
 
 
 def test_in_lockstep_auto_takes_no_exchange() -> None:
-    assert plan(TORUS, payload="1KB", fabric="tpu-v4").schedule.algorithm == "exchange"
+    assert plan(TORUS, payload="10KB", fabric="tpu-v4").schedule.algorithm == "exchange"
 
-    low = lockstep_plan(TORUS, payload="1KB", fabric="tpu-v4")
+    low = lockstep_plan(TORUS, payload="10KB", fabric="tpu-v4")
 
     assert low.plan.schedule.algorithm == "trees"

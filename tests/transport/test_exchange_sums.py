@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from local_ranks import connected, programs_of, run_all, task_for, together
-from meshmend.errors import TransportError, UnsupportedError
+from meshmend.errors import TransportError
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.topology.text import parse_mesh
@@ -58,10 +58,10 @@ def test_sums_on_a_full_torus_are_bitwise_the_references(
     check_bitwise(exchange_on(shape, name), n_slices)
 
 
+@pytest.mark.parametrize("name", ["exchange", "direct", "flood"])
 @pytest.mark.parametrize("shape", ["2x2", "1x2"])
-def test_rings_of_two_chips_have_nothing_to_exchange_both_ways(shape: str) -> None:
-    with pytest.raises(UnsupportedError, match="exchange needs an axis that wraps around"):
-        exchange_on(shape, "exchange")
+def test_rings_of_two_chips_exchange_over_their_only_link(shape: str, name: str) -> None:
+    check_bitwise(exchange_on(shape, name), n_slices=2)
 
 
 @settings(max_examples=40, deadline=None)

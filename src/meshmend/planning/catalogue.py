@@ -41,9 +41,10 @@ AUTO_ON_ONE_HOST = "auto-on-one-host"  # `auto` where all ranks share a host; no
 ONE_HOST_RING = "rank-ring"
 QUICK = "quick"  # trees for a sum, without a search; not a name for users
 ONE_HOST_CHUNK_BYTES = 1 << 15  # with shorter chunks trees are faster, measured on 4 to 16 ranks
-# Processes copy every byte that they get, and here a chip gets the sums of all others of its lines
-# whole. On 16 processes and two cores 256 KB took 1.7 times as long as on trees, and 4 KB as long.
-WHOLE_EXCHANGE = "exchange"
+# Processes copy every byte that they get, and here a chip gets the sums of others whole: those of
+# its lines, or of all chips. On 16 processes and two cores an exchange of 256 KB took 1.7 times as
+# long as trees, and one of 4 KB as long.
+OF_WHOLE_SUMS = frozenset({"exchange", "direct", "flood"})
 _USUAL_BYTES = (1 << 20, 25 << 20)  # DDP's first bucket, and its others
 
 
@@ -112,7 +113,7 @@ def _make(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) ->
                 found, _ = proved_schedule(like.mesh, algorithm, kind, class_bytes)
                 return _proved(mesh, _renamed(found, like.ranks))
         made = plan(mesh, algorithm, payload=class_bytes)
-        if algorithm == AUTO and made.schedule.algorithm == WHOLE_EXCHANGE:
+        if algorithm == AUTO and made.schedule.algorithm in OF_WHOLE_SUMS:
             made = plan(mesh, "trees", payload=class_bytes)
         return made.schedule, made.hazards
     collective = Collective(kind.name)

@@ -1,4 +1,7 @@
-"""What an exchange or `express` costs: a time that none beats, known before, and its delays."""
+"""What algorithms for short payloads cost: times that they cannot beat, and their delays.
+
+These are exchanges, `direct`, `flood` and `express`.
+"""
 
 from typing import Final
 
@@ -11,6 +14,7 @@ from meshmend.schedule.rings_nd import axis_orders
 from meshmend.schedule.table import Schedule
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.figures import mesh_figures
+from meshmend.topology.graph import distances_from
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.routes import Routes
 
@@ -18,8 +22,10 @@ Delays = NDArray[np.float64]  # of each row, in slices
 
 SCATTERED_AXES: Final = {"exchange": 0, "exchange-1": 1, "exchange-2": 2}
 
-# Around holes chains of hops differ in length, and the longest go first: without delays 16x16 less
-# 4x2 at 1 MB takes 42.6 us, with a skew of 0.5, 1, 2 and 4 it takes 38.2, 37.6, 36.7 and 36.7.
+# Around holes and on open axes chains of hops differ in length, and the longest go first: without
+# delays 16x16 less 4x2 at 1 MB takes 42.6 us, with a skew of 0.5, 1, 2 and 4 it takes 38.2, 37.6,
+# 36.7 and 36.7. Open 4x4 at 300 KB takes 1.60, 1.39, 1.35 and 1.35 times the limit with 0, 1, 4
+# and 100.
 SKEW: Final = 4.0
 
 EXPRESS: Final = "express"
@@ -29,20 +35,24 @@ EXPRESS_SKEW: Final = 1.0
 TWO_ROOTS: Final = "two-roots"
 # 32x32 at 1 MB takes 1.782, 1.642 and 1.629 times the limit with a skew of 1, 2 and 4, or 8.
 TWO_ROOTS_SKEW: Final = 4.0
-ALLREDUCE_ONLY: Final = frozenset({*SCATTERED_AXES, EXPRESS, TWO_ROOTS})
+FLOOD: Final = "flood"
+WHOLE_SUMS: Final = frozenset({"direct", FLOOD})
+ALLREDUCE_ONLY: Final = frozenset({*SCATTERED_AXES, *WHOLE_SUMS, EXPRESS, TWO_ROOTS})
 
 # 4x4x4, 8x8x8 and 16x16x16, 6x6, 8x8 and 16x16 less a chip, a link or a board: 1.15 to 1.6.
 _BUSIER: Final = 1.15
 
 
 def exchange_skew(mesh: Mesh, name: str) -> float:
-    """Return the skew of an algorithm of one schedule; without holes exchanges have none."""
+    """Return the skew of an algorithm of one schedule; on full tori exchanges have none."""
     if name == EXPRESS:
         return EXPRESS_SKEW
     if name == TWO_ROOTS:
         return TWO_ROOTS_SKEW
-    is_broken = bool(mesh.failed or mesh.failed_links)
-    return SKEW if name in SCATTERED_AXES and is_broken else 0.0
+    is_uneven = bool(mesh.failed or mesh.failed_links) or not all(
+        wraps or size <= 2 for size, wraps in zip(mesh.shape, mesh.wrap, strict=True)
+    )
+    return SKEW if name in {*SCATTERED_AXES, *WHOLE_SUMS} and is_uneven else 0.0
 
 
 def skewed_delays(
@@ -65,7 +75,26 @@ def least_exchange_s(mesh: Mesh, fabric: Fabric, payload_bytes: float, name: str
     received = mesh.n_live * _received_payloads(mesh, n_scattered)
     busiest = received / n_channels
     bytes_s = busiest * payload_bytes / fabric.link_bandwidth_bytes_per_s
-    return max(bytes_s, _hops(mesh, n_scattered) * fabric.hop_latency_s)
+    hop_s = fabric.hop_latency_s
+    if not (mesh.failed or mesh.failed_links):  # no message goes around a hole: all stop everywhere
+        hop_s += fabric.message_overhead_s
+    return max(bytes_s, _hops(mesh, n_scattered) * hop_s)
+
+
+def least_whole_sums_s(mesh: Mesh, fabric: Fabric, payload_bytes: float, name: str) -> float:
+    """Return a time that `direct` or `flood` cannot beat: messages on the links, and hops."""
+    if mesh.n_live == 1:
+        return 0.0
+    figures = mesh_figures(mesh)
+    message_s = fabric.message_overhead_s + payload_bytes / fabric.link_bandwidth_bytes_per_s
+    n_entered = (mesh.n_live - 1) / figures.min_degree
+    if name == FLOOD:
+        hop_s = fabric.hop_latency_s + fabric.message_overhead_s
+        return max(n_entered * message_s, figures.diameter * hop_s)
+    hops = sum(int(distances_from(mesh, rank).sum()) for rank in range(mesh.n_live))
+    busiest = max(n_entered, hops / (2 * len(mesh.links)))
+    hops_s = figures.diameter * fabric.hop_latency_s + fabric.message_overhead_s
+    return max(busiest * message_s, hops_s)
 
 
 def least_express_s(mesh: Mesh, fabric: Fabric, payload_bytes: float) -> float:

@@ -4,8 +4,10 @@ from meshmend.planning.exchange_prices import (
     EXPRESS,
     SCATTERED_AXES,
     TWO_ROOTS,
+    WHOLE_SUMS,
     least_exchange_s,
     least_express_s,
+    least_whole_sums_s,
 )
 from meshmend.planning.target import Question
 from meshmend.planning.tree_finalists import optimistic_s
@@ -58,21 +60,27 @@ def least_time(question: Question, name: str) -> float:
 
     One ring through all chips takes n - 1 steps in each half. In one slice every step waits for a
     hop; in more, every step pays overhead twice or more. Rings over pairs of lines carry half of
-    the payload each way in each half.
+    the payload each way in each half. Rings over lines take a step for each chip but one of a row,
+    and of a column.
     """
     n, fabric, halves = question.mesh.n_live, question.fabric, question.n_halves
     half_s = halves * question.payload_bytes / 2 / fabric.link_bandwidth_bytes_per_s
     if name in SCATTERED_AXES:
         return least_exchange_s(question.mesh, fabric, question.payload_bytes, name)
+    if name in WHOLE_SUMS:
+        return least_whole_sums_s(question.mesh, fabric, question.payload_bytes, name)
     if name == EXPRESS:
         return least_express_s(question.mesh, fabric, question.payload_bytes)
     if name == TWO_ROOTS:
         return optimistic_two_roots_s(question.mesh, fabric, question.payload_bytes)
+    hop_s = fabric.hop_latency_s + fabric.message_overhead_s
+    if name == "two-d":
+        return halves * (sum(question.mesh.shape) - 2) * hop_s
     if name in {"row-pair", "ft-two-d"}:
         length = 2 * min(question.mesh.shape)
-        return (length - 1) / length * half_s
+        return max((length - 1) / length * half_s, halves * (length - 1) * hop_s)
     if name not in {"ring-1d", "rank-ring"}:
         return 0.0
     steps, overhead_s = halves * (n - 1), fabric.message_overhead_s
     busy_s = (n - 1) / n * half_s + steps * min(fabric.hop_latency_s + overhead_s, 2 * overhead_s)
-    return max(steps * (fabric.hop_latency_s + overhead_s), busy_s)
+    return max(steps * hop_s, busy_s)

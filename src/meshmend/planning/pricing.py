@@ -15,6 +15,7 @@ from meshmend.planning.exchange_prices import (
     EXPRESS,
     SCATTERED_AXES,
     TWO_ROOTS,
+    WHOLE_SUMS,
     Delays,
     exchange_skew,
     n_exchange_rows,
@@ -55,6 +56,10 @@ _ON_INTACT_PART = (
 MAX_MESSAGES = 16_000_000  # of one search for slices
 _LARGE_ROWS, _MESSAGES_OF_LARGE_RINGS = 1_000_000, 4_000_000
 _MOST_EXCHANGE_ROWS = 1 << 23  # `auto` tries no exchange of more: 128x128 would take gigabytes
+# Without rings an exchange saves at most a hop for each axis, and pays an overhead at every hop. On
+# meshes of more hops than this it was nowhere faster than `express`.
+_MOST_OPEN_HOPS = 32
+_MOST_CHIPS_OF_WHOLE_SUMS = 64  # more chips have too many payloads to send even if they are short
 _FEW_CHIPS = 36  # up to here `auto` tries every algorithm for an allreduce
 _FEW_OWNERS = 256  # and up to here for a sharded update; for a half always
 
@@ -168,6 +173,7 @@ def names_to_try(mesh: Mesh, collective: Collective = Collective.ALLREDUCE) -> I
     trees do not overlap up and down, so rings are as near to the limit there. An exchange comes
     before trees where rings are: it is quickly built, and trees are searched for. Where an axis
     wraps around, an exchange takes half of the hops of `express`, unless failures cut all rings.
+    Elsewhere it saves at most a hop for each axis, so only small meshes try it.
     """
     wraps_around = any(
         wraps and size > 2 for size, wraps in zip(mesh.shape, mesh.wrap, strict=True)
@@ -176,8 +182,14 @@ def names_to_try(mesh: Mesh, collective: Collective = Collective.ALLREDUCE) -> I
     names = list(supported_names(mesh, collective))
     if wraps_around and (has_rings or mesh.n_live > _FEW_CHIPS):
         names = [name for name in names if name != EXPRESS]
-    if n_exchange_rows(mesh) > _MOST_EXCHANGE_ROWS:
+    if not wraps_around and EXPRESS in names:  # quickly built, and its time rules out others
+        names.remove(EXPRESS)
+        names.insert(1, EXPRESS)
+    is_far = not wraps_around and sum(mesh.shape) - len(mesh.shape) > _MOST_OPEN_HOPS
+    if is_far or n_exchange_rows(mesh) > _MOST_EXCHANGE_ROWS:
         names = [name for name in names if name not in SCATTERED_AXES]
+    if mesh.n_live > _MOST_CHIPS_OF_WHOLE_SUMS:
+        names = [name for name in names if name not in WHOLE_SUMS]
     if has_rings:
         yield RINGS_ND
         exchanges = [name for name in names if name in SCATTERED_AXES]

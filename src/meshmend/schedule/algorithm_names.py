@@ -6,7 +6,8 @@ from meshmend.errors import InputError
 
 ALGORITHM_NAMES = (
     *("trees", "ring-1d", "two-d", "row-pair", "ft-two-d", "rings-nd"),
-    *("exchange", "exchange-1", "exchange-2", "express", "two-roots", "rank-ring"),
+    *("exchange", "exchange-1", "exchange-2", "direct", "flood"),
+    *("express", "two-roots", "rank-ring"),
 )
 BASELINE_NAMES = ("sub-mesh", "drop-lines")  # run on an intact part of a broken mesh
 

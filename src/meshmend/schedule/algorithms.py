@@ -15,6 +15,7 @@ from meshmend.schedule.rings_nd import (
 )
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.schedule.trees import express, trees, two_roots
+from meshmend.schedule.whole_sums import check_whole_sums, direct, flood
 from meshmend.topology.mesh import Mesh
 from meshmend.trees.rings import (
     fault_tolerant_layout,
@@ -102,27 +103,45 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
                 exchange,
                 lambda mesh: check_exchange(mesh, n_scattered=0),
                 "",
-                "any connected mesh with an axis that wraps around, any failures",
+                "any connected mesh or torus, any failures; sides of at most 255 chips together",
                 "all chips of a line send each other their sums, axis after axis: as few hops as "
-                "there can be, for payloads of some kilobytes on tori",
+                "there can be, for payloads of some kilobytes",
             ),
             Algorithm(
                 "exchange-1",
                 exchange_1,
                 lambda mesh: check_exchange(mesh, n_scattered=1),
                 "",
-                "two axes or more, one of which wraps around; any failures",
+                "two axes or more, any failures; sides of at most 255 chips together",
                 "rings-nd along one axis, exchange along the others: for payloads up to a few "
-                "megabytes on tori",
+                "hundred kilobytes, on tori a few megabytes",
             ),
             Algorithm(
                 "exchange-2",
                 exchange_2,
                 lambda mesh: check_exchange(mesh, n_scattered=2),
                 "",
-                "three axes or more, one of which wraps around; any failures",
+                "three axes or more, any failures; sides of at most 255 chips together",
                 "rings-nd along two axes, exchange along the others: for payloads up to a few "
                 "megabytes on 3-D tori",
+            ),
+            Algorithm(
+                "direct",
+                direct,
+                lambda mesh: check_whole_sums(mesh, "direct"),
+                "",
+                "any connected mesh or torus of at most 255 chips, any failures",
+                "every chip sends its payload straight to every other: meets the limit for some "
+                "bytes on few chips",
+            ),
+            Algorithm(
+                "flood",
+                flood,
+                lambda mesh: check_whole_sums(mesh, "flood"),
+                "",
+                "any connected mesh or torus of at most 255 chips, any failures",
+                "every chip hands the payloads of all on to its neighbours: for some kilobytes on "
+                "few chips around large holes",
             ),
             Algorithm(
                 "express",

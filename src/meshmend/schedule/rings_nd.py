@@ -257,14 +257,9 @@ def exchange_2(mesh: Mesh, collective: Collective) -> Schedule:
 
 
 def check_exchange(mesh: Mesh, *, n_scattered: int) -> None:
-    """Raise UnsupportedError if there is no exchange on this mesh.
-
-    Without an axis that wraps around, trees take as few hops, with fewer bytes.
-    """
+    """Raise UnsupportedError if there is no exchange on this mesh."""
     name = f"exchange-{n_scattered}" if n_scattered else "exchange"
     sizes = [size for size in mesh.shape if size > 1]
-    if not any(wraps and size > 2 for size, wraps in zip(mesh.shape, mesh.wrap, strict=True)):
-        raise UnsupportedError(f"{name} needs an axis that wraps around, but got {mesh}")
     if len(sizes) <= n_scattered:
         raise UnsupportedError(
             f"{name} needs {n_scattered + 1} axes or more of two chips or more, but got {mesh}"
