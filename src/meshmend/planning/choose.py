@@ -181,7 +181,8 @@ def _in_order(question: Question) -> list[str]:
 
 
 def _choice_of(mesh: Mesh, best: Price) -> Choice:
-    packing = None if best.shape is None else trees_of(mesh, best.shape).packing
+    is_quick = best.shape is None or best.shape.rooted  # quicker to make again than to keep
+    packing = None if is_quick else trees_of(mesh, best.shape).packing
     return Choice(best.name, best.pipeline, best.shape, packing)
 
 
@@ -218,7 +219,7 @@ def decode_choice(mesh: Mesh, content: bytes) -> Choice:
     """
     stored = msgspec.json.decode(content, type=_StoredChoice)
     packing = None
-    if stored.shape is not None:
+    if stored.shape is not None and not stored.shape.rooted:
         packing = _packing(mesh, stored.parents or [], stored.weights or [])
     return Choice(algorithm(stored.algorithm).name, stored.pipeline, stored.shape, packing)
 

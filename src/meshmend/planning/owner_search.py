@@ -21,6 +21,7 @@ from meshmend.topology.fabric import Fabric
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.trees.rings import hamiltonian_ring
+from meshmend.trees.rooted_trees import rooted_chunks_each
 from meshmend.trees.tree_packing import TreePacking
 
 # Messages that a search simulates before it answers. 32x32 with a hole at 100 MB has six million:
@@ -143,12 +144,22 @@ def best_owner_trees(
     Large tables are not simulated: their time is that of the formula.
     """
     progress("trees: packing")
-    counts = owner_tree_counts(mesh)[: 2 if mesh.n_live <= _FEW_CHIPS else 1]
-    shapes = [TreeShape(n_trees, chunks_each=chunks_each) for n_trees, chunks_each in counts]
-    found = [owner_trees_of(mesh, shape, collective) for shape in shapes]
+    found = [owner_trees_of(mesh, shape, collective) for shape in _shapes(mesh, collective)]
     progress("trees: simulating")
     tried = [_fastest_pipeline(trees, fabric, payload_bytes, slices) for trees in found]
     return min(tried, key=lambda each: each.time_s)
+
+
+def _shapes(mesh: Mesh, collective: Collective) -> list[TreeShape]:
+    """Return the shapes worth trying, the most promising first.
+
+    In a half each direction of a link counts for itself, so the trees are made for their owners.
+    """
+    if collective in _HALVES:
+        each = rooted_chunks_each(mesh)
+        return [TreeShape(each * mesh.n_live, chunks_each=each, rooted=True)]
+    counts = owner_tree_counts(mesh)[: 2 if mesh.n_live <= _FEW_CHIPS else 1]
+    return [TreeShape(n_trees, chunks_each=chunks_each) for n_trees, chunks_each in counts]
 
 
 def is_ring_faster(
@@ -161,19 +172,19 @@ def is_ring_faster(
         return False
     n, hop_s = mesh.n_live, fabric.hop_latency_s + fabric.message_overhead_s
     ring_s = (n - 1) * (hop_s + payload_bytes / (2 * n * fabric.link_bandwidth_bytes_per_s))
-    n_trees, chunks_each = owner_tree_counts(mesh)[0]
-    trees = owner_trees_of(mesh, TreeShape(n_trees, chunks_each=chunks_each), collective)
+    trees = owner_trees_of(mesh, _shapes(mesh, collective)[0], collective)
     formula = owner_formula(trees, fabric, payload_bytes)
     return ring_s <= formula.time_s(formula.best_slices())
 
 
 def owner_formula(trees: OwnerTrees, fabric: Fabric, payload_bytes: float) -> OwnerFormula:
     """Return the formula for these trees."""
-    diameter = mesh_figures(trees.mesh).diameter
+    diameter, is_half = mesh_figures(trees.mesh).diameter, trees.collective in _HALVES
+    packing = trees.packing
     return OwnerFormula(
         trees.n_chunks,
-        diameter if trees.collective in _HALVES else 2 * diameter,
-        trees.packing.max_load * trees.n_chunks,
+        diameter if is_half else 2 * diameter,
+        packing.most_trees_up if trees.shape.rooted else packing.max_load * trees.n_chunks,
         fabric,
         payload_bytes,
     )

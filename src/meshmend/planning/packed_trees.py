@@ -23,6 +23,7 @@ from meshmend.simulator.rules import Progress, Simulation, simulate
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
+from meshmend.trees.rooted_trees import rooted_packing
 from meshmend.trees.straight_trees import GAP
 from meshmend.trees.tree_counts import pace
 from meshmend.trees.tree_packing import (
@@ -88,7 +89,7 @@ class TreeShape:
     channel-disjoint trees as possible instead. All slices then pass a channel within the time of
     `window` hops. With a `gap` the leaves of the trees fill the gaps of the channels. With a seed
     in `straight` the branches are straight lines. Trees that hang from owners carry `chunks_each`
-    chunks of each rank.
+    chunks of each rank. `rooted` trees are made for their owners, one for each chunk.
     """
 
     n_trees: int
@@ -97,6 +98,7 @@ class TreeShape:
     chunks_each: int = 1
     gap: float | None = None
     straight: int | None = None
+    rooted: bool = False
 
     @property
     def is_disjoint(self) -> bool:
@@ -155,6 +157,8 @@ def trees_of(mesh: Mesh, shape: TreeShape) -> Trees:
     show.
     """
     packing = None
+    if shape.rooted:
+        packing = rooted_packing(mesh, chunks_each=shape.chunks_each)
     if shape.window is not None:
         packing = disjoint_packing(mesh, window=shape.window)
     if shape.gap is not None and shape.depth_slack is not None:

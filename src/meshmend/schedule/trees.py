@@ -61,6 +61,7 @@ from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.trees.axis_trees import axis_tree_packing, straight_to
 from meshmend.trees.colour_trees import ColourTrees
+from meshmend.trees.rooted_trees import owner_order, rooted_chunks_each, rooted_packing
 from meshmend.trees.tree_counts import MOST_TREES, least_load, tree_counts
 from meshmend.trees.tree_packing import TreePacking, tree_packing
 from meshmend.trees.two_root_trees import Carry, Ranks, TwoRootTrees, two_root_trees
@@ -74,7 +75,7 @@ _WORTH_FEWER_TREES = 1.02
 # allreduce the farthest goes first.
 _CHUNKS_PER_HOP: Final = 4.5
 _CHUNKS_PER_HOP_OF_A_HALF: Final = 1000.0
-_SCATTERED: Final = 0  # the seed of the order of owners
+_HALVES: Final = (Collective.REDUCE_SCATTER, Collective.ALL_GATHER)
 # On few ranks one chunk each is too coarse to load the links evenly: 12 chunks of 12 ranks on 16
 # links load some link with 9, where 8.25 would do. A chunk more must pay by half a percent.
 _MOST_CHUNKS: Final = 128
@@ -173,7 +174,14 @@ def express(mesh: Mesh, collective: Collective) -> Schedule:
 
 
 def owner_trees(mesh: Mesh, collective: Collective) -> Schedule:
-    """Return the schedule over the packing that loads the links of a mesh most evenly."""
+    """Return the schedule over the packing that loads the links of a mesh most evenly.
+
+    In a half each direction of a link counts for itself, so the trees are made for their owners.
+    """
+    if collective in _HALVES:
+        chunks_each = rooted_chunks_each(mesh)
+        packing = rooted_packing(mesh, chunks_each=chunks_each)
+        return owner_tree_schedule(packing, collective, chunks_each=chunks_each)
     n_trees, chunks_each = owner_tree_counts(mesh)[0]
     packing = tree_packing(mesh, n_trees=n_trees)
     return owner_tree_schedule(packing, collective, chunks_each=chunks_each)
@@ -211,15 +219,12 @@ def owner_tree_schedule(
     Weights of the trees count for nothing.
     """
     n_trees, n_ranks = packing.parents.shape
-    rng, n_chunks = np.random.default_rng(_SCATTERED), chunks_each * n_ranks
-    owners = np.concatenate([rng.permutation(n_ranks) for _ in range(chunks_each)])
-    owners = owners.astype(np.int32)
+    n_chunks, owners = chunks_each * n_ranks, owner_order(n_ranks, chunks_each)
     parents = _hung_from(packing.parents, owners, np.arange(n_chunks) % n_trees)
     hung = TreePacking(owners, parents, np.full(n_chunks, 1 / n_chunks))
     src, dst, chunk, remaining, n_up = _owner_rows(hung, collective)
     op = np.where(np.arange(len(src)) < n_up, REDUCE, COPY).astype(np.uint8)
-    is_half = collective in {Collective.REDUCE_SCATTER, Collective.ALL_GATHER}
-    chunks_per_hop = _CHUNKS_PER_HOP_OF_A_HALF if is_half else _CHUNKS_PER_HOP
+    chunks_per_hop = _CHUNKS_PER_HOP_OF_A_HALF if collective in _HALVES else _CHUNKS_PER_HOP
     order = np.argsort(chunk - chunks_per_hop * remaining, kind="stable")
     dtype = index_dtype(n_ranks, n_chunks)
     chunk = chunk[order]

@@ -1,0 +1,149 @@
+"""A tree from every owner, for the halves of an allreduce: no channel carries more than it must.
+
+In an all-gather every rank receives each chunk once, so what comes in over the links of a rank is
+given; only how it is divided between them is not. The busiest channels are those of the rank with
+the fewest links, and no tree can help that. So the trees start as shortest ways from the owners,
+and then ranks change their parents until no channel carries more than its part there. Other ranks
+have more links than they need, which is why this soon succeeds. A reduce-scatter is the same
+backwards.
+
+A **balanced packing** (`tree_balanced`) divides the load of both directions together, which an
+allreduce needs: around holes it loads one direction by up to half more.
+"""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshmend.kernels import kernel
+from meshmend.topology.figures import mesh_figures
+from meshmend.topology.graph import breadth_first
+from meshmend.topology.mesh import Mesh
+from meshmend.trees.tree_forest import random_below, random_state
+from meshmend.trees.tree_packing import TreePacking
+
+Ranks = NDArray[np.int32]
+
+_SCATTERED: Final = 0  # the seed of the order of owners
+# On few ranks one chunk each is too coarse to divide: 13 chunks for two links make 7 and 6. A chunk
+# more must pay by half a percent.
+_MOST_CHUNKS: Final = 128
+_MOST_CHUNKS_EACH: Final = 4
+_WORTH_A_CHUNK: Final = 1.005
+_SLACK_HOPS: Final = 2  # that a way may have more than the shortest
+_MOVES_PER_RANK_AND_TREE: Final = 12
+_MORE: Final = 1.03  # of the load, if the search for a smaller one fails
+_MOST_GOALS: Final = 8
+
+
+def owner_order(n_ranks: int, chunks_each: int) -> Ranks:
+    """Return the owner of each chunk: neighbours in this order are scattered over the mesh."""
+    rng = np.random.default_rng(_SCATTERED)
+    owners = np.concatenate([rng.permutation(n_ranks) for _ in range(chunks_each)])
+    return owners.astype(np.int32)
+
+
+def rooted_chunks_each(mesh: Mesh) -> int:
+    """Return how many chunks each rank should own, so that links can be loaded alike."""
+    n_others, n_links = mesh.n_live - 1, max(1, mesh_figures(mesh).min_degree)
+
+    def cost(each: int) -> float:
+        return -(-each * n_others // n_links) / each * _WORTH_A_CHUNK**each
+
+    return min(range(1, max(1, min(_MOST_CHUNKS_EACH, _MOST_CHUNKS // mesh.n_live)) + 1), key=cost)
+
+
+def rooted_packing(mesh: Mesh, *, chunks_each: int) -> TreePacking:
+    """Return a tree for each chunk from its owner, with as little as can be on any channel.
+
+    Deterministic. Time grows with chunks x ranks.
+    """
+    owners = owner_order(mesh.n_live, chunks_each)
+    n_others = chunks_each * (mesh.n_live - 1)
+    goal = -(-n_others // max(1, mesh_figures(mesh).min_degree))
+    parents = np.full((len(owners), mesh.n_live), -1, dtype=np.int32)
+    n_moves = _MOVES_PER_RANK_AND_TREE * parents.size
+    random = random_state(0)
+    ports, loads, hops = _grown(mesh.neighbor_ranks, owners, random)
+    for _ in range(_MOST_GOALS):
+        if not _evened(mesh.neighbor_ranks, owners, ports, loads, hops, goal, n_moves, random):
+            break
+        goal = max(goal + 1, round(_MORE * goal))
+    chunk, rank = np.nonzero(ports >= 0)
+    parents[chunk, rank] = mesh.neighbor_ranks[rank, ports[chunk, rank]]
+    return TreePacking(owners, parents, np.full(len(owners), 1 / len(owners)))
+
+
+@kernel
+def _grown(neighbors, owners, random):  # type: ignore[no-untyped-def]
+    """Return shortest ways: each rank's port to its parent in each tree, loads, and hops.
+
+    Of several parents it is the one whose channel has carried the least.
+    """
+    n_chunks, (n_ranks, n_ports) = len(owners), neighbors.shape
+    ports = np.full((n_chunks, n_ranks), -1, dtype=np.int32)
+    loads = np.zeros((n_ranks, n_ports), dtype=np.int32)
+    hops = np.empty((n_chunks, n_ranks), dtype=np.int32)
+    order = np.empty(n_ranks, dtype=np.int32)
+    for chunk in range(n_chunks):
+        breadth_first(neighbors, owners[chunk], hops[chunk], order)
+        for place in range(1, n_ranks):
+            rank, best = order[place], -1
+            first = random_below(random, n_ports)
+            for turn in range(n_ports):
+                port = (first + turn) % n_ports
+                beside = neighbors[rank, port]
+                if beside < 0 or hops[chunk, beside] >= hops[chunk, rank]:
+                    continue
+                if best < 0 or loads[rank, port] < loads[rank, best]:
+                    best = port
+            ports[chunk, rank] = best
+            loads[rank, best] += 1
+    return ports, loads, hops
+
+
+@kernel
+def _evened(neighbors, owners, ports, loads, hops, goal, n_moves, random):  # type: ignore[no-untyped-def]
+    """Move ranks to other parents until no channel carries more than the goal; else return True.
+
+    Half of the tries begin at a channel that carries too much, the others anywhere: they make room
+    where the new parent hangs below the rank itself. `hops` are those of the shortest ways.
+    """
+    n_chunks, (n_ranks, n_ports) = len(owners), neighbors.shape
+    crowded = np.empty((n_ranks * n_ports, 2), dtype=np.int32)
+    n_crowded = 0
+    for attempt in range(n_moves):
+        if attempt % 256 == 0:
+            n_crowded = 0
+            for rank in range(n_ranks):
+                for port in range(n_ports):
+                    if loads[rank, port] > goal:
+                        crowded[n_crowded, 0], crowded[n_crowded, 1] = rank, port
+                        n_crowded += 1
+            if n_crowded == 0:
+                return False
+        chunk = random_below(random, n_chunks)
+        rank = random_below(random, n_ranks)
+        if attempt % 2:
+            which = random_below(random, n_crowded)
+            rank = crowded[which, 0]
+            for _ in range(n_chunks):
+                if ports[chunk, rank] == crowded[which, 1]:
+                    break
+                chunk = (chunk + 1) % n_chunks
+        old, new = ports[chunk, rank], random_below(random, n_ports)
+        parent = neighbors[rank, new]
+        if old < 0 or new == old or parent < 0 or loads[rank, new] >= goal:
+            continue
+        # The way of the new parent: it must not pass the rank, nor make its own way too long.
+        above, here = 1, parent
+        while ports[chunk, here] >= 0 and here != rank:
+            here = neighbors[here, ports[chunk, here]]
+            above += 1
+        if here == rank or above > hops[chunk, rank] + _SLACK_HOPS:
+            continue
+        ports[chunk, rank] = new
+        loads[rank, old] -= 1
+        loads[rank, new] += 1
+    return bool(loads.max() > goal)

@@ -1,0 +1,93 @@
+"""A tree from every owner: right on any mesh, and as even as the sparsest cut allows."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshmend.planning.comparison import compared
+from meshmend.planning.proof import prove
+from meshmend.schedule.table import Collective
+from meshmend.schedule.trees import owner_trees
+from meshmend.topology.fabric import fabric
+from meshmend.topology.graph import largest_part
+from meshmend.topology.mesh import Mesh
+from meshmend.topology.text import parse_mesh
+from meshmend.trees.rooted_trees import owner_order, rooted_chunks_each, rooted_packing
+from strategies import connected_meshes
+
+HALVES = (Collective.REDUCE_SCATTER, Collective.ALL_GATHER)
+REFERENCE = fabric("reference")
+
+
+def most_behind_a_link(mesh: Mesh) -> float:
+    """Return the most chunks of others that a set of ranks gets over each of its links, at least.
+
+    Every set is looked at, so the mesh must be small.
+    """
+    ends, n = mesh.links, mesh.n_live
+    most = 0.0
+    for size in range(1, n):
+        for ranks in combinations(range(n), size):
+            crossing = np.isin(ends, ranks).sum(axis=1) == 1
+            most = max(most, (n - size) / crossing.sum())
+    return most
+
+
+@settings(max_examples=60, deadline=None)
+@given(connected_meshes(min_side=2), st.integers(1, 3))
+def test_trees_span_the_mesh_from_their_owners_over_links(mesh: Mesh, chunks_each: int) -> None:
+    packing = rooted_packing(mesh, chunks_each=chunks_each)
+
+    assert np.array_equal(packing.roots, owner_order(mesh.n_live, chunks_each))
+    assert np.bincount(packing.roots).tolist() == [chunks_each] * mesh.n_live
+    tree, rank = np.nonzero(packing.parents >= 0)
+    beside = mesh.neighbor_ranks[rank]
+    assert (beside == packing.parents[tree, rank][:, None]).any(axis=1).all()
+    assert len(rank) == chunks_each * mesh.n_live * (mesh.n_live - 1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from([(2, 2), (2, 3), (3, 3), (2, 5), (10,)]), st.data())
+def test_no_channel_carries_much_more_than_the_sparsest_cut_needs(
+    shape: tuple[int, ...], data: st.DataObject
+) -> None:
+    whole = Mesh(shape, tuple(data.draw(st.booleans()) for _ in shape))
+    failed = data.draw(st.sampled_from(["", *(",".join(map(str, chip)) for chip in whole.live)]))
+    mesh = largest_part(whole.without(failed)) if failed else whole
+    chunks_each = rooted_chunks_each(mesh)
+
+    load = rooted_packing(mesh, chunks_each=chunks_each).most_trees_up
+
+    least = chunks_each * most_behind_a_link(mesh)
+    assert least <= load + 1e-9
+    assert load <= np.ceil(least - 1e-9) + 1
+
+
+@settings(max_examples=30, deadline=None)
+@given(connected_meshes(), st.sampled_from(HALVES))
+def test_halves_over_them_are_right(mesh: Mesh, collective: Collective) -> None:
+    prove(mesh, owner_trees(mesh, collective))
+
+
+@pytest.mark.parametrize("collective", HALVES)
+@pytest.mark.parametrize(
+    ("shape", "fail", "payload_bytes", "most"),
+    [
+        ("4x4", "1,1", 1e9, 1.01),
+        ("4x4", "1,1", 2.5e6, 1.15),
+        ("3x5", "1,1", 1e9, 1.01),
+        ("7x9", "2,3 5,6 6,0", 1e9, 1.02),
+        ("7x9", "2,3 5,6 6,0", 2.5e6, 1.4),
+    ],
+)
+def test_halves_are_near_the_limit_around_holes(
+    shape: str, fail: str, payload_bytes: float, most: float, collective: Collective
+) -> None:
+    mesh = parse_mesh(shape, fail=fail.split())
+
+    result = compared(mesh, REFERENCE, payload_bytes, ["trees"], collective=collective)
+
+    assert result.ratio(result.prices[0]) <= most
