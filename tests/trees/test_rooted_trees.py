@@ -81,6 +81,7 @@ def test_halves_over_them_are_right(mesh: Mesh, collective: Collective) -> None:
         ("3x5", "1,1", 1e9, 1.01),
         ("7x9", "2,3 5,6 6,0", 1e9, 1.02),
         ("7x9", "2,3 5,6 6,0", 2.5e6, 1.4),
+        ("5x9", "3x3@1,4", 1e9, 1.07),  # a corridor of one chip on either side of the hole
     ],
 )
 def test_halves_are_near_the_limit_around_holes(

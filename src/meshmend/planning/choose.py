@@ -39,6 +39,7 @@ _SHORT = 4  # a payload is short if the hops of a tree take this many times as l
 _WORTH_SCRATCH = 1.005
 _MOST_RANKS_TIMES_TREES = 30_000  # of many trees whose pipeline is searched for in a second or two
 
+_CHIPS_OF_OWN_SLICES = 64  # up to here a schedule's slices are searched for in milliseconds
 _WITH_SCRATCH = frozenset({*SCATTERED_AXES, *WHOLE_SUMS})
 
 _known: dict[tuple[Mesh, Fabric, float, Collective], "Choice"] = {}
@@ -78,28 +79,41 @@ def choose(
     """
     typical = payload_class_bytes(payload_bytes)
     choice = _choice_for_class(Question(mesh, typical, fabric, collective), cache_dir, progress)
-    shape, has_owners = choice.shape, collective is not Collective.ALLREDUCE
-    if shape is None or has_owners or payload_bytes == typical:
+    if payload_bytes == typical or not _has_own_pipeline(mesh, choice, collective):
         return choice
-    if not _has_own_pipeline(mesh, shape):
-        return choice
-    question = (mesh, fabric, payload_bytes, collective)
-    if question not in _known:
-        trees = Trees(mesh, shape, choice.packing or trees_of(mesh, shape).packing)
-        pipeline = best_pipeline(trees, fabric, payload_bytes)
-        _known[question] = replace(choice, pipeline=pipeline)
-    return _known[question]
+    key = (mesh, fabric, payload_bytes, collective)
+    if key not in _known:
+        pipeline = _own_pipeline(Question(mesh, payload_bytes, fabric, collective), choice)
+        _known[key] = replace(choice, pipeline=pipeline)
+    return _known[key]
 
 
-def _has_own_pipeline(mesh: Mesh, shape: TreeShape) -> bool:
+def _has_own_pipeline(mesh: Mesh, choice: Choice, collective: Collective) -> bool:
     """Whether each payload of a class gets a pipeline of its own.
 
-    Disjoint trees avoid delaying each other for one payload, not for its whole class. Many trees
-    have few slices, whose times depend on the payload: 16x16 less 4x2 as a torus at 10 MB takes
-    0.5 % less time. On large meshes that is not worth the time of the search.
+    The best number of slices of a schedule may be the worst for 1 % more bytes: 5x5 as a torus at
+    1 MB without overhead takes 11 % longer in that of its class. Disjoint trees avoid delaying each
+    other for one payload, not for its whole class. Many trees have few slices, whose times depend
+    on the payload: 16x16 less 4x2 as a torus at 10 MB takes 0.5 % less time. On large meshes that
+    is not worth the time of the search.
     """
+    shape = choice.shape
+    if shape is None:
+        return mesh.n_live <= _CHIPS_OF_OWN_SLICES
     is_quick = shape.n_trees * mesh.n_live <= _MOST_RANKS_TIMES_TREES
-    return shape.is_disjoint or (shape.n_trees > MOST_TREES and is_quick)
+    needs_one = shape.is_disjoint or (shape.n_trees > MOST_TREES and is_quick)
+    return needs_one and collective is Collective.ALLREDUCE
+
+
+def _own_pipeline(question: Question, choice: Choice) -> Pipeline:
+    """Return the fastest pipeline found of a choice for exactly this payload."""
+    mesh, shape = question.mesh, choice.shape
+    if shape is not None:
+        trees = Trees(mesh, shape, choice.packing or trees_of(mesh, shape).packing)
+        return best_pipeline(trees, question.fabric, question.payload_bytes)
+    priced = price(question, choice.algorithm)
+    assert priced is not None, "without a time to beat there is always a price"
+    return priced.pipeline
 
 
 def choose_trees(

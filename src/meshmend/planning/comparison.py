@@ -164,7 +164,7 @@ def compared(
         if isinstance(result, UnsupportedError):
             refused[name] = str(result)
     if AUTO in names:
-        prices.append(_price_of_auto(question, prices, cache_dir, shares.of(len(to_price))))
+        prices.append(_price_of_auto(question, cache_dir, shares.of(len(to_price))))
     prices.sort(key=lambda price: price.time_s)
     least = lower_bound(question, cache_dir)
     return Comparison(mesh, part, fabric, payload_bytes, least, tuple(prices), refused, part.n_live)
@@ -200,19 +200,17 @@ def _prices(
         return list(pool.map(priced, range(len(asked)), asked))
 
 
-def _price_of_auto(
-    question: Question, known: Sequence[Price], cache_dir: Path | None, progress: ProgressCallback
-) -> Price:
+def _price_of_auto(question: Question, cache_dir: Path | None, progress: ProgressCallback) -> Price:
     """Return what `auto` costs: as it was kept on disk, or found now and kept."""
     return _cached_price(
         cache_dir,
         _NamedQuestion(question, AUTO),
-        lambda: _found_price_of_auto(question, known, cache_dir, progress),
+        lambda: _found_price_of_auto(question, cache_dir, progress),
     )
 
 
 def _found_price_of_auto(
-    question: Question, known: Sequence[Price], cache_dir: Path | None, progress: ProgressCallback
+    question: Question, cache_dir: Path | None, progress: ProgressCallback
 ) -> Price:
     choice = choose(
         question.mesh,
@@ -226,10 +224,7 @@ def _found_price_of_auto(
     if choice.shape is not None:
         result = price_of_choice(question, choice.shape, choice.packing, choice.pipeline)
     else:
-        priced = next((price for price in known if price.name == choice.algorithm), None)
-        result = priced or price(
-            question, choice.algorithm, slices=choice.slices, progress=progress
-        )
+        result = price(question, choice.algorithm, slices=choice.slices, progress=progress)
     assert result is not None, "without a time to beat there is always a price"
     detail = ", ".join(filter(None, (choice.algorithm, result.detail)))
     return replace(result, name=AUTO, detail=detail)

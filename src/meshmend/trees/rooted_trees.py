@@ -66,10 +66,15 @@ def rooted_packing(mesh: Mesh, *, chunks_each: int) -> TreePacking:
     n_moves = _MOVES_PER_RANK_AND_TREE * parents.size
     random = random_state(0)
     ports, loads, hops = _grown(mesh.neighbor_ranks, owners, random)
-    for _ in range(_MOST_GOALS):
-        if not _evened(mesh.neighbor_ranks, owners, ports, loads, hops, goal, n_moves, random):
+    # Where short ways do not suffice, as in a corridor beside a hole, they may be as long as those
+    # to the farthest rank.
+    longest = (0, int(hops.max(initial=0)))
+    for attempt in range(_MOST_GOALS):
+        search = (goal, longest[min(attempt, 1)], n_moves, random)
+        if not _evened(mesh.neighbor_ranks, owners, ports, loads, hops, *search):
             break
-        goal = max(goal + 1, round(_MORE * goal))
+        if attempt:
+            goal = max(goal + 1, round(_MORE * goal))
     chunk, rank = np.nonzero(ports >= 0)
     parents[chunk, rank] = mesh.neighbor_ranks[rank, ports[chunk, rank]]
     return TreePacking(owners, parents, np.full(len(owners), 1 / len(owners)))
@@ -104,11 +109,12 @@ def _grown(neighbors, owners, random):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _evened(neighbors, owners, ports, loads, hops, goal, n_moves, random):  # type: ignore[no-untyped-def]
+def _evened(neighbors, owners, ports, loads, hops, goal, longest, n_moves, random):  # type: ignore[no-untyped-def]
     """Move ranks to other parents until no channel carries more than the goal; else return True.
 
     Half of the tries begin at a channel that carries too much, the others anywhere: they make room
-    where the new parent hangs below the rank itself. `hops` are those of the shortest ways.
+    where the new parent hangs below the rank itself. `hops` are those of the shortest ways. No way
+    gets longer than that and a slack, or than `longest`.
     """
     n_chunks, (n_ranks, n_ports) = len(owners), neighbors.shape
     crowded = np.empty((n_ranks * n_ports, 2), dtype=np.int32)
@@ -141,7 +147,7 @@ def _evened(neighbors, owners, ports, loads, hops, goal, n_moves, random):  # ty
         while ports[chunk, here] >= 0 and here != rank:
             here = neighbors[here, ports[chunk, here]]
             above += 1
-        if here == rank or above > hops[chunk, rank] + _SLACK_HOPS:
+        if here == rank or above > max(longest, hops[chunk, rank] + _SLACK_HOPS):
             continue
         ports[chunk, rank] = new
         loads[rank, old] -= 1

@@ -1,0 +1,61 @@
+"""Laws that `auto` keeps on random meshes, payloads and fabrics."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshmend.planning.choose import choose
+from meshmend.planning.comparison import compared
+from meshmend.planning.plan import plan
+from meshmend.planning.pricing import supported_names
+from meshmend.schedule.table import Collective
+from meshmend.topology.fabric import Fabric, fabric
+from meshmend.topology.mesh import Mesh
+from strategies import connected_meshes
+
+REFERENCE = fabric("reference")
+FABRICS = (
+    REFERENCE,
+    fabric("tpu-v5e"),
+    REFERENCE.with_(message_overhead_s=0.0),
+    REFERENCE.with_(hop_latency_s=0.0),
+    Fabric("slow start", 1e9, 1e-4, 1e-5),
+)
+PAYLOADS = st.floats(0, 7.5).map(lambda exponent: round(10**exponent))
+
+
+@settings(max_examples=60, deadline=None)
+@given(connected_meshes(), PAYLOADS, st.sampled_from(FABRICS), st.data())
+def test_auto_costs_the_same_whatever_else_is_listed(
+    mesh: Mesh, payload_bytes: int, machine: Fabric, data: st.DataObject
+) -> None:
+    other = data.draw(st.sampled_from(list(supported_names(mesh))))
+
+    (alone,) = compared(mesh, machine, payload_bytes, ["auto"]).prices
+    beside = compared(mesh, machine, payload_bytes, [other, "auto"]).prices
+
+    assert [each.time_s for each in beside if each.name == "auto"] == [alone.time_s]
+
+
+def test_a_payload_gets_its_own_slices() -> None:
+    """In the slices of its class it would take 9.54 us."""
+    mesh, machine = Mesh((5, 5), (True, True)), REFERENCE.with_(message_overhead_s=0.0)
+
+    prices = compared(mesh, machine, 1e6, ["rings-nd", "auto"]).prices
+
+    assert [each.time_s for each in prices] == pytest.approx([8.595e-6, 8.595e-6], rel=1e-3)
+    assert choose(mesh, machine, 1e6).slices == prices[0].figures.slices
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    connected_meshes(), PAYLOADS, st.sampled_from(FABRICS[:2]), st.sampled_from(list(Collective))
+)
+def test_a_plan_takes_as_long_as_the_simulation_of_auto_says(
+    mesh: Mesh, payload_bytes: int, machine: Fabric, collective: Collective
+) -> None:
+    (auto,) = compared(mesh, machine, payload_bytes, ["auto"], collective=collective).prices
+
+    planned = plan(mesh, payload=payload_bytes, fabric=machine, collective=collective)
+
+    assert planned.predicted().time_s == pytest.approx(auto.time_s, rel=1e-9)
