@@ -75,6 +75,7 @@ def test_the_first_failure_is_told_and_ends_the_job(
         (["--mesh", "2by2", "nowhere.py"], "--mesh needs positive extents"),
         (["--mesh", "2x2", "--preload", "nosuchmodule", "{script}"], "cannot import nosuchmodule"),
         (["--mesh", "2x2", "--algorithm", "magic", "{script}"], "no algorithm 'magic'"),
+        (["--mesh", "1x5", "--fail", "0,1", "{script}"], "(0, 0) is cut off"),
     ],
 )
 def test_bad_input_ends_with_code_2_and_one_line(
