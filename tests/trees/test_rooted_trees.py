@@ -51,7 +51,7 @@ def test_trees_span_the_mesh_from_their_owners_over_links(mesh: Mesh, chunks_eac
 
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from([(2, 2), (2, 3), (3, 3), (2, 5), (10,)]), st.data())
-def test_no_channel_carries_much_more_than_the_sparsest_cut_needs(
+def test_no_channel_carries_more_than_the_sparsest_cut_needs(
     shape: tuple[int, ...], data: st.DataObject
 ) -> None:
     whole = Mesh(shape, tuple(data.draw(st.booleans()) for _ in shape))
@@ -63,7 +63,7 @@ def test_no_channel_carries_much_more_than_the_sparsest_cut_needs(
 
     least = chunks_each * most_behind_a_link(mesh)
     assert least <= load + 1e-9
-    assert load <= np.ceil(least - 1e-9) + 1
+    assert load <= np.ceil(least - 1e-9)
 
 
 @settings(max_examples=30, deadline=None)
@@ -81,7 +81,7 @@ def test_halves_over_them_are_right(mesh: Mesh, collective: Collective) -> None:
         ("3x5", "1,1", 1e9, 1.01),
         ("7x9", "2,3 5,6 6,0", 1e9, 1.02),
         ("7x9", "2,3 5,6 6,0", 2.5e6, 1.4),
-        ("5x9", "3x3@1,4", 1e9, 1.07),  # a corridor of one chip on either side of the hole
+        ("5x9", "3x3@1,4", 1e9, 1.02),  # a corridor of one chip on either side of the hole
     ],
 )
 def test_halves_are_near_the_limit_around_holes(

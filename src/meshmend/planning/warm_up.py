@@ -30,6 +30,7 @@ from meshmend.topology.fabric import FABRICS
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.routes import stretch_of
 from meshmend.transport.event_loop import load_event_loop
+from meshmend.trees.rooted_trees import rooted_packing
 from meshmend.trees.tree_packing import gap_packing
 
 _MESH: Final = Mesh((4, 4)).without("2x2@0,2")
@@ -72,10 +73,11 @@ def _one_after_another(n_rows: int) -> Hazards:
 
 
 def exchange() -> None:
-    """Derive hazards, load the loop that sends and receives, and let leaves fill gaps."""
+    """Derive hazards, load the loop that sends and receives, fill gaps, root trees at owners."""
     hazards_of(algorithm("ft-two-d").build(Mesh((4, 4)), Collective.ALLREDUCE))
     load_event_loop()
     gap_packing(_MESH, n_trees=2, depth_slack=1, gap=0.5)
+    rooted_packing(_MESH, chunks_each=1)
 
 
 def plans() -> None:

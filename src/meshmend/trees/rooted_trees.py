@@ -33,6 +33,7 @@ _MOST_CHUNKS_EACH: Final = 4
 _WORTH_A_CHUNK: Final = 1.005
 _SLACK_HOPS: Final = 2  # that a way may have more than the shortest
 _MOVES_PER_RANK_AND_TREE: Final = 12
+_LEAST_MOVES: Final = 200_000  # of small meshes, which have less room to move: 10 ms
 _MORE: Final = 1.03  # of the load, if the search for a smaller one fails
 _MOST_GOALS: Final = 8
 
@@ -63,17 +64,18 @@ def rooted_packing(mesh: Mesh, *, chunks_each: int) -> TreePacking:
     n_others = chunks_each * (mesh.n_live - 1)
     goal = -(-n_others // max(1, mesh_figures(mesh).min_degree))
     parents = np.full((len(owners), mesh.n_live), -1, dtype=np.int32)
-    n_moves = _MOVES_PER_RANK_AND_TREE * parents.size
+    n_moves = max(_LEAST_MOVES, _MOVES_PER_RANK_AND_TREE * parents.size)
     random = random_state(0)
     ports, loads, hops = _grown(mesh.neighbor_ranks, owners, random)
     # Where short ways do not suffice, as in a corridor beside a hole, they may be as long as those
-    # to the farthest rank.
-    longest = (0, int(hops.max(initial=0)))
+    # to the farthest rank, then longer.
+    farthest = int(hops.max(initial=0))
+    longest = (0, farthest, 2 * farthest)
     for attempt in range(_MOST_GOALS):
-        search = (goal, longest[min(attempt, 1)], n_moves, random)
+        search = (goal, longest[min(attempt, 2)], n_moves, random)
         if not _evened(mesh.neighbor_ranks, owners, ports, loads, hops, *search):
             break
-        if attempt:
+        if attempt >= 2:
             goal = max(goal + 1, round(_MORE * goal))
     chunk, rank = np.nonzero(ports >= 0)
     parents[chunk, rank] = mesh.neighbor_ranks[rank, ports[chunk, rank]]
