@@ -6,8 +6,10 @@ from hypothesis import strategies as st
 
 from meshmend.planning.choose import choose
 from meshmend.planning.comparison import compared
+from meshmend.planning.least_times import least_time
 from meshmend.planning.plan import plan
-from meshmend.planning.pricing import supported_names
+from meshmend.planning.pricing import price, supported_names
+from meshmend.planning.target import Question
 from meshmend.schedule.table import Collective
 from meshmend.topology.fabric import Fabric, fabric
 from meshmend.topology.mesh import Mesh
@@ -59,3 +61,17 @@ def test_a_plan_takes_as_long_as_the_simulation_of_auto_says(
     planned = plan(mesh, payload=payload_bytes, fabric=machine, collective=collective)
 
     assert planned.predicted().time_s == pytest.approx(auto.time_s, rel=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(connected_meshes(), PAYLOADS, st.sampled_from(FABRICS), st.sampled_from(list(Collective)))
+def test_no_algorithm_beats_the_time_that_rules_it_out(
+    mesh: Mesh, payload_bytes: int, machine: Fabric, collective: Collective
+) -> None:
+    question = Question(mesh, payload_bytes, machine, collective)
+
+    for name in supported_names(mesh, collective):
+        if name not in {"trees", "two-roots"}:  # their times are hopes, not bounds
+            priced = price(question, name)
+            assert priced is not None
+            assert priced.time_s >= (1 - 1e-9) * least_time(question, name), name
