@@ -94,7 +94,7 @@ def test_a_full_torus_comes_near_the_limit(payload_bytes: float, most: float) ->
         ("16x16", "", "tpu-v5e", 1e4, 1.17),
         ("16x16", "", "tpu-v5e", 1e5, 1.7),
         ("16x16", "", "tpu-v5e", 1e6, 2.1),
-        ("16x16", "4x2@6,6", "tpu-v5e", 1e3, 1.5),
+        ("16x16", "4x2@6,6", "tpu-v5e", 1e3, 1.12),
         ("16x16", "4x2@6,6", "tpu-v5e", 1e6, 2.3),
         ("4x4x4", "", "tpu-v4", 1e3, 1.12),
         ("4x4x4", "", "tpu-v4", 1e5, 1.8),
@@ -107,7 +107,7 @@ def test_short_payloads_on_tori_are_exchanged(
     result = compared(mesh, fabric(machine), payload_bytes, ["auto"])
 
     assert result.earlier_ratio(result.prices[0]) <= most
-    assert result.prices[0].detail.startswith("exchange")
+    assert result.prices[0].detail.startswith(("exchange", "flood"))
 
 
 @pytest.mark.parametrize(("shape", "hole"), [("4x4x4", "2x2x1@0,0,0"), ("6x6", "1,1")])

@@ -35,8 +35,9 @@ EXPRESS_SKEW: Final = 1.0
 TWO_ROOTS: Final = "two-roots"
 # 32x32 at 1 MB takes 1.782, 1.642 and 1.629 times the limit with a skew of 1, 2 and 4, or 8.
 TWO_ROOTS_SKEW: Final = 4.0
+DIRECT: Final = "direct"
 FLOOD: Final = "flood"
-WHOLE_SUMS: Final = frozenset({"direct", FLOOD})
+WHOLE_SUMS: Final = frozenset({DIRECT, FLOOD})
 ALLREDUCE_ONLY: Final = frozenset({*SCATTERED_AXES, *WHOLE_SUMS, EXPRESS, TWO_ROOTS})
 
 # 4x4x4, 8x8x8 and 16x16x16, 6x6, 8x8 and 16x16 less a chip, a link or a board: 1.15 to 1.6.

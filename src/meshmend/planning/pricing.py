@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from meshmend.errors import UnsupportedError
 from meshmend.planning.exchange_prices import (
     ALLREDUCE_ONLY,
+    DIRECT,
     EXPRESS,
     SCATTERED_AXES,
     TWO_ROOTS,
-    WHOLE_SUMS,
     Delays,
     exchange_skew,
     n_exchange_rows,
@@ -59,7 +59,7 @@ _MOST_EXCHANGE_ROWS = 1 << 23  # `auto` tries no exchange of more: 128x128 would
 # Without rings an exchange saves at most a hop for each axis, and pays an overhead at every hop. On
 # meshes of more hops than this it was nowhere faster than `express`.
 _MOST_OPEN_HOPS = 32
-_MOST_CHIPS_OF_WHOLE_SUMS = 64  # more chips have too many payloads to send even if they are short
+_MOST_CHIPS_OF_DIRECT = 64  # more chips have too many messages, even if they are short
 _FEW_CHIPS = 36  # up to here `auto` tries every algorithm for an allreduce
 _FEW_OWNERS = 256  # and up to here for a sharded update; for a half always
 
@@ -188,8 +188,8 @@ def names_to_try(mesh: Mesh, collective: Collective = Collective.ALLREDUCE) -> I
     is_far = not wraps_around and sum(mesh.shape) - len(mesh.shape) > _MOST_OPEN_HOPS
     if is_far or n_exchange_rows(mesh) > _MOST_EXCHANGE_ROWS:
         names = [name for name in names if name not in SCATTERED_AXES]
-    if mesh.n_live > _MOST_CHIPS_OF_WHOLE_SUMS:
-        names = [name for name in names if name not in WHOLE_SUMS]
+    if mesh.n_live > _MOST_CHIPS_OF_DIRECT:
+        names = [name for name in names if name != DIRECT]
     if has_rings:
         yield RINGS_ND
         exchanges = [name for name in names if name in SCATTERED_AXES]
