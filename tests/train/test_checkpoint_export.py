@@ -311,6 +311,17 @@ def with_hostile_metadata(folder: Path, hostile: Hostile) -> None:
     (folder / ".metadata").write_bytes(pickle.dumps(hostile))
 
 
+class Reaching(Hostile):
+    """An object that reaches for a method of a class that DCP's metadata has, when unpickled."""
+
+    def __reduce__(self) -> Any:
+        return getattr, (type(self.mark), "unlink")
+
+
+def with_hostile_attribute(folder: Path, hostile: Hostile) -> None:
+    with_hostile_metadata(folder, Reaching(hostile.mark))
+
+
 def with_hostile_value(folder: Path, hostile: Hostile) -> None:
     shutil.rmtree(folder)
     dcp_save(
@@ -325,6 +336,7 @@ def with_hostile_value(folder: Path, hostile: Hostile) -> None:
     ("attack", "words"),
     [
         (with_hostile_metadata, "its metadata asks for posix.system, which DCP does not write"),
+        (with_hostile_attribute, "its metadata asks for builtins.getattr"),
         (with_hostile_value, "progress.step is neither a tensor nor a plain value"),
     ],
 )

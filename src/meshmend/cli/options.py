@@ -120,23 +120,29 @@ def local_job(config: "JobConfig") -> "tuple[Mesh, tuple[Fault, ...]]":
     """
     from meshmend.launch.hosts import board_from
     from meshmend.membership.faults.fault import parse_fault
-    from meshmend.topology.graph import stranded
     from meshmend.topology.text import configured_mesh
     from meshmend.units import parse_bandwidth
 
     mesh = configured_mesh(config.mesh)
+    check_algorithms([config.sums.algorithm], "auto")
+    faults = tuple(parse_fault(text, mesh) for text in config.local.inject)
+    board_from(config.mesh.board, mesh)
+    if config.local.testbed:
+        parse_bandwidth(config.local.testbed)
+    if mesh.failed or mesh.failed_links:
+        _check_connected(mesh)
+    return mesh, faults
+
+
+def _check_connected(mesh: "Mesh") -> None:
+    from meshmend.topology.graph import stranded  # imports a compiler, which takes long
+
     if cut_off := stranded(mesh):
         rest = f" and {len(cut_off) - 1} more are" if len(cut_off) > 1 else " is"
         raise InputError(
             f"a job needs chips that reach each other, but of {mesh} {cut_off[0]}{rest} cut off; "
             "leave out with --fail what is cut off"
         )
-    check_algorithms([config.sums.algorithm], "auto")
-    faults = tuple(parse_fault(text, mesh) for text in config.local.inject)
-    board_from(config.mesh.board, mesh)
-    if config.local.testbed:
-        parse_bandwidth(config.local.testbed)
-    return mesh, faults
 
 
 def algorithm_names() -> list[str]:

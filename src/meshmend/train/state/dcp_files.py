@@ -10,6 +10,7 @@ whatever code a stranger put there; this one makes only the few kinds of objects
 import io
 import pickle
 import warnings
+from enum import EnumType
 from pathlib import Path
 from typing import Any, Final
 
@@ -116,11 +117,20 @@ _KINDS: Final = {
 }
 
 
+def _member(kind: type, name: str) -> Any:
+    """Return the member of an enum: until Python 3.11.3 one is pickled as `getattr(kind, name)`."""
+    if isinstance(kind, EnumType):
+        return kind[name]
+    raise InputError("its metadata asks for builtins.getattr, which DCP does not write")
+
+
 class _Unpickler(pickle.Unpickler):
     """Makes the objects that DCP's metadata consists of, and no others."""
 
     def find_class(self, module: str, name: str) -> Any:
         is_type = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if is_type or (module, name) in _KINDS:
             return super().find_class(module, name)
         raise InputError(f"its metadata asks for {module}.{name}, which DCP does not write")
