@@ -22,5 +22,13 @@ def test_auto_takes_an_exchange_that_divides_sums_first() -> None:
     assert proved_schedule(full, "auto", SUM, CLASS_BYTES)[0].algorithm == "exchange-1"
 
 
+def test_auto_sums_on_trees_where_an_exchange_has_no_rings() -> None:
+    open_mesh = parse_mesh("4x4")
+    on_a_mesh = plan(open_mesh, payload=CLASS_BYTES).schedule
+    on_processes, _ = proved_schedule(open_mesh, "auto", SUM, CLASS_BYTES)
+
+    assert (on_a_mesh.algorithm, on_processes.algorithm) == ("exchange-1", "trees")
+
+
 def test_an_exchange_that_is_named_is_taken() -> None:
     assert proved_schedule(TORUS, "exchange", SUM, CLASS_BYTES)[0].algorithm == "exchange"
