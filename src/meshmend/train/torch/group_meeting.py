@@ -67,6 +67,9 @@ def init_group(settings: Settings, store: Any, rank: int) -> Any:
     Raises:
         RuntimeError, TransportError: a chip did not take part.
     """
+    # A try that a change of the mesh has ended counts as a group. Keys of the store begin with the
+    # count, and a chip that comes later has not counted it: all would wait for each other's keys.
+    c10d._world.group_count = 0
     dist.init_process_group(
         "meshmend", store=store, rank=rank, world_size=settings.mesh.n_live, pg_options=settings
     )
