@@ -108,6 +108,19 @@ class MeshConfig(Struct, frozen=True, kw_only=True):
             between="; \t\n",
         ),
     ] = ()
+    slow: Annotated[
+        tuple[str, ...],
+        _leaf(
+            "Links that are slower than the others, with the part of the bandwidth that they have; "
+            "repeat for more: `link:3,4-3,5=0.25`.",
+            option="slow",
+            metavar="LINK=SPEED",
+            variable="SLOW",
+            read_by=BACKEND,
+            empty="none",
+            between="; \t\n",
+        ),
+    ] = ()
     board: Annotated[
         str,
         _leaf(
@@ -791,7 +804,7 @@ class Command:
         return key in self.options or key in self.reads or group in self.reads
 
 
-_MESH = ("mesh.shape", "mesh.wrap", "mesh.fail")
+_MESH = ("mesh.shape", "mesh.wrap", "mesh.fail", "mesh.slow")
 _PROCESS = (*_MESH, "mesh.board", "job.name", "job.secret_file")
 _WORKER_TIMING = ("timing.link_timeout", "timing.join_timeout", "timing.wait_for_chip")
 _WORKER = Command(
