@@ -483,7 +483,8 @@ class LocalConfig(Struct, frozen=True, kw_only=True):
         _leaf(
             'A fault to inject; repeat for more: "kill 2x2@0,2 at 20" (a step), '
             '"hang 1,1 at 3.5s", "slow 1,1 at 30 for 5s", "cut link:0,1-0,2 at 30", '
-            '"repair 2x2@0,2 at 60", "kill coordinator at 40", "freeze coordinator at 20 for 5s".',
+            '"repair 2x2@0,2 at 60", "kill coordinator at 40", "freeze coordinator at 20 for 5s", '
+            '"flip gradient 0,1 at 40" (or weights, sum, state), "wrong 0,1 from 40".',
             option="inject",
             metavar="FAULT",
             empty="none",

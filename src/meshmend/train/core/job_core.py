@@ -16,11 +16,12 @@ from typing import Any
 
 from meshmend.errors import InputError, ReplicasDifferError
 from meshmend.membership.events import WorkerStepped
-from meshmend.membership.faults.fault import Moment
+from meshmend.membership.faults.fault import Moment, Part
 from meshmend.membership.faults.fault_injector import SelfInjection
 from meshmend.membership.job import JobFingerprint
 from meshmend.membership.messages import FRESH
 from meshmend.topology.failures import Chip
+from meshmend.train.core.bit_flips import flip_bit, flip_held
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.learner import Learner, MakeSharding, Sharding
 from meshmend.train.core.shared_calls import SharedCalls
@@ -153,7 +154,7 @@ class JobCore:
                 self._self_injection,
                 catch_up=(self._sharding or transfer).catch_up,
             )
-        self._sums = StepSums(learner, self._exchange)
+        self._sums = StepSums(learner, self._exchange, self._before_sum)
         self._comparison: StateComparison | None = None  # None if this chip trains alone
         if self._loop and self._exchange:
             self._comparison = StateComparison(
@@ -265,6 +266,8 @@ class JobCore:
     def _next_samples(self) -> Iterator[Indices]:
         """Yield this chip's samples of the next step; a chip without samples contributes zeros."""
         share = share_of(self._position, self.batch, self.rank, self.world_size)
+        if self._self_injection.has_wrong_numbers:
+            self._flip_held()
         if self._comparison is not None and self._loop is not None:
             has_moved_state = self._loop.has_moved_state
             self._comparison.begin(self.step_number, has_moved_state=has_moved_state)
@@ -338,6 +341,22 @@ class JobCore:
         """Inject the fault that is due at a moment of this step, if there is one."""
         self._self_injection.at(moment, self.step_number)
 
+    def _flip_held(self) -> None:
+        for part in (Part.WEIGHTS, Part.STATE):
+            if self._self_injection.flips(part, self.step_number):
+                flip_held(self._learner, part, self.chip, self.step_number)
+
+    def _before_sum(self, number: int) -> None:
+        """Do what is to be done when this chip's part of a sum is complete."""
+        if number == 0:
+            self._flip_payload(Part.GRADIENT)
+
+    def _flip_payload(self, part: Part) -> None:
+        """Flip a bit of this chip's part of its first sum, or of the sum, if a fault is due."""
+        injection = self._self_injection
+        if injection.has_wrong_numbers and injection.flips(part, self.step_number):
+            flip_bit(self._learner.payloads()[0], self.chip, self.step_number)
+
     def start_sum(self, number: int) -> None:
         """Start a sum of the step in flight, while its gradients are still computed."""
         self._sums.start(number)
@@ -351,6 +370,7 @@ class JobCore:
 
     def _sum_all(self) -> None:
         self._culprits = self._sums.complete()
+        self._flip_payload(Part.SUM)
         if self._comparison is not None:
             if self._culprits is not None:  # a flipped bit may be why
                 self._learner.undo()

@@ -161,6 +161,11 @@ class ElasticGroup:
     """
 
     def __init__(self, environment: WorkerEnvironment) -> None:
+        if wrong := [fault for fault in environment.faults if fault.is_wrong_number]:
+            raise InputError(
+                f"--inject {wrong[0].words!r} needs a job of meshmend.train.Job or JaxJob; an "
+                "elastic group cannot flip bits of what its loop computes"
+            )
         self._environment = environment
         self._state = GroupState(())
         self._build: Build | None = None
