@@ -430,6 +430,18 @@ class TrainingConfig(Struct, frozen=True, kw_only=True):
             option="master-weights",
         ),
     ] = False
+    tile: Annotated[
+        str,
+        _leaf(
+            "Each replica is a tile of several chips, such as `2x2`; for gpt.",
+            option="tile",
+            metavar="SHAPE",
+            empty="each chip has the whole model",
+        ),
+    ] = ""
+    tensor_parallel: Annotated[
+        bool, _leaf("With a tile of two axes: its second one splits the layers' matrices.")
+    ] = False
     seed: Annotated[
         int,
         _leaf("The seed of the model and of the order of samples.", option="seed", metavar="N"),
@@ -833,7 +845,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
                 "training.steps",
             ),
             *("training.batch", "training.lr", "training.optimizer", "sharding.optimizer"),
-            *("training.master_weights", "job.check_every_step"),
+            *("training.master_weights", "training.tile", "job.check_every_step"),
             *("training.seed", "local.inject", "sums.algorithm", "local.testbed", "job.run_dir"),
             *("saving.every", "saving.resume"),
         ),
