@@ -183,6 +183,17 @@ class RunConfig(Struct, frozen=True, kw_only=True):
             variable="CHECK",
         ),
     ] = False
+    check_shares: Annotated[
+        int,
+        _leaf(
+            "In one of so many steps each chip also computes the samples of another one: a chip "
+            "that computes wrong numbers is found and left out. 0: never.",
+            least=0,
+            option="check-shares",
+            metavar="K",
+            variable="CHECK_SHARES",
+        ),
+    ] = 0
 
 
 class SumConfig(Struct, frozen=True, kw_only=True):
@@ -831,7 +842,7 @@ _KUBERNETES = Command(
         *("kubernetes.image", "kubernetes.namespace", "kubernetes.secret", "kubernetes.cpu"),
         *("kubernetes.memory", "kubernetes.chips_resource", "kubernetes.mount"),
     ),
-    reads=("sums", "timing", "kubernetes"),
+    reads=("sums", "timing", "kubernetes", "job.check_shares"),
 )
 COMMANDS: Final[Mapping[str, Command]] = {
     "train": Command(
@@ -846,6 +857,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
             ),
             *("training.batch", "training.lr", "training.optimizer", "sharding.optimizer"),
             *("training.master_weights", "training.tile", "job.check_every_step"),
+            "job.check_shares",
             *("training.seed", "local.inject", "sums.algorithm", "local.testbed", "job.run_dir"),
             *("saving.every", "saving.resume"),
         ),
@@ -854,7 +866,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "run": Command(
         options=(
             *(*_MESH, "sums.algorithm", "local.preload", "local.testbed", "local.inject"),
-            "job.run_dir",
+            *("job.run_dir", "job.check_shares"),
         ),
         reads=("mesh", "job", "sums", "timing", "local"),
     ),
@@ -867,10 +879,12 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "worker": _WORKER,
     "agent": Command((*_WORKER.options, "hosts.block"), _WORKER.reads),
     "submit slurm": Command(
-        (*_MESH, "mesh.board", "job.run_dir", *_SLURM, "slurm.time"), reads=("sums", "timing")
+        (*_MESH, "mesh.board", "job.run_dir", *_SLURM, "slurm.time"),
+        reads=("sums", "timing", "job.check_shares"),
     ),
     "slurm-job": Command(
-        (*_MESH, "mesh.board", "job.run_dir", "job.secret_file", *_SLURM), reads=("sums", "timing")
+        (*_MESH, "mesh.board", "job.run_dir", "job.secret_file", *_SLURM),
+        reads=("sums", "timing", "job.check_shares"),
     ),
     "submit job": _KUBERNETES,
     "submit jobset": _KUBERNETES,

@@ -40,6 +40,8 @@ _NOTABLE: Final = (
     events.WriteFailed,
     events.NonFiniteSum,
     events.StatesDiffer,
+    events.WrongResult,
+    events.StateMended,
     events.JobFailed,
     events.JobFinished,
 )
