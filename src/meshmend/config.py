@@ -178,7 +178,7 @@ class RunConfig(Struct, frozen=True, kw_only=True):
     check_every_step: Annotated[
         bool,
         _leaf(
-            "Write a hash of the state into the ledger at every step, to compare all replicas.",
+            "Write a hash of the state into the ledger at every step.",
             option="check-every-step",
             variable="CHECK",
         ),
@@ -186,8 +186,7 @@ class RunConfig(Struct, frozen=True, kw_only=True):
     check_shares: Annotated[
         int,
         _leaf(
-            "In one of so many steps each chip also computes the samples of another one: a chip "
-            "that computes wrong numbers is found and left out. 0: never.",
+            "In one of K steps compute all twice: a chip with wrong numbers is left out. 0: never.",
             least=0,
             option="check-shares",
             metavar="K",
@@ -506,8 +505,8 @@ class LocalConfig(Struct, frozen=True, kw_only=True):
         _leaf(
             'A fault to inject; repeat for more: "kill 2x2@0,2 at 20" (a step), '
             '"hang 1,1 at 3.5s", "slow 1,1 at 30 for 5s", "cut link:0,1-0,2 at 30", '
-            '"repair 2x2@0,2 at 60", "kill coordinator at 40", "freeze coordinator at 20 for 5s", '
-            '"flip gradient 0,1 at 40" (or weights, sum, state), "wrong 0,1 from 40".',
+            '"repair 2x2@0,2 at 60", "kill coordinator at 40", '
+            '"flip gradient 0,1 at 40", "wrong 0,1 from 40".',
             option="inject",
             metavar="FAULT",
             empty="none",
@@ -1047,6 +1046,7 @@ FAIL: Final = _setting_variable("mesh.fail")
 TRANSPORT: Final = _setting_variable("sums.transport")
 CHECKSUM: Final = _setting_variable("sums.checksum")
 READY_DIR: Final = _setting_variable("job.ready_dir")
+CHECK_SHARES: Final = _setting_variable("job.check_shares")
 VARIABLES: Final = (
     *(_setting_variable(key) for key, leaf in LEAVES.items() if leaf.variable),
     *PROCESS_VARIABLES,

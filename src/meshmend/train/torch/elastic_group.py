@@ -33,6 +33,7 @@ from msgspec.structs import replace
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from meshmend import __version__
+from meshmend.config import CHECK_SHARES
 from meshmend.errors import InputError, PeerLostError, TransportError
 from meshmend.membership.events import WorkerStepped
 from meshmend.membership.faults.fault import Moment
@@ -178,6 +179,11 @@ class ElasticGroup:
             raise InputError(
                 f"--inject {wrong[0].words!r} needs a job of meshmend.train.Job or JaxJob; an "
                 "elastic group cannot flip bits of what its loop computes"
+            )
+        if environment.check_shares:
+            raise InputError(
+                f"{CHECK_SHARES.name} needs a meshmend.train.Job or a JaxJob, whose chips hold "
+                "the whole model; an elastic group, or a job of tiles, cannot compute shares twice"
             )
         self._environment = environment
         self._state = GroupState(())
