@@ -144,7 +144,7 @@ def _summary(mesh: Mesh) -> str:
     parts = [counted(mesh.n_live, "live chip"), counted(len(mesh.links), "live link")]
     if mesh.failed:
         parts.append(counted(len(mesh.failed), "failed chip"))
-    if n_slow := np.count_nonzero(mesh.link_speeds < 1):
+    if n_slow := int(np.count_nonzero(mesh.link_speeds < 1)):
         parts.append(counted(n_slow, "slow link"))
     if cut_off := stranded(mesh):
         parts.append(f"{len(cut_off)} cut off")
