@@ -145,6 +145,10 @@ class Mesh:
         slow = (SlowLink(link, speed) for link, speed in speeds.items() if speed != 1)
         return replace(self, slow=frozenset(slow))
 
+    def speed_of(self, link: Link) -> float:
+        """Return the speed of a link of the shape, alive or not."""
+        return next((each.speed for each in self.slow if each.link == link), 1.0)
+
     @property
     def n_chips(self) -> int:
         """How many chips the shape has, failed ones included."""
