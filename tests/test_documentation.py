@@ -39,6 +39,7 @@ NOT_RUN = {
     "sbatch ": "needs Slurm; tests/engines/test_slurm.py submits jobs to a real one",
     "meshmend explore": "serves until it is interrupted; tests/pages/explore/test_page.py opens it",
     "* --explore": "serves a page; tests/pages/explore/test_live_page.py opens it",
+    "meshmend wormhole run": "needs a simulator's library; tests/wormhole/test_machine.py has one",
     "*10.0.0.1:": "needs several machines; tests/launch/test_separate_hosts.py has such",
 }
 NETWORKS = ("meshmend bench", "meshmend testbed")  # need a kernel that grants network namespaces

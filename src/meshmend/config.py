@@ -108,19 +108,6 @@ class MeshConfig(Struct, frozen=True, kw_only=True):
             between="; \t\n",
         ),
     ] = ()
-    slow: Annotated[
-        tuple[str, ...],
-        _leaf(
-            "Links that are slower than the others, with the part of the bandwidth that they have; "
-            "repeat for more: `link:3,4-3,5=0.25`.",
-            option="slow",
-            metavar="LINK=SPEED",
-            variable="SLOW",
-            read_by=BACKEND,
-            empty="none",
-            between="; \t\n",
-        ),
-    ] = ()
     board: Annotated[
         str,
         _leaf(
@@ -178,21 +165,11 @@ class RunConfig(Struct, frozen=True, kw_only=True):
     check_every_step: Annotated[
         bool,
         _leaf(
-            "Write a hash of the state into the ledger at every step.",
+            "Write a hash of the state into the ledger at every step, to compare all replicas.",
             option="check-every-step",
             variable="CHECK",
         ),
     ] = False
-    check_shares: Annotated[
-        int,
-        _leaf(
-            "In one of K steps compute all twice: a chip with wrong numbers is left out. 0: never.",
-            least=0,
-            option="check-shares",
-            metavar="K",
-            variable="CHECK_SHARES",
-        ),
-    ] = 0
 
 
 class SumConfig(Struct, frozen=True, kw_only=True):
@@ -440,18 +417,6 @@ class TrainingConfig(Struct, frozen=True, kw_only=True):
             option="master-weights",
         ),
     ] = False
-    tile: Annotated[
-        str,
-        _leaf(
-            "Each replica is a tile of several chips, such as `2x2`; for gpt.",
-            option="tile",
-            metavar="SHAPE",
-            empty="each chip has the whole model",
-        ),
-    ] = ""
-    tensor_parallel: Annotated[
-        bool, _leaf("With a tile of two axes: its second one splits the layers' matrices.")
-    ] = False
     seed: Annotated[
         int,
         _leaf("The seed of the model and of the order of samples.", option="seed", metavar="N"),
@@ -505,8 +470,7 @@ class LocalConfig(Struct, frozen=True, kw_only=True):
         _leaf(
             'A fault to inject; repeat for more: "kill 2x2@0,2 at 20" (a step), '
             '"hang 1,1 at 3.5s", "slow 1,1 at 30 for 5s", "cut link:0,1-0,2 at 30", '
-            '"repair 2x2@0,2 at 60", "kill coordinator at 40", '
-            '"flip gradient 0,1 at 40", "wrong 0,1 from 40".',
+            '"repair 2x2@0,2 at 60", "kill coordinator at 40", "freeze coordinator at 20 for 5s".',
             option="inject",
             metavar="FAULT",
             empty="none",
@@ -827,7 +791,7 @@ class Command:
         return key in self.options or key in self.reads or group in self.reads
 
 
-_MESH = ("mesh.shape", "mesh.wrap", "mesh.fail", "mesh.slow")
+_MESH = ("mesh.shape", "mesh.wrap", "mesh.fail")
 _PROCESS = (*_MESH, "mesh.board", "job.name", "job.secret_file")
 _WORKER_TIMING = ("timing.link_timeout", "timing.join_timeout", "timing.wait_for_chip")
 _WORKER = Command(
@@ -841,7 +805,7 @@ _KUBERNETES = Command(
         *("kubernetes.image", "kubernetes.namespace", "kubernetes.secret", "kubernetes.cpu"),
         *("kubernetes.memory", "kubernetes.chips_resource", "kubernetes.mount"),
     ),
-    reads=("sums", "timing", "kubernetes", "job.check_shares"),
+    reads=("sums", "timing", "kubernetes"),
 )
 COMMANDS: Final[Mapping[str, Command]] = {
     "train": Command(
@@ -855,8 +819,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
                 "training.steps",
             ),
             *("training.batch", "training.lr", "training.optimizer", "sharding.optimizer"),
-            *("training.master_weights", "training.tile", "job.check_every_step"),
-            "job.check_shares",
+            *("training.master_weights", "job.check_every_step"),
             *("training.seed", "local.inject", "sums.algorithm", "local.testbed", "job.run_dir"),
             *("saving.every", "saving.resume"),
         ),
@@ -865,7 +828,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "run": Command(
         options=(
             *(*_MESH, "sums.algorithm", "local.preload", "local.testbed", "local.inject"),
-            *("job.run_dir", "job.check_shares"),
+            "job.run_dir",
         ),
         reads=("mesh", "job", "sums", "timing", "local"),
     ),
@@ -878,12 +841,10 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "worker": _WORKER,
     "agent": Command((*_WORKER.options, "hosts.block"), _WORKER.reads),
     "submit slurm": Command(
-        (*_MESH, "mesh.board", "job.run_dir", *_SLURM, "slurm.time"),
-        reads=("sums", "timing", "job.check_shares"),
+        (*_MESH, "mesh.board", "job.run_dir", *_SLURM, "slurm.time"), reads=("sums", "timing")
     ),
     "slurm-job": Command(
-        (*_MESH, "mesh.board", "job.run_dir", "job.secret_file", *_SLURM),
-        reads=("sums", "timing", "job.check_shares"),
+        (*_MESH, "mesh.board", "job.run_dir", "job.secret_file", *_SLURM), reads=("sums", "timing")
     ),
     "submit job": _KUBERNETES,
     "submit jobset": _KUBERNETES,
@@ -1033,6 +994,12 @@ TESTBED_DIR: Final = Variable(
     "`/run/meshmend` for root, else `$XDG_RUNTIME_DIR/meshmend`, else in the temporary folder",
     "testbed",
 )
+TTSIM: Final = Variable(
+    PREFIX + "TTSIM",
+    "The `libttsim.so` whose Wormhole chips are run on.",
+    "none: `--library` names it",
+    "wormhole",
+)
 PROCESS_VARIABLES: Final = (SECRET, CHIP, COORDINATOR, PLAN_AHEAD, INJECT)
 
 
@@ -1046,11 +1013,11 @@ FAIL: Final = _setting_variable("mesh.fail")
 TRANSPORT: Final = _setting_variable("sums.transport")
 CHECKSUM: Final = _setting_variable("sums.checksum")
 READY_DIR: Final = _setting_variable("job.ready_dir")
-CHECK_SHARES: Final = _setting_variable("job.check_shares")
 VARIABLES: Final = (
     *(_setting_variable(key) for key, leaf in LEAVES.items() if leaf.variable),
     *PROCESS_VARIABLES,
     TESTBED_DIR,
+    TTSIM,
 )
 
 _warned: set[str] = set()  # the names that this process has told of, or its parent before a fork

@@ -54,6 +54,7 @@ LINES = {
     "submit slurm": "script.py --mesh 2x2 --hosts 2",
     "submit jobset": "script.py --mesh 2x2 --image x --name y",
     "submit job": "script.py --mesh 2x2 --image x --name y",
+    "wormhole run": "--mesh 2x2 --library nowhere.so",
 }
 COMMANDS = commands_by_name()
 

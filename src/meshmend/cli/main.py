@@ -46,6 +46,7 @@ _COMMANDS: Final = (
     ("bench", "bench", "bench_command"),
     ("testbed", "testbed", "app"),
     ("submit", "submit", "app"),
+    ("wormhole", "wormhole", "app"),
     ("doctor", "doctor", "doctor_command"),
     ("slurm-job", "submit", "slurm_job_command"),
 )

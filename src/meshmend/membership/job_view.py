@@ -40,8 +40,6 @@ _NOTABLE: Final = (
     events.WriteFailed,
     events.NonFiniteSum,
     events.StatesDiffer,
-    events.WrongResult,
-    events.StateMended,
     events.JobFailed,
     events.JobFinished,
 )
@@ -512,9 +510,7 @@ class ChipStates:
             case FaultKind.REPAIR:
                 absent = [chip for chip in chips if chip not in self._members]
                 self.set(absent, ChipState.JOINING)
-            case (
-                FaultKind.SLOW | FaultKind.CUT | FaultKind.FREEZE | FaultKind.FLIP | FaultKind.WRONG
-            ):
+            case FaultKind.SLOW | FaultKind.CUT | FaultKind.FREEZE:
                 pass
             case _:
                 assert_never(kind)

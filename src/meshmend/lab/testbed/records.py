@@ -39,7 +39,6 @@ class Record:
     mesh: str
     wrap: str
     fail: tuple[str, ...]
-    slow: tuple[str, ...]
     link_bytes_per_s: float
     holder: int
     holder_start: int
@@ -49,13 +48,11 @@ class Record:
 
     def current_mesh(self) -> Mesh:
         """Return the mesh as it is now."""
-        return parse_mesh(self.mesh, wrap=self.wrap, fail=self.fail, slow=self.slow)
+        return parse_mesh(self.mesh, wrap=self.wrap, fail=self.fail)
 
     def with_mesh(self, mesh: Mesh, *, settled: bool) -> "Record":
-        """Return this record with the failures and the slow links of a mesh."""
-        words = mesh_words(mesh)
-        slow = tuple(words.get("slow", ()))
-        return replace(self, fail=tuple(words["fail"]), slow=slow, settled=settled)
+        """Return this record with the failures of a mesh."""
+        return replace(self, fail=tuple(mesh_words(mesh)["fail"]), settled=settled)
 
     @property
     def is_alive(self) -> bool:
@@ -66,8 +63,7 @@ class Record:
 def record_of(mesh: Mesh, **fields: Any) -> Record:
     """Return the record of a testbed of this mesh; `fields` are its other fields."""
     words = mesh_words(mesh)
-    fail, slow = tuple(words["fail"]), tuple(words.get("slow", ()))
-    return Record(mesh=words["shape"], wrap=words["wrap"], fail=fail, slow=slow, **fields)
+    return Record(mesh=words["shape"], wrap=words["wrap"], fail=tuple(words["fail"]), **fields)
 
 
 def start_time(process: int) -> int | None:
@@ -194,6 +190,6 @@ def listed(records: tuple[Record, ...]) -> str:
 def _read(path: Path) -> Record | None:
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-        return Record(**fields | {key: tuple(fields[key]) for key in ("fail", "slow")})
+        return Record(**fields | {"fail": tuple(fields["fail"])})
     except (OSError, ValueError, KeyError, TypeError):
         return None
