@@ -2,9 +2,10 @@
 
     python benchmarks/explorer.py
 
-Opens 32x32 and 16x16x16 and clicks boards dead. It needs the extra `explore`, Playwright and
-Debian's Chromium, and a quiet machine: planner and browser share its cores. `live_page.py` measures
-what the page costs a running job.
+Opens 32x32 and 16x16x16 and clicks boards dead. With names of files that `meshmend explore
+--export` wrote, it opens and clicks these instead, without a network. It needs the extra
+`explore`, Playwright and Debian's Chromium, and a quiet machine: planner and browser share its
+cores. `live_page.py` measures what the page costs a running job.
 """
 
 import os
@@ -42,9 +43,25 @@ def main() -> None:
     print(f"load of this machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=_CHROMIUM, args=["--no-sandbox"])
-        _measure_pictures(browser, "32x32", most_s=0.7)
-        _measure_pictures(browser, "16x16x16", most_s=3.0)
+        for name in sys.argv[1:]:
+            _measure_file(browser, Path(name))
+        if not sys.argv[1:]:
+            _measure_pictures(browser, "32x32", most_s=0.7)
+            _measure_pictures(browser, "16x16x16", most_s=3.0)
         browser.close()
+
+
+def _measure_file(browser: Any, path: Path) -> None:
+    context = browser.new_context(offline=True, viewport={"width": 1200, "height": 900})
+    page = context.new_page()
+    page.goto(path.resolve().as_uri())
+    until(lambda: page.evaluate("performance.getEntriesByName('picture').length > 0"))
+    picture_ms = page.evaluate("performance.getEntriesByName('picture')[0].startTime")
+    size = f"{path.name} ({path.stat().st_size / 1e6:.1f} MB)"
+    _say(f"{size}: first picture after opening", picture_ms / 1e3, 1.0)
+    took = [_click_s(page, place) for place in range(5)]
+    _say(f"{size}: the slowest of 5 clicks", max(took), 0.3)
+    context.close()
 
 
 def _measure_pictures(browser: Any, mesh: str, *, most_s: float) -> None:

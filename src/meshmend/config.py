@@ -108,6 +108,19 @@ class MeshConfig(Struct, frozen=True, kw_only=True):
             between="; \t\n",
         ),
     ] = ()
+    slow: Annotated[
+        tuple[str, ...],
+        _leaf(
+            "Links that are slower than the others, with the part of the bandwidth that they have; "
+            "repeat for more: `link:3,4-3,5=0.25`.",
+            option="slow",
+            metavar="LINK=SPEED",
+            variable="SLOW",
+            read_by=BACKEND,
+            empty="none",
+            between="; \t\n",
+        ),
+    ] = ()
     board: Annotated[
         str,
         _leaf(
@@ -165,11 +178,21 @@ class RunConfig(Struct, frozen=True, kw_only=True):
     check_every_step: Annotated[
         bool,
         _leaf(
-            "Write a hash of the state into the ledger at every step, to compare all replicas.",
+            "Write a hash of the state into the ledger at every step.",
             option="check-every-step",
             variable="CHECK",
         ),
     ] = False
+    check_shares: Annotated[
+        int,
+        _leaf(
+            "In one of K steps compute all twice: a chip with wrong numbers is left out. 0: never.",
+            least=0,
+            option="check-shares",
+            metavar="K",
+            variable="CHECK_SHARES",
+        ),
+    ] = 0
 
 
 class SumConfig(Struct, frozen=True, kw_only=True):
@@ -417,6 +440,18 @@ class TrainingConfig(Struct, frozen=True, kw_only=True):
             option="master-weights",
         ),
     ] = False
+    tile: Annotated[
+        str,
+        _leaf(
+            "Each replica is a tile of several chips, such as `2x2`; for gpt.",
+            option="tile",
+            metavar="SHAPE",
+            empty="each chip has the whole model",
+        ),
+    ] = ""
+    tensor_parallel: Annotated[
+        bool, _leaf("With a tile of two axes: its second one splits the layers' matrices.")
+    ] = False
     seed: Annotated[
         int,
         _leaf("The seed of the model and of the order of samples.", option="seed", metavar="N"),
@@ -470,7 +505,8 @@ class LocalConfig(Struct, frozen=True, kw_only=True):
         _leaf(
             'A fault to inject; repeat for more: "kill 2x2@0,2 at 20" (a step), '
             '"hang 1,1 at 3.5s", "slow 1,1 at 30 for 5s", "cut link:0,1-0,2 at 30", '
-            '"repair 2x2@0,2 at 60", "kill coordinator at 40", "freeze coordinator at 20 for 5s".',
+            '"repair 2x2@0,2 at 60", "kill coordinator at 40", '
+            '"flip gradient 0,1 at 40", "wrong 0,1 from 40".',
             option="inject",
             metavar="FAULT",
             empty="none",
@@ -791,7 +827,7 @@ class Command:
         return key in self.options or key in self.reads or group in self.reads
 
 
-_MESH = ("mesh.shape", "mesh.wrap", "mesh.fail")
+_MESH = ("mesh.shape", "mesh.wrap", "mesh.fail", "mesh.slow")
 _PROCESS = (*_MESH, "mesh.board", "job.name", "job.secret_file")
 _WORKER_TIMING = ("timing.link_timeout", "timing.join_timeout", "timing.wait_for_chip")
 _WORKER = Command(
@@ -805,7 +841,7 @@ _KUBERNETES = Command(
         *("kubernetes.image", "kubernetes.namespace", "kubernetes.secret", "kubernetes.cpu"),
         *("kubernetes.memory", "kubernetes.chips_resource", "kubernetes.mount"),
     ),
-    reads=("sums", "timing", "kubernetes"),
+    reads=("sums", "timing", "kubernetes", "job.check_shares"),
 )
 COMMANDS: Final[Mapping[str, Command]] = {
     "train": Command(
@@ -819,7 +855,8 @@ COMMANDS: Final[Mapping[str, Command]] = {
                 "training.steps",
             ),
             *("training.batch", "training.lr", "training.optimizer", "sharding.optimizer"),
-            *("training.master_weights", "job.check_every_step"),
+            *("training.master_weights", "training.tile", "job.check_every_step"),
+            "job.check_shares",
             *("training.seed", "local.inject", "sums.algorithm", "local.testbed", "job.run_dir"),
             *("saving.every", "saving.resume"),
         ),
@@ -828,7 +865,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "run": Command(
         options=(
             *(*_MESH, "sums.algorithm", "local.preload", "local.testbed", "local.inject"),
-            "job.run_dir",
+            *("job.run_dir", "job.check_shares"),
         ),
         reads=("mesh", "job", "sums", "timing", "local"),
     ),
@@ -841,10 +878,12 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "worker": _WORKER,
     "agent": Command((*_WORKER.options, "hosts.block"), _WORKER.reads),
     "submit slurm": Command(
-        (*_MESH, "mesh.board", "job.run_dir", *_SLURM, "slurm.time"), reads=("sums", "timing")
+        (*_MESH, "mesh.board", "job.run_dir", *_SLURM, "slurm.time"),
+        reads=("sums", "timing", "job.check_shares"),
     ),
     "slurm-job": Command(
-        (*_MESH, "mesh.board", "job.run_dir", "job.secret_file", *_SLURM), reads=("sums", "timing")
+        (*_MESH, "mesh.board", "job.run_dir", "job.secret_file", *_SLURM),
+        reads=("sums", "timing", "job.check_shares"),
     ),
     "submit job": _KUBERNETES,
     "submit jobset": _KUBERNETES,
@@ -1013,6 +1052,7 @@ FAIL: Final = _setting_variable("mesh.fail")
 TRANSPORT: Final = _setting_variable("sums.transport")
 CHECKSUM: Final = _setting_variable("sums.checksum")
 READY_DIR: Final = _setting_variable("job.ready_dir")
+CHECK_SHARES: Final = _setting_variable("job.check_shares")
 VARIABLES: Final = (
     *(_setting_variable(key) for key, leaf in LEAVES.items() if leaf.variable),
     *PROCESS_VARIABLES,

@@ -29,6 +29,7 @@
     ├── StateLostError          no chip of a generation has a part of the optimizer's state
     ├── NonFiniteError          the sums of a step are not finite
     ├── ReplicasDifferError     two chips of a job have different states
+    ├── WrongResultError        a chip computes wrong numbers, and the job is to end
     ├── CheckpointDamageError   a file of a checkpoint that is damaged
     ├── LoaderError             a loader worker, which makes samples for a worker, died or hangs
     └── BenchmarkError          a contender of a benchmark did not finish
@@ -162,6 +163,10 @@ class NonFiniteError(MeshmendError):
 
 class ReplicasDifferError(MeshmendError):
     """Two chips of a job have different states after the same step."""
+
+
+class WrongResultError(MeshmendError):
+    """A chip of a job computes wrong numbers, and the job is to end, or cannot tell which one."""
 
 
 class CheckpointDamageError(MeshmendError):

@@ -62,6 +62,8 @@ def test_a_busy_host_is_told_before_measuring(
         ("--mesh 2x2 --algorithm magic", "there is no algorithm 'magic'"),
         ("--mesh 1x1", "bench needs two connected chips or more"),
         ("--mesh 2x2 --testbed 1bit", "a testbed needs links of"),
+        ("--mesh 2x2 --slow link:0,0-0,1=0.5", "--slow needs --testbed RATE"),
+        ("--mesh 2x2 --testbed 1Mbit --slow link:0,0-0,1=0", "needs a speed from 0.001 to 1"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

@@ -90,7 +90,7 @@ def test_pictures_of_loads_have_one_scale_unless_one_is_given(
         ("show", "needs --mesh RxC or a plan file, but got neither"),
         ("show plan.json --mesh 4x4", "needs --mesh RxC or a plan file, but got both"),
         ("show plan.json --algorithm trees -o x.svg", "has its own algorithm"),
-        ("show plan.json --fail 2x2@0,0 -o x.svg", "--fail and --wrap need --mesh"),
+        ("show plan.json --fail 2x2@0,0 -o x.svg", "--fail, --slow and --wrap need --mesh"),
         ("show plan.json --load", "--load needs -o FILE.svg"),
         ("show nowhere.json", "cannot read the plan nowhere.json"),
         ("show --mesh 4x4 --algorithm trees", "--algorithm needs -o FILE.svg"),

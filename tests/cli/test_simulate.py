@@ -196,7 +196,7 @@ def test_show_draws_what_an_algorithm_lays_over_the_mesh(
         (["show", *HOLE, "--route", "0,0-0,2"], "two live chips"),
         (["show", *HOLE, "--route", "2x2@0,0-3,3"], "two live chips"),
         (["show", *HOLE, "--route", "0,0-0,0"], "two different chips"),
-        (["verify", "plan.json", "--fail", "0,0"], "--fail and --wrap need --mesh"),
+        (["verify", "plan.json", "--fail", "0,0"], "--fail, --slow and --wrap need --mesh"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

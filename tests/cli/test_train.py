@@ -17,7 +17,7 @@ pytestmark = needs("torch", "transformers", "sklearn")
 @pytest.mark.parametrize(
     ("line", "match"),
     [
-        ("nosuch", "the model needs to be one of resnet, bert, but got 'nosuch'"),
+        ("nosuch", "the model needs to be one of resnet, bert, gpt, but got 'nosuch'"),
         ("--size huge", "the size needs to be one of tiny, full, but got 'huge'"),
         ("--norm odd", "the norm needs to be one of batch, group, but got 'odd'"),
         ("--mesh 0x4", "--mesh needs positive extents"),
@@ -42,6 +42,16 @@ pytestmark = needs("torch", "transformers", "sklearn")
         (
             "--shard-optimizer --mesh 1x4 --set sharding.mirror_domain=row",
             "shares no row with their owner",
+        ),
+        ("gpt --framework jax", "--framework jax has resnet and bert, but got gpt"),
+        ("bert --tile 2x2", "--tile needs a gpt"),
+        ("gpt --tile 5x5", "no tile of 5x5, as it is written, fits 4x4"),
+        ("gpt --tile 2by2", "2by2"),
+        ("gpt --tile 2x2 --batch 8", "--tile needs a sample for each chip"),
+        ("gpt --tile 2x2 --shard-optimizer", "got --shard-optimizer; leave it out"),
+        (
+            "gpt --tile 2x2 --set training.batch_policy=shrink",
+            "got training.batch_policy shrink; leave it out",
         ),
     ],
 )

@@ -193,6 +193,7 @@ def arguments(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
         "policy": options.get("policy", "constant"),
         "saving": Saving(folder / "checkpoints", every) if every else None,
         "resume": Path(options["resume"]) if "resume" in options else None,
+        "check_shares": options.get("check_shares"),
     }
 
 

@@ -12,6 +12,7 @@ from meshmend.membership.faults.fault import (
     Fault,
     FaultKind,
     Moment,
+    Part,
 )
 from meshmend.topology.failures import Block, Link
 from meshmend.topology.text import parse_mesh
@@ -53,5 +54,9 @@ def faults(draw: st.DrawFn, *, max_step: int = MAX_STEP, max_s: float = MAX_S) -
             return Fault(kind, link, at_step, at_s)
         case FaultKind.REPAIR:
             return Fault(kind, draw(st.sampled_from([block, link])), at_step, at_s)
+        case FaultKind.FLIP | FaultKind.WRONG:
+            step = draw(st.integers(0, max_step))
+            part = draw(st.sampled_from(Part)) if kind is FaultKind.FLIP else None
+            return Fault(kind, block, step, part=part)
         case _:
             assert_never(kind)

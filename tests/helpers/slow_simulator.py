@@ -23,6 +23,7 @@ class Row:
     path: Sequence[int]
     before_send: Sequence[int]
     before_write: Sequence[int]
+    speeds: Sequence[Fraction] = ()  # of the links of the path; none: all are 1
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class SlowSimulation:
     delay_slices: Sequence[float] = ()  # none: no row has any
     now: Fraction = Fraction(0)
     round: int = 0
-    holds: dict[Message, Fraction] = field(default_factory=dict)
+    holds: dict[Message, list[Fraction]] = field(default_factory=dict)
     starts: dict[Message, list[Fraction]] = field(default_factory=dict)
     came_to_chip: dict[Message, int] = field(default_factory=dict)  # in which round
     adding_since: dict[Message, Fraction] = field(default_factory=dict)
@@ -56,7 +57,10 @@ class SlowSimulation:
         """Play everything until all messages are in place."""
         everything = [(s, r) for s in range(self.slices) for r in range(len(self.rows))]
         self.starts = {message: [] for message in everything}
-        self.holds = {message: self._hold(message) for message in everything}
+        self.holds = {
+            message: [self._hold(message, hop) for hop in range(len(self.rows[message[1]].path))]
+            for message in everything
+        }
         while left := [message for message in everything if message not in self.in_place]:
             while self._look(left) | self._choose(left):
                 self.round += 1
@@ -68,8 +72,10 @@ class SlowSimulation:
     def time(self) -> Fraction:
         return max(self.in_place.values(), default=Fraction(0))
 
-    def _hold(self, message: Message) -> Fraction:
-        return self.figures.overhead + self._bytes(message) / self.figures.bandwidth
+    def _hold(self, message: Message, hop: int) -> Fraction:
+        """Bytes come no faster than over the slowest link so far."""
+        speed = min(self.rows[message[1]].speeds[: hop + 1], default=Fraction(1))
+        return self.figures.overhead + self._bytes(message) / (self.figures.bandwidth * speed)
 
     def _priority(self, message: Message) -> tuple[float, int]:
         part, row = message
@@ -86,8 +92,8 @@ class SlowSimulation:
         """Return every time at which something may come to hold, past ones too."""
         moments = []
         for message in left:
-            hold, latency = self.holds[message], self.figures.latency
-            for start in self.starts[message]:
+            latency = self.figures.latency
+            for start, hold in zip(self.starts[message], self.holds[message], strict=False):
                 moments += [start + hold, start + latency, start + latency + hold]
             if message in self.adding_since:
                 moments.append(self.adding_since[message] + self._add_time(message))
@@ -95,13 +101,13 @@ class SlowSimulation:
 
     def _has_left(self, message: Message) -> bool:
         starts = self.starts[message]
-        return bool(starts) and starts[0] + self.holds[message] <= self.now
+        return bool(starts) and starts[0] + self.holds[message][0] <= self.now
 
     def _has_arrived(self, message: Message) -> bool:
         starts = self.starts[message]
         if len(starts) < len(self.rows[message[1]].path):
             return False
-        return starts[-1] + self.figures.latency + self.holds[message] <= self.now
+        return starts[-1] + self.figures.latency + self.holds[message][-1] <= self.now
 
     def _may_write(self, message: Message) -> bool:
         part, row = message[0], self.rows[message[1]]
@@ -154,7 +160,7 @@ class SlowSimulation:
             self.rows[message[1]].path[hop]
             for message in left
             for hop, start in enumerate(self.starts[message])
-            if start + self.holds[message] > self.now
+            if start + self.holds[message][hop] > self.now
         }
         adding = {
             self.rows[message[1]].dst
@@ -184,6 +190,7 @@ def busy_of(simulation: SlowSimulation) -> Mapping[int, Fraction]:
     """Return how long each channel that was used was busy."""
     busy: dict[int, Fraction] = {}
     for message, starts in simulation.starts.items():
-        for channel in simulation.rows[message[1]].path[: len(starts)]:
-            busy[channel] = busy.get(channel, Fraction(0)) + simulation.holds[message]
+        path = simulation.rows[message[1]].path[: len(starts)]
+        for channel, hold in zip(path, simulation.holds[message], strict=False):
+            busy[channel] = busy.get(channel, Fraction(0)) + hold
     return busy

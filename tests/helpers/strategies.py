@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from meshmend.schedule.table import Collective, Schedule, even_cuts, index_dtype
-from meshmend.topology.failures import Block, Link
+from meshmend.topology.failures import Block, Link, SlowLink
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 
@@ -24,6 +24,18 @@ def broken_meshes(draw: st.DrawFn, *, min_side: int = 1) -> Mesh:
     links = [Link.between(mesh.live[one], mesh.live[two]) for one, two in mesh.links]
     cut = draw(st.sets(st.sampled_from(links), max_size=len(links) // 4)) if links else set()
     return replace(mesh, failed=frozenset(failed), failed_links=frozenset(cut))
+
+
+def with_slow_links(mesh: Mesh, seed: int, *, of: int) -> Mesh:
+    """Return a mesh some of whose links, at most so many, have a speed in thousandths."""
+    rng = np.random.default_rng(seed)
+    chosen = rng.permutation(mesh.links)[: int(rng.integers(of, endpoint=True))].tolist()
+    return mesh.slowed(
+        *(
+            SlowLink(Link(mesh.live[one], mesh.live[two]), int(rng.integers(50, 1001)) / 1000)
+            for one, two in chosen
+        )
+    )
 
 
 def connected_meshes(*, min_side: int = 1) -> st.SearchStrategy[Mesh]:

@@ -185,7 +185,7 @@ def test_the_same_seed_gives_the_same_faults_whatever_the_pace() -> None:
     assert [str(fault) for fault in slow] == [str(fault) for fault in fast]
     hits = [fault for fault in slow if fault.kind is not FaultKind.REPAIR]
     assert 300 <= len(hits) <= 301  # two may come at once
-    assert {fault.kind for fault in slow} == set(FaultKind)
+    assert {fault.kind for fault in slow} == set(FaultKind) - {FaultKind.FLIP, FaultKind.WRONG}
 
 
 def test_faults_that_cannot_be_done_are_left_out_and_the_others_stay() -> None:

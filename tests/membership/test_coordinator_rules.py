@@ -22,6 +22,8 @@ from meshmend.membership.messages import (
     Message,
     NewGeneration,
     Observe,
+    Refused,
+    Repaired,
     Status,
     StatusChanged,
     TryLater,
@@ -391,3 +393,62 @@ def test_a_restarted_coordinator_waits_as_long_as_workers_of_its_generation_keep
 
     assert not any(NewGeneration in sent.kinds(number) for number in range(16))
     assert coordinator.status(now).phase is JobPhase.TRAINING
+
+
+FIVE = parse_mesh("1x5")
+
+
+def five_that_train() -> tuple[Coordinator, Sent, Status]:
+    """Five workers, connections 1 to 5, and the status of each; number 9 observes."""
+    sent = Sent()
+    coordinator = Coordinator(JobSpec("ours", FIVE, (1, 1), TIMING), sent)
+    coordinator.opened(9, "observer", 0.0)
+    coordinator.received(9, Observe("ours"), 0.0)
+    status = Status(1, ready=True)
+    for chip in FIVE.live:
+        coordinator.opened(1 + chip[1], "worker", 0.0)
+        first = structs.replace(hello(chip), shape=FIVE.shape)
+        coordinator.received(1 + chip[1], first, 0.0)
+    coordinator.tick(1.0)
+    for each in (status, structs.replace(status, state_version=1)):
+        for chip in FIVE.live:
+            coordinator.received(1 + chip[1], StatusChanged(each), 1.0)
+        coordinator.tick(1.0)
+    return coordinator, sent, structs.replace(status, state_version=1)
+
+
+def test_a_chip_that_most_know_to_be_wrong_is_out_until_it_is_repaired() -> None:
+    coordinator, sent, status = five_that_train()
+    accusing = structs.replace(status, wrong=((0, 4),))
+
+    for connection in (1, 2, 5):  # the accused one's own word does not count
+        coordinator.received(connection, StatusChanged(accusing), 2.0)
+        assert Refused not in sent.kinds(5)
+    coordinator.received(3, StatusChanged(accusing), 2.0)
+    assert Refused in sent.kinds(5)
+    coordinator.tick(3.0)
+    formed = [m for m in sent.messages[1] if isinstance(m, NewGeneration)][-1].generation
+    assert (0, 4) not in formed.seat_of
+    assert len(formed.chips) == 4
+
+    again = structs.replace(hello((0, 4)), shape=FIVE.shape, address=("host", 99))
+    for connection, is_repaired in ((6, False), (7, True)):
+        if is_repaired:
+            coordinator.received(9, Repaired((0, 4)), 4.0)
+        coordinator.opened(connection, "worker", 4.0)
+        coordinator.received(connection, again, 4.0)
+        assert (Welcome in sent.kinds(connection)) is is_repaired
+
+
+def test_few_chips_or_those_of_another_generation_turn_nobody_away() -> None:
+    """One that is wrong may accuse anybody; so may one that has come from elsewhere."""
+    coordinator, sent, status = five_that_train()
+
+    for connection in (1, 2):
+        everyone = structs.replace(status, wrong=FIVE.live)
+        coordinator.received(connection, StatusChanged(everyone), 2.0)
+    for connection in (3, 4, 5):
+        late = structs.replace(status, generation=0, state_version=FRESH, wrong=FIVE.live)
+        coordinator.received(connection, StatusChanged(late), 2.0)
+
+    assert all(Refused not in sent.kinds(connection) for connection in range(1, 6))

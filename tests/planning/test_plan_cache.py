@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,17 @@ from meshmend.planning.plan_cache import (
     load_or_make_plans,
     load_plans,
     plan_ahead,
+    planned_calls,
     planned_losses,
+    store_plans,
 )
-from meshmend.planning.plan_request import GATHER, PlanRequest
+from meshmend.planning.plan_request import GATHER, PlanRequest, tile_sum
 from meshmend.schedule.algorithms import ALGORITHMS
 from meshmend.schedule.table import Collective
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
+from meshmend.topology.tiles import box_tiling
 
 SQUARE = Mesh((2, 2))
 SUMS = ((9, "float32"),)
@@ -242,6 +246,41 @@ def test_a_gather_that_is_not_in_rank_order_is_not_taken(
     load_plans(tmp_path, SQUARE, "auto", sums)
 
     assert not is_remembered(SQUARE, "auto", CollectiveCall(GATHER), CLASS)
+
+
+def test_there_is_a_plan_of_colours_for_the_loss_of_each_chip_of_tiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh, sums = Mesh((2, 4)), (tile_sum(1 << 20, (1, 2)),)
+    plan_ahead(tmp_path, PlanRequest(mesh, (2, 2), "auto", sums))
+    monkeypatch.setattr(catalogue, "_remembered", {})
+    monkeypatch.setattr(catalogue, "_make", cannot_plan)
+
+    for chip in mesh.live:
+        left = mesh.without(f"{chip[0]},{chip[1]}")
+        rest = replace(left, failed=left.failed | set(box_tiling(left, (1, 2)).spares))
+        load_plans(tmp_path, rest, "auto", sums)
+        [(call, n_bytes)] = planned_calls(sums)
+        schedule, _ = proved_schedule(rest, "auto", call, n_bytes)
+        assert schedule.colours is not None
+        assert schedule.colours.of_rank.tolist() == box_tiling(rest, (1, 2)).colour_of.tolist()
+
+
+@pytest.mark.parametrize("others", [(9 << 20, "uint8"), tile_sum(9 << 20, (2, 1))])
+def test_a_plan_of_other_colours_or_of_none_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: tuple[int, str]
+) -> None:
+    sums = (tile_sum(9 << 20, (1, 2)),)
+    for size in (*sums, others):
+        store_plans(tmp_path / size[1].replace(" ", ""), SQUARE, "auto", [size])
+    wrong = plans_in(tmp_path / others[1].replace(" ", ""))[0]
+    (right,) = plans_in(tmp_path / "tiles1x2")
+    shutil.copy(wrong, right)
+    monkeypatch.setattr(catalogue, "_remembered", {})
+
+    load_plans(right.parent, SQUARE, "auto", sums)
+
+    assert not is_remembered(SQUARE, "auto", *planned_calls(sums)[0])
 
 
 def test_a_folder_that_cannot_be_written_does_no_harm(tmp_path: Path) -> None:

@@ -214,10 +214,22 @@ DAMAGE: list[tuple[dict[str, Any], str]] = [
     ({"mesh": None}, "is damaged"),
     ({"mesh": []}, "is damaged"),
     ({"mesh": {}}, "'shape' is missing"),
-    ({"mesh": MESH | {"shape": 4}}, "the mesh needs its shape, wrap and failures as text"),
-    ({"mesh": MESH | {"wrap": None}}, "the mesh needs its shape, wrap and failures as text"),
-    ({"mesh": MESH | {"fail": "0,0"}}, "the mesh needs its shape, wrap and failures as text"),
-    ({"mesh": MESH | {"fail": [5]}}, "the mesh needs its shape, wrap and failures as text"),
+    (
+        {"mesh": MESH | {"shape": 4}},
+        "shape, wrap, failures and slow links as text",
+    ),
+    (
+        {"mesh": MESH | {"wrap": None}},
+        "shape, wrap, failures and slow links as text",
+    ),
+    (
+        {"mesh": MESH | {"fail": "0,0"}},
+        "shape, wrap, failures and slow links as text",
+    ),
+    (
+        {"mesh": MESH | {"fail": [5]}},
+        "shape, wrap, failures and slow links as text",
+    ),
     ({"mesh": MESH | {"shape": "0x4"}}, "--mesh needs positive extents"),
     ({"mesh": MESH | {"wrap": "7"}}, "--wrap needs"),
     ({"mesh": MESH | {"fail": ["9,9"]}}, "inside the mesh 4x4"),

@@ -23,6 +23,7 @@ from meshmend.simulator.packing_number import (
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
+from strategies import with_slow_links
 
 SMALL_SHAPES = [(7,), (2, 3), (3, 3), (2, 4), (2, 2, 2), (1, 5), (2, 5)]
 MIDDLE_SHAPES = [(6, 7), (3, 9), (9, 9), (3, 4, 5), (4, 4, 4), (2, 20)]
@@ -61,9 +62,13 @@ def all_partitions(n_ranks: int) -> Iterator[list[int]]:
 
 def packing_by_partitions(mesh: Mesh) -> Fraction:
     """The definition, word for word."""
-    links = mesh.links.tolist()
+    links = [
+        (one, other, Fraction(speed).limit_denominator(1000))
+        for (one, other), speed in zip(mesh.links.tolist(), mesh.link_speeds.tolist(), strict=True)
+    ]
     return min(
-        Fraction(sum(part_of[one] != part_of[other] for one, other in links), max(part_of))
+        sum((speed for one, other, speed in links if part_of[one] != part_of[other]), Fraction(0))
+        / max(part_of)
         for part_of in all_partitions(mesh.n_live)
         if max(part_of) > 0
     )
@@ -93,6 +98,30 @@ def test_the_packing_number_is_the_least_quotient_of_all_partitions(mesh: Mesh) 
 
     assert packing.exact
     assert packing.upper == float(packing_by_partitions(mesh))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    broken_meshes(SMALL_SHAPES, 4).filter(lambda mesh: 2 <= mesh.n_live <= 8),
+    st.integers(0, 2**32 - 1),
+)
+def test_with_slow_links_cut_links_count_as_much_as_their_speed(mesh: Mesh, seed: int) -> None:
+    slow = with_slow_links(mesh, seed, of=1 + len(mesh.links) // 2)
+    packing = exact_packing_number(slow)
+
+    assert packing.exact
+    assert packing.upper == pytest.approx(float(packing_by_partitions(slow)), rel=1e-12)
+    assert packing_bracket(slow).lower <= packing.upper <= packing_bracket(slow).upper
+    assert packing.upper <= exact_packing_number(mesh).upper
+
+
+def test_a_slow_bridge_binds_by_its_speed() -> None:
+    packing = packing_number(parse_mesh("1x4", slow=["link:0,1-0,2=0.25"]))
+
+    assert packing.upper == 0.25
+    assert (
+        packing.describe() == "the only link around 2 chips from (0, 2) to (0, 3), 1 of them slow"
+    )
 
 
 @settings(deadline=None, max_examples=60)

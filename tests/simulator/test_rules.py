@@ -1,5 +1,6 @@
 """The fast simulator against closed forms, and against the slow one on random schedules."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -17,6 +18,7 @@ from meshmend.simulator.discrete_events import ADDED, N_KINDS, RELEASE
 from meshmend.simulator.network_program import SIZE_CLASS, Program, program_of
 from meshmend.simulator.rules import Simulation, _delays, simulate
 from meshmend.topology.fabric import Fabric, fabric
+from meshmend.topology.failures import Link, SlowLink
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.routes import Routes, routes_for
 from meshmend.topology.text import parse_mesh
@@ -117,6 +119,34 @@ def test_a_message_held_up_ahead_keeps_no_channel_behind_it() -> None:
     assert result.time_s == 4.25 + 1.25 + 0.5
 
 
+def test_a_message_on_a_slow_link_takes_as_much_longer_and_goes_on_at_that_speed() -> None:
+    near, far = ("link:0,0-0,1=0.25",), ("link:0,2-0,3=0.25",)
+
+    assert slow_unit_time([(0, 1, 0, 1, COPY)], "1x2", near) == 0.5 + 0.25 + 4
+    assert slow_unit_time([(1, 0, 0, 1, COPY)], "1x2", near) == 0.5 + 0.25 + 4
+    assert slow_unit_time([(0, 3, 0, 1, COPY)], "1x4", near) == 3 * 0.5 + 0.25 + 4
+    assert slow_unit_time([(0, 3, 0, 1, COPY)], "1x4", far) == 3 * 0.5 + 0.25 + 4
+    assert slow_unit_time([(1, 2, 0, 1, COPY)], "1x4", near + far) == 0.5 + 1.25
+
+
+def test_the_trace_of_a_message_shows_how_long_it_holds_a_slow_link() -> None:
+    mesh = parse_mesh("1x3", slow=["link:0,1-0,2=0.5"])
+    program = program_on(mesh, schedule_with([(0, 2, 0, 1, COPY)], 3, 1))
+
+    result = simulate(program, UNIT, payload_bytes=1, slices=1, trace=True)
+
+    assert result.trace is not None
+    assert (result.trace.end_s - result.trace.start_s).tolist() == [1.25, 2.25]
+    assert program.channel_loads[1].tolist()[3] == 1
+    assert program.channel_loads[1].tolist()[7] == 2
+
+
+def slow_unit_time(rows: Rows, shape: str, slow: Sequence[str]) -> float:
+    mesh = parse_mesh(shape, slow=slow)
+    program = program_on(mesh, schedule_with(rows, mesh.n_live, 1))
+    return simulate(program, UNIT, payload_bytes=1, slices=1).time_s
+
+
 def test_a_write_waits_until_what_it_overwrites_has_left() -> None:
     """Chunk 0 leaves rank 1 behind chunk 1, at 5.5; only then may row 2 overwrite it there."""
     rows: Rows = [(1, 2, 1, 5, COPY), (1, 2, 0, 1, COPY), (0, 1, 0, 1, COPY), (1, 0, 0, 1, COPY)]
@@ -202,7 +232,18 @@ def random_case(seed: int) -> tuple[Mesh, Schedule, Fabric, float, int]:
     rows = random_rows(rng, mesh.n_live, n_chunks)
     schedule = schedule_with(rows, mesh.n_live, n_chunks, cuts=[0.0, *inner, 1.0])
     limited = chip if rng.random() < 0.5 else None
+    mesh = mesh.slowed(*random_speeds(mesh, seed))
     return mesh, schedule, Fabric("random", bandwidth, latency, overhead, limited), payload, slices
+
+
+def random_speeds(mesh: Mesh, seed: int) -> list[SlowLink]:
+    """Return speeds for a few links, and for every other seed none."""
+    rng = np.random.default_rng((seed, 32))
+    n_slow = seed % 2 * int(rng.integers(1, 4))
+    return [
+        SlowLink(Link(mesh.live[one], mesh.live[other]), float(rng.choice([0.25, 0.5])))
+        for one, other in mesh.links[rng.choice(len(mesh.links), n_slow, replace=False)].tolist()
+    ]
 
 
 def slow_rows(schedule: Schedule, hazards: Hazards, routes: Routes) -> list[Row]:
@@ -210,13 +251,16 @@ def slow_rows(schedule: Schedule, hazards: Hazards, routes: Routes) -> list[Row]
     rows = []
     for row, (src, dst) in enumerate(zip(schedule.src, schedule.dst, strict=True)):
         pair = routes.pair_of(int(src), int(dst))
+        path = routes.channels[routes.hop_ptr[pair] : routes.hop_ptr[pair + 1]].tolist()
+        speeds = () if routes.speeds is None else map(Fraction, routes.speeds[path].tolist())
         rows.append(
             Row(
                 src=int(src),
                 dst=int(dst),
                 fraction=cuts[schedule.hi[row]] - cuts[schedule.lo[row]],
                 reduces=bool(schedule.op[row] == REDUCE),
-                path=routes.channels[routes.hop_ptr[pair] : routes.hop_ptr[pair + 1]].tolist(),
+                path=path,
+                speeds=tuple(speeds),
                 before_send=hazards.before_send(row),
                 before_write=hazards.before_write(row),
             )
@@ -310,7 +354,7 @@ class InTicks(SlowSimulation):
     delays: list[int] = field(default_factory=list)
     size_class: list[int] = field(default_factory=list)
 
-    def _hold(self, message: Message) -> Fraction:
+    def _hold(self, message: Message, hop: int) -> Fraction:
         return Fraction(self.delays[N_KINDS * self.size_class[message[1]] + RELEASE])
 
     def _add_time(self, message: Message) -> Fraction:

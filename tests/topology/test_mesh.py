@@ -11,7 +11,7 @@ from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import connected_components, shortest_path
 
 from meshmend.errors import TopologyError
-from meshmend.topology.failures import Block, Chip, Link, blocks_of, region
+from meshmend.topology.failures import Block, Chip, Link, SlowLink, blocks_of, region
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.graph import (
     components,
@@ -209,6 +209,7 @@ def test_boards_and_hosts_tile_the_mesh_from_its_first_chip(
 
 
 MESH = Mesh((4, 4))
+FIRST = Link((0, 0), (0, 1))
 
 
 @pytest.mark.parametrize(
@@ -237,6 +238,13 @@ MESH = Mesh((4, 4))
         (lambda: MESH.without("link:0,0-0,3"), "Mesh 4x4 has no link:0,0-0,3"),
         (lambda: MESH.without("link:3,3-4,3"), "Mesh 4x4 has no link:3,3-4,3"),
         (lambda: Mesh((2,), (True,)).without("link:0-2"), "Mesh 2 has no link:0-2"),
+        (lambda: MESH.slowed("link:0,0-1,1=0.5"), "Mesh 4x4 has no link:0,0-1,1; a link joins"),
+        (lambda: MESH.slowed("link:3,3-4,3=1"), "Mesh 4x4 has no link:3,3-4,3"),
+        (
+            lambda: replace(MESH, slow=frozenset({SlowLink(FIRST, 0.5), SlowLink(FIRST, 0.25)})),
+            "one speed for each slow link, but got link:0,0-0,1=0.25, link:0,0-0,1=0.5",
+        ),
+        (lambda: replace(MESH, slow=frozenset({SlowLink(FIRST, 1.0)})), "use Mesh.slowed"),
         (lambda: MESH.neighbors((4, 4)), r"needs a live chip of 4x4, but got \(4, 4\)"),
         (lambda: MESH.without("0,0").neighbors((0, 0)), r"needs a live chip of 4x4 less 0,0"),
         (lambda: Block((2, 2), (0,)), r"a start for each axis, but got shape \(2, 2\) at \(0,\)"),
@@ -257,3 +265,34 @@ def test_a_wrapping_axis_has_the_link_from_its_last_chip_to_its_first() -> None:
 
     assert len(torus.without("link:0,3-0,0").links) == len(torus.links) - 1
     assert str(torus.without("link:0,3-0,0")) == "4x4 wrap 1 less link:0,0-0,3"
+
+
+def test_a_link_has_the_last_speed_it_was_given_and_1_is_that_of_all_others() -> None:
+    slow = MESH.slowed("link:0,0-0,1=0.25", "link:2,1-1,1=0.5").slowed("link:0,1-0,0=0.75")
+
+    assert str(slow) == "4x4 slow link:0,0-0,1=0.75, link:1,1-2,1=0.5"
+    assert slow.slowed("link:0,0-0,1=1", "link:1,1-2,1=1.0") == MESH
+    assert slow.has_slow
+    assert not MESH.has_slow
+
+
+def test_both_ends_of_a_slow_link_know_its_speed() -> None:
+    torus = Mesh((4, 4), (True, True)).slowed("link:0,0-0,3=0.25", "link:1,2-2,2=0.5")
+
+    speeds = {
+        tuple(sorted((torus.live[rank], torus.live[torus.neighbor_ranks[rank, port]]))): speed
+        for (rank, port), speed in np.ndenumerate(torus.port_speeds)
+        if speed < 1
+    }
+
+    assert speeds == {((0, 0), (0, 3)): 0.25, ((1, 2), (2, 2)): 0.5}
+    assert np.count_nonzero(torus.port_speeds < 1) == 4
+    assert sorted(torus.link_speeds[torus.link_speeds < 1]) == [0.25, 0.5]
+
+
+def test_a_slow_link_of_a_failed_chip_is_slow_again_when_the_chip_is_repaired() -> None:
+    slow = MESH.slowed("link:0,0-0,1=0.25")
+
+    assert not slow.without("0,0").has_slow
+    assert not slow.without("link:0,0-0,1").has_slow
+    assert slow.without("0,0").repaired("0,0") == slow

@@ -109,3 +109,10 @@ def test_a_box_of_a_torus_wraps_only_where_it_spans_the_torus() -> None:
     assert str(box_around(torus, [(1, at) for at in range(4)])) == "1x4 wrap 1"
     assert str(box_around(torus, [(2, 0), (2, 3)])) == "1x4 wrap 1 less 1x2@0,1"
     assert str(box_around(torus, [(2, 1), (3, 1)])) == "2x1"
+
+
+def test_the_box_around_chips_has_the_speeds_of_their_links() -> None:
+    mesh = Mesh((4, 4)).slowed("link:1,1-1,2=0.25", "link:0,0-0,1=0.5", "link:1,2-2,2=0.75")
+    box = box_around(mesh, [(1, 1), (1, 2), (2, 1), (2, 2)])
+
+    assert str(box) == "2x2 slow link:0,0-0,1=0.25, link:0,1-1,1=0.75"

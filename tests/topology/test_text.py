@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshmend.errors import TopologyError
-from meshmend.topology.failures import Block, Failure, Link, parse_failure, parse_shape
+from meshmend.topology.failures import (
+    Block,
+    Failure,
+    Link,
+    SlowLink,
+    parse_failure,
+    parse_shape,
+    parse_slow,
+)
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import mesh_words, parse_mesh, parse_wrap
 from strategies import broken_meshes
@@ -15,12 +23,25 @@ from strategies import broken_meshes
 
 def read_back(mesh: Mesh) -> Mesh:
     words = mesh_words(mesh)
-    return parse_mesh(words["shape"], wrap=words["wrap"], fail=words["fail"])
+    slow = words.get("slow", ())
+    return parse_mesh(words["shape"], wrap=words["wrap"], fail=words["fail"], slow=slow)
 
 
 @given(broken_meshes())
 def test_the_words_of_a_mesh_describe_that_mesh(mesh: Mesh) -> None:
     assert read_back(mesh) == mesh
+
+
+@given(broken_meshes(), st.data())
+def test_the_words_of_a_mesh_with_slow_links_describe_it(mesh: Mesh, data: st.DataObject) -> None:
+    slow = [SlowLink(link, data.draw(st.floats(0.001, 1))) for link in some_links(mesh, data)]
+
+    assert read_back(mesh.slowed(*slow)) == mesh.slowed(*slow)
+
+
+def some_links(mesh: Mesh, data: st.DataObject) -> list[Link]:
+    links = [Link(mesh.live[a], mesh.live[b]) for a, b in mesh.links.tolist()]
+    return data.draw(st.lists(st.sampled_from(links), unique=True)) if links else []
 
 
 @given(broken_meshes())
@@ -143,3 +164,17 @@ def test_each_form_of_wrap_is_read(text: str, wrap: tuple[bool, ...]) -> None:
 def test_a_wrap_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(TopologyError, match="--wrap needs none, all, or axes from 0 to 2"):
         parse_wrap(text, 3)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0.25", "link:0,0-0,1", "0,0-0,1=0.25", "link:0,0-0,1=fast", "link:0,0=0.5"]
+)
+def test_a_slow_link_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(TopologyError, match=f"--slow cannot read {re.escape(repr(text))}; write"):
+        parse_slow(text)
+
+
+@pytest.mark.parametrize("speed", ["0", "-1", "1.5", "nan", "inf", "0.0001"])
+def test_a_speed_that_no_link_has_is_refused(speed: str) -> None:
+    with pytest.raises(TopologyError, match=r"link:0,0-0,1 needs a speed from 0.001 to 1, but got"):
+        parse_slow(f"link:0,0-0,1={speed}")

@@ -98,7 +98,7 @@ def test_chains_leave_trees_and_no_more_load_above_the_goal(grown: Grown) -> Non
     stack = np.empty(mesh.n_live, dtype=np.int32)
 
     arrays = (forest.ways, forest.ends, forest.state, forest.load)
-    tree_balanced._chains(*arrays, trail, goal, cap, stack)
+    tree_balanced._chains(*arrays, trail, forest.goals(goal), cap, stack)
 
     check_forest(forest, cap=cap)
     assert np.maximum(forest.load - goal, 0).sum() <= above
@@ -115,7 +115,7 @@ def test_a_kick_leaves_trees(grown: Grown, data: st.DataObject) -> None:
     arrays = (forest.ways, forest.ends, forest.state, forest.load, forest.random)
     scratch = np.empty((3, mesh.n_live), dtype=np.int32)
 
-    tree_balanced._kick(*arrays, link, int(forest.load.max()), cap, scratch)
+    tree_balanced._kick(*arrays, link, forest.goals(forest.busiest), cap, scratch)
 
     check_forest(forest, cap=cap)
 
@@ -128,7 +128,7 @@ def test_a_tree_grown_anew_leaves_trees(grown: Grown) -> None:
     arrays = (forest.ways, forest.ends, forest.state, forest.load, forest.random)
     scratch = np.empty((3, mesh.n_live), dtype=np.int32)
 
-    tree_balanced._regrow(*arrays, 0, roots, scratch)
+    tree_balanced._regrow(*arrays, forest.goals(0), roots, scratch)
 
     check_forest(forest, cap=cap)
 

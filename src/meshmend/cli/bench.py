@@ -19,6 +19,7 @@ from meshmend.cli.options import (
     FailOption,
     JsonOption,
     MeshOption,
+    SlowOption,
     WrapOption,
     check_algorithms,
     mesh_of,
@@ -38,6 +39,7 @@ def bench_command(
     mesh: MeshOption,
     wrap: WrapOption = "none",
     fail: FailOption = None,
+    slow: SlowOption = None,
     payload: Annotated[
         str,
         typer.Option("--payload", metavar="SIZE", help="Bytes per chip, or a sweep: 64KiB..4MiB."),
@@ -83,7 +85,9 @@ def bench_command(
 
     First it measures the links, through the same sockets. With these figures auto chooses and the
     simulator predicts. Then all algorithms take turns, so that noise slows all of them equally.
-    Every result is checked. The limit is what physics allows at the link rate asked for.
+    Every result is checked. The limit is what physics allows at the link rate asked for. With
+    --slow links of the testbed have less than that, and a row shows the plan that auto makes
+    without knowing it.
 
     **Examples**
 
@@ -92,11 +96,15 @@ def bench_command(
     - meshmend bench --mesh 4x4 --testbed 50Mbit --algorithm auto,ring-1d --payload 64KiB..4MiB
 
     - meshmend bench --mesh 4x4 --payload 25MB --compare gloo
+
+    - meshmend bench --mesh 4x4 --testbed 50Mbit --slow link:0,0-0,1=0.25 --compare gloo
     """
     from meshmend.units import parse_bandwidth, parse_payloads
 
-    broken, payloads = mesh_of(mesh, wrap, fail), parse_payloads(payload)
+    broken, payloads = mesh_of(mesh, wrap, fail, slow), parse_payloads(payload)
     bandwidth = None if testbed is None else parse_bandwidth(testbed)
+    if slow and testbed is None:
+        raise InputError("--slow needs --testbed RATE: loopback has no links that could be slow")
     names = _names(algorithm or ["auto"])
     check_algorithms(names, "auto")
     announce_compilation()
@@ -157,7 +165,8 @@ def _print_payload(point: "PayloadResults") -> None:
     if point.limit_s is not None:
         limit = f"limit {format_time(point.limit_s)}, {LIMIT_NOTE}"
     print(f"\n{format_bytes(point.payload_bytes)}: {limit}")
-    line = "{:<9} {:>8}{:>8}{:>8}{:>9}{:>10}{:>7}"
+    width = max(9, *(len(result.name) for result in point.results))
+    line = f"{{:<{width}}} {{:>8}}{{:>8}}{{:>8}}{{:>9}}{{:>10}}{{:>7}}"
     print(line.format("name", "median", "min", "max", "of limit", "predicted", "error"))
     for result in point.results:
         ratio, predicted_s = point.ratio(result.median_s), result.predicted_s

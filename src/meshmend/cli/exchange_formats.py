@@ -19,6 +19,7 @@ from meshmend.cli.options import (
     JsonOption,
     MeshOption,
     PayloadOption,
+    SlowOption,
     WrapOption,
     mesh_of,
 )
@@ -132,6 +133,7 @@ def import_command(
     mesh: MeshOption,
     wrap: WrapOption = "none",
     fail: FailOption = None,
+    slow: SlowOption = None,
     payload: PayloadOption = "100MB",
     fabric: FabricOption = "reference",
     output: Annotated[
@@ -156,7 +158,7 @@ def import_command(
     """
     from meshmend.planning.target import Target
 
-    broken, target = mesh_of(mesh, wrap, fail), Target().with_(payload, fabric)
+    broken, target = mesh_of(mesh, wrap, fail, slow), Target().with_(payload, fabric)
     check_readable(file, "the file")
     check_writable(output)
     announce_compilation()

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshmend.cli.console import cache_dir
+from meshmend.cli.console import (
+    announce_compilation,
+    cache_dir,
+    check_suffix,
+    check_writable,
+    progress,
+    write_text,
+)
 from meshmend.cli.live_page import check_installed
 from meshmend.cli.options import (
     FabricOption,
@@ -19,10 +26,12 @@ from meshmend.cli.options import (
     mesh_of,
 )
 from meshmend.errors import InputError
+from meshmend.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from meshmend.pages.explore.page_server import PageServer
     from meshmend.planning.target import Target
+    from meshmend.topology.mesh import Mesh
 
 _LIVE_NICENESS = 14  # planners of a live page give way to the workers
 
@@ -52,6 +61,27 @@ def explore_command(
     browser: Annotated[
         bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")
     ] = False,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            "--export",
+            metavar="FILE.html",
+            help="Write the page into one file that works offline, and serve nothing.",
+        ),
+    ] = None,
+    most: Annotated[
+        str,
+        typer.Option(
+            "--export-size", metavar="SIZE", help="The most bytes that the file may take."
+        ),
+    ] = "8MB",
+    search: Annotated[
+        bool,
+        typer.Option(
+            "--search/--no-search",
+            help="With --export: search for every plan, which takes minutes.",
+        ),
+    ] = False,
     faults_to: Annotated[int | None, typer.Option("--faults-to", hidden=True)] = None,
     parent: Annotated[int | None, typer.Option("--parent", hidden=True)] = None,
 ) -> None:
@@ -64,6 +94,10 @@ def explore_command(
     With --coordinator it shows a running job instead: the mesh as it is now, steps, loss,
     recoveries as they happen, and who waits for whom. It needs the job's secret.
 
+    With --export it writes one file to send or to show in a talk, with a proved plan for each
+    board, host, chip and link that one can click. It needs no server and no network, and neither
+    does writing it: the core of meshmend is enough.
+
     **Examples**
 
     - meshmend explore
@@ -72,16 +106,25 @@ def explore_command(
 
     - meshmend explore --mesh 16x16x16 --wrap all --fabric tpu-v4 --browser
 
+    - meshmend explore --mesh 16x16 --fail board:2,2 --export page.html
+
     - meshmend explore --coordinator 10.0.0.1:7000 --secret-file job.secret
     """
     if parent is not None:
         from meshmend.processes import die_with_parent
 
         die_with_parent(parent)
-    check_installed("meshmend explore")
     from meshmend.planning.target import Target
 
     target = Target().with_(payload, fabric)
+    if export is not None:
+        if coordinator is not None:
+            raise InputError("--export keeps plans, not a job; leave --coordinator out")
+        _export(export, mesh_of(mesh or "8x8", wrap, fail), target, algorithm, most, search)
+        return
+    if search:
+        raise InputError("--search is for --export; a served page searches by itself")
+    check_installed("meshmend explore")
     if coordinator is None:
         server = _server(mesh or "8x8", wrap, fail, target, algorithm)
     elif mesh is not None or fail:
@@ -98,6 +141,35 @@ def explore_command(
 
     with suppress(KeyboardInterrupt):  # Ctrl-C is how one ends it
         server.run(port, ready)
+
+
+def _export(
+    path: Path, broken: "Mesh", target: "Target", algorithm: str, most: str, search: bool
+) -> None:
+    check_suffix(path, ".html")
+    check_writable(path)
+    most_bytes = parse_bytes(most)
+    announce_compilation()
+    from meshmend.pages.explore.explorer_question import ExplorerQuestion
+    from meshmend.pages.explore.kept_page import kept_page
+
+    with progress(or_line=True) as bar:
+        made = kept_page(
+            ExplorerQuestion(broken, target, algorithm),
+            most_bytes=most_bytes,
+            search=search,
+            cache_dir=cache_dir(),
+            progress=bar,
+        )
+    write_text(path, made.text)
+    print(f"page         {path}, {format_bytes(len(made.text))}")
+    print(f"clickable    {_counted(made.holes)}, one at a time")
+    if made.left_out:
+        print(f"left out     {_counted(made.left_out)}: no room in {most}; see --export-size")
+
+
+def _counted(units: dict[str, int]) -> str:
+    return ", ".join(f"{n} {unit}{'' if n == 1 else 's'}" for unit, n in units.items() if n)
 
 
 def _server(

@@ -51,6 +51,7 @@ def _plain(words: str) -> str:
 MeshOption = Annotated[str, setting_option("mesh.shape")]
 WrapOption = Annotated[str, setting_option("mesh.wrap")]
 FailOption = Annotated[list[str] | None, setting_option("mesh.fail")]
+SlowOption = Annotated[list[str] | None, setting_option("mesh.slow")]
 SecretOption = Annotated[Path | None, setting_option("job.secret_file")]
 CoordinatorOption = Annotated[
     str,
@@ -98,11 +99,11 @@ def context_of(command: Callable[..., Any]) -> dict[str, Any] | None:
     return {"allow_interspersed_args": False} if has_script else None
 
 
-def mesh_of(mesh: str, wrap: str, fail: list[str] | None) -> "Mesh":
+def mesh_of(mesh: str, wrap: str, fail: list[str] | None, slow: list[str] | None = None) -> "Mesh":
     """Return the mesh that the shared options describe."""
     from meshmend.topology.text import parse_mesh
 
-    return parse_mesh(mesh, wrap=wrap, fail=fail or ())
+    return parse_mesh(mesh, wrap=wrap, fail=fail or (), slow=slow or ())
 
 
 def check_algorithms(names: Iterable[str], *others: str) -> None:

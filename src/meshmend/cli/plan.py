@@ -23,6 +23,7 @@ from meshmend.cli.options import (
     MeshOption,
     MirrorDomainOption,
     PayloadOption,
+    SlowOption,
     TileOption,
     UpdateRateOption,
     WrapOption,
@@ -57,6 +58,7 @@ def plan_command(
     mesh: MeshOption,
     wrap: WrapOption = "none",
     fail: FailOption = None,
+    slow: SlowOption = None,
     tile: TileOption = None,
     algorithm: AlgorithmOption = "auto",
     collective: CollectiveOption = "allreduce",
@@ -107,13 +109,15 @@ def plan_command(
     - meshmend plan --mesh 8x8 --fail 2x2@2,2 --lower jax --slices 8 --json
 
     - meshmend plan --mesh 8x8 --fail 2x2@2,2 --tile 2x2 -o plan.json
+
+    - meshmend plan --mesh 8x8 --slow link:3,4-3,5=0.25
     """
     from meshmend.planning.target import Target, collective_named
     from meshmend.topology.fabric import fabric as fabric_named
     from meshmend.topology.text import parse_tile
 
     _check_lowering(lower, slices)
-    broken = mesh_of(mesh, wrap, fail)
+    broken = mesh_of(mesh, wrap, fail, slow)
     if tile is not None:
         parse_tile(tile)
     check_algorithms([algorithm], "auto")
@@ -151,6 +155,7 @@ def verify_command(
     ] = None,
     wrap: WrapOption = "none",
     fail: FailOption = None,
+    slow: SlowOption = None,
     tile: Annotated[
         str | None,
         typer.Option("--tile", metavar="RxC", help="Insist that the plan is for such tiles."),
@@ -159,8 +164,8 @@ def verify_command(
 ) -> None:
     """Read a plan back and prove it again: contributions, hops, and freedom from deadlock.
 
-    With --mesh (and --wrap, --fail) the plan must be for exactly that mesh. Exit code 1 means
-    that the plan is wrong, 2 that the file cannot be used.
+    With --mesh (and --wrap, --fail, --slow) the plan must be for exactly that mesh. Exit code 1
+    means that the plan is wrong, 2 that the file cannot be used.
 
     **Examples**
 
@@ -168,9 +173,11 @@ def verify_command(
 
     - meshmend verify plan.json --mesh 8x8 --fail 2x2@2,2 --json
     """
-    if mesh is None and (fail or wrap != "none"):
-        raise InputError("--fail and --wrap need --mesh: together they name the mesh to insist on")
-    wanted = None if mesh is None else mesh_of(mesh, wrap, fail)
+    if mesh is None and (fail or slow or wrap != "none"):
+        raise InputError(
+            "--fail, --slow and --wrap need --mesh: together they name the mesh to insist on"
+        )
+    wanted = None if mesh is None else mesh_of(mesh, wrap, fail, slow)
     check_readable(file, "the plan")
     announce_compilation()
     from meshmend.planning.plan import load_plan

@@ -22,6 +22,7 @@ from meshmend.cli.options import (
     FailOption,
     JsonOption,
     PayloadOption,
+    SlowOption,
     TileOption,
     WrapOption,
     algorithm_names,
@@ -57,6 +58,7 @@ def show_command(
     mesh: Annotated[str | None, setting_option("mesh.shape")] = None,
     wrap: WrapOption = "none",
     fail: FailOption = None,
+    slow: SlowOption = None,
     tile: TileOption = None,
     algorithm: Annotated[
         str | None,
@@ -109,7 +111,7 @@ def show_command(
     """
     from meshmend.planning.target import Target
 
-    has_failures = bool(fail) or wrap != "none"
+    has_failures = bool(fail or slow) or wrap != "none"
     if tile is not None:
         _check_tile_choices(plan_file, algorithm)
         algorithm = None if output is None else "auto"
@@ -120,7 +122,7 @@ def show_command(
     target = Target().with_(payload, fabric)
     if plan_file is not None:
         check_readable(plan_file, "the plan")
-    broken = None if mesh is None else mesh_of(mesh, wrap, fail)
+    broken = None if mesh is None else mesh_of(mesh, wrap, fail, slow)
     check_writable(output)
     announce_compilation()
     with progress(quiet=as_json) as bar:
@@ -167,7 +169,7 @@ def _check_choices(
     if plan_file is not None and algorithm is not None:
         raise InputError(f"{plan_file} has its own algorithm; leave out --algorithm {algorithm}")
     if mesh is None and has_failures:
-        raise InputError("--fail and --wrap need --mesh: a plan file has its own mesh")
+        raise InputError("--fail, --slow and --wrap need --mesh: a plan file has its own mesh")
     if load and algorithm is None and plan_file is None:
         raise InputError(
             "--load needs --algorithm NAME or a plan file: the load is what transfers put on links"

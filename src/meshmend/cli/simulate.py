@@ -25,6 +25,7 @@ from meshmend.cli.options import (
     FailOption,
     JsonOption,
     MeshOption,
+    SlowOption,
     TileOption,
     UpdateRateOption,
     WrapOption,
@@ -49,6 +50,7 @@ def simulate_command(
     mesh: MeshOption,
     wrap: WrapOption = "none",
     fail: FailOption = None,
+    slow: SlowOption = None,
     tile: TileOption = None,
     payload: Annotated[
         str | None,
@@ -144,7 +146,7 @@ def simulate_command(
     from meshmend.topology.text import parse_tile
     from meshmend.units import parse_payloads
 
-    broken = mesh_of(mesh, wrap, fail)
+    broken = mesh_of(mesh, wrap, fail, slow)
     machine = _fabric(
         fabric,
         link_bandwidth=link_bandwidth,

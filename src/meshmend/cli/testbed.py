@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meshmend.cli.console import announce_compilation, print_json
-from meshmend.cli.options import FailOption, JsonOption, MeshOption, WrapOption, mesh_of
+from meshmend.cli.options import FailOption, JsonOption, MeshOption, SlowOption, WrapOption, mesh_of
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def up_command(
     ],
     wrap: WrapOption = "none",
     fail: FailOption = None,
+    slow: SlowOption = None,
     name: Annotated[
         str | None, typer.Option("--name", help="Its name; else bed1, bed2, ...")
     ] = None,
@@ -62,11 +63,13 @@ def up_command(
 
     - meshmend testbed up --mesh 4x4 --fail 2x2@0,2 --link 50Mbit
 
+    - meshmend testbed up --mesh 4x4 --slow link:0,0-0,1=0.25 --link 50Mbit
+
     - meshmend testbed exec 0,0 ping -c 3 10.0.0.16
     """
     from meshmend.units import parse_bandwidth
 
-    begin, bandwidth = mesh_of(mesh, wrap, fail), parse_bandwidth(link)
+    begin, bandwidth = mesh_of(mesh, wrap, fail, slow), parse_bandwidth(link)
     announce_compilation()
     from meshmend.lab.testbed.bed import Testbed
 
@@ -196,6 +199,30 @@ def repair_command(
     _print_bed(bed, as_json=as_json)
 
 
+@app.command("slow")
+def slow_command(
+    links: Annotated[
+        list[str],
+        typer.Argument(metavar="LINK=SPEED...", help="link:3,4-3,5=0.25; 1 for the rate of all."),
+    ],
+    name: NameOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make links of the live network slower, or as fast as the others again.
+
+    **Examples**
+
+    - meshmend testbed slow link:0,0-0,1=0.25
+
+    - meshmend testbed slow link:0,0-0,1=1
+    """
+    from meshmend.lab.testbed.bed import Testbed
+
+    bed = Testbed.attach(name)
+    bed.slow(*links)
+    _print_bed(bed, as_json=as_json)
+
+
 @app.command("check")
 def check_command(
     name: NameArgument = None,
@@ -274,7 +301,9 @@ def _facts(bed: "Testbed") -> dict[str, Any]:
             }
             for chip in full.live
         ],
-        "links": [{"link": str(link), "up": link in up} for link in every],
+        "links": [
+            {"link": str(link), "up": link in up, "speed": mesh.speed_of(link)} for link in every
+        ],
     }
 
 
@@ -294,13 +323,15 @@ def _print_bed(bed: "Testbed", *, as_json: bool) -> None:
     first, last = (
         f"{chip['address']} ({','.join(map(str, chip['chip']))})" for chip in (chips[0], chips[-1])
     )
+    n_slow = sum(link["speed"] < 1 for link in links)
+    slow = f", {n_slow} of them slower" if n_slow else ""
     lines = {
         "testbed": f"{bed.name}, made by {owner}, up until {until} (holder: {bed.holder})",
         "mesh": facts["mesh"],
         "chips": f"{chips_up} up, {len(chips) - chips_up} down",
         "addresses": f"{first} to {last}, in row-major order",
         "links": f"{links_up} up, {len(links) - links_up} down; "
-        f"{format_bandwidth(bed.link_bandwidth)} ({megabits}) each way",
+        f"{format_bandwidth(bed.link_bandwidth)} ({megabits}) each way{slow}",
     }
     if not facts["settled"]:
         lines["unsettled"] = (

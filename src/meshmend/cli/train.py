@@ -27,7 +27,7 @@ _NAMES = {"torch": "PyTorch", "jax": "JAX"}
 def train_command(
     config: "JobConfig",
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="What to train: resnet or bert.")
+        str, typer.Argument(metavar="MODEL", help="What to train: resnet, bert or gpt.")
     ] = "resnet",
     *,
     explore: ExploreOption = False,
@@ -47,6 +47,8 @@ def train_command(
     - meshmend train bert --steps 50 --inject "hang 1,1 at 20"
 
     - meshmend train --shard-optimizer --optimizer adamw --inject "kill 2x2@0,2 at 30"
+
+    - meshmend train gpt --tile 2x2 --inject "kill 1,1 at 30" --inject "repair 1,1 at 60"
 
     - meshmend train --framework jax --mesh 2x2 --inject "kill 0,1 at 20"
 
@@ -69,7 +71,7 @@ def train_command(
     what, has_shards = config.training, config.sharding.optimizer
     norm = what.norm or default_norm(what.framework)
     check_model_names(model, what.size, norm)
-    check_framework(what.framework, what.size, norm)
+    check_framework(what.framework, model, what.size, norm)
     check_optimizer(
         what.framework,
         what.optimizer or None,
@@ -81,6 +83,8 @@ def train_command(
     begin, faults = local_job(config)
     batch_of(what.batch_policy, what.batch, 1, 1)  # refuses an unknown policy
     _check_moments(faults, is_sharded=has_shards)
+    if what.tile:
+        _check_tile(model, config, begin, faults)
     _check_mirrors(config.sharding, begin)
     checkpoints = _checkpoints(config)
     page = page_request(explore, allow_faults)
@@ -133,6 +137,37 @@ def _check_installed(framework: str) -> None:
                 f"--framework {framework} needs {name}, but it is not installed; install it with "
                 f"pip install 'meshmend[{extra}]'"
             )
+
+
+def _check_tile(model: str, config: "JobConfig", mesh: "Mesh", faults: "tuple[Fault, ...]") -> None:
+    """Raise InputError unless a job can have such tiles."""
+    from meshmend.membership.faults.fault import Moment
+    from meshmend.topology.text import parse_tile
+    from meshmend.topology.tiles import box_tiling
+
+    what, tile = config.training, config.training.tile
+    box_tiling(mesh, parse_tile(tile))
+    refused = {
+        f"got {model}": model != "gpt",
+        f"got --framework {what.framework}": what.framework != "torch",
+        "got --shard-optimizer": config.sharding.optimizer,
+        "got --master-weights": what.master_weights,
+        f"got training.batch_policy {what.batch_policy}": what.batch_policy != "constant",
+        "got --resume": bool(config.saving.resume),
+    }
+    for why in (why for why, is_so in refused.items() if is_so):
+        raise InputError(
+            f"--tile needs a gpt of PyTorch that every step trains on the same batch, without "
+            f"further options of the state, but {why}; leave it out"
+        )
+    if what.batch < mesh.n_live:
+        raise InputError(
+            f"--tile needs a sample for each chip, but got --batch {what.batch} for {mesh.n_live}"
+        )
+    known = (None, Moment.FORWARD, Moment.UPDATE, Moment.RECOVERY)
+    for fault in faults:
+        if fault.moment not in known:
+            raise InputError(f"--inject cannot hit 'in {fault.moment}' in a job with tiles")
 
 
 def _check_moments(faults: "tuple[Fault, ...]", *, is_sharded: bool) -> None:

@@ -56,7 +56,7 @@ from meshmend.membership.faults.fault import COORDINATOR, Fault, Process, parse_
 from meshmend.membership.faults.fault_injector import FaultInjector, InjectedFault
 from meshmend.membership.job import JobSpec
 from meshmend.membership.job_view import JobView, Recovery
-from meshmend.membership.messages import Absent, CutLink, Finish, MendLink, Message
+from meshmend.membership.messages import Absent, CutLink, Finish, MendLink, Message, Repaired
 from meshmend.pages.report.event_words import chips_words
 from meshmend.planning.ahead_process import AheadProcess
 from meshmend.planning.environment import Environment
@@ -713,6 +713,8 @@ class ProcessControl:
         """Kill the workers of these chips that still run, then start new ones."""
         self._processes.kill_workers(chips)
         for chip in chips:
+            if chip in self._processes.workers:
+                self._send(Repaired(chip))
             self._processes.start_worker(chip, [fault.words for fault in self_injected])
 
     def cut(self, failure: Failure) -> None:

@@ -12,10 +12,12 @@ from meshmend.errors import TopologyError
 from meshmend.membership.events import (
     Event,
     NonFiniteSum,
+    StateMended,
     StatesDiffer,
     WorkerSaved,
     WorkerStepped,
     WriteFailed,
+    WrongResult,
 )
 from meshmend.membership.generation import LARGEST_NUMBER
 from meshmend.membership.history import History
@@ -157,6 +159,8 @@ class Admission:
 
 
 def is_own_report(event: Event, chip: Chip) -> bool:
-    """Whether a worker may report this event: of an allowed kind, and about its own chip."""
+    """Whether a worker may report this event: of an allowed kind, and as its own chip."""
+    if isinstance(event, WrongResult | StateMended):
+        return event.by == chip
     kinds = WorkerStepped | WorkerSaved | WriteFailed | NonFiniteSum | StatesDiffer
     return isinstance(event, kinds) and event.chip == chip

@@ -38,6 +38,7 @@ _MOST_REPORTS_PER_S: Final = 5000  # forwarded to observers; no training loop is
 
 _MOST_CHIPS_TOLD_PER_S: Final = 4096  # in answers to askers: some tenths of a second of work
 _MOST_REFUSALS_PER_S: Final = 10  # logged and sent to observers; refusals can come in floods
+_COMPUTED_WRONG: Final = "computed wrong numbers, and is out of the job until it is repaired"
 _LOOK_FOR_STUCK_EVERY_S: Final = 0.25  # it looks at all members, which takes time
 
 
@@ -112,6 +113,8 @@ class Coordinator:
         self._observers: dict[int, ControlConnection] = {}
         self._worker_of: dict[Chip, ControlConnection] = {}
         self._reported_taken: set[Chip] = set()  # chips whose second worker was reported
+        self._accusers: dict[tuple[int, Chip], set[Chip]] = {}  # by generation and accused chip
+        self._wrong: set[Chip] = set()  # they computed wrong numbers, and were not repaired
         self._refusals = RateLimit(_MOST_REFUSALS_PER_S)
         self._answers = RateLimit(max(1, _MOST_CHIPS_TOLD_PER_S // spec.mesh.n_chips))
         self._stragglers = Stragglers(spec.timing.straggler_timeout_s)
@@ -292,6 +295,8 @@ class Coordinator:
                 self._membership.mend(link, self._now)
             case messages.Absent(chip=chip):
                 self._membership.stop_awaiting(chip)
+            case messages.Repaired(chip=chip):
+                self._wrong.discard(chip)
             case messages.Finish():
                 self._membership.is_over = True
                 self._announce_end()
@@ -306,6 +311,7 @@ class Coordinator:
                     self._refuse(connection, why)
                     return
                 self._membership.update_status(chip, status, self._now)
+                self._hear_accusations(chip, status)
                 self._send_to(status.lost, messages.Alive())  # a live worker answers at once
                 self._repeat_go(connection, status)
             case messages.Traffic():
@@ -333,6 +339,9 @@ class Coordinator:
             hello = structs.replace(hello, memory=memory)
         if why := self._admission.why_refused(hello):
             self._refuse(connection, why)
+            return
+        if chip in self._wrong:
+            self._refuse(connection, f"chip {chip} {_COMPUTED_WRONG}")
             return
         if self._give_way(hello.term):
             self._close(connection, messages.TryLater(self.failure))
@@ -371,6 +380,32 @@ class Coordinator:
         if self._history.is_committed:
             self._tell_dropped(chip, hello.status)
         self._has_newcomers = True
+        self._hear_accusations(chip, hello.status)
+
+    def _hear_accusations(self, accuser: Chip, status: messages.Status) -> None:
+        """Turn away each chip that more than half of its generation knows to compute wrong.
+
+        All members come to the same conclusion from the same numbers. So a single one that is
+        wrong, even about others, turns nobody away.
+        """
+        generation = self._membership.generation
+        if generation is None or status.generation != generation.number:
+            return
+        for accused in status.wrong:
+            accusers = self._accusers.setdefault((generation.number, accused), set())
+            if accused != accuser and {accused, accuser} <= generation.seat_of.keys():
+                accusers.add(accuser)
+            is_sure = 2 * len(accusers) > len(generation.chips)
+            if is_sure and accused not in self._wrong:
+                self._wrong.add(accused)
+                if accused in self._worker_of:
+                    self._expel(self._worker_of[accused], accused)
+
+    def _expel(self, connection: ControlConnection, chip: Chip) -> None:
+        """Close the connection of a worker that computes wrong numbers; it may not come back."""
+        why = f"chip {chip} {_COMPUTED_WRONG}"
+        _log.error("%s", why)
+        self._close(connection, messages.Refused(why), events.WorkerTurnedAway(chip, why))
 
     def _answer(self, connection: ControlConnection, question: messages.AskStatus) -> None:
         """Send the status once; the asker hangs up when it has read it."""

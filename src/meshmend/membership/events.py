@@ -230,6 +230,35 @@ class StatesDiffer(_Kind, frozen=True, tag="states-differ"):
     equal_after: Count | None = None
 
 
+class WrongResult(_Kind, frozen=True, tag="wrong-result"):
+    """A chip has computed wrong numbers: others got another result for the same samples.
+
+    `share` is where those samples are in the row of all samples: the first, and the one after the
+    last; None if it was the state of the chip that was wrong, twice in a row. `right_until` is the
+    last step in which no chip was found wrong: later ones may hold wrong numbers. Told by `by`.
+    """
+
+    chip: ChipCoordinates
+    step: Count
+    share: tuple[Count, Count] | None = None
+    right_until: Count | None = None
+    by: ChipCoordinates = ()
+
+
+class StateMended(_Kind, frozen=True, tag="state-mended"):
+    """The state of a chip differed from that of most others after a step, and it took theirs.
+
+    The rest is as in `StatesDiffer`. Told by `by`.
+    """
+
+    chip: ChipCoordinates
+    step: Count
+    names: tuple[str, ...]
+    n_names: Count
+    equal_after: Count | None = None
+    by: ChipCoordinates = ()
+
+
 class StepFinished(_Kind, frozen=True, tag="step"):
     """All chips of a generation finished a step."""
 
@@ -338,6 +367,8 @@ Event = (
     | WriteFailed
     | NonFiniteSum
     | StatesDiffer
+    | WrongResult
+    | StateMended
     | StepFinished
     | CheckpointSaved
     | FaultHappened

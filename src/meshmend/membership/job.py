@@ -58,6 +58,7 @@ class JobFingerprint(Value, frozen=True):
     samples: str
     framework: str = "torch"
     tile: str = ""
+    check_shares: Count = 0
 
     def difference(self, other: "JobFingerprint") -> str:
         """Return in words the first argument in which a worker's fingerprint differs from this one.

@@ -40,6 +40,8 @@ _NOTABLE: Final = (
     events.WriteFailed,
     events.NonFiniteSum,
     events.StatesDiffer,
+    events.WrongResult,
+    events.StateMended,
     events.JobFailed,
     events.JobFinished,
 )
@@ -510,7 +512,9 @@ class ChipStates:
             case FaultKind.REPAIR:
                 absent = [chip for chip in chips if chip not in self._members]
                 self.set(absent, ChipState.JOINING)
-            case FaultKind.SLOW | FaultKind.CUT | FaultKind.FREEZE:
+            case (
+                FaultKind.SLOW | FaultKind.CUT | FaultKind.FREEZE | FaultKind.FLIP | FaultKind.WRONG
+            ):
                 pass
             case _:
                 assert_never(kind)

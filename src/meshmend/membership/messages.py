@@ -26,7 +26,7 @@ from meshmend.transport.codec import Count, Seconds, Value, checked
 from meshmend.transport.listener import Address
 from meshmend.transport.liveness import LinkWatch
 
-VERSION: Final = 9
+VERSION: Final = 10
 # The numbers by which handshakes call the ends of control connections that are not seats.
 COORDINATOR: Final = 0xFFFFFFFF
 OBSERVER: Final = 0xFFFFFFFE
@@ -49,6 +49,7 @@ class Status(Value, frozen=True):
     to date, and `step` how many steps it has done. `checkpoint` is the step of the newest whole
     checkpoint that it can read. `term` is that of the generation `state_version`. `also` is a step
     whose state it holds beside that of `step`: of the next one, which may not be done on all chips.
+    `wrong` are the members of `generation` that it knows to compute wrong numbers.
     """
 
     generation: GenerationNumber = 0
@@ -60,6 +61,7 @@ class Status(Value, frozen=True):
     checkpoint: Count | None = None
     term: Term = 0
     also: Count | None = None
+    wrong: tuple[ChipCoordinates, ...] = ()
 
 
 class Hello(_Kind, frozen=True, tag="hello"):
@@ -146,6 +148,12 @@ class MendLink(_Kind, frozen=True, tag="mend"):
 
 class Absent(_Kind, frozen=True, tag="absent"):
     """Observer: the worker of this chip died before it connected; begin without it."""
+
+    chip: ChipCoordinates
+
+
+class Repaired(_Kind, frozen=True, tag="repaired"):
+    """Observer: this chip was repaired; it may come back, whatever it computed before."""
 
     chip: ChipCoordinates
 
@@ -263,6 +271,7 @@ Message = (
     | CutLink
     | MendLink
     | Absent
+    | Repaired
     | Finish
     | Welcome
     | Alive

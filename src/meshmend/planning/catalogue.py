@@ -19,6 +19,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from meshmend.planning.colour_search import quick_colours
 from meshmend.planning.owner_search import is_ring_faster
 from meshmend.planning.plan import AUTO, plan
 from meshmend.planning.proof import prove
@@ -30,6 +31,7 @@ from meshmend.schedule.spanning import broadcast, spread, spread_in_parts, tree_
 from meshmend.schedule.table import Collective, Schedule, in_rank_order
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.symmetry import stand_in
+from meshmend.topology.tiles import box_tiling
 from meshmend.transport.event_loop import load_event_loop
 from meshmend.transport.tasks import ITEMSIZES, RankProgram, Task, rank_program, task_of
 
@@ -53,10 +55,15 @@ _USUAL_BYTES = (1 << 20, 25 << 20)  # DDP's first bucket, and its others
 
 @dataclass(frozen=True)
 class CollectiveCall:
-    """A collective without its tensor; `root` is for a broadcast only."""
+    """A collective without its tensor; `root` is for a broadcast only.
+
+    With a `tile` it is an allreduce over the chips of a colour, for all colours at once, on a mesh
+    that boxes of this shape cover.
+    """
 
     name: str  # "allreduce", "reduce-scatter", "all-gather", "broadcast"
     root: int = 0
+    tile: tuple[int, ...] = ()
 
 
 Proved = tuple[Schedule, Hazards]
@@ -84,6 +91,8 @@ def is_searched(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: i
     """Whether the plan of an algorithm is searched for, so that a quick one may stand in for it."""
     if kind.name != "allreduce":
         return False
+    if kind.tile:
+        return True
     if algorithm == AUTO_ON_ONE_HOST and not is_one_host_ring(mesh, class_bytes):
         algorithm = AUTO
     return algorithm == "trees" or (algorithm == AUTO and class_bytes > SHORT_BYTES)
@@ -103,6 +112,8 @@ def remember(
 def _make(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) -> Proved:
     if kind.name == "broadcast":
         return _proved(mesh, broadcast(mesh, kind.root))
+    if kind.tile:
+        return _colours(mesh, algorithm, kind.tile, class_bytes)
     if kind.name == "allreduce":
         if algorithm == QUICK:
             return _quick(mesh)
@@ -123,6 +134,18 @@ def _make(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) ->
     target = Target(class_bytes)
     is_ring = is_ring_faster(mesh, target.fabric, target.payload_bytes, collective)
     return _half(mesh, "ring-1d" if is_ring else "trees", collective)
+
+
+def _colours(mesh: Mesh, algorithm: str, tile: tuple[int, ...], class_bytes: int) -> Proved:
+    if algorithm == QUICK:
+        return _quick_colours(mesh, tile)
+    made = plan(mesh, tile=box_tiling(mesh, tile), payload=class_bytes)
+    return made.schedule, made.hazards
+
+
+@lru_cache(maxsize=16)  # payloads of all classes share a schedule
+def _quick_colours(mesh: Mesh, tile: tuple[int, ...]) -> Proved:
+    return _proved(mesh, quick_colours(box_tiling(mesh, tile)))
 
 
 def _renamed(schedule: Schedule, names: NDArray[np.int64]) -> Schedule:

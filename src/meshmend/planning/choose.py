@@ -83,8 +83,12 @@ def choose(
         return choice
     key = (mesh, fabric, payload_bytes, collective)
     if key not in _known:
-        pipeline = _own_pipeline(Question(mesh, payload_bytes, fabric, collective), choice)
-        _known[key] = replace(choice, pipeline=pipeline)
+        question = Question(mesh, payload_bytes, fabric, collective)
+        if choice.algorithm in WHOLE_SUMS:
+            choice = _fastest_whole_sum(question)
+        else:
+            choice = replace(choice, pipeline=_own_pipeline(question, choice))
+        _known[key] = choice
     return _known[key]
 
 
@@ -114,6 +118,17 @@ def _own_pipeline(question: Question, choice: Choice) -> Pipeline:
     priced = price(question, choice.algorithm)
     assert priced is not None, "without a time to beat there is always a price"
     return priced.pipeline
+
+
+def _fastest_whole_sum(question: Question) -> Choice:
+    """Return the fastest of these algorithms for exactly this payload.
+
+    Their many messages queue at every link. With 0.3 % more bytes they may queue in another order,
+    and take 6 % longer: 3x5 less one chip at 10 KB.
+    """
+    priced = (price(question, name) for name in sorted(WHOLE_SUMS))
+    best = min((each for each in priced if each is not None), key=lambda each: each.time_s)
+    return _choice_of(question.mesh, best)
 
 
 def choose_trees(

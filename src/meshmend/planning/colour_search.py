@@ -25,6 +25,7 @@ from meshmend.topology.tiles import Tiling
 from meshmend.trees.colour_trees import ColourTrees, colour_trees
 
 _MOST_TREES_EACH: Final = 16
+_QUICK_TREES_EACH: Final = 2
 _COUNTS_TO_TRY: Final = 3
 _DEPTH_PRICES: Final = (0.4, 1.0)
 # Where the hops take longer than this part of the time of the bytes, trees that load links more
@@ -129,6 +130,12 @@ def fastest_colours(
     """
     sums = _Sums(tiling.mesh, tiling.colour_of, 1 / colour_packing(tiling).upper)
     return sums.fastest(PipelineRequest(fabric, payload_bytes))
+
+
+def quick_colours(tiling: Tiling) -> Schedule:
+    """Return sums of all colours that suit most payloads, made without a search."""
+    sums = _Sums(tiling.mesh, tiling.colour_of, 1 / colour_packing(tiling).upper)
+    return sums.packed(_QUICK_TREES_EACH, _DEPTH_PRICES[0]).schedule
 
 
 def independent_colours(

@@ -154,11 +154,12 @@ def decode_plan(content: bytes, path: str) -> PlanFile:
 
 def _mesh(document: dict[str, Any]) -> Mesh:
     shape, wrap, fail = document["shape"], document["wrap"], document["fail"]
-    if not isinstance(fail, list) or not all(
-        isinstance(text, str) for text in (shape, wrap, *fail)
+    slow = document.get("slow", [])  # only meshes with slow links have any
+    if not (isinstance(fail, list) and isinstance(slow, list)) or not all(
+        isinstance(text, str) for text in (shape, wrap, *fail, *slow)
     ):
-        raise ValueError("the mesh needs its shape, wrap and failures as text")
-    return parse_mesh(shape, wrap=wrap, fail=fail)
+        raise ValueError("the mesh needs its shape, wrap, failures and slow links as text")
+    return parse_mesh(shape, wrap=wrap, fail=fail, slow=slow)
 
 
 def _pipeline(document: dict[str, Any]) -> Pipeline | None:

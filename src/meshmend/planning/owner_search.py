@@ -180,11 +180,14 @@ def is_ring_faster(
 def owner_formula(trees: OwnerTrees, fabric: Fabric, payload_bytes: float) -> OwnerFormula:
     """Return the formula for these trees."""
     diameter, is_half = mesh_figures(trees.mesh).diameter, trees.collective in _HALVES
-    packing = trees.packing
+    packing, rooted = trees.packing, trees.shape.rooted
+    load: float = packing.most_trees_up if rooted else packing.max_load * trees.n_chunks
+    if trees.mesh.has_slow:
+        load = packing.slowest_load(trees.mesh, up_alone=rooted) * trees.n_chunks
     return OwnerFormula(
         trees.n_chunks,
         diameter if is_half else 2 * diameter,
-        packing.most_trees_up if trees.shape.rooted else packing.max_load * trees.n_chunks,
+        load,
         fabric,
         payload_bytes,
     )

@@ -130,10 +130,13 @@ class Trees(Pipelined):
         """
         packing = self.packing
         load: float = round(packing.max_load * packing.n_trees)
+        if self.mesh.has_slow:
+            up_alone = self.shape.is_disjoint
+            load = packing.n_trees * packing.slowest_load(self.mesh, up_alone=up_alone)
         gap = GAP if self.shape.kind is TreeKind.STRAIGHT else self.shape.gap
-        if self.shape.is_disjoint:
+        if self.shape.is_disjoint and not self.mesh.has_slow:
             load = packing.most_trees_up
-        elif gap is not None:
+        elif gap is not None and not self.mesh.has_slow:
             goal = pace(mesh_figures(self.mesh), packing.n_trees, gap)
             load = packing.needed_pace(goal, gap)
         return TreeFigures(packing.n_trees, packing.depth, load)

@@ -6,7 +6,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from meshmend.planning.tree_formula import Pipeline
 from meshmend.schedule.algorithms import ALGORITHMS, algorithm
 from meshmend.schedule.contributions import Proof
 from meshmend.schedule.hazards import Hazards
-from meshmend.schedule.placement import Placement, channel_loads
+from meshmend.schedule.placement import Placement, channel_loads, placed
 from meshmend.schedule.priority import remaining_hops
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.simulator.colour_limit import colour_limit
@@ -327,6 +327,30 @@ def fastest_trees(
     with steps.timed("build"):
         schedule = chosen_schedule(part, choice, Collective.ALLREDUCE)
     return _proved(PlanFile(mesh, schedule, choice.pipeline, target), part, steps)
+
+
+def equal_links_plan(
+    mesh: Mesh,
+    *,
+    payload: Payload | None = None,
+    fabric: Fabric | str | None = None,
+    cache_dir: Path | None = None,
+    progress: ProgressCallback = no_progress,
+) -> Plan:
+    """Return the plan that `auto` makes if it does not know how fast links are.
+
+    It is for comparison: its predicted time is that on the links as they are.
+
+        >>> slow = Mesh((4, 4)).slowed("link:0,0-0,1=0.25")
+        >>> equal_links_plan(slow).predicted().time_s > 2 * plan(slow).predicted().time_s
+        True
+
+    Raises:
+        InputError: the fabric is unknown, or the payload cannot be read.
+    """
+    equal = replace(mesh, slow=frozenset())
+    made = plan(equal, payload=payload, fabric=fabric, cache_dir=cache_dir, progress=progress)
+    return replace(made, mesh=mesh, placement=placed(largest_part(mesh), made.schedule))
 
 
 def planned(mesh: Mesh, schedule: Schedule, target: Target) -> Plan:

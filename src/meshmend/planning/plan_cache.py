@@ -17,7 +17,13 @@ import msgspec
 import numpy as np
 
 from meshmend import __version__
-from meshmend.errors import MeshmendError, PlanFileError, ProofError, UnsupportedError
+from meshmend.errors import (
+    MeshmendError,
+    PlanFileError,
+    ProofError,
+    TopologyError,
+    UnsupportedError,
+)
 from meshmend.files import write_whole
 from meshmend.locks import folder_lock
 from meshmend.planning.cache import Cache, Key
@@ -31,11 +37,13 @@ from meshmend.planning.catalogue import (
     remember,
 )
 from meshmend.planning.files import PlanFile, decode_plan, encode_plan
-from meshmend.planning.plan_request import GATHER, PlanRequest, SumSizes
+from meshmend.planning.plan_request import GATHER, PlanRequest, SumSizes, tile_of
 from meshmend.schedule.table import Collective, Schedule, in_rank_order
+from meshmend.topology.failures import format_shape
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.symmetry import stand_in
+from meshmend.topology.tiles import box_tiling
 from meshmend.transport.tasks import ITEMSIZES
 
 PlannedCall = tuple[CollectiveCall, int]  # and the bytes that it is planned for
@@ -65,6 +73,30 @@ def board_losses(mesh: Mesh, board: tuple[int, ...]) -> Iterator[Mesh]:
             yield largest_part(replace(mesh, failed=mesh.failed | lost))
 
 
+def tile_losses(mesh: Mesh, tile: tuple[int, ...]) -> Iterator[Mesh]:
+    """Yield the chips in tiles when one chip of a mesh fails, for each chip.
+
+    The mesh is one that tiles cover: chips that wait outside may make more tiles than foreseen.
+    """
+    seen = set()
+    for chip in mesh.live:
+        left = replace(mesh, failed=mesh.failed | {chip})
+        with suppress(TopologyError):  # no tile is left
+            spares = box_tiling(left, tile).spares
+            rest = largest_part(replace(left, failed=left.failed | set(spares)))
+            if rest not in seen:
+                seen.add(rest)
+                yield rest
+
+
+def _losses(request: PlanRequest) -> Iterator[Mesh]:
+    """Yield what may be left of a request's mesh after the next failure."""
+    tiles = [tile for _, dtype in request.sums if (tile := tile_of(dtype))]
+    if tiles:
+        return tile_losses(request.mesh, tiles[0])
+    return board_losses(request.mesh, request.board)
+
+
 def plan_losses(request: PlanRequest, *, for_s: float) -> int:
     """Plan for a mesh, then for the loss and return of each of its boards while there is time.
 
@@ -72,7 +104,7 @@ def plan_losses(request: PlanRequest, *, for_s: float) -> int:
     """
     deadline = time.monotonic() + for_s
     n_planned = 0
-    for mesh in (request.mesh, *board_losses(request.mesh, request.board)):
+    for mesh in itertools.chain([request.mesh], _losses(request)):
         if n_planned and time.monotonic() > deadline:
             break
         for call, class_bytes in planned_calls(request.sums):
@@ -96,7 +128,7 @@ def plan_ahead(folder: Path, request: PlanRequest, *, begin: float = 0.0) -> Non
     their plans are the same, with other ranks. A loss that the algorithm does not support is left
     out.
     """
-    losses = list(board_losses(request.mesh, request.board))
+    losses = list(_losses(request))
     first = int(begin * len(losses))
     rotated = [*losses[first:], *losses[:first]]
     first_of: dict[Mesh, int] = {}  # of those with the same stand-in, where the first is
@@ -143,12 +175,12 @@ def store_plans(folder: Path, mesh: Mesh, algorithm: str, sums: SumSizes) -> Non
         key = _key(mesh, algorithm, call, class_bytes)
         if mesh.n_live == 1 or plans.has_file(key):
             continue
-        if is_searched(mesh, algorithm, call, class_bytes):
+        if is_searched(mesh, algorithm, call, class_bytes) and not call.tile:
             like = stand_in(mesh).mesh
             if like != mesh:  # another process may have searched for it
                 store_plans(folder, like, algorithm, sums)
                 load_plans(folder, like, algorithm, sums)
-        plans.put(key, PlanFile(mesh, proved_schedule(mesh, algorithm, call, class_bytes)[0]))
+        plans.put(key, _file(mesh, algorithm, call, class_bytes))
 
 
 def load_or_make_plans(
@@ -195,7 +227,12 @@ def has_plan(
 
 def packed_plan(mesh: Mesh, algorithm: str, call: CollectiveCall, class_bytes: int) -> bytes:
     """Return a plan as bytes that `remember_packed` reads back on another chip."""
-    return encode_plan(PlanFile(mesh, proved_schedule(mesh, algorithm, call, class_bytes)[0]))
+    return encode_plan(_file(mesh, algorithm, call, class_bytes))
+
+
+def _file(mesh: Mesh, algorithm: str, call: CollectiveCall, class_bytes: int) -> PlanFile:
+    schedule, _ = proved_schedule(mesh, algorithm, call, class_bytes)
+    return PlanFile(mesh, schedule, tiling=box_tiling(mesh, call.tile) if call.tile else None)
 
 
 def remember_packed(
@@ -227,8 +264,11 @@ def planned_calls(sums: SumSizes) -> list[PlannedCall]:
     """Return what is planned for these sums and gathers, each once."""
     found = []
     for n_elements, dtype in sums:
-        call = _ALL_GATHER if dtype == GATHER else _ALLREDUCE
-        n_bytes = n_elements * (1 if dtype == GATHER else ITEMSIZES.get(dtype, 2))
+        if tile := tile_of(dtype):
+            call = CollectiveCall("allreduce", tile=tile)
+        else:
+            call = _ALL_GATHER if dtype == GATHER else _ALLREDUCE
+        n_bytes = n_elements * (1 if tile or dtype == GATHER else ITEMSIZES.get(dtype, 2))
         found.append((call, payload_class(call, n_bytes)))
     return list(dict.fromkeys(found))
 
@@ -236,6 +276,13 @@ def planned_calls(sums: SumSizes) -> list[PlannedCall]:
 def _is_for(schedule: Schedule, call: CollectiveCall, mesh: Mesh) -> bool:
     """Whether a schedule does what a call asks of a mesh; gathered parts are in rank order."""
     if schedule.collective is not Collective(call.name) or schedule.n_ranks != mesh.n_live:
+        return False
+    if call.tile:
+        colours = schedule.colours
+        return colours is not None and np.array_equal(
+            colours.of_rank, box_tiling(mesh, call.tile).colour_of
+        )
+    if schedule.colours is not None:
         return False
     return call == _ALLREDUCE or in_rank_order(schedule) is schedule
 
@@ -248,4 +295,5 @@ def _plans_in(folder: Path) -> Cache[PlanFile]:
 
 
 def _key(mesh: Mesh, algorithm: str, call: CollectiveCall, class_bytes: int) -> Key:
-    return (str(mesh), algorithm, call.name, class_bytes)
+    name = f"{call.name} in tiles of {format_shape(call.tile)}" if call.tile else call.name
+    return (str(mesh), algorithm, name, class_bytes)

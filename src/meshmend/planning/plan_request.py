@@ -9,12 +9,26 @@ from typing import Annotated, Final
 
 import msgspec
 
+from meshmend.topology.failures import format_shape
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.text import parse_tile
 from meshmend.transport.codec import Count, Value, checked
 
-# Of each sum the number of elements, and their type; of each gather the bytes, and GATHER.
+# Of each sum the number of elements, and their type; of each gather the bytes, and GATHER; of each
+# sum between tiles the bytes of a tile, and what `tile_sum` returns.
 SumSizes = Sequence[tuple[int, str]]
 GATHER: Final = "all-gather"
+_TILES: Final = "tiles "
+
+
+def tile_sum(n_bytes: int, tile: tuple[int, ...]) -> tuple[int, str]:
+    """Return the size of a sum between tiles."""
+    return n_bytes, _TILES + format_shape(tile)
+
+
+def tile_of(dtype: str) -> tuple[int, ...]:
+    """Return the tile of a sum between tiles, () of other sums."""
+    return parse_tile(dtype.removeprefix(_TILES)) if dtype.startswith(_TILES) else ()
 
 
 class PlanRequest(Value, frozen=True):

@@ -94,11 +94,11 @@ def balanced_shapes(figures: MeshFigures) -> Iterator[tuple[TreeShape, TreeFigur
 
 
 def _many_on_tori(figures: MeshFigures) -> Iterator[int]:
-    """Yield numbers of trees that only tori with failures gain from; small flat ones do not."""
+    """Yield numbers of trees that only uneven tori gain from; small flat ones do not."""
     mesh = figures.mesh
     n_rings = sum(wraps and size > 2 for size, wraps in zip(mesh.shape, mesh.wrap, strict=True))
     is_large = n_rings > 2 or mesh.n_live > _SMALL_RANKS
-    if is_large and (mesh.failed or mesh.failed_links):
+    if is_large and (mesh.failed or mesh.failed_links or mesh.has_slow):
         for n_trees in _MOST_TREES_ON_TORI.get(min(n_rings, 3), ()):
             if n_trees * mesh.n_live <= _MOST_RANKS_TIMES_TREES_ON_TORI:
                 yield n_trees

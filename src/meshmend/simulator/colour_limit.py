@@ -28,9 +28,11 @@ from numpy.typing import NDArray
 
 from meshmend.simulator.limit import Exit, Limit
 from meshmend.simulator.packing_number import (
+    CapacityLinks,
     PackingNumber,
     binding_partition,
     bracketing_partition,
+    links_of_mesh,
     ports_of_links,
 )
 from meshmend.topology.fabric import Fabric
@@ -69,8 +71,10 @@ def colour_packing(tiling: Tiling) -> PackingNumber:
     Its lower end is 0: it is not known here what trees reach.
     """
     mesh, node_of = tiling.mesh, _nodes(tiling)
-    links = node_of[mesh.links]
-    links = links[links[:, 0] != links[:, 1]]
+    every = links_of_mesh(mesh)
+    ends = node_of[every.ends]
+    is_between = ends[:, 0] != ends[:, 1]
+    links = CapacityLinks(ends[is_between], every.capacity[is_between], every.unit)
     part_of = np.zeros(tiling.n_tiles, dtype=np.int32)
     if tiling.n_tiles > 1:
         _, start = bracketing_partition(links, tiling.n_tiles, n_trees=_N_TREES, seed=_SEED)
@@ -102,17 +106,19 @@ def _hops_to_colours(tiling: Tiling) -> NDArray[np.int32]:
 def _exits(tiling: Tiling, hops: NDArray[np.int32]) -> Iterator[Exit]:
     """Yield the exits of single chips, one for each number of links, and those of all tiles."""
     mesh, colours, tile_of = tiling.mesh, tiling.colour_of, tiling.tile_of
-    degrees = mesh_figures(mesh).degrees
+    figures = mesh_figures(mesh)
     own = np.where(colours >= 0, hops[np.arange(mesh.n_live), colours], -1)
-    for degree in np.unique(degrees[colours >= 0]).tolist():
-        rank = int(np.argmax(np.where(degrees == degree, own, -1)))
-        yield Exit(1, rank, degree, int(own[rank]), 1 / tiling.n_colours)
+    for capacity in np.unique(figures.capacities[colours >= 0]).tolist():
+        rank = int(np.argmax(np.where(figures.capacities == capacity, own, -1)))
+        n_links, share = int(figures.degrees[rank]), 1 / tiling.n_colours
+        yield Exit(1, rank, n_links, int(own[rank]), share, capacity=capacity)
     for number, tile in enumerate(tiling.tiles):
         ends = tile_of[mesh.links] == number
         crossing = ends.sum(axis=1) == 1
         outside = np.unique(mesh.links[crossing][~ends[crossing]])
         away = _hops_outside(tiling, number, outside)
-        yield Exit(len(tile), mesh.rank_of[tile[0]], int(crossing.sum()), 1 + away)
+        capacity, n_links = float(mesh.link_speeds[crossing].sum()), int(crossing.sum())
+        yield Exit(len(tile), mesh.rank_of[tile[0]], n_links, 1 + away, capacity=capacity)
 
 
 def _hops_outside(tiling: Tiling, tile: int, starts: NDArray[np.integer]) -> int:

@@ -62,7 +62,7 @@ from meshmend.simulator.nodes import (
     without_top,
 )
 
-# Kinds of delays, in this order for each size class; a hop's travel is the last delay of all.
+# Kinds of delays, in this order for each speed and size class; a hop's travel is the last of all.
 RELEASE: Final = 0
 ARRIVE: Final = 1
 ADDED: Final = 2
@@ -94,7 +94,7 @@ class State(NamedTuple):
     chips: NDArray[np.int64]
     counters: NDArray[np.int32]  # what each slot of each slice still waits for
     phases: NDArray[np.int64]  # first start and last end; the last row is for rows of no phase
-    trace: NDArray[np.int64]  # key, channel and start of every hop; empty without a trace
+    trace: NDArray[np.int64]  # key, place in Tables.hops and start of every hop; empty without
 
 
 @plain_kernel
@@ -109,7 +109,7 @@ def begin(tables: Tables, levels: NDArray[np.int32], state: State) -> None:
 @plain_kernel
 def run(tables: Tables, levels: NDArray[np.int32], state: State, until_done: int) -> int:
     """Go on until this many messages are done; return how many are."""
-    rows, hops, after = tables.rows, tables.hops, tables.after
+    rows, hops, hop_delay, after = tables.rows, tables.hops, tables.hop_delay, tables.after
     slot_row = tables.slot_row
     clock, nodes, delays, channels = state.clock, state.nodes, state.delays, state.channels
     chips, counters, phases, trace = state.chips, state.counters, state.phases, state.trace
@@ -118,7 +118,9 @@ def run(tables: Tables, levels: NDArray[np.int32], state: State, until_done: int
             channel = channels[at, TO_CHOOSE]
             node = _first_waiting(clock, nodes, channels, levels, channel)
             channels[channel, DOING] = BUSY
-            _start(clock, nodes, delays, channels, rows, hops, phases, trace, channel, node)
+            _start(
+                clock, nodes, delays, channels, rows, hops, hop_delay, phases, trace, channel, node
+            )
         clock[N_TO_CHOOSE] = 0
         if clock[CHIPS_LIMIT]:
             _add_up(clock, nodes, delays, chips, rows)
@@ -279,11 +281,13 @@ def _first_waiting(clock, nodes, channels, levels, channel):  # type: ignore[no-
 
 
 @inlined
-def _start(clock, nodes, delays, channels, rows, hops, phases, trace, channel, node):  # type: ignore[no-untyped-def]
+def _start(  # type: ignore[no-untyped-def]
+    clock, nodes, delays, channels, rows, hops, hop_delay, phases, trace, channel, node
+):
     """Start a message on a channel; post the channel's release, and where the message goes."""
     key, hop = nodes[node, KEY], nodes[node, HOP]
     row = key & ROW_BITS
-    base = N_KINDS * np.int64(rows[row, SIZE_CLASS])
+    base = N_KINDS * (np.int64(rows[row, SIZE_CLASS]) + hop_delay[hop])
     channels[channel, BUSY_TICKS] += delays[base + RELEASE, TICKS]
     nodes[channel, KEY] = key
     nodes[channel, LEAVING] = 0
@@ -295,7 +299,7 @@ def _start(clock, nodes, delays, channels, rows, hops, phases, trace, channel, n
     post(clock, nodes, delays, base + RELEASE, channel)
     if len(trace) > 0:
         at = clock[N_TRACED]
-        trace[at, 0], trace[at, 1], trace[at, 2] = key, channel, clock[NOW]
+        trace[at, 0], trace[at, 1], trace[at, 2] = key, hop, clock[NOW]
         clock[N_TRACED] += 1
     if hops[hop] < 0:
         post(clock, nodes, delays, base + ARRIVE, node)

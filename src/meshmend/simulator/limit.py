@@ -10,7 +10,7 @@ is the one-way gossip problem, Harary and Schwenk 1974; bytes are added and move
 Between the parts there are 2 x cut channels of bandwidth B, so D (parts - 1) / (cut x B) seconds
 pass, and the worst partition gives D / (packing number x B). Where the packing number is known only
 as a bracket, its upper end is used, so the bound stays true. The last message pays one overhead and
-takes one hop to arrive.
+takes one hop to arrive. Here and below, a slow link counts as the part of a link that its speed is.
 
 Exit. All D bytes of a chip leave it over its links, and what leaves last still has to reach the
 chip farthest away: D / (links x B) + overhead + hops x hop latency. The same holds for a set of
@@ -62,6 +62,7 @@ class Exit:
 
     `hops` counts from the chip inside that is farthest from the links, over one of them, to the
     chip outside that is farthest from them. `share` is the part of the payload that goes so far.
+    `capacity` is what the links carry together, in links of full speed.
     """
 
     n_chips: int
@@ -69,10 +70,13 @@ class Exit:
     n_links: int
     hops: int
     share: float = 1.0
+    capacity: float = field(kw_only=True)
 
     def describe(self, mesh: Mesh, *, verb: str = "leaves") -> str:
         """Return in words what leaves, or with another verb enters, and how far it goes."""
         links = f"{self.n_links} link{'s' if self.n_links > 1 else ''}"
+        if self.capacity < self.n_links:
+            links += f" of {self.capacity:.3g} links' bandwidth"
         chip = mesh.live[self.rank]
         where = f"chip {chip}" if self.n_chips == 1 else f"the {self.n_chips} chips around {chip}"
         what = "the payload" if self.share == 1 else f"{self.share:.3g} of the payload"
@@ -154,7 +158,7 @@ class Limit:
         return "entry" if self.collective is Collective.ALL_GATHER else "exit"
 
     def _exit_s(self, way: Exit) -> float:
-        bandwidth = way.n_links * self.fabric.link_bandwidth_bytes_per_s
+        bandwidth = way.capacity * self.fabric.link_bandwidth_bytes_per_s
         bytes_s = way.share * self.payload_bytes / bandwidth
         return bytes_s + self.fabric.message_overhead_s + way.hops * self.fabric.hop_latency_s
 
@@ -186,7 +190,7 @@ def limit(
         ways += owner_exits(packing, shares, is_updated=is_updated)
     busiest = 1 / packing.upper
     if collective in _HALVES and mesh.n_live > 1:
-        busiest = float(np.max((1 - owned) / figures.degrees))
+        busiest = float(np.max((1 - owned) / figures.capacities))
     there_and_back = 2 if is_updated else 1
     return Limit(
         fabric=fabric,
@@ -230,6 +234,7 @@ class LargePart:
     n_chips: int
     rank: int
     n_links: int
+    capacity: float
     hops_inside: int
     hops_outside: NDArray[np.int32]
 
@@ -238,7 +243,7 @@ class LargePart:
 def exits(packing: PackingNumber) -> tuple[Exit, ...]:
     """Return the exits worth a look: of single chips, and of larger parts of the partition.
 
-    Of chips with equally many links it is the one with the most hops to go. One chip has none.
+    Of chips whose links carry as much it is the one with the most hops to go. One chip has none.
     """
     mesh = packing.mesh
     if mesh.n_live == 1:
@@ -248,16 +253,16 @@ def exits(packing: PackingNumber) -> tuple[Exit, ...]:
 
 def _exits_of_chips(mesh: Mesh) -> Iterator[Exit]:
     figures = mesh_figures(mesh)
-    for degree in np.unique(figures.degrees).tolist():
-        hops = np.where(figures.degrees == degree, figures.eccentricities, -1)
+    for capacity in np.unique(figures.capacities).tolist():
+        hops = np.where(figures.capacities == capacity, figures.eccentricities, -1)
         rank = int(np.argmax(hops))
-        yield Exit(1, rank, degree, int(hops[rank]))
+        yield Exit(1, rank, int(figures.degrees[rank]), int(hops[rank]), capacity=capacity)
 
 
 def _exits_of_parts(mesh: Mesh, part_of: NDArray[np.int32]) -> Iterator[Exit]:
     for part in large_parts(mesh, part_of):
         hops = part.hops_inside + 1 + int(part.hops_outside.max())
-        yield Exit(part.n_chips, part.rank, part.n_links, hops)
+        yield Exit(part.n_chips, part.rank, part.n_links, hops, capacity=part.capacity)
 
 
 def large_parts(mesh: Mesh, part_of: NDArray[np.int32]) -> Iterator[LargePart]:
@@ -266,7 +271,8 @@ def large_parts(mesh: Mesh, part_of: NDArray[np.int32]) -> Iterator[LargePart]:
     order = np.argsort(-sizes, kind="stable")[:_MOST_PARTS]
     ends = part_of[mesh.links]
     for part in order[(sizes[order] > 1) & (sizes[order] < mesh.n_live)]:
-        crossing = mesh.links[(ends == part).sum(axis=1) == 1]
+        is_crossing = (ends == part).sum(axis=1) == 1
+        crossing = mesh.links[is_crossing]
         is_inside = part_of == part
         touched = np.unique(crossing)
         to_links = distances_from_any(mesh, touched[is_inside[touched]])
@@ -276,6 +282,7 @@ def large_parts(mesh: Mesh, part_of: NDArray[np.int32]) -> Iterator[LargePart]:
             n_chips=int(sizes[part]),
             rank=int(np.argmax(inside)),
             n_links=len(crossing),
+            capacity=float(mesh.link_speeds[is_crossing].sum()),
             hops_inside=int(inside.max()),
             hops_outside=outside.astype(np.int32),
         )
@@ -309,14 +316,16 @@ def _owner_exits(packing: PackingNumber, shares: Shares, is_updated: bool) -> It
 
 
 def _owner_exits_of_chips(mesh: Mesh, shares: Shares, is_updated: bool) -> Iterator[Exit]:
-    """Yield for each number of links and of hops the chip from which most has to go so far."""
+    """Yield for each capacity of links and hops the chip from which most has to go so far."""
     figures = mesh_figures(mesh)
-    most, rank = _most_by_hops(
-        mesh.neighbor_ranks, figures.degrees, figures.eccentricities, shares, is_updated
+    capacities, which = np.unique(figures.capacities, return_inverse=True)
+    most, ranks = _most_by_hops(
+        mesh.neighbor_ranks, which.reshape(-1), figures.eccentricities, shares, is_updated
     )
-    for n_links, hops in np.argwhere(most > 0).tolist():
-        share = float(most[n_links, hops])
-        yield Exit(1, int(rank[n_links, hops]), n_links, hops, min(share, 1.0))
+    for kind, hops in np.argwhere(most > 0).tolist():
+        share, rank = float(most[kind, hops]), int(ranks[kind, hops])
+        capacity, n_links = float(capacities[kind]), int(figures.degrees[rank])
+        yield Exit(1, rank, n_links, hops, min(share, 1.0), capacity=capacity)
 
 
 def _owner_exits_of_parts(packing: PackingNumber, shares: Shares) -> Iterator[Exit]:
@@ -325,16 +334,17 @@ def _owner_exits_of_parts(packing: PackingNumber, shares: Shares) -> Iterator[Ex
         for hops_outside in np.unique(part.hops_outside[part.hops_outside >= 0]).tolist():
             share = float(shares[part.hops_outside >= hops_outside].sum())
             hops = part.hops_inside + 1 + hops_outside
-            yield Exit(part.n_chips, part.rank, part.n_links, hops, min(share, 1.0))
+            n_links, capacity = part.n_links, part.capacity
+            yield Exit(part.n_chips, part.rank, n_links, hops, min(share, 1.0), capacity=capacity)
 
 
 @kernel
-def _most_by_hops(neighbors, degrees, eccentricities, shares, is_updated):  # type: ignore[no-untyped-def]
-    """Return, by links and hops, the largest share that has so many hops to go, and its chip."""
+def _most_by_hops(neighbors, kinds, eccentricities, shares, is_updated):  # type: ignore[no-untyped-def]
+    """Return, by kind of chip and hops, the largest share that goes so many hops, and its chip."""
     n_ranks = len(shares)
     most_hops = 2 * eccentricities.max() + 1
-    most = np.zeros((degrees.max() + 1, most_hops))
-    best = np.zeros((degrees.max() + 1, most_hops), dtype=np.int32)
+    most = np.zeros((kinds.max() + 1, most_hops))
+    best = np.zeros((kinds.max() + 1, most_hops), dtype=np.int32)
     distance, order = np.empty(n_ranks, dtype=np.int32), np.empty(n_ranks, dtype=np.int32)
     exactly = np.empty(most_hops)
     for rank in range(n_ranks):
@@ -348,7 +358,7 @@ def _most_by_hops(neighbors, degrees, eccentricities, shares, is_updated):  # ty
         share = 0.0
         for hops in range(most_hops - 1, 0, -1):
             share += exactly[hops]
-            if share > most[degrees[rank], hops]:
-                most[degrees[rank], hops] = share
-                best[degrees[rank], hops] = rank
+            if share > most[kinds[rank], hops]:
+                most[kinds[rank], hops] = share
+                best[kinds[rank], hops] = rank
     return most, best

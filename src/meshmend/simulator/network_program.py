@@ -115,13 +115,15 @@ class Tables(NamedTuple):
     """What the event loop reads.
 
     A row's message takes the channels of `hops` from its first hop on; the last one stands there
-    as its complement `~channel`. `after` lists what waits for each row. A send that waits for one
-    row only starts as soon as that row is in place. A send or write that waits for more has a slot,
-    which counts down from `slot_needs`. `start_rows` are the rows that wait for nothing.
+    as its complement `~channel`. `hop_delay` is the first size class for the speed of that hop.
+    `after` lists what waits for each row. A send that waits for one row only starts as soon as that
+    row is in place. A send or write that waits for more has a slot, which counts down from
+    `slot_needs`. `start_rows` are the rows that wait for nothing.
     """
 
     rows: NDArray[np.int32]
     hops: NDArray[np.int32]
+    hop_delay: NDArray[np.int32]
     after: NDArray[np.uint32]
     slot_row: NDArray[np.int32]
     slot_needs: NDArray[np.int32]
@@ -132,7 +134,9 @@ class Tables(NamedTuple):
 class Program:
     """A schedule on its routes, ready to be simulated with any fabric, payload and slices.
 
-    `fractions[k]` is the part of the payload that a row of size class k moves. The rows of the
+    `fractions[k]` is the part of the payload that a row of size class k moves. A hop of class s has
+    the speed `speeds[s]`, and `speeds[0]` is 1: a message that crossed a slow link goes on at that
+    speed. The rows of the
     tables that come after those of the schedule are updates. Updates and local rows take no link:
     their classes are the last `n_own_classes`, and channel `n_channels` + rank is the rank's own.
     """
@@ -142,6 +146,7 @@ class Program:
     fractions: NDArray[np.float64]
     n_own_classes: int
     tables: Tables
+    speeds: NDArray[np.float64]
 
     @property
     def n_rows(self) -> int:
@@ -156,12 +161,16 @@ class Program:
 
     @cached_property
     def channel_loads(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """How many rows cross each channel, and how many payloads that makes in all."""
+        """How many rows cross each channel, and how many payloads at full speed that makes in all.
+
+        A payload on a link of half the speed counts twice.
+        """
         n_queues = self.n_channels + self.schedule.n_ranks  # local rows are at the last of them
         counts = np.zeros(n_queues, dtype=np.int64)
         loads = np.zeros(n_queues)
         rows = self.tables.rows[: self.schedule.n_rows]
-        _add_loads(rows, self.tables.hops, self.fractions, counts, loads)
+        slowness = 1 / self.speeds[self.tables.hop_delay // len(self.fractions)]
+        _add_loads(rows, self.tables.hops, slowness, self.fractions, counts, loads)
         return counts[: self.n_channels], loads[: self.n_channels]
 
 
@@ -202,9 +211,14 @@ def program_of(schedule: Schedule, hazards: Hazards, routes: Routes) -> Program:
     slot_row, slot_needs = _enter_slots(all_rows, hazards.send, hazards.write, hazards.more)
     dependencies = (hazards.send, hazards.write, hazards.more, schedule.src, schedule.dst)
     after = _enter_successors(all_rows, *dependencies)
+    fractions = np.concatenate([fractions, own_fractions])
+    speeds, speed_class = _hop_speeds(routes)
+    hop_delay = np.zeros(len(hops) + len(units), dtype=np.int32)
+    hop_delay[: len(hops)] = len(fractions) * speed_class
     tables = Tables(
         rows=all_rows,
         hops=np.concatenate([hops, ~(n_channels + units)]).astype(hops.dtype),
+        hop_delay=hop_delay,
         after=after,
         slot_row=slot_row,
         slot_needs=slot_needs,
@@ -212,8 +226,26 @@ def program_of(schedule: Schedule, hazards: Hazards, routes: Routes) -> Program:
     )
     for table in tables:
         table.flags.writeable = False
-    fractions = np.concatenate([fractions, own_fractions])
-    return Program(schedule, n_channels, fractions, len(own_fractions), tables)
+    return Program(schedule, n_channels, fractions, len(own_fractions), tables, speeds)
+
+
+def _hop_speeds(routes: Routes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return the speeds that hops have, 1 first, and which of them each hop of the routes has."""
+    if routes.speeds is None:
+        return np.ones(1), np.zeros(len(routes.channels), dtype=np.int64)
+    slowest = _slowest_so_far(routes.hop_ptr, routes.speeds[routes.channels])
+    speeds, which = np.unique(np.append(slowest, 1.0), return_inverse=True)
+    return speeds[::-1].copy(), (len(speeds) - 1 - which.reshape(-1))[:-1]
+
+
+@kernel
+def _slowest_so_far(hop_ptr, speeds):  # type: ignore[no-untyped-def]
+    """Return the least speed of each route from its start up to each hop."""
+    slowest = speeds.copy()
+    for pair in range(len(hop_ptr) - 1):
+        for hop in range(hop_ptr[pair] + 1, hop_ptr[pair + 1]):
+            slowest[hop] = min(slowest[hop], slowest[hop - 1])
+    return slowest
 
 
 def _enter_local(
@@ -393,14 +425,14 @@ def channel_of(hop):  # type: ignore[no-untyped-def]
 
 
 @plain_kernel
-def _add_loads(rows, hops, fractions, counts, loads):  # type: ignore[no-untyped-def]
+def _add_loads(rows, hops, slowness, fractions, counts, loads):  # type: ignore[no-untyped-def]
     for row in range(len(rows)):
         hop = rows[row, FIRST_HOP]
         fraction = fractions[rows[row, SIZE_CLASS]]
         while True:
             channel = channel_of(hops[hop])
             counts[channel] += 1
-            loads[channel] += fraction
+            loads[channel] += fraction * slowness[hop]
             if hops[hop] < 0:
                 break
             hop += 1

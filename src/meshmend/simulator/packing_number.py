@@ -1,9 +1,10 @@
 """The packing number of a mesh: how many spanning trees its links carry at the same time.
 
-A fractional packing gives each spanning tree a weight so that the trees on any one link weigh one
-or less together. The packing number is the largest possible weight of all trees. It is also the
-least (cut links) / (parts - 1) over all partitions of the chips, so a packing bounds it from below
-and a partition from above. Knows no bytes and no seconds: `limit` turns it into time.
+A fractional packing gives each spanning tree a weight so that the trees on any one link weigh its
+speed or less together. The packing number is the largest possible weight of all trees. It is also
+the least (cut links) / (parts - 1) over all partitions of the chips, where each cut link counts as
+much as its speed. So a packing bounds it from below and a partition from above. Knows no bytes and
+no seconds: `limit` turns it into time.
 
 **Exactly**, up to some thousand links. By Tutte and Nash-Williams (1961) it is a minimum over
 partitions, and Newton's method finds it: for a guess `ratio`, take the partition that maximises
@@ -17,7 +18,8 @@ run off into free room as can, keeps the rest, and brings new room for `ratio`. 
 water could still reach but that have no room left form a tight set; tight sets that meet are one
 part. In the end the free room of all ranks is `ratio x parts - cut`.
 
-All in whole numbers: one link is `denominator` of water, new room is `numerator`.
+All in whole numbers: a link of capacity 1 is `denominator` of water, new room is `numerator`.
+Where links are slow, a capacity is a speed in millionths, rounded up so that the bound stays true.
 
 **As a bracket**, in time linear in the links, for huge meshes. Trees give the lower end. Each tree
 is a minimum spanning tree by the load that the trees before it put on the links (greedy tree
@@ -39,64 +41,99 @@ from meshmend.topology.failures import Chip
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 
+_MILLION = 1_000_000
+
+
+@dataclass(frozen=True, eq=False)
+class CapacityLinks:
+    """Links between nodes, and what each carries, in whole numbers of 1 / `unit` of a full link."""
+
+    ends: NDArray[np.int32]  # (links, 2)
+    capacity: NDArray[np.int64]
+    unit: int
+
+    def cut(self, part_of: NDArray[np.int32]) -> int:
+        """Return the capacity of all links between two parts."""
+        is_cut = part_of[self.ends[:, 0]] != part_of[self.ends[:, 1]]
+        return int(self.capacity[is_cut].sum())
+
+
+def links_of_mesh(mesh: Mesh) -> CapacityLinks:
+    """Return the live links of a mesh with their capacities: 1 each if none is slow."""
+    if not mesh.has_slow:
+        return CapacityLinks(mesh.links, np.ones(len(mesh.links), dtype=np.int64), 1)
+    return CapacityLinks(mesh.links, _millionths(mesh.link_speeds), _MILLION)
+
+
+def _millionths(speeds: NDArray[np.float64]) -> NDArray[np.int64]:
+    return np.ceil(speeds * _MILLION - 1e-6).astype(np.int64)
+
 
 def bracketing_partition(
-    links: NDArray[np.int32], n_ranks: int, *, n_trees: int, seed: int
+    links: CapacityLinks, n_ranks: int, *, n_trees: int, seed: int
 ) -> tuple[float, NDArray[np.int32]]:
     """Return the weight that these trees pack, and a partition whose quotient no packing exceeds.
 
     `links` join two or more ranks to one connected part.
     """
-    load = _tree_loads(links, n_ranks, n_trees, seed)
-    return n_trees / int(load.max()), _best_threshold_partition(links, n_ranks, load)
+    n_on_link = _tree_loads(links, n_ranks, n_trees, seed)
+    load = n_on_link * links.unit / links.capacity
+    busiest = np.flatnonzero(load >= load.max() * (1 - 1e-12))
+    packed = min(  # exactly, because it must not exceed a quotient that is as large
+        Fraction(n_trees * int(links.capacity[link]), links.unit * int(n_on_link[link]))
+        for link in busiest
+    )
+    return float(packed), _best_threshold_partition(links, n_ranks, load)
 
 
-def quotient(part_of: NDArray[np.int32], links: NDArray[np.int32]) -> Fraction:
+def quotient(part_of: NDArray[np.int32], links: CapacityLinks) -> Fraction:
     """Return (cut links) / (parts - 1) of a partition into parts 0, 1, ..., at least two."""
-    n_cut = int(np.count_nonzero(part_of[links[:, 0]] != part_of[links[:, 1]]))
-    return Fraction(n_cut, int(part_of.max()))
+    return Fraction(links.cut(part_of), links.unit * int(part_of.max()))
 
 
 def colour_quotient(
-    part_of: NDArray[np.int32], links: NDArray[np.int32], colours: NDArray[np.int32]
+    part_of: NDArray[np.int32], links: CapacityLinks, colours: NDArray[np.int32]
 ) -> float:
     """Return (cut links) / (parts with a colour - 1), the latter as the mean over all colours."""
-    n_cut = int(np.count_nonzero(part_of[links[:, 0]] != part_of[links[:, 1]]))
+    n_cut = links.cut(part_of) / links.unit
     n_colours = int(colours.max()) + 1
     pairs = np.unique(np.stack([colours, part_of])[:, colours >= 0], axis=1)
     n_joins = pairs.shape[1] - n_colours
     return n_cut * n_colours / n_joins if n_joins else np.inf
 
 
-def _tree_loads(
-    links: NDArray[np.int32], n_ranks: int, n_trees: int, seed: int
-) -> NDArray[np.int32]:
-    """Return how many of the trees, grown one after another, use each link."""
+def _tree_loads(links: CapacityLinks, n_ranks: int, n_trees: int, seed: int) -> NDArray[np.int32]:
+    """Return how many of the trees, grown one after another, use each link.
+
+    Each takes links that carry little for their capacity.
+    """
     random = np.random.default_rng(seed)
-    load: NDArray[np.int32] = np.zeros(len(links), dtype=np.int32)
+    speed = links.capacity / links.unit
+    load: NDArray[np.int32] = np.zeros(len(speed), dtype=np.int32)
     leader = np.empty(n_ranks, dtype=np.int32)
     for _ in range(n_trees):
-        order = np.argsort(load + random.random(len(links)))  # ties fall at random
+        order = np.argsort((load + random.random(len(speed))) / speed)  # ties fall at random
         leader[:] = np.arange(n_ranks)
-        _grow_forest(links, order, leader, load)
+        _grow_forest(links.ends, order, leader, load)
     return load
 
 
 def _best_threshold_partition(
-    links: NDArray[np.int32], n_ranks: int, load: NDArray[np.int32]
+    links: CapacityLinks, n_ranks: int, load: NDArray[np.float64]
 ) -> NDArray[np.int32]:
     """Return the best partition among: one rank alone, and what links of low load hold together."""
-    degree = np.bincount(links.ravel(), minlength=n_ranks)
+    degree = np.zeros(n_ranks, dtype=np.int64)
+    np.add.at(degree, links.ends, links.capacity[:, None])
     alone = int(degree.argmin())
     best: NDArray[np.int32] = (np.arange(n_ranks) == alone).astype(np.int32)
-    best_quotient = Fraction(int(degree[alone]))
+    best_quotient = Fraction(int(degree[alone]))  # of capacities, in units
     order = np.argsort(load, kind="stable")
     bounds = np.searchsorted(load[order], np.unique(load))
     leader: NDArray[np.int32] = np.arange(n_ranks, dtype=np.int32)
-    unused = np.zeros_like(load)
+    unused = np.zeros(len(load), dtype=np.int32)
     for start, stop in zip((0, *bounds[:-1]), bounds, strict=True):
-        _grow_forest(links, order[start:stop], leader, unused)
-        n_parts, n_cut = _count_parts(links, leader)
+        _grow_forest(links.ends, order[start:stop], leader, unused)
+        n_parts, n_cut = _count_parts(links.ends, links.capacity, leader)
         if n_parts == 1:
             break
         if Fraction(n_cut, n_parts - 1) < best_quotient:
@@ -121,14 +158,17 @@ def _grow_forest(
 
 
 @kernel
-def _count_parts(links: NDArray[np.int32], leader: NDArray[np.int32]) -> tuple[int, int]:
-    """Return how many parts there are and how many links join two; ends with `leader` flat."""
+def _count_parts(
+    links: NDArray[np.int32], capacity: NDArray[np.int64], leader: NDArray[np.int32]
+) -> tuple[int, int]:
+    """Return how many parts there are and what links between them carry; `leader` ends flat."""
     n_parts, n_cut = 0, 0
     for rank in range(len(leader)):
         leader[rank] = find_leader(leader, rank)
         n_parts += leader[rank] == rank
     for link in range(len(links)):
-        n_cut += leader[links[link, 0]] != leader[links[link, 1]]
+        if leader[links[link, 0]] != leader[links[link, 1]]:
+            n_cut += capacity[link]
     return n_parts, n_cut
 
 
@@ -145,35 +185,41 @@ def find_leader(leader: NDArray[np.int32], rank: int) -> int:
 class PortTable:
     """A graph whose nodes have ports: the node behind each port, and that node's port back, or -1.
 
-    Two nodes may be joined by several links.
+    Two nodes may be joined by several links. `capacity` is that of the link behind each port.
     """
 
     neighbors: NDArray[np.int32]
     back: NDArray[np.int32]
+    capacity: NDArray[np.int64]
 
 
 def ports_of_mesh(mesh: Mesh) -> PortTable:
     """Return the ports of a mesh: they come in pairs, down and up an axis."""
     ports = np.arange(mesh.neighbor_ranks.shape[1], dtype=np.int32) ^ 1
-    return PortTable(mesh.neighbor_ranks, np.tile(ports, (mesh.n_live, 1)))
+    capacity = np.ones(mesh.neighbor_ranks.shape, dtype=np.int64)
+    if mesh.has_slow:
+        capacity = _millionths(mesh.port_speeds)
+    return PortTable(mesh.neighbor_ranks, np.tile(ports, (mesh.n_live, 1)), capacity)
 
 
-def ports_of_links(links: NDArray[np.int32], n_nodes: int) -> PortTable:
+def ports_of_links(links: CapacityLinks, n_nodes: int) -> PortTable:
     """Return the ports of any graph, one for each end of a link."""
-    degree = np.bincount(links.ravel(), minlength=n_nodes)
+    degree = np.bincount(links.ends.ravel(), minlength=n_nodes)
     neighbors = np.full((n_nodes, int(degree.max(initial=0))), -1, dtype=np.int32)
     back, used = np.full_like(neighbors, -1), np.zeros(n_nodes, dtype=np.int64)
-    for one, other in links.tolist():
+    capacity = np.zeros(neighbors.shape, dtype=np.int64)
+    for (one, other), size in zip(links.ends.tolist(), links.capacity.tolist(), strict=True):
         here, there = used[one], used[other]
         neighbors[one, here], neighbors[other, there] = other, one
         back[one, here], back[other, there] = there, here
+        capacity[one, here] = capacity[other, there] = size
         used[one] += 1
         used[other] += 1
-    return PortTable(neighbors, back)
+    return PortTable(neighbors, back, capacity)
 
 
 def binding_partition(
-    ports: PortTable, links: NDArray[np.int32], start: NDArray[np.int32]
+    ports: PortTable, links: CapacityLinks, start: NDArray[np.int32]
 ) -> tuple[NDArray[np.int32], int]:
     """Return the part of each node in a partition that binds, and how many guesses it took.
 
@@ -182,10 +228,11 @@ def binding_partition(
     partition of the bracket there are rarely more than two.
     """
     part_of, n_guesses = start, 0
-    while (guess := quotient(part_of, links)) > 1:  # no connected graph has less than 1
+    least = int(links.capacity.min())  # no connected graph has less than its slowest link
+    while (guess := quotient(part_of, links) * links.unit) > least:
         n_guesses += 1
         leader, room = _best_partition(
-            ports.neighbors, ports.back, guess.numerator, guess.denominator
+            ports.neighbors, ports.back, ports.capacity, guess.numerator, guess.denominator
         )
         if room == guess.numerator:  # no partition beats the trivial one
             break
@@ -195,7 +242,11 @@ def binding_partition(
 
 @kernel
 def _best_partition(
-    neighbors: NDArray[np.int32], back: NDArray[np.int32], numerator: int, denominator: int
+    neighbors: NDArray[np.int32],
+    back: NDArray[np.int32],
+    capacity: NDArray[np.int64],
+    numerator: int,
+    denominator: int,
 ) -> tuple[NDArray[np.int32], int]:
     """Return the smallest rank of each rank's part, and the free room of all ranks."""
     n_ranks, n_ports = neighbors.shape
@@ -209,7 +260,7 @@ def _best_partition(
     for rank in range(n_ranks):
         for port in range(n_ports):
             if 0 <= neighbors[rank, port] < rank:
-                water[rank, port] = denominator
+                water[rank, port] = denominator * capacity[rank, port]
         while True:
             search += 1
             seen[rank] = search
@@ -324,8 +375,10 @@ class PackingNumber:
     def upper(self) -> float:
         """The quotient (cut links) / (parts - 1) of the partition."""
         if self.colours is not None:
-            return colour_quotient(self.part_of, self.mesh.links, self.colours)
-        return float(quotient(self.part_of, self.mesh.links)) if self.n_parts > 1 else np.inf
+            return colour_quotient(self.part_of, links_of_mesh(self.mesh), self.colours)
+        if self.n_parts == 1:
+            return np.inf
+        return float(quotient(self.part_of, links_of_mesh(self.mesh)))
 
     @property
     def exact(self) -> bool:
@@ -345,7 +398,13 @@ class PackingNumber:
         return cut
 
     def describe(self) -> str:
-        """Return in words which links bind: `the 2 links of corner (0, 0)`."""
+        """Return in words which links bind: `the 2 links of corner (0, 0), 1 of them slow`."""
+        ends = self.part_of[self.mesh.links]
+        is_slow = (ends[:, 0] != ends[:, 1]) & (self.mesh.link_speeds < 1)
+        n_slow = int(np.count_nonzero(is_slow))
+        return self._binding_links() + (f", {n_slow} of them slow" if n_slow else "")
+
+    def _binding_links(self) -> str:
         n_cut, n_live = len(self.cut_links), self.mesh.n_live
         if self.n_parts == 1:
             return "no link: there is one chip"
@@ -399,8 +458,9 @@ def exact_packing_number(mesh: Mesh) -> PackingNumber:
     start = packing_bracket(mesh, n_trees=32) if is_small else packing_bracket(mesh)
     if start.n_parts == 1:
         return start
-    part_of, _ = binding_partition(ports_of_mesh(mesh), mesh.links, start.part_of)
-    return PackingNumber(mesh, float(quotient(part_of, mesh.links)), part_of)
+    links = links_of_mesh(mesh)
+    part_of, _ = binding_partition(ports_of_mesh(mesh), links, start.part_of)
+    return PackingNumber(mesh, float(quotient(part_of, links)), part_of)
 
 
 @lru_cache(maxsize=64)
@@ -421,7 +481,8 @@ def packing_bracket(mesh: Mesh, *, n_trees: int = 256) -> PackingNumber:
         )
     if mesh.n_live == 1:
         return PackingNumber(mesh, np.inf, np.zeros(1, dtype=np.int32))
-    lower, part_of = bracketing_partition(mesh.links, mesh.n_live, n_trees=n_trees, seed=_SEED)
+    links = links_of_mesh(mesh)
+    lower, part_of = bracketing_partition(links, mesh.n_live, n_trees=n_trees, seed=_SEED)
     return PackingNumber(mesh, lower, part_of)
 
 

@@ -3,10 +3,11 @@
 These rules determine every simulated time:
 
 - A **message** is one row of one slice: `payload x (cuts[hi] - cuts[lo]) / slices` bytes. It
-  holds a channel for `message_overhead + bytes / link_bandwidth`. It may start on its next
-  channel one `hop_latency` after it started on this one, and it arrives one `hop_latency` and
-  one holding time after it started on its last. Chips buffer what waits: a message that waits for
-  its next channel keeps none of the earlier ones.
+  holds a channel for `message_overhead + bytes / link_bandwidth`, of a link of speed s for
+  `message_overhead + bytes / (s x link_bandwidth)`, and no shorter any channel after that one. It
+  may start on its next channel one `hop_latency` after it started on this one, and it arrives one
+  `hop_latency` and one holding time after it started on its last. Chips buffer what waits: a
+  message that waits for its next channel keeps none of the earlier ones.
 - It waits for its first channel from the moment when all rows of its `send` hazards are in
   place, in the same slice.
 - It may be written when it has arrived and its `write` hazards are over: rows that read at its
@@ -150,24 +151,28 @@ def simulate(
 def _delays(
     program: Program, fabric: Fabric, payload_bytes: float, slices: int
 ) -> tuple[NDArray[np.int64], float]:
-    """Return the delays of the event loop in ticks, three for each size and a hop's, and a tick."""
+    """Return the delays of the event loop in ticks, and a tick in seconds.
+
+    There are three for each speed and size, and a hop's.
+    """
     sizes = program.fractions * (payload_bytes / slices)
     first_own = len(sizes) - program.n_own_classes
     rate = None if program.schedule.has_scratch else fabric.update_bytes_per_s
-    hold_s = fabric.message_overhead_s + sizes / fabric.link_bandwidth_bytes_per_s
-    hold_s[first_own:] = sizes[first_own:] / (rate or math.inf)
+    bandwidths = program.speeds[:, None] * fabric.link_bandwidth_bytes_per_s
+    hold_s = fabric.message_overhead_s + sizes / bandwidths
+    hold_s[:, first_own:] = sizes[first_own:] / (rate or math.inf)
     add_s = sizes / (fabric.chip_bandwidth_bytes_per_s or math.inf)
     longest_s = max(hold_s.max(initial=0.0), add_s.max(initial=0.0), fabric.hop_latency_s)
     in_all_s = longest_s * slices * (2 * program.n_hops + program.n_rows)
     least_s = max(longest_s / _TICKS_PER_DELAY, in_all_s / _TICKS_IN_ALL)
     # A power of two: halves and quarters of a second stay what they are.
     tick_s = 2.0 ** math.ceil(math.log2(least_s)) if least_s > 0 else 1.0
-    delays = np.empty((len(sizes), events.N_KINDS), dtype=np.int64)
+    delays = np.empty((*hold_s.shape, events.N_KINDS), dtype=np.int64)
     hop = round(fabric.hop_latency_s / tick_s)
-    delays[:, events.RELEASE] = np.rint(hold_s / tick_s)
-    delays[:, events.ARRIVE] = hop + delays[:, events.RELEASE]
-    delays[first_own:, events.ARRIVE] -= hop
-    delays[:, events.ADDED] = np.rint(add_s / tick_s)
+    delays[..., events.RELEASE] = np.rint(hold_s / tick_s)
+    delays[..., events.ARRIVE] = hop + delays[..., events.RELEASE]
+    delays[:, first_own:, events.ARRIVE] -= hop
+    delays[..., events.ADDED] = np.rint(add_s / tick_s)
     return np.append(delays, hop), tick_s
 
 
@@ -242,9 +247,13 @@ def _phase_times(schedule: Schedule, state: State, tick_s: float) -> tuple[Phase
 
 
 def _trace_of(program: Program, levels: NDArray[np.int32], state: State, tick_s: float) -> Trace:
-    key, channel, start = state.trace[state.trace[:, 1] < program.n_channels].T
+    channels = program.tables.hops[state.trace[:, 1]]
+    channels = np.where(channels < 0, ~channels, channels)
+    is_link = channels < program.n_channels
+    channel, (key, hop, start) = channels[is_link], state.trace[is_link].T
     row = (key & 0xFFFFFFFF).astype(np.int32)
-    release = events.N_KINDS * program.tables.rows[row, SIZE_CLASS] + events.RELEASE
+    size_class = program.tables.rows[row, SIZE_CLASS] + program.tables.hop_delay[hop]
+    release = events.N_KINDS * size_class + events.RELEASE
     held = state.delays[release, nodes.TICKS]
     return Trace(
         row=row,

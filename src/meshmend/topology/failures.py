@@ -1,13 +1,15 @@
-"""What can fail, as a value and as text: a block of chips, or one link.
+"""What can fail or be slow, as a value and as text: a block of chips, or one link.
 
-Knows the grammar of `--fail` and nothing of any mesh: the mesh checks whether a block lies
-inside it.
+Knows the grammar of `--fail` and `--slow` and nothing of any mesh: the mesh checks whether a block
+lies inside it.
 
     4x2@6,8        the block of shape 4x2 whose first chip is (6, 8)
     3,4            one chip
     link:3,4-3,5   one link, both directions
     board:3,4      the 2x2 board that holds chip (3, 4)
     host:3,4       the 4x2 host that holds chip (3, 4)
+
+    link:3,4-3,5=0.25   of `--slow`: a link with a quarter of the others' bandwidth
 """
 
 import itertools
@@ -22,6 +24,8 @@ Chip = tuple[int, ...]  # coordinates, one per axis
 
 # The parts that fail together on TPU-like machines; further axes have extent 1.
 REGION_SHAPES: dict[str, tuple[int, int]] = {"board": (2, 2), "host": (4, 2)}
+
+LEAST_SPEED = 0.001  # of a link, as a part of the others' bandwidth
 
 _HOW_TO_WRITE = "write 4x2@6,8 (block), 3,4 (chip), link:3,4-3,5, board:3,4 or host:3,4"
 
@@ -74,6 +78,24 @@ class Link:
 
 
 Failure = Block | Link
+
+
+@dataclass(frozen=True, order=True)
+class SlowLink:
+    """A link and its speed: the part of the fabric's bandwidth that it has, each way."""
+
+    link: Link
+    speed: float
+
+    def __post_init__(self) -> None:
+        if not LEAST_SPEED <= self.speed <= 1:
+            raise TopologyError(
+                f"{self.link} needs a speed from {LEAST_SPEED} to 1, but got {self.speed}; a link "
+                "that is slower than that is better left out with --fail"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.link}={self.speed!r}"
 
 
 def region(kind: str, chip: Chip) -> Block:
@@ -132,6 +154,25 @@ def parse_link(text: str) -> Link:
     if not isinstance(link, Link):
         raise TopologyError(f"a link is written link:0,1-0,2, but got {text!r}")
     return link
+
+
+def parse_slow(text: str) -> SlowLink:
+    """Return the link and its speed that a `--slow` argument such as `link:0,1-0,2=0.25` names.
+
+    Raises:
+        TopologyError: it names no link, or no speed that a link may have.
+    """
+    link, _, speed = text.strip().rpartition("=")
+    try:
+        one, other = link.removeprefix("link:").split("-")
+        if not link.startswith("link:"):
+            raise ValueError(text)
+        return SlowLink(Link.between(_chip(one), _chip(other)), float(speed))
+    except ValueError:
+        raise TopologyError(
+            f"--slow cannot read {text!r}; write link:3,4-3,5=0.25 for a link with a quarter of "
+            "the bandwidth"
+        ) from None
 
 
 def parse_shape(text: str) -> tuple[int, ...]:

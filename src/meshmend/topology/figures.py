@@ -39,6 +39,14 @@ class MeshFigures:
         return degrees
 
     @cached_property
+    def capacities(self) -> NDArray[np.float64]:
+        """What the live links of each rank carry together, in links of full speed."""
+        is_live = self.mesh.neighbor_ranks >= 0
+        capacities: NDArray[np.float64] = np.where(is_live, self.mesh.port_speeds, 0.0).sum(axis=1)
+        capacities.flags.writeable = False
+        return capacities
+
+    @cached_property
     def min_degree(self) -> int:
         """The live links of the rank that has the fewest."""
         return int(self.degrees.min())

@@ -1,7 +1,7 @@
 """The physical mesh: which chips exist, which are alive, which links join them.
 
 Nothing here knows about collectives. A `Mesh` is a value: two meshes with the same shape,
-wrap, failed chips and failed links are equal, and either may key a cache.
+wrap, failed chips, failed links and slow links are equal, and either may key a cache.
 
 A live chip's **rank** is its number in row-major order of the live chips. A chip's **port**
 `2 * axis` leads down that axis, `2 * axis + 1` leads up.
@@ -23,9 +23,11 @@ from meshmend.topology.failures import (
     Chip,
     Failure,
     Link,
+    SlowLink,
     blocks_of,
     format_shape,
     parse_failure,
+    parse_slow,
 )
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ MAX_CHIPS = 1 << 20  # beyond this the tables of ranks and links no longer fit a
 class Mesh:
     """An n-D mesh, some of whose axes may wrap around, some of whose chips or links failed.
 
+    A link has the fabric's bandwidth unless it is among the `slow` ones.
+
     An axis that wraps joins its last chip to its first; on an axis of one or two chips that
     would double a link or join a chip to itself, so there it adds nothing.
     """
@@ -48,6 +52,7 @@ class Mesh:
     wrap: tuple[bool, ...] = ()
     failed: frozenset[Chip] = frozenset()
     failed_links: frozenset[Link] = frozenset()
+    slow: frozenset[SlowLink] = frozenset()
 
     def __post_init__(self) -> None:
         if not self.shape or min(self.shape) < 1:
@@ -69,11 +74,18 @@ class Mesh:
                 f"Mesh needs failed chips inside its shape {format_shape(self.shape)}, but got "
                 f"{_some(outside)}"
             )
-        if unknown := sorted(link for link in self.failed_links if not self.has_link(link)):
+        links = self.failed_links.union(each.link for each in self.slow)
+        if unknown := sorted(link for link in links if not self.has_link(link)):
             raise TopologyError(
                 f"Mesh {format_shape(self.shape)} has no {_some([str(link) for link in unknown])}; "
                 "a link joins two neighbouring chips"
             )
+        if len({each.link for each in self.slow}) < len(self.slow):
+            raise TopologyError(
+                f"Mesh needs one speed for each slow link, but got {_some(sorted(self.slow))}"
+            )
+        if any(each.speed == 1 for each in self.slow):
+            raise TopologyError("Mesh needs slow links to be slow; use Mesh.slowed")
         if len(self.failed) == self.n_chips:
             raise TopologyError(
                 f"Mesh {format_shape(self.shape)} needs at least one live chip, but all "
@@ -111,6 +123,31 @@ class Mesh:
                 self._check_inside(part)
                 chips.difference_update(part.chips())
         return replace(self, failed=frozenset(chips), failed_links=frozenset(links))
+
+    def slowed(self, *links: SlowLink | str) -> "Mesh":
+        """Return this mesh with other speeds, given as values or as `--slow` writes them.
+
+        A speed counts instead of the one before; with 1 a link is as fast as the others.
+
+            >>> print(Mesh((4, 4)).slowed("link:0,0-0,1=0.25"))
+            4x4 slow link:0,0-0,1=0.25
+
+        Raises:
+            TopologyError: a text that cannot be read, a speed that no link has, or no such link.
+        """
+        parts = [parse_slow(each) if isinstance(each, str) else each for each in links]
+        if unknown := [each.link for each in parts if not self.has_link(each.link)]:
+            raise TopologyError(
+                f"Mesh {format_shape(self.shape)} has no {_some([str(each) for each in unknown])}; "
+                "a link joins two neighbouring chips"
+            )
+        speeds = {each.link: each.speed for each in (*sorted(self.slow), *parts)}
+        slow = (SlowLink(link, speed) for link, speed in speeds.items() if speed != 1)
+        return replace(self, slow=frozenset(slow))
+
+    def speed_of(self, link: Link) -> float:
+        """Return the speed of a link of the shape, alive or not."""
+        return next((each.speed for each in self.slow if each.link == link), 1.0)
 
     @property
     def n_chips(self) -> int:
@@ -162,6 +199,32 @@ class Mesh:
         there = self.neighbor_ranks[here, port]
         return _frozen(np.stack([here.astype(np.int32), there], axis=1))
 
+    @cached_property
+    def port_speeds(self) -> NDArray[np.float64]:
+        """The speed of the link behind each port of each rank (ranks, 2 x axes); 1 without one.
+
+        Channel `rank * ports + port` is entry `[rank, port]`.
+        """
+        speeds = np.ones(self.neighbor_ranks.shape)
+        for each in self.slow:
+            ends = (each.link.first, each.link.second)
+            if all(chip in self.rank_of for chip in ends):
+                one, other = (self.rank_of[chip] for chip in ends)
+                speeds[one, self.neighbor_ranks[one] == other] = each.speed
+                speeds[other, self.neighbor_ranks[other] == one] = each.speed
+        return _frozen(speeds)
+
+    @cached_property
+    def link_speeds(self) -> NDArray[np.float64]:
+        """The speed of each link of `links`."""
+        here, port = np.nonzero(self.neighbor_ranks > np.arange(self.n_live)[:, None])
+        return _frozen(self.port_speeds[here, port])
+
+    @cached_property
+    def has_slow(self) -> bool:
+        """Whether a live link is slower than the others."""
+        return bool(self.slow) and bool(self.link_speeds.min(initial=1.0) < 1)
+
     def neighbors(self, chip: Chip) -> tuple[Chip, ...]:
         """Return the live chips that a live link joins to this one."""
         if chip not in self.rank_of:
@@ -192,6 +255,8 @@ class Mesh:
             parts.append(f"wrap {format_wrap(self.wrap)}")
         if failures := self.failures():
             parts.append(f"less {', '.join(map(str, failures))}")
+        if self.slow:
+            parts.append(f"slow {', '.join(map(str, sorted(self.slow)))}")
         return " ".join(parts)
 
     @cached_property
@@ -242,6 +307,6 @@ def _frozen(array: NDArray[_Number]) -> NDArray[_Number]:
     return array
 
 
-def _some(values: list[object] | list[Chip] | list[str]) -> str:
+def _some(values: list[object] | list[Chip] | list[str] | list[SlowLink]) -> str:
     shown = ", ".join(map(str, values[:4]))
     return shown if len(values) <= 4 else f"{shown} and {len(values) - 4} more"

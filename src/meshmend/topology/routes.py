@@ -29,7 +29,8 @@ class Routes:
     """One path for each of some pairs of ranks, sorted by source, then by destination.
 
     The pairs of source s are `pair_ptr[s]:pair_ptr[s + 1]`; pair p leads to `dst[p]` over
-    `channels[hop_ptr[p]:hop_ptr[p + 1]]`, all of it on `virtual_channel[p]`.
+    `channels[hop_ptr[p]:hop_ptr[p + 1]]`, all of it on `virtual_channel[p]`. `speeds` has the
+    speed of each channel; None: all are equal.
     """
 
     n_ranks: int
@@ -40,6 +41,7 @@ class Routes:
     channels: NDArray[np.int32]
     virtual_channel: NDArray[np.uint8]
     n_virtual_channels: int
+    speeds: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         n_pairs = len(self.dst)
@@ -143,6 +145,7 @@ def routes_for(
         channels=channels,
         virtual_channel=virtual_channel,
         n_virtual_channels=tables.n_virtual_channels,
+        speeds=mesh.port_speeds.reshape(-1) if mesh.has_slow else None,
     )
 
 

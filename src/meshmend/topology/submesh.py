@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.errors import TopologyError, UnsupportedError
-from meshmend.topology.failures import Block, Chip, Link
+from meshmend.topology.failures import Block, Chip, Link, SlowLink
 from meshmend.topology.mesh import Mesh
 
 Range = tuple[int, int]  # from, up to
@@ -76,13 +76,19 @@ def box_around(mesh: Mesh, chips: Collection[Chip]) -> Mesh:
     wrap = tuple(
         on and size == whole for on, size, whole in zip(mesh.wrap, shape, mesh.shape, strict=True)
     )
-    links = (
-        Link(moved(link.first), moved(link.second))
-        for link in mesh.failed_links
-        if _within(link.first, tuple(spans)) and _within(link.second, tuple(spans))
+
+    def is_inside(link: Link) -> bool:
+        return _within(link.first, tuple(spans)) and _within(link.second, tuple(spans))
+
+    def moved_link(link: Link) -> Link:
+        return Link(moved(link.first), moved(link.second))
+
+    links = frozenset(moved_link(link) for link in mesh.failed_links if is_inside(link))
+    slow = frozenset(
+        SlowLink(moved_link(each.link), each.speed) for each in mesh.slow if is_inside(each.link)
     )
     failed = frozenset(chip for chip in itertools.product(*map(range, shape)) if chip not in kept)
-    return Mesh(shape, wrap, failed, frozenset(links))
+    return Mesh(shape, wrap, failed, links, slow)
 
 
 def without_lines(mesh: Mesh, axis: int | None = None) -> IntactPart:

@@ -24,7 +24,7 @@ _MOST_NUMBERS: Final = 1 << 23  # to compare at a time; a mesh with more stands 
 class StandIn:
     """The one of all images of a mesh that stands for them; `ranks[r]` is the mesh's own name of r.
 
-    Images of one another have equal stand-ins.
+    Images of one another have equal stand-ins. A mesh with slow links stands for itself.
     """
 
     mesh: Mesh
@@ -65,7 +65,8 @@ def _first_image(mesh: Mesh, maps: list[NDArray[np.int64]]) -> tuple[int, ...]:
     """Return the map of each axis that brings the failures first, in the order of their numbers."""
     n_maps = tuple(map(len, maps))
     n_failures = len(mesh.failed) + len(mesh.failed_links)
-    if not n_failures or math.prod(n_maps) * n_failures > _MOST_NUMBERS:
+    is_alone = bool(mesh.slow) or math.prod(n_maps) * n_failures > _MOST_NUMBERS
+    if not n_failures or is_alone:
         return (0,) * len(maps)
     chips = _images(sorted(mesh.failed), mesh.shape, maps)
     links = sorted(mesh.failed_links)

@@ -1,11 +1,12 @@
 """A mesh as the command line writes it, and back.
 
-`parse_mesh("16x32", wrap="none", fail=["4x2@6,8"])` and `mesh_words(mesh)` undo each other.
+`parse_mesh("16x32", wrap="none", fail=["4x2@6,8"], slow=["link:0,0-0,1=0.25"])` and
+`mesh_words(mesh)` undo each other.
 """
 
 import re
 from collections.abc import Iterable
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from meshmend.config import MeshConfig
 from meshmend.errors import TopologyError
@@ -13,11 +14,13 @@ from meshmend.topology.failures import format_shape, parse_shape
 from meshmend.topology.mesh import Mesh, format_wrap
 
 
-def parse_mesh(text: str, *, wrap: str = "none", fail: Iterable[str] = ()) -> Mesh:
-    """Return the mesh that `--mesh`, `--wrap` and the `--fail` arguments describe.
+def parse_mesh(
+    text: str, *, wrap: str = "none", fail: Iterable[str] = (), slow: Iterable[str] = ()
+) -> Mesh:
+    """Return the mesh that `--mesh`, `--wrap` and the `--fail` and `--slow` arguments describe.
 
     Raises:
-        TopologyError: a text that cannot be read, or a failure outside the mesh.
+        TopologyError: a text that cannot be read, or a failure or a link outside the mesh.
     """
     try:
         shape = parse_shape(text)
@@ -26,7 +29,7 @@ def parse_mesh(text: str, *, wrap: str = "none", fail: Iterable[str] = ()) -> Me
         raise TopologyError(
             f"--mesh needs positive extents joined by x, such as 16x32, but got {text!r}{hint}"
         ) from None
-    return Mesh(shape, parse_wrap(wrap, len(shape))).without(*fail)
+    return Mesh(shape, parse_wrap(wrap, len(shape))).without(*fail).slowed(*slow)
 
 
 def parse_tile(text: str) -> tuple[int, ...]:
@@ -50,7 +53,7 @@ def configured_mesh(config: MeshConfig) -> Mesh:
     Raises:
         TopologyError: a text that cannot be read, or a failure outside the mesh.
     """
-    return parse_mesh(config.shape, wrap=config.wrap, fail=config.fail)
+    return parse_mesh(config.shape, wrap=config.wrap, fail=config.fail, slow=config.slow)
 
 
 def parse_wrap(text: str, n_axes: int) -> tuple[bool, ...]:
@@ -68,20 +71,24 @@ def parse_wrap(text: str, n_axes: int) -> tuple[bool, ...]:
 
 
 class MeshWords(TypedDict):
-    """A mesh as it is written: what `parse_mesh` takes."""
+    """A mesh as it is written: what `parse_mesh` takes; one without slow links has no `slow`."""
 
     shape: str
     wrap: str
     fail: list[str]
+    slow: NotRequired[list[str]]
 
 
 def mesh_words(mesh: Mesh) -> MeshWords:
     """Return the words that describe a mesh."""
-    return {
+    words: MeshWords = {
         "shape": format_shape(mesh.shape),
         "wrap": format_wrap(mesh.wrap),
         "fail": [str(failure) for failure in mesh.failures()],
     }
+    if mesh.slow:  # else files are what they were before links had speeds
+        words["slow"] = [str(each) for each in sorted(mesh.slow)]
+    return words
 
 
 def mesh_config(mesh: Mesh, board: tuple[int, ...] | None = None) -> MeshConfig:
@@ -91,5 +98,6 @@ def mesh_config(mesh: Mesh, board: tuple[int, ...] | None = None) -> MeshConfig:
         shape=words["shape"],
         wrap=words["wrap"],
         fail=tuple(words["fail"]),
+        slow=tuple(words.get("slow", ())),
         board=format_shape(board or ()),
     )

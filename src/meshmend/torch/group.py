@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -114,6 +115,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
     supports_reconfigure = False
     # Of the default group of an elastic job whose replicas are tiles: their shape.
     tile: tuple[int, ...] | None = None
+    plans: Path | None = None  # and the folder of plans that are made ahead
     n_tilings = 0  # calls of `tiles` on this group: all ranks make them in the same order
 
     def __init__(

@@ -32,11 +32,23 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from meshmend.config import COORDINATOR
 from meshmend.errors import InputError, MeshmendError, MismatchError, StalledError, StoppedError
-from meshmend.planning.catalogue import Catalogue, CollectiveCall, payload_class
+from meshmend.planning.catalogue import (
+    QUICK,
+    Catalogue,
+    CollectiveCall,
+    is_remembered,
+    payload_class,
+    proved_schedule,
+)
 from meshmend.planning.files import PlanFile, decode_plan, encode_plan
 from meshmend.planning.plan import plan
+from meshmend.planning.plan_cache import load_plans, planned_calls
+from meshmend.planning.plan_request import SumSizes, tile_sum
 from meshmend.planning.proof import prove
 from meshmend.planning.settings import Settings
+from meshmend.planning.target import Target
+from meshmend.schedule.hazards import Hazards
+from meshmend.schedule.table import Schedule
 from meshmend.topology.failures import format_shape
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.text import parse_tile
@@ -205,7 +217,7 @@ class ColourSums:
             settings=settings,
             tiling=tiling,
             transport=transport_of(place, settings, mesh.live),
-            catalogue=_ColourCatalogue(tiling, settings, place),
+            catalogue=_ColourCatalogue(tiling, settings, place, world),
             # Who waits in Gloo cannot be told that the mesh has changed.
             short_bytes=SHORT_BYTES if world.tile is None else 0,
         )
@@ -218,10 +230,17 @@ class ColourSums:
 class _ColourCatalogue(Catalogue):
     """The tasks of one rank in the sums of all colours; the first rank plans for all."""
 
-    def __init__(self, tiling: Tiling, settings: Settings, place: Any) -> None:
-        super().__init__(tiling.mesh, settings.algorithm, settings.slices, place.group_rank)
+    def __init__(
+        self, tiling: Tiling, settings: Settings, place: Any, world: MeshmendGroup
+    ) -> None:
+        super().__init__(tiling.mesh, settings.planned_algorithm, settings.slices, place.group_rank)
         self._tiling, self._store, self._timeout = tiling, place.store, place.timeout
+        self._is_elastic, self._plans = world.tile is not None, world.plans
         self.is_interrupted = False
+
+    def sizes(self) -> SumSizes:
+        """Return the sums that have had a plan."""
+        return tuple(tile_sum(n_bytes, self._tiling.shape) for _, n_bytes in self._programs)
 
     def algorithm(self, kind: CollectiveCall, n_bytes: int) -> str:
         """Return the name without a plan: a rank that is profiled must not ask for one alone."""
@@ -241,10 +260,10 @@ class _ColourCatalogue(Catalogue):
         """
         name = f"plan-{len(self._programs)}"
         if self._rank == 0:
-            made = plan(self._mesh, tile=self._tiling, payload=class_bytes)
-            file = PlanFile(self._mesh, made.schedule, None, made.target, self._tiling)
+            schedule, hazards = self._made(class_bytes)
+            file = PlanFile(self._mesh, schedule, None, Target(class_bytes), self._tiling)
             self._store.set(name, encode_plan(file))
-            return rank_program(made.schedule, made.hazards, self._rank)
+            return rank_program(schedule, hazards, self._rank)
         file = decode_plan(self._awaited(name), name)
         if file.target.payload_bytes != class_bytes:
             raise MismatchError(
@@ -252,6 +271,22 @@ class _ColourCatalogue(Catalogue):
                 f"of a tile, but rank {dist.get_rank()} up to {class_bytes}; {_WHAT_IT_NEEDS}"
             )
         return rank_program(file.schedule, prove(self._mesh, file.schedule).hazards, self._rank)
+
+    def _made(self, class_bytes: int) -> tuple[Schedule, Hazards]:
+        """Return the fastest plan; in an elastic job, where all wait for it, one without a search.
+
+        Plans for the meshes that a job may have next are made ahead, into a folder.
+        """
+        if not self._is_elastic:
+            made = plan(self._mesh, tile=self._tiling, payload=class_bytes)
+            return made.schedule, made.hazards
+        size = tile_sum(class_bytes, self._tiling.shape)
+        if self._plans is not None:
+            load_plans(self._plans, self._mesh, self._algorithm, [size])
+        [(call, _)] = planned_calls([size])
+        is_ready = is_remembered(self._mesh, self._algorithm, call, class_bytes)
+        algorithm = self._algorithm if is_ready else QUICK
+        return proved_schedule(self._mesh, algorithm, call, class_bytes)
 
     def _awaited(self, name: str) -> bytes:
         """Return what the first chip writes to the store.
@@ -284,6 +319,11 @@ class TwinGroup(MeshmendGroup):
         self._sums = sums
         self._has_warned = False
         super().__init__(options, sums.settings, inner, sums.transport)
+
+    @property
+    def sum_sizes(self) -> SumSizes:
+        """The sums between tiles so far."""
+        return self._sums.catalogue.sizes()
 
     def world_rank(self, place: int) -> int:
         """Return the rank itself: messages of all colours go over all chips in tiles."""

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from meshmend.train.sharding.layerwise import LAMB, LARS, layerwise_groups
     from meshmend.train.state.checkpoint import Saving
     from meshmend.train.torch.job import Job
+    from meshmend.train.torch.tile_job import TileJob
 
-__all__ = ["LAMB", "LARS", "JaxJob", "Job", "Saving", "layerwise_groups"]
+__all__ = ["LAMB", "LARS", "JaxJob", "Job", "Saving", "TileJob", "layerwise_groups"]
 
 _MODULE_OF = {
     "LAMB": "meshmend.train.sharding.layerwise",
@@ -26,12 +27,13 @@ _MODULE_OF = {
     "JaxJob": "meshmend.train.jax.job",
     "Job": "meshmend.train.torch.job",
     "Saving": "meshmend.train.state.checkpoint",
+    "TileJob": "meshmend.train.torch.tile_job",
     "layerwise_groups": "meshmend.train.sharding.layerwise",
 }
 # The extra that holds the packages a name needs, and these packages.
 _NEEDS = {
     "JaxJob": ("jax", ("jax", "optax")),
-    **dict.fromkeys(("Job", "LAMB", "LARS", "layerwise_groups"), ("torch", ("torch",))),
+    **dict.fromkeys(("Job", "LAMB", "LARS", "TileJob", "layerwise_groups"), ("torch", ("torch",))),
 }
 
 

@@ -25,6 +25,7 @@ from meshmend.errors import TopologyError
 from meshmend.kernels import kernel
 from meshmend.topology.graph import distances_from, hops_to_farthest
 from meshmend.topology.mesh import Mesh
+from meshmend.trees.tree_forest import link_goals
 from meshmend.trees.tree_packing import heights_of, hops_to_roots
 
 ROOT: Final = -1
@@ -118,9 +119,10 @@ def colour_trees(
 ) -> ColourTrees:
     """Return `trees_each` trees for each colour, with at most `goal` of them on a link if found.
 
-    Otherwise the busiest link carries as few as were found. The higher the `depth_price`, the
-    shallower the trees; at 0 only loads count. `colour_of` has each rank's colour, -1 for none.
-    Time grows as trees x chips x rounds. Deterministic for a seed.
+    A slow link is to carry so much less as it is slower. Otherwise the busiest link carries as few
+    as were found. The higher the `depth_price`, the shallower the trees; at 0 only loads count.
+    `colour_of` has each rank's colour, -1 for none. Time grows as trees x chips x rounds.
+    Deterministic for a seed.
 
     Raises:
         TopologyError: the mesh is not connected, or a figure is out of range.
@@ -139,6 +141,9 @@ def colour_trees(
     n_trees, link_of = len(colour_of_tree), _link_numbers(mesh)
     parents = np.full((n_trees, mesh.n_live), OUTSIDE, dtype=np.int32)
     load = np.zeros(len(mesh.links), dtype=np.int64)
+    speeds = np.ones(len(load))
+    speeds[link_of[link_of >= 0]] = mesh.port_speeds[link_of >= 0]
+    goals = link_goals(speeds, goal).astype(np.float64)
     history = np.zeros(len(mesh.links))
     best, best_cost, best_round = parents, (np.inf, np.inf, np.inf), 0
     for number in range(_ROUNDS):
@@ -150,13 +155,15 @@ def colour_trees(
             random.permutation(n_trees),
             1 + _NOISE * random.random((n_trees, len(load))),
             history,
-            (float(goal), _PRESSURE_PER_ROUND * (number + 1), depth_price),
+            goals,
+            (_PRESSURE_PER_ROUND * (number + 1), depth_price),
             load,
             parents,
         )
-        too_many = np.maximum(0, load - goal)
+        too_many = np.maximum(0, load - goals)
         depth = _depth(parents)
-        cost = (float(max(goal, load.max(initial=0))), float(too_many.sum()), depth)
+        busiest = float((load / speeds).max(initial=0.0))
+        cost = (max(float(goal), busiest), float(too_many.sum()), depth)
         if cost < best_cost:
             best, best_cost, best_round = parents.copy(), cost, number
         if number - best_round > _PATIENCE:
@@ -190,9 +197,11 @@ def _centres(mesh: Mesh, members: NDArray[np.bool_]) -> list[NDArray[np.intp]]:
 
 
 @kernel
-def _lay_all(neighbors, link_of, wanted, roots, order, noise, history, prices, load, parents):  # type: ignore[no-untyped-def]
+def _lay_all(  # type: ignore[no-untyped-def]
+    neighbors, link_of, wanted, roots, order, noise, history, goals, prices, load, parents
+):
     """Take each tree out and lay it anew, in order; `load` counts the trees on each link."""
-    goal, pressure, depth_price = prices
+    pressure, depth_price = prices
     n_ranks = neighbors.shape[0]
     price = np.empty(len(load))
     key = np.empty(n_ranks)
@@ -204,9 +213,9 @@ def _lay_all(neighbors, link_of, wanted, roots, order, noise, history, prices, l
         parent = parents[tree]
         _count_links(neighbors, link_of, parent, load, -1)
         for link in range(len(load)):
-            too_many = max(0.0, load[link] + 1 - goal)
+            too_many = max(0.0, load[link] + 1 - goals[link])
             price[link] = (1 + history[link]) * (1 + pressure * too_many) * noise[tree, link]
-            price[link] += _SPREAD * load[link] / goal
+            price[link] += _SPREAD * load[link] / max(1.0, goals[link])
         _grow(
             neighbors, link_of, price, wanted[tree], roots[tree], depth_price, parent, depth,
             (key, via, heap, where),

@@ -3,9 +3,9 @@
 In an all-gather every rank receives each chunk once, so what comes in over the links of a rank is
 given; only how it is divided between them is not. The busiest channels are those of the rank with
 the fewest links, and no tree can help that. So the trees start as shortest ways from the owners,
-and then ranks change their parents until no channel carries more than its part there. Other ranks
-have more links than they need, which is why this soon succeeds. A reduce-scatter is the same
-backwards.
+and then ranks change their parents until no channel carries more than its part there, and a slow
+one so much less. Other ranks have more links than they need, which is why this soon succeeds. A
+reduce-scatter is the same backwards.
 
 A **balanced packing** (`tree_balanced`) divides the load of both directions together, which an
 allreduce needs: around holes it loads one direction by up to half more.
@@ -20,7 +20,7 @@ from meshmend.kernels import kernel
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.graph import breadth_first
 from meshmend.topology.mesh import Mesh
-from meshmend.trees.tree_forest import random_below, random_state
+from meshmend.trees.tree_forest import link_goals, random_below, random_state
 from meshmend.trees.tree_packing import TreePacking
 
 Ranks = NDArray[np.int32]
@@ -47,12 +47,26 @@ def owner_order(n_ranks: int, chunks_each: int) -> Ranks:
 
 def rooted_chunks_each(mesh: Mesh) -> int:
     """Return how many chunks each rank should own, so that links can be loaded alike."""
-    n_others, n_links = mesh.n_live - 1, max(1, mesh_figures(mesh).min_degree)
 
     def cost(each: int) -> float:
-        return -(-each * n_others // n_links) / each * _WORTH_A_CHUNK**each
+        return _least_goal(mesh, each) / each * _WORTH_A_CHUNK**each
 
     return min(range(1, max(1, min(_MOST_CHUNKS_EACH, _MOST_CHUNKS // mesh.n_live)) + 1), key=cost)
+
+
+def _least_goal(mesh: Mesh, chunks_each: int) -> int:
+    """Return how many chunks a channel of full speed must carry, wherever the trees go."""
+    n_others = chunks_each * (mesh.n_live - 1)
+    goal = -(-n_others // max(1, mesh_figures(mesh).min_degree))
+    is_live = mesh.neighbor_ranks >= 0
+    while mesh.has_slow and np.any((is_live * _goals(mesh, goal)).sum(axis=1) < n_others):
+        goal += 1
+    return goal
+
+
+def _goals(mesh: Mesh, goal: int) -> NDArray[np.int32]:
+    """Return how many chunks each channel may carry (ranks, ports)."""
+    return link_goals(mesh.port_speeds, goal)
 
 
 def rooted_packing(mesh: Mesh, *, chunks_each: int) -> TreePacking:
@@ -61,18 +75,18 @@ def rooted_packing(mesh: Mesh, *, chunks_each: int) -> TreePacking:
     Deterministic. Time grows with chunks x ranks.
     """
     owners = owner_order(mesh.n_live, chunks_each)
-    n_others = chunks_each * (mesh.n_live - 1)
-    goal = -(-n_others // max(1, mesh_figures(mesh).min_degree))
+    goal = _least_goal(mesh, chunks_each)
     parents = np.full((len(owners), mesh.n_live), -1, dtype=np.int32)
     n_moves = max(_LEAST_MOVES, _MOVES_PER_RANK_AND_TREE * parents.size)
     random = random_state(0)
-    ports, loads, hops = _grown(mesh.neighbor_ranks, owners, random)
+    slowness = np.rint(256 / mesh.port_speeds).astype(np.int64)
+    ports, loads, hops = _grown(mesh.neighbor_ranks, slowness, owners, random)
     # Where short ways do not suffice, as in a corridor beside a hole, they may be as long as those
     # to the farthest rank, then longer.
     farthest = int(hops.max(initial=0))
     longest = (0, farthest, 2 * farthest)
     for attempt in range(_MOST_GOALS):
-        search = (goal, longest[min(attempt, 2)], n_moves, random)
+        search = (_goals(mesh, goal), longest[min(attempt, 2)], n_moves, random)
         if not _evened(mesh.neighbor_ranks, owners, ports, loads, hops, *search):
             break
         if attempt >= 2:
@@ -83,10 +97,10 @@ def rooted_packing(mesh: Mesh, *, chunks_each: int) -> TreePacking:
 
 
 @kernel
-def _grown(neighbors, owners, random):  # type: ignore[no-untyped-def]
+def _grown(neighbors, slowness, owners, random):  # type: ignore[no-untyped-def]
     """Return shortest ways: each rank's port to its parent in each tree, loads, and hops.
 
-    Of several parents it is the one whose channel has carried the least.
+    Of several parents it is the one whose channel has carried the least, a slow one counts more.
     """
     n_chunks, (n_ranks, n_ports) = len(owners), neighbors.shape
     ports = np.full((n_chunks, n_ranks), -1, dtype=np.int32)
@@ -103,7 +117,8 @@ def _grown(neighbors, owners, random):  # type: ignore[no-untyped-def]
                 beside = neighbors[rank, port]
                 if beside < 0 or hops[chunk, beside] >= hops[chunk, rank]:
                     continue
-                if best < 0 or loads[rank, port] < loads[rank, best]:
+                load = (loads[rank, port] + 1) * slowness[rank, port]
+                if best < 0 or load < (loads[rank, best] + 1) * slowness[rank, best]:
                     best = port
             ports[chunk, rank] = best
             loads[rank, best] += 1
@@ -111,8 +126,8 @@ def _grown(neighbors, owners, random):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _evened(neighbors, owners, ports, loads, hops, goal, longest, n_moves, random):  # type: ignore[no-untyped-def]
-    """Move ranks to other parents until no channel carries more than the goal; else return True.
+def _evened(neighbors, owners, ports, loads, hops, goals, longest, n_moves, random):  # type: ignore[no-untyped-def]
+    """Move ranks to other parents until no channel carries more than its goal; else return True.
 
     Half of the tries begin at a channel that carries too much, the others anywhere: they make room
     where the new parent hangs below the rank itself. `hops` are those of the shortest ways. No way
@@ -126,7 +141,7 @@ def _evened(neighbors, owners, ports, loads, hops, goal, longest, n_moves, rando
             n_crowded = 0
             for rank in range(n_ranks):
                 for port in range(n_ports):
-                    if loads[rank, port] > goal:
+                    if loads[rank, port] > goals[rank, port]:
                         crowded[n_crowded, 0], crowded[n_crowded, 1] = rank, port
                         n_crowded += 1
             if n_crowded == 0:
@@ -142,7 +157,7 @@ def _evened(neighbors, owners, ports, loads, hops, goal, longest, n_moves, rando
                 chunk = (chunk + 1) % n_chunks
         old, new = ports[chunk, rank], random_below(random, n_ports)
         parent = neighbors[rank, new]
-        if old < 0 or new == old or parent < 0 or loads[rank, new] >= goal:
+        if old < 0 or new == old or parent < 0 or loads[rank, new] >= goals[rank, new]:
             continue
         # The way of the new parent: it must not pass the rank, nor make its own way too long.
         above, here = 1, parent
@@ -154,4 +169,4 @@ def _evened(neighbors, owners, ports, loads, hops, goal, longest, n_moves, rando
         ports[chunk, rank] = new
         loads[rank, old] -= 1
         loads[rank, new] += 1
-    return bool(loads.max() > goal)
+    return bool(np.any(loads > goals))

@@ -67,14 +67,14 @@ def balance_loads(
 ) -> int:
     """Change a forest until no link carries more than `goal` trees; return the load left above it.
 
-    No tree becomes deeper than `cap`, if none was before. Runs rounds of chains, with kicks between
-    them, until `idle_rounds` rounds in a row gain nothing, or more than `hopeless_load` is left
-    after one. With `roots`, a round without gain is followed by a tree that is grown again from
-    one of these ranks.
+    A slow link is to carry so much less as it is slower. No tree becomes deeper than `cap`, if none
+    was before. Runs rounds of chains, with kicks between them, until `idle_rounds` rounds in a row
+    gain nothing, or more than `hopeless_load` is left after one. With `roots`, a round without gain
+    is followed by a tree that is grown again from one of these ranks.
     """
     arrays = (forest.ways, forest.ends, forest.state, forest.load, forest.random)
     roots = np.empty(0, dtype=np.int32) if roots is None else roots
-    return int(_balance(*arrays, roots, goal, cap, idle_rounds, hopeless_load))
+    return int(_balance(*arrays, roots, forest.goals(goal), cap, idle_rounds, hopeless_load))
 
 
 @kernel
@@ -85,7 +85,7 @@ def _balance(
     load: Ints,
     random: Words,
     roots: Ints,
-    goal: int,
+    goals: Ints,
     cap: int,
     idle_rounds: int,
     hopeless_load: int,
@@ -95,31 +95,31 @@ def _balance(
     scratch = np.empty((3, len(ways)), np.int32)
     least, rounds_left = np.int64(1) << 60, idle_rounds
     while True:
-        while _chains(ways, ends, state, load, trail, goal, cap, scratch[0]) > 0:
+        while _chains(ways, ends, state, load, trail, goals, cap, scratch[0]) > 0:
             pass
         left = np.int64(0)
         for e in range(len(load)):
-            left += max(0, load[e] - goal)
+            left += max(0, load[e] - goals[e])
         rounds_left = idle_rounds if left < least else rounds_left - 1
         least = min(least, left)
         if left == 0 or left > hopeless_load or rounds_left == 0:
             return int(left)
         if len(roots) > 0 and rounds_left < idle_rounds:
-            _regrow(ways, ends, state, load, random, goal, roots, scratch)
+            _regrow(ways, ends, state, load, random, goals, roots, scratch)
         for e in range(len(load)):
-            for _ in range(_KICKS_PER_EXCESS_LOAD * (load[e] - goal)):
-                if load[e] > goal:
-                    _kick(ways, ends, state, load, random, e, goal, cap, scratch)
+            for _ in range(_KICKS_PER_EXCESS_LOAD * (load[e] - goals[e])):
+                if load[e] > goals[e]:
+                    _kick(ways, ends, state, load, random, e, goals, cap, scratch)
 
 
 @plain_kernel
 def _chains(
-    ways: Ints, ends: Ints, state: Ints, load: Ints, trail: Ints, goal: int, cap: int, stack: Ints
+    ways: Ints, ends: Ints, state: Ints, load: Ints, trail: Ints, goals: Ints, cap: int, stack: Ints
 ) -> int:
     """Search once from all overloaded links, make each chain's moves, return how many succeed."""
     n_chains, head, tail = 0, 0, 0
     for e in range(len(load)):
-        trail[e, _SEEN] = load[e] > goal
+        trail[e, _SEEN] = load[e] > goals[e]
         if trail[e, _SEEN]:
             trail[tail, _QUEUE] = e
             trail[e, _SOURCE] = e
@@ -127,12 +127,13 @@ def _chains(
             tail += 1
     while head < tail:
         e = trail[head, _QUEUE]
+        source = trail[e, _SOURCE]
         head += 1
         for end in range(2):
             v = ends[e, end]
             for k in range(state.shape[1]):
                 port = state[v, k, PORT]
-                if port < 0 or ways[v, port, LINK] != e or load[trail[e, _SOURCE]] <= goal:
+                if port < 0 or ways[v, port, LINK] != e or load[source] <= goals[source]:
                     continue
                 for p in range(ways.shape[1]):
                     f = ways[v, p, LINK]
@@ -141,9 +142,9 @@ def _chains(
                     trail[f, _SEEN] = 1
                     trail[f, _SOURCE], trail[f, _BEFORE] = trail[e, _SOURCE], e
                     trail[f, _RANK], trail[f, _TREE], trail[f, _OUT] = v, k, p
-                    if load[f] < goal:
+                    if load[f] < goals[f]:
                         n_chains += _follow(ways, state, load, trail, f, cap, stack)
-                        trail[f, _SEEN] = load[f] >= goal
+                        trail[f, _SEEN] = load[f] >= goals[f]
                         break
                     trail[tail, _QUEUE] = f
                     tail += 1
@@ -179,14 +180,14 @@ def _regrow(
     state: Ints,
     load: Ints,
     random: Words,
-    goal: int,
+    goals: Ints,
     roots: Ints,
     scratch: Ints,
 ) -> None:
     """Grow one tree that uses an overloaded link again, from a random one of `roots`."""
     e, lowest = -1, 1 << 30
     for f in range(len(load)):
-        if load[f] > goal:
+        if load[f] > goals[f]:
             key = random_below(random, 1 << 16)
             if key < lowest:
                 e, lowest = f, key
@@ -220,7 +221,7 @@ def _kick(
     load: Ints,
     random: Words,
     e: int,
-    goal: int,
+    goals: Ints,
     cap: int,
     scratch: Ints,
 ) -> None:
@@ -233,10 +234,10 @@ def _kick(
     for f in range(len(load)):
         x, y = ends[f, 0], ends[f, 1]
         # Now `near` is 0 or more on the side of e's second end, and -1 on the other.
-        if f == e or load[f] > goal or (near[x] < 0) == (near[y] < 0):
+        if f == e or load[f] > goals[f] or (near[x] < 0) == (near[y] < 0):
             continue
         if eccentricity[x] + eccentricity[y] + 1 <= 2 * cap:
-            key = random_below(random, 1 << 16) + (int(load[f] >= goal) << 16)
+            key = random_below(random, 1 << 16) + (int(load[f] >= goals[f]) << 16)
             if key < lowest:
                 best, lowest = f, key
     if best >= 0:
@@ -318,13 +319,13 @@ def forest_within(figures: MeshFigures, n_trees: int, depth_slack: int, seed: in
         forests.append(_grown(figures, n_trees, roots, seed=seed, attempt=attempt))
         if not balance_loads(forests[-1], goal, cap, idle_rounds=idle_rounds, roots=roots):
             return forests[-1]
-    best = min(forests, key=lambda forest: int(forest.load.max()))
-    low, high = goal + 1, int(best.load.max())
+    best = min(forests, key=lambda forest: forest.busiest)
+    low, high = goal + 1, best.busiest
     while low < high:
         middle = (low + high) // 2
         if balance_loads(best, middle, cap, idle_rounds=idle_rounds):
             low = middle + 1
-        high = min(high, int(best.load.max()))
+        high = min(high, best.busiest)
     return best
 
 

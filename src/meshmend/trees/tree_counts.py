@@ -5,7 +5,11 @@ Uses the figures of a mesh only, not its trees.
 
 import math
 
+import numpy as np
+
 from meshmend.topology.figures import MeshFigures
+from meshmend.topology.mesh import Mesh
+from meshmend.trees.tree_forest import link_goals
 
 # More trees than this lower the least load of no mesh in `benchmarks/trees.py` by 1 % (32x32 with
 # a hole: 14/27 = 0.5185 for 27 trees, 0.5173 for any number), and the time to plan grows with them.
@@ -17,13 +21,28 @@ def least_load(figures: MeshFigures, n_trees: int) -> int:
     """Return a number of trees that some link must carry, whatever the trees.
 
     All trees together use `n_trees x (ranks - 1)` links, and each tree has to reach the rank
-    with the fewest links over one of them.
+    with the fewest links over one of them. Of slow links it is the number that a link of full speed
+    carries while they carry as much less as they are slower.
     """
     mesh = figures.mesh
     if mesh.n_live == 1:
         return 0
     n_uses = n_trees * (mesh.n_live - 1)
-    return max(-(-n_uses // len(mesh.links)), -(-n_trees // figures.min_degree))
+    least = max(-(-n_uses // len(mesh.links)), -(-n_trees // figures.min_degree))
+    while mesh.has_slow and not _may_fit(mesh, n_trees, least):
+        least += 1
+    return least
+
+
+def _may_fit(mesh: Mesh, n_trees: int, load: int) -> bool:
+    """Whether links, and those of each rank, have room for so many trees, a full link for `load`.
+
+    A link has room for whole trees only.
+    """
+    room = link_goals(mesh.link_speeds, load)
+    at_rank = np.zeros(mesh.n_live, dtype=np.int64)
+    np.add.at(at_rank, mesh.links, room[:, None])
+    return bool(room.sum() >= n_trees * (mesh.n_live - 1) and at_rank.min() >= n_trees)
 
 
 def pace(figures: MeshFigures, n_trees: int, gap: float) -> int:

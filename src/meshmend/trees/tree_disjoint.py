@@ -105,7 +105,9 @@ def _by_channel(forest: Forest) -> Forest:
     rank, out = np.nonzero(ways[..., NEIGHBOR] >= 0)
     ways[rank, out, LINK] = np.arange(len(rank), dtype=np.int32)
     ends = np.stack([rank, ways[rank, out, NEIGHBOR]], axis=1).astype(np.int32)
-    return Forest(ways, ends, forest.state, np.zeros(len(rank), dtype=np.int32), forest.random)
+    load = np.zeros(len(rank), dtype=np.int32)
+    speeds = np.ones(len(rank))  # channels are told apart here, not links
+    return Forest(ways, ends, forest.state, load, forest.random, speeds)
 
 
 def _layers(forest: Forest, roots: Ints, windows: Floats, caps: Ints, goal: float) -> Layers:

@@ -7,6 +7,7 @@ them in place, because Numba runs that fast:
     array         entry       unit   meaning
     ways[v, p]    [NEIGHBOR]  rank   the rank behind port p of rank v, -1: none
                   [LINK]      link   the link to it, -1: none
+                  [SLOWNESS]  256ths how much longer than on a full link a byte takes on it
     state[v, k]   [PORT]      port   of rank v, to its parent in tree k, -1: v is the root
                   [DEPTH]     hops   from v up to the root of tree k
                   [HEIGHT]    hops   from v down to the deepest rank below it
@@ -42,6 +43,7 @@ from meshmend.topology.mesh import Mesh
 
 NEIGHBOR: Final = 0
 LINK: Final = 1
+SLOWNESS: Final = 2
 PORT: Final = 0
 DEPTH: Final = 1
 HEIGHT: Final = 2
@@ -54,11 +56,29 @@ Words = NDArray[np.uint64]
 class Forest:
     """Trees under construction; the arrays change, as the module says."""
 
-    ways: Ints  # (ranks, ports, 2)
+    ways: Ints  # (ranks, ports, 3)
     ends: Ints  # (links, 2): the ranks that a link joins
     state: Ints  # (ranks, trees, 3)
     load: Ints  # (links,)
     random: Words  # the state of the random numbers, one word
+    speeds: NDArray[np.float64]  # (links,)
+
+    def goals(self, goal: int) -> Ints:
+        """Return how many trees each link may carry if one of full speed may carry `goal`."""
+        return link_goals(self.speeds, goal)
+
+    @property
+    def busiest(self) -> int:
+        """The least goal that no link exceeds."""
+        return int(np.ceil(self.load / self.speeds - _ROUNDING).max(initial=0))
+
+
+def link_goals(speeds: NDArray[np.float64], goal: int) -> Ints:
+    """Return how many trees links of these speeds may carry if a full link may carry `goal`."""
+    return np.floor(goal * speeds + _ROUNDING).astype(np.int32)
+
+
+_ROUNDING: Final = 1e-9
 
 
 def empty_forest(mesh: Mesh, n_trees: int, seed: int) -> Forest:
@@ -66,8 +86,9 @@ def empty_forest(mesh: Mesh, n_trees: int, seed: int) -> Forest:
     neighbors = mesh.neighbor_ranks
     here, out = np.nonzero(neighbors > np.arange(mesh.n_live)[:, None])
     there, number = neighbors[here, out], np.arange(len(here), dtype=np.int32)
-    ways = np.full((*neighbors.shape, 2), -1, dtype=np.int32)
+    ways = np.full((*neighbors.shape, 3), -1, dtype=np.int32)
     ways[..., NEIGHBOR] = neighbors
+    ways[..., SLOWNESS] = np.rint(256 / mesh.port_speeds)
     ways[here, out, LINK] = number
     ways[there, out ^ 1, LINK] = number
     state = np.zeros((mesh.n_live, n_trees, 3), dtype=np.int32)
@@ -78,6 +99,7 @@ def empty_forest(mesh: Mesh, n_trees: int, seed: int) -> Forest:
         state=state,
         load=np.zeros(len(here), dtype=np.int32),
         random=random_state(seed),
+        speeds=mesh.link_speeds,
     )
 
 
@@ -99,7 +121,10 @@ def random_below(random: Words, bound: int) -> int:
 
 @kernel
 def grow_all(ways: Ints, state: Ints, load: Ints, random: Words, roots: Ints) -> None:
-    """Make each tree a shortest-path tree from its root that favours links of low load."""
+    """Make each tree a shortest-path tree from its root that favours links of low load.
+
+    A load counts more on a slow link.
+    """
     near, order = np.empty(len(ways), np.int32), np.empty(len(ways), np.int32)
     for k in range(len(roots)):
         grow(ways, state, load, random, k, roots[k], near, order)
@@ -126,7 +151,8 @@ def grow(
         for p in range(ways.shape[1]):
             w = ways[v, p, NEIGHBOR]
             if w >= 0 and near[w] < near[v]:
-                key = (load[ways[v, p, LINK]] << 8) + random_below(random, 256)
+                slowness = ways[v, p, SLOWNESS]
+                key = (load[ways[v, p, LINK]] + 1) * slowness + random_below(random, 256)
                 if key < lowest:
                     best, lowest = p, key
         state[v, k, PORT] = best

@@ -120,6 +120,20 @@ class TreePacking:
         """The part of the payload that the busiest link carries, each way (0: a single chip)."""
         return float(self.edge_loads.max(initial=0.0))
 
+    def slowest_load(self, mesh: Mesh, *, up_alone: bool) -> float:
+        """Return what the link that takes longest would carry in that time at full speed.
+
+        It is a part of the payload, each way; with `up_alone`, of what goes towards roots.
+        """
+        tree, child = np.nonzero(self.parents >= 0)
+        parent = self.parents[tree, child]
+        port = np.argmax(mesh.neighbor_ranks[child] == parent[:, None], axis=1)
+        loads = np.zeros(mesh.neighbor_ranks.shape)
+        np.add.at(loads, (child, port), self.weights[tree])
+        if not up_alone:
+            np.add.at(loads, (parent, port ^ 1), self.weights[tree])
+        return float((loads / mesh.port_speeds).max(initial=0.0))
+
     @property
     def most_trees_up(self) -> int:
         """How many trees the busiest channel carries towards their roots (0: a single chip)."""

@@ -192,6 +192,40 @@ def test_a_flood_fills_every_link_both_ways_and_waits_for_nothing() -> None:
     )
 
 
+def test_a_flood_leaves_out_slow_links() -> None:
+    mesh = parse_mesh("2x3", slow=["link:0,0-0,1=0.5", "link:0,1-0,2=0.9"])
+
+    probe = figures._flood(mesh, "flood", 2, 64)
+
+    ends = probe.schedule.src.tolist(), probe.schedule.dst.tolist()
+    links = {tuple(sorted(pair)) for pair in zip(*ends, strict=True)}
+    assert len(links) == len(mesh.links) - 2
+    assert not links & {(0, 1), (1, 2)}
+
+
+def test_bench_compares_with_the_plan_that_does_not_know_the_speeds() -> None:
+    require_testbed()
+    request = BenchmarkRequest(
+        parse_mesh("3x3", slow=["link:0,0-0,1=0.1"]),
+        (1 << 18,),
+        link_bandwidth=50e6 / 8,
+        repeat=2,
+    )
+
+    measured = run_benchmark(request, no_progress)
+
+    point = measured.sweep[0]
+    known, unknown = point.results
+    assert (known.name, unknown.name) == ("auto", "auto, speeds unknown")
+    assert known.correct
+    assert unknown.correct
+    assert point.limit_s == pytest.approx((1 << 18) / 6.25e6 / 1.1)
+    assert known.predicted_s is not None
+    assert unknown.predicted_s is not None
+    assert 1.8 * known.predicted_s < unknown.predicted_s
+    assert min(known.times_s) < min(unknown.times_s)  # by far: no busy machine turns it round
+
+
 def test_a_ping_goes_to_and_fro_between_pairs_that_share_no_chip() -> None:
     mesh = parse_mesh("3x4", fail=["1,1"])
 

@@ -112,8 +112,13 @@ def test_the_smallest_mesh_is_two_chips_and_a_link() -> None:
         "link add name up1 mtu 9000 netns /ns/0 type veth peer name down1 mtu 9000 netns /ns/1"
     ]
     assert rate_commands(mesh, 1.25e6)[0].splitlines() == [
-        "qdisc add dev up1 root tbf rate 10000000bit burst 10kb limit 1mb"
+        "qdisc replace dev up1 root tbf rate 10000000bit burst 10kb limit 1mb"
     ]
+    slow = mesh.slowed("link:0,0-0,1=0.25")
+    for chip, port in ((0, "up1"), (1, "down1")):
+        assert rate_commands(slow, 1.25e6)[chip].splitlines() == [
+            f"qdisc replace dev {port} root tbf rate 2500000bit burst 10kb limit 1mb"
+        ]
     assert "address add 10.0.0.2/32 dev chip" in chip_commands(1)
     assert change_commands(None, mesh)[1].splitlines() == [
         "route flush table main",

@@ -221,6 +221,19 @@ def test_a_link_carries_the_rate_that_was_asked_for(bed: Testbed) -> None:
     until(lambda: 0.8 < link_rate(bed, Link((0, 0), (0, 1))).ratio < 1.05)
 
 
+def test_a_link_made_slow_carries_so_much_less_until_it_is_made_fast_again(bed: Testbed) -> None:
+    slow, link = "link:0,0-0,1=0.25", Link((0, 0), (0, 1))
+
+    assert str(bed.slow(slow)) == f"3x3 less 1,1 slow {slow}"
+    until(lambda: 0.8 < link_rate(bed, link).ratio < 1.05)
+    assert link_rate(bed, link).asked_bytes_per_s == BANDWIDTH / 4
+    bed.fail("2,2")
+    assert bed.mesh.speed_of(link) == 0.25  # a failure elsewhere changes no speed
+    bed.slow("link:0,0-0,1=1")
+    assert not bed.mesh.slow
+    until(lambda: 0.8 < link_rate(bed, link).ratio < 1.05)
+
+
 def test_down_leaves_no_process_no_record_and_no_interface(run_dir: Path) -> None:
     before = interfaces()
     with Testbed.up(Mesh((2, 2)), link_bandwidth=BANDWIDTH) as bed:

@@ -177,7 +177,7 @@ def test_a_folder_of_images_or_texts_can_be_learnt_from(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ({"model": "vgg"}, "the model needs to be one of resnet, bert, but got 'vgg'"),
+        ({"model": "vgg"}, "the model needs to be one of resnet, bert, gpt, but got 'vgg'"),
         ({"model": "bert", "size": "huge"}, "size needs to be one of tiny, full, but got 'huge'"),
         ({"model": "resnet", "norm": "none"}, "norm needs to be one of batch, group, but got"),
     ],

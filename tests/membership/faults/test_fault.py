@@ -6,7 +6,14 @@ from hypothesis import strategies as st
 
 from generated_faults import MESH, faults
 from meshmend.errors import InputError
-from meshmend.membership.faults.fault import COORDINATOR, Fault, FaultKind, Moment, parse_fault
+from meshmend.membership.faults.fault import (
+    COORDINATOR,
+    Fault,
+    FaultKind,
+    Moment,
+    Part,
+    parse_fault,
+)
 from meshmend.topology.failures import Block, Link
 
 BOARD = Block((2, 2), (0, 2))
@@ -40,6 +47,9 @@ LINK = Link((0, 1), (0, 2))
         ("cut link:0,1-0,2 at 30", Fault(FaultKind.CUT, LINK, at_step=30)),
         ("repair link:0,2-0,1 at 30", Fault(FaultKind.REPAIR, LINK, at_step=30)),
         ("repair 2x2@0,2 at 60", Fault(FaultKind.REPAIR, BOARD, at_step=60)),
+        ("flip gradient 1,1 at 40", Fault(FaultKind.FLIP, CHIP, 40, part=Part.GRADIENT)),
+        ("flip  state  2x2@0,2 at 40", Fault(FaultKind.FLIP, BOARD, 40, part=Part.STATE)),
+        ("wrong 1,1 from 40", Fault(FaultKind.WRONG, CHIP, 40)),
     ],
 )
 def test_a_fault_is_read(text: str, fault: Fault) -> None:
@@ -116,6 +126,16 @@ def test_the_words_of_a_fault_name_that_fault(fault: Fault) -> None:
         ("hang 1,1 at 3 in reduce", "only a kill of chips at a step can"),
         ("kill 1,1 at 3s in reduce", "only a kill of chips at a step can"),
         ("kill coordinator at 3 in reduce", "only a kill of chips at a step can"),
+        ("flip 1,1 at 3", "needs one of gradient, weights, sum, state after flip"),
+        ("flip head 1,1 at 3", "cannot read"),
+        ("kill gradient 1,1 at 3", "needs one of gradient, weights, sum, state after flip, and"),
+        ("flip sum 1,1 at 3s", "flip sum 1,1 needs a step, and no duration"),
+        ("flip sum 1,1 at 3 for 5s", "needs a step, and no duration"),
+        ("flip sum 1,1 from 3", "only wrong begins at a step and goes on"),
+        ("flip sum coordinator at 3", "flip needs chips, such as 1,1"),
+        ("wrong link:0,1-0,2 from 3", "wrong needs chips, such as 1,1"),
+        ("wrong 1,1 at 3", "only wrong begins at a step and goes on"),
+        ("kill 1,1 from 3", "only wrong begins at a step and goes on"),
     ],
 )
 def test_what_cannot_happen_is_refused_in_one_line(text: str, match: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshmend.membership.faults.fault import Moment, parse_fault
+from meshmend.membership.faults.fault import Moment, Part, parse_fault
 from meshmend.membership.faults.fault_injector import SelfInjection
 from meshmend.topology.text import parse_mesh
 
@@ -60,3 +60,21 @@ def test_a_worker_leaves_alone_what_is_not_for_it(signals: list[tuple[str, int]]
         faults.at(moment, 7)
 
     assert signals == []
+
+
+def test_a_bit_is_flipped_once_in_the_step_after_the_one_that_is_named() -> None:
+    faults = injection("flip sum 1,1 at 7", "flip state 0,0 at 7")
+
+    flipped = [(part, step) for step in (6, 7, 7, 8) for part in Part if faults.flips(part, step)]
+
+    assert flipped == [(Part.SUM, 7)]
+    assert not faults.has_wrong_numbers
+
+
+def test_a_chip_that_is_wrong_is_so_in_every_fifth_step() -> None:
+    faults = injection("wrong 1,1 from 7")
+
+    flipped = [(part, step) for step in range(20) for part in Part if faults.flips(part, step)]
+
+    assert flipped == [(Part.GRADIENT, step) for step in (7, 12, 17)]
+    assert faults.flips(Part.GRADIENT, 12)  # a step that is done again is wrong again

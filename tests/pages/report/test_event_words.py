@@ -84,6 +84,17 @@ SENTENCES = [
     (events.StatesDiffer((0, 0), 40, ((0, 1),), ("model.0.weight",), 3, 20),
      "the chips differ after step 40, equal after step 20: chip (0, 1) in model.0.weight "
      "and 2 more"),
+    (events.WrongResult((0, 1), 41, (640, 656), 32, (0, 0)),
+     "chip (0, 1) computed samples 640 to 655 of step 41 wrong; it was right until step 32, "
+     "steps 33 to 40 may be wrong"),
+    (events.WrongResult((0, 1), 41, (640, 656), 40, (0, 0)),
+     "chip (0, 1) computed samples 640 to 655 of step 41 wrong; all steps before it are known to "
+     "be right"),
+    (events.WrongResult((0, 1), 41, None, None, (0, 0)),
+     "chip (0, 1) has a wrong state in step 41; no step before it is known to be right"),
+    (events.StateMended((0, 1), 40, ("model.0.weight",), 3, 20, (0, 0)),
+     "chip (0, 1) differed from the others after step 40, equal after step 20: it took their "
+     "state, for model.0.weight and 2 more"),
     (events.NonFiniteSum((0, 0), 7),
      "the gradients of step 7 are finite, but their sum is not"),
     (events.RunEnded(steps=9, redone=27, history_faults=("two histories",), unchecked=("a",)),

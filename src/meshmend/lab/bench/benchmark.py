@@ -22,6 +22,7 @@ from meshmend.errors import BenchmarkError, InputError
 from meshmend.lab.bench.contenders import (
     AUTO,
     ITEM_BYTES,
+    SPEEDS_UNKNOWN,
     Gloo,
     Network,
     Planned,
@@ -159,7 +160,7 @@ def _measure_payload(
     ours = [
         # The fractions of a plan's progress are not fractions of the benchmark's progress.
         planned(name, question, predicts=predicts, progress=lambda step, part=None: progress(step))
-        for name in request.algorithms
+        for name in _with_unknown_speeds(request)
     ]
     runners: list[Planned | Gloo] = [*ours]
     if "gloo" in request.peers:
@@ -178,6 +179,16 @@ def _measure_payload(
     return PayloadResults(
         payload_bytes, _limit_s(request, network.mesh, payload_bytes), tuple(results)
     )
+
+
+def _with_unknown_speeds(request: BenchmarkRequest) -> list[str]:
+    """Return the algorithms; where links are slow, `auto` is followed by what ignores that."""
+    names = []
+    for name in request.algorithms:
+        names.append(name)
+        if name == AUTO and request.mesh.has_slow:
+            names.append(SPEEDS_UNKNOWN)
+    return names
 
 
 def _rounds(

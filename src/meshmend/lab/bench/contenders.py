@@ -7,7 +7,7 @@ order of adding gives the same bits: each result can be checked.
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -115,6 +115,7 @@ def _period(rank: int) -> Buffer:
 
 
 AUTO = "auto"
+SPEEDS_UNKNOWN = "auto, speeds unknown"  # what auto takes if it believes all links to be alike
 TIMEOUT_S = 60.0
 
 
@@ -227,15 +228,18 @@ def _is_ring(question: Question) -> bool:
 
 
 def _parameters(name: str, question: Question, progress: ProgressCallback) -> tuple[Schedule, int]:
-    if name == AUTO:
+    if name in (AUTO, SPEEDS_UNKNOWN):
+        mesh = question.mesh
+        if name == SPEEDS_UNKNOWN:
+            mesh = replace(mesh, slow=frozenset())
         choice = choose(
-            question.mesh,
+            mesh,
             question.fabric,
             question.payload_bytes,
             collective=question.collective,
             progress=progress,
         )
-        return chosen_schedule(question.mesh, choice, question.collective), choice.slices
+        return chosen_schedule(mesh, choice, question.collective), choice.slices
     result = price(question, name, progress=progress)
     assert result is not None, "without a time to beat there is always a price"
     return result.simulation.schedule, result.simulation.slices

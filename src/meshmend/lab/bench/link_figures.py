@@ -7,12 +7,14 @@
     stream   as many bytes as long, in pieces                          stream - long: overhead
 
 Every probe keeps many chips busy at once, because chips share the processors. The probes of
-bandwidth use every link in both directions, because acknowledgements use bandwidth, too. The
-fastest of a few repetitions counts: other work of the machine only makes a probe slower.
+bandwidth use every link in both directions, because acknowledgements use bandwidth, too; slow links
+are left out, because the fabric has the bandwidth of the others. The fastest of a few repetitions
+counts: other work of the machine only makes a probe slower.
 """
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +61,11 @@ def measured_fabric(network: Network, progress: Callable[[str], None]) -> Fabric
                 time_s = pool.measure(probe).time_s
                 if repetition:  # the first one fills caches and opens TCP windows
                     fastest[probe.name] = min(fastest[probe.name], time_s)
-    return fabric_from(*fastest.values(), n_pieces=n_pieces)
+    fabric = fabric_from(*fastest.values(), n_pieces=n_pieces)
+    fastest_link = float(network.mesh.link_speeds.max())
+    return replace(
+        fabric, link_bandwidth_bytes_per_s=fabric.link_bandwidth_bytes_per_s / fastest_link
+    )
 
 
 def fabric_from(
@@ -112,7 +118,8 @@ def _flood(mesh: Mesh, name: str, n_pieces: int, piece_bytes: int) -> Planned:
     A rank sends one set of chunks, one for each port, and receives the other set: the sets
     alternate over the mesh as the colours of a chess board do.
     """
-    sender, port = np.nonzero(mesh.neighbor_ranks >= 0)
+    is_live = mesh.neighbor_ranks >= 0
+    sender, port = np.nonzero(is_live & (mesh.port_speeds >= mesh.link_speeds.max()))
     receiver = mesh.neighbor_ranks[sender, port].astype(np.int64)
     n_ports = mesh.neighbor_ranks.shape[1]
     colour = np.array(mesh.live).sum(axis=1) % 2

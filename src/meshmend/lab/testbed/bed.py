@@ -18,7 +18,7 @@ from meshmend.errors import TestbedError, TopologyError
 from meshmend.lab.testbed import kernel, records
 from meshmend.lab.testbed.names import address_of, number_of
 from meshmend.lab.testbed.records import Record
-from meshmend.topology.failures import Chip, Failure, Link
+from meshmend.topology.failures import Chip, Failure, Link, SlowLink
 from meshmend.topology.mesh import Mesh
 from meshmend.units import format_bandwidth
 
@@ -176,6 +176,24 @@ class Testbed:
     def repair(self, *failures: Failure | str) -> Mesh:
         """Bring chips, blocks or links back into the live network and return the mesh."""
         return self._change(lambda mesh: mesh.repaired(*failures))
+
+    def slow(self, *links: SlowLink | str) -> Mesh:
+        """Give links of the live network other speeds, 1 for the rate of all, and return the mesh.
+
+        No chip is notified; what is on its way stays in the queues.
+
+        Raises:
+            TopologyError: a text that cannot be read, a speed that no link has, or no such link.
+        """
+        from meshmend.lab.testbed import network  # imports Numba, which takes a while
+
+        with records.locked():
+            record = self.record
+            mesh = record.current_mesh().slowed(*links)
+            rates = network.rate_commands(mesh, record.link_bytes_per_s)
+            kernel.run_batches(self.holder, "tc", rates, is_user=self.is_user)
+            records.save(record.with_mesh(mesh, settled=record.settled))
+            return mesh
 
     def drop(self, source: Chip, goal: Chip) -> None:
         """Drop all packets that a chip sends over its link to a neighbour; the others pass.

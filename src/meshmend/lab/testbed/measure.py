@@ -39,7 +39,8 @@ def link_rate(bed: Testbed, link: Link | None = None) -> LinkRate:
         TestbedError: the link is not up, or no data arrived.
     """
     chosen = _live_link(bed, link)
-    size_bytes = max(_LEAST_BYTES, round(_TRANSFER_S * bed.link_bandwidth))
+    rate = bed.link_bandwidth * bed.mesh.speed_of(chosen)
+    size_bytes = max(_LEAST_BYTES, round(_TRANSFER_S * rate))
     script = [sys.executable, "-I", "-S", str(transfer.__file__)]
     address = bed.address(chosen.second)
     receiver = subprocess.Popen(
@@ -52,10 +53,10 @@ def link_rate(bed: Testbed, link: Link | None = None) -> LinkRate:
         try:
             assert receiver.stdout is not None
             send = [*script, "send", address, receiver.stdout.readline().strip(), str(size_bytes)]
-            limit_s = 10 + 4 * size_bytes / bed.link_bandwidth
+            limit_s = 10 + 4 * size_bytes / rate
             bed.run(chosen.first, send, check=True, capture_output=True, timeout=limit_s)
             words = receiver.communicate(timeout=limit_s)[0].split()
-            return LinkRate(chosen, int(words[0]), float(words[1]), bed.link_bandwidth)
+            return LinkRate(chosen, int(words[0]), float(words[1]), rate)
         except (subprocess.SubprocessError, IndexError, ZeroDivisionError):
             raise TestbedError(f"no data arrived over {chosen} of testbed {bed.name!r}") from None
         finally:

@@ -18,7 +18,7 @@ _FIRST_ADDRESS = ipaddress.IPv4Address("10.0.0.1")
 
 def intact(mesh: Mesh) -> Mesh:
     """Return the mesh without its failures: its ranks are the numbers of the chips."""
-    return Mesh(mesh.shape, mesh.wrap)
+    return Mesh(mesh.shape, mesh.wrap, slow=mesh.slow)
 
 
 def number_of(mesh: Mesh, chip: Chip) -> int:

@@ -75,15 +75,19 @@ def chip_commands(number: int) -> str:
 
 
 def rate_commands(mesh: Mesh, link_bytes_per_s: float) -> Mapping[int, str]:
-    """Return for each chip the `tc` commands that limit its ends of links to a rate."""
-    rate_bits = round(8 * link_bytes_per_s)
+    """Return for each chip the `tc` commands that limit its ends of links to a rate.
+
+    The rate of a slow link is that part of the others' which its speed says. A link that has a
+    rate already gets another.
+    """
+    full = intact(mesh)
     commands = {}
-    for chip, neighbors in enumerate(intact(mesh).neighbor_ranks.tolist()):
+    for chip in range(full.n_live):
         commands[chip] = _batch(
             [
-                f"qdisc add dev {interface_of(port)} root tbf rate {rate_bits}bit {_SHAPER}"
-                for port, there in enumerate(neighbors)
-                if there >= 0
+                f"qdisc replace dev {interface_of(port)} root tbf rate "
+                f"{round(8 * link_bytes_per_s * full.port_speeds[chip, port])}bit {_SHAPER}"
+                for port in np.flatnonzero(full.neighbor_ranks[chip] >= 0).tolist()
             ]
         )
     return commands

@@ -39,6 +39,7 @@ class Record:
     mesh: str
     wrap: str
     fail: tuple[str, ...]
+    slow: tuple[str, ...]
     link_bytes_per_s: float
     holder: int
     holder_start: int
@@ -48,11 +49,13 @@ class Record:
 
     def current_mesh(self) -> Mesh:
         """Return the mesh as it is now."""
-        return parse_mesh(self.mesh, wrap=self.wrap, fail=self.fail)
+        return parse_mesh(self.mesh, wrap=self.wrap, fail=self.fail, slow=self.slow)
 
     def with_mesh(self, mesh: Mesh, *, settled: bool) -> "Record":
-        """Return this record with the failures of a mesh."""
-        return replace(self, fail=tuple(mesh_words(mesh)["fail"]), settled=settled)
+        """Return this record with the failures and the slow links of a mesh."""
+        words = mesh_words(mesh)
+        slow = tuple(words.get("slow", ()))
+        return replace(self, fail=tuple(words["fail"]), slow=slow, settled=settled)
 
     @property
     def is_alive(self) -> bool:
@@ -63,7 +66,8 @@ class Record:
 def record_of(mesh: Mesh, **fields: Any) -> Record:
     """Return the record of a testbed of this mesh; `fields` are its other fields."""
     words = mesh_words(mesh)
-    return Record(mesh=words["shape"], wrap=words["wrap"], fail=tuple(words["fail"]), **fields)
+    fail, slow = tuple(words["fail"]), tuple(words.get("slow", ()))
+    return Record(mesh=words["shape"], wrap=words["wrap"], fail=fail, slow=slow, **fields)
 
 
 def start_time(process: int) -> int | None:
@@ -190,6 +194,6 @@ def listed(records: tuple[Record, ...]) -> str:
 def _read(path: Path) -> Record | None:
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-        return Record(**fields | {"fail": tuple(fields["fail"])})
+        return Record(**fields | {key: tuple(fields[key]) for key in ("fail", "slow")})
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -6,7 +6,7 @@ Imports next to nothing, so that the command line checks the names fast.
 from meshmend.errors import InputError
 
 FRAMEWORKS = ("torch", "jax")
-MODELS = ("resnet", "bert")
+MODELS = ("resnet", "bert", "gpt")
 SIZES = ("tiny", "full")
 NORMS = ("batch", "group")
 OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad", "rmsprop", "lars", "lamb")
@@ -23,11 +23,13 @@ def check_model_names(model: str, size: str, norm: str) -> None:
             raise InputError(f"the {what} needs to be one of {', '.join(names)}, but got {name!r}")
 
 
-def check_framework(framework: str, size: str, norm: str) -> None:
-    """Raise InputError unless the framework is known, and has models of this size and norm."""
+def check_framework(framework: str, model: str, size: str, norm: str) -> None:
+    """Raise InputError unless the framework is known, and has such a model."""
     if framework not in FRAMEWORKS:
         known = ", ".join(FRAMEWORKS)
         raise InputError(f"the framework needs to be one of {known}, but got {framework!r}")
+    if framework == "jax" and model == "gpt":
+        raise InputError("--framework jax has resnet and bert, but got gpt; use --framework torch")
     if framework == "jax" and size != "tiny":
         raise InputError(f"--framework jax has tiny models only, but got --size {size}")
     if framework == "jax" and norm != "group":

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from meshmend.errors import InputError
 from meshmend.lab.workloads.bert import full_bert, tiny_bert
+from meshmend.lab.workloads.gpt import full_gpt, tiny_gpt
 from meshmend.lab.workloads.model_names import check_model_names
 from meshmend.lab.workloads.resnet import full_resnet, tiny_resnet
 from meshmend.lab.workloads.workload import Workload, with_bfloat16, with_optimizer
@@ -34,7 +35,9 @@ def workload(
     """
     check_model_names(model, size, norm)
     try:
-        if model == "bert":
+        if model == "gpt":
+            made = (tiny_gpt if size == "tiny" else full_gpt)(data, seed=seed)
+        elif model == "bert":
             made = (tiny_bert if size == "tiny" else full_bert)(data, seed=seed)
         else:
             made = (tiny_resnet if size == "tiny" else full_resnet)(data, norm=norm, seed=seed)

@@ -96,10 +96,15 @@ class TextSource:
 
 def library_text(*, length: int, max_tokens: int, seed: int = 0) -> TextSource:
     """Return samples of `length` tokens from the help texts that come with Python."""
+    texts = library_texts()
+    return _source("the help texts of Python", texts, length, max_tokens=max_tokens, seed=seed)
+
+
+def library_texts() -> list[str]:
+    """Return the help texts that come with Python."""
     from pydoc_data.topics import topics
 
-    texts = [topics[name] for name in sorted(topics)]
-    return _source("the help texts of Python", texts, length, max_tokens=max_tokens, seed=seed)
+    return [topics[name] for name in sorted(topics)]
 
 
 def text_folder(folder: Path, *, length: int, max_tokens: int, seed: int = 0) -> TextSource:
@@ -109,6 +114,16 @@ def text_folder(folder: Path, *, length: int, max_tokens: int, seed: int = 0) ->
         InputError: the folder does not exist or has no text files, a file is not UTF-8, or there is
             too little text.
     """
+    texts = folder_texts(folder)
+    return _source(str(folder), texts, length, max_tokens=max_tokens, seed=seed)
+
+
+def folder_texts(folder: Path) -> list[str]:
+    """Return the texts of the text files in and below a folder.
+
+    Raises:
+        InputError: the folder does not exist or has no text files, or a file is not UTF-8.
+    """
     if not folder.is_dir():
         raise InputError(f"text_folder needs a folder of text files, but {folder} is not a folder")
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
@@ -117,7 +132,7 @@ def text_folder(folder: Path, *, length: int, max_tokens: int, seed: int = 0) ->
         raise InputError(
             f"text_folder needs {', '.join(SUFFIXES)} files, but {folder} has none of them"
         )
-    return _source(str(folder), texts, length, max_tokens=max_tokens, seed=seed)
+    return texts
 
 
 def vocabulary(words: Sequence[str], max_tokens: int) -> dict[str, int]:

@@ -11,10 +11,13 @@ from importlib import import_module
 from typing import Any, Final
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import default_collate
 
 from meshmend.config import JobConfig
 from meshmend.lab.workloads.trainable import SampleSet, resume_of, saving_of
+from meshmend.planning.plan_request import tile_sum
+from meshmend.topology.text import parse_tile
 from meshmend.train.core.worker_loop import SumSizes
 from meshmend.train.sharding.layerwise import LAMB, LARS, layerwise_groups
 from meshmend.train.sharding.sharded_optimizers import ShardedOptimizers
@@ -24,8 +27,10 @@ from meshmend.train.state.torch_state import TORCH
 from meshmend.train.torch.gradients import Gradients
 from meshmend.train.torch.job import Job
 from meshmend.train.torch.learner import TorchLearner
+from meshmend.train.torch.tile_job import TILE_AXES, TileJob
 
 Batch = Sequence[torch.Tensor]
+Shard = Callable[[torch.nn.Module, DeviceMesh], torch.nn.Module]
 # The scores of a batch by name, such as "loss" and "accuracy"; each is a mean over its samples.
 Scores = Mapping[str, torch.Tensor]
 
@@ -45,6 +50,7 @@ class Workload:
     optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer]
     scores: Callable[[torch.nn.Module, Batch], Scores]
     seed: int = 0
+    shard: Shard | None = None  # spreads the model over the chips of a tile
 
     def model(self) -> torch.nn.Module:
         """Return a new model; every call, in every process, returns the same bits."""
@@ -94,6 +100,8 @@ class Workload:
         that knows accelerators starts threads in a backward pass, which no fork inherits.
         """
         preload()
+        if config.training.tile:
+            preload_tiles()
         has_threads = any((torch.version.cuda, torch.version.hip, torch.version.xpu))
         if self.n_parameters > _MOST_PRELOADED or has_threads:
             return
@@ -104,11 +112,20 @@ class Workload:
 
     def sum_sizes(self, config: JobConfig, n_chips: int) -> SumSizes:
         """Return the sizes of the sums and gathers of a step of so many chips."""
+        if config.training.tile:
+            return self._tile_sums(parse_tile(config.training.tile))
         sums = Gradients(self._inherited).sizes()
         if not config.sharding.optimizer:
             return sums
         shared = ShardedOptimizers({"": self.optimizer(self._inherited)})
         return (*sums, *shared.sum_sizes(n_chips))
+
+    def _tile_sums(self, tile: tuple[int, ...]) -> SumSizes:
+        """Return the sums between tiles: one for each block of the model, one for the rest."""
+        blocks = self._inherited.get_submodule("blocks").children()
+        sizes = [sum(each.nbytes for each in block.parameters()) for block in blocks]
+        rest = sum(each.nbytes for each in self._inherited.parameters()) - sum(sizes)
+        return tuple(dict.fromkeys(tile_sum(size, tile) for size in (*sizes, rest)))
 
     def fresh_state(self) -> dict[str, Any]:
         """Return the training state before the first step, without its progress."""
@@ -120,6 +137,8 @@ class Workload:
         Raises:
             InputError: the settings, or the checkpoint to resume, do not fit.
         """
+        if config.training.tile:
+            return self._train_on_tiles(config)
         what, model = config.training, self._inherited
         optimizer = self.optimizer(model)
         job = Job(
@@ -146,6 +165,36 @@ class Workload:
             job.step(loss)
         return self.evaluate(model) if job.is_leader else {}
 
+    def _train_on_tiles(self, config: JobConfig) -> Mapping[str, float]:
+        """Run the loop of one worker whose replica is a tile; its loss is all that is evaluated."""
+        what, shard = config.training, self.shard
+        assert shard is not None, f"{self.name} has no tiles"
+
+        def build(mesh: DeviceMesh) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+            model = shard(self.model(), mesh)
+            optimizer = self.optimizer(model)
+            if what.lr is not None:
+                for group in optimizer.param_groups:
+                    group["lr"] = what.lr
+            return model, optimizer
+
+        job = TileJob(
+            build,
+            self.dataset,
+            tile=what.tile,
+            batch=what.batch,
+            steps=what.steps,
+            seed=what.seed,
+            axes=("replicate", "shard", "tensor") if what.tensor_parallel else TILE_AXES,
+        )
+        for step in job:
+            with step as batch:
+                loss = self.loss(job.model, batch)
+                job.optimizer.zero_grad()
+                step.backward(loss)
+                job.optimizer.step()
+        return {}
+
     @cached_property
     def _inherited(self) -> torch.nn.Module:
         """The model that the launcher makes once, and each worker inherits."""
@@ -162,6 +211,12 @@ def preload() -> None:
         import_module(f"transformers.models.{name}")
     import_module("sklearn.datasets")
     torch.optim.SGD([torch.zeros(1)])
+
+
+def preload_tiles() -> None:
+    """Import what spreads a model over the chips of a tile, so that workers need not."""
+    for name in ("fsdp", "tensor.parallel"):
+        import_module(f"torch.distributed.{name}")
 
 
 def batch_of(samples: SampleSet, indices: Sequence[int]) -> Batch:

@@ -9,6 +9,10 @@ hang 1,1 at 30 for 5s                 the same, and resume it after 5 s
 slow 1,1 at 30 for 5s                 let a worker run only a third of the time, for 5 s
 freeze coordinator at 20 for 5s       stop the coordinator and resume it after 5 s
 cut link:0,1-0,2 at 30
+flip gradient 0,1 at 40               flip one bit of what a chip computes in the next step
+flip weights 0,1 at 40                the same in its weights; `state`: of its optimizer
+flip sum 0,1 at 40                    the same in the sums as this chip has them
+wrong 0,1 from 40                     flip one bit of what it computes, in one step of five
 repair 2x2@0,2 at 60                  start the workers of a board again, or mend a link
 
 Every `Fault` object is valid on some mesh. This module does not know how a fault is carried out.
@@ -38,7 +42,8 @@ MAX_TEXT: Final = 200  # characters; a fault on a mesh of six axes takes at most
 
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?"
 _FORM: Final = re.compile(
-    rf"(?P<kind>[a-z]+)\s+(?P<target>\S+)\s+at\s+(?P<at>{_NUMBER})(?P<unit>s?)"
+    rf"(?P<kind>[a-z]+)(\s+(?P<part>gradient|weights|sum|state))?\s+(?P<target>\S+)\s+"
+    rf"(?P<when>at|from)\s+(?P<at>{_NUMBER})(?P<unit>s?)"
     rf"(\s+in\s+(?P<moment>[a-z]+)(\s+(?P<bucket>[0-9]+))?)?(\s+for\s+(?P<for>{_NUMBER})s)?"
 )
 _HOW: Final = 'write "kill 2x2@0,2 at 20", "hang 1,1 at 3.5s for 5s", "repair 2x2@0,2 at 60"'
@@ -53,6 +58,17 @@ class FaultKind(StrEnum):
     FREEZE = "freeze"
     CUT = "cut"
     REPAIR = "repair"
+    FLIP = "flip"
+    WRONG = "wrong"
+
+
+class Part(StrEnum):
+    """What a flipped bit is a part of."""
+
+    GRADIENT = "gradient"
+    WEIGHTS = "weights"
+    SUM = "sum"
+    STATE = "state"
 
 
 class Moment(StrEnum):
@@ -72,7 +88,8 @@ class Fault:
     """What to do, to which target, and when: after a step, or some seconds after the start.
 
     The moment `bucket` needs the number of a bucket of gradients, from 0: the worker is killed when
-    the sum of that bucket has begun, while its backward pass goes on.
+    the sum of that bucket has begun, while its backward pass goes on. A flip names the `part` whose
+    bit it flips, in the step after `at_step`. A chip that is `wrong` flips one in every fifth step.
 
     Raises:
         InputError: this kind of fault does not fit its target, its times or its moment.
@@ -85,6 +102,7 @@ class Fault:
     moment: Moment | None = None
     for_s: float | None = None
     bucket: int | None = None
+    part: Part | None = None
 
     def __post_init__(self) -> None:
         _check_target(self.kind, self.target)
@@ -101,9 +119,20 @@ class Fault:
                 f"{self} needs a bucket's number in the moment bucket, and only there, such as "
                 '"kill 1,1 at 20 in bucket 0"'
             )
+        if (self.kind is FaultKind.FLIP) is (self.part is None):
+            raise InputError(
+                f"{self} needs one of {', '.join(Part)} after flip, and only there, such as "
+                '"flip gradient 1,1 at 20"'
+            )
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.target}"
+        part = f" {self.part}" if self.part else ""
+        return f"{self.kind}{part} {self.target}"
+
+    @property
+    def is_wrong_number(self) -> bool:
+        """Whether it lets a worker compute or hold wrong numbers: the worker does so itself."""
+        return self.kind in (FaultKind.FLIP, FaultKind.WRONG)
 
     @property
     def words(self) -> str:
@@ -112,7 +141,8 @@ class Fault:
         bucket = "" if self.bucket is None else f" {self.bucket}"
         moment = f" in {self.moment}{bucket}" if self.moment else ""
         length = "" if self.for_s is None else f" for {_decimal(self.for_s)}s"
-        return f"{self} at {at}{moment}{length}"
+        when = "from" if self.kind is FaultKind.WRONG else "at"
+        return f"{self} {when} {at}{moment}{length}"
 
     def chips(self) -> tuple[Chip, ...]:
         """Return the chips whose workers this fault acts on."""
@@ -129,6 +159,8 @@ class Fault:
                 return frozenset(self.chips())
             case FaultKind.SLOW | FaultKind.FREEZE | FaultKind.CUT | FaultKind.REPAIR:
                 return frozenset()
+            case FaultKind.FLIP | FaultKind.WRONG:
+                return frozenset()
             case _:
                 assert_never(self.kind)
 
@@ -140,6 +172,8 @@ class Fault:
             case (
                 FaultKind.KILL | FaultKind.HANG | FaultKind.SLOW | FaultKind.FREEZE | FaultKind.CUT
             ):
+                return frozenset()
+            case FaultKind.FLIP | FaultKind.WRONG:
                 return frozenset()
             case _:
                 assert_never(self.kind)
@@ -165,6 +199,11 @@ def parse_fault(text: str, mesh: "Mesh") -> Fault:
     found = _FORM.fullmatch(text.strip()) if text.isascii() else None
     if not found or found["kind"] not in set(FaultKind):
         raise InputError(f"--inject cannot read {text!r}; {_HOW}")
+    if (found["when"] == "from") is not (found["kind"] == FaultKind.WRONG):
+        raise InputError(
+            f"--inject cannot read {text!r}; only wrong begins at a step and goes on, as in "
+            '"wrong 1,1 from 20"'
+        )
     if found["moment"] and found["moment"] not in set(Moment):
         known = ", ".join(Moment)
         raise InputError(f"--inject cannot read {text!r}; write one of {known} after 'in'")
@@ -181,6 +220,7 @@ def parse_fault(text: str, mesh: "Mesh") -> Fault:
             moment=Moment(found["moment"]) if found["moment"] else None,
             for_s=float(found["for"]) if found["for"] else None,
             bucket=int(found["bucket"]) if found["bucket"] else None,
+            part=Part(found["part"]) if found["part"] else None,
         )
     except (InputError, TopologyError) as error:
         raise InputError(f"--inject {text!r}: {error}") from None
@@ -198,7 +238,7 @@ def _check_target(kind: FaultKind, target: Target) -> None:
     match kind:
         case FaultKind.KILL:
             is_right, need = not isinstance(target, Link), "chips or the coordinator"
-        case FaultKind.HANG | FaultKind.SLOW:
+        case FaultKind.HANG | FaultKind.SLOW | FaultKind.FLIP | FaultKind.WRONG:
             is_right, need = isinstance(target, Block), "chips, such as 1,1 or 2x2@0,2"
         case FaultKind.FREEZE:
             is_right, need = target == COORDINATOR, "the coordinator; to stop a chip, hang it"
@@ -226,6 +266,9 @@ def _check_times(fault: Fault) -> None:
             is_right, need = fault.for_s is not None, 'a duration, such as "for 5s"'
         case FaultKind.KILL | FaultKind.CUT | FaultKind.REPAIR:
             is_right, need = fault.for_s is None, "no duration"
+        case FaultKind.FLIP | FaultKind.WRONG:
+            is_right = fault.for_s is None and fault.at_step is not None
+            need = "a step, and no duration"
         case _:
             assert_never(fault.kind)
     if not is_right:

@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, assert_never
 
-from meshmend.membership.faults.fault import COORDINATOR, Fault, FaultKind, Moment, Process
+from meshmend.membership.faults.fault import (
+    COORDINATOR,
+    Fault,
+    FaultKind,
+    Moment,
+    Part,
+    Process,
+)
 from meshmend.topology.failures import Chip, Failure
 
 SLOW_CYCLE_S: Final = 0.3  # a slow worker is stopped, then runs, in each cycle
@@ -20,6 +27,7 @@ SLOW_STOPPED_S: Final = 0.2  # of each cycle
 DEFAULT_SLOW_S: Final = 5.0
 
 _INTO_THE_SUM_S: Final = 0.002  # a fault in `reduce` or `gather` kills this long after it begins
+WRONG_EVERY: Final = 5  # steps: a chip that is wrong is so in one of them
 _TAKES_TIME: Final = (Moment.REDUCE, Moment.GATHER)
 
 
@@ -90,7 +98,8 @@ class FaultInjector:
     """Injects faults when they are due; knows which processes are stopped now.
 
     A fault with a moment of a step is injected by the worker itself: `self_injected` holds those
-    that have not happened yet. `note` is called just before each other fault is injected.
+    that have not happened yet. So are wrong numbers, which have a step alone.
+    `note` is called just before each other fault is injected.
     """
 
     def __init__(
@@ -103,7 +112,7 @@ class FaultInjector:
     ) -> None:
         faults = tuple(faults)
         self._pending = [fault for fault in faults if fault.moment is None]
-        self.self_injected = [fault for fault in faults if fault.moment is not None]
+        self.self_injected = [each for each in faults if each.moment or each.is_wrong_number]
         self._control = control
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._note = note
@@ -112,7 +121,8 @@ class FaultInjector:
 
     def add(self, fault: Fault) -> None:
         """Inject one more fault when it is due; it has no moment of a step."""
-        assert fault.moment is None, "a worker that runs already injects no fault itself"
+        is_own = fault.moment is not None or fault.is_wrong_number
+        assert not is_own, "a worker that runs already injects no fault itself"
         self._pending.append(fault)
 
     def is_timed(self) -> bool:
@@ -134,12 +144,14 @@ class FaultInjector:
 
     def missed(self) -> tuple[Fault, ...]:
         """Return the faults that have not happened."""
-        return (*self._pending, *self.self_injected)
+        return (*self._pending, *(each for each in self.self_injected if each.moment))
 
     def inject_due(self, step: int, now_s: float) -> None:
         """Inject each fault that is due after this step, `now_s` seconds after the start."""
         for fault in [each for each in self._pending if each.is_due(step, now_s)]:
             self._pending.remove(fault)
+            if fault in self.self_injected:
+                self.self_injected.remove(fault)
             self._note(InjectedFault(fault, step, self._is_quiet(fault)))
             self._inject(fault, now_s)
         self._stop_and_resume(now_s)
@@ -150,7 +162,9 @@ class FaultInjector:
         If there are several, the one with the nearest step is meant. The chips of a block die one
         after another; the fault counts as injected when the first one dies.
         """
-        candidates = [fault for fault in self.self_injected if chip in fault.chips()]
+        candidates = [
+            fault for fault in self.self_injected if fault.moment and chip in fault.chips()
+        ]
         if not candidates:
             return None
         fault = min(candidates, key=lambda fault: abs((fault.at_step or 0) - step))
@@ -159,7 +173,7 @@ class FaultInjector:
 
     def _is_quiet(self, fault: Fault) -> bool:
         match fault.kind:
-            case FaultKind.SLOW | FaultKind.FREEZE:
+            case FaultKind.SLOW | FaultKind.FREEZE | FaultKind.FLIP | FaultKind.WRONG:
                 return True
             case FaultKind.HANG:
                 return fault.for_s is not None and fault.for_s < self._heartbeat_timeout_s
@@ -190,6 +204,8 @@ class FaultInjector:
                     self._control.mend(fault.target)
                 if fault.chips():
                     self._control.restart(fault.chips(), self.self_injected)
+            case FaultKind.FLIP | FaultKind.WRONG:
+                pass  # the workers were told when they started
             case _:
                 assert_never(fault.kind)
 
@@ -219,10 +235,33 @@ class FaultInjector:
 
 
 class SelfInjection:
-    """Injects into the worker of one chip the faults that have a moment of a step, each once."""
+    """Injects into the worker of one chip the faults that have a moment of a step, each once.
+
+    `flips` says whether to flip a bit: once for each flip, again and again on a chip that is wrong.
+    """
 
     def __init__(self, chip: Chip, faults: Iterable[Fault]) -> None:
-        self._pending = [fault for fault in faults if fault.moment and chip in fault.chips()]
+        mine = [fault for fault in faults if chip in fault.chips()]
+        self._pending = [fault for fault in mine if fault.moment]
+        self._wrong = [fault for fault in mine if fault.is_wrong_number]
+
+    @property
+    def has_wrong_numbers(self) -> bool:
+        """Whether a bit is still to be flipped."""
+        return bool(self._wrong)
+
+    def flips(self, part: Part, step: int) -> bool:
+        """Whether to flip a bit of a part now, after this step."""
+        for fault in self._wrong:
+            assert fault.at_step is not None, "wrong numbers come at a step"
+            since = step - fault.at_step
+            if fault.part is part and since == 0:
+                self._wrong.remove(fault)
+                return True
+            is_steady = fault.kind is FaultKind.WRONG and part is Part.GRADIENT
+            if is_steady and since >= 0 and since % WRONG_EVERY == 0:
+                return True
+        return False
 
     def at(self, moment: Moment, step: int, *, bucket: int | None = None) -> None:
         """Kill this process if a fault has this moment and step; 2 ms later in what takes time."""

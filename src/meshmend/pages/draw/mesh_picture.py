@@ -1,4 +1,4 @@
-"""The picture of a mesh: live, failed and stranded chips, live and failed links, boards.
+"""The picture of a mesh: live, failed and stranded chips, live, slow and failed links, boards.
 
 `mesh_panel` is the ground that every other picture of a mesh is drawn on.
 """
@@ -7,8 +7,11 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 
+import numpy as np
+
 from meshmend.pages.draw.grid import Grid, drawn_apart, fitting_grid
 from meshmend.pages.draw.svg import (
+    AMBER,
     FAILED_FILL,
     FAINT,
     LINK,
@@ -40,7 +43,7 @@ _WIDEST_WITH_LINKS = 40  # columns; wider meshes leave the links out
 def mesh_text(mesh: Mesh, signs: Mapping[Chip, str] = MappingProxyType({})) -> str:
     """Return a drawing with one character for each chip, layer by layer for more than two axes.
 
-    A chip that has one of `signs` is drawn so.
+    A chip that has one of `signs` is drawn so. Slow links are drawn as `~` and `:`.
     """
     sign = dict.fromkeys(mesh.live, "o") | dict.fromkeys(stranded(mesh), "?") | dict(signs)
     parts = []
@@ -58,8 +61,12 @@ def _layer(mesh: Mesh, layer: Chip, sign: dict[Chip, str]) -> list[str]:
     def chip(row: int, col: int) -> Chip:
         return (*layer, row, col)[-len(mesh.shape) :]
 
-    def joined(one: Chip, other: Chip) -> bool:
-        return one in mesh.rank_of and other in mesh.neighbors(one)
+    slow = {each.link for each in mesh.slow}
+
+    def joined(one: Chip, other: Chip, signs: str) -> str:
+        if one not in mesh.rank_of or other not in mesh.neighbors(one):
+            return " "
+        return signs[Link(one, other) in slow]
 
     lines = []
     for row in range(rows):
@@ -67,9 +74,9 @@ def _layer(mesh: Mesh, layer: Chip, sign: dict[Chip, str]) -> list[str]:
         for col in range(cols):
             here = chip(row, col)
             line += sign.get(here, "x")
-            below += "|" if row + 1 < rows and joined(here, chip(row + 1, col)) else " "
+            below += joined(here, chip(row + 1, col), "|:") if row + 1 < rows else " "
             if linked and col + 1 < cols:
-                line += "-" if joined(here, chip(row, col + 1)) else " "
+                line += joined(here, chip(row, col + 1), "-~")
                 below += " "
         lines.append(line)
         if linked and row + 1 < rows:
@@ -107,7 +114,8 @@ def mesh_panel(
     """Return the ground: boards, links, chips and numbers; `fills` colours some live chips."""
     mesh = grid.mesh
     cut_off = frozenset(stranded(mesh))
-    marks = [*_boards(grid), *_links(grid), *_chips(grid, fills or {}, cut_off)]
+    marks = [*_boards(grid), *_links(grid), *_slow_links(grid)]
+    marks += _chips(grid, fills or {}, cut_off)
     marks += _failed_links(grid)
     if grid.numbered:
         marks += _numbers(grid)
@@ -123,6 +131,8 @@ def ground_keys(mesh: Mesh) -> list[Key]:
         keys.append(Key(RED, "failed chip", "cross", FAILED_FILL))
     if mesh.failed_links:
         keys.append(Key(RED, "failed link", "dash"))
+    if mesh.has_slow:
+        keys.append(Key(AMBER, "slow link, thinner if slower", "line"))
     if stranded(mesh):
         keys.append(Key(LIVE_EDGE, "cut off", "hatch", STRANDED_FILL))
     if any(on and size > 2 for on, size in zip(mesh.wrap, mesh.shape, strict=True)):
@@ -134,6 +144,8 @@ def _summary(mesh: Mesh) -> str:
     parts = [counted(mesh.n_live, "live chip"), counted(len(mesh.links), "live link")]
     if mesh.failed:
         parts.append(counted(len(mesh.failed), "failed chip"))
+    if n_slow := int(np.count_nonzero(mesh.link_speeds < 1)):
+        parts.append(counted(n_slow, "slow link"))
     if cut_off := stranded(mesh):
         parts.append(f"{len(cut_off)} cut off")
     return f"{format_shape(mesh.shape)}: " + ", ".join(parts)
@@ -185,6 +197,21 @@ def _run(mesh: Mesh, rank: int, axis: int) -> Chip | None:
     ):
         end = int(after)
     return mesh.live[end] if end != rank else None
+
+
+def _slow_links(grid: Grid) -> list[str]:
+    """Draw each slow link, the thinner the slower, with its speed as a tooltip."""
+    mesh, marks = grid.mesh, []
+    for (one, other), speed in zip(mesh.links.tolist(), mesh.link_speeds.tolist(), strict=True):
+        if speed == 1:
+            continue
+        link = Link(mesh.live[one], mesh.live[other])
+        data = "".join(line_path(part) for part in _link_lines(grid, link))
+        width = max(1.0, (0.03 + 0.15 * speed) * grid.pitch)
+        look: Attributes = {"fill": "none", "stroke": AMBER, "stroke-width": width}
+        name = mark("title", {}, f"{link}: {speed:.3g} of the bandwidth")
+        marks.append(group([name, mark("path", {"class": "link slow", "d": data, **look})], {}))
+    return marks
 
 
 def _failed_links(grid: Grid) -> list[str]:

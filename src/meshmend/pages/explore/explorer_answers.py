@@ -35,6 +35,7 @@ from meshmend.topology.mesh import Mesh
 FIRST: Final = "first"
 SEARCHED: Final = "searched"
 _FEW_CHIPS: Final = 256  # up to here the first answer is of the algorithm that was asked for
+_MOST_USUAL_CHIPS: Final = 300  # up to here the baselines take tenths of a second
 _FEW_MESSAGES: Final = 200_000  # of the price of a first answer
 PAYLOADS_BYTES: Final = tuple(10.0**power for power in range(3, 10))
 _MOST_ROWS: Final = 400_000  # of a table that is simulated seven times
@@ -124,7 +125,21 @@ def first_answers(question: ExplorerQuestion) -> Iterator[Document]:
     yield plan_answer(found, FIRST)
     if question.mesh != question.full_mesh:
         full = first_plan(replace(question, mesh=question.full_mesh))
-        yield _hole_answer(question, found, full.time_s, FIRST)
+        yield hole_answer(question, found, full.time_s, FIRST)
+
+
+def usual_rows(question: ExplorerQuestion) -> list[Document]:
+    """Return what a broken mesh costs without meshmend, where tenths of a second are enough.
+
+    `rank-ring` is what a library does that does not know the mesh. The baselines leave out live
+    chips until no hole is left.
+    """
+    part, target = largest_part(question.mesh), question.target
+    if not question.mesh.failures() or part.n_live > _MOST_USUAL_CHIPS:
+        return []  # the search tells them later
+    asked = Question(part, target.payload_bytes, target.fabric)
+    found = (price(asked, name) for name in (*BASELINES, "rank-ring"))
+    return [_row(each) for each in found if each is not None]
 
 
 def searched_answers(
@@ -140,7 +155,7 @@ def searched_answers(
         yield {"kind": "refused", "algorithm": name, "why": str(error)}
     if found is not None and mesh != question.full_mesh:
         full = _full_time_s(question, cache_dir, progress)
-        yield _hole_answer(question, found, full, SEARCHED)
+        yield hole_answer(question, found, full, SEARCHED)
     yield from _rows(question, found, progress)
     yield from curve_points(question, progress)
 
@@ -202,9 +217,10 @@ def _row(result: Price) -> Document:
     }
 
 
-def _hole_answer(
+def hole_answer(
     question: ExplorerQuestion, found: PricedPlan, full_s: float, stage: str
 ) -> Document:
+    """Return what a hole costs, next to the time of the mesh without failures."""
     lost = question.full_mesh.n_chips - found.plan.schedule.n_ranks
     words, reason = hole_words(full_s, found.time_s)
     return {

@@ -5,6 +5,7 @@ A question is a value that crosses to the planner processes; its texts are check
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from meshmend import __version__
@@ -17,6 +18,7 @@ from meshmend.topology.failures import REGION_SHAPES
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import mesh_words, parse_mesh
 
+PAGE: Final = Path(__file__).parent / "page"  # its files
 MOST_CHIPS: Final = 4096  # of a picture: 16x16x16
 CHOICES: Final = (AUTO, *ALGORITHM_NAMES)
 

@@ -24,14 +24,15 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from meshmend.errors import InputError
+from meshmend.pages.explore.explorer_question import PAGE
 from meshmend.pages.explore.live_feed import LiveFeed
 from meshmend.pages.explore.planner_process import DONE, Planner, PlannerJob
 
-PAGE: Final = Path(__file__).parent / "page"
 _MOST_QUESTION_BYTES: Final = 1 << 20
 # What a page may ask, and which planner answers.
 _ASKED: Final = {
     "first": "first",
+    "usual": "first",
     "search": "search",
     "timeline": "first",
     "next-hops": "first",

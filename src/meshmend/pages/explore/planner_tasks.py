@@ -19,6 +19,7 @@ from meshmend.pages.explore.explorer_answers import (
     first_plan,
     searched_answers,
     searched_plan,
+    usual_rows,
     whole_channels,
 )
 from meshmend.pages.explore.explorer_question import ExplorerQuestion, question_of
@@ -55,6 +56,10 @@ def _warm_up(task: PlannerTask, progress: ProgressCallback) -> Answers:
 
 def _first(task: PlannerTask, progress: ProgressCallback) -> Answers:
     return first_answers(question_of(task.question))
+
+
+def _usual(task: PlannerTask, progress: ProgressCallback) -> Answers:
+    yield from usual_rows(question_of(task.question))
 
 
 def _search(task: PlannerTask, progress: ProgressCallback) -> Answers:
@@ -104,6 +109,7 @@ def _shown_plan(task: PlannerTask, progress: ProgressCallback) -> PricedPlan:
 TASKS: Final[Mapping[str, Doer]] = {
     "warm up": _warm_up,
     "first": _first,
+    "usual": _usual,
     "search": _search,
     "timeline": _timeline,
     "next-hops": _next_hops,

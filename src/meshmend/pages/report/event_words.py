@@ -37,6 +37,8 @@ TROUBLE: Final = (
     events.WriteFailed,
     events.NonFiniteSum,
     events.StatesDiffer,
+    events.WrongResult,
+    events.StateMended,
 )
 
 
@@ -72,6 +74,10 @@ def event_words(event: events.Event) -> str:
             return _non_finite(event)
         case events.StatesDiffer():
             return _states_differ(event)
+        case events.WrongResult():
+            return _wrong_result(event)
+        case events.StateMended():
+            return _state_mended(event)
         case _:
             return _fault_or_end(event)
 
@@ -92,6 +98,30 @@ def _states_differ(event: events.StatesDiffer) -> str:
     who = ", ".join(f"chip {chip}" for chip in event.strange) or "a mirror"
     since = "" if event.equal_after is None else f", equal after step {event.equal_after}"
     return f"the chips differ after step {event.step}{since}: {who} in {names}"
+
+
+def _wrong_result(event: events.WrongResult) -> str:
+    if event.share is None:
+        what = f"chip {event.chip} has a wrong state in step {event.step}"
+    else:
+        first, end = event.share
+        what = f"chip {event.chip} computed samples {first} to {end - 1} of step {event.step} wrong"
+    if event.right_until is None:
+        return f"{what}; no step before it is known to be right"
+    if event.right_until >= event.step - 1:
+        return f"{what}; all steps before it are known to be right"
+    first, last = event.right_until + 1, event.step - 1
+    return (
+        f"{what}; it was right until step {event.right_until}, steps {first} to {last} may be wrong"
+    )
+
+
+def _state_mended(event: events.StateMended) -> str:
+    n_more = event.n_names - len(event.names)
+    names = ", ".join(event.names) + (f" and {n_more} more" if n_more > 0 else "")
+    since = "" if event.equal_after is None else f", equal after step {event.equal_after}"
+    who = f"chip {event.chip} differed from the others after step {event.step}{since}"
+    return f"{who}: it took their state, for {names}"
 
 
 def _fault_or_end(event: events.Event) -> str:

@@ -9,20 +9,24 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from meshmend.errors import InputError, ReplicasDifferError
-from meshmend.membership.events import WorkerStepped
-from meshmend.membership.faults.fault import Moment
+from msgspec import structs
+
+from meshmend.errors import InputError, ReplicasDifferError, WrongResultError
+from meshmend.membership.events import WorkerStepped, WrongResult
+from meshmend.membership.faults.fault import Moment, Part
 from meshmend.membership.faults.fault_injector import SelfInjection
 from meshmend.membership.job import JobFingerprint
-from meshmend.membership.messages import FRESH
+from meshmend.membership.messages import FRESH, Go
 from meshmend.topology.failures import Chip
+from meshmend.train.core.bit_flips import flip_bit, flip_held
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.learner import Learner, MakeSharding, Sharding
+from meshmend.train.core.share_checks import Finding, Kind, ShareChecks
 from meshmend.train.core.shared_calls import SharedCalls
 from meshmend.train.core.state_transfer import StateTransfer
 from meshmend.train.core.step_sums import RAISE, Culprits, NonFinite, StepSums, check_policy
@@ -54,7 +58,8 @@ class JobSettings:
     `resume` is a folder of checkpoints: the job begins with the newest one that can be read. With
     "auto" that is the folder of `saving`, and the job begins anew if it has none.
     `non_finite` says what happens to a step whose sums are not finite: "raise" or "skip".
-    The states of all chips are compared every `compare_every` steps.
+    The states of all chips are compared every `compare_every` steps. In one of every
+    `check_shares` steps all shares are computed twice; 0: never, None: as the environment says.
     """
 
     n_samples: int | None
@@ -66,6 +71,7 @@ class JobSettings:
     resume: Resume = None
     non_finite: str = RAISE
     compare_every: int = COMPARE_EVERY
+    check_shares: int | None = None
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.steps < 0:
@@ -77,6 +83,8 @@ class JobSettings:
             raise InputError(
                 f"Job needs compare_every of at least 1 step, but got {self.compare_every}"
             )
+        if self.check_shares is not None:
+            check_settings(self.check_shares, self.policy)
         batch_of(self.policy, self.batch, 1, 1)  # refuses an unknown policy
         check_policy(self.non_finite)
 
@@ -89,6 +97,20 @@ class JobSettings:
         if self.n_samples is None:
             return StreamOrder(self.seed)
         return Order(self.n_samples, self.seed)
+
+
+def check_settings(check_shares: int, policy: str) -> None:
+    """Raise InputError if a job cannot compute shares twice so often."""
+    if check_shares < 0:
+        raise InputError(
+            f"check_shares needs a number of steps of at least 1, or 0 for no checks, but got "
+            f"{check_shares}"
+        )
+    if check_shares and policy != "constant":
+        raise InputError(
+            f'check_shares needs policy="constant", but got {policy!r}: a step that is done again '
+            "without a chip must be of the same samples"
+        )
 
 
 class JobCore:
@@ -107,6 +129,9 @@ class JobCore:
         self._environment: WorkerEnvironment = worker_environment()
         self._learner, self._settings = learner, settings
         self._order = settings.order()
+        every = settings.check_shares
+        every = self._environment.check_shares if every is None else every
+        check_settings(every, settings.policy)
         failures = WriteFailures(self._environment)
         resume = folder_to_resume(settings.resume, settings.saving)
         self._owner = _owner(settings.saving, resume, self._environment)
@@ -140,7 +165,8 @@ class JobCore:
             self._resume(resume)
         if self._environment.identity is not None:
             _claim_process()
-            coordinator_client().set_fingerprint(fingerprint())
+            told = structs.replace(fingerprint(), check_shares=every)
+            coordinator_client().set_fingerprint(told)
             self._exchange = exchange_of(self._environment)
             transfer = StateTransfer(self, self._exchange)
             if make_sharding is not None:
@@ -153,12 +179,22 @@ class JobCore:
                 self._self_injection,
                 catch_up=(self._sharding or transfer).catch_up,
             )
-        self._sums = StepSums(learner, self._exchange)
+        self._sums = StepSums(learner, self._exchange, self._before_sum)
         self._comparison: StateComparison | None = None  # None if this chip trains alone
+        self._checks: ShareChecks | None = None  # None if nothing is computed twice
+        self._second: int | None = None  # the rank of a share that is computed a second time
+        self._finding: Finding | None = None  # why the step in flight does not count
         if self._loop and self._exchange:
+            is_mended = every > 0 and self._sharding is None
             self._comparison = StateComparison(
-                learner, self._exchange, self._environment.chip, every=settings.compare_every
+                learner,
+                self._exchange,
+                self._environment.chip,
+                every=settings.compare_every,
+                mend=self._mend if is_mended else None,
             )
+            if every:
+                self._checks = ShareChecks(learner, self._exchange, every=every)
             self.calls = SharedCalls(self, learner, self._sums, self._loop, self._exchange)
 
     @property
@@ -177,7 +213,8 @@ class JobCore:
     @property
     def step_seed(self) -> int:
         """The seed of the random numbers that this chip draws in the next step."""
-        return hash((self._settings.seed, self.step_number, self.rank)) & 0x7FFFFFFF
+        rank = self.rank if self._second is None else self._second
+        return hash((self._settings.seed, self.step_number, rank)) & 0x7FFFFFFF
 
     @property
     def n_live_at_start(self) -> int:
@@ -264,11 +301,20 @@ class JobCore:
 
     def _next_samples(self) -> Iterator[Indices]:
         """Yield this chip's samples of the next step; a chip without samples contributes zeros."""
-        share = share_of(self._position, self.batch, self.rank, self.world_size)
+        if self._self_injection.has_wrong_numbers:
+            self._flip_held()
+        second: list[int] = []
         if self._comparison is not None and self._loop is not None:
             has_moved_state = self._loop.has_moved_state
-            self._comparison.begin(self.step_number, has_moved_state=has_moved_state)
+            if self._checks is not None:
+                second = self._checks.begin(self.step_number, has_moved_state=has_moved_state)
+            self._comparison.begin(
+                self.step_number, has_moved_state=has_moved_state, is_due=bool(second)
+            )
         self.inject(Moment.FORWARD)
+        for rank in second:
+            yield from self._second_share(rank)
+        share = share_of(self._position, self.batch, self.rank, self.world_size)
         self.share = share
         self._samples = self._order.samples(share.start, share.stop)
         if share.n_samples == 0:
@@ -278,6 +324,29 @@ class JobCore:
         yield self._samples
         if self.share is not None:
             raise InputError("the loop over a Job needs to call job.step once in each turn")
+
+    def _second_share(self, rank: int) -> Iterator[Indices]:
+        """Yield the samples of another chip, or of this one, in a turn that does not count."""
+        assert self._checks is not None
+        share = share_of(self._position, self.batch, rank, self.world_size)
+        if share.n_samples == 0:
+            self._checks.add_empty()
+            return
+        self.share, self._second = share, rank
+        self._samples = self._order.samples(share.start, share.stop)
+        yield self._samples
+        if self.share is not None:
+            raise InputError("the loop over a Job needs to call job.step once in each turn")
+
+    def _complete_second(self) -> bool:
+        """Take the hash of a second share; nothing else of its turn stays."""
+        assert self._checks is not None
+        self.share = self._second = None
+        self._learner.refill_changed()
+        self._flip_payload(Part.GRADIENT)
+        self._checks.add_second()
+        self._learner.undo()
+        return False
 
     def share_to_step_on(self) -> Share:
         """Return the share of the step in flight.
@@ -298,7 +367,9 @@ class JobCore:
         If the mesh changed, recover: the share of the same step is then another.
         """
         share, number = self.share_to_step_on(), self._generation_number
-        self.share = None
+        if self._second is not None:
+            return self._complete_second()
+        self.share, self._finding = None, None
         self._ledger.write_try(self.step_number + 1, number, share, self._samples)
         self.inject(Moment.REDUCE)
         if self._loop is None:
@@ -306,6 +377,10 @@ class JobCore:
         elif not self._loop.attempt(self._sum_all):
             self._learner.undo()
             self._loop.recover(after=number)
+            return False
+        if self._finding is not None:
+            self._learner.undo()
+            self._act_on(self._finding)
             return False
         self.inject(Moment.UPDATE)
         self.loss = self._update()
@@ -329,17 +404,39 @@ class JobCore:
             return
         comparison.take()
         number = loop.number
-        if not loop.attempt(
-            lambda: comparison.complete(self.step_number, self.chips), is_step=False
-        ):
+
+        def compare() -> None:
+            comparison.complete(self.step_number, self.chips)
+
+        if not loop.attempt(compare, is_step=False):
             loop.recover(after=number)
 
     def inject(self, moment: Moment) -> None:
         """Inject the fault that is due at a moment of this step, if there is one."""
         self._self_injection.at(moment, self.step_number)
 
+    def _flip_held(self) -> None:
+        for part in (Part.WEIGHTS, Part.STATE):
+            if self._self_injection.flips(part, self.step_number):
+                flip_held(self._learner, part, self.chip, self.step_number)
+
+    def _before_sum(self, number: int) -> None:
+        """Do what is to be done when this chip's part of a sum is complete."""
+        if number == 0:
+            self._flip_payload(Part.GRADIENT)
+        if self._checks is not None:
+            self._checks.note_own(number)
+
+    def _flip_payload(self, part: Part) -> None:
+        """Flip a bit of this chip's part of its first sum, or of the sum, if a fault is due."""
+        injection = self._self_injection
+        if injection.has_wrong_numbers and injection.flips(part, self.step_number):
+            flip_bit(self._learner.payloads()[0], self.chip, self.step_number)
+
     def start_sum(self, number: int) -> None:
         """Start a sum of the step in flight, while its gradients are still computed."""
+        if self._second is not None:
+            return
         self._sums.start(number)
         self._self_injection.at(Moment.BUCKET, self.step_number, bucket=number)
 
@@ -351,17 +448,64 @@ class JobCore:
 
     def _sum_all(self) -> None:
         self._culprits = self._sums.complete()
+        self._flip_payload(Part.SUM)
         if self._comparison is not None:
             if self._culprits is not None:  # a flipped bit may be why
                 self._learner.undo()
                 self._comparison.take()
             try:
-                self._comparison.complete(self.step_number, self.chips)
-            except ReplicasDifferError:
+                self._finding = self._compare(self._comparison)
+            except (InputError, ReplicasDifferError, WrongResultError):
                 self._learner.undo()
                 raise
+            if self._finding is not None:
+                return
         if self._sharding is not None and self._culprits is None:
             self._sharding.gather()
+
+    def _compare(self, comparison: StateComparison) -> Finding | None:
+        """Compare states and shares, if that is due; return why the step does not count, if so."""
+        checks, chips = self._checks, self.chips
+        told = None if checks is None else checks.told()
+        compared = comparison.complete(self.step_number, chips, told=told)
+        if compared is not None and (compared.mended or compared.wrong):
+            wrong = tuple(self.chips.index(chip) for chip in compared.wrong)
+            return Finding(is_void=True, wrong=wrong)
+        if checks is None:
+            return None
+        if compared is not None and checks.kind is not Kind.NOTHING:
+            finding = checks.judge(self.step_number, compared.told, chips)
+            return finding if finding.is_void else None
+        is_strange = self._culprits is not None and checks.force(self.step_number)
+        return Finding(is_void=True) if is_strange else None
+
+    def _mend(self, step: int, holders: Sequence[Chip]) -> None:
+        """Give the state of some chips to all others of this generation."""
+        assert self._loop is not None
+        assert self._loop.generation is not None
+        self._learner.undo()  # what this step has changed is in no state
+        go = Go(self._loop.number, step, tuple(holders))
+        self._loop.catch_up(go, self._loop.generation)
+
+    def _act_on(self, finding: Finding) -> None:
+        """Go on after a comparison that has found a chip, or two chips, wrong."""
+        loop, checks = self._loop, self._checks
+        assert loop is not None
+        assert checks is not None
+        if not finding.wrong:
+            return
+        number, chips, step = loop.number, self.chips, self.step_number + 1
+        wrong = [chips[rank] for rank in finding.wrong]
+        where = None
+        if finding.share is not None:
+            share = share_of(self._position, self.batch, finding.share, len(chips))
+            where = share.start, share.stop
+        if self.chip == next(chip for chip in chips if chip not in wrong):
+            for each in wrong:
+                event = WrongResult(each, step, where, checks.right_until, self.chip)
+                coordinator_client().report(event)
+        loop.accuse(wrong)
+        loop.recover(after=number)
 
     def _update(self) -> float:
         """Update the learner, unless the sums are not finite; return the loss.

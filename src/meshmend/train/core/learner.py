@@ -33,6 +33,12 @@ class Learner(Protocol):
     def payloads(self) -> Sequence[Bytes]:
         """Return what this chip puts into each sum; the sums replace it in place."""
 
+    def payload_hash(self, number: int) -> int:
+        """Return a hash of what the samples of this step have put into a sum."""
+
+    def refill_changed(self) -> None:
+        """Fill the payloads again whose gradients have changed since they were filled."""
+
     def clear(self, *, is_last: bool) -> None:
         """Put zeros into the payloads, because this chip has no samples."""
 

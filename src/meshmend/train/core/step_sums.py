@@ -7,7 +7,7 @@ and the weights stay as they were after the step before.
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from meshmend.errors import InputError, NonFiniteError, TransportError
@@ -31,10 +31,15 @@ _log = logging.getLogger(__name__)
 
 
 class StepSums:
-    """The sums of a step that are in flight; without an exchange there is only this chip."""
+    """The sums of a step that are in flight; without an exchange there is only this chip.
 
-    def __init__(self, learner: Learner, exchange: Exchange | None) -> None:
-        self._learner, self._exchange = learner, exchange
+    `before(number)` is called when what this chip puts into a sum is complete.
+    """
+
+    def __init__(
+        self, learner: Learner, exchange: Exchange | None, before: Callable[[int], None]
+    ) -> None:
+        self._learner, self._exchange, self._before = learner, exchange, before
         self._pending: list[PendingSum] = []
         self._error: TransportError | None = None
         self._n_started = 0
@@ -42,6 +47,7 @@ class StepSums:
     def start(self, number: int) -> None:
         """Start a sum, unless the step is void already; all chips start theirs in one order."""
         self._n_started += 1
+        self._before(number)
         if self._error is None and self._exchange is not None:
             try:
                 self._pending.append(self._exchange.start_sum(*self._sum_of(number)))
@@ -73,6 +79,7 @@ class StepSums:
         """
         for number in numbers[:-1]:
             self.start(number)
+        self._before(numbers[-1])
         if self._error is None and self._exchange is not None:
             try:
                 self._exchange.sum(*self._sum_of(numbers[-1]))

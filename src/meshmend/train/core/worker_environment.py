@@ -48,6 +48,7 @@ class WorkerEnvironment:
     checks: bool = False
     ready_dir: Path | None = None
     board: tuple[int, ...] = (1,)
+    check_shares: int = 0
 
     def run_id(self) -> str:
         """Return a name of this run, the same on all its workers; that of a lone one is random.
@@ -109,6 +110,7 @@ def worker_environment_from(variables: Mapping[str, str]) -> WorkerEnvironment:
         checks=config.job.check_every_step,
         ready_dir=Path(config.job.ready_dir) if config.job.ready_dir else None,
         board=environment.board or board_shape(len(whole.shape)),
+        check_shares=config.job.check_shares,
     )
 
 

@@ -13,9 +13,12 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
+from msgspec import structs
+
 from meshmend.errors import (
     CheckpointDamageError,
     PeerLostError,
+    RefusedError,
     StateLostError,
     StoppedError,
     TransportError,
@@ -219,6 +222,14 @@ class WorkerLoop:
             return False
         return True
 
+    def catch_up(self, go: Go, generation: Generation) -> None:
+        """Send or take a state in the middle of a generation, because chips have another one.
+
+        Raises:
+            TransportError: the mesh has changed.
+        """
+        self._catch_up(go, generation)
+
     def note_step(self) -> None:
         """Update this worker's status after the replica has finished a step."""
         self._coordination.note(self._status(is_ready=True))
@@ -227,6 +238,14 @@ class WorkerLoop:
         """Report to the coordinator that the connection to a chip broke."""
         _log.info("chip %s lost chip %s: %s", self._chip, lost, why)
         self._coordination.tell(self._status(is_ready=False, lost=[lost]))
+
+    def accuse(self, wrong: Iterable[Chip]) -> None:
+        """Report to the coordinator that members of this generation compute wrong numbers.
+
+        It turns them away if most members say so, and forms a generation without them.
+        """
+        status = self._status(is_ready=True)
+        self._coordination.tell(structs.replace(status, wrong=tuple(wrong)))
 
     def recover(self, *, after: int) -> None:
         """Get up to date in a generation later than `after`; return early if the job is over.
@@ -250,6 +269,9 @@ class WorkerLoop:
             except TurnedAwayError as error:
                 _log.warning("chip %s was turned away: %s", self._chip, error)
                 self._join()
+            except RefusedError:
+                self.is_over = True  # for this worker
+                raise
 
     def finish(self) -> None:
         """Wait until all chips have finished; if the mesh changes before that, recover."""

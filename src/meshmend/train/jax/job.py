@@ -46,7 +46,7 @@ class JaxJob(ChipJob):
     computed `micro_batch` samples at a time. `resume` is a folder of checkpoints: the job begins
     with the newest one that is complete and undamaged; with "auto", with that of the folder of
     `saving`, or anew if there is none. The states of all chips are compared
-    every `compare_every` steps.
+    every `compare_every` steps; `check_shares` is as in `meshmend.train.Job`.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class JaxJob(ChipJob):
         saving: Saving | None = None,
         resume: Resume = None,
         compare_every: int = COMPARE_EVERY,
+        check_shares: int | None = None,
     ) -> None:
         samples = ArraySamples(dataset) if isinstance(dataset, tuple | dict) else dataset
         settings = JobSettings(
@@ -77,6 +78,7 @@ class JaxJob(ChipJob):
             saving,
             resume,
             compare_every=compare_every,
+            check_shares=check_shares,
         )
         if micro_batch is not None and micro_batch < 1:
             raise InputError(f"JaxJob needs a micro-batch of at least 1, but got {micro_batch}")

@@ -15,7 +15,7 @@ from meshmend.train.core.learner import Bytes
 from meshmend.train.core.worker_loop import SumSizes
 from meshmend.train.data.samples import Share
 from meshmend.train.jax.program import JaxProgram, Tree, places_of
-from meshmend.train.state.digest import total_of
+from meshmend.train.state.digest import hash_bytes, total_of
 from meshmend.train.state.state_tree import ARRAYS, Array, Framework
 
 _STATISTICS: Final = "batch_stats"  # the collection of flax's batch normalisation
@@ -77,6 +77,14 @@ class JaxLearner:
     def payloads(self) -> Sequence[Bytes]:
         """Return what this chip puts into each sum; the sums replace it in place."""
         return [total.view(np.uint8) for total in self._sums]
+
+    def payload_hash(self, number: int) -> int:
+        """Return a hash of what the samples have put into a sum: all but whether to stop."""
+        flat = self._sums[number]
+        return hash_bytes((flat[:_STOP] if number == 0 else flat).view(np.uint8))
+
+    def refill_changed(self) -> None:
+        """Do nothing: no gradient changes after it was computed."""
 
     def clear(self, *, is_last: bool) -> None:
         """Put zeros into the payloads, because this chip has no samples."""

@@ -6,16 +6,20 @@ is compared at its second: nobody waits for a digest to train on.
 A turn of the loop begins with a digest of the state, if a comparison is due; the comparison is part
 of the turn's step, after its sums and before any weight changes. All chips see the same digests, so
 all of them stop at the same step, and each can say who differs from whom, in what, and since when.
+
+In a job that checks its chips, one that differs from most others takes their state instead, and the
+step is done again. One that differs twice in a row is wrong.
 """
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 from meshmend.errors import ReplicasDifferError, TransportError
-from meshmend.membership.events import StatesDiffer
+from meshmend.membership.events import StateMended, StatesDiffer
 from meshmend.topology.failures import Chip
 from meshmend.train.core.byte_gather import gather_bytes
 from meshmend.train.core.exchange import Exchange
@@ -33,22 +37,50 @@ _CAUSES: Final = (
 )
 
 
-class StateComparison:
-    """One chip's part in comparing the states of all chips of a job."""
+@dataclass(frozen=True)
+class Compared:
+    """What all chips told in a comparison, by rank, and which chips had another state.
 
-    def __init__(self, learner: Learner, exchange: Exchange, chip: Chip, *, every: int) -> None:
+    Those that were `mended` have the state of the others now; those that are `wrong` do not.
+    """
+
+    told: Sequence[Any]
+    mended: tuple[Chip, ...] = ()
+    wrong: tuple[Chip, ...] = ()
+
+
+Mend = Callable[[int, Sequence[Chip]], None]  # gives the state of some chips to all others
+
+
+class StateComparison:
+    """One chip's part in comparing the states of all chips of a job.
+
+    Without `mend`, no state of a chip is replaced: the job ends.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        exchange: Exchange,
+        chip: Chip,
+        *,
+        every: int,
+        mend: Mend | None = None,
+    ) -> None:
         self._learner, self._exchange, self._chip, self._every = learner, exchange, chip, every
+        self._mend = mend
+        self._strange: tuple[Chip, ...] = ()  # in the comparison before
         self._parts: Mapping[str, str] | None = None  # of the state that is to be compared
         self._shares: Mapping[str, str] = {}
         self._generation = 0  # the last one in which a comparison was made
         self._begun = 0  # the last one in which a step was begun
         self._last_equal: int | None = None  # the last step after which all chips were equal
 
-    def begin(self, step: int, *, has_moved_state: bool) -> None:
+    def begin(self, step: int, *, has_moved_state: bool, is_due: bool = False) -> None:
         """Take the digest of the state after a step, if this state is to be compared."""
         number = self._exchange.generation_number
         is_begun, self._begun = self._begun == number, number
-        is_due = self._generation != number and (is_begun or has_moved_state)
+        is_due |= self._generation != number and (is_begun or has_moved_state)
         if is_due or step == 1 or step % self._every == 0:
             self.take()
         else:
@@ -59,17 +91,20 @@ class StateComparison:
         self._parts = self._learner.digest_parts()
         self._shares = self._learner.share_digests()
 
-    def complete(self, step: int, chips: Sequence[Chip]) -> None:
+    def complete(self, step: int, chips: Sequence[Chip], *, told: Any = None) -> Compared | None:
         """Compare the digests of all chips, if `begin` has taken one; it does so on all or none.
+
+        Returns None if it has not. `told` is what else this chip tells the others.
 
         Raises:
             TransportError: the mesh has changed.
             ReplicasDifferError: two chips have different states after this step.
         """
         if self._parts is None:
-            return
+            return None
         parts, self._parts = self._parts, None
-        mine = json.dumps([total_of(parts), self._last_equal, dict(self._shares)])
+        strange = list(self._strange)
+        mine = json.dumps([total_of(parts), self._last_equal, dict(self._shares), told, strange])
         found = [json.loads(each) for each in gather_bytes(self._exchange, mine.encode())]
         totals = [str(each[0]) for each in found]
         shares = _different_shares([each[2] for each in found], chips)
@@ -77,8 +112,44 @@ class StateComparison:
             all_parts = gather_bytes(self._exchange, json.dumps(dict(parts)).encode())
             since = max((each[1] for each in found if each[1] is not None), default=None)
             words = [*shares, *self._different_parts([json.loads(each) for each in all_parts])]
-            self._raise(step, since, chips, totals, words)
+            before = {tuple(chip) for each in found for chip in each[4]}
+            compared = self._mended(step, since, chips, totals, words, before)
+            if compared is None or shares:
+                self._raise(step, since, chips, totals, words)
+            return compared
+        self._strange = ()
         self._generation, self._last_equal = self._exchange.generation_number, step
+        return Compared([each[3] for each in found])
+
+    def _mended(
+        self,
+        step: int,
+        since: int | None,
+        chips: Sequence[Chip],
+        totals: Sequence[str],
+        names: Sequence[str],
+        before: Collection[Chip],
+    ) -> Compared | None:
+        """Give chips that differ the state of most others; None if there are no such others.
+
+        Those that have differed `before` are wrong, and keep what they have.
+        """
+        (most, n_most), *_ = Counter(totals).most_common()
+        if self._mend is None or 2 * n_most <= len(chips):
+            return None
+        by_chip = dict(zip(chips, totals, strict=True))
+        right = [chip for chip in chips if by_chip[chip] == most]
+        self._strange = tuple(chip for chip in chips if by_chip[chip] != most)
+        wrong = tuple(chip for chip in self._strange if chip in before)
+        if wrong:
+            return Compared((), wrong=wrong)
+        self._mend(step, right)
+        if right[0] == self._chip:
+            for chip in self._strange:
+                few = tuple(names[:_MOST_NAMES])
+                event = StateMended(chip, step, few, len(names), since, self._chip)
+                coordinator_client().report(event)
+        return Compared((), mended=self._strange)
 
     def _different_parts(self, by_rank: Sequence[Mapping[str, str]]) -> list[str]:
         """Return the names of the parts that are not equal on all chips.

@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final, ParamSpec, TypeVar
 
 import numpy as np
@@ -32,6 +33,7 @@ from msgspec.structs import replace
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from meshmend import __version__
+from meshmend.config import CHECK_SHARES
 from meshmend.errors import InputError, PeerLostError, TransportError
 from meshmend.membership.events import WorkerStepped
 from meshmend.membership.faults.fault import Moment
@@ -42,6 +44,7 @@ from meshmend.planning.environment import settings_from
 from meshmend.topology.failures import Chip, format_shape
 from meshmend.topology.text import parse_tile
 from meshmend.topology.tiles import box_colour, box_tiling
+from meshmend.torch.tile_groups import TwinGroup
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.part_transfer import PartTransfer
 from meshmend.train.core.state_transfer import StateTransfer
@@ -53,6 +56,7 @@ from meshmend.train.core.worker_environment import (
 )
 from meshmend.train.core.worker_loop import SumSizes, WorkerLoop
 from meshmend.train.data.ledger import Ledger
+from meshmend.train.data.samples import Indices, Order, Share
 from meshmend.train.state.checkpoint_writer import WriteFailures
 from meshmend.train.state.state_tree import Framework
 from meshmend.train.state.torch_state import TORCH
@@ -74,6 +78,16 @@ _log = logging.getLogger(__name__)
 
 _NEWS_S: Final = 3.0  # beyond the link timeout: for the coordinator to tell of a change
 _POLL_S: Final = 0.005
+_LOSS_SUM: Final = (1, "float64")  # of a step of tiles, which all chips end together
+
+
+@dataclass(frozen=True)
+class SampleTerms:
+    """What all chips of a job that hands out samples agree on."""
+
+    order: Order
+    batch: int
+    steps: int
 
 
 def reconfigure(*state: Stateful, build: Build | None = None, tile: str | None = None) -> None:
@@ -161,10 +175,22 @@ class ElasticGroup:
     """
 
     def __init__(self, environment: WorkerEnvironment) -> None:
+        if wrong := [fault for fault in environment.faults if fault.is_wrong_number]:
+            raise InputError(
+                f"--inject {wrong[0].words!r} needs a job of meshmend.train.Job or JaxJob; an "
+                "elastic group cannot flip bits of what its loop computes"
+            )
+        if environment.check_shares:
+            raise InputError(
+                f"{CHECK_SHARES.name} needs a meshmend.train.Job or a JaxJob, whose chips hold "
+                "the whole model; an elastic group, or a job of tiles, cannot compute shares twice"
+            )
         self._environment = environment
         self._state = GroupState(())
         self._build: Build | None = None
         self._tile: tuple[int, ...] | None = None
+        self._samples: SampleTerms | None = None  # of a job that hands out samples
+        self._loss = 0.0  # this chip's part of the loss of the step in flight
         self._taken: dict[str, Any] | None = None  # for the objects that `build` will make
         self.is_overwritten = False  # the state is a part of this chip's and a part of others'
         self.step_number = 0  # steps done
@@ -175,6 +201,7 @@ class ElasticGroup:
         self._has_failed = False  # whether the last step was undone, and its code may still run
         self._n_stepped = 0  # optimizers that have stepped in this step
         self._is_equal = False  # whether the chips have agreed on their first state
+        self.loss = 0.0  # of the last step; with tiles, what all chips have added up
         self._reported = 0  # the last generation in which this chip reported a step
         self._self_injection = SelfInjection(environment.chip, environment.faults)
         self._group: Any = None
@@ -187,12 +214,7 @@ class ElasticGroup:
         self._transfer: StateTransfer | None = None
         self._parts: PartTransfer | None = None  # in a job with tiles
         self._loop: WorkerLoop | None = None
-        failures = WriteFailures(environment)
-        self._ledger = Ledger(
-            environment.run_dir / "ledger" if environment.run_dir else None,
-            environment.chip,
-            on_failure=lambda why: failures.report("its ledger", why),
-        )
+        self._ledger = Ledger(None, environment.chip)
 
     @property
     def objects(self) -> tuple[Stateful, ...]:
@@ -203,6 +225,24 @@ class ElasticGroup:
     def is_over(self) -> bool:
         """Whether the job is over."""
         return self._loop is not None and self._loop.is_over
+
+    def count_samples(self, terms: "SampleTerms") -> None:
+        """Write down which samples are used; before the first `reconfigure`."""
+        self._samples = terms
+
+    def use_samples(self, share: Share, samples: Indices) -> None:
+        """Write down this chip's share of the samples of a step that has begun."""
+        assert self._loop is None or self._samples is not None
+        number = self._loop.number if self._loop is not None else 0
+        self._ledger.write_try(self.step_number + 1, number, share, samples)
+
+    def add_loss(self, loss: float) -> None:
+        """Add to this chip's part of the loss of the step in flight."""
+        self._loss += loss
+
+    def _position(self, step: int) -> int:
+        """Return how many samples are used when a step is done."""
+        return 0 if self._samples is None else step * self._samples.batch
 
     def reconfigure(
         self, state: Sequence[Stateful], build: Build | None, tile: str | None = None
@@ -270,7 +310,7 @@ class ElasticGroup:
 
     def begin_step(self) -> None:
         """Prepare for a step that may fail."""
-        self._n_stepped = 0
+        self._n_stepped, self._loss = 0, 0.0
         self._has_failed = False
         self._self_injection.at(Moment.FORWARD, self.step_number)
         if self._loop is not None:
@@ -285,6 +325,7 @@ class ElasticGroup:
         """Count a step that has ended without an error."""
         if self._loop is None:
             self.step_number += 1
+            self.loss = self._loss
             return
         self._refuse_half_step()
         self._state.note_moving()
@@ -294,7 +335,7 @@ class ElasticGroup:
         self.step_number += 1
         self._has_captured = False
         number = self._loop.number
-        self._ledger.write_done(self.step_number, number, 0)
+        self._ledger.write_done(self.step_number, number, self._position(self.step_number))
         if self._environment.checks:
             self._write_state_hash()
         self._loop.note_step()
@@ -308,11 +349,16 @@ class ElasticGroup:
                 at=time.monotonic(),
                 leads=self._exchange.rank == 0,
                 first=is_first,
-                loss=None,
-                samples=0,
-                sums=(MEETING_SUM,) if is_first else (),
+                loss=None if self._samples is None else self.loss,
+                samples=0 if self._samples is None else self._samples.batch,
+                sums=(MEETING_SUM, *self._tile_sums()) if is_first else (),
             )
             coordinator_client().report(stepped)
+
+    def _tile_sums(self) -> SumSizes:
+        """Return the sums between tiles of a step that is done."""
+        twins = (group for group in groups_of_ours() if isinstance(group, TwinGroup))
+        return tuple(dict.fromkeys(size for group in twins for size in group.sum_sizes))
 
     def _await_all(self, loop: WorkerLoop) -> bool:
         """Wait until all chips have done this step; return False if the mesh changed meanwhile.
@@ -321,11 +367,10 @@ class ElasticGroup:
         not count, and so this chip keeps both states until the next generation begins.
         """
         assert self._exchange is not None
-        n_elements, dtype = MEETING_SUM
-        numbers = np.zeros(n_elements, dtype=dtype).view(np.uint8)
+        numbers = np.array([self._loss])
         loop.also = self.step_number + 1
-        if loop.attempt(functools.partial(self._exchange.sum, numbers, n_elements, dtype)):
-            loop.also = None
+        if loop.attempt(functools.partial(self._exchange.sum, numbers.view(np.uint8), *_LOSS_SUM)):
+            loop.also, self.loss = None, float(numbers[0])
             return True
         self._fail_over()
         if not self.is_over:
@@ -340,7 +385,7 @@ class ElasticGroup:
         if loop.also is not None and step == loop.also:
             self.step_number = step
             self._has_stepped = True
-            self._ledger.write_done(step, loop.number, 0)
+            self._ledger.write_done(step, loop.number, self._position(step))
         elif loop.also is not None:
             self._state.before.restore()
         loop.also = None
@@ -423,6 +468,7 @@ class ElasticGroup:
         self._n_stepped += 1
 
     def _join(self) -> WorkerLoop:
+        self._ledger = self._new_ledger()
         client = coordinator_client()
         client.set_fingerprint(self._fingerprint())
         self._exchange = exchange_of(self._environment)
@@ -444,17 +490,27 @@ class ElasticGroup:
         )
         return self._loop
 
+    def _new_ledger(self) -> Ledger:
+        environment, failures = self._environment, WriteFailures(self._environment)
+        return Ledger(
+            environment.run_dir / "ledger" if environment.run_dir else None,
+            environment.chip,
+            self._samples.order if self._samples is not None else None,
+            on_failure=lambda why: failures.report("its ledger", why),
+        )
+
     def _fingerprint(self) -> JobFingerprint:
         parameters, classes = self._state.words()
+        terms = self._samples
         return JobFingerprint(
             version=__version__,
-            steps=0,
-            batch=0,
-            seed=0,
+            steps=terms.steps if terms else 0,
+            batch=terms.batch if terms else 0,
+            seed=terms.order.seed if terms else 0,
             policy="",
             model=parameters,
             optimizer=classes,
-            dataset_length=0,
+            dataset_length=terms.order.n_samples if terms else 0,
             samples=NOT_COMPARED,
             framework="torch, with a process group",
             tile="" if self._tile is None else format_shape(self._tile),
@@ -559,6 +615,7 @@ class ElasticGroup:
         self._group = init_group(settings, self._store, exchange.rank)
         if self._tile is not None:
             self._group.tile = self._tile
+            self._group.plans = self._environment.exchange_settings.plans
         if self._is_outdated():  # while there was no group to interrupt
             return False
         self._rebuild()
@@ -665,7 +722,7 @@ class ElasticGroup:
 
     def sum_sizes(self) -> SumSizes:
         """Return the one sum that a generation makes beside its process group."""
-        return (MEETING_SUM,)
+        return (MEETING_SUM,) if self._tile is None else (MEETING_SUM, _LOSS_SUM)
 
     def newest_checkpoint(self) -> int | None:
         """Return None: checkpoints are the script's own."""

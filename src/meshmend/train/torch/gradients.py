@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from meshmend.errors import InputError
 from meshmend.train.core.step_sums import BUFFER
+from meshmend.train.state.digest import hash_bytes
 from meshmend.train.torch.buckets import bucket_layout, bucket_of, trained_parameters
 
 Bytes = NDArray[np.uint8]
@@ -76,6 +77,29 @@ class Gradients:
     def payloads(self) -> list[Bytes]:
         """Return the memory of each bucket."""
         return self._payloads
+
+    def payload_hash(self, number: int) -> int:
+        """Return a hash of a bucket, without what says how and when it was summed.
+
+        That depends on the chip: which buckets are summed again, and whether it wants to stop.
+        """
+        if number < len(self.buckets) - 1:
+            return hash_bytes(self._payloads[number])
+        n_head = self.buckets[-1].flat.numel() - self._tail.numel()
+        n_head += self._changes.numel() + self._used.numel()
+        head = hash_bytes(self.buckets[-1].flat[:n_head].view(torch.uint8).numpy())
+        about = torch.stack([self._loss[0], self._weight[0], self._divisor[0]]).to(torch.float64)
+        parts = np.array([head, *about.numpy().view(np.uint64)], dtype=np.uint64)
+        return hash_bytes(parts.view(np.uint8))
+
+    @torch.no_grad()
+    def refill_changed(self) -> None:
+        """Fill the buckets again whose gradients have changed since they were filled."""
+        assert self._own_weight is not None, "this chip has samples"
+        for bucket in self.buckets:
+            if bucket.is_stale(self._own_weight):
+                bucket.fill(self._own_weight)
+                bucket.await_full()
 
     @torch.no_grad()
     def remember(self) -> None:

@@ -215,8 +215,13 @@ def _load_module(module: torch.nn.Module, packed_state: dict[str, Any]) -> None:
         _set_buffer(module, name, state[name], is_kept=True)
     for name, value in packed_state["others"].items():
         _set_buffer(module, name, value, is_kept=False)
+    # What a chip holds of a `DTensor` is copied as it is: operations on one cost a millisecond each
+    # when its mesh is new.
     like = module.state_dict()
-    module.load_state_dict({name: _as(like.get(name), state[name]) for name in state})
+    plain = {name: value for name, value in state.items() if not _is_dtensor(like.get(name))}
+    for name in state.keys() - plain.keys():
+        _plain(like[name]).copy_(state[name])
+    module.load_state_dict(plain, strict=len(plain) == len(state))
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(name not in packed_state["frozen"])
     for name, each in module.named_modules():
@@ -554,6 +559,8 @@ def _as(like: Any, value: Any) -> Any:
     """Return a plain tensor in the form of another: as a `DTensor`, or as it is."""
     if not _is_dtensor(like):
         return value
+    if value.dtype == like.dtype and value.shape == like._local_tensor.shape:
+        return type(like)(value, like._spec, requires_grad=False)
     return type(like).from_local(
         value,
         like.device_mesh,

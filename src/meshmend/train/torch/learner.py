@@ -151,6 +151,14 @@ class TorchLearner:
         """Return what this chip puts into each sum; the sums replace it in place."""
         return self._gradients.payloads()
 
+    def payload_hash(self, number: int) -> int:
+        """Return a hash of what the samples of this step have put into a sum."""
+        return self._gradients.payload_hash(number)
+
+    def refill_changed(self) -> None:
+        """Fill the payloads again whose gradients have changed since they were filled."""
+        self._gradients.refill_changed()
+
     def clear(self, *, is_last: bool) -> None:
         """Put zeros into the payloads, because this chip has no samples."""
         self._forget_prepared()

@@ -17,7 +17,7 @@ export class Geometry {
     // Between layers there is room for their names, larger where there are more of them.
     // Links that wrap around take some of the room at the border.
     this.gap = this.nLayers > 1 ? Math.max(2.8, 1 + 0.2 * this.rows) : wrap.includes(true) ? 2.8 : 2.2;
-    this.layersPerRow = Math.ceil(Math.sqrt(this.nLayers * this.rows / this.columns));
+    this.layersPerRow = Math.min(this.nLayers, Math.ceil(Math.sqrt(this.nLayers * this.rows / this.columns)));
     this.layerWidth = (this.columns - 1 + this.gap) * PITCH;
     this.layerHeight = (this.rows - 1 + this.gap) * PITCH;
     this.width = this.layersPerRow * this.layerWidth;

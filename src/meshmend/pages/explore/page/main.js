@@ -28,6 +28,7 @@ async function main() {
   player = new Player(() => drawSchedule(), () => loadTimeline());
   listen();
   if (start.live) beginLive();
+  if (start.kept) beginKept();
   apply();
   if (!start.warm) {
     setStatus("Loading the planner; the first use on a machine compiles for a minute or two …");
@@ -45,6 +46,18 @@ function beginLive() {
   byId("fault-label").hidden = !start.allow_faults;
   byId("algorithms").hidden = byId("payloads").hidden = true; // a search takes time from workers
   job = new Job(takeStatus);
+}
+
+// A page in a file has plans for one question, and for one hole at a time.
+function beginKept() {
+  const { units } = start.kept;
+  for (const name of ["mesh", "wrap", "payload", "fabric", "algorithm", "fail"]) byId(name).disabled = true;
+  for (const each of document.querySelectorAll("input[name=tool]")) {
+    each.parentElement.hidden = !units[each.value];
+    each.checked = each.value === Object.keys(units).find((unit) => units[unit]);
+  }
+  byId("plan").hidden = byId("get-plan").hidden = byId("show-hops").hidden = true; // a server makes these
+  if (state.view.show === "hops") state.view.show = "load";
 }
 
 // The mesh as it is now: chips without a worker count as failed.
@@ -140,28 +153,31 @@ async function askAll() {
   byId("answer").dataset.asked = `${asked}`;
   showTable(rows, 1);
   showCurve(curves);
+  if (start.kept) byId("payloads").hidden = true; // until the file turns out to have it
   setStatus("Planning …");
   byId("search-words").textContent = "";
   const take = (answer) => takeAnswer(answer, begun);
   try {
     for await (const answer of ask("first", question, signal)) take(answer);
     if (state.view.show === "hops") loadHops();
+    if (!start.live) for await (const answer of ask("usual", question, signal)) take(answer);
     await new Promise((resolve) => setTimeout(resolve, SEARCH_AFTER_MS));
     if (signal.aborted || start.live) return; // a search would take time from the job's workers
     for await (const answer of ask("search", question, signal)) take(answer);
     byId("search-words").textContent = "";
   } catch (error) {
-    if (!signal.aborted) setProblem(`The explorer cannot reach its server: ${error.message}`);
+    if (signal.aborted) return;
+    setProblem(start.kept ? error.message : `The explorer cannot reach its server: ${error.message}`);
   }
 }
 
 function takeAnswer(answer, begun) {
   if (answer.kind === "plan") takePlan(answer, begun);
-  else if (answer.kind === "hole") { hole = answer; showFigures(model.plan, hole, start.live); }
+  else if (answer.kind === "hole") { hole = answer; showFigures(model.plan, hole, start.live, !!start.kept); }
   else if (answer.kind === "row") {
     rows = [...rows.filter((row) => row.name !== answer.name), answer];
     if (model.plan) showTable(rows, model.plan.limit_s);
-  } else if (answer.kind === "curve") { curves = [...curves, answer]; showCurve(curves); }
+  } else if (answer.kind === "curve") { curves = [...curves, answer]; byId("payloads").hidden = start.live; showCurve(curves); }
   else if (answer.kind === "refused") setProblem(`${answer.algorithm} does not support this mesh: ${answer.why}`);
   else if (answer.kind === "error") { setProblem(answer.why); setStatus("No answer."); }
   else if (answer.kind === "progress" && !["search", "first"].includes(answer.step)) {
@@ -174,12 +190,12 @@ function takePlan(plan, begun) {
   model.plan = plan;
   model.stranded = new Set(plan.stranded.map((chip) => model.geometry.chipAt(chip)));
   if (plan.stage === "searched" && hole?.stage === "first") hole = { ...hole, time_s: plan.time_s };
-  showFigures(plan, hole, start.live);
+  showFigures(plan, hole, start.live, !!start.kept);
   const ratio = plan.limit_s ? ` (${(plan.time_s / plan.limit_s).toFixed(2)}× the limit)` : "";
   performance.measure(`${plan.stage} answer`, { start: begun });
   const took = ((performance.now() - begun) / 1000).toFixed(2);
-  setStatus(`${plan.stage === "first" ? "First answer" : "Searched"} after ${took} s: ${plan.algorithm} takes `
-    + `${timeWords(plan.time_s)}${ratio}.`);
+  const how = start.kept ? "" : `${plan.stage === "first" ? "First answer" : "Searched"} after ${took} s: `;
+  setStatus(`${how}${plan.algorithm} takes ${timeWords(plan.time_s)}${ratio}.`);
   fillFlows();
   player.clear();
   draw();
@@ -267,20 +283,29 @@ async function loadHops() {
 // What a click or Enter does at a place: fails what is alive, repairs what failed.
 function act(chip, link) {
   const tool = document.querySelector("input[name=tool]:checked").value, { geometry, failed } = model;
-  const chips = new Set(failed.chips), links = new Set(failed.links);
+  const isFresh = start.kept && !isFailed(tool, chip, link); // the hole before is repaired
+  const chips = new Set(isFresh ? [] : failed.chips), links = new Set(isFresh ? [] : failed.links);
   if (tool === "look" || state.view.show === "hops") { lookAt(chip); return; }
   if (job) { injectAt(tool, chip, link); return; }
   if (tool === "link") {
     if (!link) return;
     if (links.has(link)) links.delete(link); else links.add(link);
   } else {
-    const hit = tool === "chip" ? [chip] : geometry.region(chip, start.regions[tool]);
-    const isDead = hit.every((each) => chips.has(each));
-    hit.forEach((each) => { if (isDead) chips.delete(each); else chips.add(each); });
+    const isDead = isFailed(tool, chip, link);
+    hitBy(tool, chip).forEach((each) => { if (isDead) chips.delete(each); else chips.add(each); });
   }
   if (chips.size === geometry.nChips) { setProblem("A mesh needs at least one live chip."); return; }
   if (state.change({ fail: failureWords(chips, links, geometry) })) apply();
   describe(chip);
+}
+
+function hitBy(tool, chip) {
+  return tool === "chip" ? [chip] : model.geometry.region(chip, start.regions[tool]);
+}
+
+function isFailed(tool, chip, link) {
+  const { chips, links } = model.failed;
+  return tool === "link" ? links.has(link) : tool !== "look" && hitBy(tool, chip).every((each) => chips.has(each));
 }
 
 // In a live job a click injects the chosen fault.
@@ -380,7 +405,8 @@ function listen() {
   byId("repair").addEventListener("click", () => { if (state.change({ fail: [] })) apply(); });
   byId("copy").addEventListener("click", async () => {
     await navigator.clipboard?.writeText(location.href).catch(() => {});
-    setStatus("The address restores this question while the explorer runs; it is copied.");
+    setStatus(start.kept ? "The address restores this hole; it is copied."
+      : "The address restores this question while the explorer runs; it is copied.");
   });
   byId("show").addEventListener("change", () => {
     state.view.show = byId("show").value;

@@ -5,7 +5,8 @@ import { series, theme } from "./colours.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 
-export function showFigures(plan, hole, isLive) {
+// `isLast`: no searched answer will follow.
+export function showFigures(plan, hole, isLive, isLast) {
   const ratio = plan.limit_s ? plan.time_s / plan.limit_s : 1, cards = [
     figure(`time of ${plan.algorithm}`, timeWords(plan.time_s),
       `${plan.slices} slice${plan.slices === 1 ? "" : "s"}`),
@@ -22,13 +23,15 @@ export function showFigures(plan, hole, isLive) {
   byId("figures").replaceChildren(...cards);
   const isFirst = plan.stage === "first";
   byId("answer").dataset.stage = plan.stage;
-  byId("answer-title").textContent = isLive ? "A plan for the mesh as it is" : isFirst ? "First answer" : "Searched answer";
+  byId("answer-title").textContent = isLive ? "A plan for the mesh as it is" : isFirst && !isLast ? "First answer" : "The plan";
   byId("limit-words").textContent = `Limit: ${plan.limit_words}.`;
   const proof = plan.proof === "exact" ? "contributions counted exactly" : `by ${plan.proof}`;
   byId("proof-words").textContent = `Proved: ${proof}, every hop alive, free of deadlock with `
     + `${plan.virtual_channels} virtual channel${plan.virtual_channels === 1 ? "" : "s"}; `
     + `${plan.rows.toLocaleString("en")} rows, ${plan.chunks.toLocaleString("en")} chunks.`;
-  byId("note-words").textContent = [plan.note, isFirst && !isLive ? "The searched answer follows." : ""]
+  byId("note-words").textContent = [plan.note, isFirst && !isLive
+    ? (isLast ? "Proved, but not searched for: a search finds plans that are some per cent faster." : "The searched answer follows.")
+    : ""]
     .filter(Boolean).join(". ");
 }
 

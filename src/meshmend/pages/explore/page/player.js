@@ -17,8 +17,8 @@ export class Player {
   slice() { const text = byId("slice").value; return text === "" ? null : Number(text); }
 
   load(answer) {
-    const text = atob(answer.busy);
-    this.timeline = { ...answer, busy: Uint8Array.from(text, (sign) => sign.charCodeAt(0)) };
+    const bytes = (text) => Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0)); // a server's
+    this.timeline = { ...answer, busy: typeof answer.busy === "string" ? bytes(answer.busy) : answer.busy };
     this.nChannels = this.timeline.busy.length / answer.frames;
     byId("time").max = `${answer.frames - 1}`;
     if (byId("slice").options.length !== answer.shown + 1) {

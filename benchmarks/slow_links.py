@@ -1,0 +1,89 @@
+"""How near plans come to the limit where links are slow, and what plans cost that do not know it.
+
+    python benchmarks/slow_links.py [--seeds 10] [--payload 100MB] [--no-write]
+
+Draws tori with 5 % of their links at 0.25 to 0.75 of the bandwidth. Prints for each the time of
+`auto` over the weighted limit, that of the plan which `auto` makes without knowing the speeds, and
+how much slower the plan becomes if one slow link gets faster. Times are simulated, on `reference`.
+"""
+
+import argparse
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from meshmend.planning.plan import equal_links_plan, plan
+from meshmend.topology.failures import Link, SlowLink
+from meshmend.topology.mesh import Mesh
+from meshmend.units import parse_bytes
+from record import record
+
+SHAPES = ((8, 4), (16, 16))
+SLOW_PART = 0.05
+LEAST, MOST = 0.25, 0.75
+
+
+def slow_torus(shape: tuple[int, ...], seed: int) -> Mesh:
+    """Return a torus with some slow links."""
+    mesh, rng = Mesh(shape, (True,) * len(shape)), np.random.default_rng(seed)
+    n_slow = max(1, round(SLOW_PART * len(mesh.links)))
+    chosen = mesh.links[rng.choice(len(mesh.links), n_slow, replace=False)].tolist()
+    return mesh.slowed(
+        *(
+            SlowLink(Link(mesh.live[one], mesh.live[other]), round(rng.uniform(LEAST, MOST), 3))
+            for one, other in chosen
+        )
+    )
+
+
+def with_faster_link(mesh: Mesh, seed: int) -> Mesh:
+    """Return a mesh one of whose slow links gets faster, perhaps as fast as the others."""
+    rng = np.random.default_rng((seed, 1))
+    slow = sorted(mesh.slow)
+    link = slow[int(rng.integers(len(slow)))]
+    return mesh.slowed(replace(link, speed=round(rng.uniform(link.speed, 1.0), 3)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--payload", default="100MB")
+    parser.add_argument("--no-write", action="store_true")
+    arguments = parser.parse_args()
+    payload_bytes = parse_bytes(arguments.payload)
+    rows: list[dict[str, Any]] = []
+    head = ("of the weighted limit", "auto", "auto, speeds unknown", "slower if a link gets faster")
+    print("{:<26} {:>7} {:>22} {:>30}".format(*head))
+    for shape in SHAPES:
+        name = "x".join(map(str, shape))
+        for seed in range(arguments.seeds):
+            mesh = slow_torus(shape, seed)
+            made = plan(mesh, payload=payload_bytes)
+            limit_s, known_s = made.limit().time_s, made.predicted().time_s
+            unknown_s = equal_links_plan(mesh, payload=payload_bytes).predicted().time_s
+            faster_s = plan(with_faster_link(mesh, seed), payload=payload_bytes).predicted().time_s
+            row = {
+                "mesh": name,
+                "seed": seed,
+                "auto": known_s / limit_s,
+                "speeds_unknown": unknown_s / limit_s,
+                "slower_if_faster": faster_s / known_s - 1,
+            }
+            rows.append(row)
+            print(
+                f"{name + ' torus, seed ' + str(seed):<26} {row['auto']:>7.3f} "
+                f"{row['speeds_unknown']:>22.3f} {row['slower_if_faster']:>30.1%}",
+                flush=True,
+            )
+        own = [row for row in rows if row["mesh"] == name]
+        for which in ("auto", "speeds_unknown"):
+            ratios = [row[which] for row in own]
+            print(f"{name}: {which} median {median(ratios):.3f}, worst {max(ratios):.3f}")
+    if not arguments.no_write:
+        print(f"wrote {record('slow_links', {'payload_bytes': payload_bytes, 'rows': rows})}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Flips single bits of what a worker computes or holds, because a fault asks for it.
+
+The bit depends on chip and step alone, so that the same run flips the same bit again.
+"""
+
+import random
+from typing import Any, Final
+
+import numpy as np
+
+from meshmend.membership.faults.fault import Part
+from meshmend.topology.failures import Chip
+from meshmend.train.core.learner import Bytes, Learner
+from meshmend.train.state.state_tree import RawArray, tree_of
+
+_HELD: Final = {Part.WEIGHTS: "model", Part.STATE: "optimizer"}
+_BITS: Final = 8
+
+
+def flip_bit(data: Bytes, chip: Chip, step: int) -> None:
+    """Flip one bit of some bytes."""
+    bit = random.Random(f"{chip} {step}").randrange(len(data) * _BITS)
+    data[bit // _BITS] ^= 1 << bit % _BITS
+
+
+def flip_held(learner: Learner, part: Part, chip: Chip, step: int) -> None:
+    """Flip one bit of the weights, or of the state of the optimizer, if there is any."""
+    state, framework = learner.state(), learner.framework
+    tree = tree_of({_HELD[part]: state[_HELD[part]]}, framework.raw)
+    names = [name for name, (array, _) in tree.arrays.items() if array.n_bytes]
+    if not names:
+        return
+    chosen = random.Random(f"{chip} {step}").choice(names)
+    tensors: dict[str, Any] = {}
+    for name, (array, _) in tree.arrays.items():
+        data = np.array(array.data)
+        if name == chosen:
+            flip_bit(data, chip, step)
+        tensors[name] = framework.tensor(RawArray.of(array.dtype, array.shape, data))
+    learner.load(state | tree.state_of(tensors))

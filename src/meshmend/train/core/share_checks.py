@@ -1,0 +1,248 @@
+"""Shares computed twice: finds a chip that computes wrong numbers, and says which one it is.
+
+In one of every `every` steps each chip first computes the share of another chip too, and then its
+own. Over the steps every chip is checked by every other one in turn. All chips tell each other the
+hashes of both. If two differ for the same share, the step does not count, and **all** chips compute
+that share: what most of those say that are neither of the two decides, if it is what one of the two
+had. If it is neither's, the check is made again.
+
+When a chip has just got its state, as at the beginning of a job, all chips compute one share twice:
+if that is not bit for bit the same everywhere, no check could tell right from wrong.
+
+Knows ranks and hashes, but neither samples nor sums. All chips get the same numbers, and conclude
+the same.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from meshmend.errors import InputError, WrongResultError
+from meshmend.topology.failures import Chip
+from meshmend.train.core.exchange import Exchange
+from meshmend.train.core.learner import Learner
+from meshmend.train.state.digest import total_of
+
+_PERIOD: Final = 5  # steps
+_SHIFT_EVERY: Final = 31  # checks
+_SCRAMBLE, _SCRAMBLE_BITS = 2654435761, 16  # Knuth's multiplicative hash
+_MOST_UNDECIDED: Final = 3  # checks in a row
+
+
+def is_check_step(step: int, every: int) -> bool:
+    """Whether the shares of the step after this one are checked: once in every `every` steps.
+
+    The place in those `every` steps varies: no chip that is wrong in one of some steps is always
+    checked in between. One that is so in one of five is caught within seven times `every`.
+    """
+    window = step // every
+    period = min(every, _PERIOD)
+    first = window * every + (window - window // _SHIFT_EVERY - window * every) % period
+    n_places = 1 + ((window + 1) * every - 1 - first) // period
+    return step == first + period * ((window * _SCRAMBLE >> _SCRAMBLE_BITS) % n_places)
+
+
+def checked_rank(rank: int, n_ranks: int, step: int, every: int) -> int:
+    """Return the rank whose share a chip computes too: in turn, that of each other chip."""
+    return (rank - 1 - step // every % (n_ranks - 1)) % n_ranks
+
+
+class Kind(Enum):
+    """What is compared in a step."""
+
+    NOTHING = "nothing"
+    TEST = "one share that all chips compute twice"
+    CHECK = "a second share of each chip"
+    VERDICT = "the shares in dispute, which all chips compute"
+
+
+@dataclass(frozen=True)
+class Dispute:
+    """Two chips have computed the share of the first, with different results."""
+
+    owner: int
+    checker: int
+    owners: str
+    checkers: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a comparison has found: `wrong` ranks, and whether the step is to be done again.
+
+    `share` is the rank whose share was computed wrong; None if it was that of all.
+    """
+
+    is_void: bool = False
+    wrong: tuple[int, ...] = ()
+    share: int | None = None
+
+
+RIGHT: Final = Finding()
+
+
+class ShareChecks:
+    """One chip's part in computing shares twice."""
+
+    def __init__(self, learner: Learner, exchange: Exchange, *, every: int) -> None:
+        self._learner, self._exchange, self._every = learner, exchange, every
+        self.kind = Kind.NOTHING  # of the step in flight
+        self._own: dict[int, int] = {}  # the hash of what this chip puts into each sum
+        self._second: list[str] = []  # of each share that it computes besides
+        self._tested = 0  # the last generation whose chips were found alike
+        self._disputes: tuple[Dispute, ...] = ()
+        self._disputed_in = 0  # the generation of the disputes
+        self._forced: tuple[int, int] | None = None  # a generation and a step to be checked
+        self._n_undecided = 0
+        self.right_until: int | None = None  # the last step in which no chip was found wrong
+
+    def begin(self, step: int, *, has_moved_state: bool) -> list[int]:
+        """Begin the step after this one; return the ranks whose shares to compute too."""
+        number, n_ranks = self._exchange.generation_number, self._exchange.mesh.n_live
+        self._own, self._second = {}, []
+        if self._disputed_in != number:
+            self._disputes = ()
+        if n_ranks == 1:
+            self.kind = Kind.NOTHING
+            return []
+        if has_moved_state and self._tested != number:
+            self.kind = Kind.TEST
+            return 2 * [n_ranks - 1]  # the last has samples if any has
+        if self._disputes:
+            self.kind = Kind.VERDICT
+            return [dispute.owner for dispute in self._disputes]
+        if is_check_step(step, self._every) or self._forced == (number, step):
+            self.kind = Kind.CHECK
+            return [checked_rank(self._exchange.rank, n_ranks, step, self._every)]
+        self.kind = Kind.NOTHING
+        return []
+
+    def force(self, step: int) -> bool:
+        """Check the step after this one, which turned out strange; False if that was done."""
+        before, self._forced = self._forced, (self._exchange.generation_number, step)
+        return self.kind is Kind.NOTHING and before != self._forced
+
+    def note_own(self, number: int) -> None:
+        """Take the hash of what this chip puts into a sum; it is complete now."""
+        if self.kind is Kind.CHECK:
+            self._own[number] = self._learner.payload_hash(number)
+
+    def add_second(self) -> None:
+        """Take the hash of a second share, which the payloads hold now."""
+        n_sums = len(self._learner.sum_sizes())
+        self._second.append(_joined(self._learner.payload_hash(each) for each in range(n_sums)))
+
+    def add_empty(self) -> None:
+        """Note that a second share has no samples."""
+        self._second.append("")
+
+    def told(self) -> Any:
+        """Return what this chip tells the others of the step in flight."""
+        own = _joined(self._own[number] for number in sorted(self._own))
+        return [own, self._second, self.right_until]
+
+    def judge(self, step: int, told: Sequence[Any], chips: Sequence[Chip]) -> Finding:
+        """Compare what all chips have told; all come to the same conclusion.
+
+        Raises:
+            InputError: the chips do not compute the same, so that nothing can be checked.
+            WrongResultError: it cannot be said which chip is wrong.
+        """
+        known = [right for _, _, right in told if right is not None]
+        self.right_until = max(known, default=None)
+        match self.kind:
+            case Kind.NOTHING:
+                return RIGHT
+            case Kind.TEST:
+                return self._judge_test(step, [second for _, second, _ in told], chips)
+            case Kind.CHECK:
+                found = disputes_of(
+                    [own for own, _, _ in told],
+                    [second[0] for _, second, _ in told],
+                    lambda rank: checked_rank(rank, len(told), step, self._every),
+                )
+                if found:
+                    self._disputes = tuple(found)
+                    self._disputed_in = self._exchange.generation_number
+                    return Finding(is_void=True)
+                self.right_until, self._n_undecided = step + 1, 0
+                return RIGHT
+            case Kind.VERDICT:
+                disputes, self._disputes = self._disputes, ()
+                votes = [[second[at] for _, second, _ in told] for at in range(len(disputes))]
+                for dispute, each in zip(disputes, votes, strict=True):
+                    if (wrong := wrong_one(dispute, each)) is not None:
+                        self._n_undecided = 0
+                        return Finding(is_void=True, wrong=(wrong,), share=dispute.owner)
+                return self._undecided(step, disputes, chips)
+
+    def _judge_test(
+        self, step: int, found: Sequence[Sequence[str]], chips: Sequence[Chip]
+    ) -> Finding:
+        counts = Counter(second for pair in found for second in pair)
+        (most, _), *others = counts.most_common()
+        if not others:
+            self._tested = self._exchange.generation_number
+            if self.right_until is None:
+                self.right_until = step
+            return RIGHT
+        strange = tuple(rank for rank, pair in enumerate(found) if set(pair) != {most})
+        if self.right_until is not None and 2 * len(strange) < len(chips):
+            return Finding(is_void=True, wrong=strange)
+        who = ", ".join(str(chips[rank]) for rank in strange[:3])
+        more = f" and {len(strange) - 3} more" if len(strange) > 3 else ""
+        raise InputError(
+            "check_shares needs chips that compute the same bits from the same samples, but for "
+            f"one share, computed twice by each, chips {who}{more} differ from the others or from "
+            "themselves; usual causes: random numbers that are not torch's, kernels that are not "
+            "deterministic (torch.use_deterministic_algorithms), another kind of chip or number of "
+            "threads; or train with check_shares=0"
+        )
+
+    def _undecided(self, step: int, disputes: Sequence[Dispute], chips: Sequence[Chip]) -> Finding:
+        self._n_undecided += 1
+        first = disputes[0]
+        if self._n_undecided >= _MOST_UNDECIDED:
+            raise WrongResultError(
+                f"chips {chips[first.owner]} and {chips[first.checker]} computed different numbers "
+                f"from the same samples in step {step + 1}, {self._n_undecided} times in a row, "
+                "and no third chip agrees with either: it cannot be said which one is wrong"
+            )
+        self._forced = self._exchange.generation_number, step
+        return Finding(is_void=True)
+
+
+def disputes_of(
+    owns: Sequence[str], seconds: Sequence[str], checked: Callable[[int], int]
+) -> list[Dispute]:
+    """Return the shares that two chips have computed differently; an empty text is no share."""
+    pairs = ((checked(checker), checker) for checker in range(len(owns)))
+    return [
+        Dispute(owner, checker, owns[owner], seconds[checker])
+        for owner, checker in pairs
+        if seconds[checker] and owns[owner] != seconds[checker]
+    ]
+
+
+def wrong_one(dispute: Dispute, votes: Sequence[str]) -> int | None:
+    """Return which of the two chips of a dispute is wrong; None if that cannot be said.
+
+    `votes` are the results of all chips, who have computed the share after the dispute. Those of
+    the two do not count. The others decide if more than half of them agree with one of the two.
+    """
+    suspects = (dispute.owner, dispute.checker)
+    others = [vote for rank, vote in enumerate(votes) if rank not in suspects]
+    if not others:
+        return None
+    (most, n_most), *_ = Counter(others).most_common()
+    if 2 * n_most <= len(others):
+        return None
+    if most == dispute.owners:
+        return dispute.checker
+    return dispute.owner if most == dispute.checkers else None
+
+
+def _joined(hashes: Iterable[int]) -> str:
+    return total_of({str(number): f"{each:016x}" for number, each in enumerate(hashes)})

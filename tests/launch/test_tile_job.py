@@ -1,0 +1,151 @@
+"""`TileJob`: samples for replicas that are tiles; chips die and return, no sample is lost."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+from commanding import Ended, meshmend_run
+from meshmend.train.data.samples import Order
+
+STEPS, BATCH, N_SAMPLES = 24, 10, 37
+
+SCRIPT = """
+import time
+import torch
+import torch.distributed as dist
+import meshmend.torch
+from torch.distributed.fsdp import fully_shard
+from meshmend.train import TileJob
+from tile_job_samples import model_and_samples, loss_of
+
+def build(mesh):
+    model, _ = model_and_samples()
+    {shard}
+    return model, torch.optim.Adam(model.parameters(), lr=0.01)
+
+_, samples = model_and_samples()
+job = TileJob(build, samples, tile="1x2", batch={batch}, steps={steps}, seed=3{more})
+for step in job:
+    while job.step_number == {gate} and job.mesh.size(0) < 2:
+        time.sleep(0.01)
+        meshmend.torch.reconfigure()
+    with step as batch:
+        loss = loss_of(job.model, batch)
+        job.optimizer.zero_grad()
+        step.backward(loss)
+        torch.nn.utils.clip_grad_norm_(job.model.parameters(), 0.5)
+        job.optimizer.step()
+if dist.get_rank() == 0:
+    print(f"loss {{job.loss:.17g}}")
+"""
+
+HELPER = f"""
+import torch
+
+def model_and_samples():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 34), torch.nn.Tanh(), torch.nn.Linear(34, 1))
+    numbers = torch.randn({N_SAMPLES}, 8, generator=torch.Generator().manual_seed(0)).double()
+    return model.double(), [(each,) for each in numbers]
+
+def loss_of(model, batch):
+    return (model(batch[0]) - batch[0].sum(1, keepdim=True)).square().mean()
+"""
+SHARD = "fully_shard(model[0], mesh=mesh); fully_shard(model, mesh=mesh)"
+
+
+def script(
+    folder: Path, *, shard: str = SHARD, gate: int = -1, batch: int = BATCH, more: str = ""
+) -> Path:
+    (folder / "tile_job_samples.py").write_text(HELPER)
+    path = folder / "train.py"
+    path.write_text(SCRIPT.format(shard=shard, gate=gate, batch=batch, steps=STEPS, more=more))
+    return path
+
+
+def run(path: Path, *faults: str, mesh: str = "1x4") -> Ended:
+    patience = ("--set", "timing.heartbeat_timeout=60")  # on a busy machine chips may be silent
+    inject = [word for fault in faults for word in ("--inject", fault)]
+    return meshmend_run("--elastic", "--mesh", mesh, *patience, *inject, path)
+
+
+def undisturbed_loss(folder: Path) -> float:
+    """The last loss of the same loop on one chip that has all of the model and of the batch."""
+    names: dict[str, Any] = {}
+    exec(HELPER, names)
+    model, samples = names["model_and_samples"]()
+    optimizer, order = torch.optim.Adam(model.parameters(), lr=0.01), Order(N_SAMPLES, 3)
+    loss = torch.zeros(())
+    for step in range(STEPS):
+        chosen = order.samples(step * BATCH, (step + 1) * BATCH)
+        loss = names["loss_of"](model, default_collate([samples[at] for at in chosen]))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+    return loss.item()
+
+
+def test_a_chip_is_killed_and_returns_and_the_loss_is_that_of_an_undisturbed_run(
+    tmp_path: Path,
+) -> None:
+    """Ten samples on four chips, then on two: shares differ, and are weighed."""
+    path = script(tmp_path, gate=16)
+
+    ended = run(path, "kill 0,1 at 5", "repair 0,1 at 10")
+
+    assert ended.returncode == 0, ended.stderr
+    (found,) = re.findall(r"loss (\S+)", ended.stdout)
+    assert float(found) == pytest.approx(undisturbed_loss(tmp_path), rel=0, abs=1e-9)
+    assert (
+        f"{STEPS} steps; samples: {STEPS * BATCH} used, 0 lost, 0 repeated; replicas equal bit for "
+        "bit" in ended.stderr
+    )
+
+
+@pytest.mark.slow
+def test_chips_along_a_third_axis_see_the_same_samples_which_count_once(tmp_path: Path) -> None:
+    shard = "fully_shard(model, mesh=mesh['replicate', 'shard'])"
+    styles = "{'0': ColwiseParallel(), '2': RowwiseParallel()}"
+    tensor = f"parallelize_module(model, mesh['tensor'], {styles})"
+    names = "ColwiseParallel, RowwiseParallel, parallelize_module"
+    imports = f"from torch.distributed.tensor.parallel import {names}"
+    more = ', axes=("replicate", "shard", "tensor")'
+    path = script(tmp_path, shard=f"{imports}; {tensor}; {shard}", more=more)
+
+    ended = run(path, "kill 0,1 at 5")
+
+    assert ended.returncode == 0, ended.stderr
+    (found,) = re.findall(r"loss (\S+)", ended.stdout)
+    assert float(found) == pytest.approx(undisturbed_loss(tmp_path), rel=0, abs=1e-9)
+    assert f"samples: {STEPS * BATCH} used, 0 lost, 0 repeated" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"shard": "pass"}, "but 0.weight is on each chip, and its gradients would not be summed"),
+        (
+            {"shard": "fully_shard(model, mesh=mesh['shard'])"},
+            "but 0.weight is on 2 chips, and its gradients would not be summed",
+        ),
+        (
+            {"shard": "model = torch.nn.parallel.DistributedDataParallel(model)"},
+            "but module.0.weight is on each chip",
+        ),
+        ({"batch": 3}, "needs a sample for each chip, but got batch=3 for 4 chips"),
+        ({"more": ', policy="shrink"'}, 'a job with tiles needs policy="constant"'),
+    ],
+)
+def test_what_tiles_cannot_train_is_refused_in_one_line(
+    tmp_path: Path, arguments: dict[str, Any], words: str
+) -> None:
+    ended = run(script(tmp_path, **arguments))
+
+    assert ended.returncode == 2, ended.stderr
+    assert words in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -1,0 +1,79 @@
+"""Chips that compute wrong numbers, as faults make them do."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic_job import elastic, losses, of_kind
+from meshmend.train.core.share_checks import is_check_step
+
+pytest.importorskip("torch")
+
+STEPS = 12
+
+
+@pytest.mark.parametrize(
+    "part", ["weights", *(pytest.param(part, marks=pytest.mark.slow) for part in ("state", "sum"))]
+)
+def test_a_bit_that_flips_on_one_chip_makes_it_differ_from_the_others(
+    part: str, tmp_path: Path
+) -> None:
+    result = elastic(tmp_path, mesh="1x3", steps=STEPS, inject=[f"flip {part} 0,1 at 6"])
+
+    fault, *_ = of_kind(result, "fault")
+    assert (fault["kind"], fault["chips"], fault["at_step"] >= 6) == ("flip", [[0, 1]], True)
+    (differ,) = of_kind(result, "states-differ")
+    assert (differ["step"], differ["strange"]) == (STEPS, [[0, 1]])
+
+
+@pytest.mark.slow
+def test_a_bit_that_flips_in_a_gradient_makes_all_chips_wrong_alike(tmp_path: Path) -> None:
+    right = elastic(tmp_path / "right", mesh="1x3", steps=STEPS)
+    wrong = elastic(tmp_path / "wrong", mesh="1x3", steps=STEPS, inject=["flip gradient 0,1 at 5"])
+
+    assert wrong["finished"]
+    assert not of_kind(wrong, "states-differ")
+    same = [losses(wrong)[step] == losses(right)[step] for step in range(1, STEPS + 1)]
+    assert all(same[:5])
+    assert not all(same[5:])
+
+
+def out(result: dict[str, Any]) -> list[list[int]]:
+    """Return the chips that were turned away."""
+    return [event["chip"] for event in of_kind(result, "turned away")]
+
+
+@pytest.mark.parametrize("framework", ["torch", pytest.param("jax", marks=pytest.mark.slow)])
+def test_a_chip_that_computes_wrong_once_in_a_step_that_is_checked_is_named_and_left_out(
+    framework: str, tmp_path: Path
+) -> None:
+    step = next(step for step in range(5, 20) if is_check_step(step, 4))
+    fault = f"flip gradient 0,1 at {step}"
+
+    result = elastic(
+        tmp_path, mesh="2x2", steps=14, check_shares=4, inject=[fault], framework=framework
+    )
+
+    assert result["finished"], result["why"]
+    assert out(result) == [[0, 1]]
+    (found,) = of_kind(result, "wrong-result")
+    assert (found["chip"], found["step"], found["by"]) == ([0, 1], step + 1, [0, 0])
+    first, end = found["share"]
+    assert 48 * step <= first < end == first + 12  # its own share, or the one that it checked
+    assert result["audit"]["faults"] == []
+
+
+def test_a_chip_whose_weights_change_takes_those_of_the_others_and_trains_on(
+    tmp_path: Path,
+) -> None:
+    result = elastic(
+        tmp_path, mesh="1x3", steps=14, check_shares=4, inject=["flip weights 0,1 at 4"]
+    )
+
+    assert result["finished"], result["why"]
+    assert out(result) == []
+    (mended,) = of_kind(result, "state-mended")
+    assert (mended["chip"], mended["by"]) == ([0, 1], [0, 0])
+    assert mended["names"][0].startswith("model.")
+    assert result["audit"]["faults"] == []
