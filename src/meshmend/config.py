@@ -193,6 +193,15 @@ class RunConfig(Struct, frozen=True, kw_only=True):
             variable="CHECK_SHARES",
         ),
     ] = 0
+    on_wrong_result: Annotated[
+        str,
+        _leaf(
+            "Then: `restore`, `continue` or `stop`.",
+            option="on-wrong-result",
+            metavar="WHAT",
+            variable="ON_WRONG_RESULT",
+        ),
+    ] = "restore"
 
 
 class SumConfig(Struct, frozen=True, kw_only=True):
@@ -454,7 +463,7 @@ class TrainingConfig(Struct, frozen=True, kw_only=True):
     ] = False
     seed: Annotated[
         int,
-        _leaf("The seed of the model and of the order of samples.", option="seed", metavar="N"),
+        _leaf("The seed of model and samples.", option="seed", metavar="N"),
     ] = 0
 
 
@@ -841,7 +850,7 @@ _KUBERNETES = Command(
         *("kubernetes.image", "kubernetes.namespace", "kubernetes.secret", "kubernetes.cpu"),
         *("kubernetes.memory", "kubernetes.chips_resource", "kubernetes.mount"),
     ),
-    reads=("sums", "timing", "kubernetes", "job.check_shares"),
+    reads=("sums", "timing", "kubernetes", "job.check_shares", "job.on_wrong_result"),
 )
 COMMANDS: Final[Mapping[str, Command]] = {
     "train": Command(
@@ -856,7 +865,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
             ),
             *("training.batch", "training.lr", "training.optimizer", "sharding.optimizer"),
             *("training.master_weights", "training.tile", "job.check_every_step"),
-            "job.check_shares",
+            *("job.check_shares", "job.on_wrong_result"),
             *("training.seed", "local.inject", "sums.algorithm", "local.testbed", "job.run_dir"),
             *("saving.every", "saving.resume"),
         ),
@@ -865,7 +874,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "run": Command(
         options=(
             *(*_MESH, "sums.algorithm", "local.preload", "local.testbed", "local.inject"),
-            *("job.run_dir", "job.check_shares"),
+            *("job.run_dir", "job.check_shares", "job.on_wrong_result"),
         ),
         reads=("mesh", "job", "sums", "timing", "local"),
     ),
@@ -879,11 +888,11 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "agent": Command((*_WORKER.options, "hosts.block"), _WORKER.reads),
     "submit slurm": Command(
         (*_MESH, "mesh.board", "job.run_dir", *_SLURM, "slurm.time"),
-        reads=("sums", "timing", "job.check_shares"),
+        reads=("sums", "timing", "job.check_shares", "job.on_wrong_result"),
     ),
     "slurm-job": Command(
         (*_MESH, "mesh.board", "job.run_dir", "job.secret_file", *_SLURM),
-        reads=("sums", "timing", "job.check_shares"),
+        reads=("sums", "timing", "job.check_shares", "job.on_wrong_result"),
     ),
     "submit job": _KUBERNETES,
     "submit jobset": _KUBERNETES,

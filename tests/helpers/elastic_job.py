@@ -61,6 +61,7 @@ def torch_job(folder: Path, options: dict[str, Any], gate: "Gate") -> Training:
 
     torch.set_num_threads(1)
     torch.manual_seed(options.get("seed", 0))
+    torch.set_default_dtype(getattr(torch, options.get("dtype", "float32")))
     inputs, labels = torch.randn(500, 32), torch.randint(0, 10, (500,))
     model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 10))
     if options.get("batch_norm"):
@@ -80,7 +81,8 @@ def torch_job(folder: Path, options: dict[str, Any], gate: "Gate") -> Training:
             more["mirror_domains"] = options["mirror_domains"]
         job = Job(model, optimizer, dataset, bucket_bytes=bucket_bytes, **more)
         for features, classes in job:
-            loss = cross_entropy(model(features).float(), classes)
+            found = model(features)
+            loss = cross_entropy(found.float() if options.get("masters") else found, classes)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]  # torch's stubs
             gate.wait(job.step_number)
@@ -194,6 +196,7 @@ def arguments(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
         "saving": Saving(folder / "checkpoints", every) if every else None,
         "resume": Path(options["resume"]) if "resume" in options else None,
         "check_shares": options.get("check_shares"),
+        "on_wrong_result": options.get("on_wrong_result"),
     }
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import pytest
 from msgspec import structs
 
 from meshmend.config import Timing
@@ -452,3 +453,44 @@ def test_few_chips_or_those_of_another_generation_turn_nobody_away() -> None:
         coordinator.received(connection, StatusChanged(late), 2.0)
 
     assert all(Refused not in sent.kinds(connection) for connection in range(1, 6))
+
+
+def go_after(coordinator: Coordinator, sent: Sent, checkpoint: int | None, now: float) -> Go:
+    """Return the go for the workers that are left, after they got ready."""
+    coordinator.tick(now)
+    formed = [m for m in sent.messages[1] if isinstance(m, NewGeneration)][-1].generation
+    ready = Status(formed.number, ready=True, state_version=1, step=20, checkpoint=checkpoint)
+    for chip in formed.chips:
+        coordinator.received(1 + chip[1], StatusChanged(ready), now)
+    coordinator.tick(now)
+    return [m for m in sent.messages[1] if isinstance(m, Go)][-1]
+
+
+@pytest.mark.parametrize(("checkpoint", "step"), [(10, 10), (15, 20), (None, 20)])
+def test_the_others_go_back_to_a_checkpoint_from_before_the_wrong_numbers(
+    checkpoint: int | None, step: int
+) -> None:
+    """If there is one: they have done 20 steps, and those up to 12 are known to be right."""
+    coordinator, sent, status = five_that_train()
+    accusing = structs.replace(
+        status, step=20, wrong=((0, 4),), right_until=12, checkpoint=checkpoint
+    )
+
+    for connection in (1, 2, 3):
+        coordinator.received(connection, StatusChanged(accusing), 2.0)
+    go = go_after(coordinator, sent, checkpoint, 3.0)
+
+    is_back = step < 20
+    assert (go.step, go.restores, go.lost) == (step, is_back, 20 if is_back else None)
+    assert len(go.holders) == (1 if is_back else 4)
+
+
+def test_who_has_no_old_checkpoint_any_more_goes_on_with_what_all_hold() -> None:
+    coordinator, sent, status = five_that_train()
+    accusing = structs.replace(status, step=20, wrong=((0, 4),), right_until=12, checkpoint=10)
+    for connection in (1, 2, 3):
+        coordinator.received(connection, StatusChanged(accusing), 2.0)
+
+    go = go_after(coordinator, sent, None, 3.0)
+
+    assert (go.step, go.restores) == (20, False)

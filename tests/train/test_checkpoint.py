@@ -235,6 +235,31 @@ def test_prune_keeps_the_newest_complete_ones_and_what_may_still_be_written(tmp_
     assert not stale.exists()
 
 
+def test_prune_always_leaves_one_that_is_known_to_be_right(tmp_path: Path) -> None:
+    """What is known to be right comes far behind: by then others would have taken its place."""
+    for step in range(5, 101, 5):
+        right_until = max(0, step - 42)
+        save(tmp_path, {"step": step}, step, 1)
+        prune(tmp_path, keep=2, right_until=right_until)
+
+        left = checkpoint.complete_steps(tmp_path)
+        assert len(left) <= 4
+        assert left[-2:] == [step - 5, step][-len(left) :]
+        assert right_until < 5 or left[0] <= right_until
+
+
+def test_checkpoints_that_may_be_wrong_are_set_aside_and_read_by_nobody(tmp_path: Path) -> None:
+    for step in (5, 10, 15):
+        save(tmp_path, {"step": step}, step, 1)
+
+    checkpoint.set_aside(tmp_path, after=5)
+    checkpoint.set_aside(tmp_path, after=5)
+
+    assert checkpoint.complete_steps(tmp_path) == [5]
+    assert loaded(tmp_path).step == 5
+    assert len(list(tmp_path.glob("doubtful-step-*/*"))) == 2
+
+
 @pytest.mark.parametrize("offset_s", [-5 * 3600, 5 * 3600])
 def test_prune_keeps_drafts_of_a_file_server_whose_clock_differs(
     offset_s: float, tmp_path: Path

@@ -7,6 +7,7 @@ import pytest
 
 from elastic_job import elastic, losses, of_kind
 from meshmend.train.core.share_checks import is_check_step
+from meshmend.train.state.checkpoint import complete_steps
 
 pytest.importorskip("torch")
 
@@ -77,3 +78,47 @@ def test_a_chip_whose_weights_change_takes_those_of_the_others_and_trains_on(
     assert (mended["chip"], mended["by"]) == ([0, 1], [0, 0])
     assert mended["names"][0].startswith("model.")
     assert result["audit"]["faults"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_a_job_goes_back_to_before_a_chip_was_wrong_and_ends_as_if_it_had_not_been(
+    framework: str, tmp_path: Path
+) -> None:
+    options = {"mesh": "2x2", "steps": 80, "check_shares": 5, "save_every": 5}
+    options |= {"framework": framework}
+    right, wrong = (
+        elastic(tmp_path / name, **options, dtype="float64", inject=inject)
+        for name, inject in (("right", []), ("wrong", ["wrong 0,1 from 50"]))
+    )
+
+    assert wrong["finished"], wrong["why"]
+    assert out(wrong) == [[0, 1]]
+    (found,), (back,) = of_kind(wrong, "wrong-result"), of_kind(wrong, "restored")
+    assert found["step"] <= 50 + 7 * 5
+    assert back["step"] <= found["right_until"] <= 50
+    tolerance = 1e-9 if framework == "torch" else 1e-4  # jax has one layer in float32
+    assert abs(losses(wrong)[80] - losses(right)[80]) < tolerance
+    assert wrong["audit"]["faults"] == []
+
+
+@pytest.mark.slow
+def test_a_job_that_is_told_to_stops_and_leaves_no_checkpoint_that_may_be_wrong(
+    tmp_path: Path,
+) -> None:
+    result = elastic(
+        tmp_path,
+        mesh="2x2",
+        steps=80,
+        check_shares=5,
+        save_every=5,
+        on_wrong_result="stop",
+        inject=["wrong 0,1 from 50"],
+    )
+
+    assert not result["finished"]
+    (found,) = of_kind(result, "wrong-result")
+    assert "chips (0, 1) computed wrong numbers in step" in result["why"]
+    left = complete_steps(tmp_path / "checkpoints")
+    assert left
+    assert max(left) <= found["right_until"]

@@ -400,6 +400,8 @@ class Coordinator:
                 self._wrong.add(accused)
                 if accused in self._worker_of:
                     self._expel(self._worker_of[accused], accused)
+                if status.right_until is not None:
+                    self._membership.go_back(status.right_until)
 
     def _expel(self, connection: ControlConnection, chip: Chip) -> None:
         """Close the connection of a worker that computes wrong numbers; it may not come back."""
@@ -516,7 +518,7 @@ class Coordinator:
             self._publish(events.GenerationForming(new.number, new.chips, decision.why))
             self._notify_waiting(announce=True)
         elif decision.go is not None:
-            self._begin(decision.go, decision.lost_step)
+            self._begin(decision.go, decision.lost_step, decision.why)
         elif decision.is_over:
             self._announce_end()
         elif decision.failed:
@@ -541,7 +543,7 @@ class Coordinator:
         self._publish(events.JobFinished())
         self._send_to(tuple(self._worker_of), messages.Over())
 
-    def _begin(self, go: messages.Go, lost_step: int | None) -> None:
+    def _begin(self, go: messages.Go, lost_step: int | None, why: str) -> None:
         generation = self._membership.generation
         assert generation is not None
         if self._give_way(self._term_on_disk(), is_on_disk=True):
@@ -553,7 +555,7 @@ class Coordinator:
         self._keep(self._history.record)  # first: no worker may step in an unrecorded generation
         self._send_to(generation.chips, go)
         if lost_step is not None:
-            self._publish(events.StateRestored(go.step, lost_step))
+            self._publish(events.StateRestored(go.step, lost_step, why))
         waiting, cut = self._membership.waiting(), tuple(sorted(map(str, generation.cut)))
         began = events.GenerationBegan(generation.number, generation.chips, go.step, waiting, cut)
         self._publish(began)

@@ -126,10 +126,14 @@ class StateLost(_Kind, frozen=True, tag="lost"):
 
 
 class StateRestored(_Kind, frozen=True, tag="restored"):
-    """No holder came back: the job goes on after `step`, and redoes the steps up to `lost`."""
+    """No holder came back: the job goes on after `step`, and redoes the steps up to `lost`.
+
+    Or it goes back on purpose; then there is a `why`.
+    """
 
     step: Count
     lost: Count
+    why: str = ""
 
 
 class HistoryDropped(_Kind, frozen=True, tag="dropped"):
@@ -235,7 +239,7 @@ class WrongResult(_Kind, frozen=True, tag="wrong-result"):
 
     `share` is where those samples are in the row of all samples: the first, and the one after the
     last; None if it was the state of the chip that was wrong, twice in a row. `right_until` is the
-    last step in which no chip was found wrong: later ones may hold wrong numbers. Told by `by`.
+    last step that is known to be right: later ones may hold wrong numbers. Told by `by`.
     """
 
     chip: ChipCoordinates

@@ -42,6 +42,7 @@ _LONGEST_RECALL = 10  # times `recall_s`, while workers of the recalled generati
 
 _LONGEST_SETTLE: Final = 10  # times `settle_s`, if changes keep coming
 _MOST_TILINGS: Final = 200  # tried if that with the most tiles has not all colours of the state
+WRONG_NUMBERS: Final = "a chip had computed wrong numbers"  # why a job goes back
 _MOST_REASONS: Final = 4  # named in the text; the others are counted
 
 
@@ -106,6 +107,7 @@ class Membership:
         self._n_skipped = 0  # numbers that the next generation leaves out
         self._holder_deadline: float | None = None  # set while no holder is left
         self._is_restoring = False
+        self._right_until: int | None = None  # set while the state that counts may be wrong
         self._stands_still = False  # with tiles: no whole tiles hold all of the state
         self.history = history or History(CoordinatorRecord(""))
         self.generation: Generation | None = None
@@ -169,6 +171,16 @@ class Membership:
         for peer in status.lost:
             self._changes.doubt_link(Link.between(chip, peer), now)
 
+    def go_back(self, right_until: int) -> None:
+        """Begin the next generation with the newest checkpoint of at most a step, if there is one.
+
+        The state that workers hold may have wrong numbers in it.
+        """
+        self._right_until = right_until
+        self._is_restoring = self._restorable(self.workers) is not None
+        if not self._is_restoring:
+            self._right_until = None
+
     def mend(self, link: Link, now: float) -> None:
         """Use a link again that was cut."""
         if link in self._cut:
@@ -219,8 +231,10 @@ class Membership:
         if (found := self._look_for_holder(now)) is not None:
             return found
         was_restoring, lost_step = self._is_restoring, self.history.step
+        why = "" if self._right_until is None else WRONG_NUMBERS
         if (go := self._begin_when_ready(now)) is not None:
-            return Decision(go=go, lost_step=lost_step if was_restoring else None)
+            is_restored = was_restoring and go.lost is not None
+            return Decision(go=go, lost_step=lost_step if is_restored else None, why=why)
         return Decision(is_over=self._notice_end())
 
     @property
@@ -383,6 +397,7 @@ class Membership:
 
     def _form_generation(self) -> Generation | None:
         """Form and return the next generation; None if it would equal this one or has no chips."""
+        self._give_up_going_back()
         chips = self._largest_part(self._eligible()) if self.workers else frozenset()
         chips = chips or self._part_across_cuts()
         if not chips:
@@ -431,7 +446,7 @@ class Membership:
         """Whether a chip has a part of the state to go on from, or can prove which one counts."""
         worker = self.workers[chip]
         if self._is_restoring:
-            return self._restorable(self.workers) in self.history.restorable(worker.status)
+            return self._restorable(self.workers) in self._states_to_restore(chip)
         who = chip, worker.address
         is_base = self._tile is not None and self.history.has_base(who, worker.status)
         return is_base or self.history.knows_state(who, worker.status)
@@ -492,8 +507,14 @@ class Membership:
 
     def _restorable(self, part: Iterable[Chip]) -> tuple[int, int] | None:
         """Return the newest state that some chips can go back to, all parts of it."""
-        restorable = self.history.restorable
-        return self._newest((chip, restorable(self.workers[chip].status)) for chip in part)
+        return self._newest((chip, self._states_to_restore(chip)) for chip in part)
+
+    def _states_to_restore(self, chip: Chip) -> tuple[tuple[int, int], ...]:
+        """Return the states that a chip can go back to: checkpoints if its state is in doubt."""
+        found, until = self.history.restorable(self.workers[chip].status), self._right_until
+        if until is None:
+            return found
+        return tuple(each for each in found if each[0] <= until and each[1] == FRESH)
 
     def _has_witness(self, part: Collection[Chip]) -> bool:
         def among(knows: Callable[[Process, Status], bool]) -> Iterator[Chip]:
@@ -554,6 +575,7 @@ class Membership:
             if not worker or not worker.status.ready or worker.status.generation != number:
                 self._looked_at = at % len(chips)
                 return None
+        self._give_up_going_back()
         if self._is_restoring:
             return self._begin_from_saved_state(self.generation)
         best = self._newest((chip, self._states_of(chip)) for chip in chips)
@@ -573,17 +595,19 @@ class Membership:
         if (best := self._restorable(generation.chips)) is None:
             return None
         step, version = best
-        restorable = self.history.restorable
-        holders = tuple(
-            chip for chip in generation.chips if best in restorable(self.workers[chip].status)
-        )
+        holders = tuple(chip for chip in generation.chips if best in self._states_to_restore(chip))
         restores, lost = version == FRESH, self.history.step
         if restores:
             holders = self._one_of_each_part(holders)
         self.go = Go(generation.number, step, holders, restores, lost)
         self.history.begin(generation, version=version, step=step)
-        self._holder_deadline, self._is_restoring = None, False
+        self._holder_deadline, self._is_restoring, self._right_until = None, False, None
         return self.go
+
+    def _give_up_going_back(self) -> None:
+        """Go on with the state that workers hold if no checkpoint from before its doubt is left."""
+        if self._right_until is not None and self._restorable(self.workers) is None:
+            self._right_until, self._is_restoring = None, False
 
     def _notice_end(self) -> bool:
         """Set `is_over` once every member has finished; return True only that once."""

@@ -49,7 +49,8 @@ class Status(Value, frozen=True):
     to date, and `step` how many steps it has done. `checkpoint` is the step of the newest whole
     checkpoint that it can read. `term` is that of the generation `state_version`. `also` is a step
     whose state it holds beside that of `step`: of the next one, which may not be done on all chips.
-    `wrong` are the members of `generation` that it knows to compute wrong numbers.
+    `wrong` are the members of `generation` that it knows to compute wrong numbers; the others are
+    to go back to a checkpoint of at most step `right_until`, if that is set and they have one.
     """
 
     generation: GenerationNumber = 0
@@ -62,6 +63,7 @@ class Status(Value, frozen=True):
     term: Term = 0
     also: Count | None = None
     wrong: tuple[ChipCoordinates, ...] = ()
+    right_until: Count | None = None
 
 
 class Hello(_Kind, frozen=True, tag="hello"):

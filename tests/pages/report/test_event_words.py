@@ -85,8 +85,8 @@ SENTENCES = [
      "the chips differ after step 40, equal after step 20: chip (0, 1) in model.0.weight "
      "and 2 more"),
     (events.WrongResult((0, 1), 41, (640, 656), 32, (0, 0)),
-     "chip (0, 1) computed samples 640 to 655 of step 41 wrong; it was right until step 32, "
-     "steps 33 to 40 may be wrong"),
+     "chip (0, 1) computed samples 640 to 655 of step 41 wrong; steps 33 to 40 may "
+     "be wrong too"),
     (events.WrongResult((0, 1), 41, (640, 656), 40, (0, 0)),
      "chip (0, 1) computed samples 640 to 655 of step 41 wrong; all steps before it are known to "
      "be right"),

@@ -111,9 +111,7 @@ def _wrong_result(event: events.WrongResult) -> str:
     if event.right_until >= event.step - 1:
         return f"{what}; all steps before it are known to be right"
     first, last = event.right_until + 1, event.step - 1
-    return (
-        f"{what}; it was right until step {event.right_until}, steps {first} to {last} may be wrong"
-    )
+    return f"{what}; steps {first} to {last} may be wrong too"
 
 
 def _state_mended(event: events.StateMended) -> str:
@@ -141,7 +139,7 @@ def _fault_or_end(event: events.Event) -> str:
             if event.lost <= event.step:  # how far the job was is not known
                 return f"no chip has the latest state any more: going back to step {event.step}"
             n_redone = counted(event.lost - event.step, "step")
-            lost = f"the state after step {event.lost} is lost"
+            lost = event.why or f"the state after step {event.lost} is lost"
             return f"{lost}: going back to step {event.step}, {n_redone} to do again"
         case events.HistoryDropped(term=0):
             part = f"chip {event.chip} holds a part of the state after step {event.step}"
@@ -210,7 +208,7 @@ def restore_words(event: events.StateRestored) -> str:
         return f"the latest state was lost; the job went back to step {event.step}"
     n_redone = counted(event.lost - event.step, "step")
     were = "was" if event.lost - event.step == 1 else "were"
-    lost = f"the state after step {event.lost} was lost"
+    lost = event.why or f"the state after step {event.lost} was lost"
     return f"{lost}; {n_redone} {were} done again after step {event.step}"
 
 

@@ -10,13 +10,19 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from msgspec import structs
 
-from meshmend.errors import InputError, ReplicasDifferError, WrongResultError
+from meshmend.errors import (
+    InputError,
+    ReplicasDifferError,
+    TransportError,
+    WrongResultError,
+)
 from meshmend.membership.events import WorkerStepped, WrongResult
 from meshmend.membership.faults.fault import Moment, Part
 from meshmend.membership.faults.fault_injector import SelfInjection
@@ -46,6 +52,9 @@ from meshmend.train.state.resume import Resume, folder_to_resume, is_same_folder
 from meshmend.train.state.shards import Origin
 from meshmend.train.state.state_tree import Framework
 
+RESTORE, CONTINUE, STOP = "restore", "continue", "stop"
+WRONG_POLICIES: Final = (RESTORE, CONTINUE, STOP)
+
 _log = logging.getLogger(__name__)
 
 
@@ -60,6 +69,8 @@ class JobSettings:
     `non_finite` says what happens to a step whose sums are not finite: "raise" or "skip".
     The states of all chips are compared every `compare_every` steps. In one of every
     `check_shares` steps all shares are computed twice; 0: never, None: as the environment says.
+    `on_wrong_result` says what a job does when a chip has computed wrong numbers: "restore" the
+    newest checkpoint from before, "continue" without the chip, or "stop".
     """
 
     n_samples: int | None
@@ -72,6 +83,7 @@ class JobSettings:
     non_finite: str = RAISE
     compare_every: int = COMPARE_EVERY
     check_shares: int | None = None
+    on_wrong_result: str | None = None
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.steps < 0:
@@ -110,6 +122,14 @@ def check_settings(check_shares: int, policy: str) -> None:
         raise InputError(
             f'check_shares needs policy="constant", but got {policy!r}: a step that is done again '
             "without a chip must be of the same samples"
+        )
+
+
+def check_wrong_policy(policy: str) -> None:
+    """Raise InputError if there is no such way to go on after a wrong result."""
+    if policy not in WRONG_POLICIES:
+        raise InputError(
+            f"on_wrong_result needs to be one of {', '.join(WRONG_POLICIES)}, but got {policy!r}"
         )
 
 
@@ -155,6 +175,7 @@ class JobCore:
         self.is_overwritten = False  # the state is a part of this chip's and a part of others'
         self._culprits: Culprits | None = None  # of the step in flight
         self._non_finite = NonFinite(settings.non_finite, self._environment)
+        self._checks: ShareChecks | None = None  # None if nothing is computed twice
         self.after_step: list[Callable[[], object]] = []  # called after each step that counts
         self._self_injection = SelfInjection(self._environment.chip, self._environment.faults)
         self._exchange: Exchange | None = None
@@ -181,9 +202,11 @@ class JobCore:
             )
         self._sums = StepSums(learner, self._exchange, self._before_sum)
         self._comparison: StateComparison | None = None  # None if this chip trains alone
-        self._checks: ShareChecks | None = None  # None if nothing is computed twice
         self._second: int | None = None  # the rank of a share that is computed a second time
         self._finding: Finding | None = None  # why the step in flight does not count
+        self._right_until: int | None = None  # set while the state of all chips may be wrong
+        self._on_wrong_result = settings.on_wrong_result or self._environment.on_wrong_result
+        check_wrong_policy(self._on_wrong_result)
         if self._loop and self._exchange:
             is_mended = every > 0 and self._sharding is None
             self._comparison = StateComparison(
@@ -387,6 +410,7 @@ class JobCore:
         self.step_number += 1
         self._position += share.batch
         self._is_stopped |= self._learner.is_last
+        self._right_until = None
         if self.calls is not None:
             self.calls.forget()
         self._ledger.write_done(self.step_number, number, self._position)
@@ -504,8 +528,27 @@ class JobCore:
             for each in wrong:
                 event = WrongResult(each, step, where, checks.right_until, self.chip)
                 coordinator_client().report(event)
-        loop.accuse(wrong)
+        if self._on_wrong_result == STOP:
+            self._stop_for(wrong, step)
+        if self._on_wrong_result == RESTORE:
+            self._right_until = checks.right_until
+        loop.accuse(wrong, right_until=self._right_until)
         loop.recover(after=number)
+
+    def _stop_for(self, wrong: Sequence[Chip], step: int) -> None:
+        """End the job, because chips have computed wrong numbers."""
+        assert self._exchange is not None
+        right_until = self._checks.right_until if self._checks else None
+        coordinator_client().flush()
+        with suppress(TransportError):  # nobody ends the job before the event is sent
+            self._exchange.gather_numbers([step])
+        if self.is_leader and right_until is not None:
+            self._saving.set_aside(right_until)
+        since = "" if right_until is None else f"; all were right until step {right_until}"
+        raise WrongResultError(
+            f"chips {', '.join(map(str, wrong))} computed wrong numbers in step {step}{since}, and "
+            "the job was told to stop; repair them, and go on with --resume"
+        )
 
     def _update(self) -> float:
         """Update the learner, unless the sums are not finite; return the loss.
@@ -540,6 +583,7 @@ class JobCore:
             shard=self.rank,
             n_shards=self.world_size,
             origin=self._origin,
+            right_until=self._checks.right_until if self._checks else None,
         )
 
     def _report_step(self, generation: int, batch: int) -> None:
@@ -606,6 +650,7 @@ class JobCore:
                 "n_samples": self._settings.n_samples,
                 "loss": self.loss,
                 "stopped": self._is_stopped,
+                "right_until": self._checks.right_until if self._checks else None,
             },
         }
 
@@ -617,6 +662,8 @@ class JobCore:
         self._position = int(state["progress"]["position"])
         self.loss = state["progress"]["loss"]
         self._is_stopped = bool(state["progress"].get("stopped"))
+        if self._checks is not None:
+            self._checks.go_back(state["progress"].get("right_until"))
         if self.calls is not None:
             self.calls.forget()
 
@@ -661,8 +708,11 @@ class JobCore:
         return (*self._learner.sum_sizes(), *shared)
 
     def newest_checkpoint(self) -> int | None:
-        """Return the step of the newest complete checkpoint not known to be damaged, or None."""
-        return self._saving.newest()
+        """Return the step of the newest complete checkpoint not known to be damaged, or None.
+
+        While the state of all chips may be wrong, only of those from before.
+        """
+        return self._saving.newest(self._right_until)
 
     def went_back(self, step: int, generation: int) -> None:
         """Write to the ledger that a generation restores an earlier step; later ones are lost."""
@@ -681,6 +731,10 @@ class JobCore:
         if step == self.step_number and is_fresh and is_whole:
             return  # the whole job was restarted, and begins with its initial state
         self._load(self._saving.load(step).state)
+        if self._right_until is not None:
+            self._saving.set_aside(step)
+            if self._checks is not None:
+                self._checks.go_back(step)
 
     def begin_at(self, step: int) -> None:
         """Begin after a step, whose state the caller has put into the learner.

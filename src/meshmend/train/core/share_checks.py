@@ -13,7 +13,7 @@ Knows ranks and hashes, but neither samples nor sums. All chips get the same num
 the same.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -35,13 +35,22 @@ def is_check_step(step: int, every: int) -> bool:
     """Whether the shares of the step after this one are checked: once in every `every` steps.
 
     The place in those `every` steps varies: no chip that is wrong in one of some steps is always
-    checked in between. One that is so in one of five is caught within seven times `every`.
+    checked in between. One that is so in one of five is caught within `n_trusted` checks.
     """
-    window = step // every
-    period = min(every, _PERIOD)
+    window, period = step // every, _PERIOD
+    if every < period:
+        return step == window * every + window // _SHIFT_EVERY % every
     first = window * every + (window - window // _SHIFT_EVERY - window * every) % period
     n_places = 1 + ((window + 1) * every - 1 - first) // period
     return step == first + period * ((window * _SCRAMBLE >> _SCRAMBLE_BITS) % n_places)
+
+
+def n_trusted(every: int) -> int:
+    """Return how many later checks must find no chip wrong before a step counts as right.
+
+    One that is wrong in one of five steps may pass the checks of the others.
+    """
+    return 7 if every >= _PERIOD else 10
 
 
 def checked_rank(rank: int, n_ranks: int, step: int, every: int) -> int:
@@ -96,7 +105,13 @@ class ShareChecks:
         self._disputed_in = 0  # the generation of the disputes
         self._forced: tuple[int, int] | None = None  # a generation and a step to be checked
         self._n_undecided = 0
-        self.right_until: int | None = None  # the last step in which no chip was found wrong
+        self._passed: deque[int] = deque()  # the steps whose shares were found right, lately
+        self.right_until: int | None = None  # the last step that is known to be right
+
+    def go_back(self, step: int | None) -> None:
+        """Begin with a state that is known to be right up to a step."""
+        self._passed.clear()
+        self.right_until = step
 
     def begin(self, step: int, *, has_moved_state: bool) -> list[int]:
         """Begin the step after this one; return the ranks whose shares to compute too."""
@@ -167,7 +182,10 @@ class ShareChecks:
                     self._disputes = tuple(found)
                     self._disputed_in = self._exchange.generation_number
                     return Finding(is_void=True)
-                self.right_until, self._n_undecided = step + 1, 0
+                self._n_undecided = 0
+                self._passed.append(step + 1)
+                if len(self._passed) > n_trusted(self._every):
+                    self.right_until = max(self._passed.popleft(), self.right_until or 0)
                 return RIGHT
             case Kind.VERDICT:
                 disputes, self._disputes = self._disputes, ()

@@ -49,6 +49,7 @@ class WorkerEnvironment:
     ready_dir: Path | None = None
     board: tuple[int, ...] = (1,)
     check_shares: int = 0
+    on_wrong_result: str = "restore"
 
     def run_id(self) -> str:
         """Return a name of this run, the same on all its workers; that of a lone one is random.
@@ -111,6 +112,7 @@ def worker_environment_from(variables: Mapping[str, str]) -> WorkerEnvironment:
         ready_dir=Path(config.job.ready_dir) if config.job.ready_dir else None,
         board=environment.board or board_shape(len(whole.shape)),
         check_shares=config.job.check_shares,
+        on_wrong_result=config.job.on_wrong_result,
     )
 
 

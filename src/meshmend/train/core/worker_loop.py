@@ -239,13 +239,17 @@ class WorkerLoop:
         _log.info("chip %s lost chip %s: %s", self._chip, lost, why)
         self._coordination.tell(self._status(is_ready=False, lost=[lost]))
 
-    def accuse(self, wrong: Iterable[Chip]) -> None:
+    def accuse(self, wrong: Iterable[Chip], *, right_until: int | None = None) -> None:
         """Report to the coordinator that members of this generation compute wrong numbers.
 
-        It turns them away if most members say so, and forms a generation without them.
+        It turns them away if most members say so, and forms a generation without them. With
+        `right_until` that begins with the newest checkpoint of at most this step, if there is one.
         """
-        status = self._status(is_ready=True)
-        self._coordination.tell(structs.replace(status, wrong=tuple(wrong)))
+        status = structs.replace(self._status(is_ready=True), wrong=tuple(wrong))
+        if right_until is not None:
+            checkpoint = self._replica.newest_checkpoint()
+            status = structs.replace(status, right_until=right_until, checkpoint=checkpoint)
+        self._coordination.tell(status)
 
     def recover(self, *, after: int) -> None:
         """Get up to date in a generation later than `after`; return early if the job is over.

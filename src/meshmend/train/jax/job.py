@@ -46,7 +46,8 @@ class JaxJob(ChipJob):
     computed `micro_batch` samples at a time. `resume` is a folder of checkpoints: the job begins
     with the newest one that is complete and undamaged; with "auto", with that of the folder of
     `saving`, or anew if there is none. The states of all chips are compared
-    every `compare_every` steps; `check_shares` is as in `meshmend.train.Job`.
+    every `compare_every` steps; `check_shares` and `on_wrong_result` are as in
+    `meshmend.train.Job`.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class JaxJob(ChipJob):
         resume: Resume = None,
         compare_every: int = COMPARE_EVERY,
         check_shares: int | None = None,
+        on_wrong_result: str | None = None,
     ) -> None:
         samples = ArraySamples(dataset) if isinstance(dataset, tuple | dict) else dataset
         settings = JobSettings(
@@ -79,6 +81,7 @@ class JaxJob(ChipJob):
             resume,
             compare_every=compare_every,
             check_shares=check_shares,
+            on_wrong_result=on_wrong_result,
         )
         if micro_batch is not None and micro_batch < 1:
             raise InputError(f"JaxJob needs a micro-batch of at least 1, but got {micro_batch}")

@@ -22,6 +22,7 @@ import json
 import re
 import shutil
 import signal
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
@@ -50,6 +51,7 @@ from meshmend.train.state.state_tree import AS_BYTES, Framework
 _STEP = re.compile(r"step-(\d{8,})")
 _SHARD = re.compile(r"shard-(\d{3,})-of-(\d{3,})(?:\.(\d+)-(\d+))?(\.safetensors|\.pt|\.bin)")
 _GONE, _OWNER = ".gone-", "run.json"
+_DOUBTFUL: Final = "doubtful-"
 _MOST_STEPS: Final = 20  # until a notice to save is forgotten
 STALE_S = 600.0  # a draft not written to for this long: its writer is dead
 
@@ -174,21 +176,30 @@ def load_step(
     return None
 
 
-def prune(folder: Path, keep: int = 3, *, newest: int | None = None) -> None:
+def prune(
+    folder: Path, keep: int = 3, *, newest: int | None = None, right_until: int | None = None
+) -> None:
     """Delete all checkpoints older than the newest `keep` complete ones, and abandoned drafts.
 
     Several chips may call it at once. A folder is renamed before its files are deleted, so that
     no reader finds half a checkpoint. Steps after `newest`, which was saved last, are not of this
-    history: they do not count as kept, so that they cannot crowd out what is saved now.
+    history: they do not count as kept, so that they cannot crowd out what is saved now. The newest
+    of at most step `right_until` is kept too, since later ones may hold wrong numbers; so is the
+    one after it, which takes its place when more is known to be right.
 
     Raises:
         InputError: `keep` is less than one.
     """
     if keep < 1:
         raise InputError(f"prune needs to keep at least one checkpoint, but got keep={keep}")
-    kept = [each for each in complete_steps(folder) if newest is None or each <= newest][-keep:]
+    complete = [each for each in complete_steps(folder) if newest is None or each <= newest]
+    kept = complete[-keep:]
+    right: list[int] = []
+    if right_until is not None:
+        at = bisect_right(complete, right_until)
+        right = complete[max(0, at - 1) : at + 1]
     for step in steps_in(folder):
-        if kept and step < kept[0]:
+        if kept and step < kept[0] and step not in right:
             old = step_folder(folder, step)
             with suppress(FileNotFoundError):  # another chip has renamed it
                 old.rename(old.with_name(f"{_GONE}{uuid4().hex}"))
@@ -200,6 +211,18 @@ def prune(folder: Path, keep: int = 3, *, newest: int | None = None) -> None:
     for draft in folder.glob(f"step-*/.*{DRAFT}"):
         if 0.0 < _changed_at(draft) < now - STALE_S:
             draft.unlink(missing_ok=True)
+
+
+def set_aside(folder: Path, after: int) -> None:
+    """Rename all checkpoints after a step, which may hold wrong numbers; no job reads them again.
+
+    Several chips may call it at once.
+    """
+    for step in steps_in(folder):
+        if step > after:
+            old = step_folder(folder, step)
+            with suppress(OSError):  # another chip has renamed it
+                old.rename(old.with_name(f"{_DOUBTFUL}{old.name}-{uuid4().hex[:8]}"))
 
 
 def _read(files: list[Path], step: int, framework: Framework, on_damage: OnDamage) -> Loaded | None:
@@ -344,9 +367,13 @@ def complete_steps(folder: Path) -> list[int]:
     return [step for step in steps_in(folder) if any(complete_sets(folder, step))]
 
 
-def newest_complete(folder: Path, *, without: Container[int] = ()) -> int | None:
+def newest_complete(
+    folder: Path, *, without: Container[int] = (), at_most: int | None = None
+) -> int | None:
     """Return the newest complete step that is not in `without`, or None; looks at names only."""
     for step in reversed(steps_in(folder)):
+        if at_most is not None and step > at_most:
+            continue
         if step not in without and any(complete_sets(folder, step)):
             return step
     return None

@@ -118,6 +118,7 @@ class CheckpointWriter:
         self._on_saved = on_saved
         self._owner = owner
         self.missing: list[int] = []  # steps whose shard this chip could not write
+        self.right_until: int | None = None  # later checkpoints may hold wrong numbers
         self._writing: _Writing | None = None
         self._last: _Save | None = None  # begun last; None if that failed
         self._before: _Save | None = None  # the one before it, not checked yet
@@ -156,7 +157,8 @@ class CheckpointWriter:
         checkpoint.write_shard(folder, shard)
         if shard.number == 0:
             with suppress(OSError):  # what could not be deleted now is deleted next time
-                checkpoint.prune(folder, keep=self._saving.keep, newest=shard.step)
+                keep, right_until = self._saving.keep, self.right_until
+                checkpoint.prune(folder, keep, newest=shard.step, right_until=right_until)
 
     def note_step(self, step: int, generation: int) -> None:
         """Report what was written meanwhile; call it after each step, before `begin`."""
@@ -205,9 +207,13 @@ class CheckpointWriter:
         else:
             self._failures.clear(_WHOLE)
 
-    def newest(self) -> int | None:
+    def newest(self, at_most: int | None = None) -> int | None:
         """Return the step of the newest complete checkpoint not known to be damaged, or None."""
-        return newest_complete(self._saving.folder, without=self._unreadable)
+        return newest_complete(self._saving.folder, without=self._unreadable, at_most=at_most)
+
+    def set_aside(self, after: int) -> None:
+        """Let no job read the checkpoints after a step any more; what is being written is over."""
+        checkpoint.set_aside(self._saving.folder, after)
 
     def load(self, step: int) -> Loaded:
         """Return the state of a step.
@@ -253,10 +259,12 @@ class StepSaving:
         shard: int,
         n_shards: int,
         origin: Callable[[], Origin],
+        right_until: int | None = None,
     ) -> None:
         """Begin to write this chip's shard of a checkpoint, if one is due after this step."""
         if self._writer is None:
             return
+        self._writer.right_until = right_until
         self._writer.note_step(step, generation)
         if self._writer.is_due(step):
             self._writer.begin(
@@ -278,9 +286,15 @@ class StepSaving:
         """The steps whose checkpoints lack this chip's part, because it could not be written."""
         return tuple(self._writer.missing) if self._writer else ()
 
-    def newest(self) -> int | None:
+    def newest(self, at_most: int | None = None) -> int | None:
         """Return the step of the newest complete checkpoint not known to be damaged, or None."""
-        return self._writer.newest() if self._writer else None
+        return self._writer.newest(at_most) if self._writer else None
+
+    def set_aside(self, after: int) -> None:
+        """Let no job read the checkpoints after a step any more."""
+        if self._writer is not None:
+            self._writer.wait()
+            self._writer.set_aside(after)
 
     def load(self, step: int) -> Loaded:
         """Return the state of a step.

@@ -52,9 +52,10 @@ class Job(ChipJob):
     `non_finite` says what becomes of a step whose gradients are not finite: "raise" or "skip".
     The states of all chips are compared every `compare_every` steps. In one of every `check_shares`
     steps each chip also computes the samples of another one, in a turn that does not count: a chip
-    that computes wrong numbers is found and left out. Gradients are summed in buckets of up
-    to `bucket_bytes`. With `shard_optimizer`, each chip keeps the optimizer's state of its share of
-    the parameters, and of one share that it mirrors; the two are never in one of the
+    that computes wrong numbers is found and left out, and `on_wrong_result` says what to do with
+    the steps since it was right: "restore", "continue" or "stop". Gradients are summed in buckets
+    of up to `bucket_bytes`. With `shard_optimizer`, each chip keeps the optimizer's state of its
+    share of the parameters, and of one share that it mirrors; the two are never in one of the
     `mirror_domains`: board, host, row, column, or blocks such as 4x2. With `master_weights`, the
     optimizer steps on float32 copies of the parameters that have 16 bits.
     """
@@ -77,6 +78,7 @@ class Job(ChipJob):
         non_finite: str = RAISE,
         compare_every: int = COMPARE_EVERY,
         check_shares: int | None = None,
+        on_wrong_result: str | None = None,
         bucket_bytes: int | None = None,
         shard_optimizer: bool = False,
         mirror_domains: Sequence[str] = DEFAULT_DOMAINS,
@@ -94,6 +96,7 @@ class Job(ChipJob):
             non_finite,
             compare_every,
             check_shares,
+            on_wrong_result,
         )
         self.model, self.optimizer, self.steps = model, optimizer, steps
         is_one = isinstance(mirror_domains, str)
